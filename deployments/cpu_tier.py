@@ -1,0 +1,149 @@
+"""The CPU tier of one node: an actor that owns sealed segments in Ray's object store.
+
+Invariants
+
+* Ownership: the tier calls `ray.put` itself, so the objects live and die with the tier and outlive the replica that made
+  them (DESIGN §7: an object dies with its owner). The push costs a second copy; a pull would need one, but Serve gives
+  no way to call back into one given replica.
+* Bytes: `used_bytes <= budget_bytes`, counted here. Ray never says that its store is full, and spilling is not relied on.
+* Publish after commit: a segment is told to the manager when its object is complete, and dropped again when the manager
+  does not want it (its reservation has expired). The tier alone tells the manager what it holds.
+* The tier never evicts by itself: victims are the manager's choice, because only the manager knows hotness and leases.
+* A tier whose manager has been gone for `ORPHAN_S` ends itself: its application has been deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from deployments.manager_client import ManagerClient, ManagerUnavailable
+from kvmanager.segments import SegmentSpan
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 1.0
+ORPHAN_S = 60.0
+MANAGER_ANSWER_S = 5.0
+
+
+class CPUTier:
+    """See the module's docstring. An asyncio actor; sizes are in bytes."""
+
+    def __init__(self, app_name: str, node_id: str, budget_bytes: int) -> None:
+        self._manager = ManagerClient(app_name)
+        self._node_id = node_id
+        self._budget_bytes = budget_bytes
+        self._used_bytes = 0
+        self._segments: dict[bytes, tuple[ray.ObjectRef[Any], SegmentSpan, int]] = {}
+        self._refused = 0
+        self._heartbeat = asyncio.get_event_loop().create_task(self._keep_registered())
+
+    async def put(self, spans: Sequence[SegmentSpan], *buffers: Any) -> int:
+        """Take sealed segments (numpy uint8 arrays, parents first) and return how many were kept."""
+        taken: list[SegmentSpan] = []
+        for span, buffer in zip(spans, buffers, strict=True):
+            if span.key in self._segments:
+                continue
+            if self._used_bytes + buffer.nbytes > self._budget_bytes:
+                self._refused += 1
+                break
+            self._segments[span.key] = (ray.put(buffer), span, buffer.nbytes)
+            self._used_bytes += buffer.nbytes
+            taken.append(span)
+        if not taken:
+            return 0
+        wanted: list[bytes] = []
+        try:
+            sizes = [self._segments[span.key][2] for span in taken]
+            wanted = await self._manager.ask("commit", self._node_id, taken, sizes, timeout_s=MANAGER_ANSWER_S)
+        except ManagerUnavailable as error:
+            logger.warning("saved segments are dropped: %s", error)
+        unwanted = {span.key for span in taken} - set(wanted)
+        self._drop(unwanted)
+        return len(wanted)
+
+    async def fetch(self, keys: Sequence[bytes]) -> list[ray.ObjectRef[Any] | None]:
+        """References to segments, None for what is not here. A reference keeps its object alive at the reader."""
+        return [entry[0] if (entry := self._segments.get(key)) else None for key in keys]
+
+    async def evict(self, keys: Sequence[bytes]) -> int:
+        """Forget segments, by the manager's order; returns the bytes freed."""
+        return self._drop(keys)
+
+    async def stats(self) -> dict[str, int]:
+        """What the tier itself counts, to be held against the manager's books."""
+        return {
+            "segments": len(self._segments),
+            "used_bytes": self._used_bytes,
+            "budget_bytes": self._budget_bytes,
+            "refused": self._refused,
+        }
+
+    def _drop(self, keys: Sequence[bytes] | set[bytes]) -> int:
+        freed = 0
+        for key in keys:
+            entry = self._segments.pop(key, None)
+            if entry is not None:
+                freed += entry[2]
+        self._used_bytes -= freed
+        return freed
+
+    async def _keep_registered(self) -> None:
+        """Tell the manager that this tier lives; tell a new manager everything the tier holds."""
+        last_seen = time.monotonic()
+        while time.monotonic() - last_seen < ORPHAN_S:
+            try:
+                known = await self._manager.ask("tier_alive", self._node_id, self._address(), timeout_s=MANAGER_ANSWER_S)
+                if not known:
+                    await self._register()
+                last_seen = time.monotonic()
+            except ManagerUnavailable:
+                pass
+            except Exception:
+                logger.exception("the CPU tier could not register")
+            await asyncio.sleep(HEARTBEAT_S)
+        logger.warning("no KV manager for %s s: this CPU tier ends", ORPHAN_S)
+        ray.kill(self._address(), no_restart=True)
+
+    async def _register(self) -> None:
+        entries = sorted(self._segments.values(), key=lambda entry: entry[1].start_block)
+        spans = [span for _, span, _ in entries]
+        wanted = await self._manager.ask(
+            "register_tier",
+            self._node_id,
+            self._address(),
+            self._budget_bytes,
+            spans,
+            [size for _, _, size in entries],
+            timeout_s=MANAGER_ANSWER_S,
+        )
+        self._drop({span.key for span in spans} - set(wanted))
+
+    def _address(self) -> Any:
+        return ray.get_runtime_context().current_actor
+
+
+def tier_name(app_name: str, node_id: str) -> str:
+    """The Ray actor name of a node's tier."""
+    return f"crosskv::{app_name}::cpu_tier::{node_id}"
+
+
+def get_or_start_tier(app_name: str, node_id: str, budget_bytes: int) -> Any:
+    """The node's CPU tier, started on that node if it is not running. Safe to call from every replica of the node."""
+    options: dict[str, Any] = {
+        "name": tier_name(app_name, node_id),
+        "namespace": "serve",
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "num_cpus": 0,
+        "max_restarts": -1,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
+    }
+    return ray.remote(CPUTier).options(**options).remote(app_name, node_id, budget_bytes)

@@ -1,0 +1,118 @@
+"""From crosskv's settings to vLLM's arguments, and from vLLM's configuration to the model's identity.
+
+The ingress and every replica build the same `VllmConfig` from the same settings, so that they agree on the fingerprint,
+and with it on every key, without asking each other. If they ever disagreed, nothing would be found: slow, never wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from configs.settings import Settings
+from kvmanager.keys import ModelIdentity
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+KV_LAYOUT_VERSION = 1
+"""Raise it when the canonical order of a segment's payload, or what it holds, changes."""
+
+_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "config.json")
+
+
+def engine_environment(settings: Settings) -> Mapping[str, str]:
+    """What must be in a process's environment before it imports vLLM."""
+    return {
+        "OMP_NUM_THREADS": str(settings.engine.threads),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CONFIGURE_LOGGING": os.environ.get("VLLM_CONFIGURE_LOGGING", "1"),
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def engine_args(settings: Settings) -> AsyncEngineArgs:
+    """vLLM's engine arguments for `settings`. Imports vLLM."""
+    from vllm.config import KVEventsConfig, KVTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    args: dict[str, Any] = {
+        "model": settings.model_source,
+        "served_model_name": [settings.model_name],
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_model_len,
+        "seed": settings.seed,
+        "trust_remote_code": settings.trust_remote_code,
+        "block_size": settings.block_size_tokens,
+        "num_gpu_blocks_override": settings.engine.device_blocks,
+        "max_num_seqs": settings.engine.max_num_seqs,
+        "max_num_batched_tokens": settings.engine.max_num_batched_tokens,
+        "enforce_eager": settings.engine.enforce_eager,
+        "disable_log_stats": not settings.engine.log_stats,
+        "enable_prefix_caching": settings.kv.enabled,
+        "prefix_caching_hash_algo": "sha256_cbor",
+        # The connector reads a request's computed tokens as tokens whose KV is written; that holds only without it.
+        "async_scheduling": False,
+        "enable_prompt_tokens_details": True,
+    }
+    if settings.kv.enabled:
+        args["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="CrossKVConnector",
+            kv_connector_module_path="deployments.connector",
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+        )
+        args["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    args.update(settings.engine.extra_args)
+    known = set(AsyncEngineArgs.__dataclass_fields__)
+    return AsyncEngineArgs(**{name: value for name, value in args.items() if name in known and value is not None})
+
+
+def model_identity(config: VllmConfig) -> ModelIdentity:
+    """What KV values depend on beside tokens. Reads the weight files of a local model once."""
+    model = config.model_config
+    text_config = model.hf_text_config
+    cache_dtype = config.cache_config.cache_dtype
+    return ModelIdentity(
+        weights=_weights_identity(str(model.model), getattr(model.hf_config, "_commit_hash", None)),
+        dtype=str(model.dtype).removeprefix("torch.") if cache_dtype == "auto" else str(cache_dtype),
+        kv_layout_version=KV_LAYOUT_VERSION,
+        block_size=config.cache_config.block_size,
+        rope=json.dumps(
+            {
+                "parameters": getattr(text_config, "rope_parameters", None),
+                "theta": getattr(text_config, "rope_theta", None),
+                "scaling": getattr(text_config, "rope_scaling", None),
+                "quantization": model.quantization,
+            },
+            sort_keys=True,
+            default=str,
+        ),
+        num_layers=model.get_num_layers(config.parallel_config),
+        num_kv_heads=model.get_num_kv_heads(config.parallel_config),
+        head_dim=model.get_head_size(),
+    )
+
+
+def _weights_identity(model: str, commit: str | None) -> str:
+    """A hub model's commit, or a digest of every byte of a folder's weights and configuration."""
+    folder = Path(model)
+    if not folder.is_dir():
+        return f"{model}@{commit or 'unknown'}"
+    digest = xxhash.xxh3_128()
+    for file in sorted({file for pattern in _WEIGHT_FILES for file in folder.glob(pattern)}):
+        digest.update(f"{file.name}:{file.stat().st_size}:".encode())
+        with file.open("rb") as stream:
+            while chunk := stream.read(16 << 20):
+                digest.update(chunk)
+    return f"xxh3:{digest.hexdigest()}"

@@ -1,0 +1,250 @@
+"""vLLM's EngineCore on a thread of the replica's own process.
+
+Leans on vllm 0.32.0, and this module is the only one that does so for running the engine:
+
+* `vllm.v1.engine.core.EngineCore` — `preprocess_add_request`, `add_request`, `abort_requests`, `step_fn`, `post_step`,
+  `scheduler`, `get_supported_tasks`, `reset_prefix_cache`, `shutdown`;
+* `vllm.v1.engine.async_llm.AsyncLLM` — takes its engine from `EngineCoreClient.make_async_mp_client`, which we replace
+  for the time of the constructor; of that client it uses only what `InProcessClient` defines.
+
+Stock AsyncLLM runs three processes and 1.9 GB per replica on the CPU backend; this runs one and 0.7 GB, loads faster,
+lets the KV connector speak to Ray natively, and lets us run code on the engine thread between two steps, which is the
+only place where vLLM's block pool may be touched (DESIGN §7). `tests/deployments/test_engine_host.py` holds streaming,
+concurrency, abort and engine death, and fails when one of the symbols above changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, TypeVar
+from unittest import mock
+
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.executor import Executor
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+IDLE_STEP_SLEEP_S = 0.001
+"""While the only requests wait for an asynchronous load the step does nothing: leave the core to the loading thread."""
+
+
+class EngineThread:
+    """Owns an `EngineCore`: builds it, steps it and calls it, all on one thread.
+
+    `call` may be used from any thread. After a failed step the engine is dead: `error` is set, every later call raises
+    `EngineDeadError`, and the waiting client is told.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool) -> None:
+        self.core: EngineCore
+        self.error: BaseException | None = None
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._on_outputs: Callable[[EngineCoreOutputs], None] = lambda outputs: None
+        self._on_death: Callable[[BaseException], None] = lambda error: None
+        self._closing = False
+        self._built: Future[EngineCore] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(vllm_config, executor_class, log_stats), name="crosskv-engine", daemon=True
+        )
+        self._thread.start()
+        self.core = self._built.result()
+
+    def subscribe(
+        self, on_outputs: Callable[[EngineCoreOutputs], None], on_death: Callable[[BaseException], None]
+    ) -> None:
+        """Both callbacks run on the engine thread and must not block."""
+        self._on_outputs, self._on_death = on_outputs, on_death
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` on the engine thread, between two steps; the future carries its result or error."""
+        future: Future[T] = Future()
+        if self.error is not None or self._closing:
+            future.set_exception(EngineDeadError())
+            return future
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self._inbox.put(run)
+        return future
+
+    def shutdown(self, timeout_s: float = 10.0) -> None:
+        """Stop stepping and release the engine. Idempotent; from any thread but the engine's."""
+        if not self._closing:
+            self._closing = True
+            self._inbox.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self, vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool) -> None:
+        try:
+            core = EngineCore(vllm_config, executor_class, log_stats)
+        except BaseException as error:
+            self._built.set_exception(error)
+            return
+        self._built.set_result(core)
+        try:
+            self._step_until_closed(core)
+        except BaseException as error:
+            logger.exception("the engine died")
+            self.error = error
+            self._on_death(error)
+        self._refuse_what_waits()
+        with contextlib.suppress(Exception):
+            core.shutdown()
+
+    def _step_until_closed(self, core: EngineCore) -> None:
+        while True:
+            if not self._drain_inbox(block=not core.scheduler.has_requests()):
+                return
+            if not core.scheduler.has_requests():
+                continue
+            outputs, executed = core.step_fn()
+            core.post_step(executed)
+            if outputs:
+                for output in outputs.values():
+                    self._on_outputs(output)
+            if not executed and core.scheduler.has_requests():
+                time.sleep(IDLE_STEP_SLEEP_S)
+
+    def _drain_inbox(self, block: bool) -> bool:
+        """Run everything that waits (at least one item if `block`); False when the thread must end."""
+        while True:
+            try:
+                item = self._inbox.get(block=block)
+            except queue.Empty:
+                return True
+            if item is None:
+                return False
+            item()
+            block = False
+
+    def _refuse_what_waits(self) -> None:
+        """Calls that arrived too late run now: with `error` or `_closing` set they fail instead of hanging."""
+        self._closing = True
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._inbox.get_nowait()
+                if item is not None:
+                    with contextlib.suppress(Exception):
+                        item()
+
+
+class InProcessClient:
+    """What AsyncLLM needs of vLLM's `AsyncMPClient`, over an `EngineThread` instead of sockets.
+
+    Built before or inside the event loop; every async method belongs to the loop that first awaits `get_output_async`.
+    """
+
+    def __init__(self, thread: EngineThread) -> None:
+        self.thread = thread
+        self.engine_ranks_managed = [0]
+        self.resources = SimpleNamespace(engine_dead=False)
+        self._outputs: asyncio.Queue[EngineCoreOutputs | BaseException] = asyncio.Queue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self.thread.subscribe(self._post, self._die)
+            if self.thread.error is not None:
+                self._die(self.thread.error)
+        item = await self._outputs.get()
+        if isinstance(item, BaseException):
+            raise EngineDeadError() from item
+        return item
+
+    def _post(self, item: EngineCoreOutputs | BaseException) -> None:
+        assert self._loop is not None
+        if self._loop.is_closed():
+            return
+        if isinstance(item, BaseException) or item.outputs or item.scheduler_stats:
+            self._loop.call_soon_threadsafe(self._outputs.put_nowait, item)
+
+    def _die(self, error: BaseException) -> None:
+        self.resources.engine_dead = True
+        self._post(error)
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self.thread.call(function))
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        core = self.thread.core
+
+        def add() -> None:
+            prepared, wave = core.preprocess_add_request(request)
+            core.add_request(prepared, wave)
+
+        await self._call(add)
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        if request_ids and not self.resources.engine_dead:
+            await self._call(lambda: self.thread.core.abort_requests(request_ids))
+
+    async def get_supported_tasks_async(self) -> tuple[Any, ...]:
+        return await self._call(self.thread.core.get_supported_tasks)
+
+    async def reset_prefix_cache_async(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        return await self._call(
+            lambda: self.thread.core.reset_prefix_cache(reset_running_requests, reset_connector)
+        )
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        self.resources.engine_dead = True
+        self.thread.shutdown(timeout if timeout is not None else 10.0)
+
+
+def start_engine(engine_args: AsyncEngineArgs) -> tuple[AsyncLLM, EngineThread]:
+    """Load the model and return vLLM's AsyncLLM over an engine thread of this process. Blocks while loading.
+
+    Raises whatever vLLM raises for a configuration it refuses, and ValueError for parallelism across processes.
+    """
+    # The hash of the empty prefix must be the same in every process (kvmanager.keys); vLLM derives it from this variable.
+    os.environ.pop("PYTHONHASHSEED", None)
+    config = engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    if config.parallel_config.world_size != 1:
+        raise ValueError(
+            "crosskv runs each replica's engine in one process: set tensor_parallel_size and pipeline_parallel_size to 1"
+        )
+    executor_class = Executor.get_class(config)
+    with _client_in_process() as threads:
+        llm = AsyncLLM(
+            vllm_config=config,
+            executor_class=executor_class,
+            log_stats=not engine_args.disable_log_stats,
+            log_requests=False,
+        )
+    return llm, threads[0]
+
+
+@contextlib.contextmanager
+def _client_in_process() -> Iterator[list[EngineThread]]:
+    threads: list[EngineThread] = []
+
+    def make_client(vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool, **_: Any) -> Any:
+        threads.append(EngineThread(vllm_config, executor_class, log_stats))
+        return InProcessClient(threads[0])
+
+    with mock.patch("vllm.v1.engine.async_llm.EngineCoreClient.make_async_mp_client", make_client):
+        yield threads

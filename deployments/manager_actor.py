@@ -1,0 +1,305 @@
+"""The KV-manager actor: the pure brain (`kvmanager.manager.KVManager`) with a clock and ears.
+
+One asyncio actor, so every method below runs to its first `await` without interruption and the brain needs no lock.
+It waits for others only where their answer is needed (evictions before an offer is granted, `clear`), never on the
+path of a plan.
+
+* Replicas register, ask for plans, offer segments, report their device pool, and long-poll `take_orders`.
+* Tiers register and report what they hold; evictions are sent to them.
+* Routers long-poll `deltas`.
+
+State is rebuilt, not stored: a new manager answers "unknown" to heartbeats, and replicas and tiers then tell it
+everything again (DESIGN §4, rule 9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvmanager.directives import Directive
+from kvmanager.locations import Location, Tier
+from kvmanager.manager import KVManager, ManagerConfig
+from kvmanager.segments import SegmentSpan
+
+logger = logging.getLogger(__name__)
+
+REPLICA_SILENCE_S = 30.0
+"""A replica that has not polled for so long is forgotten, with all it had on its device."""
+TIER_SILENCE_S = 15.0
+"""The same for a tier: nothing is planned from it until it registers again."""
+EVICT_ANSWER_S = 1.0
+EXPIRE_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class ReplicaSeat:
+    """A registered replica: `rank` is its number in the debug header, `orders` what it has to do."""
+
+    rank: int
+    node_id: str
+    last_seen: float
+    orders: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
+
+
+@dataclass(slots=True)
+class TierSeat:
+    """A registered CPU tier."""
+
+    handle: Any
+    last_seen: float
+
+
+class KVManagerActor:
+    """See the module's docstring. `now` is this process's monotonic clock everywhere."""
+
+    def __init__(self, config: ManagerConfig) -> None:
+        self._brain = KVManager(config, epoch=random.getrandbits(48))
+        self._replicas: dict[str, ReplicaSeat] = {}
+        self._tiers: dict[str, TierSeat] = {}
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._order_ids = itertools.count(1)
+        self._changed = asyncio.Event()
+        self._housekeeping = asyncio.get_event_loop().create_task(self._keep_house())
+
+    # Replicas.
+
+    async def register_replica(self, replica: str, rank: int, node_id: str, device_hashes: list[bytes]) -> None:
+        """A replica introduces itself, or does so again to a new manager, with what its device pool holds."""
+        for other, seat in list(self._replicas.items()):
+            if seat.rank == rank and other != replica:
+                self._forget_replica(other)
+        self._replicas[replica] = ReplicaSeat(rank, node_id, time.monotonic())
+        self._brain.device_cleared(replica)
+        self._brain.device_stored(replica, device_hashes)
+        self._wake_pollers()
+
+    async def plan(self, replica: str, node_id: str, hashes: Sequence[bytes]) -> tuple[int, list[tuple[Any, ...]]] | None:
+        """`(lease id, [(key, start_block, num_blocks, tier, holder), …])`, from the first block on; None: not registered."""
+        if replica not in self._replicas:
+            return None
+        plan = self._brain.plan(time.monotonic(), replica, node_id, hashes)
+        return plan.lease_id, [
+            (s.key, s.start_block, s.num_blocks, s.location.tier.value, s.location.holder) for s in plan.segments
+        ]
+
+    async def release(self, lease_ids: Iterable[int]) -> None:
+        """Leases that are used up."""
+        for lease_id in lease_ids:
+            self._brain.release(lease_id)
+
+    async def offer(
+        self, replica: str, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]
+    ) -> tuple[int, list[bytes]] | None:
+        """Which segments the replica shall store in its node's CPU tier; None when that node has no tier."""
+        if node_id not in self._tiers:
+            return None
+        location = Location(Tier.CPU, node_id)
+        offer = self._brain.offer(time.monotonic(), replica, location, spans, segment_bytes)
+        # The room must be free before the replica sends: the tier refuses what does not fit.
+        if offer.evict and not await self._carry_out(offer.evict):
+            self._brain.abandon(offer.save_id)
+            return None
+        return offer.save_id, list(offer.keys)
+
+    async def abandon(self, save_id: int) -> None:
+        """A save ended; what of it was not committed gives its room back."""
+        self._brain.abandon(save_id)
+
+    async def bad_segment(self, tier: str, holder: str, key: bytes) -> None:
+        """A replica found that a stored segment is not what its header says."""
+        await self._drop_and_evict(Location(Tier(tier), holder), [key])
+
+    async def report_placement(self, replica: str, changes: Sequence[tuple[list[bytes], list[bytes], bool]]) -> None:
+        """What entered and left a replica's device pool, oldest change first."""
+        if replica not in self._replicas:
+            return
+        for stored, removed, cleared in changes:
+            if cleared:
+                self._brain.device_cleared(replica)
+            self._brain.device_removed(replica, removed)
+            self._brain.device_stored(replica, stored)
+        self._wake_pollers()
+
+    async def take_orders(self, replica: str, wait_s: float) -> list[dict[str, Any]] | None:
+        """The orders for a replica, as soon as there are any; None: not registered, register first."""
+        seat = self._replicas.get(replica)
+        if seat is None:
+            return None
+        seat.last_seen = time.monotonic()
+        orders: list[dict[str, Any]] = []
+        try:
+            orders.append(await asyncio.wait_for(seat.orders.get(), wait_s))
+            while not seat.orders.empty():
+                orders.append(seat.orders.get_nowait())
+        except TimeoutError:
+            pass
+        return orders
+
+    async def acknowledge(self, order_id: int, result: Any) -> None:
+        """A replica has carried out an order."""
+        future = self._pending.pop(order_id, None)
+        if future is not None and not future.done():
+            future.set_result(result)
+
+    # Tiers.
+
+    async def tier_alive(self, node_id: str, handle: Any) -> bool:
+        """A tier's heartbeat; False: not known here, register."""
+        seat = self._tiers.get(node_id)
+        if seat is None or seat.handle != handle:
+            return False
+        seat.last_seen = time.monotonic()
+        return True
+
+    async def register_tier(
+        self, node_id: str, handle: Any, budget_bytes: int, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]
+    ) -> list[bytes]:
+        """A tier introduces itself with what it holds (parents first); returns the keys that it shall keep."""
+        location = Location(Tier.CPU, node_id)
+        self._brain.forget_holder(location)
+        self._brain.set_budget(location, budget_bytes)
+        self._tiers[node_id] = TierSeat(handle, time.monotonic())
+        kept = self._brain.adopt(time.monotonic(), location, spans, segment_bytes)
+        logger.info("CPU tier of node %s: %d segments, %d bytes budget", node_id[:8], len(kept), budget_bytes)
+        self._wake_pollers()
+        return list(kept)
+
+    async def commit(self, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> list[bytes]:
+        """A tier owns complete segments now; returns the keys that it shall keep."""
+        kept = self._brain.commit(
+            time.monotonic(), Location(Tier.CPU, node_id), [span.key for span in spans], segment_bytes
+        )
+        self._wake_pollers()
+        return list(kept)
+
+    async def lost(self, tier: str, holder: str, keys: Sequence[bytes]) -> None:
+        """A tier does not have segments that the index says it has."""
+        await self._drop_and_evict(Location(Tier(tier), holder), keys)
+
+    # Routers and people.
+
+    async def deltas(self, epoch: int, since: int, wait_s: float, limit: int = 4096) -> tuple[Any, dict[str, int]]:
+        """Changes after number `since`, as soon as there are any, and every replica's rank."""
+        found = self._brain.deltas_since(since if epoch == self._brain.epoch else -1, limit)
+        if not found.events and epoch == self._brain.epoch:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), wait_s)
+            except TimeoutError:
+                pass
+            found = self._brain.deltas_since(since, limit)
+        return found, {replica: seat.rank for replica, seat in self._replicas.items()}
+
+    async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+        """Where the leading blocks of a prompt lie. Replicas are named by rank."""
+        found = self._brain.lookup(hashes)
+        found["device"] = {
+            str(self._replicas[replica].rank): blocks
+            for replica, blocks in found["device"].items()
+            if replica in self._replicas
+        }
+        return found
+
+    async def stats(self) -> dict[str, Any]:
+        """The brain's books, and every tier's own count beside them."""
+        stats = self._brain.stats(time.monotonic())
+        stats["replicas"] = {str(seat.rank): replica for replica, seat in self._replicas.items()}
+        own = await asyncio.gather(
+            *(asyncio.wait_for(seat.handle.stats.remote(), EVICT_ANSWER_S) for seat in self._tiers.values()),
+            return_exceptions=True,
+        )
+        stats["cpu_tiers"] = {
+            node: count if isinstance(count, dict) else {"error": str(count)}
+            for node, count in zip(self._tiers, own, strict=True)
+        }
+        return stats
+
+    async def clear(self, tiers: Sequence[str], deadline_s: float) -> dict[str, Any]:
+        """Empty tiers everywhere. Leased segments stay until their lease ends. Returns what was cleared, by tier."""
+        cleared: dict[str, Any] = {}
+        if "cpu" in tiers:
+            directives = self._brain.clear({Tier.CPU})
+            cleared["cpu"] = sum(len(directive.keys) for directive in directives)
+            await self._carry_out(directives)
+        if "device" in tiers:
+            seats = dict(self._replicas)
+            counts = await asyncio.gather(
+                *(self._order(seat, {"kind": "clear_device"}, deadline_s) for seat in seats.values())
+            )
+            cleared["device"] = {str(seat.rank): n for seat, n in zip(seats.values(), counts, strict=True)}
+        self._wake_pollers()
+        return cleared
+
+    async def parts(self) -> dict[str, Any]:
+        """Who is registered, for /health."""
+        return {
+            "replicas": sorted(seat.rank for seat in self._replicas.values()),
+            "cpu_tiers": sorted(self._tiers),
+        }
+
+    # Inside.
+
+    async def _order(self, seat: ReplicaSeat, order: dict[str, Any], deadline_s: float) -> Any:
+        """Give a replica an order and wait for its acknowledgement; None when it does not come in time."""
+        order_id = next(self._order_ids)
+        future = self._pending[order_id] = asyncio.get_running_loop().create_future()
+        seat.orders.put_nowait({**order, "id": order_id})
+        try:
+            return await asyncio.wait_for(future, deadline_s)
+        except TimeoutError:
+            self._pending.pop(order_id, None)
+            return None
+
+    async def _carry_out(self, directives: Sequence[Directive]) -> bool:
+        """Send evictions to their tiers and wait; False when one did not answer."""
+
+        async def evict(directive: Directive) -> bool:
+            seat = self._tiers.get(directive.source.holder) if directive.source else None
+            if seat is None:
+                return True
+            try:
+                await asyncio.wait_for(seat.handle.evict.remote(list(directive.keys)), EVICT_ANSWER_S)
+            except Exception as error:
+                logger.warning("the CPU tier of node %s did not evict: %r", directive.source and directive.source.holder, error)
+                return False
+            return True
+
+        self._wake_pollers()
+        return all(await asyncio.gather(*(evict(directive) for directive in directives)))
+
+    async def _drop_and_evict(self, location: Location, keys: Sequence[bytes]) -> None:
+        unreachable = self._brain.dropped(time.monotonic(), location, keys)
+        await self._carry_out(unreachable)
+
+    def _forget_replica(self, replica: str) -> None:
+        del self._replicas[replica]
+        self._brain.forget_replica(replica)
+        self._wake_pollers()
+
+    def _wake_pollers(self) -> None:
+        self._changed.set()
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_EVERY_S)
+            now = time.monotonic()
+            try:
+                await self._carry_out(self._brain.expire(now))
+                for replica, seat in list(self._replicas.items()):
+                    if now - seat.last_seen > REPLICA_SILENCE_S:
+                        logger.warning("replica %s is silent and forgotten", seat.rank)
+                        self._forget_replica(replica)
+                for node, tier in list(self._tiers.items()):
+                    if now - tier.last_seen > TIER_SILENCE_S:
+                        logger.warning("the CPU tier of node %s is silent: its segments are misses", node[:8])
+                        del self._tiers[node]
+                        self._brain.forget_holder(Location(Tier.CPU, node))
+            except Exception:
+                logger.exception("housekeeping failed")

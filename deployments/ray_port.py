@@ -1,0 +1,184 @@
+"""The connector's port (`deployments.kv_port.KVPort`) over Ray: the manager actor and the node's CPU tier.
+
+Errors become "nothing" here, are counted in `counters`, and are logged once per kind and outage.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ray
+
+from configs.sections import KVSettings
+from deployments.cpu_tier import get_or_start_tier, tier_name
+from deployments.kv_port import PlannedLoad, SaveGrant
+from deployments.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailable
+from kvmanager.segments import SegmentSpan
+
+logger = logging.getLogger(__name__)
+
+REPORT_EVERY_S = 0.005
+"""Placement reports of one engine step may wait so long for the next step's, to travel together."""
+
+
+class RayPort:
+    """See `KVPort` for who may call what from which thread."""
+
+    def __init__(self, app_name: str, replica: str, node_id: str, settings: KVSettings) -> None:
+        self.manager = ManagerClient(app_name)
+        self.counters: collections.Counter[str] = collections.Counter()
+        self._app_name = app_name
+        self._replica = replica
+        self._node_id = node_id
+        self._settings = settings
+        self._tiers: dict[str, Any] = {}
+        self._reports: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
+        self._reporter = threading.Thread(target=self._report, name="crosskv-report", daemon=True)
+        self._reporter.start()
+        if settings.cpu_tier_bytes:
+            self._tiers[node_id] = get_or_start_tier(app_name, node_id, settings.cpu_tier_bytes)
+
+    def fetch(self, loads: Sequence[PlannedLoad]) -> Iterator[memoryview | None]:
+        """All within `load_deadline_s` of the call, whatever the number of segments."""
+        deadline = time.monotonic() + self._settings.load_deadline_s
+        refs = self._references(loads, deadline)
+        for load, ref in zip(loads, refs, strict=True):
+            if ref is None:
+                self._count("fetch_missing")
+                self._report_lost(load)
+                yield None
+                return
+            try:
+                sealed = ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
+            except ray.exceptions.GetTimeoutError:
+                self._count("fetch_late")
+                yield None
+                return
+            except ray.exceptions.RayError:
+                self._count("fetch_lost")
+                self._report_lost(load)
+                yield None
+                return
+            yield memoryview(sealed)
+
+    def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
+        """One call to the manager."""
+        if self._node_id not in self._tiers:
+            return None
+        try:
+            answer = self.manager.ask_blocking(
+                "offer", self._replica, self._node_id, list(spans), list(segment_bytes),
+                timeout_s=self._settings.save_deadline_s,
+            )  # fmt: skip
+        except ManagerUnavailable:
+            self._count("offer_unanswered")
+            return None
+        return SaveGrant(answer[0], frozenset(answer[1])) if answer else None
+
+    def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> None:
+        """One call to the tier with all segments; what the tier did not take is given up."""
+        kept = 0
+        if segments:
+            tier = self._tiers[self._node_id]
+            try:
+                kept = ray.get(
+                    tier.put.remote([span for span, _ in segments], *(buffer for _, buffer in segments)),
+                    timeout=self._settings.save_deadline_s,
+                )
+            except ray.exceptions.RayActorError:
+                self._count("store_tier_gone")
+                self._tiers[self._node_id] = get_or_start_tier(
+                    self._app_name, self._node_id, self._settings.cpu_tier_bytes
+                )
+            except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+                self._count("store_failed")
+        if kept < len(grant.keys):
+            self._count("segments_not_stored", len(grant.keys) - kept)
+            self._reports.put(("abandon", grant.save_id))
+
+    def report_bad(self, load: PlannedLoad, reason: str) -> None:
+        """The manager forgets the segment, and the tier too."""
+        self._count(f"mismatch_{reason}")
+        self._reports.put(("bad_segment", load))
+
+    def report_placement(self, stored: list[bytes], removed: list[bytes], cleared: bool) -> None:
+        """Queued; sent by the report thread in order."""
+        self._reports.put(("placement", (stored, removed, cleared)))
+
+    def release(self, lease_id: int) -> None:
+        """Queued; a lost release ends with the lease."""
+        if lease_id:
+            self._reports.put(("release", lease_id))
+
+    def close(self) -> None:
+        """Send what is queued and end the report thread."""
+        self._reports.put(None)
+        self._reporter.join(2.0)
+
+    def _references(self, loads: Sequence[PlannedLoad], deadline: float) -> list[Any]:
+        """One call to each tier that holds any of the segments; None where the tier does not have one."""
+        refs: dict[bytes, Any] = {}
+        for holder in dict.fromkeys(load.holder for load in loads):
+            keys = [load.key for load in loads if load.holder == holder]
+            try:
+                found = ray.get(
+                    self._tier(holder).fetch.remote(keys), timeout=max(0.0, deadline - time.monotonic())
+                )
+                refs.update(zip(keys, found, strict=True))
+            except ray.exceptions.RayActorError:
+                self._tiers.pop(holder, None) if holder != self._node_id else None
+                self._count("fetch_tier_gone")
+            except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+                self._count("fetch_failed")
+        return [refs.get(load.key) for load in loads]
+
+    def _tier(self, node_id: str) -> Any:
+        """The tier of any node. Raises ValueError when there is none."""
+        if node_id not in self._tiers:
+            self._tiers[node_id] = ray.get_actor(tier_name(self._app_name, node_id), namespace=SERVE_NAMESPACE)
+        return self._tiers[node_id]
+
+    def _report_lost(self, load: PlannedLoad) -> None:
+        self._reports.put(("lost", load))
+
+    def _report(self) -> None:
+        """The report thread: join what waits into as few calls as keep its order."""
+        while (item := self._reports.get()) is not None:
+            time.sleep(REPORT_EVERY_S)
+            items = [item]
+            while not self._reports.empty():
+                following = self._reports.get_nowait()
+                if following is None:
+                    self._send(items)
+                    return
+                items.append(following)
+            self._send(items)
+
+    def _send(self, items: list[tuple[str, Any]]) -> None:
+        try:
+            if changes := [value for kind, value in items if kind == "placement"]:
+                self.manager.tell("report_placement", self._replica, changes)
+            if leases := [value for kind, value in items if kind == "release"]:
+                self.manager.tell("release", leases)
+            for kind, value in items:
+                if kind == "abandon":
+                    self.manager.tell("abandon", value)
+                elif kind == "bad_segment":
+                    self.manager.tell("bad_segment", value.tier, value.holder, value.key)
+                elif kind == "lost":
+                    self.manager.tell("lost", value.tier, value.holder, [value.key])
+        except ManagerUnavailable:
+            self._count("reports_lost", len(items))
+        except Exception:
+            logger.exception("a report to the KV manager failed")
+
+    def _count(self, what: str, amount: int = 1) -> None:
+        if what not in self.counters:
+            logger.warning("KV reuse is degraded: %s (counted from now on, logged once)", what)
+        self.counters[what] += amount

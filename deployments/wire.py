@@ -1,0 +1,49 @@
+"""What crosses the Serve handle between the ingress and a replica.
+
+The prompt is rendered and tokenized once, in the ingress. What goes down the handle are token ids, their block
+hashes (so that the router and the replica need not hash again) and vLLM's own `SamplingParams`. What comes back are
+vLLM's own `RequestOutput` objects, without the prompt's token ids: the ingress already has them, and sending them with
+every streamed token would cost O(prompt) bytes per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
+
+KV_CACHE_USAGE = "crosskv"
+"""Key of `KVCacheUsage` in `RequestOutput.kv_transfer_params` of a request's last output."""
+
+
+class KVCacheUsage(TypedDict):
+    """Where the prompt's KV came from, in tokens; the four counts add up to the prompt's length (DESIGN §6)."""
+
+    device: int
+    cpu: int
+    redis: int
+    recomputed: int
+    replica: str
+
+
+@dataclass(slots=True)
+class GenerateRequest:
+    """One prompt for one replica.
+
+    `block_hashes` are the hashes of the prompt's full blocks (32 bytes each), computed with `cache_salt`, which
+    already contains the model's fingerprint and the tenant (`kvmanager.keys`). `replica_pin` is the replica's rank
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    cache_salt: str
+    block_hashes: list[bytes]
+    priority: int = 0
+    replica_pin: int | None = None
+    prompt_text: str | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: dict[str, Any] | None = None
+    trace_headers: dict[str, str] = field(default_factory=dict)
