@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from configs.model_folder import find_model, own_max_tokens
 from configs.settings import Settings
 from kvmanager.keys import ModelIdentity
 
@@ -50,11 +51,11 @@ def engine_args(settings: Settings) -> AsyncEngineArgs:
         "model": settings.model_source,
         "served_model_name": [settings.model_name],
         "dtype": settings.dtype,
-        "max_model_len": settings.max_model_len,
+        "max_model_len": _max_model_len(settings),
         "seed": settings.seed,
         "trust_remote_code": settings.trust_remote_code,
         "block_size": settings.block_size_tokens,
-        "num_gpu_blocks_override": settings.engine.device_blocks,
+        "num_gpu_blocks_override": settings.device_blocks,
         "max_num_seqs": settings.engine.max_num_seqs,
         "max_num_batched_tokens": settings.engine.max_num_batched_tokens,
         "enforce_eager": settings.engine.enforce_eager,
@@ -76,6 +77,35 @@ def engine_args(settings: Settings) -> AsyncEngineArgs:
     args.update(settings.engine.extra_args)
     known = set(AsyncEngineArgs.__dataclass_fields__)
     return AsyncEngineArgs(**{name: value for name, value in args.items() if name in known and value is not None})
+
+
+def _max_model_len(settings: Settings) -> int:
+    """The setting, or the model's own limit, shortened to what the device pool holds."""
+    from vllm.config import ModelConfig
+
+    own = own_max_tokens(find_model(settings.model))
+    if own is None and settings.max_model_len is None:
+        own = ModelConfig(model=settings.model_source, trust_remote_code=settings.trust_remote_code).max_model_len
+    return settings.longest_request_tokens(own or 0)
+
+
+def engine_config(settings: Settings) -> VllmConfig:
+    """The engine's complete configuration. Reads the model's config files, loads no weights. Imports vLLM."""
+    from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
+
+    config = engine_args(settings).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    cache = config.cache_config
+    if current_platform.is_cpu() and cache.num_gpu_blocks_override and cache.kv_cache_memory_bytes is None:
+        # Without it the CPU backend reserves a share of the whole machine's memory, once per replica.
+        cache.kv_cache_memory_bytes = cache.num_gpu_blocks_override * _block_bytes(config)
+    return config
+
+
+def _block_bytes(config: VllmConfig) -> int:
+    model, parallel = config.model_config, config.parallel_config
+    per_token = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * model.dtype.itemsize
+    return model.get_num_layers(parallel) * per_token * config.cache_config.block_size
 
 
 def model_identity(config: VllmConfig) -> ModelIdentity:

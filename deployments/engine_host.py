@@ -29,8 +29,6 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from vllm.config import VllmConfig
-from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore
@@ -215,25 +213,20 @@ class InProcessClient:
         self.thread.shutdown(timeout if timeout is not None else 10.0)
 
 
-def start_engine(engine_args: AsyncEngineArgs) -> tuple[AsyncLLM, EngineThread]:
+def start_engine(config: VllmConfig, log_stats: bool) -> tuple[AsyncLLM, EngineThread]:
     """Load the model and return vLLM's AsyncLLM over an engine thread of this process. Blocks while loading.
 
     Raises whatever vLLM raises for a configuration it refuses, and ValueError for parallelism across processes.
     """
-    # The hash of the empty prefix must be the same in every process (kvmanager.keys); vLLM derives it from this variable.
-    os.environ.pop("PYTHONHASHSEED", None)
-    config = engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT)
     if config.parallel_config.world_size != 1:
         raise ValueError(
             "crosskv runs each replica's engine in one process: set tensor_parallel_size and pipeline_parallel_size to 1"
         )
-    executor_class = Executor.get_class(config)
+    # The hash of the empty prefix must be the same in every process (kvmanager.keys); vLLM derives it from this variable.
+    os.environ.pop("PYTHONHASHSEED", None)
     with _client_in_process() as threads:
         llm = AsyncLLM(
-            vllm_config=config,
-            executor_class=executor_class,
-            log_stats=not engine_args.disable_log_stats,
-            log_requests=False,
+            vllm_config=config, executor_class=Executor.get_class(config), log_stats=log_stats, log_requests=False
         )
     return llm, threads[0]
 

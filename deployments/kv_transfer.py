@@ -15,11 +15,14 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from deployments.kv_port import KVPort, PlannedLoad, SaveGrant
-from deployments.segment_copy import SegmentCopier
 from kvmanager.segment_format import SegmentMismatch
 from kvmanager.segments import SegmentSpan
+
+if TYPE_CHECKING:
+    from deployments.segment_copy import SegmentCopier
 
 logger = logging.getLogger(__name__)
 

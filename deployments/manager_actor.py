@@ -15,6 +15,7 @@ everything again (DESIGN §4, rule 9).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import random
@@ -23,19 +24,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvmanager.config import ManagerConfig
+from kvmanager.deltas import Deltas
 from kvmanager.directives import Directive
 from kvmanager.locations import Location, Tier
-from kvmanager.manager import KVManager, ManagerConfig
+from kvmanager.manager import KVManager
 from kvmanager.segments import SegmentSpan
 
 logger = logging.getLogger(__name__)
 
-REPLICA_SILENCE_S = 30.0
+REPLICA_SILENCE_S = 10.0
 """A replica that has not polled for so long is forgotten, with all it had on its device."""
 TIER_SILENCE_S = 15.0
 """The same for a tier: nothing is planned from it until it registers again."""
 EVICT_ANSWER_S = 1.0
 EXPIRE_EVERY_S = 1.0
+MOST_DELTAS = 4096
+"""Events in one answer to a router; the rest follows in the next."""
 
 
 @dataclass(slots=True)
@@ -74,7 +79,7 @@ class KVManagerActor:
         """A replica introduces itself, or does so again to a new manager, with what its device pool holds."""
         for other, seat in list(self._replicas.items()):
             if seat.rank == rank and other != replica:
-                self._forget_replica(other)
+                await self._forget_replica(other)
         self._replicas[replica] = ReplicaSeat(rank, node_id, time.monotonic())
         self._brain.device_cleared(replica)
         self._brain.device_stored(replica, device_hashes)
@@ -91,8 +96,8 @@ class KVManagerActor:
 
     async def release(self, lease_ids: Iterable[int]) -> None:
         """Leases that are used up."""
-        for lease_id in lease_ids:
-            self._brain.release(lease_id)
+        due = [directive for lease_id in lease_ids for directive in self._brain.release(lease_id)]
+        await self._carry_out(due)
 
     async def offer(
         self, replica: str, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]
@@ -103,14 +108,14 @@ class KVManagerActor:
         location = Location(Tier.CPU, node_id)
         offer = self._brain.offer(time.monotonic(), replica, location, spans, segment_bytes)
         # The room must be free before the replica sends: the tier refuses what does not fit.
-        if offer.evict and not await self._carry_out(offer.evict):
-            self._brain.abandon(offer.save_id)
+        if not await self._carry_out(offer.evict):
+            await self._carry_out(self._brain.abandon(offer.save_id))
             return None
         return offer.save_id, list(offer.keys)
 
     async def abandon(self, save_id: int) -> None:
         """A save ended; what of it was not committed gives its room back."""
-        self._brain.abandon(save_id)
+        await self._carry_out(self._brain.abandon(save_id))
 
     async def bad_segment(self, tier: str, holder: str, key: bytes) -> None:
         """A replica found that a stored segment is not what its header says."""
@@ -185,16 +190,14 @@ class KVManagerActor:
 
     # Routers and people.
 
-    async def deltas(self, epoch: int, since: int, wait_s: float, limit: int = 4096) -> tuple[Any, dict[str, int]]:
-        """Changes after number `since`, as soon as there are any, and every replica's rank."""
-        found = self._brain.deltas_since(since if epoch == self._brain.epoch else -1, limit)
-        if not found.events and epoch == self._brain.epoch:
+    async def deltas(self, seen: int, wait_s: float) -> tuple[Deltas, dict[str, int]]:
+        """Changes after number `seen`, as soon as there are any, and every replica's rank."""
+        found = self._brain.deltas_since(seen, MOST_DELTAS)
+        if not found.events and not found.snapshot:
             self._changed.clear()
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), wait_s)
-            except TimeoutError:
-                pass
-            found = self._brain.deltas_since(since, limit)
+            found = self._brain.deltas_since(seen, MOST_DELTAS)
         return found, {replica: seat.rank for replica, seat in self._replicas.items()}
 
     async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
@@ -271,6 +274,8 @@ class KVManagerActor:
                 return False
             return True
 
+        if not directives:
+            return True
         self._wake_pollers()
         return all(await asyncio.gather(*(evict(directive) for directive in directives)))
 
@@ -278,9 +283,9 @@ class KVManagerActor:
         unreachable = self._brain.dropped(time.monotonic(), location, keys)
         await self._carry_out(unreachable)
 
-    def _forget_replica(self, replica: str) -> None:
+    async def _forget_replica(self, replica: str) -> None:
         del self._replicas[replica]
-        self._brain.forget_replica(replica)
+        await self._carry_out(self._brain.forget_replica(replica))
         self._wake_pollers()
 
     def _wake_pollers(self) -> None:
@@ -295,7 +300,7 @@ class KVManagerActor:
                 for replica, seat in list(self._replicas.items()):
                     if now - seat.last_seen > REPLICA_SILENCE_S:
                         logger.warning("replica %s is silent and forgotten", seat.rank)
-                        self._forget_replica(replica)
+                        await self._forget_replica(replica)
                 for node, tier in list(self._tiers.items()):
                     if now - tier.last_seen > TIER_SILENCE_S:
                         logger.warning("the CPU tier of node %s is silent: its segments are misses", node[:8])

@@ -50,18 +50,18 @@ class RayPort:
         refs = self._references(loads, deadline)
         for load, ref in zip(loads, refs, strict=True):
             if ref is None:
-                self._count("fetch_missing")
+                self.count("fetch_missing")
                 self._report_lost(load)
                 yield None
                 return
             try:
                 sealed = ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
             except ray.exceptions.GetTimeoutError:
-                self._count("fetch_late")
+                self.count("fetch_late")
                 yield None
                 return
             except ray.exceptions.RayError:
-                self._count("fetch_lost")
+                self.count("fetch_lost")
                 self._report_lost(load)
                 yield None
                 return
@@ -77,7 +77,7 @@ class RayPort:
                 timeout_s=self._settings.save_deadline_s,
             )  # fmt: skip
         except ManagerUnavailable:
-            self._count("offer_unanswered")
+            self.count("offer_unanswered")
             return None
         return SaveGrant(answer[0], frozenset(answer[1])) if answer else None
 
@@ -92,19 +92,19 @@ class RayPort:
                     timeout=self._settings.save_deadline_s,
                 )
             except ray.exceptions.RayActorError:
-                self._count("store_tier_gone")
+                self.count("store_tier_gone")
                 self._tiers[self._node_id] = get_or_start_tier(
                     self._app_name, self._node_id, self._settings.cpu_tier_bytes
                 )
             except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
-                self._count("store_failed")
+                self.count("store_failed")
         if kept < len(grant.keys):
-            self._count("segments_not_stored", len(grant.keys) - kept)
+            self.count("segments_not_stored", len(grant.keys) - kept)
             self._reports.put(("abandon", grant.save_id))
 
     def report_bad(self, load: PlannedLoad, reason: str) -> None:
         """The manager forgets the segment, and the tier too."""
-        self._count(f"mismatch_{reason}")
+        self.count(f"mismatch_{reason}")
         self._reports.put(("bad_segment", load))
 
     def report_placement(self, stored: list[bytes], removed: list[bytes], cleared: bool) -> None:
@@ -115,6 +115,12 @@ class RayPort:
         """Queued; a lost release ends with the lease."""
         if lease_id:
             self._reports.put(("release", lease_id))
+
+    def flush(self, timeout_s: float = 1.0) -> None:
+        """Return when everything queued before this call has been sent; at the latest after `timeout_s`."""
+        sent = threading.Event()
+        self._reports.put(("flush", sent))
+        sent.wait(timeout_s)
 
     def close(self) -> None:
         """Send what is queued and end the report thread."""
@@ -133,9 +139,9 @@ class RayPort:
                 refs.update(zip(keys, found, strict=True))
             except ray.exceptions.RayActorError:
                 self._tiers.pop(holder, None) if holder != self._node_id else None
-                self._count("fetch_tier_gone")
+                self.count("fetch_tier_gone")
             except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
-                self._count("fetch_failed")
+                self.count("fetch_failed")
         return [refs.get(load.key) for load in loads]
 
     def _tier(self, node_id: str) -> Any:
@@ -174,11 +180,15 @@ class RayPort:
                 elif kind == "lost":
                     self.manager.tell("lost", value.tier, value.holder, [value.key])
         except ManagerUnavailable:
-            self._count("reports_lost", len(items))
+            self.count("reports_lost", len(items))
         except Exception:
             logger.exception("a report to the KV manager failed")
+        finally:
+            for kind, value in items:
+                if kind == "flush":
+                    value.set()
 
-    def _count(self, what: str, amount: int = 1) -> None:
+    def count(self, what: str, amount: int = 1) -> None:
         if what not in self.counters:
             logger.warning("KV reuse is degraded: %s (counted from now on, logged once)", what)
         self.counters[what] += amount

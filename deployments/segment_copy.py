@@ -6,6 +6,7 @@ holds for it, so no lock is needed. One copy per byte in each direction; verific
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from kernels.layout import PagedLayout
 from kernels.paged import gather, scatter, warm_up
 from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, open_segment, seal
 from kvmanager.segments import SegmentSpan
+
+# Stored segments are read-only, and so are the tensors made of them here: `scatter` only reads its source.
+warnings.filterwarnings("ignore", message="The given (NumPy array|buffer) is not writable")
 
 _DTYPE_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 

@@ -29,6 +29,17 @@ class KVCacheUsage(TypedDict):
 
 
 @dataclass(slots=True)
+class Progress:
+    """What the ingress learns while it streams, for the router in the same process; not sent to the replica."""
+
+    first_token: bool = False
+
+    def __reduce__(self) -> tuple[type[Progress], tuple[()]]:
+        """A copy in another process starts anew."""
+        return Progress, ()
+
+
+@dataclass(slots=True)
 class GenerateRequest:
     """One prompt for one replica.
 
@@ -43,7 +54,7 @@ class GenerateRequest:
     block_hashes: list[bytes]
     priority: int = 0
     replica_pin: int | None = None
-    prompt_text: str | None = None
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
     trace_headers: dict[str, str] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)

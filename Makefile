@@ -1,0 +1,59 @@
+# `make help` lists the commands. Each installs what it needs on its first run; later runs need no network.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help serve demo demo-model test lint format lock install install-dev clean
+
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+# What `make serve` replaces in serve_config.yaml; empty leaves the file's value.
+PORT ?=
+MODEL ?=
+REPLICAS ?=
+DEVICE_BLOCKS ?=
+MAX_MODEL_LEN ?=
+OVERRIDES = $(if $(PORT),--port '$(PORT)') $(if $(MODEL),--model '$(MODEL)') $(if $(REPLICAS),--replicas '$(REPLICAS)') \
+	$(if $(DEVICE_BLOCKS),--device-blocks '$(DEVICE_BLOCKS)') $(if $(MAX_MODEL_LEN),--max-model-len '$(MAX_MODEL_LEN)')
+
+help: ## List the commands
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo '  make serve takes PORT=, MODEL= (a folder, a Hugging Face id, or a preset of configs/models),'
+	@echo '  REPLICAS=, DEVICE_BLOCKS= (KV blocks per replica) and MAX_MODEL_LEN=.'
+
+serve: install ## Start the server in the foreground; Ctrl-C stops it
+	@exec $(RUN) -m app.launch serve_config.yaml $(OVERRIDES)
+
+demo: install ## Show on a running server what the shared cache saves
+	@exec $(RUN) -m app.demo $(if $(PORT),--port '$(PORT)')
+
+demo-model: install ## Train the embedded demo model again
+	@exec $(RUN) -m models.training $(ARGS)
+
+test: install-dev ## Run the test suite; ARGS= goes to pytest
+	@exec $(RUN) -m pytest $(ARGS)
+
+lint: install-dev ## ruff, mypy, and whether docs/settings.md is up to date
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(RUN) -m mypy
+	$(RUN) -m configs.document --check
+
+format: install-dev ## Format the code and write docs/settings.md
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+	$(RUN) -m configs.document
+
+lock: install-dev ## Refresh the pins; LOCK_ARGS='-P name' or LOCK_ARGS=--upgrade moves packages
+	requirements/lock.sh $(VENV)/bin/uv $(LOCK_ARGS)
+
+install:
+	@requirements/install.sh server
+
+install-dev:
+	@requirements/install.sh dev
+
+clean: ## Remove the environment, caches and run folders
+	rm -rf $(VENV) .crosskv .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

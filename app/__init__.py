@@ -1,0 +1,1 @@
+"""HTTP: the Serve application and the command that starts it."""

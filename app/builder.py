@@ -1,0 +1,86 @@
+"""`import_path` of serve_config.yaml: from the settings under `args:` to the Serve application.
+
+Serve calls `build` in a short-lived process of the cluster; it must stay light (no vLLM, no torch), and what it raises
+is what the user reads: one sentence from `configs.settings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
+from ray.serve.deployment import Application
+
+from configs import machine
+from configs.settings import Settings, load_settings
+from deployments.engine_args import engine_environment
+from deployments.manager_actor import KVManagerActor
+from deployments.manager_client import MANAGER_ACTOR
+from deployments.replica import Replica
+from deployments.router import PrefixAffinityRouter, RouterOptions
+from kvmanager.config import ManagerConfig
+
+MANAGER_CONCURRENCY = 10_000
+"""Calls that may wait inside the manager at once: long polls and evictions; Ray's default of 1,000 is for short calls."""
+DRAIN_POLL_S = 1.0
+DRAIN_LIMIT_S = 30.0
+
+
+def build(args: Mapping[str, Any]) -> Application:
+    """The application: ingress → router → replicas, with the KV-manager actor beside them."""
+    from app.serve_ingress import Ingress
+
+    settings = load_settings(args)
+    plain = dict(args)
+    replica = serve.deployment(Replica).options(
+        name="Replica",
+        num_replicas=settings.replicas,
+        # The ingress bounds what is under way; a second, smaller bound here would only hide requests from the engines.
+        max_ongoing_requests=settings.http.max_ongoing_requests,
+        ray_actor_options=_replica_resources(settings),
+        request_router_config=RequestRouterConfig(
+            request_router_class=PrefixAffinityRouter,
+            request_router_kwargs={"options": RouterOptions.from_settings(settings).as_dict()},
+        ),
+        deployment_actors=[_manager(settings)],
+        health_check_period_s=2.0,
+        health_check_timeout_s=10.0,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+        graceful_shutdown_timeout_s=DRAIN_LIMIT_S,
+    )
+    ingress = serve.deployment(Ingress).options(
+        name="Ingress",
+        num_replicas=1,
+        # Everything is let in, so that the ingress itself can answer 429 in OpenAI's shape.
+        max_ongoing_requests=1_000_000,
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(engine_environment(settings))}},
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+        graceful_shutdown_timeout_s=DRAIN_LIMIT_S,
+    )
+    return ingress.bind(plain, replica.bind(plain))
+
+
+def _replica_resources(settings: Settings) -> dict[str, Any]:
+    resources: dict[str, Any] = {"runtime_env": {"env_vars": dict(engine_environment(settings))}}
+    if machine.accelerator() == "cuda":
+        return {"num_cpus": 1, "num_gpus": 1, **resources}
+    return {"num_cpus": settings.engine.threads, **resources}
+
+
+def _manager(settings: Settings) -> DeploymentActorConfig:
+    config = ManagerConfig(
+        blocks_per_segment=settings.blocks_per_segment,
+        lease_s=settings.kv.lease_s,
+        save_s=settings.kv.save_deadline_s,
+        half_life_requests=settings.kv.hotness_half_life_requests,
+        max_ghosts=settings.kv.max_ghosts,
+    )
+    return DeploymentActorConfig(
+        name=MANAGER_ACTOR,
+        actor_class=ray.remote(KVManagerActor),
+        init_kwargs={"config": config},
+        actor_options={"num_cpus": 0, "max_concurrency": MANAGER_CONCURRENCY},
+    )

@@ -1,0 +1,275 @@
+"""vLLM's EngineClient over the replicas: its serving classes call this as if it were an engine.
+
+Leans on vllm 0.32.0:
+
+* `vllm.engine.protocol.EngineClient`, an ABC of which the serving classes use configs, renderer, input processor,
+  `errored` / `dead_error`, `check_admission` and `generate`;
+* `generate` is called, but not awaited, before a response starts: what it raises itself becomes the response's status;
+* `InputProcessor.process_inputs` and `SamplingParams.verify`, with which the engine itself will check the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from typing import Any, NoReturn
+
+from vllm.config import VllmConfig
+from vllm.engine.protocol import EngineClient
+from vllm.exceptions import VLLMValidationError
+from vllm.lora.request import LoRARequest
+from vllm.outputs import RequestOutput
+from vllm.renderers import BaseRenderer
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.input_processor import InputProcessor
+
+from app.admission import AdmissionQueue
+from app.errors import UnavailableError
+from app.metrics import IngressMetrics
+from app.prompt_keys import PromptKeys
+from app.replica_errors import translate
+from app.replica_handle import ReplicaHandle
+from app.request_context import RequestContext, current_request
+from app.usage import usage_from_engine
+from deployments.wire import KV_CACHE_USAGE, GenerateRequest
+
+_LONGEST_ID_ECHOED = 64  # characters of the client's own request id that go into ours, for reading logs
+_NOT_FOR_CLIENTS = ("kv_transfer_params", "ec_transfer_params")
+
+
+async def _lives_on_the_replica(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    raise NotImplementedError("the ingress has no engine of its own; this is an operation of a replica's engine")
+
+
+class HandleEngineClient(EngineClient):
+    """Sends tokenized prompts down a handle and yields what comes back. One per ingress, on its event loop."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        renderer: BaseRenderer,
+        replicas: ReplicaHandle,
+        keys: PromptKeys,
+        queue: AdmissionQueue,
+        metrics: IngressMetrics,
+    ) -> None:
+        self.vllm_config = vllm_config
+        self.model_config = vllm_config.model_config
+        self.renderer = renderer
+        self.input_processor = InputProcessor(vllm_config, renderer)
+        self._replicas = replicas
+        self._keys = keys
+        self._queue = queue
+        self._metrics = metrics
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    @property
+    def errored(self) -> bool:
+        """Whether a request sent now would find no replica."""
+        ranks = self._replicas.ranks()
+        return ranks is not None and not ranks
+
+    @property
+    def dead_error(self) -> BaseException:
+        """What vLLM's classes raise when `errored`."""
+        return UnavailableError()
+
+    is_running = property(lambda self: not self.errored)
+    is_stopped = property(lambda self: self.errored)
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """Hold room in the queue for a prompt with `n` answers; called once per HTTP request, before it is rendered."""
+        current_request().ticket.admit(max(n, 1))
+
+    def generate(  # type: ignore[override]  # of the forms of `prompt`, the serving classes send a rendered one only
+        self,
+        prompt: dict[str, Any],
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        lora_request: LoRARequest | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Check a rendered prompt now, and return what will send it to a replica and yield the outputs.
+
+        Raises, before anything is sent:
+            VLLMValidationError: the engine would refuse the prompt or the parameters (400).
+            OverloadedError: a further prompt of the same HTTP request finds no room (429).
+        """
+        context = current_request()
+        _refuse_what_does_not_cross(prompt, sampling_params, lora_request)
+        self._check(prompt, sampling_params)
+        context.prompts += 1
+        if context.prompts > 1:  # the first one's room was taken by check_admission
+            context.ticket.admit(sampling_params.n)
+        self._check_pin(context)
+        salt = self._keys.salt(context.tenant, prompt.get("cache_salt"))
+        token_ids = list(prompt["prompt_token_ids"])
+        request = GenerateRequest(
+            request_id=f"{request_id[:_LONGEST_ID_ECHOED]}-{uuid.uuid4().hex}",  # clients may repeat theirs
+            prompt_token_ids=token_ids,
+            sampling_params=sampling_params,
+            cache_salt=salt,
+            block_hashes=self._keys.hashes(token_ids, salt),
+            priority=priority,
+            replica_pin=context.replica_pin,
+            reasoning_ended=reasoning_ended,
+            reasoning_parser_kwargs=reasoning_parser_kwargs,
+            trace_headers=dict(trace_headers or {}),
+        )
+        return self._outputs(request, prompt, context)
+
+    async def _outputs(
+        self, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Wait for a turn, send the request, and yield what a local engine would have yielded."""
+        request_id, params = request.request_id, request.sampling_params
+        first = True
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                queued = time.monotonic()
+                async with asyncio.timeout_at(context.deadline):
+                    await stack.enter_async_context(self._queue.turn())
+                self._metrics.queue_time.observe(time.monotonic() - queued)
+                context.live[request_id] = lambda: self._abort_soon(request_id)
+                stack.callback(self._abort_if_live, request_id, context)
+                outputs = self._replicas.generate(request)
+                stack.push_async_callback(_close, outputs)
+                while True:
+                    async with asyncio.timeout_at(context.deadline):
+                        output = await anext(outputs, None)
+                    if output is None:
+                        break
+                    if first and params.output_kind == RequestOutputKind.DELTA:
+                        self._metrics.time_to_first_token.observe(time.monotonic() - context.arrived)
+                    first = False
+                    self._complete(output, request, prompt, context)
+                    yield output
+                    if output.finished:
+                        break
+                if request_id in context.live:
+                    raise RuntimeError("the replica ended its outputs before the request was finished")
+        except Exception as error:
+            raise translate(error, request_id) from None
+
+    def _complete(
+        self, output: RequestOutput, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext
+    ) -> None:
+        """Put back what did not cross the wire, and take out what is ours.
+
+        Raises what the engine means by the finish reason "error", which vLLM's classes would answer with a 500.
+        """
+        if any(completion.finish_reason == "error" for completion in output.outputs):
+            if request.sampling_params.structured_outputs is not None:
+                raise VLLMValidationError("The engine cannot follow the request's structured output constraint.")
+            raise UnavailableError("The engine gave this request up. Please try again.")
+        output.prompt_token_ids = request.prompt_token_ids
+        output.prompt = prompt.get("prompt")
+        reported = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE)
+        output.kv_transfer_params = None
+        self._metrics.generated_tokens.inc(sum(len(completion.token_ids) for completion in output.outputs))
+        if output.finished:
+            context.live.pop(request.request_id, None)
+            usage = reported or usage_from_engine(output, len(request.prompt_token_ids))
+            context.kv_usage.add(usage)
+            self._metrics.count_prompt(usage)
+
+    async def check_constraint(self, constraint: StructuredOutputsParams | None) -> None:
+        """Raise what the engine would raise for this constraint. Building its grammar may take seconds: on a thread."""
+        if constraint is not None:
+            params = SamplingParams(structured_outputs=copy.deepcopy(constraint))
+            async with asyncio.timeout_at(current_request().deadline):
+                await asyncio.to_thread(self._verify, params)
+
+    def _check(self, prompt: dict[str, Any], params: SamplingParams) -> None:
+        """Raise what the engine would raise for this prompt, but for its constraint (`check_constraint`)."""
+        others = copy.copy(params)
+        others.structured_outputs = None
+        self.input_processor.process_inputs("check", prompt, others, supported_tasks=("generate",))  # type: ignore[arg-type]
+
+    def _verify(self, params: SamplingParams) -> None:
+        config = self.vllm_config
+        params.verify(
+            config.model_config, config.speculative_config, config.structured_outputs_config, self.renderer.tokenizer
+        )
+
+    def _check_pin(self, context: RequestContext) -> None:
+        ranks = self._replicas.ranks()
+        if context.replica_pin is not None and ranks is not None and context.replica_pin not in ranks:
+            raise VLLMValidationError(f"There is no replica {context.replica_pin}; there are {sorted(ranks)}.")
+
+    def _abort_if_live(self, request_id: str, context: RequestContext) -> None:
+        if context.live.pop(request_id, None) is not None:
+            self._abort_soon(request_id)
+
+    def _abort_soon(self, request_id: str) -> None:
+        self._metrics.aborted.inc()
+        task = asyncio.get_running_loop().create_task(self.abort(request_id))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Tell the replicas that nobody waits for these requests any more; a replica that is gone needs no telling."""
+        for one in [request_id] if isinstance(request_id, str) else request_id:
+            with contextlib.suppress(Exception):
+                await self._replicas.abort(one)
+
+    async def check_health(self) -> None:
+        """Raise `UnavailableError` when no replica can be sent to."""
+        if self.errored:
+            raise UnavailableError
+
+    async def is_tracing_enabled(self) -> bool:
+        """Whether trace headers are passed on; the replicas decide what they do with them."""
+        return True
+
+    async def notify_kv_transfer_request_rejected(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing to do: clients cannot start KV transfers here."""
+
+    async def do_log_stats(self) -> None:
+        """Nothing to do: /metrics shows the figures."""
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the tokenizer's threads."""
+        self.renderer.shutdown()
+
+    encode: Any = _lives_on_the_replica
+    start_profile: Any = _lives_on_the_replica
+    stop_profile: Any = _lives_on_the_replica
+    reset_mm_cache: Any = _lives_on_the_replica
+    reset_encoder_cache: Any = _lives_on_the_replica
+    reset_prefix_cache: Any = _lives_on_the_replica
+    sleep: Any = _lives_on_the_replica
+    release_kv_cache_memory: Any = _lives_on_the_replica
+    wake_up: Any = _lives_on_the_replica
+    is_sleeping: Any = _lives_on_the_replica
+    add_lora: Any = _lives_on_the_replica
+    pause_generation: Any = _lives_on_the_replica
+    resume_generation: Any = _lives_on_the_replica
+    is_paused: Any = _lives_on_the_replica
+
+
+def _refuse_what_does_not_cross(prompt: dict[str, Any], params: SamplingParams, lora: LoRARequest | None) -> None:
+    """Refuse, in words, what the wire cannot carry or a client must not set (DESIGN §4, rule 8)."""
+    if prompt["type"] != "token":
+        raise VLLMValidationError("This server takes prompts of text or token ids only, no embeddings and no media.")
+    if lora is not None:
+        raise VLLMValidationError("This server serves no LoRA adapters.", parameter="model")
+    for name in params.extra_args or ():
+        if name in _NOT_FOR_CLIENTS or name.startswith(KV_CACHE_USAGE):
+            raise VLLMValidationError(f"`{name}` cannot be set by clients.", parameter=name)
+
+
+async def _close(outputs: AsyncIterator[RequestOutput]) -> None:
+    close = getattr(outputs, "aclose", None)
+    if close is not None:
+        with contextlib.suppress(Exception):
+            await close()

@@ -1,0 +1,38 @@
+"""GET /health: can a request be answered, and how is each part."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse
+
+from app.admission import AdmissionQueue
+from app.replica_handle import HealthReport
+
+TIMEOUT_S = 2.0
+"""A probe must not hang because a part does."""
+
+
+def health_router(probe: Callable[[], Awaitable[HealthReport]], queue: AdmissionQueue) -> APIRouter:
+    """200 while requests can be served, also when the cache cannot (`degraded`); 503 when they cannot."""
+    router = APIRouter()
+
+    @router.get("/health")
+    async def show_health() -> JSONResponse:
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                report = await probe()
+        except Exception as error:
+            report = HealthReport(False, {"backend": {"state": f"does not answer ({type(error).__name__})"}})
+        parts: dict[str, Any] = {"ingress": {"state": "ok", "ongoing": queue.ongoing, "waiting": queue.waiting}}
+        parts.update(report.parts)
+        well = all(part.get("state") == "ok" for part in parts.values())
+        status = ("ok" if well else "degraded") if report.serving else "unavailable"
+        code = HTTPStatus.OK if report.serving else HTTPStatus.SERVICE_UNAVAILABLE
+        return JSONResponse({"status": status, "parts": parts}, status_code=code.value)
+
+    return router

@@ -1,0 +1,91 @@
+"""The ingress as one ASGI application. Pure: no Ray in here, everything behind it is a `Backend`.
+
+Middlewares, outermost first: count the request, answer defects, add Retry-After, check the key, limit the body, give the
+request its context.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.renderers import renderer_from_config
+from vllm.usage.usage_lib import UsageContext
+
+from app import control_api, openai_api
+from app.admission import AdmissionQueue
+from app.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
+from app.body_limit import BodyLimitMiddleware
+from app.control_api import control_router
+from app.engine_client import HandleEngineClient
+from app.errors import DefectMiddleware, RetryAfterMiddleware, answer_router_error
+from app.health import health_router
+from app.metrics import IngressMetrics, MetricsMiddleware, metrics_router
+from app.openai_api import add_openai_routes
+from app.prompt_keys import PromptKeys
+from app.replica_handle import Backend
+from app.request_context import RequestContextMiddleware
+from configs.settings import Settings
+
+
+def create_app(
+    settings: Settings,
+    vllm_config: VllmConfig,
+    backend: Backend,
+    fingerprint: bytes,
+    *,
+    registry: CollectorRegistry | None = None,
+) -> FastAPI:
+    """The whole HTTP surface.
+
+    `vllm_config` is the replicas' configuration (`frontend_config`): model, lengths and block size must be theirs, or
+    the keys computed here are not the keys of their blocks. `fingerprint` is `ModelIdentity.fingerprint()`, theirs too.
+    Call it in the process, and use it on the event loop, that serves it; loads the tokenizer, no weights.
+    """
+    http = settings.http
+    queue = AdmissionQueue(http.max_ongoing_requests, http.max_queued_requests)
+    metrics = IngressMetrics(registry or CollectorRegistry(), queue)
+    keys = PromptKeys(fingerprint, vllm_config.cache_config.block_size)
+    engine = HandleEngineClient(vllm_config, renderer_from_config(vllm_config), backend.replicas, keys, queue, metrics)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        engine.shutdown()
+
+    app = FastAPI(
+        openapi_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+        middleware=[
+            Middleware(MetricsMiddleware, metrics, openai_api.PATHS | control_api.PATHS | OPEN_PATHS),
+            Middleware(DefectMiddleware),
+            Middleware(RetryAfterMiddleware, http.retry_after_s),
+            Middleware(AuthMiddleware, ApiKeys(http.api_keys)),
+            Middleware(BodyLimitMiddleware, int(http.max_body_bytes)),
+            Middleware(RequestContextMiddleware, queue, http.request_timeout_s, http.debug_headers),
+        ],
+    )
+    renderer = add_openai_routes(app, engine, settings)
+    app.include_router(control_router(backend.control, renderer, keys))
+    app.include_router(health_router(backend.health, queue))
+    app.include_router(metrics_router(metrics, backend.metrics))
+    app.add_exception_handler(HTTPException, answer_router_error)
+    return app
+
+
+def frontend_config(engine_args: AsyncEngineArgs) -> VllmConfig:
+    """The configuration of an engine with these arguments, without the engine: loads no weights.
+
+    Give it the replicas' own arguments; a KV connector among them is ignored, as it lives in the replicas.
+    """
+    own = copy.copy(engine_args)
+    own.kv_transfer_config = None
+    return own.create_engine_config(UsageContext.OPENAI_API_SERVER)

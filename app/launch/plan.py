@@ -1,0 +1,132 @@
+"""What `make serve` is going to start: serve_config.yaml, a preset and the overrides, merged and checked."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from configs.model_folder import PROJECT_ROOT
+from configs.presets import find_preset
+from configs.settings import Settings, SettingsError, load_settings
+
+RUN_FOLDER = PROJECT_ROOT / ".crosskv"
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the command line replaces in serve_config.yaml; None leaves the file's value."""
+
+    port: int | None = None
+    model: str | None = None
+    replicas: int | None = None
+    device_blocks: int | None = None
+    max_model_len: int | None = None
+
+    def as_args(self) -> dict[str, Any]:
+        """The overrides as a fragment of `args:`. A preset's name brings the preset's own settings along."""
+        args: dict[str, Any] = {}
+        if self.model is not None:
+            args = find_preset(self.model) or {"model": self.model}
+        if self.device_blocks is not None:
+            args = merge(args, {"engine": {"device_blocks": self.device_blocks}})
+        if self.replicas is not None:
+            args["replicas"] = self.replicas
+        if self.max_model_len is not None:
+            args["max_model_len"] = self.max_model_len
+        return args
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """A checked configuration: `serve_config` is Serve's own schema, ready to be written and run."""
+
+    serve_config: dict[str, Any]
+    settings: Settings
+    app_name: str
+    host: str
+    port: int
+
+    @property
+    def address(self) -> str:
+        """Where this machine reaches the server."""
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def run_folder(self) -> Path:
+        """Where this server's merged configuration and log lie. One per port, so that two servers do not mix."""
+        return RUN_FOLDER / str(self.port)
+
+
+def make_plan(config_path: Path, overrides: Overrides) -> LaunchPlan:
+    """Read, merge and check.
+
+    Raises:
+        SettingsError: one sentence that names what is wrong and what would work.
+    """
+    config = _read(config_path)
+    application = _only_application(config, config_path)
+    application["args"] = merge(application.get("args") or {}, overrides.as_args())
+    http = config["http_options"] = dict(config.get("http_options") or {})
+    if overrides.port is not None:
+        http["port"] = overrides.port
+    host, port = str(http.get("host", "127.0.0.1")), http.get("port", 8000)
+    if not isinstance(port, int) or not 1 <= port <= 65535:
+        raise SettingsError(f"http_options.port: {port!r} is not a port; use a number from 1 to 65535.")
+    settings = load_settings(application["args"])
+    _check_free(host, port)
+    return LaunchPlan(config, settings, str(application.get("name", "default")), host, port)
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both mappings as one; `above` wins, section by section."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        config = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise SettingsError(
+            f"{path} cannot be read ({error.strerror}); give the path of a Serve configuration."
+        ) from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise SettingsError(f"{path}{line} is not YAML: {getattr(error, 'problem', error)}.") from None
+    if not isinstance(config, dict):
+        raise SettingsError(f"{path} holds no settings; start from the serve_config.yaml that comes with crosskv.")
+    return config
+
+
+def _only_application(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    applications = config.get("applications")
+    if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
+        raise SettingsError(f"{path}: `applications:` must list exactly one application, with import_path and args.")
+    application: dict[str, Any] = applications[0]
+    if not isinstance(application.get("args") or {}, dict):
+        raise SettingsError(f"{path}: `args:` must hold settings by name, not {application['args']!r}.")
+    return application
+
+
+def _check_free(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            another = port + 1 if port < 65535 else 8001
+            raise SettingsError(
+                f"http_options: {host}:{port} cannot be listened on ({error.strerror}); "
+                f"stop what uses it, or choose another port with PORT=, such as PORT={another}."
+            ) from None

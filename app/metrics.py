@@ -1,0 +1,123 @@
+"""The ingress's own Prometheus metrics, and GET /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.admission import AdmissionQueue
+from app.usage import SOURCES
+from deployments.wire import KVCacheUsage
+
+logger = logging.getLogger(__name__)
+
+SOURCE_TIMEOUT_S = 2.0
+"""A part that does not give its metrics in this time is left out of the answer, and counted."""
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class IngressMetrics:
+    """All metrics that the ingress writes, in one registry of its own (nothing is global, so tests do not meet)."""
+
+    def __init__(self, registry: CollectorRegistry, queue: AdmissionQueue) -> None:
+        self.registry = registry
+        self.requests = Counter(
+            "crosskv_requests", "HTTP requests by path and status; status 499: the client went away.",
+            ["path", "status"], registry=registry,
+        )  # fmt: skip
+        self.time_to_first_token = Histogram(
+            "crosskv_time_to_first_token_seconds", "From a streamed request's arrival to its first token.",
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self.queue_time = Histogram(
+            "crosskv_queue_seconds", "From a prompt's arrival at the queue to its being sent to the replicas.",
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self.prompt_tokens = Counter(
+            "crosskv_prompt_tokens", "Prompt tokens by where their KV came from.", ["source"], registry=registry
+        )
+        self.generated_tokens = Counter("crosskv_generated_tokens", "Tokens sampled for clients.", registry=registry)
+        self.aborted = Counter(
+            "crosskv_aborted_prompts",
+            "Prompts aborted because their client went away or time ran out.",
+            registry=registry,
+        )
+        self.missing_sources = Counter(
+            "crosskv_metrics_sources_missing", "Times that a part did not give its metrics.", registry=registry
+        )
+        for source in SOURCES:
+            self.prompt_tokens.labels(source)
+        Gauge("crosskv_prompts_ongoing", "Prompts sent to the replicas and not ended.", registry=registry).set_function(
+            lambda: queue.ongoing
+        )
+        Gauge("crosskv_prompts_waiting", "Prompts that wait in the ingress.", registry=registry).set_function(
+            lambda: queue.waiting
+        )
+
+    def count_prompt(self, usage: KVCacheUsage) -> None:
+        """One prompt has been computed."""
+        self.prompt_tokens.labels("device").inc(usage["device"])
+        self.prompt_tokens.labels("cpu").inc(usage["cpu"])
+        self.prompt_tokens.labels("redis").inc(usage["redis"])
+        self.prompt_tokens.labels("recomputed").inc(usage["recomputed"])
+
+
+class MetricsMiddleware:
+    """Counts every HTTP request by path and status."""
+
+    def __init__(self, app: ASGIApp, metrics: IngressMetrics, paths: frozenset[str]) -> None:
+        """`paths` are counted by name, all others together: a scanner must not create a time series per URL."""
+        self.app = app
+        self.metrics = metrics
+        self.paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        status = 499
+
+        async def send_and_note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_and_note)
+        except Exception:
+            status = 500
+            raise
+        finally:
+            path = scope["path"] if scope["path"] in self.paths else "other"
+            self.metrics.requests.labels(path, str(status)).inc()
+
+
+def metrics_router(metrics: IngressMetrics, sources: Sequence[Callable[[], Awaitable[str]]]) -> APIRouter:
+    """GET /metrics: the ingress's own, then what every source gives in time."""
+    router = APIRouter()
+
+    async def text_of(source: Callable[[], Awaitable[str]]) -> str:
+        try:
+            async with asyncio.timeout(SOURCE_TIMEOUT_S):
+                return await source()
+        except Exception:
+            metrics.missing_sources.inc()
+            logger.warning("a part gave no metrics", exc_info=True)
+            return ""
+
+    @router.get("/metrics")
+    async def show_metrics() -> Response:
+        others = await asyncio.gather(*map(text_of, sources))
+        own = generate_latest(metrics.registry).decode()
+        return Response("".join([own, *others]), media_type=CONTENT_TYPE_LATEST)
+
+    return router

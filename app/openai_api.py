@@ -1,0 +1,203 @@
+"""The OpenAI surface: vLLM's serving classes over our engine client, behind vLLM's own routes.
+
+Leans on vllm 0.32.0, and `tests/app/test_vllm_contract.py` fails when one of these changes:
+
+* `OpenAIServingChat`, `OpenAIServingCompletion`, `OpenAIServingModels`, `ServingTokenization`, `OnlineRenderer`, with
+  the arguments that `vllm.entrypoints.launchers.api_server.app_state.init_app_state` gives them;
+* the route functions below, which find their class in `app.state` under the names written here;
+* `init_exception_handler`, whose handlers read `app.state.args.log_error_stack`;
+* the first event of a stream, which is either an answer's or, when nothing was generated, the error's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from argparse import Namespace
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar, cast
+
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.api_router import create_completion
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.models.api_router import show_available_models
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+from vllm.entrypoints.serve.tokenize.api_router import detokenize, tokenize
+from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
+from vllm.entrypoints.serve.utils.api_utils import validate_json_request
+from vllm.exceptions import VLLMValidationError
+from vllm.inputs import EngineInput
+from vllm.renderers.chat_utils import ConversationMessage, load_chat_template
+from vllm.renderers.online_renderer import OnlineRenderer
+
+from app.engine_client import HandleEngineClient
+from app.request_context import RequestContext, current_request
+from configs.settings import PROJECT_ROOT, Settings
+
+logger = logging.getLogger(__name__)
+
+PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"})
+
+ResponseT = TypeVar("ResponseT", ChatCompletionResponse, CompletionResponse)
+
+
+class ChatServing(OpenAIServingChat):
+    """vLLM's chat completions, with `usage.kv_cache`, and with errors before the first token as a status."""
+
+    async def create_chat_completion(
+        self, request: ChatCompletionRequest, raw_request: Request | None = None
+    ) -> AsyncGenerator[str, None] | ChatCompletionResponse | ErrorResponse:
+        """See vLLM's."""
+        current_request().parsed = True
+        if not request.messages:
+            return self.create_error_response("`messages` must hold at least one message.", param="messages")
+        _refuse_beam_search(request)
+        return await _finish(await super().create_chat_completion(request, raw_request))
+
+    async def render_chat_request(
+        self, request: ChatCompletionRequest
+    ) -> tuple[list[ConversationMessage], list[EngineInput]] | ErrorResponse:
+        """See vLLM's."""
+        rendered = await super().render_chat_request(request)
+        if not isinstance(rendered, ErrorResponse):
+            await cast(HandleEngineClient, self.engine_client).check_constraint(request.extract_structured_outputs())
+        return rendered
+
+
+class CompletionServing(OpenAIServingCompletion):
+    """vLLM's completions, with `usage.kv_cache`, and with errors before the first token as a status."""
+
+    async def create_completion(
+        self, request: CompletionRequest, raw_request: Request | None = None
+    ) -> AsyncGenerator[str, None] | CompletionResponse | ErrorResponse:
+        """See vLLM's."""
+        current_request().parsed = True
+        _refuse_beam_search(request)
+        return await _finish(await super().create_completion(request, raw_request))
+
+    async def render_completion_request(self, request: CompletionRequest) -> list[EngineInput] | ErrorResponse:
+        """See vLLM's."""
+        rendered = await super().render_completion_request(request)
+        if not isinstance(rendered, ErrorResponse):
+            await cast(HandleEngineClient, self.engine_client).check_constraint(request.extract_structured_outputs())
+        return rendered
+
+
+def _refuse_beam_search(request: ChatCompletionRequest | CompletionRequest) -> None:
+    if request.use_beam_search:  # vLLM would send one request per beam and token down the handle
+        raise VLLMValidationError("This server does not do beam search.", parameter="use_beam_search")
+
+
+async def _finish(
+    answer: AsyncGenerator[str, None] | ResponseT | ErrorResponse,
+) -> AsyncGenerator[str, None] | ResponseT | ErrorResponse:
+    context = current_request()
+    if isinstance(answer, ErrorResponse):
+        return answer
+    if isinstance(answer, AsyncGenerator):
+        return await _open_stream(answer, context)
+    context.kv_usage.write_to(answer.usage)
+    return answer
+
+
+async def _open_stream(
+    events: AsyncGenerator[str, None], context: RequestContext
+) -> AsyncGenerator[str, None] | ErrorResponse:
+    """Wait for the stream's first event, which comes with the first token, before the response starts.
+
+    Until then nothing has been sent, so what goes wrong can still be a status: no replica, a refusal by the engine.
+    """
+    first = await anext(events)
+    if first.startswith('data: {"error"'):
+        await events.aclose()
+        return ErrorResponse.model_validate(json.loads(first.removeprefix("data: ")))
+
+    async def stream() -> AsyncGenerator[str, None]:
+        yield context.kv_usage.write_to_event(first)
+        async for event in events:
+            yield context.kv_usage.write_to_event(event)
+
+    return stream()
+
+
+class ParsingRoute(APIRoute):
+    """A route for which a body that vLLM's validators stumble over is a bad body, not a defect of the server."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See FastAPI's."""
+        handle = super().get_route_handler()
+
+        async def handle_parsed(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except (AttributeError, LookupError, AssertionError, RecursionError) as error:
+                if current_request().parsed:
+                    raise
+                logger.info("vLLM cannot parse a body", exc_info=True)
+                raise VLLMValidationError("The request body has a field of the wrong type.") from error
+
+        return handle_parsed
+
+
+def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settings) -> OnlineRenderer:
+    """Build vLLM's serving classes into `app.state`, and add their routes and exception handlers."""
+    http = settings.http
+    chat_template = load_chat_template(PROJECT_ROOT / settings.chat_template if settings.chat_template else None)
+    models = OpenAIServingModels(
+        engine, [BaseModelPath(name=settings.model_name, model_path=settings.model_name)], lora_modules=None
+    )
+    renderer = OnlineRenderer(
+        engine.model_config,
+        engine.renderer,
+        request_logger=None,
+        chat_template=chat_template,
+        chat_template_content_format="auto",
+        enable_auto_tools=http.tool_call_parser is not None,
+        tool_parser=http.tool_call_parser,
+        reasoning_parser=http.reasoning_parser,
+    )
+    renderer.warmup()
+    app.state.args = Namespace(log_error_stack=False, sse_keep_alive_interval=0)
+    app.state.engine_client = engine
+    app.state.openai_serving_models = models
+    app.state.openai_serving_chat = ChatServing(
+        engine,
+        models,
+        "assistant",
+        online_renderer=renderer,
+        request_logger=None,
+        chat_template=chat_template,
+        chat_template_content_format="auto",
+        enable_auto_tools=http.tool_call_parser is not None,
+        tool_parser=http.tool_call_parser,
+        reasoning_parser=http.reasoning_parser or "",
+        enable_prompt_tokens_details=True,
+    )
+    app.state.openai_serving_completion = CompletionServing(
+        engine, models, online_renderer=renderer, request_logger=None, enable_prompt_tokens_details=True
+    )
+    app.state.serving_tokenization = ServingTokenization(
+        models, renderer, chat_template=chat_template, chat_template_content_format="auto"
+    )
+    init_exception_handler(app)
+    routes = APIRouter(route_class=ParsingRoute)
+    takes_json = [Depends(validate_json_request)]
+    for path, endpoint in {
+        "/v1/chat/completions": create_chat_completion,
+        "/v1/completions": create_completion,
+        "/tokenize": tokenize,
+        "/detokenize": detokenize,
+    }.items():
+        routes.add_api_route(path, endpoint, methods=["POST"], dependencies=takes_json, response_model=None)
+    routes.add_api_route("/v1/models", show_available_models, methods=["GET"], response_model=None)
+    app.include_router(routes)
+    return renderer

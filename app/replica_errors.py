@@ -1,0 +1,44 @@
+"""What went wrong on the way to a replica, in the terms of vLLM's exceptions, which carry an HTTP status.
+
+| answered | came back as (Ray wraps it in a `RayTaskError`) | means |
+|---|---|---|
+| 400 | vLLM's client errors, `ValueError` | the replica refused the request's content |
+| 429 | Serve's `BackPressureError` | every replica's queue is full |
+| 503 | other errors of Ray and Serve, vLLM's `EngineDeadError`, a timeout | nothing can serve the request now |
+| 500 | anything else | a defect of ours: logged with its traceback, which the client does not see |
+
+After the response has started vLLM's classes write the same error as an event into the stream.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, RayServeException
+from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError, VLLMValidationError
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from app.errors import OverloadedError, UnavailableError
+
+logger = logging.getLogger(__name__)
+
+
+def translate(error: Exception, request_id: str) -> Exception:
+    """The exception to raise towards vLLM's serving classes in place of `error`."""
+    cause: BaseException = error
+    while isinstance(cause, RayTaskError) and isinstance(cause.cause, BaseException):
+        cause = cause.cause
+    if isinstance(cause, GracefulHTTPError | VLLMClientError | GenerationError):
+        return cause
+    if isinstance(cause, ValueError):
+        return VLLMValidationError(str(cause))
+    if isinstance(cause, BackPressureError):
+        return OverloadedError()
+    if isinstance(cause, TimeoutError | EngineDeadError | RayError | RayServeException):
+        logger.warning("request %s: no replica could serve it: %s: %s", request_id, type(cause).__name__, cause)
+        if isinstance(cause, TimeoutError):
+            return UnavailableError("The request took too long and was ended. Please try again later.")
+        return UnavailableError("The replica that worked on this request is gone. Please try again.")
+    logger.error("request %s failed on its replica", request_id, exc_info=error)
+    return GenerationError("Internal server error")

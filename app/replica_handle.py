@@ -1,0 +1,68 @@
+"""What the ingress asks of the rest of the system: implemented over Serve handles, and by fakes in tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from vllm.outputs import RequestOutput
+
+from deployments.wire import GenerateRequest
+
+
+class ReplicaHandle(Protocol):
+    """The replicas, behind their router. All methods are called on the ingress's event loop."""
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+        """Send one prompt to the replica that the router picks, or to `request.replica_pin`.
+
+        Yields vLLM's outputs as they come, in the request's own `output_kind`; `prompt_token_ids` may be None. The last
+        one carries a `KVCacheUsage` in `kv_transfer_params[KV_CACHE_USAGE]`. Ray's exceptions may pass through as they
+        are (`app.replica_errors` reads them). An iterator that is not read to its end is closed (`aclose`, where it has
+        one) and `abort` is called.
+        """
+        ...
+
+    async def abort(self, request_id: str) -> None:
+        """The client no longer waits for `request_id`. Idempotent, also for requests that have ended or never began."""
+        ...
+
+    def ranks(self) -> Collection[int] | None:
+        """The ranks of the replicas that can be sent to now, from local knowledge; None when not known."""
+        ...
+
+
+class ControlPlane(Protocol):
+    """The KV manager, as the control API sees it. What it raises, or answers late, becomes a 503."""
+
+    async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+        """Where the KV of a prompt with these block hashes lies now (`KVManager.lookup`)."""
+        ...
+
+    async def stats(self) -> dict[str, Any]:
+        """The manager's figures (`KVManager.stats`)."""
+        ...
+
+    async def clear(self, tiers: Collection[str]) -> dict[str, Any]:
+        """Forget all KV in these tiers (`device`, `cpu`); returns what was cleared."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    """`serving`: a request sent now is answered. `parts`: each part's `state` ("ok" or what is wrong) and more."""
+
+    serving: bool
+    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Everything behind the ingress."""
+
+    replicas: ReplicaHandle
+    control: ControlPlane
+    health: Callable[[], Awaitable[HealthReport]]
+    metrics: Sequence[Callable[[], Awaitable[str]]] = ()
+    """Each gives Prometheus text that /metrics appends to the ingress's own (the replicas', the manager's)."""

@@ -1,0 +1,103 @@
+"""What one HTTP request carries beside its body, from the ASGI middleware to the engine client under vLLM's classes.
+
+vLLM's serving classes hand an `EngineClient` the prompt and the sampling parameters, but not the HTTP request. The rest
+(tenant, pinned replica, room in the queue, deadline) travels in a context variable, and what the replicas say about the
+KV cache travels back the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.admission import AdmissionQueue, Ticket
+from app.auth import TENANT
+from app.errors import error_response
+from app.usage import RequestKVUsage
+
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+PIN_HEADER = "X-CrossKV-Replica"
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """One HTTP request; `arrived` and `deadline` in seconds of `time.monotonic`, which asyncio's loops use too."""
+
+    tenant: str
+    ticket: Ticket
+    deadline: float
+    replica_pin: int | None = None
+    arrived: float = field(default_factory=time.monotonic)
+    prompts: int = 0
+    """Prompts sent to the replicas so far; /v1/completions takes several in one request."""
+    kv_usage: RequestKVUsage = field(default_factory=RequestKVUsage)
+    parsed: bool = False
+    """The body has become one of vLLM's request objects."""
+    live: dict[str, Callable[[], None]] = field(default_factory=dict)
+    """Request id on the wire -> what aborts it, for every prompt that has not ended."""
+
+    def close(self) -> None:
+        """The HTTP request has ended, in whatever way: free its room and abort what still computes for it."""
+        self.ticket.close()
+        for abort in self.live.values():
+            abort()
+        self.live.clear()
+
+
+_current: ContextVar[RequestContext] = ContextVar("crosskv_request")
+
+
+def current_request() -> RequestContext:
+    """The context of the HTTP request that this task works for."""
+    return _current.get()
+
+
+class RequestContextMiddleware:
+    """Gives every request its context, and ends what it left behind."""
+
+    def __init__(self, app: ASGIApp, queue: AdmissionQueue, timeout_s: float, debug_headers: bool) -> None:
+        self.app = app
+        self.queue = queue
+        self.timeout_s = timeout_s
+        self.debug_headers = debug_headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            pin = self._pin(scope)
+        except ValueError as error:
+            refusal = error_response(HTTPStatus.BAD_REQUEST, str(error), param=PIN_HEADER)
+            await refusal(scope, receive, send)
+            return
+        context = RequestContext(
+            tenant=scope.get(TENANT, ""),
+            ticket=Ticket(self.queue),
+            deadline=asyncio.get_running_loop().time() + self.timeout_s,
+            replica_pin=pin,
+        )
+        token = _current.set(context)
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            context.close()
+            _current.reset(token)
+
+    def _pin(self, scope: Scope) -> int | None:
+        value = Headers(scope=scope).get(PIN_HEADER)
+        if value is None or scope["path"] not in GENERATION_PATHS:
+            return None
+        if not self.debug_headers:
+            raise ValueError(f"{PIN_HEADER} is only obeyed when the server's setting http.debug_headers is true.")
+        if not (value.isascii() and value.isdecimal() and len(value) <= 4):
+            raise ValueError(f"{PIN_HEADER} must be a replica's number, such as 0 or 1.")
+        return int(value)

@@ -1,0 +1,143 @@
+"""What the ingress asks of the rest (`app.replica_handle`), over a Serve handle and the KV-manager actor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from app.manager_metrics import manager_metrics_text
+from app.replica_handle import Backend, HealthReport
+from configs.settings import Settings
+from deployments.manager_client import ManagerClient, ManagerUnavailable
+from deployments.replica import PinnedCall
+from deployments.wire import GenerateRequest
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+    from vllm.outputs import RequestOutput
+
+PARTS_EVERY_S = 1.0
+PARTS_ANSWER_S = 2.0
+CLEAR_S = 8.0
+
+
+class ServeReplicas:
+    """The replicas behind their router. One per ingress, on its event loop."""
+
+    def __init__(self, handle: DeploymentHandle, parts: PartsWatch) -> None:
+        self._handle = handle.options(stream=True)
+        self._parts = parts
+        self._live: dict[str, Any] = {}
+
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+        """Send one prompt; see `app.replica_handle.ReplicaHandle`."""
+        outputs = self._live[request.request_id] = self._handle.generate.remote(request)
+        try:
+            async for output in outputs:
+                request.progress.first_token = True
+                yield output
+        finally:
+            self._live.pop(request.request_id, None)
+            outputs.cancel()
+
+    async def abort(self, request_id: str) -> None:
+        """Cancel the call; the replica's task is cancelled with it, which aborts the request in the engine."""
+        outputs = self._live.pop(request_id, None)
+        if outputs is not None:
+            outputs.cancel()
+
+    def ranks(self) -> Collection[int] | None:
+        """As the manager last said; None when it does not answer, or no KV is shared."""
+        return self._parts.ranks
+
+
+class PartsWatch:
+    """Asks the manager every second who is there, so that neither a request nor a health probe has to."""
+
+    def __init__(self, manager: ManagerClient) -> None:
+        self.ranks: Collection[int] | None = None
+        self.cpu_tiers: int | None = None
+        self.error = "not asked yet"
+        self._manager = manager
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                parts = await self._manager.ask("parts", timeout_s=PARTS_ANSWER_S)
+                self.ranks, self.cpu_tiers, self.error = frozenset(parts["replicas"]), len(parts["cpu_tiers"]), ""
+            except ManagerUnavailable as error:
+                self.ranks, self.cpu_tiers, self.error = None, None, str(error)
+            await asyncio.sleep(PARTS_EVERY_S)
+
+
+class ManagerControl:
+    """The control API's calls, to the manager actor."""
+
+    def __init__(self, manager: ManagerClient) -> None:
+        self._manager = manager
+
+    async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+        """See `app.replica_handle.ControlPlane`."""
+        found: dict[str, Any] = await self._manager.ask("lookup", hashes, timeout_s=PARTS_ANSWER_S)
+        return found
+
+    async def stats(self) -> dict[str, Any]:
+        """See `app.replica_handle.ControlPlane`."""
+        stats: dict[str, Any] = await self._manager.ask("stats", timeout_s=PARTS_ANSWER_S)
+        return stats
+
+    async def clear(self, tiers: Collection[str]) -> dict[str, Any]:
+        """See `app.replica_handle.ControlPlane`."""
+        cleared: dict[str, Any] = await self._manager.ask("clear", list(tiers), CLEAR_S, timeout_s=CLEAR_S + 1.0)
+        return cleared
+
+
+def serve_backend(handle: DeploymentHandle, app_name: str, settings: Settings) -> Backend:
+    """Everything behind the ingress. On the ingress's event loop."""
+    manager = ManagerClient(app_name)
+    parts = PartsWatch(manager)
+    control = ManagerControl(manager)
+    return Backend(
+        replicas=ServeReplicas(handle, parts),
+        control=control,
+        health=_health(parts, settings),
+        metrics=[_manager_text(control), *(_replica_text(handle, rank) for rank in range(settings.replicas))],
+    )
+
+
+def _health(parts: PartsWatch, settings: Settings) -> Callable[[], Awaitable[HealthReport]]:
+    async def health() -> HealthReport:
+        if parts.ranks is None:
+            # Requests do not need the manager: only what it knows is missing here.
+            return HealthReport(True, {"kv_manager": {"state": parts.error}})
+        running = sorted(parts.ranks)
+        missing = settings.replicas - len(running)
+        replicas = {"state": "ok" if missing <= 0 else f"{missing} of {settings.replicas} missing", "running": running}
+        tier_wanted = settings.kv.enabled and settings.kv.cpu_tier_bytes > 0
+        tier = {"state": "ok" if parts.cpu_tiers or not tier_wanted else "missing", "running": parts.cpu_tiers}
+        return HealthReport(bool(running), {"kv_manager": {"state": "ok"}, "replicas": replicas, "cpu_tier": tier})
+
+    return health
+
+
+def _manager_text(control: ManagerControl) -> Callable[[], Awaitable[str]]:
+    async def text() -> str:
+        return manager_metrics_text(await control.stats())
+
+    return text
+
+
+def _replica_text(handle: DeploymentHandle, rank: int) -> Callable[[], Awaitable[str]]:
+    async def text() -> str:
+        response = handle.metrics.remote(PinnedCall(rank))
+        try:
+            return str(await response)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                response.cancel()
+            raise
+
+    return text

@@ -1,0 +1,72 @@
+"""`usage.kv_cache` and `usage.prompt_tokens_details.cached_tokens`: where the prompt's KV came from (DESIGN §6).
+
+vLLM's classes build the usage; this adds to it, in the answer object or in the stream's last event.
+
+Leans on vllm 0.32.0: `UsageInfo` takes extra fields; the usage of a stream with `stream_options.include_usage` is an
+event of its own with `"choices":[]`, written without spaces, as the last before `[DONE]`. `tests/app` holds both.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from vllm.entrypoints.serve.engine.protocol import PromptTokenUsageInfo, UsageInfo
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
+    from deployments.wire import KVCacheUsage
+
+SOURCES = ("device", "cpu", "redis", "recomputed")
+"""Where a prompt token's KV can come from; the first three are reuse."""
+
+_EVENT_PREFIX = "data: "
+_USAGE_EVENT_MARK = '"choices":[]'  # cannot occur inside a JSON string: there, its quotes would be escaped
+
+
+class RequestKVUsage:
+    """Adds up what the replicas report for the prompts of one HTTP request."""
+
+    def __init__(self) -> None:
+        self._tokens = dict.fromkeys(SOURCES, 0)
+        self._replicas: list[str] = []
+
+    def add(self, usage: KVCacheUsage) -> None:
+        """Count one prompt."""
+        self._tokens["device"] += usage["device"]
+        self._tokens["cpu"] += usage["cpu"]
+        self._tokens["redis"] += usage["redis"]
+        self._tokens["recomputed"] += usage["recomputed"]
+        if usage["replica"] not in self._replicas:
+            self._replicas.append(usage["replica"])
+
+    def write_to(self, usage: UsageInfo) -> None:
+        """Add our fields to vLLM's usage of the same request. No prompt counted: leaves it as it is."""
+        if not self._replicas:
+            return
+        details = usage.prompt_tokens_details or PromptTokenUsageInfo()
+        details.cached_tokens = sum(self._tokens[source] for source in SOURCES if source != "recomputed")
+        usage.prompt_tokens_details = details
+        setattr(usage, "kv_cache", self._fields())  # noqa: B010 (an extra field, unknown to the type)
+
+    def write_to_event(self, event: str) -> str:
+        """The stream's event with our fields added, if it is the one that carries the request's usage."""
+        if _USAGE_EVENT_MARK not in event or not self._replicas:
+            return event
+        chunk = json.loads(event.removeprefix(_EVENT_PREFIX))
+        if not chunk.get("usage"):
+            return event
+        usage = UsageInfo.model_validate(chunk["usage"])
+        self.write_to(usage)
+        chunk["usage"] = usage.model_dump(exclude_none=True, exclude_unset=True)
+        return f"{_EVENT_PREFIX}{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+    def _fields(self) -> dict[str, Any]:
+        return {**self._tokens, "replica": ",".join(self._replicas)}
+
+
+def usage_from_engine(output: RequestOutput, prompt_tokens: int) -> KVCacheUsage:
+    """What vLLM's own count says, for a replica that reports no `KVCacheUsage`: it knows the engine's cache only."""
+    reused = min(output.num_cached_tokens or 0, prompt_tokens)
+    return {"device": reused, "cpu": 0, "redis": 0, "recomputed": prompt_tokens - reused, "replica": ""}

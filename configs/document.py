@@ -1,0 +1,93 @@
+"""Writes docs/settings.md from the settings tree: `python -m configs.document`; with `--check` it only compares."""
+
+from __future__ import annotations
+
+import sys
+import types
+import typing
+from typing import Any
+
+from pydantic import BaseModel, ByteSize
+from pydantic.fields import FieldInfo
+
+from configs.model_folder import PROJECT_ROOT
+from configs.settings import Settings
+
+PAGE = PROJECT_ROOT / "docs" / "settings.md"
+
+_HEAD = """# Settings
+
+Below `args:` in `serve_config.yaml`. Written by `python -m configs.document` from `configs/`; change it there.
+Sizes in bytes may carry a unit, such as `512MiB`. What is empty by default is decided when the server starts.
+"""
+_SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+def settings_page() -> str:
+    """docs/settings.md as it has to be."""
+    sections = [(name, field) for name, field in Settings.model_fields.items() if _section(field)]
+    parts = [_HEAD, _table(Settings, "")]
+    for name, field in sections:
+        parts.append(f"## `{name}`\n\n{field.description}\n")
+        parts.append(_table(typing.cast(type[BaseModel], field.annotation), f"{name}."))
+    return "\n".join(parts)
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or with `--check` say whether it is up to date."""
+    page = settings_page()
+    if arguments != ["--check"]:
+        PAGE.parent.mkdir(exist_ok=True)
+        PAGE.write_text(page)
+        return 0
+    if PAGE.is_file() and PAGE.read_text() == page:
+        return 0
+    print(f"{PAGE.relative_to(PROJECT_ROOT)} is not up to date; run `python -m configs.document`.", file=sys.stderr)
+    return 1
+
+
+def _table(tree: type[BaseModel], prefix: str) -> str:
+    rows = ["| setting | type | default | |", "|---|---|---|---|"]
+    for name, field in tree.model_fields.items():
+        if not _section(field):
+            rows.append(f"| `{prefix}{name}` | {_type(field)} | {_default(field)} | {field.description} |")
+    return "\n".join(rows) + "\n"
+
+
+def _section(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+
+
+def _type(field: FieldInfo) -> str:
+    bounds = [
+        f"{sign} {getattr(rule, name)}"
+        for rule in field.metadata
+        for name, sign in _SIGNS.items()
+        if hasattr(rule, name)
+    ]
+    return ", ".join([_type_name(field.annotation), *bounds])
+
+
+def _type_name(annotation: Any) -> str:
+    if annotation is ByteSize:
+        return "bytes"
+    if typing.get_origin(annotation) is typing.Literal:
+        return " or ".join(f"`{value}`" for value in typing.get_args(annotation))
+    if isinstance(annotation, types.UnionType):
+        return " or ".join(_type_name(part) for part in typing.get_args(annotation) if part is not type(None))
+    if typing.get_origin(annotation) is dict:
+        return "mapping"
+    return {"int": "whole number", "float": "number", "str": "text", "bool": "true or false"}[annotation.__name__]
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is None or value == {}:
+        return "empty"
+    if isinstance(value, ByteSize):
+        return f"`{value.human_readable().replace('.0', '')}`"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,162 @@
+"""The sections of the settings tree: engine, kv, http, routing. `configs.settings` joins them and checks across them.
+
+A field's name carries its unit (`_bytes`, `_s`, `_tokens`); its description is what docs/settings.md prints.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
+
+CPU_BLOCK_MULTIPLE_TOKENS = 32  # vLLM's CPU attention kernels work on blocks of a multiple of 32 tokens
+
+# vLLM arguments that other settings decide, with the setting to use instead.
+_OWNED_ENGINE_ARGS = {
+    "model": "model",
+    "tokenizer": "model",
+    "served_model_name": "served_model_name",
+    "dtype": "dtype",
+    "max_model_len": "max_model_len",
+    "seed": "seed",
+    "trust_remote_code": "trust_remote_code",
+    "block_size": "engine.block_size_tokens",
+    "num_gpu_blocks_override": "engine.device_blocks",
+    "max_num_seqs": "engine.max_num_seqs",
+    "max_num_batched_tokens": "engine.max_num_batched_tokens",
+    "enforce_eager": "engine.enforce_eager",
+    "disable_log_stats": "engine.log_stats",
+    "enable_prefix_caching": "kv.enabled",
+    "kv_transfer_config": "kv.enabled",
+    "prefix_caching_hash_algo": "kv.enabled",
+}
+
+
+class Section(BaseModel):
+    """A section refuses what it does not know and does not change once loaded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class EngineSettings(Section):
+    """The vLLM engine inside each replica."""
+
+    block_size_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens per KV block. Empty: 32 on CPU (which needs a multiple of 32), 16 on CUDA.",
+    )
+    device_blocks: int | None = Field(
+        None,
+        ge=2,
+        description="KV blocks in each replica's device pool. Empty: 256 on CPU, what vLLM finds room for on CUDA.",
+    )
+    max_num_seqs: int = Field(32, ge=1, description="Requests that one replica computes at the same time.")
+    max_num_batched_tokens: int = Field(
+        2048, ge=1, description="Tokens that one engine step computes at most; longer prompts are prefilled in chunks."
+    )
+    enforce_eager: bool = Field(
+        True,
+        description="Skip compilation: starts in seconds; compiled is faster per token and starts in half a minute.",
+    )
+    threads: int = Field(
+        1, ge=1, description="OpenMP threads per replica (CPU backend). Replicas x threads: at most the cores."
+    )
+    log_stats: bool = Field(True, description="Let vLLM count its own metrics, which /metrics then shows.")
+    extra_args: dict[str, Any] = Field(
+        default_factory=dict, description="Anything else for vLLM's AsyncEngineArgs, by vLLM's own names."
+    )
+
+    @field_validator("extra_args")
+    @classmethod
+    def _leave_owned_arguments_to_their_settings(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if name in _OWNED_ENGINE_ARGS:
+                raise ValueError(f"{name!r} has a setting of its own; use {_OWNED_ENGINE_ARGS[name]!r}")
+        return value
+
+
+class KVSettings(Section):
+    """The shared KV cache: what is kept, where, and how long anything may wait for it."""
+
+    enabled: bool = Field(True, description="Share KV between replicas. Off: every request computes its whole prompt.")
+    segment_tokens: int = Field(
+        256,
+        ge=1,
+        description="Tokens per segment, the unit that is stored, moved and evicted. A multiple of the block size.",
+    )
+    cpu_tier_bytes: ByteSize = Field(
+        ByteSize(1024**3), ge=0, description="Budget of the CPU tier on each node, such as `1GiB`. 0: no CPU tier."
+    )
+    save_answers: bool = Field(
+        True, description="Keep the KV of generated tokens too, for the conversation's next turn."
+    )
+    plan_deadline_s: float = Field(
+        0.05, gt=0, description="Longest wait for the manager's plan; then the prompt is recomputed."
+    )
+    load_deadline_s: float = Field(
+        2.0, gt=0, description="Longest wait for a load; what has not come by then is recomputed."
+    )
+    save_deadline_s: float = Field(
+        30.0, gt=0, description="Longest time that a save may take; then its room is given back."
+    )
+    lease_s: float = Field(
+        30.0, gt=0, description="How long a planned segment is safe from eviction. At least `load_deadline_s`."
+    )
+    hotness_half_life_requests: int = Field(
+        1000, ge=1, description="Requests after which one use of a prefix counts half as much."
+    )
+    max_ghosts: int = Field(100_000, ge=0, description="Evicted segments whose use count is still remembered.")
+
+
+class HTTPSettings(Section):
+    """The HTTP surface: who may ask, how much, and how long."""
+
+    api_keys: dict[str, str] = Field(
+        default_factory=dict, description="API key to tenant. Tenants share no KV. Empty: no key needed, one tenant."
+    )
+    max_body_bytes: ByteSize = Field(
+        ByteSize(10 * 1024**2), ge=1024, description="Largest request body; more is answered 413."
+    )
+    max_ongoing_requests: int = Field(512, ge=1, description="Requests that the ingress works on at the same time.")
+    max_queued_requests: int = Field(
+        256, ge=0, description="Requests that may wait for a replica; more are answered 429."
+    )
+    retry_after_s: int = Field(1, ge=1, description="What `Retry-After` says with a 429 or a 503.")
+    request_timeout_s: float = Field(600.0, gt=0, description="Longest time that one request may take.")
+    debug_headers: bool = Field(
+        False, description="Answer with `x-crosskv-*` headers, and obey those that pin a replica."
+    )
+    tool_call_parser: str | None = Field(
+        None, description="vLLM's parser for the model's tool calls, such as `hermes`. Empty: no automatic tool choice."
+    )
+    reasoning_parser: str | None = Field(
+        None,
+        description="vLLM's parser for the model's reasoning, such as `qwen3`. Empty: reasoning stays in the answer.",
+    )
+
+    @field_validator("api_keys")
+    @classmethod
+    def _keys_and_tenants_are_not_empty(cls, value: dict[str, str]) -> dict[str, str]:
+        if any(not key.strip() or not tenant.strip() for key, tenant in value.items()):
+            raise ValueError("an API key or its tenant is empty; write each as `some-key: some-tenant`")
+        return value
+
+
+class RoutingSettings(Section):
+    """Starting values of the routing cost (docs/architecture.md); measured rates replace the credits at run time."""
+
+    policy: Literal["prefix", "round_robin"] = Field(
+        "prefix",
+        description="`prefix`: least remaining work, by what each replica already holds. `round_robin`: in turn.",
+    )
+    device_credit: float = Field(
+        1.0, ge=0, le=1, description="Share of the prefill saved by a token found on the device."
+    )
+    cpu_credit: float = Field(
+        0.75, ge=0, le=1, description="Share of the prefill saved by a token found in the CPU tier."
+    )
+    redis_credit: float = Field(0.5, ge=0, le=1, description="Share of the prefill saved by a token found in Redis.")
+    decode_weight: float = Field(
+        1.0, ge=0, description="Prefill tokens that one KV block held by a running request costs a replica."
+    )

@@ -1,0 +1,173 @@
+"""A replica: one vLLM engine, and its share in the cluster's KV cache. The prompt arrives tokenized; it is engine only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray import serve
+
+from configs.settings import Settings, load_settings
+from deployments.engine_args import engine_config, engine_environment, model_identity
+from deployments.kv_port import PLAN, PlanDict
+from deployments.manager_client import ManagerUnavailable
+from deployments.ray_port import RayPort
+from deployments.wire import GenerateRequest
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
+logger = logging.getLogger(__name__)
+
+ORDERS_WAIT_S = 2.0
+"""How long one poll for orders waits at the manager; each poll is also the replica's heartbeat."""
+MANAGER_ANSWER_S = 5.0
+MANAGER_RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedCall:
+    """An argument that sends a call of any method to one replica: the router reads `replica_pin`."""
+
+    replica_pin: int
+
+
+class Replica:
+    """Serve deployment class. Everything but the engine and the transfer threads runs on the replica's event loop."""
+
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        settings = load_settings(args)
+        os.environ.update(engine_environment(settings))
+        from deployments.engine_host import start_engine
+
+        context = serve.get_replica_context()
+        self.rank = int(getattr(context.rank, "rank", context.rank))
+        self._name = context.replica_id.unique_id
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._settings = settings
+        self._orders: asyncio.Task[None] | None = None
+        self._port: RayPort | None = None
+        self._reuse: Any = None
+        self._llm, self._thread = start_engine(engine_config(settings), settings.engine.log_stats)
+        if settings.kv.enabled:
+            self._join_cache(context.app_name, settings)
+
+    def _join_cache(self, app_name: str, settings: Settings) -> None:
+        from deployments.kv_reuse import KVReuse
+
+        config = self._llm.vllm_config
+        self._port = RayPort(app_name, self._name, self._node_id, settings.kv)
+        self._reuse = KVReuse(
+            self._thread, config, settings, self._port, model_identity(config).fingerprint(), str(self.rank)
+        )
+        self._orders = asyncio.get_running_loop().create_task(self._obey())
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
+        """vLLM's outputs for one prompt, as they come. Cancelling the call aborts the request in the engine."""
+        plan = await self._plan(request)
+        params = request.sampling_params
+        # Whatever a client put there must not reach the connector: a plan comes from the manager only.
+        transfer = {"kv_transfer_params": {PLAN: plan}} if plan else {}
+        kept = {k: v for k, v in (params.extra_args or {}).items() if k != "kv_transfer_params"}
+        params.extra_args = {**kept, **transfer} or None
+        admitted = False
+        try:
+            async for output in self._llm.generate(
+                {"type": "token", "prompt_token_ids": request.prompt_token_ids, "cache_salt": request.cache_salt},
+                params,
+                request.request_id,
+                priority=request.priority,
+                reasoning_ended=request.reasoning_ended,
+                reasoning_parser_kwargs=request.reasoning_parser_kwargs,
+                trace_headers=request.trace_headers or None,
+            ):
+                admitted = True
+                output.prompt_token_ids = None
+                yield output
+        finally:
+            if plan and self._port and not admitted:
+                self._port.release(plan["lease_id"])
+
+    async def metrics(self, call: PinnedCall) -> str:
+        """This process's Prometheus text: vLLM's own metrics and the transfer counters."""
+        from deployments.replica_metrics import replica_metrics_text
+
+        del call
+        return await asyncio.to_thread(replica_metrics_text, str(self.rank), self._port, self._reuse)
+
+    async def status(self, call: PinnedCall) -> dict[str, Any]:
+        """Blocks, transfers and degradations, for people and tests."""
+        del call
+        status: dict[str, Any] = {"rank": self.rank, "pid": os.getpid(), "node_id": self._node_id}
+        status["unfinished_requests"] = self._llm.get_num_unfinished_requests()
+        if self._reuse and self._port:
+            status["device"] = await asyncio.wrap_future(self._reuse.pool_usage())
+            status["saves_idle"] = self._reuse.transfer.is_idle()
+            status["degradations"] = dict(self._port.counters)
+        return status
+
+    def check_health(self) -> None:
+        """Serve replaces the replica when this raises: the engine is dead."""
+        if self._llm.errored:
+            raise RuntimeError(f"the engine of replica {self.rank} is dead: {self._thread.error!r}")
+
+    def __del__(self) -> None:
+        """Serve calls this after it has drained the replica's requests."""
+        if self._orders:
+            self._orders.cancel()
+        if self._reuse:
+            self._reuse.close()
+        if self._port:
+            self._port.close()
+        self._llm.shutdown()
+
+    async def _plan(self, request: GenerateRequest) -> PlanDict | None:
+        if self._port is None or not request.block_hashes:
+            return None
+        try:
+            answer = await self._port.manager.ask(
+                "plan", self._name, self._node_id, request.block_hashes, timeout_s=self._settings.kv.plan_deadline_s
+            )
+        except ManagerUnavailable:
+            self._port.count("plan_unanswered")
+            return None
+        if not answer or not answer[1]:
+            return None
+        return PlanDict(lease_id=answer[0], segments=answer[1])
+
+    async def _obey(self) -> None:
+        """Register with the manager, again with every new one, and carry out its orders."""
+        assert self._port is not None
+        manager = self._port.manager
+        while True:
+            try:
+                orders = await manager.ask(
+                    "take_orders", self._name, ORDERS_WAIT_S, timeout_s=ORDERS_WAIT_S + MANAGER_ANSWER_S
+                )
+                if orders is None:
+                    hashes = await asyncio.wrap_future(self._reuse.device_hashes())
+                    await manager.ask(
+                        "register_replica", self._name, self.rank, self._node_id, hashes, timeout_s=MANAGER_ANSWER_S
+                    )
+                    continue
+                for order in orders:
+                    await self._carry_out(order)
+            except ManagerUnavailable:
+                await asyncio.sleep(MANAGER_RETRY_S)
+            except Exception:
+                logger.exception("an order of the KV manager failed")
+                await asyncio.sleep(MANAGER_RETRY_S)
+
+    async def _carry_out(self, order: dict[str, Any]) -> None:
+        assert self._port is not None
+        if order["kind"] == "clear_device":
+            result = await asyncio.wrap_future(self._reuse.clear_device())
+            await asyncio.to_thread(self._port.flush)
+        else:
+            raise ValueError(f"unknown order {order['kind']!r}")
+        await self._port.manager.ask("acknowledge", order["id"], result, timeout_s=MANAGER_ANSWER_S)

@@ -1,0 +1,60 @@
+"""A replica's metrics: vLLM's own from the process's default registry, and the transfer threads' counters beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from deployments.ray_port import RayPort
+
+
+class TransferCollector:
+    """Reads the counters when Prometheus asks; the transfer threads pay nothing for it."""
+
+    def __init__(self, replica: str, port: RayPort, reuse: Any) -> None:
+        self._replica = replica
+        self._port = port
+        self._transfer = reuse.transfer
+
+    def collect(self) -> Iterable[Metric]:
+        """The metric families, labelled with the replica's rank."""
+        counters = self._transfer.counters
+        for name, text, value in (
+            ("segments_loaded", "Segments written into the device pool.", counters.segments_loaded),
+            ("segments_saved", "Segments sent to a tier.", counters.segments_saved),
+            ("bytes_loaded", "Bytes of segments loaded.", counters.bytes_loaded),
+            ("bytes_saved", "Bytes of segments sent to a tier.", counters.bytes_saved),
+            ("loads_failed", "Loads of which a part had to be recomputed.", counters.loads_failed),
+            ("saves_dropped", "Segments not saved for lack of room or of an answer.", counters.saves_dropped),
+        ):
+            family = CounterMetricFamily(f"crosskv_{name}", text, labels=["replica"])
+            family.add_metric([self._replica], value)
+            yield family
+        degraded = CounterMetricFamily(
+            "crosskv_degradations", "Times that a part of the cache was gone, late or wrong.", labels=["replica", "kind"]
+        )
+        for kind, value in sorted(self._port.counters.items()):
+            degraded.add_metric([self._replica, kind], value)
+        yield degraded
+
+
+def replica_metrics_text(replica: str, port: RayPort | None, reuse: Any) -> str:
+    """Prometheus text. vLLM labels its metrics by engine; all replicas would say 0, so a replica label is added."""
+    text = generate_latest(REGISTRY).decode()
+    lines = [_with_replica(line, replica) for line in text.splitlines() if line.startswith("vllm:")]
+    if port is not None and reuse is not None:
+        registry = CollectorRegistry()
+        registry.register(TransferCollector(replica, port, reuse))
+        lines.append(generate_latest(registry).decode())
+    return "\n".join(lines) + "\n"
+
+
+def _with_replica(sample: str, replica: str) -> str:
+    name, brace, rest = sample.partition("{")
+    if not brace:
+        name, _, value = sample.partition(" ")
+        return f'{name}{{replica="{replica}"}} {value}'
+    return f'{name}{{replica="{replica}",{rest}'

@@ -1,0 +1,139 @@
+"""`PrefixAffinityRouter`: a Ray Serve request router that sends a prompt where the least work is left.
+
+Translation only: the mirror, the cost and the reservations are `kvmanager.mirror` and `kvmanager.routing`. Imports
+neither vLLM nor torch, because Serve's controller loads this class too.
+
+Leans on ray 2.60.0: `RequestRouter` (alpha) with `initialize_state`, `choose_replicas`, `on_request_routed`,
+`on_request_completed`; `PendingRequest.args` and `routing_context.should_backoff`; the router of a handle lives in the
+handle's process and sees the very objects that were passed to `remote()`. `FIFOMixin` is left out: it would hand one
+request's choice to another.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ray.serve._private.common import ReplicaID
+from ray.serve._private.replica_result import ReplicaResult
+from ray.serve._private.request_router.common import PendingRequest
+from ray.serve._private.request_router.replica_wrapper import RunningReplica
+from ray.serve._private.request_router.request_router import RequestRouter
+
+from configs.settings import Settings
+from deployments.placement_feed import PlacementFeed
+from deployments.wire import GenerateRequest
+from kvmanager.keys import BlockHash
+from kvmanager.locations import Tier
+from kvmanager.mirror import TierHits
+from kvmanager.routing import RoutingState
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    """What the router needs of the settings; plain values, as they travel through Serve's controller."""
+
+    block_size: int
+    blocks_per_segment: int
+    device_credit: float
+    cpu_credit: float
+    redis_credit: float
+    decode_weight: float
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> RouterOptions:
+        """Pick them out."""
+        routing = settings.routing
+        return cls(
+            block_size=settings.block_size_tokens,
+            blocks_per_segment=settings.blocks_per_segment,
+            device_credit=routing.device_credit,
+            cpu_credit=routing.cpu_credit,
+            redis_credit=routing.redis_credit,
+            decode_weight=routing.decode_weight,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For Serve's `request_router_kwargs`."""
+        return asdict(self)
+
+
+class PrefixAffinityRouter(RequestRouter):
+    """See the module's docstring. All methods run on the router's event loop."""
+
+    def initialize_state(self, options: dict[str, Any]) -> None:
+        """Called by Serve with `request_router_kwargs`, before the first request."""
+        self._options = RouterOptions(**options)
+        self._state = RoutingState(self._options.block_size, self._options.decode_weight)
+        self._state.credits = {
+            Tier.DEVICE: self._options.device_credit,
+            Tier.CPU: self._options.cpu_credit,
+            Tier.REDIS: self._options.redis_credit,
+        }
+        self._feed: PlacementFeed | None = None
+        self._in_prefill: dict[str, GenerateRequest] = {}
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Ranks of one replica each, cheapest first; a pinned request has one rank."""
+        feed = self._follow_placement()
+        if pending_request is None:
+            return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True
+        request = pending_request.args[0] if pending_request.args else None
+        by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        pin = getattr(request, "replica_pin", None)
+        if pin is not None:
+            return [[replica] for name, replica in by_name.items() if feed.ranks.get(name) == pin]
+        if not isinstance(request, GenerateRequest):
+            return [candidate_replicas]
+        self._note_first_tokens()
+        hits = self._hits(request, list(by_name))
+        order = self._state.rank(list(by_name), hits, len(request.prompt_token_ids), time.monotonic())
+        return [[by_name[name]] for name in order]
+
+    def on_request_routed(
+        self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
+    ) -> None:
+        """Count the request at its replica at once, before anybody reports it, or a burst would herd."""
+        request = pending_request.args[0] if pending_request.args else None
+        if not isinstance(request, GenerateRequest):
+            return
+        name, internal_id = replica_id.unique_id, pending_request.metadata.internal_request_id
+        hit_blocks = sum(self._hits(request, [name])[name])
+        prompt_tokens = len(request.prompt_token_ids)
+        uncached = max(0, prompt_tokens - hit_blocks * self._options.block_size)
+        blocks = -(-prompt_tokens // self._options.block_size)
+        self._state.route(internal_id, name, uncached, blocks)
+        self._in_prefill[internal_id] = request
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """The request has ended, in whatever way."""
+        self._in_prefill.pop(internal_request_id, None)
+        self._state.finished(internal_request_id)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Serve tells which replicas run; forget the load of those that are gone."""
+        gone = {replica_id.unique_id for replica_id in self._replicas} - {r.replica_id.unique_id for r in replicas}
+        super().update_replicas(replicas)
+        for name in gone:
+            self._state.forget_replica(name)
+
+    def _follow_placement(self) -> PlacementFeed:
+        """Start the mirror on the first request: only then is there a loop that will stay."""
+        if self._feed is None:
+            self._feed = PlacementFeed(self._deployment_id.app_name, self._options.blocks_per_segment)
+        return self._feed
+
+    def _hits(self, request: GenerateRequest, names: list[str]) -> dict[str, TierHits]:
+        mirror = self._follow_placement().mirror
+        hashes = [BlockHash(block) for block in request.block_hashes]
+        return {name: mirror.coverage(hashes, name) for name in names}
+
+    def _note_first_tokens(self) -> None:
+        for internal_id, request in list(self._in_prefill.items()):
+            if request.progress.first_token:
+                del self._in_prefill[internal_id]
+                self._state.first_token(internal_id)

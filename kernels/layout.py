@@ -1,0 +1,90 @@
+"""How one layer of vLLM's paged KV cache lies in memory, and how a segment does.
+
+A layer is one tensor of logical shape ``(blocks, kv_heads, block_size, 2 * head_dim)``. What the last two dimensions
+hold is the attention backend's own affair: ``LayoutKind`` names the three arrangements we know, read off vLLM 0.32.0.
+A segment, which every tier stores, has one arrangement for all of them, so that a segment written by one machine is
+readable by any other: ``[layer, k|v, token, kv_head, head_dim]``, contiguous.
+"""
+
+import enum
+from dataclasses import dataclass
+
+import torch
+
+
+class LayoutKind(enum.Enum):
+    """The order of the elements inside a block. T is the block size, D the head dimension; all orders are row-major."""
+
+    CPU_VEC = "cpu_vec"
+    """CPU backend, isa "vec" and "vec16". Per head: K as ``[D, T]``, then V as ``[T, D]``.
+    Source: vllm csrc/cpu/cpu_attn_vec.hpp, reshape_and_cache; cpu_attn_vec16.hpp inherits it."""
+
+    CPU_AMX = "cpu_amx"
+    """CPU backend, isa "amx", bfloat16: the operand tiles of TDPBF16PS. Per head: K as ``[T / 16, D / 2, 16, 2]`` =
+    (token group, dim pair, token, dim), then V as ``[D / 16, T / 2, 16, 2]`` = (dim group, token pair, dim, token).
+    Source: vllm csrc/cpu/cpu_attn_amx.hpp, reshape_and_cache."""
+
+    CUDA_FLASH = "cuda_flash"
+    """FlashAttention and Triton attention on CUDA. Per head and token: K's D elements, then V's. Any strides, so that
+    both of vLLM's memory orders (NHD and HND) are views of this one.
+    Source: vllm/v1/attention/backends/flash_attn.py, do_kv_cache_update."""
+
+
+_KIND_OF_CPU_ISA = {"vec": LayoutKind.CPU_VEC, "vec16": LayoutKind.CPU_VEC, "amx": LayoutKind.CPU_AMX}
+
+# Each kind counts tokens and dims in whole tiles of this many; vLLM's own kernels ask for the same or more.
+_TOKEN_TILE = {LayoutKind.CPU_VEC: 16, LayoutKind.CPU_AMX: 32, LayoutKind.CUDA_FLASH: 1}
+_DIM_TILE = {LayoutKind.CPU_VEC: 16, LayoutKind.CPU_AMX: 32, LayoutKind.CUDA_FLASH: 1}
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedLayout:
+    """The arrangement and the shape of every layer of one paged KV cache.
+
+    Raises ValueError when no attention backend could have such a cache.
+    """
+
+    kind: LayoutKind
+    block_size: int
+    """Tokens per block."""
+    num_kv_heads: int
+    """KV heads per layer on this rank."""
+    head_dim: int
+    """Elements per head, the same for K and V."""
+    dtype: torch.dtype
+    """Element type of the cache. FP8 caches are refused: their scales are not part of a segment."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"KV cache dtype {self.dtype} is not supported, only {', '.join(map(str, _DTYPES))}")
+        if self.kind is LayoutKind.CPU_AMX and self.dtype is not torch.bfloat16:
+            raise ValueError(f"vLLM uses the amx layout for bfloat16 only, not for {self.dtype}")
+        if self.num_kv_heads < 1:
+            raise ValueError(f"num_kv_heads must be at least 1, got {self.num_kv_heads}")
+        if self.block_size < 1 or self.block_size % _TOKEN_TILE[self.kind]:
+            raise ValueError(f"{self.kind.value}: block_size {self.block_size} is not n * {_TOKEN_TILE[self.kind]}")
+        if self.head_dim < 1 or self.head_dim % _DIM_TILE[self.kind]:
+            raise ValueError(f"{self.kind.value}: head_dim {self.head_dim} is not n * {_DIM_TILE[self.kind]}")
+
+    @property
+    def block_shape(self) -> tuple[int, int, int]:
+        """Shape of one block of one layer: ``(kv_heads, block_size, 2 * head_dim)``."""
+        return self.num_kv_heads, self.block_size, 2 * self.head_dim
+
+    def segment_shape(self, num_layers: int, num_blocks: int) -> tuple[int, int, int, int, int]:
+        """Shape of a segment of ``num_blocks`` blocks: ``(layer, k|v, token, kv_head, head_dim)``."""
+        return num_layers, 2, num_blocks * self.block_size, self.num_kv_heads, self.head_dim
+
+
+def cpu_layout_for(isa: str, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> PagedLayout:
+    """The layout that vLLM's CPU attention uses under ``isa`` (what its ``_get_attn_isa`` returns).
+
+    Raises ValueError for an isa whose layout no test has held to vLLM's ("neon", "rvv", "vxe", "vsx"), and for a shape
+    that the isa cannot have.
+    """
+    kind = _KIND_OF_CPU_ISA.get(isa)
+    if kind is None:
+        raise ValueError(f"no verified KV layout for CPU attention isa {isa!r}, only for {sorted(_KIND_OF_CPU_ISA)}")
+    return PagedLayout(kind, block_size, num_kv_heads, head_dim, dtype)

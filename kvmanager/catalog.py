@@ -1,0 +1,256 @@
+"""The catalogue: which copy of which segment is where, and every way in which that may change.
+
+Invariants, per location, after every public method (`tests/kvmanager` checks them after random operations):
+
+- **Closed chains.** The parent of a RESIDENT copy is RESIDENT; that of a HELD or RESERVED one is any of the three. Each
+  location stands by itself, so that losing one location orphans nothing at another, and Redis can outlive all others.
+- **Leaf-first.** A copy is exposed to the eviction policy exactly while it is RESIDENT, without children and leases.
+- **Budgets.** The bytes of all copies, promised ones included, never exceed the budget.
+- **Told.** A copy is RESIDENT exactly between its "seg+" and its "seg-" event.
+
+Costs: each method is O(log n) per copy that it changes, unless its docstring says otherwise. One thread.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from kvmanager.deltas import DeltaLog, Event
+from kvmanager.directives import Directive, evict
+from kvmanager.hotness import HotnessClock
+from kvmanager.keys import SegmentKey
+from kvmanager.locations import Location, Tier
+from kvmanager.nodes import Copy, CopyState, Node
+from kvmanager.policies.base import EvictionPolicy
+from kvmanager.segments import SegmentSpan
+from kvmanager.stores import Store
+from kvmanager.trie import PrefixTrie
+
+
+def evictions(copies: Iterable[Copy]) -> tuple[Directive, ...]:
+    """Return the orders that free copies the catalogue has forgotten, one per location, keys in the given order."""
+    keys: dict[Location, list[SegmentKey]] = {}
+    for copy in copies:
+        keys.setdefault(copy.store.location, []).append(copy.node.key)
+    return tuple(evict(location, tuple(gone)) for location, gone in keys.items())
+
+
+class Catalog:
+    """The trie, the stores, and the transitions between the states of `kvmanager.nodes`."""
+
+    def __init__(
+        self, trie: PrefixTrie, clock: HotnessClock, log: DeltaLog, make_policy: Callable[[], EvictionPolicy]
+    ) -> None:
+        self.trie = trie
+        self.stores: dict[Location, Store] = {}
+        self._clock = clock
+        self._log = log
+        self._make_policy = make_policy
+
+    def store(self, location: Location) -> Store:
+        """Return the store of a shared location; a new one has no budget. Raises ValueError for a device."""
+        store = self.stores.get(location)
+        if store is None:
+            if location.tier is Tier.DEVICE:
+                raise ValueError(f"{location} is a device pool, which its replica manages: no segment is stored there")
+            store = self.stores[location] = Store(location, self._make_policy())
+        return store
+
+    def know(self, span: SegmentSpan) -> Node | None:
+        """Return the node of a segment, made with one use if it is new; None when its parent is not known.
+
+        The node may start elsewhere than ``span`` if it is stored in that cut; the caller compares.
+        """
+        node = self.trie.nodes.get(span.key)
+        if node is None:
+            return self.trie.insert(span, self._clock.now)
+        if node.start_block != span.start_block and node.copies is None and not self.trie.reshape(node, span):
+            return None
+        return node
+
+    def use(self, node: Node) -> None:
+        """Count one use of a node."""
+        node.score = self._clock.used(node.score)
+        copy = node.copies
+        if copy is None:
+            self.trie.ghost_used(node)
+        while copy is not None:
+            copy.store.policy.used(copy)
+            copy = copy.next
+
+    def upheld(self, node: Node, store: Store) -> bool:
+        """Return whether a copy of ``node`` at ``store`` would have its parent there, or a promise of it."""
+        if node.parent is None:
+            return True
+        parent = node.parent.copy_at(store)
+        return parent is not None and parent.upholds
+
+    def reserve(self, store: Store, node: Node, nbytes: int) -> tuple[Copy, list[Copy]] | None:
+        """Promise ``nbytes`` to a node that is upheld and has no copy here; None if too little may be evicted for it.
+
+        Returns the copy and the copies evicted for it, children first. A refusal changes nothing. O(log n) per victim.
+        """
+        if nbytes > store.budget_bytes:
+            return None
+        copy = Copy(node, store, nbytes)
+        self._cover_parent(copy)
+        victims = self._make_room(copy)
+        if victims is None:
+            self._uncover_parent(copy)
+            return None
+        if node.copies is None:
+            self.trie.no_longer_ghost(node)
+        copy.next, node.copies = node.copies, copy
+        store.used_bytes += nbytes
+        store.reserved_bytes += nbytes
+        return copy, victims
+
+    def commit(self, copy: Copy, nbytes: int) -> None:
+        """Note that the tier owns the complete bytes of a RESERVED copy, and publish it if its chain is there.
+
+        ``nbytes`` is what the tier really stored; the caller has checked that the budget allows it. O(children) when
+        children were committed before it.
+        """
+        store = copy.store
+        store.reserved_bytes -= copy.nbytes
+        store.used_bytes += nbytes - copy.nbytes
+        copy.nbytes = nbytes
+        copy.state = CopyState.HELD
+        parent = self._parent_of(copy)
+        if parent is None or parent.state is CopyState.RESIDENT:
+            self._publish(copy)
+
+    def lease(self, copy: Copy) -> None:
+        """Keep a RESIDENT copy from being evicted until the matching `unlease`."""
+        if copy.evictable:
+            copy.store.policy.shield(copy)
+        copy.leases += 1
+
+    def unlease(self, copy: Copy) -> bool:
+        """End one lease; return whether the copy was waiting for it and is to be evicted now."""
+        copy.leases -= 1
+        if copy.evictable:
+            copy.store.policy.expose(copy)
+        if copy.state is CopyState.DOOMED and copy.leases == 0:
+            self._forget(copy)
+            return True
+        return False
+
+    def uproot(self, copy: Copy, *, bytes_lost: bool) -> list[Copy]:
+        """Take a copy and all that counts on it out of its location; return what the tier must free, children first.
+
+        ``bytes_lost``: the tier has lost the bytes of ``copy`` itself, or never got them. Leased copies leave the index
+        at once, and the tier when the lease ends. O(subtree and its siblings).
+        """
+        if copy.state is CopyState.DOOMED:
+            if bytes_lost:
+                self._forget(copy)
+            return []
+        freed: list[Copy] = []
+        for member in reversed(list(self._subtree(copy))):
+            lost = member.state is CopyState.RESERVED or (member is copy and bytes_lost)
+            if member.evictable:
+                member.store.policy.shield(member)
+            self._uncover_parent(member)
+            self._withdraw(member)
+            if member.leases and not lost:
+                member.state = CopyState.DOOMED
+                continue
+            self._forget(member)
+            if not lost:
+                freed.append(member)
+        return freed
+
+    def copies_at(self, store: Store) -> list[Copy]:
+        """Return all copies at a location, heads of chains first. O(index): for lost or cleared locations only."""
+        found = (node.copy_at(store) for node in self.trie.nodes.values())
+        return sorted((copy for copy in found if copy is not None), key=lambda copy: copy.node.start_block)
+
+    def placement(self) -> Iterator[Event]:
+        """Yield the events that would build the present placement. O(index)."""
+        for node in self.trie.nodes.values():
+            for copy in node.all_copies():
+                if copy.state is CopyState.RESIDENT:
+                    tier, holder = copy.store.location
+                    yield ("seg+", tier.value, holder, node.key, node.start_block, node.num_blocks)
+
+    def _make_room(self, copy: Copy) -> list[Copy] | None:
+        store, policy = copy.store, copy.store.policy
+        missing = copy.nbytes - store.free_bytes
+        victims: list[Copy] = []
+        while missing > 0:
+            victim = policy.victim()
+            if victim is None or not policy.admits(copy.node, victim):
+                for spared in reversed(victims):
+                    self._cover_parent(spared)
+                    policy.expose(spared)
+                return None
+            policy.shield(victim)
+            self._uncover_parent(victim)
+            victims.append(victim)
+            missing -= victim.nbytes
+        for victim in victims:
+            self._withdraw(victim)
+            self._forget(victim)
+        return victims
+
+    def _parent_of(self, copy: Copy) -> Copy | None:
+        parent = copy.node.parent
+        return None if parent is None else parent.copy_at(copy.store)
+
+    def _cover_parent(self, copy: Copy) -> None:
+        parent = self._parent_of(copy)
+        if parent is not None:
+            if parent.evictable:
+                parent.store.policy.shield(parent)
+            parent.children += 1
+
+    def _uncover_parent(self, copy: Copy) -> None:
+        parent = self._parent_of(copy)
+        if parent is not None:
+            parent.children -= 1
+            if parent.evictable:
+                parent.store.policy.expose(parent)
+
+    def _publish(self, head: Copy) -> None:
+        ready = [head]
+        while ready:
+            copy = ready.pop()
+            copy.state = CopyState.RESIDENT
+            copy.store.resident_segments += 1
+            node = copy.node
+            tier, holder = copy.store.location
+            self._log.append(("seg+", tier.value, holder, node.key, node.start_block, node.num_blocks))
+            if copy.children:
+                below = (child.copy_at(copy.store) for child in node.children())
+                ready.extend(child for child in below if child is not None and child.state is CopyState.HELD)
+            else:
+                copy.store.policy.expose(copy)
+
+    def _withdraw(self, copy: Copy) -> None:
+        if copy.state is CopyState.RESERVED:
+            copy.store.reserved_bytes -= copy.nbytes
+        elif copy.state is CopyState.RESIDENT:
+            copy.store.resident_segments -= 1
+            tier, holder = copy.store.location
+            self._log.append(("seg-", tier.value, holder, copy.node.key))
+
+    def _forget(self, copy: Copy) -> None:
+        copy.state = CopyState.GONE
+        copy.store.used_bytes -= copy.nbytes
+        node = copy.node
+        if node.copies is copy:
+            node.copies = copy.next
+        else:
+            before = next(other for other in node.all_copies() if other.next is copy)
+            before.next = copy.next
+        copy.next = None
+        if node.copies is None:
+            self.trie.became_ghost(node)
+
+    def _subtree(self, head: Copy) -> Iterator[Copy]:
+        pending = [head]
+        while pending:
+            copy = pending.pop()
+            yield copy
+            if copy.children:
+                below = (child.copy_at(copy.store) for child in copy.node.children())
+                pending.extend(child for child in below if child is not None and child.upholds)

@@ -1,0 +1,95 @@
+"""Block hashes, segment keys and the salt: one identity for a prefix, everywhere.
+
+The hash of a block is vLLM's own (``prefix_caching_hash_algo="sha256_cbor"``, vllm/v1/core/kv_cache_utils.py), so that
+the ingress, the manager, every tier and the engine's prefix cache name the same tokens by the same 32 bytes. All that
+decides a KV value beside the tokens (model, tenant, fidelity) is folded into the *salt*, which enters the first block
+and through the chain of hashes every later one. Equal key, equal KV; nothing else has to be compared.
+
+Needs ``PYTHONHASHSEED`` unset in the engine's process: vLLM derives the root of the chain from it when it is set.
+Pure functions: any thread.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import NewType
+
+import cbor2
+
+BlockHash = NewType("BlockHash", bytes)
+"""Hash (32 bytes) of a full block's tokens and of everything before them."""
+
+SegmentKey = NewType("SegmentKey", bytes)
+"""Name of a segment: the hash of its last block."""
+
+HASH_BYTES = 32
+
+
+def _sha256_cbor(value: object) -> bytes:
+    return hashlib.sha256(cbor2.dumps(value, canonical=True)).digest()
+
+
+ROOT_HASH = BlockHash(_sha256_cbor("vllm-none-hash"))
+"""Parent of every first block; vLLM's ``NONE_HASH`` for its default seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """All that KV values depend on beside tokens. Two engines may share KV only if every field is equal."""
+
+    weights: str
+    """Identity of the weights: a revision or a digest of the checkpoint, not its display name."""
+    dtype: str
+    """Element type of the KV cache, e.g. ``bfloat16``."""
+    kv_layout_version: int
+    """Version of the canonical segment layout that the kernels write."""
+    block_size: int
+    """Tokens per block."""
+    rope: str
+    """Canonical text of the rotary-embedding parameters (base, scaling)."""
+    num_layers: int
+    num_kv_heads: int
+    """KV heads that one rank holds."""
+    head_dim: int
+    lora: str = ""
+    """Identity of the LoRA adapter, empty for none."""
+    rank: int = 0
+    """Parallel rank whose shard the KV belongs to."""
+    world_size: int = 1
+    """Ranks the model is split over: rank 1 of 2 and rank 1 of 4 hold different heads."""
+
+    def fingerprint(self) -> bytes:
+        """Return the 32-byte digest that stored segments carry and the salt contains."""
+        return _sha256_cbor(("crosskv-model", astuple(self)))
+
+
+def cache_salt(fingerprint: bytes, tenant: str, fidelity: str = "exact") -> str:
+    """Return the salt (64 hex characters) that separates models, tenants and fidelities in every key.
+
+    Each part is hashed with its length before it, so that no two triples run together into one.
+    """
+    digest = hashlib.sha256(b"crosskv-salt")
+    for part in (fingerprint, tenant.encode(), fidelity.encode()):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def block_hashes(token_ids: Sequence[int], block_size: int, salt: str) -> list[BlockHash]:
+    """Return the hash of each full block of ``token_ids``; the tokens of a last, partial block have none.
+
+    O(len(token_ids)). Raises ValueError for a block size below 1 and for an empty salt, which would share KV between
+    tenants.
+    """
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1 token, got {block_size}")
+    if not salt:
+        raise ValueError("an empty salt would let tenants and models share KV: pass cache_salt(...)")
+    hashes: list[BlockHash] = []
+    parent: bytes = ROOT_HASH
+    extra_keys: tuple[tuple[str, str], ...] | None = (("cache_salt", salt),)
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        parent = _sha256_cbor((parent, tuple(token_ids[start : start + block_size]), extra_keys))
+        hashes.append(BlockHash(parent))
+        extra_keys = None
+    return hashes

@@ -1,0 +1,23 @@
+"""Where KV may live: a tier, and who holds it there."""
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Tier(Enum):
+    """A kind of memory, fastest first."""
+
+    DEVICE = "device"
+    """A replica's own block pool. Not shared: only that replica reads it."""
+    CPU = "cpu"
+    """The Ray object store of one node, owned by its tier actor. Shared."""
+    REDIS = "redis"
+    """Redis. Shared, and outlives every process of the server."""
+
+
+class Location(NamedTuple):
+    """One place with a budget of its own."""
+
+    tier: Tier
+    holder: str
+    """Replica id (device), node id (cpu) or the empty string (redis)."""

@@ -1,0 +1,134 @@
+"""The entries of the index: a node per known segment, a copy per place where its bytes are.
+
+Life of a copy, at one location:
+
+=========  =====================================================  ==================  ================
+state      means                                                  counts in budget    visible to plans
+=========  =====================================================  ==================  ================
+RESERVED   somebody may store the bytes                           yes                 no
+HELD       the tier owns the bytes, but not yet those of the      yes                 no
+           parent: a chain is published from its head on
+RESIDENT   the tier owns the bytes and the whole chain before     yes                 yes
+DOOMED     to be evicted when the last lease on it ends           yes                 no
+GONE       forgotten; only a lease may still point to it          no                  no
+=========  =====================================================  ==================  ================
+
+RESERVED -> HELD -> RESIDENT -> DOOMED -> GONE; each state may lead straight to GONE, RESERVED straight to RESIDENT.
+
+A million nodes are the size to plan for: slots, intrusive links, no container per node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from kvmanager.score_heap import OUTSIDE
+from kvmanager.segments import SegmentSpan
+
+if TYPE_CHECKING:
+    from kvmanager.stores import Store
+
+
+class CopyState(Enum):
+    """See the table above."""
+
+    RESERVED = "reserved"
+    HELD = "held"
+    RESIDENT = "resident"
+    DOOMED = "doomed"
+    GONE = "gone"
+
+
+class Node:
+    """One known segment: its place in the trie, its hotness, its copies. A node without a copy is a *ghost*."""
+
+    __slots__ = (
+        "copies",
+        "first_child",
+        "key",
+        "kind",
+        "next_sibling",
+        "num_blocks",
+        "parent",
+        "position",
+        "previous_sibling",
+        "score",
+        "start_block",
+    )
+
+    def __init__(self, span: SegmentSpan, score: float) -> None:
+        self.key = span.key
+        self.start_block = span.start_block
+        self.num_blocks = span.num_blocks
+        self.kind = span.kind
+        self.score = score
+        """Hotness; see `kvmanager.hotness`."""
+        self.parent: Node | None = None
+        self.first_child: Node | None = None
+        self.next_sibling: Node | None = None
+        self.previous_sibling: Node | None = None
+        self.copies: Copy | None = None
+        """First of a linked list: a node has few copies, nearly always one."""
+        self.position = OUTSIDE
+        """In the heap of ghosts."""
+
+    @property
+    def end_block(self) -> int:
+        """First block after the segment."""
+        return self.start_block + self.num_blocks
+
+    def all_copies(self) -> Iterator[Copy]:
+        """Yield the copies, in any state but GONE."""
+        copy = self.copies
+        while copy is not None:
+            yield copy
+            copy = copy.next
+
+    def copy_at(self, store: Store) -> Copy | None:
+        """Return the copy at one location, in any state but GONE."""
+        copy = self.copies
+        while copy is not None and copy.store is not store:
+            copy = copy.next
+        return copy
+
+    def children(self) -> Iterator[Node]:
+        """Yield the nodes that continue this one, ghosts too. O(children): never for a request."""
+        child = self.first_child
+        while child is not None:
+            yield child
+            child = child.next_sibling
+
+
+class Copy:
+    """A segment's bytes at one location, or the right to put them there."""
+
+    __slots__ = ("children", "leases", "nbytes", "next", "node", "position", "state", "store")
+
+    def __init__(self, node: Node, store: Store, nbytes: int) -> None:
+        self.node = node
+        self.store = store
+        self.nbytes = nbytes
+        self.state = CopyState.RESERVED
+        self.children = 0
+        """Copies of child nodes at this location that count on this one: RESERVED, HELD or RESIDENT."""
+        self.leases = 0
+        self.next: Copy | None = None
+        self.position = OUTSIDE
+        """In the heap of the eviction policy."""
+
+    @property
+    def evictable(self) -> bool:
+        """Whether it may go now: a leaf of what its location holds, and nobody is copying it."""
+        return self.state is CopyState.RESIDENT and self.children == 0 and self.leases == 0
+
+    @property
+    def resident(self) -> bool:
+        """Whether a plan may contain it."""
+        return self.state is CopyState.RESIDENT
+
+    @property
+    def upholds(self) -> bool:
+        """Whether a child may count on it: it has bytes, or a promise of them, and is not on its way out."""
+        return self.state in (CopyState.RESIDENT, CopyState.HELD, CopyState.RESERVED)

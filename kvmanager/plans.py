@@ -1,0 +1,171 @@
+"""Plans: what one replica may load for one prompt, and the leases that keep it there meanwhile.
+
+A lease is a promise with an end: until it is released or `lease_s` has passed, what the plan handed out is not evicted.
+Whoever dies without releasing delays evictions by that time at most. ``now`` never goes backwards, so leases end in the
+order in which they were made, and expiring costs only what expires. One thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from kvmanager.catalog import Catalog
+from kvmanager.keys import BlockHash, SegmentKey
+from kvmanager.locations import Location, Tier
+from kvmanager.nodes import Copy, Node
+from kvmanager.prefix_reach import prefix_reach
+
+
+class PlanReason(StrEnum):
+    """Why a plan is what it is."""
+
+    HIT = "hit"
+    """There is something to load."""
+    DEVICE = "device"
+    """The replica holds on its device all that is stored of this prompt."""
+    EVICTED = "evicted"
+    """The prompt's beginning was seen before, but is stored nowhere (any more, or yet)."""
+    COLD = "cold"
+    """Never seen, or forgotten."""
+
+
+class PlannedSegment(NamedTuple):
+    """One segment to load, and from where."""
+
+    key: SegmentKey
+    start_block: int
+    num_blocks: int
+    location: Location
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Consecutive segments to load, in order. The first may begin inside the device prefix, but ends after it."""
+
+    lease_id: int
+    """0 when there is nothing to load, and so nothing to release."""
+    segments: tuple[PlannedSegment, ...]
+    reason: PlanReason
+
+
+@dataclass(slots=True)
+class _Lease:
+    replica: str
+    deadline: float
+    copies: list[Copy]
+
+
+class Planner:
+    """Makes plans and keeps their leases."""
+
+    def __init__(self, catalog: Catalog, blocks_per_segment: int, lease_s: float) -> None:
+        self._catalog = catalog
+        self._blocks_per_segment = blocks_per_segment
+        self._lease_s = lease_s
+        self._leases: dict[int, _Lease] = {}
+        self._last_id = 0
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def plan(self, now: float, replica: str, node: str, hashes: Sequence[BlockHash], device_blocks: int) -> Plan:
+        """Count one use of every known node that begins this prompt, and lease what can be loaded.
+
+        O(segments of the prompt), plus O(log n) for the heap entries of leaves.
+        """
+        known = self.deepest_known(hashes)
+        stored = self.deepest_stored(hashes)
+        self._count_use(known, stored)
+        chain: list[Node] = []
+        step = stored
+        while step is not None and step.end_block > device_blocks:
+            chain.append(step)
+            step = step.parent
+        if not chain:
+            reason = PlanReason.DEVICE if stored else PlanReason.EVICTED if known else PlanReason.COLD
+            return Plan(0, (), reason)
+        chain.reverse()
+        copies = [_nearest(link, node) for link in chain]
+        for copy in copies:
+            self._catalog.lease(copy)
+        self._last_id += 1
+        self._leases[self._last_id] = _Lease(replica, now + self._lease_s, copies)
+        segments = tuple(
+            PlannedSegment(link.key, link.start_block, link.num_blocks, copy.store.location, copy.nbytes)
+            for link, copy in zip(chain, copies, strict=True)
+        )
+        return Plan(self._last_id, segments, PlanReason.HIT)
+
+    def release(self, lease_id: int) -> list[Copy]:
+        """End a lease, if it has not ended yet; return the copies whose eviction waited for it."""
+        lease = self._leases.pop(lease_id, None)
+        if lease is None:
+            return []
+        return [copy for copy in lease.copies if self._catalog.unlease(copy)]
+
+    def expire(self, now: float) -> list[Copy]:
+        """End the leases whose time is over; return the copies whose eviction waited for them. O(expired)."""
+        freed: list[Copy] = []
+        while self._leases:
+            lease_id, lease = next(iter(self._leases.items()))
+            if lease.deadline > now:
+                break
+            freed += self.release(lease_id)
+        return freed
+
+    def forget_replica(self, replica: str) -> list[Copy]:
+        """End the leases of a replica that is gone; return the copies whose eviction waited for them. O(leases)."""
+        orphaned = [lease_id for lease_id, lease in self._leases.items() if lease.replica == replica]
+        return [copy for lease_id in orphaned for copy in self.release(lease_id)]
+
+    def deepest_known(self, hashes: Sequence[BlockHash]) -> Node | None:
+        """Return the known node that covers most leading blocks of a prompt. Its ancestors cover all before it."""
+        nodes = self._catalog.trie.nodes
+        reached = prefix_reach(hashes, self._blocks_per_segment, nodes.__contains__)
+        return nodes[hashes[reached - 1]] if reached else None
+
+    def deepest_stored(self, hashes: Sequence[BlockHash], tier: Tier | None = None) -> Node | None:
+        """Return the node stored in a tier, or in any shared one, that covers most leading blocks of a prompt."""
+        nodes = self._catalog.trie.nodes
+        reached = prefix_reach(hashes, self._blocks_per_segment, lambda block: _is_stored(nodes.get(block), tier))
+        return nodes[hashes[reached - 1]] if reached else None
+
+    def oldest_s(self, now: float) -> float:
+        """Return the age in seconds of the oldest lease, 0 without any."""
+        oldest = next(iter(self._leases.values()), None)
+        return 0.0 if oldest is None else now - (oldest.deadline - self._lease_s)
+
+    def _count_use(self, known: Node | None, stored: Node | None) -> None:
+        """Count one use of the ancestors of both nodes, which part ways only after their last common cut."""
+        use = self._catalog.use
+        while known is not stored:
+            if known is not None and (stored is None or known.end_block > stored.end_block):
+                use(known)
+                known = known.parent
+            elif stored is not None:
+                use(stored)
+                stored = stored.parent
+        while known is not None:
+            use(known)
+            known = known.parent
+
+
+def _is_stored(node: Node | None, tier: Tier | None) -> bool:
+    if node is None:
+        return False
+    return any(copy.resident and tier in (None, copy.store.location.tier) for copy in node.all_copies())
+
+
+def _nearest(node: Node, reader: str) -> Copy:
+    """Return the RESIDENT copy that a process on node ``reader`` reads fastest: own CPU tier, another's, Redis."""
+    only = node.copies
+    if only is not None and only.next is None:
+        return only
+
+    def distance(copy: Copy) -> tuple[bool, bool]:
+        tier, holder = copy.store.location
+        return tier is not Tier.CPU, holder != reader
+
+    return min((copy for copy in node.all_copies() if copy.resident), key=distance)

@@ -1,0 +1,56 @@
+"""Readable descriptions of the index, for the control API. Nothing here changes anything or counts a use."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvmanager.catalog import Catalog
+from kvmanager.device_index import DeviceIndex
+from kvmanager.hotness import HotnessClock
+from kvmanager.keys import BlockHash
+from kvmanager.locations import Tier
+from kvmanager.nodes import Node
+from kvmanager.plans import Planner
+from kvmanager.stores import Store
+
+
+def lookup_report(
+    catalog: Catalog, planner: Planner, devices: DeviceIndex, clock: HotnessClock, hashes: Sequence[BlockHash]
+) -> dict[str, Any]:
+    """Describe what is known of a prompt: leading blocks per replica and per shared tier, and the segments."""
+    report: dict[str, Any] = {
+        "blocks": len(hashes),
+        "device": {replica: devices.leading_blocks(replica, hashes) for replica, _ in devices.replicas()},
+    }
+    for tier in (Tier.CPU, Tier.REDIS):
+        stored = planner.deepest_stored(hashes, tier)
+        report[tier.value] = stored.end_block if stored is not None else 0
+    path: list[Node] = []
+    node = planner.deepest_known(hashes)
+    while node is not None:
+        path.append(node)
+        node = node.parent
+    report["segments"] = [
+        {
+            "key": node.key.hex(),
+            "start": node.start_block,
+            "num_blocks": node.num_blocks,
+            "tiers": sorted({copy.store.location.tier.value for copy in node.all_copies() if copy.resident}),
+            "kind": node.kind.value,
+            "uses": clock.uses(node.score),
+        }
+        for node in reversed(path)
+    ]
+    return report
+
+
+def store_report(store: Store) -> dict[str, Any]:
+    """Describe one location."""
+    tier, holder = store.location
+    return {
+        "tier": tier.value,
+        "holder": holder,
+        "segments": store.resident_segments,
+        "bytes": store.used_bytes,
+        "reserved_bytes": store.reserved_bytes,
+        "budget_bytes": store.budget_bytes,
+    }

@@ -1,0 +1,1 @@
+"""Training of the embedded demo model from generated worlds of facts; see `models/README.md`."""

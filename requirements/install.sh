@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Creates .venv and installs the pinned packages, or does nothing where that is done already.
+#
+#   install.sh server    what the server needs: cpu.txt, or cuda.txt where nvidia-smi finds a GPU
+#   install.sh dev       that, and what the tests and the linters need: dev.txt
+#
+# A stamp in .venv names the lock files' digests: while they match, nothing is asked of the network.
+# PYTHON= chooses the interpreter, ACCELERATOR=cpu|cuda the lock file.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=.venv
+log=$venv/install.log
+torch_cpu_index=https://download.pytorch.org/whl/cpu
+needed_kib=$((6 * 1024 * 1024)) # what pip downloads and unpacks; the CPU environment ends at 3.7 GiB
+
+fail() { printf 'crosskv: %s\n' "$1" >&2; exit 1; }
+
+find_python() { # the first Python from 3.11 on; 3.11 itself first, which the lock files were made for
+    local candidate
+    for candidate in ${PYTHON:-python3.11 python3.12 python3 python}; do
+        if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.11 or 3.12 was found (looked for: ${PYTHON:-python3.11 python3.12 python3 python}); install one, or name it: make serve PYTHON=/path/to/python3.11"
+}
+
+make_venv() {
+    local python
+    python=$(find_python)
+    "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+        fail "$python cannot make virtual environments (no ensurepip); install its venv package, such as python3.11-venv, or name another Python: make serve PYTHON=/path/to/python3.11"
+    free_kib=$(df -Pk . | awk 'NR == 2 { print $4 }')
+    [ "$free_kib" -ge "$needed_kib" ] ||
+        fail "the installation needs $((needed_kib / 1024 / 1024)) GiB of disk space here, and $((free_kib / 1024 / 1024)) GiB are free; free some space in $PWD"
+    echo "creating $venv with $("$python" --version)"
+    rm -rf "$venv"
+    "$python" -m venv "$venv" || fail "$python could not create $PWD/$venv; its message is above"
+}
+
+lock_file() {
+    local accelerator=${ACCELERATOR:-}
+    if [ -z "$accelerator" ]; then
+        accelerator=cpu
+        if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then accelerator=cuda; fi
+    fi
+    [ -f "requirements/$accelerator.txt" ] || fail "ACCELERATOR=$accelerator is unknown; use cpu or cuda"
+    echo "requirements/$accelerator.txt"
+}
+
+# pip with a counter in place of its three lines per package; all of its words go to the log.
+pip_install() { # TOTAL ARGUMENTS...
+    local total=$1
+    shift
+    "$venv/bin/python" -m pip install --no-deps --disable-pip-version-check --no-input "$@" 2>&1 | tee -a "$log" |
+        awk -v total="$total" -v tty="$([ -t 1 ] && echo 1 || echo 0)" '
+            /^(Collecting|Processing|Requirement already satisfied:|Obtaining) / {
+                count++
+                name = $0; sub(/^(Collecting|Processing|Requirement already satisfied:|Obtaining) /, "", name)
+                sub(/[ =;].*/, "", name); sub(/.*\//, "", name)
+                if (tty) printf "\r\033[K  fetching %d of %d: %s", count, total, name
+                else if (count % 25 == 0) printf "  fetched %d of %d\n", count, total
+            }
+            /^Installing collected packages/ { printf "%s  unpacking %d\n", tty ? "\r\033[K" : "", NF - 3 }
+            { fflush() }
+            END { if (tty) printf "\r\033[K" }'
+}
+
+install_lock() { # FILE
+    local file=$1 torch
+    torch=$(grep -E '^torch==[^ ]*\+cpu' "$file" | cut -d' ' -f1 || true)
+    echo "installing $file ($(grep -cE '^[A-Za-z0-9]' "$file") packages; log: $log)"
+    if [ -n "$torch" ]; then # the CPU build is not on every index: ask the configured one first, then PyTorch's own
+        pip_install 1 "$torch" || pip_install 1 --extra-index-url "$torch_cpu_index" "$torch" ||
+            fail "$torch was found neither on the configured package index nor on $torch_cpu_index; check the network, or see $log"
+    fi
+    pip_install "$(grep -cE '^[A-Za-z0-9]' "$file")" -r "$file" || {
+        grep -E '^ERROR' "$log" | tail -3 >&2
+        fail "installing $file failed; check the network and the disk, see $log, and run the same command again: it goes on from here"
+    }
+}
+
+stamped() { [ "$(cat "$venv/stamp-$1" 2>/dev/null)" = "$2" ]; }
+
+ensure() { # NAME LOCK_FILE
+    local digest
+    digest=$({ cat "$2" pyproject.toml; pwd; } | cksum)
+    if stamped "$1" "$digest"; then return; fi
+    install_lock "$2"
+    if [ "$1" = server ]; then # the project itself, so that every Ray worker can import it from anywhere
+        pip_install 1 --no-build-isolation --config-settings editable_mode=compat -e . ||
+            fail "the project itself could not be installed into $venv; see $log"
+    fi
+    echo "$digest" >"$venv/stamp-$1"
+}
+
+main() {
+    # A folder that was moved or copied carries scripts that point to its old place.
+    if [ ! -x $venv/bin/python ] || ! grep -qsF "$PWD/$venv" $venv/bin/activate; then make_venv; fi
+    ensure server "$(lock_file)"
+    if [ "${1:-server}" = dev ]; then ensure dev requirements/dev.txt; fi
+}
+
+main "$@"

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Refreshes requirements/*.txt from *.in with uv (`make lock`). To move one package: `make lock LOCK_ARGS='-P name'`;
+# all of them: `make lock LOCK_ARGS=--upgrade`. Package sources are pip's own, which uv would not read by itself.
+set -euo pipefail
+cd "$(dirname "$0")"
+uv=${1:?usage: lock.sh PATH_TO_UV [uv arguments]}
+shift
+
+pip_setting() { # every value of one pip setting, from pip's files and environment
+    "$(dirname "$uv")/python" -m pip config list | sed -n "s/^[^=]*\.$1='\(.*\)'$/\1/p" | tr '\n' ' '
+}
+export UV_FIND_LINKS UV_INDEX UV_DEFAULT_INDEX UV_CUSTOM_COMPILE_COMMAND='make lock'
+UV_FIND_LINKS=$(pip_setting find-links | xargs -rn1 | sort -u | paste -sd,)
+UV_INDEX=$(pip_setting extra-index-url)
+UV_DEFAULT_INDEX=$(pip_setting index-url | xargs -rn1 | tail -1)
+for name in UV_FIND_LINKS UV_INDEX UV_DEFAULT_INDEX; do
+    [ -n "${!name// /}" ] || unset "$name"
+done
+
+compile() {
+    "$uv" pip compile --quiet --python-version 3.11 --index-strategy unsafe-best-match "$@"
+}
+cpu() { compile cpu.in --override cpu-overrides.txt -o cpu.txt "$@"; }
+
+# torch's CPU build lies on PyTorch's own index, which is asked only where the configured one does not have it.
+cpu "$@" || UV_INDEX="${UV_INDEX:-} https://download.pytorch.org/whl/cpu" cpu "$@"
+compile cuda.in --python-platform x86_64-unknown-linux-gnu -o cuda.txt "$@"
+compile dev.in -o dev.txt "$@"

@@ -1,0 +1,47 @@
+"""Fixtures of the ingress's tests; `ingress_server` and `fake_backend` beside this file hold what they are made of."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode leaves the modules beside tests unimportable
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+from fake_backend import FakeReplicas, backend
+from ingress_server import Server, engine_args, serve
+from vllm.config import VllmConfig
+
+from app.ingress import frontend_config
+from app.replica_handle import Backend
+
+
+@pytest.fixture(scope="session")
+def vllm_config() -> VllmConfig:
+    """The demo model's configuration, loaded once."""
+    return frontend_config(engine_args())
+
+
+@pytest.fixture
+def start(vllm_config: VllmConfig) -> Iterator[Callable[..., Server]]:
+    """Start a server over a `FakeReplicas` (or another backend) with the given `http` settings."""
+    with contextlib.ExitStack() as stack:
+
+        def starter(replicas: FakeReplicas | None = None, behind: Backend | None = None, **http: object) -> Server:
+            return stack.enter_context(serve(vllm_config, behind or backend(replicas or FakeReplicas()), **http))
+
+        yield starter
+
+
+@pytest.fixture(scope="module")
+def server(vllm_config: VllmConfig) -> Iterator[Server]:
+    """One server over a `FakeReplicas`, for the tests of a module that need no settings of their own."""
+    with serve(vllm_config, backend(FakeReplicas())) as running:
+        yield running

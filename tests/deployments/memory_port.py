@@ -1,0 +1,59 @@
+"""A `KVPort` in memory, for tests of the connector with a real engine and no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from deployments.kv_port import PlanDict, PlannedLoad, SaveGrant
+from kvmanager.segments import SegmentSpan
+
+
+class MemoryPort:
+    """Stores everything that is offered, in a dict. `spoil` may replace fetched bytes, or lose them by returning None."""
+
+    def __init__(self) -> None:
+        self.segments: dict[bytes, tuple[SegmentSpan, bytes]] = {}
+        self.spoil: Callable[[bytes], bytes | None] = lambda sealed: sealed
+        self.on_device: set[bytes] = set()
+        self.bad: list[str] = []
+        self.released: list[int] = []
+        self.refuse_offers = False
+
+    def plan(self, hashes: Sequence[bytes]) -> PlanDict:
+        """Every stored segment of the prompt from its first block on, without a gap."""
+        segments, position = [], 0
+        while True:
+            ends = [h for h in hashes if h in self.segments and self.segments[h][0].start_block == position]
+            if not ends:
+                return PlanDict(lease_id=7, segments=segments)
+            span = self.segments[ends[-1]][0]
+            segments.append((span.key, span.start_block, span.num_blocks, "cpu", "node"))
+            position = span.end_block
+
+    def fetch(self, loads: Sequence[PlannedLoad]) -> Iterator[memoryview | None]:
+        for load in loads:
+            sealed = self.spoil(self.segments[load.key][1]) if load.key in self.segments else None
+            yield memoryview(sealed) if sealed is not None else None
+
+    def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
+        if self.refuse_offers:
+            return None
+        return SaveGrant(1, frozenset(span.key for span in spans if span.key not in self.segments))
+
+    def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> None:
+        for span, buffer in segments:
+            self.segments[span.key] = (span, buffer.tobytes())
+
+    def report_bad(self, load: PlannedLoad, reason: str) -> None:
+        self.bad.append(reason)
+        self.segments.pop(load.key, None)
+
+    def report_placement(self, stored: list[bytes], removed: list[bytes], cleared: bool) -> None:
+        if cleared:
+            self.on_device.clear()
+        self.on_device |= set(stored)
+        self.on_device -= set(removed)
+
+    def release(self, lease_id: int) -> None:
+        self.released.append(lease_id)
