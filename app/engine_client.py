@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from vllm.config import VllmConfig
 from vllm.engine.protocol import EngineClient
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import VLLMClientError, VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.renderers import BaseRenderer
@@ -38,6 +38,7 @@ from app.usage import usage_from_engine
 from deployments.wire import KV_CACHE_USAGE, GenerateRequest
 
 _LONGEST_ID_ECHOED = 64  # characters of the client's own request id that go into ours, for reading logs
+_MOST_ANSWERS = 128  # OpenAI's own limit on `n`
 _NOT_FOR_CLIENTS = ("kv_transfer_params", "ec_transfer_params")
 
 
@@ -83,6 +84,8 @@ class HandleEngineClient(EngineClient):
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         """Hold room in the queue for a prompt with `n` answers; called once per HTTP request, before it is rendered."""
+        if n > _MOST_ANSWERS:
+            raise VLLMValidationError(f"n must be at most {_MOST_ANSWERS}, got {n}.", parameter="n")
         current_request().ticket.admit(max(n, 1))
 
     def generate(  # type: ignore[override]  # of the forms of `prompt`, the serving classes send a rendered one only
@@ -184,10 +187,16 @@ class HandleEngineClient(EngineClient):
 
     async def check_constraint(self, constraint: StructuredOutputsParams | None) -> None:
         """Raise what the engine would raise for this constraint. Building its grammar may take seconds: on a thread."""
-        if constraint is not None:
-            params = SamplingParams(structured_outputs=copy.deepcopy(constraint))
+        if constraint is None:
+            return
+        params = SamplingParams(structured_outputs=copy.deepcopy(constraint))
+        try:
             async with asyncio.timeout_at(current_request().deadline):
                 await asyncio.to_thread(self._verify, params)
+        except Exception as error:
+            if isinstance(error, VLLMClientError):
+                raise
+            raise VLLMValidationError("No grammar can be built for the structured output constraint.") from error
 
     def _check(self, prompt: dict[str, Any], params: SamplingParams) -> None:
         """Raise what the engine would raise for this prompt, but for its constraint (`check_constraint`)."""

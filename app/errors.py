@@ -23,6 +23,7 @@ from vllm.exceptions import GracefulHTTPError
 
 logger = logging.getLogger(__name__)
 
+
 class OverloadedError(GracefulHTTPError):
     """The queue is full: 429, and `Retry-After` says when to come back."""
 

@@ -1,7 +1,7 @@
 """The ingress as one ASGI application. Pure: no Ray in here, everything behind it is a `Backend`.
 
-Middlewares, outermost first: count the request, answer defects, add Retry-After, check the key, limit the body, give the
-request its context.
+Middlewares, outermost first: count the request, answer defects, add Retry-After, check the key, limit the body, give
+the request its context.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ def one_sentence(error: ValidationError, tree: type[BaseModel]) -> str:
     if not field:  # a check across fields names them itself
         return _stop(_own_words(first))
     given = "" if isinstance(first["input"], dict) else f", not {first['input']!r}"
+    if first["type"].startswith("byte_size"):
+        return _stop(f"{field}: it must be a number of bytes or a size such as 512MiB or 1GiB{given}")
     if first["type"] == "value_error":
         return _stop(f"{field}: {_own_words(first)}")
     return _stop(f"{field}: {_lower(first['msg']).replace('input should be', 'it must be')}{given}")
@@ -38,21 +40,21 @@ def field_names(tree: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def _unknown_field(field: str, tree: type[BaseModel]) -> str:
-    known = field_names(tree)
-    # The right name in the wrong section comes first, then the nearest spelling.
-    last = field.rpartition(".")[2]
-    near = [name for name in known if name.rpartition(".")[2] == last] or difflib.get_close_matches(
-        field, known, 1, 0.5
-    )
-    near = near or [
-        name for name in known if name.rpartition(".")[2] in difflib.get_close_matches(last, _leaves(known), 1)
-    ]
-    hint = f"did you mean {near[0]!r}?" if near else "docs/settings.md lists the settings."
+    near = _nearest(field, field_names(tree))
+    hint = f"did you mean {near!r}?" if near else "docs/settings.md lists the settings."
     return f"{field}: there is no such setting; {hint}"
 
 
-def _leaves(names: list[str]) -> list[str]:
-    return [name.rpartition(".")[2] for name in names]
+def _nearest(field: str, known: list[str]) -> str | None:
+    """The right name in another section, else the nearest spelling of the whole name, else of its last part."""
+    by_leaf = {name.rpartition(".")[2]: name for name in reversed(known)}
+    leaf = field.rpartition(".")[2]
+    if leaf in by_leaf:
+        return by_leaf[leaf]
+    if whole := difflib.get_close_matches(field, known, 1, 0.7):
+        return whole[0]
+    leaves = difflib.get_close_matches(leaf, by_leaf, 1, 0.7)
+    return by_leaf[leaves[0]] if leaves else None
 
 
 def _own_words(details: ErrorDetails) -> str:

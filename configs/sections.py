@@ -5,9 +5,12 @@ A field's name carries its unit (`_bytes`, `_s`, `_tokens`); its description is 
 
 from __future__ import annotations
 
+import difflib
 from typing import Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
+
+from configs.engine_arguments import engine_argument_names
 
 CPU_BLOCK_MULTIPLE_TOKENS = 32  # vLLM's CPU attention kernels work on blocks of a multiple of 32 tokens
 
@@ -73,6 +76,11 @@ class EngineSettings(Section):
         for name in value:
             if name in _OWNED_ENGINE_ARGS:
                 raise ValueError(f"{name!r} has a setting of its own; use {_OWNED_ENGINE_ARGS[name]!r}")
+            known = engine_argument_names()
+            if known and name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else "docs.vllm.ai lists its engine arguments"
+                raise ValueError(f"vLLM knows no argument {name!r}; {hint}")
         return value
 
 

@@ -53,17 +53,20 @@ class Replica:
         self._orders: asyncio.Task[None] | None = None
         self._port: RayPort | None = None
         self._reuse: Any = None
-        self._llm, self._thread = start_engine(engine_config(settings), settings.engine.log_stats)
+        config = engine_config(settings)
+        identity = model_identity(config)
+        self._llm, self._thread = start_engine(config, settings.engine.log_stats)
+        if model_identity(config) != identity:
+            raise RuntimeError(f"the files of model {settings.model} changed while they were loaded; start again")
         if settings.kv.enabled:
-            self._join_cache(context.app_name, settings)
+            self._join_cache(context.app_name, settings, identity.fingerprint())
 
-    def _join_cache(self, app_name: str, settings: Settings) -> None:
+    def _join_cache(self, app_name: str, settings: Settings, fingerprint: bytes) -> None:
         from deployments.kv_reuse import KVReuse
 
-        config = self._llm.vllm_config
         self._port = RayPort(app_name, self._name, self._node_id, settings.kv)
         self._reuse = KVReuse(
-            self._thread, config, settings, self._port, model_identity(config).fingerprint(), str(self.rank)
+            self._thread, self._llm.vllm_config, settings, self._port, fingerprint, str(self.rank)
         )
         self._orders = asyncio.get_running_loop().create_task(self._obey())
 

@@ -45,7 +45,7 @@ def _as_token_head_dim(block: torch.Tensor, layout: PagedLayout) -> tuple[torch.
             v = regions[:, 1].view(heads, tokens, dims).permute(1, 0, 2)
         case LayoutKind.CPU_AMX:
             regions = block.view(heads, 2, tokens * dims)
-            k = regions[:, 0].view(heads, tokens // 16, dims // 2, 16, 2).permute(1, 3, 0, 2, 4).flip(3)
+            k = regions[:, 0].view(heads, tokens // 16, dims // 2, 16, 2).permute(1, 3, 0, 2, 4)
             v = regions[:, 1].view(heads, dims // 16, tokens // 2, 16, 2).permute(2, 4, 0, 1, 3)
         case LayoutKind.CUDA_FLASH:
             k = block[..., :dims].permute(1, 0, 2)

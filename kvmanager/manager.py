@@ -126,10 +126,12 @@ class KVManager:
         """Note that ``location`` no longer has ``keys``; order the eviction of what cannot be reached without them."""
         self._advance(now)
         store = self._catalog.store(location)
+        nodes = [node for key in keys if (node := self._trie.nodes.get(key)) is not None]
         freed: list[Copy] = []
-        for key in keys:
-            node = self._trie.nodes.get(key)
-            copy = None if node is None else node.copy_at(store)
+        for node in sorted(
+            nodes, key=lambda node: node.start_block, reverse=True
+        ):  # no order to evict what is lost too
+            copy = node.copy_at(store)
             if copy is not None:
                 self._counters.dropped_segments += 1
                 freed += self._catalog.uproot(copy, bytes_lost=True)

@@ -27,7 +27,7 @@ from app.launch.plan import LaunchPlan
 from configs.model_folder import PROJECT_ROOT
 
 _PR_SET_CHILD_SUBREAPER = 36
-_GRACEFUL_STOP_S = 20.0  # Serve drains its replicas, Ray ends its daemons
+_GRACEFUL_STOP_S = 15.0  # Serve drains its replicas, Ray ends its daemons
 _TERMINATE_S = 3.0
 
 

@@ -90,7 +90,7 @@ def _unknown(rng: Random, world: World, kind: str) -> Turn:
     name = rng.choice(world.absent_names())
     thing = _absent_thing(rng, world)
     if kind == "unknown":  # a person or a thing that no document names
-        asked = rng.choice(("city", "city", "job", "instrument", "animal", "owner", "owner", "where", "where", "tell"))
+        asked = rng.choice(("city", "city", "job", "instrument", "animal", *("owner", "where") * 3, "tell", "tell"))
         template = rng.choice(phrasing.QUESTIONS[asked])
     elif kind == "missing":  # a known person, but not this attribute
         lacking = [(n, k) for n, facts in world.people.items() for k in phrasing.PERSON_FACTS if k not in facts]

@@ -17,7 +17,12 @@ class EngineReplicas:
     """A `ReplicaHandle` over one engine; what the engine's prefix cache gave is the `device` of `kv_cache`."""
 
     def __init__(self) -> None:
-        self.llm, _ = start_engine(engine_args(num_gpu_blocks_override=128, kv_cache_memory_bytes=64 << 20, max_num_seqs=16).create_engine_config(), log_stats=False)
+        self.llm, _ = start_engine(
+            engine_args(
+                num_gpu_blocks_override=128, kv_cache_memory_bytes=64 << 20, max_num_seqs=16
+            ).create_engine_config(),
+            log_stats=False,
+        )
         self.running: set[str] = set()
         self.aborted: list[str] = []
 

@@ -12,36 +12,63 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
 from app.replica_handle import Backend, HealthReport
-from deployments.wire import GenerateRequest
+from deployments.wire import KV_CACHE_USAGE, GenerateRequest
 
 Script = Callable[[GenerateRequest], AsyncIterator[RequestOutput]]
 
 
-def output(
-    request: GenerateRequest, tokens: Sequence[int], text: str, *, index: int = 0, finished: bool
-) -> RequestOutput:
+def say(request: GenerateRequest, tokens: Sequence[int], text: str, *, finished: bool) -> RequestOutput:
     """One output as a replica sends it: no prompt in it, and the KV usage in the last one."""
     prompt = len(request.prompt_token_ids)
-    wants = request.sampling_params.logprobs
-    logprobs = [{token: Logprob(-0.5, 1, f"<{token}>")} for token in tokens] if wants is not None else None
-    usage = {"device": 1, "cpu": 0, "redis": 0, "recomputed": prompt - 1, "replica": "0"}
+    usage = {"device": 1, "cpu": 2, "redis": 0, "recomputed": prompt - 3, "replica": "0"}
+    logprobs = None
+    if request.sampling_params.logprobs is not None:
+        logprobs = [{token: Logprob(-0.5, 1, f"<{token}>")} for token in tokens]
+    answer = CompletionOutput(0, text, list(tokens), None, logprobs, finish_reason="length" if finished else None)
     return RequestOutput(
-        request.request_id, None, None, None,
-        [CompletionOutput(index, text, list(tokens), None, logprobs, finish_reason="length" if finished else None)],
-        finished, num_cached_tokens=0, kv_transfer_params={"crosskv": usage} if finished else None,
-    )  # fmt: skip
+        request.request_id,
+        prompt=None,
+        prompt_token_ids=None,
+        prompt_logprobs=None,
+        outputs=[answer],
+        finished=finished,
+        num_cached_tokens=0,
+        kv_transfer_params={KV_CACHE_USAGE: usage} if finished else None,
+    )
 
 
-async def speak(
-    request: GenerateRequest, words: Sequence[str] = (" one", " two", " three")
-) -> AsyncIterator[RequestOutput]:
-    """Say `words`, one token each: word by word in a stream, all at once otherwise."""
-    if request.sampling_params.output_kind == RequestOutputKind.DELTA:
-        for number, word in enumerate(words):
-            await asyncio.sleep(0)
-            yield output(request, [10 + number], word, finished=number == len(words) - 1)
-    else:
-        yield output(request, range(10, 10 + len(words)), "".join(words), finished=True)
+async def speak(request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+    """Say " one two three", word by word in a stream, all at once otherwise."""
+    if request.sampling_params.output_kind != RequestOutputKind.DELTA:
+        yield say(request, [10, 11, 12], " one two three", finished=True)
+        return
+    for number, word in enumerate([" one", " two", " three"]):
+        await asyncio.sleep(0)
+        yield say(request, [10 + number], word, finished=number == 2)
+
+
+async def speak_for_ever(request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+    """One word, then one every 10 ms until nobody listens."""
+    while True:
+        yield say(request, [10], " word", finished=False)
+        await asyncio.sleep(0.01)
+
+
+async def think_for_ever(request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+    """Never a word."""
+    await asyncio.Event().wait()
+    yield say(request, [10], "", finished=True)
+
+
+def fail_with(error: Exception, after_words: int = 0) -> Script:
+    """Some words, then `error`."""
+
+    async def script(request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+        for _ in range(after_words):
+            yield say(request, [10], " word", finished=False)
+        raise error
+
+    return script
 
 
 @dataclass
@@ -69,11 +96,13 @@ class FakeControl:
     """A `ControlPlane` that answers what it was asked, or raises `error`."""
 
     error: Exception | None = None
+    looked_up: list[list[bytes]] = field(default_factory=list)
     cleared: list[list[str]] = field(default_factory=list)
 
     async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
         self._fail()
-        return {"blocks": len(hashes), "first": hashes[0].hex() if hashes else None}
+        self.looked_up.append(list(hashes))
+        return {"blocks": len(hashes)}
 
     async def stats(self) -> dict[str, Any]:
         self._fail()
@@ -89,8 +118,9 @@ class FakeControl:
             raise self.error
 
 
-def backend(replicas: Any, control: Any = None, **rest: Any) -> Backend:
-    async def healthy() -> HealthReport:
-        return HealthReport(True, {"replica 0": {"state": "ok"}})
+async def healthy() -> HealthReport:
+    return HealthReport(True, {"replicas": {"state": "ok", "running": [0]}})
 
+
+def backend(replicas: Any, control: Any = None, **rest: Any) -> Backend:
     return Backend(replicas, control or FakeControl(), rest.pop("health", healthy), **rest)

@@ -1,4 +1,4 @@
-"""The ingress over real HTTP: vLLM's own serving classes on the demo model, in front of whatever backend a test gives."""
+"""The ingress over real HTTP: vLLM's own serving classes on the demo model, in front of what backend a test gives."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from configs.settings import Settings, load_settings
 MODEL = "demo"
 CONTEXT = 512
 FINGERPRINT = bytes(range(32))
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Where is the red ball?"}], "max_tokens": 3}
+COMPLETION = {"model": MODEL, "prompt": "The red ball", "max_tokens": 3}
 
 
 def engine_args(**more: object) -> AsyncEngineArgs:

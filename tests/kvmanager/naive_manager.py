@@ -179,9 +179,7 @@ class NaiveManager:
         held = self.copies[location]
         spared = dict(held)
         while colder := [
-            key
-            for key in self.leaves(location) - {span.parent}
-            if self.score(key) < self.score(span.key) - EPSILON
+            key for key in self.leaves(location) - {span.parent} if self.score(key) < self.score(span.key) - EPSILON
         ]:
             for key in colder:
                 del held[key]
@@ -248,15 +246,22 @@ class NaiveManager:
                 self.due.add((location, key))
 
     def dropped(self, location, keys):
-        for key in keys:
-            if key in self.copies[location]:
-                self.uproot(location, key, bytes_lost=True)
+        stored = [key for key in keys if key in self.copies[location]]
+        for key in sorted(stored, key=lambda key: -self.known[key].start_block):
+            self.uproot(location, key, bytes_lost=True)
 
     def clear(self, tiers):
         for location, held in self.copies.items():
             for key in list(held) if location.tier in tiers else ():
                 if key in held:
                     self.uproot(location, key, bytes_lost=False)
+
+    def forget_replica(self, replica):
+        self.devices.pop(replica, None)
+        for lease_id in [lease_id for lease_id, (_, owner, _) in self.leases.items() if owner == replica]:
+            self.release(lease_id)
+        for save_id in [save_id for save_id, (_, owner) in self.saves.items() if owner == replica]:
+            self.abandon(save_id)
 
     def expired(self, now):
         """End what is over by ``now``; return what is due to be evicted then."""

@@ -33,7 +33,6 @@ class ManagerMachine(RuleBasedStateMachine):
         self.mirror = PlacementMirror(blocks_per_segment)
         self.now, self.epoch = 0.0, 0
         self.inventory = {location: {} for location in LOCATIONS}  # what each tier really holds: key -> (span, size)
-        self.spans = {}
         self.new_manager()
 
     def new_manager(self):
@@ -42,37 +41,53 @@ class ManagerMachine(RuleBasedStateMachine):
             self.blocks_per_segment, lease_s=LEASE_S, save_s=SAVE_S, half_life_requests=HALF_LIFE, max_deltas=8
         )
         self.manager = KVManager(config, self.epoch)
+        self.leased = {}  # lease id -> (end, replica, {(location, key)})
         self.naive = NaiveManager(self.budgets, self.blocks_per_segment, LEASE_S, SAVE_S, now=self.now)
         for location, budget in self.budgets.items():
             self.manager.set_budget(location, budget)
 
     def carry_out(self, directives):
         for order in directives:
-            held = self.inventory[order.source]
-            order_of = {key: position for position, key in enumerate(order.keys)}
+            position = {key: place for place, key in enumerate(order.keys)}
             for key in order.keys:
-                span, _ = held.pop(key)
-                assert order_of.get(span.parent, len(order_of)) > order_of[key], "a parent went before its child"
-                active = [
-                    copy
-                    for end, _, copies in self.naive.leases.values()
-                    for copy in copies
-                    if end > self.now and self.naive.copies[order.source].get(key) is copy
-                ]
-                assert not active, "a leased segment was evicted"
+                span, _ = self.inventory[order.source].pop(key)
+                assert position.get(span.parent, len(position)) > position[key], "a parent went before its child"
+                for end, _, held in self.leased.values():
+                    assert end <= self.now or (order.source, key) not in held, "a leased segment was evicted"
 
-    @rule(target=leases, prompt=prompts, device=st.integers(0, 7), replica=replicas, node=st.sampled_from(["node0", "x"]))
+    def lost(self, location, keys):
+        for key in keys:
+            self.inventory[location].pop(key, None)
+            for _, _, held in self.leased.values():
+                held.discard((location, key))
+
+    def expire_now(self):
+        directives = self.manager.expire(self.now)
+        self.naive.expired(self.now)
+        self.naive.carried_out(directives)
+        self.carry_out(directives)
+
+    @rule(
+        target=leases, prompt=prompts, device=st.integers(0, 7), replica=replicas, node=st.sampled_from(["node0", "x"])
+    )
     def plan(self, prompt, device, replica, node):
         hashes = hashes_of(prompt)
         device = min(device, len(hashes))
         plan = self.manager.plan(self.now, replica, node, hashes, device)
         self.naive.plan(self.now, replica, node, hashes, device, plan)
-        return plan.lease_id if plan.lease_id else multiple()
+        if not plan.lease_id:
+            return multiple()
+        held = {(segment.location, segment.key) for segment in plan.segments}
+        self.leased[plan.lease_id] = (self.now + LEASE_S, replica, held)
+        return (plan.lease_id, self.epoch)
 
-    @rule(lease_id=leases)
-    def release(self, lease_id):
-        self.manager.release(lease_id)
-        self.naive.release(lease_id)
+    @rule(lease=leases)
+    def release(self, lease):
+        lease_id, epoch = lease
+        if epoch == self.epoch:
+            self.leased.pop(lease_id, None)
+            self.manager.release(lease_id)
+            self.naive.release(lease_id)
 
     @rule(
         target=saves,
@@ -84,16 +99,19 @@ class ManagerMachine(RuleBasedStateMachine):
         data=st.data(),
     )
     def offer(self, prompt, start, num_prompt, replica, location, data):
-        hashes = hashes_of(prompt)
-        ends = [0, *(end for end, key in enumerate(hashes, 1) if key in self.naive.known)]
-        first = max(end for end in ends if end <= start)
-        spans = split_segments(hashes, first, len(hashes), self.blocks_per_segment, num_prompt)
-        nbytes = data.draw(st.lists(sizes, min_size=len(spans), max_size=len(spans)))
-        self.spans.update((span.key, span) for span in spans)
+        spans, nbytes = self.cut(prompt, start, num_prompt, data)
         offer = self.manager.offer(self.now, replica, location, spans, nbytes)
         self.naive.offer(self.now, replica, location, spans, nbytes, offer)
         self.carry_out(offer.evict)
         return (offer.save_id, location, offer.keys, self.epoch) if offer.keys else multiple()
+
+    def cut(self, prompt, start, num_prompt, data):
+        """Return segments of a prompt from the last known end up to ``start`` on, and a size for each."""
+        hashes = hashes_of(prompt)
+        ends = [0, *(end for end, key in enumerate(hashes, 1) if key in self.naive.known)]
+        first = max(end for end in ends if end <= start)
+        spans = split_segments(hashes, first, len(hashes), self.blocks_per_segment, num_prompt)
+        return spans, data.draw(st.lists(sizes, min_size=len(spans), max_size=len(spans)))
 
     @rule(save=saves, data=st.data())
     def commit(self, save, data):
@@ -102,9 +120,18 @@ class ManagerMachine(RuleBasedStateMachine):
         nbytes = data.draw(st.lists(sizes, min_size=len(keys), max_size=len(keys)))
         accepted = self.manager.commit(self.now, location, keys, nbytes)
         self.naive.commit(self.now, location, keys, nbytes, accepted)
+        self.keep(location, accepted)
+
+    @rule(prompt=prompts, start=st.integers(0, 7), num_prompt=st.integers(0, 7), location=locations, data=st.data())
+    def adopt(self, prompt, start, num_prompt, location, data):
+        spans, nbytes = self.cut(prompt, start, num_prompt, data)
+        accepted = self.manager.adopt(self.now, location, spans, nbytes)
+        self.naive.adopt(self.now, location, spans, nbytes, accepted)
+        self.keep(location, accepted)
+
+    def keep(self, location, accepted):
         for key in accepted:
-            copy = self.naive.copies[location][key]
-            self.inventory[location][key] = (self.naive.known[key], copy.nbytes)
+            self.inventory[location][key] = (self.naive.known[key], self.naive.copies[location][key].nbytes)
 
     @rule(save=consumes(saves))
     def abandon(self, save):
@@ -114,27 +141,23 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule(location=locations, data=st.data())
     def dropped(self, location, data):
-        held = sorted(self.inventory[location])
-        keys = data.draw(st.lists(st.sampled_from(held), max_size=2, unique=True)) if held else [b"?" * 32]
-        for key in keys:
-            self.inventory[location].pop(key, None)
-        # What the tier lost need not be evicted any more, even where the manager still means to.
-        directives = self.manager.expire(self.now)
-        self.naive.carried_out_at = self.naive.expired(self.now)
-        self.naive.carried_out(directives)
-        self.carry_out([order for order in directives])
+        self.expire_now()
+        known = sorted({*self.inventory[location], *self.naive.copies[location]})
+        keys = data.draw(st.lists(st.sampled_from(known), max_size=2, unique=True)) if known else [b"?" * 32]
+        self.lost(location, keys)
         directives = self.manager.dropped(self.now, location, keys)
         self.naive.dropped(location, keys)
         self.naive.carried_out(directives)
         self.carry_out(directives)
 
     @rule(step=st.sampled_from([0.0, 1.0, 12.0, 25.0, 100.0]))
-    def expire(self, step):
+    def time_passes(self, step):
         self.now += step
-        directives = self.manager.expire(self.now)
-        self.naive.expired(self.now)
-        self.naive.carried_out(directives)
-        self.carry_out(directives)
+        self.expire_now()
+
+    @rule(step=st.sampled_from([12.0, 25.0]))
+    def time_passes_unnoticed(self, step):
+        self.now += step
 
     @rule(tier=st.sampled_from([Tier.CPU, Tier.REDIS]))
     def clear(self, tier):
@@ -142,3 +165,104 @@ class ManagerMachine(RuleBasedStateMachine):
         self.naive.clear({tier})
         self.naive.carried_out(directives)
         self.carry_out(directives)
+
+    @rule(location=locations)
+    def lose_location(self, location):
+        self.expire_now()
+        self.manager.forget_holder(location)
+        self.naive.copies[location].clear()
+        self.lost(location, list(self.inventory[location]))
+        self.manager.set_budget(location, self.budgets[location])
+
+    @rule(replica=replicas)
+    def lose_replica(self, replica):
+        self.manager.forget_replica(replica)
+        self.naive.forget_replica(replica)
+        self.leased = {lease_id: lease for lease_id, lease in self.leased.items() if lease[1] != replica}
+
+    @rule(replica=replicas, prompt=prompts, change=st.sampled_from(["stored", "removed", "cleared"]))
+    def device_changes(self, replica, prompt, change):
+        held = self.naive.devices.setdefault(replica, set())
+        if change == "stored":
+            self.manager.device_stored(replica, hashes_of(prompt))
+            held.update(hashes_of(prompt))
+        elif change == "removed":
+            self.manager.device_removed(replica, hashes_of(prompt)[-1:])
+            held.difference_update(hashes_of(prompt)[-1:])
+        else:
+            self.manager.device_cleared(replica)
+            held.clear()
+
+    @rule()
+    def manager_dies_and_the_tiers_report(self):
+        self.new_manager()
+        for location, held in self.inventory.items():
+            spans = [span for span, _ in held.values()]
+            nbytes = [size for _, size in held.values()]
+            accepted = self.manager.adopt(self.now, location, spans, nbytes)
+            self.naive.adopt(self.now, location, spans, nbytes, accepted)
+            self.inventory[location] = {key: held[key] for key in accepted}
+
+    @rule(limit=st.integers(1, 5), prompt=prompts)
+    def mirror_catches_up(self, limit, prompt):
+        while not self.mirror.apply(deltas := self.manager.deltas_since(self.mirror.seq, limit)) or deltas.events:
+            pass
+        report = self.manager.lookup(hashes_of(prompt))
+        for replica in REPLICAS:
+            hits = self.mirror.coverage(hashes_of(prompt), replica)
+            device = report["device"].get(replica, 0)
+            cpu, redis = max(device, report["cpu"]), max(device, report["cpu"], report["redis"])
+            assert hits == (device, cpu - device, redis - cpu)
+
+    @rule(limit=st.integers(1, 5))
+    def mirror_polls_once(self, limit):
+        self.mirror.apply(self.manager.deltas_since(self.mirror.seq, limit))
+
+    @rule(prompt=prompts)
+    def lookup_tells_the_truth(self, prompt):
+        hashes = hashes_of(prompt)
+        report = self.manager.lookup(hashes)
+        for tier in (Tier.CPU, Tier.REDIS):
+            held = set().union(*(self.naive.resident(place) for place in LOCATIONS if place.tier is tier))
+            assert report[tier.value] == max((end for end, key in enumerate(hashes, 1) if key in held), default=0)
+        for replica, leading in report["device"].items():
+            held = [key in self.naive.devices.get(replica, ()) for key in hashes]
+            assert leading == (held.index(False) if False in held else len(held))
+        path = self.naive.ancestors(self.naive.deepest(hashes, self.naive.known))
+        assert [segment["key"] for segment in reversed(report["segments"])] == [key.hex() for key in path]
+        for segment in report["segments"]:
+            uses = self.naive.uses[bytes.fromhex(segment["key"])]
+            decayed = sum(2 ** ((request - self.naive.requests) / HALF_LIFE) for request in uses)
+            assert segment["uses"] == pytest.approx(decayed)
+
+    @invariant()
+    def resident_is_what_was_committed_and_nothing_is_orphaned(self):
+        told = {
+            (Tier(event[1]), event[2], event[3]) for event in self.manager.deltas_since(-1, 1).events if len(event) == 6
+        }
+        for location in LOCATIONS:
+            resident = {key for tier, holder, key in told if (tier, holder) == location}
+            assert resident == self.naive.resident(location)
+            assert resident <= set(self.inventory[location]), "published before its bytes were there"
+            assert all(self.naive.known[key].parent in {None, *resident} for key in resident), "an orphan"
+
+    @invariant()
+    def budgets_hold(self):
+        stats = self.manager.stats(self.now)
+        for found in stats["locations"]:
+            location = Location(Tier(found["tier"]), found["holder"])
+            promised = [copy.nbytes for copy in self.naive.copies[location].values() if copy.state == "reserved"]
+            assert found["bytes"] == self.naive.used_bytes(location) <= self.budgets[location]
+            assert found["reserved_bytes"] == sum(promised)
+            assert found["segments"] == len(self.naive.resident(location))
+            waiting = {key for place, key in self.naive.due if place == location}
+            really_held = sum(size for key, (_, size) in self.inventory[location].items() if key not in waiting)
+            assert really_held <= self.budgets[location]
+        stored = {key for held in self.naive.copies.values() for key in held}
+        assert stats["nodes"] == len(self.naive.known)
+        assert stats["ghosts"] == len(self.naive.known.keys() - stored)
+        assert stats["leases"] == len(self.naive.leases)
+
+
+TestManager = ManagerMachine.TestCase
+TestManager.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

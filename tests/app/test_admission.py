@@ -1,0 +1,128 @@
+"""The bound on concurrent requests: `AdmissionQueue` itself, and 1,000 clients against a running ingress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import httpx
+import pytest
+from app.admission import AdmissionQueue, Ticket
+from app.errors import OverloadedError
+from fake_backend import FakeReplicas, say, speak
+from hypothesis import given
+from hypothesis import strategies as st
+from ingress_server import COMPLETION
+from vllm.exceptions import VLLMValidationError
+
+
+def test_one_more_than_the_capacity_is_refused_until_room_is_given_back():
+    queue = AdmissionQueue(2, 1)
+    tickets = [Ticket(queue) for _ in range(4)]
+    for ticket in tickets[:3]:
+        ticket.admit(1)
+    with pytest.raises(OverloadedError):
+        tickets[3].admit(1)
+    tickets[0].close()
+    tickets[0].close()
+    tickets[3].admit(1)
+    assert queue.admitted == 3
+
+
+def test_what_never_fits_is_a_bad_request_and_not_an_overload():
+    queue = AdmissionQueue(2, 1)
+    ticket = Ticket(queue)
+    ticket.admit(2)
+    with pytest.raises(VLLMValidationError):
+        ticket.admit(2)
+
+
+def test_turns_come_in_order_and_a_cancelled_waiter_frees_its_place():
+    async def scenario() -> list[int]:
+        queue, order, release = AdmissionQueue(1, 9), [], asyncio.Event()
+
+        async def take(number: int) -> None:
+            async with queue.turn():
+                order.append(number)
+                await release.wait()
+
+        tasks = [asyncio.create_task(take(number)) for number in range(4)]
+        await asyncio.sleep(0)
+        assert (queue.ongoing, queue.waiting) == (1, 3)
+        tasks[1].cancel()
+        release.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert (queue.ongoing, queue.waiting) == (0, 0)
+        return order
+
+    assert asyncio.run(scenario()) == [0, 2, 3]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 5)), max_size=60), st.integers(1, 4), st.integers(0, 4))
+def test_room_held_is_never_more_than_there_is_and_comes_back_whole(steps, max_ongoing, max_queued):
+    queue = AdmissionQueue(max_ongoing, max_queued)
+    tickets = [Ticket(queue) for _ in range(5)]
+    for which, size in steps:
+        if size == 5:
+            tickets[which].close()
+            continue
+        try:
+            tickets[which].admit(size)
+        except (OverloadedError, VLLMValidationError):
+            pass
+        assert 0 <= queue.admitted <= queue.capacity
+    for ticket in tickets:
+        ticket.close()
+    assert queue.admitted == 0
+
+
+def test_of_a_thousand_clients_each_is_answered_or_told_when_to_come_back(start):
+    most = 0
+    replicas = FakeReplicas()
+
+    async def slow(request):
+        nonlocal most
+        running = len(replicas.requests) - finished[0]
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        finished[0] += 1
+        yield say(request, [10], " one", finished=True)
+
+    finished = [0]
+    replicas.script = slow
+    server = start(replicas, max_ongoing_requests=8, max_queued_requests=24, retry_after_s=1)
+
+    async def storm() -> tuple[Counter[int], list[httpx.Response]]:
+        limits = httpx.Limits(max_connections=1000)
+        async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=60) as client:
+
+            async def one() -> httpx.Response:
+                return await client.post("/v1/completions", json=COMPLETION)
+
+            answers = await asyncio.gather(*(one() for _ in range(1000)))
+        return Counter(answer.status_code for answer in answers), answers
+
+    counts, answers = asyncio.run(storm())
+    assert counts[200] + counts[429] == 1000
+    assert counts[200] >= 32
+    assert counts[429] > 0
+    assert most <= 8
+    for answer in answers:
+        if answer.status_code == 429:
+            assert answer.headers["retry-after"] == "1"
+            assert answer.json()["error"]["code"] == 429
+    replicas.script = speak
+    with server.http() as client:
+        assert client.post("/v1/completions", json=COMPLETION).status_code == 200
+        assert client.get("/health").json()["parts"]["ingress"] == {"state": "ok", "ongoing": 0, "waiting": 0}
+
+
+def test_each_prompt_and_each_answer_of_a_request_takes_room(start):
+    server = start(max_ongoing_requests=2, max_queued_requests=2)
+    with server.http() as client:
+        four = {**COMPLETION, "prompt": ["a", "b"], "n": 2}
+        five = {**COMPLETION, "prompt": ["a", "b", "c", "d", "e"]}
+        assert client.post("/v1/completions", json=four).status_code == 200
+        refused = client.post("/v1/completions", json=five)
+    assert refused.status_code == 400
+    assert "at most 4 answers" in refused.json()["error"]["message"]

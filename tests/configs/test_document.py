@@ -1,0 +1,41 @@
+"""docs/settings.md is generated, complete, and up to date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from configs import document
+from configs.errors import field_names
+from configs.settings import Settings
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert document.main(["--check"]) == 0
+
+
+def test_a_stale_page_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(document, "PROJECT_ROOT", tmp_path)
+    monkeypatch.setattr(document, "PAGE", tmp_path / "settings.md")
+    document.PAGE.write_text("old")
+    assert document.main(["--check"]) == 1
+    assert "python -m configs.document" in capsys.readouterr().err
+    assert document.main([]) == 0
+    assert document.main(["--check"]) == 0
+
+
+def test_every_setting_is_described_on_the_page() -> None:
+    page = document.settings_page()
+    sections = {name for name, field in Settings.model_fields.items() if _is_section(field.annotation)}
+    for name in field_names(Settings):
+        assert f"`{name}`" in page
+    assert sections == {"engine", "kv", "http", "routing"}
+    assert "| None |" not in page
+
+
+def _is_section(annotation: object) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

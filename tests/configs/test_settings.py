@@ -1,0 +1,127 @@
+"""The settings tree: what it accepts, and the one sentence with which it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from configs import machine
+from configs.model_folder import PROJECT_ROOT
+from configs.settings import Settings, SettingsError, load_settings
+
+GIB = 1024**3
+
+
+@pytest.fixture(autouse=True)
+def _a_known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "accelerator", lambda: "cpu")
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 8 * GIB)
+
+
+@pytest.fixture
+def load(model_folder: Path) -> Any:
+    def load(**args: Any) -> Settings:
+        return load_settings({"model": str(model_folder), **args})
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("args", "names", "works"),
+    [
+        ({"replica": 3}, "replica", "replicas"),
+        ({"kv": {"segment_token": 256}}, "kv.segment_token", "kv.segment_tokens"),
+        ({"cpu_tier_bytes": "1GiB"}, "cpu_tier_bytes", "kv.cpu_tier_bytes"),
+        ({"temperature": 1}, "temperature", "docs/settings.md"),
+        ({"replicas": 0}, "replicas", "greater than or equal to 1"),
+        ({"replicas": "two"}, "replicas", "integer"),
+        ({"dtype": "int8"}, "dtype", "'bfloat16'"),
+        ({"kv": 3}, "kv", "dictionary"),
+        ({"kv": {"segment_tokens": 100}}, "kv.segment_tokens", "128"),
+        ({"kv": {"cpu_tier_bytes": "5GiB"}}, "kv.cpu_tier_bytes", "4096MiB"),
+        ({"kv": {"cpu_tier_bytes": "much"}}, "kv.cpu_tier_bytes", "1GiB"),
+        ({"kv": {"lease_s": 1}}, "kv.lease_s", "2.0"),
+        ({"engine": {"block_size_tokens": 16}}, "engine.block_size_tokens", "32"),
+        ({"engine": {"device_blocks": 64}, "max_model_len": 4096}, "engine.device_blocks", "129"),
+        ({"max_model_len": 8192}, "max_model_len", "4096"),
+        ({"engine": {"extra_args": {"max_num_seqs": 4}}}, "engine.extra_args", "engine.max_num_seqs"),
+        ({"engine": {"extra_args": {"max_loras_": 4}}}, "engine.extra_args", "max_loras"),
+        ({"model": "models/none"}, "model", "Hugging Face id"),
+        ({"model": "a/b/c"}, "model", "config.json"),
+        ({"chat_template": "none.jinja"}, "chat_template", "Jinja"),
+        ({"http": {"api_keys": {"": "tenant"}}}, "http.api_keys", "some-key"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence_that_names_it_and_what_works(
+    load: Any, args: dict[str, Any], names: str, works: str
+) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(**args)
+    sentence = str(error.value)
+    assert sentence.startswith(f"{names}: ")
+    assert works in sentence
+    assert "\n" not in sentence
+    assert sentence.endswith((".", "?"))
+
+
+def test_the_advice_about_device_blocks_works(load: Any) -> None:
+    with pytest.raises(SettingsError, match="at least 129, or lower max_model_len to 2016"):
+        load(engine={"device_blocks": 64}, max_model_len=4096)
+    assert load(engine={"device_blocks": 129}, max_model_len=4096)
+    assert load(engine={"device_blocks": 64}, max_model_len=2016)
+
+
+def test_without_max_model_len_the_models_own_limit_is_shortened_to_the_pool(load: Any) -> None:
+    assert load(engine={"device_blocks": 65}).longest_request_tokens(131_072) == 64 * 32
+    assert load(engine={"device_blocks": 65}).longest_request_tokens(1024) == 1024
+    assert load(max_model_len=512).longest_request_tokens(131_072) == 512
+
+
+def test_defaults_follow_the_machine(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = load()
+    assert (on_cpu.block_size_tokens, on_cpu.blocks_per_segment, on_cpu.device_blocks) == (32, 8, 256)
+    monkeypatch.setattr(machine, "accelerator", lambda: "cuda")
+    on_cuda = load()
+    assert (on_cuda.block_size_tokens, on_cuda.blocks_per_segment, on_cuda.device_blocks) == (16, 16, None)
+    assert on_cuda.longest_request_tokens(131_072) == 131_072
+
+
+def test_sizes_take_units(load: Any) -> None:
+    assert load(kv={"cpu_tier_bytes": "1.5GiB"}).kv.cpu_tier_bytes == 1.5 * GIB
+    assert load(kv={"cpu_tier_bytes": 4096}).kv.cpu_tier_bytes == 4096
+
+
+def test_a_tier_too_large_is_no_matter_while_kv_sharing_is_off(load: Any) -> None:
+    assert not load(kv={"enabled": False, "cpu_tier_bytes": "100GiB"}).kv.enabled
+
+
+def test_a_folder_is_found_from_the_project_and_named_by_its_last_part(model_folder: Path) -> None:
+    settings = load_settings({"model": str(model_folder)})
+    assert settings.model_source == str(model_folder)
+    assert settings.model_name == model_folder.name
+    assert load_settings({"model": "Qwen/Qwen3-8B"}).model_source == "Qwen/Qwen3-8B"
+    assert load_settings({"model": "Qwen/Qwen3-8B"}).model_name == "Qwen/Qwen3-8B"
+    assert load_settings({"model": "Qwen/Qwen3-8B", "served_model_name": "qwen"}).model_name == "qwen"
+
+
+def test_a_model_without_weights_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("configs.model_folder.PROJECT_ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match="make demo-model"):
+        load_settings({"model": "models/demo"})
+
+
+def test_settings_do_not_change_once_loaded(load: Any) -> None:
+    with pytest.raises(ValidationError):
+        load().replicas = 3
+
+
+def test_the_projects_own_serve_config_is_valid() -> None:
+    config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text())
+    (application,) = config["applications"]
+    assert load_settings(application["args"]).replicas == 2
+    assert application["import_path"] == "app.builder:build"

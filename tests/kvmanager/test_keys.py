@@ -1,0 +1,129 @@
+import dataclasses
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from kvmanager.keys import HASH_BYTES, ROOT_HASH, ModelIdentity, block_hashes, cache_salt
+
+tokens = st.lists(st.integers(0, 200_000), max_size=40)
+words = st.text(max_size=4)
+fingerprints = st.binary(min_size=1, max_size=4)
+
+MODEL = ModelIdentity(
+    weights="sha256:1",
+    dtype="bfloat16",
+    kv_layout_version=1,
+    block_size=32,
+    rope="theta=1e4",
+    num_layers=2,
+    num_kv_heads=1,
+    head_dim=64,
+)
+OTHER = {
+    "weights": "sha256:2",
+    "dtype": "float16",
+    "kv_layout_version": 2,
+    "block_size": 64,
+    "rope": "theta=1e6",
+    "num_layers": 3,
+    "num_kv_heads": 2,
+    "head_dim": 128,
+    "lora": "adapter",
+    "rank": 1,
+    "world_size": 2,
+}
+
+
+@pytest.fixture
+def vllm_hashing(monkeypatch):
+    kv_cache_utils = pytest.importorskip("vllm.v1.core.kv_cache_utils")
+    hashing = pytest.importorskip("vllm.utils.hashing")
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    monkeypatch.setattr(kv_cache_utils, "NONE_HASH", None, raising=False)
+    monkeypatch.setattr(kv_cache_utils, "_NONE_HASH_SEED", None)
+    kv_cache_utils.init_none_hash(hashing.sha256_cbor)
+    return kv_cache_utils, hashing.sha256_cbor
+
+
+def test_root_is_vllms_none_hash(vllm_hashing):
+    kv_cache_utils, _ = vllm_hashing
+    assert kv_cache_utils.NONE_HASH == ROOT_HASH
+
+
+def test_block_hashes_are_vllms(vllm_hashing):
+    kv_cache_utils, sha256_cbor = vllm_hashing
+    prompt = [0, 23, 24, 255, 256, 65_535, 65_536, 151_935, *range(1000, 1090)]
+    salt = cache_salt(MODEL.fingerprint(), "tenant")
+    parent, expected = None, []
+    for start in range(0, len(prompt) - 15, 16):
+        extra = (("cache_salt", salt),) if start == 0 else None
+        parent = kv_cache_utils.hash_block_tokens(sha256_cbor, parent, prompt[start : start + 16], extra)
+        expected.append(parent)
+    assert len(expected) == 6
+    assert block_hashes(prompt, 16, salt) == expected
+
+
+def test_block_hashes_are_those_of_a_vllm_request(vllm_hashing):
+    kv_cache_utils, sha256_cbor = vllm_hashing
+    request = pytest.importorskip("vllm.v1.request")
+    vllm = pytest.importorskip("vllm")
+    salt = cache_salt(MODEL.fingerprint(), "tenant")
+    hasher = kv_cache_utils.get_request_block_hasher(32, sha256_cbor)
+    engine_request = request.Request(
+        request_id="0",
+        prompt_token_ids=list(range(100)),
+        sampling_params=vllm.SamplingParams(max_tokens=1),
+        pooling_params=None,
+        cache_salt=salt,
+        block_hasher=hasher,
+    )
+    assert engine_request.block_hashes == block_hashes(range(100), 32, salt)
+
+
+@given(tokens, tokens, st.integers(1, 5))
+def test_hashes_share_exactly_the_common_full_blocks(left, right, block_size):
+    common = 0
+    while (common + 1) * block_size <= min(len(left), len(right)) and (
+        left[: (common + 1) * block_size] == right[: (common + 1) * block_size]
+    ):
+        common += 1
+    left_hashes, right_hashes = block_hashes(left, block_size, "s"), block_hashes(right, block_size, "s")
+    assert len(left_hashes) == len(left) // block_size
+    assert left_hashes[:common] == right_hashes[:common]
+    assert not set(left_hashes[common:]) & set(right_hashes)
+
+
+@given(
+    st.lists(
+        st.tuples(fingerprints, words, st.sampled_from(["exact", "tolerant"]), st.lists(st.integers(0, 3), min_size=1)),
+        min_size=2,
+        max_size=6,
+        unique_by=repr,
+    )
+)
+def test_different_model_tenant_fidelity_or_tokens_never_share_a_key(contexts):
+    keys = [block_hashes(prompt, 1, cache_salt(model, tenant, kind))[-1] for model, tenant, kind, prompt in contexts]
+    assert len(set(keys)) == len(keys)
+
+
+def test_parts_of_the_salt_do_not_run_together():
+    assert cache_salt(b"ab", "c") != cache_salt(b"a", "bc")
+    assert cache_salt(b"a", "tenantexact", "") != cache_salt(b"a", "tenant", "exact")
+
+
+def test_every_field_of_the_model_is_in_the_fingerprint():
+    assert set(OTHER) == {field.name for field in dataclasses.fields(MODEL)}
+    prints = {dataclasses.replace(MODEL, **{name: value}).fingerprint() for name, value in OTHER.items()}
+    assert len(prints | {MODEL.fingerprint()}) == len(OTHER) + 1
+    assert all(len(digest) == HASH_BYTES for digest in prints)
+
+
+def test_an_empty_salt_is_refused():
+    with pytest.raises(ValueError, match="share KV"):
+        block_hashes([1, 2], 1, "")
+
+
+def test_a_block_size_below_one_is_refused():
+    with pytest.raises(ValueError, match="block_size"):
+        block_hashes([1, 2], 0, "s")

@@ -1,0 +1,51 @@
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from kvmanager.keys import block_hashes
+from kvmanager.segments import NodeKind, SegmentSpan, split_segments
+
+HASHES = block_hashes(range(24), 1, "s")
+
+
+@given(st.integers(0, 24), st.integers(0, 24), st.integers(1, 9), st.integers(0, 30))
+def test_segments_tile_the_range_and_cross_no_cut(start, length, blocks_per_segment, num_prompt):
+    end = min(24, start + length)
+    spans = split_segments(HASHES, start, end, blocks_per_segment, num_prompt)
+    position = start
+    for span in spans:
+        assert span.start_block == position
+        assert span.key == HASHES[span.end_block - 1]
+        assert span.parent == (HASHES[position - 1] if position else None)
+        assert span.start_block // blocks_per_segment == (span.end_block - 1) // blocks_per_segment
+        assert span.kind is (NodeKind.REQUEST if span.end_block <= num_prompt else NodeKind.ANSWER)
+        assert not span.start_block < num_prompt < span.end_block
+        position = span.end_block
+    assert position == max(start, end)
+
+
+@given(st.integers(1, 24), st.integers(1, 24), st.integers(1, 9))
+def test_two_prompts_share_the_whole_segments_of_their_common_prefix(left, right, blocks_per_segment):
+    left_spans, right_spans = (
+        split_segments(HASHES, 0, end, blocks_per_segment, num_prompt_blocks=end) for end in (left, right)
+    )
+    whole = min(left, right) // blocks_per_segment
+    assert left_spans[:whole] == right_spans[:whole]
+
+
+def test_a_range_outside_the_hashes_is_refused():
+    with pytest.raises(ValueError, match="do not lie"):
+        split_segments(HASHES, 0, 25, 4, 0)
+    with pytest.raises(ValueError, match="do not lie"):
+        split_segments(HASHES, 3, 2, 4, 0)
+
+
+def test_segments_of_no_blocks_are_refused():
+    with pytest.raises(ValueError, match="blocks_per_segment"):
+        split_segments(HASHES, 0, 2, 0, 0)
+
+
+@pytest.mark.parametrize(("parent", "start", "blocks"), [(None, 1, 1), (HASHES[0], 0, 1), (None, 0, 0), (None, -1, 2)])
+def test_a_span_that_contradicts_itself_is_refused(parent, start, blocks):
+    with pytest.raises(ValueError, match="segment"):
+        SegmentSpan(HASHES[3], parent, start, blocks, NodeKind.REQUEST)

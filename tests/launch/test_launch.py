@@ -1,0 +1,136 @@
+"""The launcher around a stub application: it starts, says where, and leaves no process behind, however it is stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from configs.model_folder import PROJECT_ROOT
+from tests.launch.stub_config import write_config
+
+START_LIMIT_S = 90.0
+STOP_LIMIT_S = 30.0
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(240)]
+
+
+class Launched:
+    """A launcher of a test: its output as it grows, and every process that it was seen to have started."""
+
+    def __init__(self, command: list[str], output: Path) -> None:
+        self.output = output
+        self.started: set[psutil.Process] = set()
+        with output.open("wb") as out:
+            self.process = subprocess.Popen(command, cwd=PROJECT_ROOT, stdout=out, stderr=out, start_new_session=True)
+
+    def text(self) -> str:
+        return self.output.read_text()
+
+    def wait_until(self, text: str) -> None:
+        deadline = time.monotonic() + START_LIMIT_S
+        while text not in self.text():
+            self.look()
+            assert self.process.poll() is None, self.text()
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.2)
+        self.look()
+
+    def look(self) -> None:
+        self.started.update(psutil.Process(self.process.pid).children(recursive=True))
+
+    def left(self) -> list[psutil.Process]:
+        return [p for p in self.started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        for process in self.left():
+            process.kill()
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
+    launched: list[Launched] = []
+
+    def launch(*arguments: str | Path, command: tuple[str, ...] = (sys.executable, "-m", "app.launch")) -> Launched:
+        launched.append(Launched([*command, *map(str, arguments)], tmp_path / f"output-{len(launched)}"))
+        return launched[-1]
+
+    yield launch
+    for one in launched:
+        one.end()
+
+
+def test_two_servers_start_answer_and_leave_nothing(
+    launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
+) -> None:
+    (tmp_path / "second").mkdir()
+    servers = [launch(write_config(tmp_path, model_folder)), launch(write_config(tmp_path / "second", model_folder))]
+    for server in servers:
+        server.wait_until("Ctrl-C stops it")
+        address = re.search(r"http://127\.0\.0\.1:\d+", server.text())
+        assert address is not None
+        assert f"curl -sN {address[0]}/v1/chat/completions" in server.text()
+        assert httpx.get(f"{address[0]}/health", trust_env=False).status_code == 200
+
+    for server, number in zip(servers, (signal.SIGINT, signal.SIGTERM), strict=True):
+        server.process.send_signal(number)
+        assert server.process.wait(STOP_LIMIT_S) == 0, server.text()
+        assert len(server.started) > 5
+        assert server.left() == []
+
+
+def test_a_launcher_that_is_killed_takes_the_server_with_it(
+    launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
+) -> None:
+    server = launch(write_config(tmp_path, model_folder))
+    server.wait_until("Ctrl-C stops it")
+    server.process.kill()
+    deadline = time.monotonic() + STOP_LIMIT_S
+    while server.left() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert server.left() == []
+
+
+def test_an_application_that_cannot_be_built_ends_with_its_reason(
+    launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
+) -> None:
+    server = launch(write_config(tmp_path, model_folder, builder="build_broken"))
+    while server.process.poll() is None:
+        server.look()
+        time.sleep(0.2)
+    assert server.process.returncode == 1
+    assert "RuntimeError: the stub cannot be built" in server.text()
+    assert "Traceback" not in server.text()
+    assert server.left() == []
+
+
+def test_a_wrong_setting_ends_at_once_with_its_sentence(
+    launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
+) -> None:
+    server = launch(write_config(tmp_path, model_folder, replica=3))
+    assert server.process.wait(START_LIMIT_S) == 2
+    assert server.text() == "replica: there is no such setting; did you mean 'replicas'?\n"
+
+
+def test_an_interrupt_sent_to_make_alone_stops_the_server(
+    launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
+) -> None:
+    makefile = tmp_path / "Makefile"
+    config = write_config(tmp_path, model_folder)
+    makefile.write_text(f"serve:\n\t@exec {sys.executable} -m app.launch {config}\n")
+    make = launch(command=("make", "-f", str(makefile), "serve"))
+    make.wait_until("starting Ray")
+    os.kill(make.process.pid, signal.SIGINT)
+    make.process.wait(STOP_LIMIT_S)
+    assert make.left() == []

@@ -1,0 +1,79 @@
+"""What the launcher makes of serve_config.yaml, a preset and the overrides."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from app.launch.plan import Overrides, make_plan, merge
+from configs.settings import SettingsError
+from tests.launch.stub_config import free_port, write_config
+
+
+def test_without_overrides_the_file_decides(tmp_path: Path, model_folder: Path) -> None:
+    plan = make_plan(write_config(tmp_path, model_folder, seed=7), Overrides())
+    assert plan.settings.seed == 7
+    assert plan.app_name == "crosskv"
+    assert plan.address == f"http://127.0.0.1:{plan.port}"
+
+
+def test_each_override_replaces_the_files_value(tmp_path: Path, model_folder: Path) -> None:
+    port = free_port()
+    config = write_config(tmp_path, model_folder, engine={"threads": 2})
+    overrides = Overrides(port=port, model="Qwen/Qwen3-8B", replicas=3, device_blocks=65, max_model_len=2048)
+    plan = make_plan(config, overrides)
+    args = plan.serve_config["applications"][0]["args"]
+    assert plan.serve_config["http_options"]["port"] == plan.port == port
+    assert (args["model"], args["replicas"], args["max_model_len"]) == ("Qwen/Qwen3-8B", 3, 2048)
+    assert args["engine"] == {"threads": 2, "device_blocks": 65}
+    assert plan.settings.engine.device_blocks == 65
+
+
+def test_a_presets_name_brings_its_settings_and_other_overrides_win(tmp_path: Path, model_folder: Path) -> None:
+    config = write_config(tmp_path, model_folder, http={"debug_headers": True})
+    plan = make_plan(config, Overrides(model="Qwen2.5-0.5B-Instruct", max_model_len=1024))
+    assert plan.settings.model == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert plan.settings.max_model_len == 1024
+    assert plan.settings.http.tool_call_parser == "hermes"
+    assert plan.settings.http.debug_headers
+
+
+def test_sections_merge_and_values_do_not() -> None:
+    below = {"a": {"x": 1, "y": 2}, "b": [1]}
+    assert merge(below, {"a": {"y": 3}, "b": [2]}) == {"a": {"x": 1, "y": 3}, "b": [2]}
+    assert below == {"a": {"x": 1, "y": 2}, "b": [1]}
+
+
+def test_a_port_in_use_is_refused_with_another_to_try(tmp_path: Path, model_folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=rf"127\.0\.0\.1:{port} .*PORT="):
+            make_plan(write_config(tmp_path, model_folder, port=port), Overrides())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds no settings"),
+        ("a: [", "line 1"),
+        ("applications: []", "exactly one application"),
+        ("applications: [{import_path: a, args: 3}]", "args"),
+        ("applications: [{import_path: a}]\nhttp_options: {port: 99999}", "http_options.port"),
+        ("applications: [{import_path: a, args: {replica: 1}}]", "replicas"),
+    ],
+)
+def test_a_broken_file_is_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=says) as error:
+        make_plan(path, Overrides())
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be read"):
+        make_plan(tmp_path / "none.yaml", Overrides())
