@@ -1,0 +1,1 @@
+"""Load tests, benchmarks and measurements against a running server."""

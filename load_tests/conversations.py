@@ -1,0 +1,127 @@
+"""Random multi-turn conversations against a running server, with the cache disturbed between the turns.
+
+Prompts and answers are token ids (`/v1/completions` with `return_token_ids`), so that two servers can be compared token
+by token. Text comes from the demo model's worlds; any model can tokenize it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import Any
+
+import httpx
+
+from models.training import worlds
+
+TIERS = ("device", "cpu")
+SHORTEST_PROMPT_TOKENS = 10
+REQUEST_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many conversations, how long, how many at once, and how often somebody clears a tier before a turn."""
+
+    conversations: int = 100
+    turns: int = 3
+    longest_prompt_tokens: int = 3000
+    answer_tokens: tuple[int, int] = (8, 72)
+    question_tokens: tuple[int, int] = (4, 60)
+    at_once: int = 6
+    clear_probability: float = 0.25
+    replicas: int = 2
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One request: what was asked, what came, and where the prompt's KV came from (`usage.kv_cache`)."""
+
+    prompt: list[int]
+    answer: list[int]
+    logprobs: list[float]
+    kv_cache: dict[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+async def run(url: str, model: str, plan: Plan, on_turn: Callable[[], None] = lambda: None) -> list[Turn]:
+    """All turns of all conversations. Raises httpx.HTTPStatusError when the server refuses one."""
+    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S) as client:
+        words = await _tokenize(client, model, _text(Random(plan.seed), 4 * plan.longest_prompt_tokens))
+        places = asyncio.Semaphore(plan.at_once)
+
+        async def one(number: int) -> list[Turn]:
+            async with places:
+                return await _converse(client, model, plan, Random(f"{plan.seed}/{number}"), words, on_turn)
+
+        return [turn for turns in await asyncio.gather(*map(one, range(plan.conversations))) for turn in turns]
+
+
+async def complete(
+    client: httpx.AsyncClient, model: str, prompt: list[int], max_tokens: int, pin: int | None = None
+) -> Turn:
+    """One greedy completion of exactly `max_tokens` tokens."""
+    response = await client.post(
+        "/v1/completions",
+        headers={} if pin is None else {"X-CrossKV-Replica": str(pin)},
+        json={
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": 1,
+            "return_token_ids": True,
+        },
+    )
+    response.raise_for_status()
+    body = response.json()
+    choice = body["choices"][0]
+    return Turn(prompt, choice["token_ids"], choice["logprobs"]["token_logprobs"], body["usage"].get("kv_cache", {}))
+
+
+async def clear(client: httpx.AsyncClient, tiers: list[str]) -> None:
+    """Empty tiers of the server."""
+    (await client.post("/api/v1/kv/clear", json={"tiers": tiers})).raise_for_status()
+
+
+async def _converse(
+    client: httpx.AsyncClient, model: str, plan: Plan, rng: Random, words: list[int], on_turn: Callable[[], None]
+) -> list[Turn]:
+    # Lengths spread evenly over the orders of magnitude; conversations share beginnings, or nothing would be reused.
+    ratio = plan.longest_prompt_tokens / SHORTEST_PROMPT_TOKENS
+    length = int(SHORTEST_PROMPT_TOKENS * ratio ** rng.random())
+    start = rng.choice((0, 0, rng.randrange(len(words) - plan.longest_prompt_tokens)))
+    prompt, turns = words[start : start + length], []
+    for _ in range(plan.turns):
+        if rng.random() < plan.clear_probability:
+            await clear(client, rng.sample(TIERS, rng.randint(1, len(TIERS))))
+        pin = rng.choice((None, *range(plan.replicas)))
+        turn = await complete(client, model, prompt, rng.randint(*plan.answer_tokens), pin)
+        on_turn()
+        turns.append(turn)
+        question = rng.randrange(len(words) - plan.question_tokens[1])
+        prompt = prompt + turn.answer + words[question : question + rng.randint(*plan.question_tokens)]
+    return turns
+
+
+async def _tokenize(client: httpx.AsyncClient, model: str, text: str) -> list[int]:
+    response = await client.post("/tokenize", json={"model": model, "prompt": text, "add_special_tokens": False})
+    response.raise_for_status()
+    tokens: list[int] = response.json()["tokens"]
+    return tokens
+
+
+def _text(rng: Random, tokens: int) -> str:
+    sentences: list[str] = []
+    while len(sentences) * worlds.PERSON_FACT_TOKENS < tokens:
+        world = worlds.generate(rng, 600)
+        sentences += [s for name, facts in world.people.items() for s in worlds.person_sentences(name, facts)]
+        sentences += [worlds.item_sentence(item) for item in world.items]
+    return " ".join(sentences)
