@@ -34,7 +34,7 @@ from app.prompt_keys import PromptKeys
 from app.replica_errors import translate
 from app.replica_handle import ReplicaHandle
 from app.request_context import RequestContext, current_request
-from app.usage import usage_from_engine
+from app.usage import prompt_usage
 from deployments.wire import KV_CACHE_USAGE, GenerateRequest
 
 _LONGEST_ID_ECHOED = 64  # characters of the client's own request id that go into ours, for reading logs
@@ -176,14 +176,13 @@ class HandleEngineClient(EngineClient):
             raise UnavailableError("The engine gave this request up. Please try again.")
         output.prompt_token_ids = request.prompt_token_ids
         output.prompt = prompt.get("prompt")
-        reported = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE)
-        output.kv_transfer_params = None
         self._metrics.generated_tokens.inc(sum(len(completion.token_ids) for completion in output.outputs))
         if output.finished:
             context.live.pop(request.request_id, None)
-            usage = reported or usage_from_engine(output, len(request.prompt_token_ids))
+            usage = prompt_usage(output, len(request.prompt_token_ids))
             context.kv_usage.add(usage)
             self._metrics.count_prompt(usage)
+        output.kv_transfer_params = None  # vLLM would show it to the client
 
     async def check_constraint(self, constraint: StructuredOutputsParams | None) -> None:
         """Raise what the engine would raise for this constraint. Building its grammar may take seconds: on a thread."""

@@ -9,14 +9,15 @@ event of its own with `"choices":[]`, written without spaces, as the last before
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import logging
+from typing import Any
 
 from vllm.entrypoints.serve.engine.protocol import PromptTokenUsageInfo, UsageInfo
+from vllm.outputs import RequestOutput
 
-if TYPE_CHECKING:
-    from vllm.outputs import RequestOutput
+from deployments.wire import KV_CACHE_USAGE, KVCacheUsage
 
-    from deployments.wire import KVCacheUsage
+logger = logging.getLogger(__name__)
 
 SOURCES = ("device", "cpu", "redis", "recomputed")
 """Where a prompt token's KV can come from; the first three are reuse."""
@@ -66,7 +67,17 @@ class RequestKVUsage:
         return {**self._tokens, "replica": ",".join(self._replicas)}
 
 
-def usage_from_engine(output: RequestOutput, prompt_tokens: int) -> KVCacheUsage:
-    """What vLLM's own count says, for a replica that reports no `KVCacheUsage`: it knows the engine's cache only."""
+def prompt_usage(output: RequestOutput, prompt_tokens: int) -> KVCacheUsage:
+    """What the last output of a prompt says about its KV.
+
+    A replica that reports nothing, or what does not add up to the prompt, does not cost the client its answer: then
+    vLLM's own count is taken, which knows the engine's cache only.
+    """
+    reported: KVCacheUsage | None = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE)
+    if reported is not None:
+        counts = (reported["device"], reported["cpu"], reported["redis"], reported["recomputed"])
+        if min(counts) >= 0 and sum(counts) == prompt_tokens:
+            return reported
+        logger.warning("request %s: %s does not add up to %d tokens", output.request_id, reported, prompt_tokens)
     reused = min(output.num_cached_tokens or 0, prompt_tokens)
     return {"device": reused, "cpu": 0, "redis": 0, "recomputed": prompt_tokens - reused, "replica": ""}

@@ -101,7 +101,11 @@ class Replica:
         from deployments.replica_metrics import replica_metrics_text
 
         del call
-        return await asyncio.to_thread(replica_metrics_text, str(self.rank), self._port, self._reuse)
+        rank = str(self.rank)
+        if self._reuse is None:
+            return await asyncio.to_thread(replica_metrics_text, rank)
+        pool = await asyncio.wrap_future(self._reuse.pool_usage())
+        return await asyncio.to_thread(replica_metrics_text, rank, self._port, self._reuse.transfer, pool)
 
     async def status(self, call: PinnedCall) -> dict[str, Any]:
         """Blocks, transfers and degradations, for people and tests."""

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from deployments.kv_transfer import KVTransfer
 from deployments.ray_port import RayPort
 
 
 class TransferCollector:
     """Reads the counters when Prometheus asks; the transfer threads pay nothing for it."""
 
-    def __init__(self, replica: str, port: RayPort, reuse: Any) -> None:
+    def __init__(self, replica: str, port: RayPort, transfer: KVTransfer, pool: Mapping[str, int]) -> None:
         self._replica = replica
         self._port = port
-        self._transfer = reuse.transfer
+        self._transfer = transfer
+        self._pool = pool
 
     def collect(self) -> Iterable[Metric]:
         """The metric families, labelled with the replica's rank."""
@@ -33,6 +34,10 @@ class TransferCollector:
             family = CounterMetricFamily(f"crosskv_{name}", text, labels=["replica"])
             family.add_metric([self._replica], value)
             yield family
+        for name, value in self._pool.items():
+            gauge = GaugeMetricFamily(f"crosskv_device_{name}", "KV blocks of the device pool.", labels=["replica"])
+            gauge.add_metric([self._replica], value)
+            yield gauge
         degraded = CounterMetricFamily(
             "crosskv_degradations", "Times that a part of the cache was gone, late or wrong.", labels=["replica", "kind"]
         )
@@ -41,13 +46,15 @@ class TransferCollector:
         yield degraded
 
 
-def replica_metrics_text(replica: str, port: RayPort | None, reuse: Any) -> str:
+def replica_metrics_text(
+    replica: str, port: RayPort | None = None, transfer: KVTransfer | None = None, pool: Mapping[str, int] | None = None
+) -> str:
     """Prometheus text. vLLM labels its metrics by engine; all replicas would say 0, so a replica label is added."""
     text = generate_latest(REGISTRY).decode()
     lines = [_with_replica(line, replica) for line in text.splitlines() if line.startswith("vllm:")]
-    if port is not None and reuse is not None:
+    if port is not None and transfer is not None:
         registry = CollectorRegistry()
-        registry.register(TransferCollector(replica, port, reuse))
+        registry.register(TransferCollector(replica, port, transfer, pool or {}))  # type: ignore[arg-type]
         lines.append(generate_latest(registry).decode())
     return "\n".join(lines) + "\n"
 

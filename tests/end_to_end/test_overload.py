@@ -1,0 +1,52 @@
+"""Many clients, and clients that leave: nobody is lost, and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import httpx
+import pytest
+
+from running_server import RunningServer
+
+pytestmark = pytest.mark.server
+
+CLIENTS = 1_000
+
+
+@pytest.mark.timeout(300)
+def test_a_thousand_clients_get_an_answer_or_a_429_with_retry_after(server: RunningServer) -> None:
+    async def one(client: httpx.AsyncClient, number: int) -> int:
+        body = {"model": "demo", "prompt": f"Client {number} says hello.", "max_tokens": 4}
+        response = await client.post("/v1/completions", json=body)
+        if response.status_code == 429:
+            assert int(response.headers["retry-after"]) >= 1
+            assert response.json()["error"]["code"] == 429
+        return response.status_code
+
+    async def all_at_once() -> Counter[int]:
+        limits = httpx.Limits(max_connections=CLIENTS)
+        async with httpx.AsyncClient(base_url=server.url, timeout=240, limits=limits) as client:
+            return Counter(await asyncio.gather(*(one(client, number) for number in range(CLIENTS))))
+
+    answers = asyncio.run(all_at_once())
+
+    assert answers[200] + answers[429] == CLIENTS, answers
+    assert answers[200] >= 64, answers
+    server.wait_until_idle()
+    assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
+
+
+def test_a_client_that_leaves_mid_stream_frees_its_blocks_and_leases(server: RunningServer) -> None:
+    body = {"model": "demo", "prompt": "A long story. " * 30, "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    aborted = server.metric("crosskv_aborted_prompts_total")
+
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+        events = response.iter_lines()
+        assert next(events).startswith("data: ")
+        assert server.metric("crosskv_prompts_ongoing") == 1
+
+    server.wait_until(lambda: server.metric("crosskv_aborted_prompts_total") > aborted, "the abort is counted")
+    server.wait_until_idle()
+    assert server.metric("crosskv_prompts_ongoing") == 0
