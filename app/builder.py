@@ -24,7 +24,7 @@ from deployments.router import PrefixAffinityRouter, RouterOptions
 from kvmanager.config import ManagerConfig
 
 MANAGER_CONCURRENCY = 10_000
-"""Calls that may wait inside the manager at once: long polls and evictions; Ray's default of 1,000 is for short calls."""
+"""Calls that may wait inside the manager at once, long polls among them."""
 DRAIN_POLL_S = 1.0
 DRAIN_LIMIT_S = 30.0
 
@@ -35,14 +35,15 @@ def build(args: Mapping[str, Any]) -> Application:
 
     settings = load_settings(args)
     plain = dict(args)
-    replica = serve.deployment(Replica).options(
+    replica: Any = serve.deployment(
+        Replica,
         name="Replica",
         num_replicas=settings.replicas,
         # The ingress bounds what is under way; a second, smaller bound here would only hide requests from the engines.
         max_ongoing_requests=settings.http.max_ongoing_requests,
         ray_actor_options=_replica_resources(settings),
         request_router_config=RequestRouterConfig(
-            request_router_class=PrefixAffinityRouter,
+            request_router_class=PrefixAffinityRouter,  # type: ignore[arg-type]  # a validator's type hides the class's
             request_router_kwargs={"options": RouterOptions.from_settings(settings).as_dict()},
         ),
         deployment_actors=[_manager(settings)],
@@ -51,7 +52,8 @@ def build(args: Mapping[str, Any]) -> Application:
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         graceful_shutdown_timeout_s=DRAIN_LIMIT_S,
     )
-    ingress = serve.deployment(Ingress).options(
+    ingress: Any = serve.deployment(
+        Ingress,
         name="Ingress",
         num_replicas=1,
         # Everything is let in, so that the ingress itself can answer 429 in OpenAI's shape.

@@ -41,5 +41,5 @@ class _StatsCollector:
 def manager_metrics_text(stats: Mapping[str, Any]) -> str:
     """From `KVManager.stats` to Prometheus text, names `crosskv_*`."""
     registry = CollectorRegistry()
-    registry.register(_StatsCollector(stats))  # type: ignore[arg-type]
+    registry.register(_StatsCollector(stats))
     return generate_latest(registry).decode()

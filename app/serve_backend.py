@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from app.manager_metrics import manager_metrics_text
 from app.replica_handle import Backend, HealthReport
 from configs.settings import Settings
-from deployments.manager_client import ManagerClient, ManagerUnavailable
+from deployments.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.replica import PinnedCall
 from deployments.wire import GenerateRequest
 
@@ -33,7 +33,8 @@ class ServeReplicas:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         """Send one prompt; see `app.replica_handle.ReplicaHandle`."""
-        outputs = self._live[request.request_id] = self._handle.generate.remote(request)
+        outputs: Any = self._handle.generate.remote(request)
+        self._live[request.request_id] = outputs
         try:
             async for output in outputs:
                 request.progress.first_token = True
@@ -68,7 +69,7 @@ class PartsWatch:
             try:
                 parts = await self._manager.ask("parts", timeout_s=PARTS_ANSWER_S)
                 self.ranks, self.cpu_tiers, self.error = frozenset(parts["replicas"]), len(parts["cpu_tiers"]), ""
-            except ManagerUnavailable as error:
+            except ManagerUnavailableError as error:
                 self.ranks, self.cpu_tiers, self.error = None, None, str(error)
             await asyncio.sleep(PARTS_EVERY_S)
 

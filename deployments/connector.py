@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-class UnsupportedModel(ValueError):
+class UnsupportedModelError(ValueError):
     """The model keeps KV in a form that crosskv does not handle yet (DESIGN §4, rule 8)."""
 
 
@@ -135,10 +135,10 @@ class CrossKVConnector(KVConnectorBase_V1):
 
 
 def check_supported(kv_cache_config: KVCacheConfig) -> None:
-    """Raise `UnsupportedModel`, in words, unless every layer is full attention with equal K and V heads in one group."""
+    """Raise `UnsupportedModelError`, in words, unless all layers are plain full attention, in one group."""
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
-        raise UnsupportedModel(
+        raise UnsupportedModelError(
             f"the model needs {len(groups)} kinds of KV cache (hybrid, sliding-window or state-space layers); crosskv "
             "shares KV of models with full attention only: set kv.enabled to false to serve it without sharing"
         )
@@ -152,8 +152,8 @@ def check_supported(kv_cache_config: KVCacheConfig) -> None:
         and spec.tokens_per_state == 1
     )
     if not plain:
-        raise UnsupportedModel(
-            f"the model's KV cache is of the kind {type(spec).__name__}; crosskv shares KV of plain full attention only: "
+        raise UnsupportedModelError(
+            f"the model's KV cache is {type(spec).__name__}; crosskv shares KV of plain full attention only: "
             "set kv.enabled to false to serve it without sharing"
         )
 

@@ -18,11 +18,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from deployments.kv_port import PLAN, KVPort, PlannedLoad
 from deployments.kv_transfer import KVTransfer, LoadJob, SaveJob
 from deployments.wire import KV_CACHE_USAGE, KVCacheUsage
+from kvmanager.keys import BlockHash
 from kvmanager.segments import SegmentSpan, split_segments
 
 if TYPE_CHECKING:
@@ -183,7 +184,11 @@ class SchedulerSide:
         if end_block <= tracked.saved_blocks or request.mm_features:
             return
         spans = split_segments(
-            request.block_hashes, tracked.saved_blocks, end_block, self._blocks_per_segment, prompt_blocks
+            cast("list[BlockHash]", request.block_hashes),
+            tracked.saved_blocks,
+            end_block,
+            self._blocks_per_segment,
+            prompt_blocks,
         )
         all_ids = self._kv_cache_manager.get_block_ids(request.request_id)[0]
         ids = [list(all_ids[span.start_block : span.start_block + span.num_blocks]) for span in spans]

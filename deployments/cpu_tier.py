@@ -2,10 +2,10 @@
 
 Invariants
 
-* Ownership: the tier calls `ray.put` itself, so the objects live and die with the tier and outlive the replica that made
-  them (DESIGN §7: an object dies with its owner). The push costs a second copy; a pull would need one, but Serve gives
-  no way to call back into one given replica.
-* Bytes: `used_bytes <= budget_bytes`, counted here. Ray never says that its store is full, and spilling is not relied on.
+* Ownership: the tier calls `ray.put` itself, so the objects live and die with the tier and outlive the replica that
+  made them (DESIGN §7: an object dies with its owner). The push costs a second copy; a pull would need one, but Serve
+  gives no way to call back into one given replica.
+* Bytes: `used_bytes <= budget_bytes`, counted here. Ray never says that its store is full; spilling is not relied on.
 * Publish after commit: a segment is told to the manager when its object is complete, and dropped again when the manager
   does not want it (its reservation has expired). The tier alone tells the manager what it holds.
 * The tier never evicts by itself: victims are the manager's choice, because only the manager knows hotness and leases.
@@ -17,13 +17,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deployments.manager_client import ManagerClient, ManagerUnavailable
+from deployments.manager_client import ManagerClient, ManagerUnavailableError
 from kvmanager.segments import SegmentSpan
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class CPUTier:
         try:
             sizes = [self._segments[span.key][2] for span in taken]
             wanted = await self._manager.ask("commit", self._node_id, taken, sizes, timeout_s=MANAGER_ANSWER_S)
-        except ManagerUnavailable as error:
+        except ManagerUnavailableError as error:
             logger.warning("saved segments are dropped: %s", error)
         unwanted = {span.key for span in taken} - set(wanted)
         self._drop(unwanted)
@@ -86,7 +86,7 @@ class CPUTier:
             "refused": self._refused,
         }
 
-    def _drop(self, keys: Sequence[bytes] | set[bytes]) -> int:
+    def _drop(self, keys: Collection[bytes]) -> int:
         freed = 0
         for key in keys:
             entry = self._segments.pop(key, None)
@@ -100,11 +100,13 @@ class CPUTier:
         last_seen = time.monotonic()
         while time.monotonic() - last_seen < ORPHAN_S:
             try:
-                known = await self._manager.ask("tier_alive", self._node_id, self._address(), timeout_s=MANAGER_ANSWER_S)
+                known = await self._manager.ask(
+                    "tier_alive", self._node_id, self._address(), timeout_s=MANAGER_ANSWER_S
+                )
                 if not known:
                     await self._register()
                 last_seen = time.monotonic()
-            except ManagerUnavailable:
+            except ManagerUnavailableError:
                 pass
             except Exception:
                 logger.exception("the CPU tier could not register")

@@ -34,7 +34,8 @@ class PlacementPublisher:
             elif isinstance(event, AllBlocksCleared):
                 cleared = True
         if touched or cleared:
-            stored, removed = [], []
+            stored: list[bytes] = []
+            removed: list[bytes] = []
             for block_hash in touched:
                 (stored if self._in_pool(block_hash) else removed).append(block_hash)
             self._port.report_placement(stored, removed, cleared)

@@ -104,7 +104,8 @@ def engine_config(settings: Settings) -> VllmConfig:
 
 def _block_bytes(config: VllmConfig) -> int:
     model, parallel = config.model_config, config.parallel_config
-    per_token = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * model.dtype.itemsize
+    dtype: Any = model.dtype
+    per_token = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * dtype.itemsize
     return model.get_num_layers(parallel) * per_token * config.cache_config.block_size
 
 

@@ -22,7 +22,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -56,6 +56,7 @@ class EngineThread:
         self._on_outputs: Callable[[EngineCoreOutputs], None] = lambda outputs: None
         self._on_death: Callable[[BaseException], None] = lambda error: None
         self._closing = False
+        self._ended = False
         self._built: Future[EngineCore] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(vllm_config, executor_class, log_stats), name="crosskv-engine", daemon=True
@@ -79,11 +80,15 @@ class EngineThread:
         def run() -> None:
             if future.set_running_or_notify_cancel():
                 try:
+                    if self._ended:
+                        raise EngineDeadError()
                     future.set_result(function())
                 except BaseException as error:
                     future.set_exception(error)
 
         self._inbox.put(run)
+        if self._ended:  # the engine thread has looked into its inbox for the last time
+            self._refuse_what_waits()
         return future
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
@@ -137,8 +142,8 @@ class EngineThread:
             block = False
 
     def _refuse_what_waits(self) -> None:
-        """Calls that arrived too late run now: with `error` or `_closing` set they fail instead of hanging."""
-        self._closing = True
+        """Calls that arrived too late fail instead of hanging."""
+        self._closing = self._ended = True
         with contextlib.suppress(queue.Empty):
             while True:
                 item = self._inbox.get_nowait()
@@ -161,6 +166,7 @@ class InProcessClient:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def get_output_async(self) -> EngineCoreOutputs:
+        """The next step's outputs. Raises EngineDeadError once the engine has died."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self.thread.subscribe(self._post, self._die)
@@ -186,6 +192,7 @@ class InProcessClient:
         return await asyncio.wrap_future(self.thread.call(function))
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
+        """Hand a request to the engine."""
         core = self.thread.core
 
         def add() -> None:
@@ -195,20 +202,22 @@ class InProcessClient:
         await self._call(add)
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
+        """Abort requests, by the engine's own ids."""
         if request_ids and not self.resources.engine_dead:
             await self._call(lambda: self.thread.core.abort_requests(request_ids))
 
     async def get_supported_tasks_async(self) -> tuple[Any, ...]:
+        """What the model can do."""
         return await self._call(self.thread.core.get_supported_tasks)
 
     async def reset_prefix_cache_async(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        return await self._call(
-            lambda: self.thread.core.reset_prefix_cache(reset_running_requests, reset_connector)
-        )
+        """Forget all cached prefixes; False while blocks are in use."""
+        return await self._call(lambda: self.thread.core.reset_prefix_cache(reset_running_requests, reset_connector))
 
     def shutdown(self, timeout: float | None = None) -> None:
+        """End the engine thread."""
         self.resources.engine_dead = True
         self.thread.shutdown(timeout if timeout is not None else 10.0)
 
@@ -220,15 +229,29 @@ def start_engine(config: VllmConfig, log_stats: bool) -> tuple[AsyncLLM, EngineT
     """
     if config.parallel_config.world_size != 1:
         raise ValueError(
-            "crosskv runs each replica's engine in one process: set tensor_parallel_size and pipeline_parallel_size to 1"
+            "a replica's engine runs in one process: set tensor_parallel_size and pipeline_parallel_size to 1"
         )
-    # The hash of the empty prefix must be the same in every process (kvmanager.keys); vLLM derives it from this variable.
+    # The root of all block hashes must be the same everywhere (kvmanager.keys); vLLM would take it from this variable.
     os.environ.pop("PYTHONHASHSEED", None)
-    with _client_in_process() as threads:
+    with _client_in_process() as threads, _tolerant_module_scan():
         llm = AsyncLLM(
             vllm_config=config, executor_class=Executor.get_class(config), log_stats=log_stats, log_requests=False
         )
     return llm, threads[0]
+
+
+def _tolerant_module_scan() -> contextlib.AbstractContextManager[Any]:
+    """Let vLLM's CPU worker start although llvmlite is loaded (by numba, by our copy kernels).
+
+    `vllm.triton_utils.dispatcher._rebind_kernels` takes `vars()` of whatever any module holds; llvmlite's library
+    wrapper answers `__dict__` with a C function.
+    """
+
+    def vars_of(value: Any) -> Any:
+        found = vars(value)
+        return found if isinstance(found, Mapping) else {}
+
+    return mock.patch("vllm.triton_utils.dispatcher.vars", vars_of, create=True)
 
 
 @contextlib.contextmanager

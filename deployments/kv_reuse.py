@@ -4,8 +4,8 @@ The one place that reaches into a built engine (vllm 0.32.0): `EngineCore.schedu
 `Scheduler.kv_cache_manager`, `Scheduler.kv_event_publisher`, `get_kv_transfer_group`, `BlockPool`, and, for the layout
 of the CPU backend's cache, `vllm.v1.attention.backends.cpu_attn._get_attn_isa`.
 
-Import this module only after the engine is built: the copy kernels import numba, and vLLM's CPU worker, while it starts,
-walks over every loaded module in a way (`vllm.triton_utils.dispatcher._rebind_kernels`) that llvmlite's objects break.
+Import this module only after the engine is built: the copy kernels import numba, and vLLM's CPU worker, while it
+starts, walks over every loaded module in a way that llvmlite breaks (`vllm.triton_utils.dispatcher._rebind_kernels`).
 """
 
 from __future__ import annotations
@@ -33,14 +33,20 @@ from kernels.layout import LayoutKind, PagedLayout, cpu_layout_for
 logger = logging.getLogger(__name__)
 
 HELD_POOL_SHARE = 0.5
-"""Largest share of the device pool that saves in flight may hold; beyond it saves are dropped, never requests delayed."""
+"""Largest share of the device pool that saves in flight may hold; what is beyond is not saved."""
 
 
 class KVReuse:
     """A replica's share in the cluster's KV cache. Built after the engine, before the first request."""
 
     def __init__(
-        self, thread: EngineThread, config: VllmConfig, settings: Settings, port: KVPort, fingerprint: bytes, replica: str
+        self,
+        thread: EngineThread,
+        config: VllmConfig,
+        settings: Settings,
+        port: KVPort,
+        fingerprint: bytes,
+        replica: str,
     ) -> None:
         self._thread = thread
         scheduler: Any = thread.core.scheduler
@@ -76,9 +82,7 @@ class KVReuse:
 
     def device_hashes(self) -> Future[list[bytes]]:
         """Every block hash in the device pool."""
-        return self._thread.call(
-            lambda: list(dict.fromkeys(block.block_hash[:32] for block in self._cached_blocks()))
-        )
+        return self._thread.call(lambda: list(dict.fromkeys(block.block_hash[:32] for block in self._cached_blocks())))
 
     def clear_device(self) -> Future[int]:
         """Empty the device's prefix cache; returns the number of blocks that it held. Running requests keep theirs."""

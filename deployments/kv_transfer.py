@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """Segments for one request. `block_ids` are the device blocks of sequence blocks `first_block`, `first_block`+1, …"""
+    """Segments for one request. `block_ids` are the device blocks of the sequence from `first_block` on."""
 
     request_id: str
     lease_id: int
@@ -91,7 +91,7 @@ class KVTransfer:
         self._loads.put(job)
 
     def submit_save(self, job: SaveJob) -> bool:
-        """Start a save of blocks that the caller holds until `give_back`; False, and nothing held, when over the limit."""
+        """Start a save of blocks that the caller holds until `give_back`; False: over the limit, not started."""
         with self._lock:
             if self._held_blocks + job.num_blocks > self._max_held_blocks:
                 self.counters.saves_dropped += len(job.spans)

@@ -27,6 +27,7 @@ from typing import Any
 from kvmanager.config import ManagerConfig
 from kvmanager.deltas import Deltas
 from kvmanager.directives import Directive
+from kvmanager.keys import BlockHash, SegmentKey
 from kvmanager.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.segments import SegmentSpan
@@ -75,18 +76,20 @@ class KVManagerActor:
 
     # Replicas.
 
-    async def register_replica(self, replica: str, rank: int, node_id: str, device_hashes: list[bytes]) -> None:
+    async def register_replica(self, replica: str, rank: int, node_id: str, device_hashes: list[BlockHash]) -> None:
         """A replica introduces itself, or does so again to a new manager, with what its device pool holds."""
         for other, seat in list(self._replicas.items()):
             if seat.rank == rank and other != replica:
-                await self._forget_replica(other)
+                self._forget_replica(other)
         self._replicas[replica] = ReplicaSeat(rank, node_id, time.monotonic())
         self._brain.device_cleared(replica)
         self._brain.device_stored(replica, device_hashes)
         self._wake_pollers()
 
-    async def plan(self, replica: str, node_id: str, hashes: Sequence[bytes]) -> tuple[int, list[tuple[Any, ...]]] | None:
-        """`(lease id, [(key, start_block, num_blocks, tier, holder), …])`, from the first block on; None: not registered."""
+    async def plan(
+        self, replica: str, node_id: str, hashes: Sequence[BlockHash]
+    ) -> tuple[int, list[tuple[Any, ...]]] | None:
+        """A lease id and `[(key, start_block, num_blocks, tier, holder), …]` from block 0 on; None: not registered."""
         if replica not in self._replicas:
             return None
         plan = self._brain.plan(time.monotonic(), replica, node_id, hashes)
@@ -96,8 +99,8 @@ class KVManagerActor:
 
     async def release(self, lease_ids: Iterable[int]) -> None:
         """Leases that are used up."""
-        due = [directive for lease_id in lease_ids for directive in self._brain.release(lease_id)]
-        await self._carry_out(due)
+        for lease_id in lease_ids:
+            self._brain.release(lease_id)
 
     async def offer(
         self, replica: str, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]
@@ -109,19 +112,21 @@ class KVManagerActor:
         offer = self._brain.offer(time.monotonic(), replica, location, spans, segment_bytes)
         # The room must be free before the replica sends: the tier refuses what does not fit.
         if not await self._carry_out(offer.evict):
-            await self._carry_out(self._brain.abandon(offer.save_id))
+            self._brain.abandon(offer.save_id)
             return None
         return offer.save_id, list(offer.keys)
 
     async def abandon(self, save_id: int) -> None:
         """A save ended; what of it was not committed gives its room back."""
-        await self._carry_out(self._brain.abandon(save_id))
+        self._brain.abandon(save_id)
 
-    async def bad_segment(self, tier: str, holder: str, key: bytes) -> None:
+    async def bad_segment(self, tier: str, holder: str, key: SegmentKey) -> None:
         """A replica found that a stored segment is not what its header says."""
         await self._drop_and_evict(Location(Tier(tier), holder), [key])
 
-    async def report_placement(self, replica: str, changes: Sequence[tuple[list[bytes], list[bytes], bool]]) -> None:
+    async def report_placement(
+        self, replica: str, changes: Sequence[tuple[list[BlockHash], list[BlockHash], bool]]
+    ) -> None:
         """What entered and left a replica's device pool, oldest change first."""
         if replica not in self._replicas:
             return
@@ -184,7 +189,7 @@ class KVManagerActor:
         self._wake_pollers()
         return list(kept)
 
-    async def lost(self, tier: str, holder: str, keys: Sequence[bytes]) -> None:
+    async def lost(self, tier: str, holder: str, keys: Sequence[SegmentKey]) -> None:
         """A tier does not have segments that the index says it has."""
         await self._drop_and_evict(Location(Tier(tier), holder), keys)
 
@@ -200,7 +205,7 @@ class KVManagerActor:
             found = self._brain.deltas_since(seen, MOST_DELTAS)
         return found, {replica: seat.rank for replica, seat in self._replicas.items()}
 
-    async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+    async def lookup(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
         """Where the leading blocks of a prompt lie. Replicas are named by rank."""
         found = self._brain.lookup(hashes)
         found["device"] = {
@@ -270,7 +275,9 @@ class KVManagerActor:
             try:
                 await asyncio.wait_for(seat.handle.evict.remote(list(directive.keys)), EVICT_ANSWER_S)
             except Exception as error:
-                logger.warning("the CPU tier of node %s did not evict: %r", directive.source and directive.source.holder, error)
+                logger.warning(
+                    "the CPU tier of node %s did not evict: %r", directive.source and directive.source.holder, error
+                )
                 return False
             return True
 
@@ -279,13 +286,13 @@ class KVManagerActor:
         self._wake_pollers()
         return all(await asyncio.gather(*(evict(directive) for directive in directives)))
 
-    async def _drop_and_evict(self, location: Location, keys: Sequence[bytes]) -> None:
+    async def _drop_and_evict(self, location: Location, keys: Sequence[SegmentKey]) -> None:
         unreachable = self._brain.dropped(time.monotonic(), location, keys)
         await self._carry_out(unreachable)
 
-    async def _forget_replica(self, replica: str) -> None:
+    def _forget_replica(self, replica: str) -> None:
         del self._replicas[replica]
-        await self._carry_out(self._brain.forget_replica(replica))
+        self._brain.forget_replica(replica)
         self._wake_pollers()
 
     def _wake_pollers(self) -> None:
@@ -300,7 +307,7 @@ class KVManagerActor:
                 for replica, seat in list(self._replicas.items()):
                     if now - seat.last_seen > REPLICA_SILENCE_S:
                         logger.warning("replica %s is silent and forgotten", seat.rank)
-                        await self._forget_replica(replica)
+                        self._forget_replica(replica)
                 for node, tier in list(self._tiers.items()):
                     if now - tier.last_seen > TIER_SILENCE_S:
                         logger.warning("the CPU tier of node %s is silent: its segments are misses", node[:8])

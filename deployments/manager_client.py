@@ -1,8 +1,9 @@
 """Finds the KV-manager actor by name and finds it again after it was recreated.
 
-Leans on ray 2.60.0: Serve names a deployment-scoped actor `SERVE_DEPLOYMENT_ACTOR::{app}::{deployment}::{version}::{name}`
-in the namespace "serve"; only its own deployment can ask for it by API (`serve.get_deployment_actor`), while the ingress,
-the router and the tiers live elsewhere, so the name is looked up in the list of named actors.
+Leans on ray 2.60.0: Serve names a deployment-scoped actor
+`SERVE_DEPLOYMENT_ACTOR::{app}::{deployment}::{version}::{name}` in the namespace "serve"; only its own deployment can ask
+for it by API (`serve.get_deployment_actor`), while the ingress, the router and the tiers live elsewhere, so the name
+is looked up in the list of named actors.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LOOKUP_PAUSE_S = 0.25
 """Least time between two searches by name, so that a manager that is gone costs each caller next to nothing."""
 
 
-class ManagerUnavailable(Exception):
+class ManagerUnavailableError(Exception):
     """The manager is gone, or did not answer in time. The caller goes on without it."""
 
 
@@ -33,27 +34,27 @@ class ManagerClient:
         self._next_lookup = 0.0
 
     async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call and await a method. Raises ManagerUnavailable."""
+        """Call and await a method. Raises ManagerUnavailableError."""
         handle = self._find()
         try:
             return await asyncio.wait_for(getattr(handle, method).remote(*args), timeout_s)
         except TimeoutError as error:
-            raise ManagerUnavailable(f"the KV manager did not answer {method} within {timeout_s} s") from error
+            raise ManagerUnavailableError(f"the KV manager did not answer {method} within {timeout_s} s") from error
         except ray.exceptions.RayError as error:
             raise self._lost(error) from error
 
     def ask_blocking(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """The same from a thread that is not an event loop's. Raises ManagerUnavailable."""
+        """The same from a thread that is not an event loop's. Raises ManagerUnavailableError."""
         handle = self._find()
         try:
             return ray.get(getattr(handle, method).remote(*args), timeout=timeout_s)
         except ray.exceptions.GetTimeoutError as error:
-            raise ManagerUnavailable(f"the KV manager did not answer {method} within {timeout_s} s") from error
+            raise ManagerUnavailableError(f"the KV manager did not answer {method} within {timeout_s} s") from error
         except ray.exceptions.RayError as error:
             raise self._lost(error) from error
 
     def tell(self, method: str, *args: Any) -> None:
-        """Call a method and do not wait. Raises ManagerUnavailable when the manager is known to be gone."""
+        """Call a method and do not wait. Raises ManagerUnavailableError when the manager is known to be gone."""
         try:
             getattr(self._find(), method).remote(*args)
         except ray.exceptions.RayError as error:
@@ -63,15 +64,15 @@ class ManagerClient:
         if self._handle is None:
             now = time.monotonic()
             if now < self._next_lookup:
-                raise ManagerUnavailable("the KV manager is not running")
+                raise ManagerUnavailableError("the KV manager is not running")
             self._next_lookup = now + LOOKUP_PAUSE_S
             self._handle = _find_actor(self._app_name)
         return self._handle
 
-    def _lost(self, error: Exception) -> ManagerUnavailable:
+    def _lost(self, error: Exception) -> ManagerUnavailableError:
         if isinstance(error, ray.exceptions.RayActorError):
             self._handle = None
-        return ManagerUnavailable(f"the KV manager failed: {error}")
+        return ManagerUnavailableError(f"the KV manager failed: {error}")
 
 
 def _find_actor(app_name: str) -> Any:
@@ -82,5 +83,5 @@ def _find_actor(app_name: str) -> Any:
             if actor["namespace"] == SERVE_NAMESPACE and app_part in name and name.endswith(name_part):
                 return ray.get_actor(name, namespace=SERVE_NAMESPACE)
     except (ValueError, ray.exceptions.RayError) as error:
-        raise ManagerUnavailable("the KV manager is being recreated") from error
-    raise ManagerUnavailable("the KV manager is not running")
+        raise ManagerUnavailableError("the KV manager is being recreated") from error
+    raise ManagerUnavailableError("the KV manager is not running")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from deployments.manager_client import ManagerClient, ManagerUnavailable
+from deployments.manager_client import ManagerClient, ManagerUnavailableError
 from kvmanager.mirror import PlacementMirror
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class PlacementFeed:
                 if not self.mirror.apply(deltas):
                     self.resyncs += 1
                     logger.info("the router's mirror asks for a snapshot")
-            except ManagerUnavailable:
+            except ManagerUnavailableError:
                 await asyncio.sleep(RETRY_S)
             except Exception:
                 logger.exception("the router's mirror could not follow the KV manager")

@@ -18,7 +18,7 @@ import ray
 from configs.sections import KVSettings
 from deployments.cpu_tier import get_or_start_tier, tier_name
 from deployments.kv_port import PlannedLoad, SaveGrant
-from deployments.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailable
+from deployments.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from kvmanager.segments import SegmentSpan
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class RayPort:
                 "offer", self._replica, self._node_id, list(spans), list(segment_bytes),
                 timeout_s=self._settings.save_deadline_s,
             )  # fmt: skip
-        except ManagerUnavailable:
+        except ManagerUnavailableError:
             self.count("offer_unanswered")
             return None
         return SaveGrant(answer[0], frozenset(answer[1])) if answer else None
@@ -133,9 +133,7 @@ class RayPort:
         for holder in dict.fromkeys(load.holder for load in loads):
             keys = [load.key for load in loads if load.holder == holder]
             try:
-                found = ray.get(
-                    self._tier(holder).fetch.remote(keys), timeout=max(0.0, deadline - time.monotonic())
-                )
+                found = ray.get(self._tier(holder).fetch.remote(keys), timeout=max(0.0, deadline - time.monotonic()))
                 refs.update(zip(keys, found, strict=True))
             except ray.exceptions.RayActorError:
                 self._tiers.pop(holder, None) if holder != self._node_id else None
@@ -179,7 +177,7 @@ class RayPort:
                     self.manager.tell("bad_segment", value.tier, value.holder, value.key)
                 elif kind == "lost":
                     self.manager.tell("lost", value.tier, value.holder, [value.key])
-        except ManagerUnavailable:
+        except ManagerUnavailableError:
             self.count("reports_lost", len(items))
         except Exception:
             logger.exception("a report to the KV manager failed")
@@ -189,6 +187,7 @@ class RayPort:
                     value.set()
 
     def count(self, what: str, amount: int = 1) -> None:
+        """Count a degradation, and log its first."""
         if what not in self.counters:
             logger.warning("KV reuse is degraded: %s (counted from now on, logged once)", what)
         self.counters[what] += amount

@@ -1,4 +1,4 @@
-"""A replica: one vLLM engine, and its share in the cluster's KV cache. The prompt arrives tokenized; it is engine only."""
+"""A replica: one vLLM engine, and its share in the cluster's KV cache. Prompts arrive tokenized."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ray import serve
 from configs.settings import Settings, load_settings
 from deployments.engine_args import engine_config, engine_environment, model_identity
 from deployments.kv_port import PLAN, PlanDict
-from deployments.manager_client import ManagerUnavailable
+from deployments.manager_client import ManagerUnavailableError
 from deployments.ray_port import RayPort
 from deployments.wire import GenerateRequest
 
@@ -46,7 +46,7 @@ class Replica:
         from deployments.engine_host import start_engine
 
         context = serve.get_replica_context()
-        self.rank = int(getattr(context.rank, "rank", context.rank))
+        self.rank = context.rank.rank
         self._name = context.replica_id.unique_id
         self._node_id = ray.get_runtime_context().get_node_id()
         self._settings = settings
@@ -65,9 +65,7 @@ class Replica:
         from deployments.kv_reuse import KVReuse
 
         self._port = RayPort(app_name, self._name, self._node_id, settings.kv)
-        self._reuse = KVReuse(
-            self._thread, self._llm.vllm_config, settings, self._port, fingerprint, str(self.rank)
-        )
+        self._reuse = KVReuse(self._thread, self._llm.vllm_config, settings, self._port, fingerprint, str(self.rank))
         self._orders = asyncio.get_running_loop().create_task(self._obey())
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
@@ -140,7 +138,7 @@ class Replica:
             answer = await self._port.manager.ask(
                 "plan", self._name, self._node_id, request.block_hashes, timeout_s=self._settings.kv.plan_deadline_s
             )
-        except ManagerUnavailable:
+        except ManagerUnavailableError:
             self._port.count("plan_unanswered")
             return None
         if not answer or not answer[1]:
@@ -164,7 +162,7 @@ class Replica:
                     continue
                 for order in orders:
                     await self._carry_out(order)
-            except ManagerUnavailable:
+            except ManagerUnavailableError:
                 await asyncio.sleep(MANAGER_RETRY_S)
             except Exception:
                 logger.exception("an order of the KV manager failed")

@@ -1,4 +1,4 @@
-"""A replica's metrics: vLLM's own from the process's default registry, and the transfer threads' counters beside them."""
+"""A replica's metrics: vLLM's own, from the process's default registry, and the transfer threads' counters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ class TransferCollector:
             gauge.add_metric([self._replica], value)
             yield gauge
         degraded = CounterMetricFamily(
-            "crosskv_degradations", "Times that a part of the cache was gone, late or wrong.", labels=["replica", "kind"]
+            "crosskv_degradations",
+            "Times that a part of the cache was gone, late or wrong.",
+            labels=["replica", "kind"],
         )
         for kind, value in sorted(self._port.counters.items()):
             degraded.add_metric([self._replica, kind], value)
@@ -54,7 +56,7 @@ def replica_metrics_text(
     lines = [_with_replica(line, replica) for line in text.splitlines() if line.startswith("vllm:")]
     if port is not None and transfer is not None:
         registry = CollectorRegistry()
-        registry.register(TransferCollector(replica, port, transfer, pool or {}))  # type: ignore[arg-type]
+        registry.register(TransferCollector(replica, port, transfer, pool or {}))
         lines.append(generate_latest(registry).decode())
     return "\n".join(lines) + "\n"
 

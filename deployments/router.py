@@ -62,9 +62,9 @@ class RouterOptions:
 class PrefixAffinityRouter(RequestRouter):
     """See the module's docstring. All methods run on the router's event loop."""
 
-    def initialize_state(self, options: dict[str, Any]) -> None:
+    def initialize_state(self, **kwargs: Any) -> None:
         """Called by Serve with `request_router_kwargs`, before the first request."""
-        self._options = RouterOptions(**options)
+        self._options = RouterOptions(**kwargs["options"])
         self._state = RoutingState(self._options.block_size, self._options.decode_weight)
         self._state.credits = {
             Tier.DEVICE: self._options.device_credit,
@@ -94,9 +94,7 @@ class PrefixAffinityRouter(RequestRouter):
         order = self._state.rank(list(by_name), hits, len(request.prompt_token_ids), time.monotonic())
         return [[by_name[name]] for name in order]
 
-    def on_request_routed(
-        self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
-    ) -> None:
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
         """Count the request at its replica at once, before anybody reports it, or a burst would herd."""
         request = pending_request.args[0] if pending_request.args else None
         if not isinstance(request, GenerateRequest):

@@ -56,11 +56,13 @@ class SegmentCopier:
             codec="raw",
             payload_bytes=buffer.nbytes - HEADER_BYTES,
         )
-        seal(memoryview(buffer), header)
+        seal(buffer.data, header)
         return buffer
 
-    def write(self, sealed: memoryview, key: bytes, num_blocks: int, skip_blocks: int, block_ids: Sequence[int]) -> None:
-        """Verify a sealed segment of `num_blocks` blocks and write those after the first `skip_blocks` into `block_ids`.
+    def write(
+        self, sealed: memoryview, key: bytes, num_blocks: int, skip_blocks: int, block_ids: Sequence[int]
+    ) -> None:
+        """Verify a sealed segment of `num_blocks` blocks; write those after the first `skip_blocks` into `block_ids`.
 
         `block_ids` may be fewer than the segment has left; the rest is not written.
 

@@ -32,6 +32,8 @@ from kvmanager.saves import Offer, Saves
 from kvmanager.segments import SegmentSpan
 from kvmanager.trie import PrefixTrie
 
+__all__ = ["KVManager", "ManagerConfig"]
+
 
 class KVManager:
     """See the module. ``epoch``: a number that no other manager of this server ever had, e.g. random."""

@@ -51,7 +51,11 @@ def plain_answers(turns: list[Turn], model: str, dtype: str) -> list[dict[str, A
         "requests": [{"prompt": turn.prompt, "max_tokens": len(turn.answer)} for turn in turns],
     }
     done = subprocess.run(
-        [sys.executable, "-m", "load_tests.plain_vllm"], input=json.dumps(job), stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-m", "load_tests.plain_vllm"],
+        input=json.dumps(job),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     answers: list[dict[str, Any]] = json.loads(done.stdout)
     return answers
@@ -78,7 +82,9 @@ def compare(turns: list[Turn], plain: list[dict[str, Any]], conversations: int) 
 def main(
     url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:8000",
     model: Annotated[str, typer.Option(help="The name that the server knows the model by.")] = "demo",
-    model_folder: Annotated[str, typer.Option(help="The same model for plain vLLM: a folder or a hub id.")] = "models/demo",
+    model_folder: Annotated[
+        str, typer.Option(help="The same model for plain vLLM: a folder or a hub id.")
+    ] = "models/demo",
     dtype: Annotated[str, typer.Option(help="What the server runs in.")] = "float32",
     conversations: Annotated[int, typer.Option(min=1)] = 100,
     turns: Annotated[int, typer.Option(min=1)] = 3,
@@ -94,7 +100,8 @@ def main(
         verdict = compare(done, plain_answers(done, model_folder, dtype), conversations)
     out.print(
         f"{verdict.turns} answers, {verdict.tokens} tokens in {dtype}: {verdict.different_answers} differ; "
-        f"largest logprob difference {verdict.max_logprob_difference:.2e}; prompt tokens {verdict.prompt_tokens_by_source}"
+        f"largest logprob difference {verdict.max_logprob_difference:.2e}; "
+        f"prompt tokens {verdict.prompt_tokens_by_source}"
     )
     if json_file:
         text = json.dumps(verdict.as_dict(), indent=2)

@@ -1,6 +1,6 @@
 """Memory of a running server: proportional set size (PSS) of `make serve` and of all processes below it.
 
-    python -m load_tests.footprint --port 8000
+python -m load_tests.footprint --port 8000
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ MIB = 1024**2
 def launcher_of(port: int) -> psutil.Process:
     """The `app.launch` process whose server listens on `port`. Raises LookupError."""
     for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port and connection.pid:
+        listening = connection.status == psutil.CONN_LISTEN and bool(connection.laddr)
+        if listening and connection.laddr.port == port and connection.pid:  # type: ignore[union-attr]
             process: psutil.Process | None = psutil.Process(connection.pid)
             while process is not None:
                 if "app.launch" in process.cmdline() or "serve" in " ".join(process.cmdline()[:3]):

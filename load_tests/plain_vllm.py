@@ -40,7 +40,9 @@ def answer(job: dict[str, Any]) -> list[dict[str, Any]]:
     from vllm.inputs import TokensPrompt
     from vllm.platforms import current_platform
 
-    pool = {"kv_cache_memory_bytes": _CPU_POOL_BYTES, "block_size": 32} if current_platform.is_cpu() else {}
+    pool: dict[str, Any] = {}
+    if current_platform.is_cpu():
+        pool = {"kv_cache_memory_bytes": _CPU_POOL_BYTES, "block_size": 32}
     llm = LLM(
         model=job["model"],
         dtype=job["dtype"],
@@ -61,7 +63,8 @@ def answer(job: dict[str, Any]) -> list[dict[str, Any]]:
     for output in outputs:
         completion = output.outputs[0]
         tokens = list(completion.token_ids)
-        chosen = [position[token].logprob for position, token in zip(completion.logprobs or [], tokens, strict=True)]
+        positions: Any = completion.logprobs
+        chosen = [position[token].logprob for position, token in zip(positions, tokens, strict=True)]
         answers.append({"answer": tokens, "logprobs": chosen})
     return answers
 

@@ -99,7 +99,9 @@ ensure() { # NAME LOCK_FILE
 main() {
     # A folder that was moved or copied carries scripts that point to its old place.
     if [ ! -x $venv/bin/python ] || ! grep -qsF "$PWD/$venv" $venv/bin/activate; then make_venv; fi
-    ensure server "$(lock_file)"
+    local lock
+    lock=$(lock_file)
+    ensure server "$lock"
     if [ "${1:-server}" = dev ]; then ensure dev requirements/dev.txt; fi
 }
 

@@ -35,15 +35,18 @@ class ServerError(Exception):
 
 def launch(
     config: Annotated[Path, typer.Argument(help="Serve's configuration file.")] = PROJECT_ROOT / "serve_config.yaml",
-    port: Annotated[int | None, typer.Option(help="HTTP port.")] = None,
+    port: Annotated[str | None, typer.Option(help="HTTP port.")] = None,
     model: Annotated[str | None, typer.Option(help="A folder, a Hugging Face id, or a preset's name.")] = None,
-    replicas: Annotated[int | None, typer.Option(help="Engines that serve the model side by side.")] = None,
-    device_blocks: Annotated[int | None, typer.Option(help="KV blocks per replica.")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Longest prompt and answer together, in tokens.")] = None,
+    replicas: Annotated[str | None, typer.Option(help="Engines that serve the model side by side.")] = None,
+    device_blocks: Annotated[str | None, typer.Option(help="KV blocks per replica.")] = None,
+    max_model_len: Annotated[str | None, typer.Option(help="Longest prompt and answer together, in tokens.")] = None,
 ) -> None:
     """Serve in the foreground until Ctrl-C."""
     try:
-        plan = make_plan(config, Overrides(port, model, replicas, device_blocks, max_model_len))
+        overrides = Overrides.parse(
+            model, port=port, replicas=replicas, device_blocks=device_blocks, max_model_len=max_model_len
+        )
+        plan = make_plan(config, overrides)
     except SettingsError as error:
         err.print(str(error), markup=False)
         raise typer.Exit(EXIT_SETTING) from None

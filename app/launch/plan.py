@@ -27,6 +27,11 @@ class Overrides:
     device_blocks: int | None = None
     max_model_len: int | None = None
 
+    @classmethod
+    def parse(cls, model: str | None, **numbers: str | None) -> Overrides:
+        """From a command line's words. Raises SettingsError, as `make_plan` does."""
+        return cls(model=model, **{name: _whole_number(name, text) for name, text in numbers.items()})
+
     def as_args(self) -> dict[str, Any]:
         """The overrides as a fragment of `args:`. A preset's name brings the preset's own settings along."""
         args: dict[str, Any] = {}
@@ -81,6 +86,13 @@ def make_plan(config_path: Path, overrides: Overrides) -> LaunchPlan:
     settings = load_settings(application["args"])
     _check_free(host, port)
     return LaunchPlan(config, settings, str(application.get("name", "default")), host, port)
+
+
+def _whole_number(name: str, text: str | None) -> int | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        raise SettingsError(f"{name.upper()}: {text!r} is not a whole number; write it in digits.") from None
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,8 +32,8 @@ STAGES: tuple[Stage, ...] = (
     Stage(900_000, (64, 128), 0.65, 0.0, 4_000),
     Stage(1_600_000, (64, 128, 256), 0.45, 0.04, 5_000),
     Stage(2_600_000, (64, 128, 256, 512), 0.35, 0.2, 6_000),
-    Stage(4_500_000, (64, 64, 256, 512, 1024), 0.15, 0.25, 7_000),
-    Stage(5_800_000, (64, 256, 512, 1024, 3000), 0.1, 0.25, 9_000),
+    Stage(4_500_000, (64, 64, 256, 512, 1024), 0.15, 0.22, 3_500),
+    Stage(5_800_000, (64, 256, 512, 1024, 3000), 0.1, 0.22, 5_000),
 )
 
 KINDS: tuple[tuple[str, float], ...] = (
@@ -46,7 +46,7 @@ KINDS: tuple[tuple[str, float], ...] = (
     ("tell", 7),
     ("talk", 4),
 )
-UNKNOWN_KINDS: tuple[tuple[str, float], ...] = (("unknown", 6), ("missing", 2), ("unanswerable", 2))
+UNKNOWN_KINDS: tuple[tuple[str, float], ...] = (("unknown", 7), ("missing", 1), ("unanswerable", 1))
 
 
 def stage_at(tokens: int) -> Stage | None:

@@ -1,4 +1,4 @@
-"""A backend with a real engine: AsyncLLM on the demo model in this process, and a pickled wire in between as Ray has."""
+"""A backend with a real engine: AsyncLLM on the demo model in this process, behind a wire that pickles, as Ray's."""
 
 from __future__ import annotations
 
@@ -17,12 +17,8 @@ class EngineReplicas:
     """A `ReplicaHandle` over one engine; what the engine's prefix cache gave is the `device` of `kv_cache`."""
 
     def __init__(self) -> None:
-        self.llm, _ = start_engine(
-            engine_args(
-                num_gpu_blocks_override=128, kv_cache_memory_bytes=64 << 20, max_num_seqs=16
-            ).create_engine_config(),
-            log_stats=False,
-        )
+        args = engine_args(num_gpu_blocks_override=128, kv_cache_memory_bytes=64 << 20, max_num_seqs=16)
+        self.llm, _ = start_engine(args.create_engine_config(), log_stats=False)
         self.running: set[str] = set()
         self.aborted: list[str] = []
 

@@ -20,7 +20,7 @@ Script = Callable[[GenerateRequest], AsyncIterator[RequestOutput]]
 def say(request: GenerateRequest, tokens: Sequence[int], text: str, *, finished: bool) -> RequestOutput:
     """One output as a replica sends it: no prompt in it, and the KV usage in the last one."""
     prompt = len(request.prompt_token_ids)
-    usage = {"device": 1, "cpu": 2, "redis": 0, "recomputed": prompt - 3, "replica": "0"}
+    usage = {"device": min(prompt, 1), "cpu": 0, "redis": 0, "recomputed": max(prompt - 1, 0), "replica": "0"}
     logprobs = None
     if request.sampling_params.logprobs is not None:
         logprobs = [{token: Logprob(-0.5, 1, f"<{token}>")} for token in tokens]

@@ -1,4 +1,4 @@
-"""One real server for the whole folder: two vLLM replicas in float32, real Ray Serve, started and ended as a user does."""
+"""One real server for the folder: two vLLM replicas in float32, Ray Serve, started and ended as a user does."""
 
 from __future__ import annotations
 

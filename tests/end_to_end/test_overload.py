@@ -7,7 +7,6 @@ from collections import Counter
 
 import httpx
 import pytest
-
 from running_server import RunningServer
 
 pytestmark = pytest.mark.server

@@ -67,13 +67,13 @@ def test_block_hashes_are_vllms(vllm_hashing):
 def test_block_hashes_are_those_of_a_vllm_request(vllm_hashing):
     kv_cache_utils, sha256_cbor = vllm_hashing
     request = pytest.importorskip("vllm.v1.request")
-    vllm = pytest.importorskip("vllm")
+    sampling_params = pytest.importorskip("vllm.sampling_params")
     salt = cache_salt(MODEL.fingerprint(), "tenant")
     hasher = kv_cache_utils.get_request_block_hasher(32, sha256_cbor)
     engine_request = request.Request(
         request_id="0",
         prompt_token_ids=list(range(100)),
-        sampling_params=vllm.SamplingParams(max_tokens=1),
+        sampling_params=sampling_params.SamplingParams(max_tokens=1),
         pooling_params=None,
         cache_salt=salt,
         block_hasher=hasher,

@@ -6,27 +6,55 @@ from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from naive_manager import HALF_LIFE, NaiveManager, hashes_of
 
+from kvmanager import policies
 from kvmanager.config import ManagerConfig
 from kvmanager.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.mirror import PlacementMirror
+from kvmanager.policies.lfu import DecayedLfu
 from kvmanager.segments import split_segments
 
 LOCATIONS = (Location(Tier.CPU, "node0"), Location(Tier.CPU, "node1"), Location(Tier.REDIS, ""))
 REPLICAS = ("replica0", "replica1")
 LEASE_S, SAVE_S = 30.0, 20.0
 
-prompts = st.lists(st.integers(0, 1), min_size=1, max_size=7)
-locations = st.sampled_from(LOCATIONS)
+prompts = st.lists(st.integers(0, 1), min_size=1, max_size=6)
+locations = st.sampled_from((LOCATIONS[0], *LOCATIONS))  # crowd the first one
 replicas = st.sampled_from(REPLICAS)
-sizes = st.integers(1, 4)
+sizes = st.integers(1, 3)
+
+
+class CheckedLfu(DecayedLfu):
+    """The real policy, remembering what it was told may go."""
+
+    def __init__(self):
+        super().__init__()
+        self.exposed = set()
+        CheckedLfu.made.append(self)
+
+    def expose(self, copy):
+        assert copy not in self.exposed
+        self.exposed.add(copy)
+        super().expose(copy)
+
+    def shield(self, copy):
+        self.exposed.remove(copy)
+        super().shield(copy)
+
+    def victim(self):
+        victim = super().victim()
+        assert (victim is None) == (not self.exposed)
+        return victim
+
+
+policies._POLICIES["checked"] = CheckedLfu
 
 
 class ManagerMachine(RuleBasedStateMachine):
     saves = Bundle("saves")
     leases = Bundle("leases")
 
-    @initialize(blocks_per_segment=st.integers(1, 3), budgets=st.lists(st.integers(0, 16), min_size=3, max_size=3))
+    @initialize(blocks_per_segment=st.integers(1, 3), budgets=st.lists(st.integers(2, 10), min_size=3, max_size=3))
     def start(self, blocks_per_segment, budgets):
         self.blocks_per_segment = blocks_per_segment
         self.budgets = dict(zip(LOCATIONS, budgets, strict=True))
@@ -38,8 +66,14 @@ class ManagerMachine(RuleBasedStateMachine):
     def new_manager(self):
         self.epoch += 1
         config = ManagerConfig(
-            self.blocks_per_segment, lease_s=LEASE_S, save_s=SAVE_S, half_life_requests=HALF_LIFE, max_deltas=8
+            self.blocks_per_segment,
+            lease_s=LEASE_S,
+            save_s=SAVE_S,
+            half_life_requests=HALF_LIFE,
+            max_deltas=8,
+            eviction_policy="checked",
         )
+        CheckedLfu.made = []
         self.manager = KVManager(config, self.epoch)
         self.leased = {}  # lease id -> (end, replica, {(location, key)})
         self.naive = NaiveManager(self.budgets, self.blocks_per_segment, LEASE_S, SAVE_S, now=self.now)
@@ -112,6 +146,23 @@ class ManagerMachine(RuleBasedStateMachine):
         first = max(end for end in ends if end <= start)
         spans = split_segments(hashes, first, len(hashes), self.blocks_per_segment, num_prompt)
         return spans, data.draw(st.lists(sizes, min_size=len(spans), max_size=len(spans)))
+
+    @rule(prompt=prompts, num_prompt=st.integers(0, 6), location=locations, size=sizes)
+    def serve(self, prompt, num_prompt, location, size):
+        """Plan, compute and store a whole prompt, as a healthy replica does."""
+        hashes = hashes_of(prompt)
+        plan = self.manager.plan(self.now, "replica0", "node0", hashes)
+        self.naive.plan(self.now, "replica0", "node0", hashes, 0, plan)
+        spans = split_segments(hashes, 0, len(hashes), self.blocks_per_segment, num_prompt)
+        nbytes = [size] * len(spans)
+        offer = self.manager.offer(self.now, "replica0", location, spans, nbytes)
+        self.naive.offer(self.now, "replica0", location, spans, nbytes, offer)
+        self.carry_out(offer.evict)
+        accepted = self.manager.commit(self.now, location, offer.keys, nbytes[: len(offer.keys)])
+        self.naive.commit(self.now, location, offer.keys, nbytes[: len(offer.keys)], accepted)
+        self.keep(location, accepted)
+        self.manager.release(plan.lease_id)
+        self.naive.release(plan.lease_id)
 
     @rule(save=saves, data=st.data())
     def commit(self, save, data):
@@ -247,6 +298,11 @@ class ManagerMachine(RuleBasedStateMachine):
             assert all(self.naive.known[key].parent in {None, *resident} for key in resident), "an orphan"
 
     @invariant()
+    def exactly_the_unleased_leaves_may_be_evicted(self):
+        for location, policy in zip(LOCATIONS, CheckedLfu.made, strict=True):
+            assert {copy.node.key for copy in policy.exposed} == self.naive.leaves(location)
+
+    @invariant()
     def budgets_hold(self):
         stats = self.manager.stats(self.now)
         for found in stats["locations"]:
@@ -265,4 +321,4 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManager = ManagerMachine.TestCase
-TestManager.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestManager.settings = settings(max_examples=200, stateful_step_count=40)

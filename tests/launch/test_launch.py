@@ -1,4 +1,4 @@
-"""The launcher around a stub application: it starts, says where, and leaves no process behind, however it is stopped."""
+"""The launcher around a stub application: it starts, says where, and leaves no process behind when stopped."""
 
 from __future__ import annotations
 

@@ -31,6 +31,12 @@ def test_each_override_replaces_the_files_value(tmp_path: Path, model_folder: Pa
     assert plan.settings.engine.device_blocks == 65
 
 
+def test_an_override_that_is_no_number_is_one_sentence() -> None:
+    assert Overrides.parse("m", port="8001", replicas=None) == Overrides(port=8001, model="m")
+    with pytest.raises(SettingsError, match="^MAX_MODEL_LEN: '4k' is not a whole number; write it in digits.$"):
+        Overrides.parse(None, max_model_len="4k")
+
+
 def test_a_presets_name_brings_its_settings_and_other_overrides_win(tmp_path: Path, model_folder: Path) -> None:
     config = write_config(tmp_path, model_folder, http={"debug_headers": True})
     plan = make_plan(config, Overrides(model="Qwen2.5-0.5B-Instruct", max_model_len=1024))

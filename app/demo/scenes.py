@@ -1,0 +1,200 @@
+"""The script: every way in which a prompt's KV is found again, one row each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.demo.documents import DOCUMENTS, GREETING, HOME, JOB, OWNER, PORTRAIT, TWO_HOPS, Question
+from app.demo.known_kv import KnownKV
+from app.demo.report import Report, Row
+from app.demo.server import Message, Server, Turn
+
+SAVE_DEADLINE_S = 10.0
+"""KV is saved in the background once it is computed; a turn that needs it in the CPU tier waits so long."""
+
+MOST_ANSWER_TOKENS = 96
+LEAST_ANSWER_TOKENS = 40
+"""Asked of models that might answer in fewer: an answer must fill a block to be found again."""
+
+SAMPLING = {"temperature": 0.7, "top_p": 0.8}
+"""Leaves the choice between equally likely beginnings, and hardly any within a sentence."""
+MOST_SAMPLES = 8
+
+_UNSAVED = f"what was sent before is not whole in the CPU tier after {SAVE_DEADLINE_S:.0f} s"
+
+
+class Scenes:
+    """Plays the script against a server and reports every step.
+
+    `is_demo_model` is False for a model that need not answer as the demo model does: answers are shown then, but only
+    the reuse is checked.
+    """
+
+    def __init__(self, server: Server, report: Report, is_demo_model: bool) -> None:
+        self._server = server
+        self._report = report
+        self._is_demo_model = is_demo_model
+        self._known = KnownKV(server.block_size_tokens)
+        self._unsaved: list[list[int]] = []
+        self._here = server.replicas[0]
+        self._others = server.replicas[1:]
+
+    def play(self) -> None:
+        """The whole script, in order: later scenes rely on what earlier ones left in the tiers."""
+        self._one_prompt_in_every_tier()
+        self._answer_in_turn_two()
+        self._two_answers_to_one_request()
+
+    def _one_prompt_in_every_tier(self) -> None:
+        chat = _chat(HOME)
+        self._turn("cold", HOME, chat, self._here)
+        self._turn("again: device hit", HOME, chat, self._here)
+        across = "another replica: CPU-tier hit"
+        if self._others:
+            self._saved_turn(across, HOME, chat, self._others[0])
+        else:
+            self._report.add(Row(across, notes=("skipped: this server runs one replica",), skipped=True))
+        self._saved_turn("devices cleared: CPU-tier hit", HOME, chat, self._here, clear=True)
+
+    def _answer_in_turn_two(self) -> None:
+        chat = _chat(PORTRAIT)
+        turn = self._turn("same documents, long answer", PORTRAIT, chat, self._here)
+        self._continued("turn two: the answer is reused", TWO_HOPS, chat, turn)
+
+    def _two_answers_to_one_request(self) -> None:
+        chat = _chat(GREETING)
+        first = self._turn("sampled answer A", GREETING, chat, self._here, seed=0, **SAMPLING)
+        for seed in range(1, MOST_SAMPLES):
+            self._report.doing(f"sampling until an answer differs: try {seed} of {MOST_SAMPLES - 1}")
+            second = self._ask(chat, self._here, seed=seed, **SAMPLING)
+            if second.text != first.text:
+                break
+            self._remember(self._here, second)
+        same = second.text == first.text
+        self._check(
+            "sampled answer B, same request",
+            GREETING,
+            self._here,
+            second,
+            problems=[f"{MOST_SAMPLES} samples gave one and the same answer"] if same else [],
+        )
+        self._both_in_the_index(first, second)
+        self._continued("turn two after answer A", JOB, chat, first)
+        self._continued("turn two after answer B", OWNER, chat, second)
+
+    def _both_in_the_index(self, first: Turn, second: Turn) -> None:
+        """Each answer is found behind the request that both share."""
+        self._report.doing("looking up both answers")
+        problems = [] if self._all_saved() else [_UNSAVED]
+        request = int(self._server.lookup(first.prompt_ids)["cpu"])
+        found = [int(self._server.lookup([*turn.prompt_ids, *turn.answer_ids])["cpu"]) for turn in (first, second)]
+        expected = [self._known_blocks(first), self._known_blocks(second)]
+        if found != expected or request != len(first.prompt_ids) // self._known.block_size:
+            problems.append(f"expected {expected[0]} blocks with A and {expected[1]} with B")
+        if self._is_demo_model and min(found) <= request:
+            problems.append("an answer adds no block to the request's")
+        note = f"CPU tier: {request} blocks of the request, {found[0]} with answer A, {found[1]} with answer B"
+        self._report.add(Row("lookup: A and B under one request", notes=(note,), problems=tuple(problems)))
+
+    def _continued(self, scene: str, question: Question, chat: list[Message], turn: Turn) -> None:
+        """The next turn of a conversation, where no device has its last answer."""
+        following = [*chat, {"role": "assistant", "content": turn.text}, {"role": "user", "content": question.text}]
+        replica = self._others[0] if self._others else self._here
+        self._saved_turn(scene, question, following, replica, clear=not self._others, before=turn)
+
+    def _saved_turn(
+        self,
+        scene: str,
+        question: Question,
+        chat: list[Message],
+        replica: int,
+        *,
+        clear: bool = False,
+        before: Turn | None = None,
+    ) -> None:
+        """A turn that finds in the CPU tier what the turns so far have computed."""
+        self._report.doing(f"{scene}: waiting until the CPU tier has everything")
+        problems = [] if self._all_saved() else [_UNSAVED]
+        if clear:
+            self._server.clear_devices()
+            self._known.clear_devices()
+        self._report.doing(scene)
+        turn = self._ask(chat, replica)
+        self._check(scene, question, replica, turn, problems, before)
+
+    def _turn(self, scene: str, question: Question, chat: list[Message], replica: int, **sampling: Any) -> Turn:
+        self._report.doing(scene)
+        turn = self._ask(chat, replica, **sampling)
+        self._check(scene, question, replica, turn, [])
+        return turn
+
+    def _ask(self, chat: list[Message], replica: int, **sampling: Any) -> Turn:
+        extra = {} if self._is_demo_model else {"extra_body": {"min_tokens": LEAST_ANSWER_TOKENS}}
+        return self._server.ask(chat, replica, max_tokens=MOST_ANSWER_TOKENS, **sampling, **extra)
+
+    def _check(
+        self,
+        scene: str,
+        question: Question,
+        replica: int,
+        turn: Turn,
+        problems: list[str],
+        before: Turn | None = None,
+    ) -> None:
+        """Compare a turn with what it must be, show it, and remember what it computed."""
+        expected = self._known.expected(replica, turn.prompt_ids)
+        if turn.tokens != expected:
+            problems.append(f"tokens by source should be {expected}")
+        if turn.cached_tokens != turn.tokens.reused:
+            problems.append(f"usage.prompt_tokens_details.cached_tokens says {turn.cached_tokens}")
+        if turn.replica != str(replica):
+            problems.append(f"replica {replica} was asked for")
+        wrong = question.problem(turn.text) if self._is_demo_model else ""
+        if wrong:
+            problems.append(wrong)
+        notes: list[str] = []
+        if before is not None:
+            self._check_answer_reuse(before, turn, notes, problems)
+        self._report.add(
+            Row(
+                scene,
+                question.text,
+                turn.replica,
+                turn.ttft_s,
+                turn.tokens,
+                expected,
+                turn.text.strip(),
+                tuple(notes),
+                tuple(problems),
+            )
+        )
+        self._remember(replica, turn)
+
+    def _check_answer_reuse(self, before: Turn, turn: Turn, notes: list[str], problems: list[str]) -> None:
+        """The turn must have reused blocks with tokens of the answer `before`, which the index calls an answer's."""
+        answer_tokens = turn.tokens.reused - len(before.prompt_ids)
+        ends = [
+            segment["start"] + segment["num_blocks"]
+            for segment in self._server.lookup(turn.prompt_ids)["segments"]
+            if segment["kind"] == "answer" and "cpu" in segment["tiers"]
+        ]
+        if answer_tokens > 0 and any(end * self._known.block_size <= turn.tokens.reused for end in ends):
+            notes.append(f"{answer_tokens} of the reused tokens are the last answer's")
+        elif self._is_demo_model:
+            problems.append("no block with the last answer's tokens was reused")
+        else:
+            notes.append("the last answer is too short, or this chat template does not repeat it token by token")
+
+    def _remember(self, replica: int, turn: Turn) -> None:
+        self._unsaved.append(self._known.add_turn(replica, turn.prompt_ids, turn.answer_ids))
+
+    def _all_saved(self) -> bool:
+        waiting, self._unsaved = self._unsaved, []
+        return all(self._server.wait_until_saved(sequence, SAVE_DEADLINE_S) for sequence in waiting)
+
+    def _known_blocks(self, turn: Turn) -> int:
+        return (len(turn.prompt_ids) + len(turn.answer_ids) - 1) // self._known.block_size
+
+
+def _chat(question: Question) -> list[Message]:
+    return [{"role": "system", "content": DOCUMENTS}, {"role": "user", "content": question.text}]

@@ -1,0 +1,135 @@
+"""Who may ask what: keys, tenants, the salts made of them, the replica pin, and the limit on bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+from fake_backend import FakeControl, FakeReplicas, backend
+from ingress_server import CHAT, COMPLETION, FINGERPRINT
+
+from app.auth import ApiKeys
+from app.prompt_keys import PromptKeys
+from kvmanager import keys
+
+TENANTS = {"key-a": "alice", "key-b": "bob"}
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer wrong", "Basic key-a", "key-a", "Bearer key-a2"])
+def test_a_missing_or_wrong_key_is_401(start, header: str | None):
+    server = start(api_keys=TENANTS)
+    headers = {} if header is None else {"authorization": header}
+    with server.http(headers=headers) as client:
+        for method, path in [("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/api/v1/kv/stats")]:
+            answer = client.request(method, path, json=CHAT)
+            assert answer.status_code == 401
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+            assert answer.headers["www-authenticate"] == "Bearer"
+    assert not server.replicas.requests
+
+
+def test_a_right_key_is_let_in_and_probes_need_none(start):
+    server = start(api_keys=TENANTS)
+    assert server.client(api_key="key-b").chat.completions.create(**CHAT).choices
+    with pytest.raises(openai.AuthenticationError):
+        server.client(api_key="key-c").models.list()
+    with server.http() as client:
+        assert client.get("/health").status_code == 200
+        assert client.get("/metrics").status_code == 200
+
+
+def test_without_configured_keys_any_key_and_none_is_the_one_tenant():
+    assert ApiKeys({}).tenant(None) == ""
+    assert ApiKeys({}).tenant("Bearer whatever") == ""
+    assert ApiKeys(TENANTS).tenant("bearer key-a") == "alice"
+
+
+def test_tenants_and_their_own_salts_share_no_key(start):
+    server = start(api_keys=TENANTS)
+    prompt = {**COMPLETION, "prompt": [5] * 100}
+    asked = [("key-a", None), ("key-b", None), ("key-a", "x"), ("key-b", "x"), ("key-a", None)]
+    for key, salt in asked:
+        server.client(api_key=key).completions.create(**prompt, extra_body={"cache_salt": salt} if salt else None)
+    salts = [request.cache_salt for request in server.replicas.requests]
+    hashes = [tuple(request.block_hashes) for request in server.replicas.requests]
+    assert salts[0] == salts[4]
+    assert hashes[0] == hashes[4]
+    assert len(set(salts)) == 4
+    assert len({one for several in hashes for one in several}) == 4 * 3
+
+
+def test_a_request_carries_the_hashes_of_its_full_blocks(start):
+    server = start()
+    server.client().completions.create(**{**COMPLETION, "prompt": [5] * 100})
+    (request,) = server.replicas.requests
+    assert request.cache_salt == keys.cache_salt(FINGERPRINT, "\0", "exact")
+    assert request.block_hashes == keys.block_hashes([5] * 100, 32, request.cache_salt)
+    assert len(request.block_hashes) == 3
+
+
+def test_tenant_and_salt_cannot_be_mistaken_for_another_pair():
+    made = PromptKeys(FINGERPRINT, 32)
+    assert made.salt("alice", "bob") != made.salt("alicebob", None)
+    assert made.salt("alice", "bob") != made.salt("alice\0bob", None)
+    assert PromptKeys(bytes(32), 32).salt("alice", None) != made.salt("alice", None)
+
+
+def test_a_tenant_looks_up_its_own_keys_only(start):
+    control = FakeControl()
+    server = start(behind=backend(FakeReplicas(), control), api_keys=TENANTS)
+    for key in ("key-a", "key-b", "key-a"):
+        with server.http(headers={"authorization": f"Bearer {key}"}) as client:
+            assert client.get("/api/v1/kv/lookup", params={"tokens": ",".join(["5"] * 64)}).status_code == 200
+    first, second, third = control.looked_up
+    assert first == third
+    assert not set(first) & set(second)
+
+
+def test_a_pin_is_obeyed_when_debug_headers_are_on(start):
+    server = start(FakeReplicas(known_ranks={0, 1}), debug_headers=True)
+    with server.http() as client:
+        assert client.post("/v1/chat/completions", json=CHAT, headers={"X-CrossKV-Replica": "1"}).status_code == 200
+        assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+        for wrong in ("2", "-1", "one", "", "99999999", "1.0", "²"):
+            headers = {"X-CrossKV-Replica": wrong.encode("latin-1")}
+            answer = client.post("/v1/chat/completions", json=CHAT, headers=headers)
+            assert answer.status_code == 400, wrong
+            assert "replica" in answer.json()["error"]["message"].lower()
+    assert [request.replica_pin for request in server.replicas.requests] == [1, None]
+
+
+def test_a_pin_is_refused_when_debug_headers_are_off(start):
+    server = start()
+    with server.http() as client:
+        answer = client.post("/v1/chat/completions", json=CHAT, headers={"X-CrossKV-Replica": "0"})
+    assert answer.status_code == 400
+    assert "http.debug_headers" in answer.json()["error"]["message"]
+
+
+LIMIT = 2048
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/api/v1/kv/clear"])
+@pytest.mark.parametrize("chunked", [False, True], ids=["content-length", "chunked"])
+def test_a_body_over_the_limit_is_413(start, path: str, chunked: bool):
+    def chunks() -> Iterator[bytes]:
+        for _ in range(3):
+            yield b" " * (LIMIT // 2)
+
+    server = start(max_body_bytes=LIMIT)
+    content = chunks() if chunked else b" " * (LIMIT + 1)
+    with server.http() as client:
+        answer = client.post(path, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 413
+    assert str(LIMIT) in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["content-length", "chunked"])
+def test_a_body_of_exactly_the_limit_is_read(start, chunked: bool):
+    body = b'{"prompt": "hello"}'.ljust(LIMIT)
+    server = start(max_body_bytes=LIMIT)
+    with server.http() as client:
+        content = iter([body[:1000], body[1000:]]) if chunked else body
+        answer = client.post("/tokenize", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 200

@@ -1,0 +1,185 @@
+"""Control API, health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from fake_backend import FakeControl, FakeReplicas, backend
+from ingress_server import CHAT, COMPLETION, FINGERPRINT
+from prometheus_client.parser import text_string_to_metric_families
+
+from app import health, metrics
+from app.replica_handle import HealthReport
+from kvmanager import keys
+
+
+def test_lookup_hashes_what_a_completion_would_send(start):
+    control, replicas = FakeControl(), FakeReplicas()
+    server = start(behind=backend(replicas, control))
+    text = "The red ball belongs to Anna. " * 20
+    with server.http() as client:
+        assert client.post("/v1/completions", json={**COMPLETION, "prompt": text}).status_code == 200
+        found = client.get("/api/v1/kv/lookup", params={"text": text}).json()
+    (request,) = replicas.requests
+    assert control.looked_up == [request.block_hashes]
+    assert found == {
+        "tokens": len(request.prompt_token_ids),
+        "block_size_tokens": 32,
+        "blocks": len(request.block_hashes),
+    }
+    assert found["blocks"] > 0
+
+
+def test_lookup_hashes_what_a_chat_would_send(start):
+    control, replicas = FakeControl(), FakeReplicas()
+    server = start(behind=backend(replicas, control))
+    messages = [{"role": "user", "content": "The red ball belongs to Anna. " * 20}]
+    with server.http() as client:
+        assert client.post("/v1/chat/completions", json={**CHAT, "messages": messages}).status_code == 200
+        assert client.get("/api/v1/kv/lookup", params={"messages": json.dumps(messages)}).status_code == 200
+        assert client.get("/api/v1/kv/lookup", params={"messages": json.dumps(messages), "cache_salt": "x"}).is_success
+    assert control.looked_up[0] == replicas.requests[0].block_hashes
+    assert control.looked_up[1][0] != replicas.requests[0].block_hashes[0]
+
+
+def test_lookup_takes_token_ids(start):
+    control = FakeControl()
+    server = start(behind=backend(FakeReplicas(), control))
+    with server.http() as client:
+        client.get("/api/v1/kv/lookup", params={"tokens": ",".join(map(str, range(70)))})
+    assert control.looked_up == [keys.block_hashes(range(70), 32, keys.cache_salt(FINGERPRINT, "\0"))]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {},
+        {"text": "a", "tokens": "1"},
+        {"tokens": ""},
+        {"tokens": "1,x"},
+        {"tokens": "-1"},
+        {"tokens": "9" * 50},
+        {"text": ""},
+        {"messages": "{"},
+        {"messages": "5"},
+        {"messages": "[{}]"},
+        {"text": "a", "cache_salt": "a/b"},
+        {"text": "x " * 2000},
+    ],
+    ids=lambda query: str(query)[:40],
+)
+def test_a_bad_lookup_is_400(server, query: dict[str, str]):
+    with server.http() as client:
+        answer = client.get("/api/v1/kv/lookup", params=query)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["code"] == 400
+
+
+def test_clear_and_stats_reach_the_manager(start):
+    control = FakeControl()
+    server = start(behind=backend(FakeReplicas(), control))
+    with server.http() as client:
+        assert client.post("/api/v1/kv/clear", json={"tiers": ["device", "cpu"]}).json() == {
+            "cleared": ["device", "cpu"]
+        }
+        assert client.get("/api/v1/kv/stats").json() == {"nodes": 3}
+        for wrong in ({}, {"tiers": []}, {"tiers": ["tape"]}, {"tiers": "cpu"}, {"tiers": ["cpu"], "extra": 1}, []):
+            assert client.post("/api/v1/kv/clear", json=wrong).status_code == 400
+    assert control.cleared == [["device", "cpu"]]
+
+
+def test_a_manager_that_does_not_answer_is_503_and_disturbs_no_request(start):
+    server = start(behind=backend(FakeReplicas(), FakeControl(error=RuntimeError("gone"))))
+    with server.http() as client:
+        for method, path, body in [
+            ("GET", "/api/v1/kv/stats", None),
+            ("GET", "/api/v1/kv/lookup?tokens=1", None),
+            ("POST", "/api/v1/kv/clear", {"tiers": ["cpu"]}),
+        ]:
+            answer = client.request(method, path, json=body)
+            assert answer.status_code == 503
+            assert answer.headers["retry-after"]
+            assert "gone" not in answer.text
+        assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
+async def degraded() -> HealthReport:
+    return HealthReport(True, {"replicas": {"state": "ok"}, "cpu_tier": {"state": "missing"}})
+
+
+async def down() -> HealthReport:
+    return HealthReport(False, {"replicas": {"state": "2 of 2 missing"}})
+
+
+async def broken() -> HealthReport:
+    raise RuntimeError("no manager")
+
+
+async def hanging() -> HealthReport:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("probe", "code", "status"),
+    [
+        (degraded, 200, "degraded"),
+        (down, 503, "unavailable"),
+        (broken, 503, "unavailable"),
+        (hanging, 503, "unavailable"),
+    ],
+)
+def test_health_says_whether_requests_can_be_served(start, monkeypatch, probe, code: int, status: str):
+    monkeypatch.setattr(health, "TIMEOUT_S", 0.2)
+    server = start(behind=backend(FakeReplicas(), health=probe))
+    with server.http() as client:
+        answer = client.get("/health")
+    assert (answer.status_code, answer.json()["status"]) == (code, status)
+
+
+def samples(text: str) -> dict[str, float]:
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}"] = sample.value
+    return found
+
+
+def test_metrics_count_requests_tokens_and_times(start):
+    server = start()
+    with server.http() as client:
+        prompt = client.post("/v1/chat/completions", json=CHAT).json()["usage"]["prompt_tokens"]
+        client.post("/v1/chat/completions", json={**CHAT, "stream": True})
+        client.post("/v1/chat/completions", json={**CHAT, "max_tokens": -1})
+        client.get("/nowhere/at/all")
+        found = samples(client.get("/metrics").text)
+    assert found["crosskv_requests_total{path=/v1/chat/completions,status=200}"] == 2
+    assert found["crosskv_requests_total{path=/v1/chat/completions,status=400}"] == 1
+    assert found["crosskv_requests_total{path=other,status=404}"] == 1
+    assert found["crosskv_prompt_tokens_total{source=device}"] == 2
+    assert found["crosskv_prompt_tokens_total{source=recomputed}"] == 2 * (prompt - 1)
+    assert found["crosskv_prompt_tokens_total{source=redis}"] == 0
+    assert found["crosskv_generated_tokens_total{}"] == 6
+    assert found["crosskv_time_to_first_token_seconds_count{}"] == 1
+    assert found["crosskv_queue_seconds_count{}"] == 2
+    assert found["crosskv_prompts_ongoing{}"] == 0
+
+
+def test_metrics_join_what_the_parts_give_in_time(start, monkeypatch):
+    monkeypatch.setattr(metrics, "SOURCE_TIMEOUT_S", 0.2)
+
+    async def engine() -> str:
+        return "# TYPE vllm:requests gauge\nvllm:requests 5\n"
+
+    async def gone() -> str:
+        raise RuntimeError("gone")
+
+    server = start(behind=backend(FakeReplicas(), metrics=[gone, engine, hanging]))  # type: ignore[list-item]
+    with server.http() as client:
+        found = samples(client.get("/metrics").text)
+        again = samples(client.get("/metrics").text)
+    assert found["vllm:requests{}"] == 5
+    assert again["crosskv_metrics_sources_missing_total{}"] == 4

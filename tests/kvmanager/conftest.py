@@ -1,0 +1,72 @@
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+
+from kvmanager.config import ManagerConfig
+from kvmanager.keys import block_hashes
+from kvmanager.locations import Location, Tier
+from kvmanager.manager import KVManager
+from kvmanager.segments import split_segments
+
+settings.register_profile("no-deadline", deadline=None)  # a busy machine is no failure
+settings.load_profile("no-deadline")
+
+CPU = Location(Tier.CPU, "node")
+REDIS = Location(Tier.REDIS, "")
+
+
+@dataclass
+class Brain:
+    """A manager with one CPU tier of 10 bytes; a segment holds 2 blocks of one token, and one byte."""
+
+    manager: KVManager
+    cpu: Location = CPU
+    redis: Location = REDIS
+    now: float = 0.0
+
+    def hashes(self, text):
+        return block_hashes([ord(letter) for letter in text], 1, "tests")
+
+    def spans(self, text, start=0, prompt=None):
+        return split_segments(self.hashes(text), start, len(text), 2, len(text) if prompt is None else prompt)
+
+    def plan(self, text, device=0):
+        return self.manager.plan(self.now, "replica", "node", self.hashes(text), device)
+
+    def offer(self, text, start=0, location=None, nbytes=1):
+        spans = self.spans(text, start)
+        return self.manager.offer(self.now, "replica", location or self.cpu, spans, [nbytes] * len(spans))
+
+    def commit(self, keys, location=None):
+        return self.manager.commit(self.now, location or self.cpu, list(keys), [1] * len(keys))
+
+    def serve(self, text, location=None):
+        """Plan a prompt, store all that the manager wants of it; return the blocks that were found."""
+        plan = self.plan(text)
+        found = plan.segments[-1].start_block + plan.segments[-1].num_blocks if plan.segments else 0
+        self.manager.release(plan.lease_id)
+        self.commit(self.offer(text, location=location).keys, location)
+        return found
+
+    def stored(self, text):
+        return self.manager.lookup(self.hashes(text))["cpu"]
+
+    def counters(self):
+        return self.manager.stats(self.now)["counters"]
+
+
+@pytest.fixture
+def brain():
+    return make_brain()
+
+
+@pytest.fixture
+def brain_with():
+    return make_brain
+
+
+def make_brain(budget=10, **settings):
+    made = Brain(KVManager(ManagerConfig(2, **settings), epoch=1))
+    made.manager.set_budget(made.cpu, budget)
+    return made

@@ -1,0 +1,74 @@
+import pytest
+
+from kvmanager.config import ManagerConfig
+from kvmanager.manager import KVManager
+from kvmanager.mirror import PlacementMirror, TierHits
+
+
+def catch_up(mirror, manager, limit=100):
+    while not mirror.apply(deltas := manager.deltas_since(mirror.seq, limit)) or deltas.events:
+        pass
+
+
+@pytest.fixture
+def mirror():
+    return PlacementMirror(blocks_per_segment=2)
+
+
+def test_each_block_counts_at_the_fastest_tier(brain, mirror):
+    brain.manager.set_budget(brain.redis, 10)
+    brain.serve("abcd")
+    brain.serve("abcdef", location=brain.redis)
+    brain.manager.device_stored("replica", brain.hashes("a"))
+    catch_up(mirror, brain.manager)
+    assert mirror.coverage(brain.hashes("abcdefgh"), "replica") == TierHits(device=1, cpu=3, redis=2)
+    assert mirror.coverage(brain.hashes("abcdefgh"), "other") == TierHits(device=0, cpu=4, redis=2)
+
+
+def test_blocks_behind_a_hole_of_the_device_do_not_count(brain, mirror):
+    brain.manager.device_stored("replica", brain.hashes("abcd"))
+    brain.manager.device_removed("replica", brain.hashes("abcd")[1:2])
+    catch_up(mirror, brain.manager)
+    assert mirror.coverage(brain.hashes("abcd"), "replica") == TierHits(1, 0, 0)
+
+
+def test_a_mirror_that_missed_events_keeps_its_view_and_fetches_a_snapshot(brain_with, mirror):
+    brain = brain_with(max_deltas=2)
+    brain.serve("ab")
+    catch_up(mirror, brain.manager)
+    brain.serve("uvwxyz")
+    deltas = brain.manager.deltas_since(mirror.seq, 100)
+    assert deltas.snapshot
+    mirror.apply(deltas)
+    assert mirror.coverage(brain.hashes("uvwxyz"), "replica").cpu == 6
+
+
+def test_events_out_of_order_are_refused(brain, mirror):
+    catch_up(mirror, brain.manager)
+    brain.serve("abcd")
+    late = brain.manager.deltas_since(1, 100)
+    assert not mirror.apply(late)
+    assert mirror.coverage(brain.hashes("abcd"), "replica").cpu == 0
+    catch_up(mirror, brain.manager)
+    assert mirror.coverage(brain.hashes("abcd"), "replica").cpu == 4
+
+
+def test_a_new_manager_is_noticed_whatever_its_numbers(brain, mirror):
+    brain.serve("abcd")
+    catch_up(mirror, brain.manager)
+    heir = KVManager(ManagerConfig(2), epoch=2)
+    heir.device_stored("replica", brain.hashes("uv"))
+    heir.device_stored("replica", brain.hashes("uvw"))
+    heir.device_stored("replica", brain.hashes("uvwx"))
+    catch_up(mirror, heir)
+    assert mirror.coverage(brain.hashes("abcd"), "replica") == TierHits(0, 0, 0)
+    assert mirror.coverage(brain.hashes("uvwx"), "replica") == TierHits(4, 0, 0)
+
+
+def test_deltas_come_in_pages(brain, mirror):
+    catch_up(mirror, brain.manager)
+    brain.serve("abcdef")
+    page = brain.manager.deltas_since(mirror.seq, 2)
+    assert (page.first, page.last, len(page.events), page.snapshot) == (1, 2, 2, False)
+    with pytest.raises(ValueError, match="limit"):
+        brain.manager.deltas_since(0, 0)

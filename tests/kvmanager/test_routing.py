@@ -1,0 +1,128 @@
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from kvmanager.locations import Tier
+from kvmanager.mirror import TierHits
+from kvmanager.routing import RoutingState
+
+REPLICAS = ["0", "1", "2", "3"]
+BLOCK = 32
+
+
+@pytest.fixture
+def routing():
+    return RoutingState(block_size=BLOCK)
+
+
+def send(routing, name, hits=None, prompt_tokens=1024, now=0.0):
+    """Route one request to the best replica, as the router does; return that replica."""
+    chosen = routing.rank(REPLICAS, hits or {}, prompt_tokens, now)[0]
+    found = (hits or {}).get(chosen, TierHits(0, 0, 0))
+    routing.route(name, chosen, prompt_tokens - sum(found) * BLOCK, prompt_tokens // BLOCK)
+    return chosen
+
+
+def test_a_burst_of_equal_cold_prompts_does_not_herd(routing):
+    chosen = [send(routing, str(number)) for number in range(40)]
+    assert all(chosen.count(replica) == 10 for replica in REPLICAS)
+
+
+def test_affinity_wins_when_the_hit_is_worth_it(routing):
+    routing.route("busy", "2", 500, 16)
+    assert send(routing, "hit", {"2": TierHits(30, 0, 0)}) == "2"
+
+
+def test_affinity_loses_when_the_replica_is_too_busy(routing):
+    routing.route("busy", "2", 2000, 16)
+    assert send(routing, "hit", {"2": TierHits(30, 0, 0)}) != "2"
+
+
+def test_a_burst_on_one_hot_prefix_overflows_to_other_replicas(routing):
+    hits = {"2": TierHits(16, 0, 0)}
+    chosen = [send(routing, str(number), hits) for number in range(20)]
+    assert chosen[0] == "2"
+    assert set(chosen) == set(REPLICAS)
+    assert chosen.count("2") == max(map(chosen.count, REPLICAS))
+
+
+def test_a_hit_is_worth_more_the_nearer_it_is(routing):
+    hits = {"0": TierHits(0, 0, 8), "1": TierHits(0, 8, 0), "2": TierHits(8, 0, 0)}
+    assert routing.rank(REPLICAS, hits, 1024, 0) == ["2", "1", "0", "3"]
+
+
+def test_measured_credits_replace_the_starting_ones(routing):
+    routing.credits[Tier.REDIS] = 0.9
+    hits = {"0": TierHits(0, 0, 8), "1": TierHits(0, 8, 0)}
+    assert routing.rank(REPLICAS, hits, 1024, 0)[:2] == ["0", "1"]
+
+
+def test_a_hit_never_makes_work_negative(routing):
+    assert routing.cost("0", TierHits(100, 0, 0), 64) == 0
+
+
+def test_ties_go_to_the_least_recently_used(routing):
+    for number, replica in enumerate(["1", "3", "0", "2"]):
+        routing.route(str(number), replica, 10, 1)
+        routing.finished(str(number))
+    assert routing.rank(REPLICAS, {}, 64, 0) == ["1", "3", "0", "2"]
+
+
+def test_the_first_token_frees_the_prefill_and_the_end_frees_the_rest(routing):
+    idle = routing.cost("0", None, 0)
+    routing.route("a", "0", 1000, 7)
+    assert routing.cost("0", None, 0) == 1007
+    routing.first_token("a")
+    assert routing.cost("0", None, 0) == 7
+    routing.finished("a")
+    assert routing.cost("0", None, 0) == idle
+
+
+def test_a_request_aborted_before_its_first_token_frees_everything(routing):
+    routing.route("a", "0", 1000, 7)
+    routing.finished("a")
+    routing.first_token("a")
+    routing.finished("a")
+    assert routing.cost("0", None, 0) == 0
+
+
+def test_a_request_sent_again_counts_only_where_it_is(routing):
+    routing.route("a", "0", 1000, 7)
+    routing.route("a", "1", 1000, 7)
+    assert routing.cost("0", None, 0) == 0
+    assert routing.cost("1", None, 0) == 1007
+
+
+def test_a_replica_that_is_gone_takes_its_requests_with_it(routing):
+    routing.route("a", "0", 1000, 7)
+    routing.forget_replica("0")
+    routing.finished("a")
+    assert routing.cost("0", None, 0) == 0
+
+
+def test_a_request_whose_end_was_never_told_stops_counting(routing):
+    send(routing, "lost", now=0.0)
+    assert routing.cost("0", None, 0) > 0
+    routing.rank(REPLICAS, {}, 64, now=3601.0)
+    assert routing.cost("0", None, 0) == 0
+
+
+events = st.tuples(st.sampled_from(["route", "first", "end"]), st.integers(0, 5), st.integers(0, 3), st.integers(0, 99))
+
+
+@given(st.lists(events, max_size=40))
+def test_load_is_the_sum_of_what_is_in_flight(history):
+    routing, flying = RoutingState(BLOCK), {}
+    for event, request, replica, size in history:
+        if event == "route":
+            routing.route(str(request), str(replica), size, size // 2)
+            flying[request] = (str(replica), size, size // 2)
+        elif event == "first" and request in flying:
+            routing.first_token(str(request))
+            flying[request] = (flying[request][0], 0, flying[request][2])
+        elif event == "end":
+            routing.finished(str(request))
+            flying.pop(request, None)
+    for replica in REPLICAS:
+        expected = sum(prefill + decode for where, prefill, decode in flying.values() if where == replica)
+        assert routing.cost(replica, None, 0) == expected
