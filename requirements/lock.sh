@@ -2,9 +2,9 @@
 # Refreshes requirements/*.txt from *.in with uv (`make lock`). To move one package: `make lock LOCK_ARGS='-P name'`;
 # all of them: `make lock LOCK_ARGS=--upgrade`. Package sources are pip's own, which uv would not read by itself.
 set -euo pipefail
-cd "$(dirname "$0")"
-uv=${1:?usage: lock.sh PATH_TO_UV [uv arguments]}
+uv=$(realpath "${1:?usage: lock.sh PATH_TO_UV [uv arguments]}")
 shift
+cd "$(dirname "$0")"
 
 pip_setting() { # every value of one pip setting, from pip's files and environment
     "$(dirname "$uv")/python" -m pip config list | sed -n "s/^[^=]*\.$1='\(.*\)'$/\1/p" | tr '\n' ' '
@@ -24,5 +24,6 @@ cpu() { compile cpu.in --override cpu-overrides.txt -o cpu.txt "$@"; }
 
 # torch's CPU build lies on PyTorch's own index, which is asked only where the configured one does not have it.
 cpu "$@" || UV_INDEX="${UV_INDEX:-} https://download.pytorch.org/whl/cpu" cpu "$@"
-compile cuda.in --python-platform x86_64-unknown-linux-gnu -o cuda.txt "$@"
+# A find-links folder may hold torch's CPU build, which would count as newer than the CUDA build of the same version.
+(unset UV_FIND_LINKS; compile cuda.in --python-platform x86_64-unknown-linux-gnu -o cuda.txt "$@")
 compile dev.in -o dev.txt "$@"

@@ -52,6 +52,10 @@ class KnownKV:
         self._saved += [self._whole_blocks(prompt), computed]
         return computed
 
+    def blocks(self, prompt: Sequence[int], answer: Sequence[int] = ()) -> int:
+        """Whole blocks that a turn computes."""
+        return len(self._whole_blocks([*prompt, *answer[:-1]])) // self.block_size
+
     def clear_devices(self) -> None:
         """All device tiers were emptied; the CPU tier was not."""
         self._devices.clear()

@@ -83,17 +83,25 @@ class Scenes:
         self._continued("turn two after answer B", OWNER, chat, second)
 
     def _both_in_the_index(self, first: Turn, second: Turn) -> None:
-        """Each answer is found behind the request that both share."""
+        """The index holds one request with both answers behind it."""
         self._report.doing("looking up both answers")
         problems = [] if self._all_saved() else [_UNSAVED]
         request = int(self._server.lookup(first.prompt_ids)["cpu"])
-        found = [int(self._server.lookup([*turn.prompt_ids, *turn.answer_ids])["cpu"]) for turn in (first, second)]
-        expected = [self._known_blocks(first), self._known_blocks(second)]
-        if found != expected or request != len(first.prompt_ids) // self._known.block_size:
-            problems.append(f"expected {expected[0]} blocks with A and {expected[1]} with B")
-        if self._is_demo_model and min(found) <= request:
-            problems.append("an answer adds no block to the request's")
-        note = f"CPU tier: {request} blocks of the request, {found[0]} with answer A, {found[1]} with answer B"
+        found = [self._server.lookup([*turn.prompt_ids, *turn.answer_ids]) for turn in (first, second)]
+        blocks = [int(each["cpu"]) for each in found]
+        expected = [self._known.blocks(first.prompt_ids)] + [
+            self._known.blocks(turn.prompt_ids, turn.answer_ids) for turn in (first, second)
+        ]
+        if [request, *blocks] != expected:
+            problems.append(f"it should be {expected[0]}, {expected[1]} and {expected[2]} blocks")
+        if self._is_demo_model and min(blocks) <= request:
+            problems.append("an answer adds no block to its request")
+        requests, answers = ([_keys(each, kind) for each in found] for kind in ("request", "answer"))
+        if requests[0] != requests[1]:
+            problems.append("the index knows two requests")
+        if answers[0] == answers[1] and self._is_demo_model:
+            problems.append("the index does not know two answers")
+        note = f"CPU tier: {request} blocks of the request, {blocks[0]} with answer A, {blocks[1]} with answer B"
         self._report.add(Row("lookup: A and B under one request", notes=(note,), problems=tuple(problems)))
 
     def _continued(self, scene: str, question: Question, chat: list[Message], turn: Turn) -> None:
@@ -192,9 +200,10 @@ class Scenes:
         waiting, self._unsaved = self._unsaved, []
         return all(self._server.wait_until_saved(sequence, SAVE_DEADLINE_S) for sequence in waiting)
 
-    def _known_blocks(self, turn: Turn) -> int:
-        return (len(turn.prompt_ids) + len(turn.answer_ids) - 1) // self._known.block_size
-
 
 def _chat(question: Question) -> list[Message]:
     return [{"role": "system", "content": DOCUMENTS}, {"role": "user", "content": question.text}]
+
+
+def _keys(found: dict[str, Any], kind: str) -> list[str]:
+    return [segment["key"] for segment in found["segments"] if segment["kind"] == kind]

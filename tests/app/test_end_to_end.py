@@ -147,7 +147,10 @@ def test_ignore_eos_goes_on_to_max_tokens(client: openai.OpenAI):
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_json_schema(client: openai.OpenAI, stream: bool):
+def test_json_schema(client: openai.OpenAI, real: Server, stream: bool):
+    with real.http(headers={"authorization": "Bearer key-a"}) as http:
+        white = [http.post("/tokenize", json={"prompt": one, "add_special_tokens": False}) for one in ("\n", " ", "\t")]
+    no_white_space = {str(token): -100 for answer in white for token in answer.json()["tokens"]}
     schema = {
         "type": "object",
         "properties": {"city": {"enum": ["Oslo", "Rome"]}, "ok": {"type": "boolean"}},
@@ -158,6 +161,7 @@ def test_json_schema(client: openai.OpenAI, stream: bool):
         model=MODEL,
         messages=QUESTION,
         max_tokens=80,
+        logit_bias=no_white_space,
         temperature=0,
         stream=stream,
         response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},

@@ -10,7 +10,10 @@ from kvmanager.segments import SegmentSpan
 
 
 class MemoryPort:
-    """Stores everything that is offered, in a dict. `spoil` may replace fetched bytes, or lose them by returning None."""
+    """Stores everything that is offered, in a dict. `spoil` may replace fetched bytes, or lose them by returning None.
+
+    `on_store` hears the key of every segment that is stored, also of one that is stored twice.
+    """
 
     def __init__(self) -> None:
         self.segments: dict[bytes, tuple[SegmentSpan, bytes]] = {}
@@ -19,6 +22,7 @@ class MemoryPort:
         self.bad: list[str] = []
         self.released: list[int] = []
         self.refuse_offers = False
+        self.on_store: Callable[[bytes], None] = lambda key: None
 
     def plan(self, hashes: Sequence[bytes]) -> PlanDict:
         """Every stored segment of the prompt from its first block on, without a gap."""
@@ -43,6 +47,7 @@ class MemoryPort:
 
     def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> None:
         for span, buffer in segments:
+            self.on_store(span.key)
             self.segments[span.key] = (span, buffer.tobytes())
 
     def report_bad(self, load: PlannedLoad, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,8 +32,12 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    # A copy: training may replace the model's files while the tests run.
+    model_folder = tmp_path_factory.mktemp("model") / "demo"
+    shutil.copytree(PROJECT_ROOT / "models" / "demo", model_folder)
     config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text())
     args = config["applications"][0]["args"]
+    args["model"] = str(model_folder)
     args["dtype"] = "float32"
     args["http"] = {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64}
     path = tmp_path_factory.mktemp("server") / "serve_config.yaml"
@@ -42,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     log = (path.parent / "launch.log").open("w+")
     child = subprocess.Popen(command, cwd=PROJECT_ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     launcher = psutil.Process(child.pid)
-    running = RunningServer(f"http://127.0.0.1:{port}", port, launcher)
+    running = RunningServer(f"http://127.0.0.1:{port}", port, model_folder, launcher)
     try:
         wait_until_ready(child, running.url, Path(log.name))
         yield running

@@ -5,23 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from configs.model_folder import PROJECT_ROOT
-
-MODEL = PROJECT_ROOT / "models" / "demo"
-
 
 @dataclass(frozen=True)
 class RunningServer:
-    """`launcher` is `make serve`'s process."""
+    """`launcher` is `make serve`'s process, `model_folder` what it serves."""
 
     url: str
     port: int
+    model_folder: Path
     launcher: psutil.Process
 
     def metric(self, name: str, **labels: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from running_server import MODEL, RunningServer
+from running_server import RunningServer
 
 from load_tests.conversations import Plan, run
 from load_tests.exactness import compare, plain_answers
@@ -19,7 +19,7 @@ def test_a_hundred_disturbed_conversations_answer_as_plain_vllm_does(server: Run
 
     turns = asyncio.run(run(server.url, "demo", plan))
 
-    verdict = compare(turns, plain_answers(turns, str(MODEL), "float32"), plan.conversations)
+    verdict = compare(turns, plain_answers(turns, str(server.model_folder), "float32"), plan.conversations)
     print(verdict)
     assert verdict.different_answers == 0
     reused = verdict.prompt_tokens_by_source

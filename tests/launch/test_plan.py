@@ -33,7 +33,7 @@ def test_each_override_replaces_the_files_value(tmp_path: Path, model_folder: Pa
 
 def test_an_override_that_is_no_number_is_one_sentence() -> None:
     assert Overrides.parse("m", port="8001", replicas=None) == Overrides(port=8001, model="m")
-    with pytest.raises(SettingsError, match="^MAX_MODEL_LEN: '4k' is not a whole number; write it in digits.$"):
+    with pytest.raises(SettingsError, match=r"^MAX_MODEL_LEN: '4k' is not a whole number; write it in digits\.$"):
         Overrides.parse(None, max_model_len="4k")
 
 
