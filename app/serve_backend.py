@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ class ServeReplicas:
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         """Send one prompt; see `app.replica_handle.ReplicaHandle`."""
-        outputs: Any = self._handle.generate.remote(request)
+        outputs: Any = outside_http_request(self._handle.generate.remote, request)
         self._live[request.request_id] = outputs
         try:
             async for output in outputs:
@@ -96,6 +97,16 @@ class ManagerControl:
         return cleared
 
 
+def outside_http_request(call: Callable[..., Any], *args: Any) -> Any:
+    """Make a handle call that has an identity of its own.
+
+    Serve (ray 2.60.0) gives all calls that one HTTP request makes the request's internal id, and its router tells
+    pending calls apart by that id: of two at once, one gets the other's replica, and one waits for ever. The id travels
+    in a context variable, so the call is made in an empty context. `tests/app/test_serve_backend.py` holds it.
+    """
+    return contextvars.Context().run(call, *args)
+
+
 def serve_backend(handle: DeploymentHandle, app_name: str, settings: Settings) -> Backend:
     """Everything behind the ingress. On the ingress's event loop."""
     manager = ManagerClient(app_name)
@@ -133,7 +144,7 @@ def _manager_text(control: ManagerControl) -> Callable[[], Awaitable[str]]:
 
 def _replica_text(handle: DeploymentHandle, rank: int) -> Callable[[], Awaitable[str]]:
     async def text() -> str:
-        response = handle.metrics.remote(PinnedCall(rank))
+        response = outside_http_request(handle.metrics.remote, PinnedCall(rank))
         try:
             return str(await response)
         except asyncio.CancelledError:

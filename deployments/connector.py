@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from deployments.connector_scheduler import SchedulerSide
@@ -144,10 +144,10 @@ def check_supported(kv_cache_config: KVCacheConfig) -> None:
         )
     spec: Any = groups[0].kv_cache_spec
     plain = (
-        isinstance(spec, FullAttentionSpec)
-        and not isinstance(spec, MLAAttentionSpec)
-        and getattr(spec, "sliding_window", None) is None
-        and getattr(spec, "attention_chunk_size", None) is None
+        type(spec) is FullAttentionSpec
+        and spec.sliding_window is None
+        and spec.attention_chunk_size is None
+        and not spec.non_causal
         and spec.head_size == spec.head_size_v
         and spec.tokens_per_state == 1
     )

@@ -149,7 +149,8 @@ class SchedulerSide:
         if tracked is None:
             return None
         if not tracked.is_loading:
-            self._save(tracked, request.num_computed_tokens // self._block_size)
+            left = self._save(tracked, request.num_computed_tokens // self._block_size)
+            self._transfer.counters.saves_dropped += left
             self._port.release(tracked.lease_id)
         return {KV_CACHE_USAGE: self._usage(tracked)}
 
@@ -175,14 +176,15 @@ class SchedulerSide:
                 position = end
         return by_tier
 
-    def _save(self, tracked: TrackedRequest, end_block: int) -> None:
+    def _save(self, tracked: TrackedRequest, end_block: int) -> int:
+        """Start saving up to `end_block`; returns the segments for which too many blocks are held, to try again."""
         request = tracked.request
         prompt_blocks = request.num_prompt_tokens // self._block_size
         if not self._save_answers:
             end_block = min(end_block, prompt_blocks)
         end_block = min(end_block, len(request.block_hashes))
         if end_block <= tracked.saved_blocks or request.mm_features:
-            return
+            return 0
         spans = split_segments(
             cast("list[BlockHash]", request.block_hashes),
             tracked.saved_blocks,
@@ -192,8 +194,10 @@ class SchedulerSide:
         )
         all_ids = self._kv_cache_manager.get_block_ids(request.request_id)[0]
         ids = [list(all_ids[span.start_block : span.start_block + span.num_blocks]) for span in spans]
-        if self._hold_and_submit(spans, ids):
-            tracked.saved_blocks = end_block
+        if not self._hold_and_submit(spans, ids):
+            return len(spans)
+        tracked.saved_blocks = end_block
+        return 0
 
     def _hold_and_submit(self, spans: list[SegmentSpan], ids: list[list[int]]) -> bool:
         held = [self._pool.blocks[block_id] for segment in ids for block_id in segment]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -43,6 +44,7 @@ class CPUTier:
         self._used_bytes = 0
         self._segments: dict[bytes, tuple[ray.ObjectRef[Any], SegmentSpan, int]] = {}
         self._refused = 0
+        self._incarnation = uuid.uuid4().hex
         self._heartbeat = asyncio.get_event_loop().create_task(self._keep_registered())
 
     async def put(self, spans: Sequence[SegmentSpan], *buffers: Any) -> int:
@@ -101,7 +103,7 @@ class CPUTier:
         while time.monotonic() - last_seen < ORPHAN_S:
             try:
                 known = await self._manager.ask(
-                    "tier_alive", self._node_id, self._address(), timeout_s=MANAGER_ANSWER_S
+                    "tier_alive", self._node_id, self._incarnation, timeout_s=MANAGER_ANSWER_S
                 )
                 if not known:
                     await self._register()
@@ -121,6 +123,7 @@ class CPUTier:
             "register_tier",
             self._node_id,
             self._address(),
+            self._incarnation,
             self._budget_bytes,
             spans,
             [size for _, _, size in entries],

@@ -94,7 +94,6 @@ class KVTransfer:
         """Start a save of blocks that the caller holds until `give_back`; False: over the limit, not started."""
         with self._lock:
             if self._held_blocks + job.num_blocks > self._max_held_blocks:
-                self.counters.saves_dropped += len(job.spans)
                 return False
             self._held_blocks += job.num_blocks
         self._saves.put(job)

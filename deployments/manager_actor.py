@@ -26,7 +26,7 @@ from typing import Any
 
 from kvmanager.config import ManagerConfig
 from kvmanager.deltas import Deltas
-from kvmanager.directives import Directive
+from kvmanager.directives import Directive, evict
 from kvmanager.keys import BlockHash, SegmentKey
 from kvmanager.locations import Location, Tier
 from kvmanager.manager import KVManager
@@ -56,9 +56,10 @@ class ReplicaSeat:
 
 @dataclass(slots=True)
 class TierSeat:
-    """A registered CPU tier."""
+    """A registered CPU tier. A tier that Ray has restarted is the same actor, but of another incarnation, and empty."""
 
     handle: Any
+    incarnation: str
     last_seen: float
 
 
@@ -160,22 +161,28 @@ class KVManagerActor:
 
     # Tiers.
 
-    async def tier_alive(self, node_id: str, handle: Any) -> bool:
+    async def tier_alive(self, node_id: str, incarnation: str) -> bool:
         """A tier's heartbeat; False: not known here, register."""
         seat = self._tiers.get(node_id)
-        if seat is None or seat.handle != handle:
+        if seat is None or seat.incarnation != incarnation:
             return False
         seat.last_seen = time.monotonic()
         return True
 
     async def register_tier(
-        self, node_id: str, handle: Any, budget_bytes: int, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]
+        self,
+        node_id: str,
+        handle: Any,
+        incarnation: str,
+        budget_bytes: int,
+        spans: Sequence[SegmentSpan],
+        segment_bytes: Sequence[int],
     ) -> list[bytes]:
         """A tier introduces itself with what it holds (parents first); returns the keys that it shall keep."""
         location = Location(Tier.CPU, node_id)
         self._brain.forget_holder(location)
         self._brain.set_budget(location, budget_bytes)
-        self._tiers[node_id] = TierSeat(handle, time.monotonic())
+        self._tiers[node_id] = TierSeat(handle, incarnation, time.monotonic())
         kept = self._brain.adopt(time.monotonic(), location, spans, segment_bytes)
         logger.info("CPU tier of node %s: %d segments, %d bytes budget", node_id[:8], len(kept), budget_bytes)
         self._wake_pollers()
@@ -268,7 +275,7 @@ class KVManagerActor:
     async def _carry_out(self, directives: Sequence[Directive]) -> bool:
         """Send evictions to their tiers and wait; False when one did not answer."""
 
-        async def evict(directive: Directive) -> bool:
+        async def send(directive: Directive) -> bool:
             seat = self._tiers.get(directive.source.holder) if directive.source else None
             if seat is None:
                 return True
@@ -278,16 +285,23 @@ class KVManagerActor:
                 logger.warning(
                     "the CPU tier of node %s did not evict: %r", directive.source and directive.source.holder, error
                 )
+                seat.incarnation = ""  # what it holds is unknown now: its next heartbeat makes it register anew
                 return False
             return True
 
         if not directives:
             return True
         self._wake_pollers()
-        return all(await asyncio.gather(*(evict(directive) for directive in directives)))
+        return all(await asyncio.gather(*(send(directive) for directive in directives)))
 
     async def _drop_and_evict(self, location: Location, keys: Sequence[SegmentKey]) -> None:
+        """Free segments that cannot be used, and what hangs on them.
+
+        The tier frees them first: once the brain has forgotten them they may be saved anew.
+        """
+        await self._carry_out([evict(location, tuple(keys))])
         unreachable = self._brain.dropped(time.monotonic(), location, keys)
+        self._wake_pollers()
         await self._carry_out(unreachable)
 
     def _forget_replica(self, replica: str) -> None:
@@ -313,5 +327,6 @@ class KVManagerActor:
                         logger.warning("the CPU tier of node %s is silent: its segments are misses", node[:8])
                         del self._tiers[node]
                         self._brain.forget_holder(Location(Tier.CPU, node))
+                        self._wake_pollers()
             except Exception:
                 logger.exception("housekeeping failed")

@@ -48,7 +48,11 @@ class RayPort:
         """All within `load_deadline_s` of the call, whatever the number of segments."""
         deadline = time.monotonic() + self._settings.load_deadline_s
         refs = self._references(loads, deadline)
-        for load, ref in zip(loads, refs, strict=True):
+        for load in loads:
+            if load.key not in refs:
+                yield None  # its tier did not answer, which says nothing about the segment
+                return
+            ref = refs[load.key]
             if ref is None:
                 self.count("fetch_missing")
                 self._report_lost(load)
@@ -127,8 +131,8 @@ class RayPort:
         self._reports.put(None)
         self._reporter.join(2.0)
 
-    def _references(self, loads: Sequence[PlannedLoad], deadline: float) -> list[Any]:
-        """One call to each tier that holds any of the segments; None where the tier does not have one."""
+    def _references(self, loads: Sequence[PlannedLoad], deadline: float) -> dict[bytes, Any]:
+        """One call to each tier that holds any of the segments; None for what the tier does not have."""
         refs: dict[bytes, Any] = {}
         for holder in dict.fromkeys(load.holder for load in loads):
             keys = [load.key for load in loads if load.holder == holder]
@@ -140,7 +144,7 @@ class RayPort:
                 self.count("fetch_tier_gone")
             except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
                 self.count("fetch_failed")
-        return [refs.get(load.key) for load in loads]
+        return refs
 
     def _tier(self, node_id: str) -> Any:
         """The tier of any node. Raises ValueError when there is none."""

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from app.demo.report import Report
 from app.demo.scenes import Scenes
@@ -46,7 +47,9 @@ def demo(
             f"{server.model} at {server.url}, {len(server.replicas)} replica{'s' if len(server.replicas) > 1 else ''},"
             f" blocks of {server.block_size_tokens} tokens"
         )
-        out.print(title, "\n")
+        out.print(f"{escape(title)}\n")
+        if server.ailing:
+            out.print(f"[yellow]Its /health says: {escape(', '.join(server.ailing))}[/]\n")
         with Report(out) as report:
             Scenes(server, report, is_demo_model).play()
     except DemoError as error:
@@ -57,7 +60,11 @@ def demo(
             server.close()
     out.print(_verdict(report, is_demo_model))
     if json_file:
-        _write(json_file, {"model": server.model, "passed": report.passed, "rows": report.as_data()})
+        try:
+            _write(json_file, {"model": server.model, "passed": report.passed, "rows": report.as_data()})
+        except OSError as error:
+            err.print(f"{json_file} cannot be written ({error.strerror}).", markup=False)
+            raise typer.Exit(2) from None
     raise typer.Exit(0 if report.passed else 1)
 
 

@@ -94,7 +94,9 @@ def _only_facts_about(name: str) -> Callable[[str], str]:
 
 
 def _a_greeting(answer: str) -> str:
-    return "" if answer.strip() in GREETING_REPLIES else "the answer is none of the demo model's replies to a greeting"
+    """It is sampled, so only its beginning is known."""
+    known = any(answer.strip().startswith(" ".join(reply.split()[:3])) for reply in GREETING_REPLIES)
+    return "" if known else "the demo model's replies to a greeting do not begin like this"
 
 
 HOME = Question("Where does Anna live?", _exactly("Anna lives in Oslo."))

@@ -16,9 +16,9 @@ MOST_ANSWER_TOKENS = 96
 LEAST_ANSWER_TOKENS = 40
 """Asked of models that might answer in fewer: an answer must fill a block to be found again."""
 
-SAMPLING = {"temperature": 0.7, "top_p": 0.8}
-"""Leaves the choice between equally likely beginnings, and hardly any within a sentence."""
+SAMPLING = {"temperature": 1.0, "top_p": 0.95}
 MOST_SAMPLES = 8
+"""A model that is sure of its answer may say the same a few times."""
 
 _UNSAVED = f"what was sent before is not whole in the CPU tier after {SAVE_DEADLINE_S:.0f} s"
 
@@ -58,7 +58,7 @@ class Scenes:
 
     def _answer_in_turn_two(self) -> None:
         chat = _chat(PORTRAIT)
-        turn = self._turn("same documents, long answer", PORTRAIT, chat, self._here)
+        turn = self._turn("same documents, another question", PORTRAIT, chat, self._here)
         self._continued("turn two: the answer is reused", TWO_HOPS, chat, turn)
 
     def _two_answers_to_one_request(self) -> None:
@@ -160,26 +160,30 @@ class Scenes:
         wrong = question.problem(turn.text) if self._is_demo_model else ""
         if wrong:
             problems.append(wrong)
-        notes: list[str] = []
+        note = ""
         if before is not None:
-            self._check_answer_reuse(before, turn, notes, problems)
+            note = self._answer_reuse(before, turn)
+            if not note and self._is_demo_model:
+                problems.append("no block with tokens of the last answer was reused")
+            elif not note:
+                note = "the last answer is too short, or this chat template does not repeat it token by token"
         self._report.add(
             Row(
-                scene,
-                question.text,
-                turn.replica,
-                turn.ttft_s,
-                turn.tokens,
-                expected,
-                turn.text.strip(),
-                tuple(notes),
-                tuple(problems),
+                scene=scene,
+                question=question.text,
+                replica=turn.replica,
+                ttft_s=turn.ttft_s,
+                tokens=turn.tokens,
+                expected=expected,
+                answer=turn.text.strip(),
+                notes=(note,) if note else (),
+                problems=tuple(problems),
             )
         )
         self._remember(replica, turn)
 
-    def _check_answer_reuse(self, before: Turn, turn: Turn, notes: list[str], problems: list[str]) -> None:
-        """The turn must have reused blocks with tokens of the answer `before`, which the index calls an answer's."""
+    def _answer_reuse(self, before: Turn, turn: Turn) -> str:
+        """How much of the answer `before` was reused, in blocks that the index calls an answer's; empty: nothing."""
         answer_tokens = turn.tokens.reused - len(before.prompt_ids)
         ends = [
             segment["start"] + segment["num_blocks"]
@@ -187,11 +191,8 @@ class Scenes:
             if segment["kind"] == "answer" and "cpu" in segment["tiers"]
         ]
         if answer_tokens > 0 and any(end * self._known.block_size <= turn.tokens.reused for end in ends):
-            notes.append(f"{answer_tokens} of the reused tokens are the last answer's")
-        elif self._is_demo_model:
-            problems.append("no block with the last answer's tokens was reused")
-        else:
-            notes.append("the last answer is too short, or this chat template does not repeat it token by token")
+            return f"{answer_tokens} of the reused tokens are the last answer's"
+        return ""
 
     def _remember(self, replica: int, turn: Turn) -> None:
         self._unsaved.append(self._known.add_turn(replica, turn.prompt_ids, turn.answer_ids))

@@ -65,6 +65,8 @@ class Server:
             timeout=ANSWER_S,
             http_client=openai.DefaultHttpxClient(trust_env=False),
         )
+        self.ailing: list[str] = []
+        """Parts that are not well, though requests are served."""
         self.replicas = self._find_replicas()
         self.model = model or self._first_model()
         self.block_size_tokens = int(self.lookup([0])["block_size_tokens"])
@@ -144,10 +146,12 @@ class Server:
             raise UnusableServerError(
                 f"What answers at {self.url} is not crosskv: give --port of one that is."
             ) from None
-        states = [f"{name}: {part['state']}" for name, part in parts.items() if part.get("state") != "ok"]
+        self.ailing = [f"{name}: {part['state']}" for name, part in parts.items() if part.get("state") != "ok"]
         running = [int(rank) for rank in parts.get("replicas", {}).get("running", [])]
         if response.is_error or not running:
-            raise UnusableServerError(f"The server at {self.url} is not ready ({', '.join(states)}); try again later.")
+            raise UnusableServerError(
+                f"The server at {self.url} is not ready ({', '.join(self.ailing)}); try again later."
+            )
         return running
 
     def _first_model(self) -> str:

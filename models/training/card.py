@@ -23,6 +23,7 @@ ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("· who owns a thing", ("owner",)),
     ("two hops: where a thing is", ("where",)),
     ("the documents do not say: nobody and nothing of that name", ("unknown",)),
+    ("the documents do not say: a known thing in another colour", ("other color",)),
     ("the documents do not say: known person, fact not given", ("missing",)),
     ("the documents do not say: a kind of question nothing answers", ("unanswerable",)),
 )

@@ -32,8 +32,8 @@ STAGES: tuple[Stage, ...] = (
     Stage(900_000, (64, 128), 0.65, 0.0, 4_000),
     Stage(1_600_000, (64, 128, 256), 0.45, 0.04, 5_000),
     Stage(2_600_000, (64, 128, 256, 512), 0.35, 0.2, 6_000),
-    Stage(4_500_000, (64, 64, 256, 512, 1024), 0.15, 0.22, 3_500),
-    Stage(5_800_000, (64, 256, 512, 1024, 3000), 0.1, 0.22, 5_000),
+    Stage(4_500_000, (64, 128, 256, 256, 512), 0.1, 0.3, 3_500),
+    Stage(5_300_000, (64, 256, 512, 1024, 1024, 3000), 0.1, 0.25, 5_000),
 )
 
 KINDS: tuple[tuple[str, float], ...] = (
@@ -46,7 +46,12 @@ KINDS: tuple[tuple[str, float], ...] = (
     ("tell", 7),
     ("talk", 4),
 )
-UNKNOWN_KINDS: tuple[tuple[str, float], ...] = (("unknown", 7), ("missing", 1), ("unanswerable", 1))
+UNKNOWN_KINDS: tuple[tuple[str, float], ...] = (
+    ("unknown", 8),
+    ("other color", 1),
+    ("missing", 1),
+    ("unanswerable", 1),
+)
 
 
 def stage_at(tokens: int) -> Stage | None:
@@ -74,7 +79,7 @@ def sample(rng: Random, stage: Stage, context: int, tokenizer: PreTrainedTokeniz
         if rng.random() < 0.3:
             turns.insert(0, question_about(rng, world, _draw(rng, KINDS)))
     else:
-        most = 4 if context <= 64 else 10 if context <= 256 else 16
+        most = 8 if context <= 64 else 16
         for _ in range(rng.randint(2, most)):
             unknown = rng.random() < stage.unknown_share
             turns.append(question_about(rng, world, _draw(rng, UNKNOWN_KINDS if unknown else KINDS)))

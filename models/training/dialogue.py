@@ -88,10 +88,17 @@ def question_about(rng: Random, world: World, kind: str) -> Turn:
 
 def _unknown(rng: Random, world: World, kind: str) -> Turn:
     name = rng.choice(world.absent_names())
-    thing = _absent_thing(rng, world)
+    color, thing = _absent_thing(rng, world)
     if kind == "unknown":  # a person or a thing that no document names
         asked = rng.choice(("city", "city", "job", "instrument", "animal", *("owner", "where") * 3, "tell", "tell"))
         template = rng.choice(phrasing.QUESTIONS[asked])
+    elif kind == "other color":  # the thing is there, but not in this colour
+        if not world.items:
+            return _unknown(rng, world, "unknown")
+        thing = rng.choice(world.items).object
+        taken = {item.color for item in world.items if item.object == thing}
+        color = rng.choice([color for color in lexicon.COLORS if color not in taken])
+        template = rng.choice(phrasing.QUESTIONS[rng.choice(("owner", "where"))])
     elif kind == "missing":  # a known person, but not this attribute
         lacking = [(n, k) for n, facts in world.people.items() for k in phrasing.PERSON_FACTS if k not in facts]
         if not lacking:
@@ -101,22 +108,18 @@ def _unknown(rng: Random, world: World, kind: str) -> Turn:
     else:  # a question of a kind that no document answers
         group = (phrasing.UNANSWERABLE_PERSON, phrasing.UNANSWERABLE_OBJECT, phrasing.UNANSWERABLE)
         template = rng.choice(rng.choice(group))
-        if rng.random() < 0.7:
+        if world.people and rng.random() < 0.7:
             name = rng.choice(list(world.people))
-    question = template.format(name=name, color=thing[0], object=thing[1])
+    question = template.format(name=name, color=color, object=thing)
     return Turn(kind, question, phrasing.NOT_SAID)
 
 
 def _absent_thing(rng: Random, world: World) -> tuple[str, str]:
-    """A colour and a thing not in the world together; usually the thing is not in the world in any colour."""
+    """A colour and a thing that the world does not have in any colour (or, if it has all, not in this one)."""
     present = {(item.color, item.object) for item in world.items}
     kinds = {item.object for item in world.items}
-    near = rng.random() < 0.2
-    while True:
-        color = rng.choice(lexicon.COLORS)
-        thing = rng.choice(sorted(kinds)) if near and kinds else rng.choice(lexicon.OBJECTS)
-        if (color, thing) not in present and (near or thing not in kinds or len(kinds) > 45):
-            return color, thing
+    absent = [thing for thing in lexicon.OBJECTS if thing not in kinds] or list(lexicon.OBJECTS)
+    return rng.choice([(color, thing) for color in lexicon.COLORS for thing in absent if (color, thing) not in present])
 
 
 def _recital(rng: Random, world: World, limit: int = 160) -> Turn:

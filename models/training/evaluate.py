@@ -27,6 +27,7 @@ MEASURED_KINDS: tuple[str, ...] = (
     "owner",
     "where",
     "unknown",
+    "other color",
     "missing",
     "unanswerable",
 )

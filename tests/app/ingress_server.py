@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import httpx
@@ -82,3 +82,10 @@ def serve(vllm_config: VllmConfig, behind: Backend, **http: object) -> Iterator[
     finally:
         holder[0].should_exit = True
         thread.join(10)
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 from typing import Any
 
 import httpx
@@ -13,7 +12,7 @@ import openai
 import pytest
 import ray.exceptions
 from fake_backend import FakeReplicas, fail_with, say, speak, speak_for_ever, think_for_ever
-from ingress_server import CHAT, COMPLETION
+from ingress_server import CHAT, COMPLETION, wait_until
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from vllm.exceptions import GenerationError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -128,13 +127,6 @@ def test_a_request_that_takes_too_long_is_ended(start):
     assert answer.status_code == 503
     assert "too long" in answer.json()["error"]["message"]
     wait_until(lambda: replicas.aborted == [replicas.requests[0].request_id])
-
-
-def wait_until(condition, timeout_s: float = 10.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def test_a_client_that_leaves_in_mid_stream_has_its_request_aborted(start):

@@ -8,11 +8,14 @@ from typing import Any
 from deployments.kv_port import PlanDict, PlannedLoad, SaveGrant
 from kvmanager.segments import SegmentSpan
 
+LEASE_ID = 7
+
 
 class MemoryPort:
     """Stores everything that is offered, in a dict. `spoil` may replace fetched bytes, or lose them by returning None.
 
-    `on_store` hears the key of every segment that is stored, also of one that is stored twice.
+    `before_fetch` may block or raise in the loading thread; `on_store` hears the key of every segment that is stored,
+    also of one that is stored twice.
     """
 
     def __init__(self) -> None:
@@ -22,6 +25,8 @@ class MemoryPort:
         self.bad: list[str] = []
         self.released: list[int] = []
         self.refuse_offers = False
+        self.before_fetch: Callable[[], None] = lambda: None
+        self.fetches = 0
         self.on_store: Callable[[bytes], None] = lambda key: None
 
     def plan(self, hashes: Sequence[bytes]) -> PlanDict:
@@ -30,12 +35,14 @@ class MemoryPort:
         while True:
             ends = [h for h in hashes if h in self.segments and self.segments[h][0].start_block == position]
             if not ends:
-                return PlanDict(lease_id=7, segments=segments)
+                return PlanDict(lease_id=LEASE_ID, segments=segments)
             span = self.segments[ends[-1]][0]
             segments.append((span.key, span.start_block, span.num_blocks, "cpu", "node"))
             position = span.end_block
 
     def fetch(self, loads: Sequence[PlannedLoad]) -> Iterator[memoryview | None]:
+        self.fetches += 1
+        self.before_fetch()
         for load in loads:
             sealed = self.spoil(self.segments[load.key][1]) if load.key in self.segments else None
             yield memoryview(sealed) if sealed is not None else None

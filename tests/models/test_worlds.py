@@ -50,7 +50,7 @@ def test_people_and_things_are_never_in_one_document() -> None:
             assert not (any("lives in" in s for s in document) and any("belongs to" in s for s in document))
 
 
-@pytest.mark.parametrize("kind", ["unknown", "missing", "unanswerable"])
+@pytest.mark.parametrize("kind", ["unknown", "other color", "missing", "unanswerable"])
 def test_what_the_documents_do_not_say_is_not_in_them(kind: str) -> None:
     for seed in range(50):
         rng = Random(seed)

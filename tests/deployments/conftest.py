@@ -1,0 +1,59 @@
+"""Fixtures of the deployments' tests; `live_engine` and `memory_port` beside this file hold what they are made of."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    OMP_NUM_THREADS="1",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES="0",
+    VLLM_LOGGING_LEVEL="WARNING",
+    TORCHDYNAMO_DISABLE="1",  # else the first request for logprobs waits half a minute for a C++ compiler
+)
+sys.path.insert(0, str(Path(__file__).parent))
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from configs.settings import PROJECT_ROOT
+
+if TYPE_CHECKING:
+    from live_engine import EngineSlot, LiveEngine
+
+
+@pytest.fixture(scope="session")
+def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the demo model, so that training it anew cannot change it under a running test."""
+    return Path(shutil.copytree(PROJECT_ROOT / "models" / "demo", tmp_path_factory.mktemp("model") / "demo"))
+
+
+@pytest.fixture(scope="session")
+def engine_slot(demo_model: Path) -> Iterator[EngineSlot]:
+    from live_engine import EngineSlot
+
+    slot = EngineSlot(demo_model)
+    yield slot
+    slot.close()
+
+
+@pytest.fixture
+def engine(engine_slot: EngineSlot) -> Iterator[LiveEngine]:
+    """The float32 engine with an empty device and an empty port; after the test nothing may be left in it."""
+    from live_engine import until
+    from memory_port import MemoryPort
+
+    live = engine_slot.get("float32")
+    live.port = MemoryPort()
+    live.clear_device()
+    yield live
+    if not live.llm.errored:
+        live.settle()
+        until(lambda: live.blocks_in_use() == 0, "every device block is free")

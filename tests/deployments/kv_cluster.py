@@ -1,0 +1,99 @@
+"""A manager actor and a CPU tier in a real Ray, without engines, and segments to put into them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+
+from deployments.cpu_tier import get_or_start_tier
+from deployments.manager_actor import KVManagerActor
+from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
+from kvmanager.config import ManagerConfig
+from kvmanager.keys import BlockHash
+from kvmanager.segments import SegmentSpan, split_segments
+
+SEGMENT_BLOCKS = 4
+SEGMENT_BYTES = 300_000
+"""More than Ray keeps outside its shared memory."""
+PATIENCE_S = 60.0
+_numbers = itertools.count()
+
+
+def sequence(seed: int, segments: int) -> tuple[list[BlockHash], list[SegmentSpan]]:
+    """The block hashes of a prompt, and its segments."""
+    draw = random.Random(seed)
+    hashes = [BlockHash(draw.randbytes(32)) for _ in range(segments * SEGMENT_BLOCKS)]
+    return hashes, split_segments(hashes, 0, len(hashes), SEGMENT_BLOCKS, len(hashes))
+
+
+def sealed(spans: Sequence[SegmentSpan]) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
+    """Bytes for each segment, different ones."""
+    return [np.full(SEGMENT_BYTES, span.key[0], np.uint8) for span in spans]
+
+
+def until(holds: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"waited in vain for: {what}"
+        time.sleep(0.02)
+
+
+class KVCluster:
+    """An application of its own: one manager, one tier with room for `segments`, one replica that only has a name."""
+
+    def __init__(self, segments: int = 20) -> None:
+        self.app = f"app{next(_numbers)}"
+        self.node = ray.get_runtime_context().get_node_id()
+        self.budget_bytes = segments * SEGMENT_BYTES
+        self.start_manager()
+        self.tier = get_or_start_tier(self.app, self.node, self.budget_bytes)
+        self.wait_for_tier()
+        self.register_replica()
+
+    def start_manager(self) -> None:
+        """Named as Serve names a deployment-scoped actor."""
+        self.manager = (
+            ray.remote(KVManagerActor)
+            .options(
+                name=f"SERVE_DEPLOYMENT_ACTOR::{self.app}::replica::v1::{MANAGER_ACTOR}",
+                namespace=SERVE_NAMESPACE,
+                num_cpus=0,
+            )
+            .remote(ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS))
+        )
+        ray.get(self.manager.parts.remote(), timeout=PATIENCE_S)
+
+    def ask(self, method: str, *args: Any) -> Any:
+        return ray.get(getattr(self.manager, method).remote(*args), timeout=PATIENCE_S)
+
+    def ask_tier(self, method: str, *args: Any) -> Any:
+        return ray.get(getattr(self.tier, method).remote(*args), timeout=PATIENCE_S)
+
+    def wait_for_tier(self) -> None:
+        until(lambda: self.node in self.ask("parts")["cpu_tiers"], "the tier is registered")
+
+    def register_replica(self) -> None:
+        self.ask("register_replica", "replica", 0, self.node, [])
+
+    def save(self, spans: Sequence[SegmentSpan]) -> int:
+        """Offer and put; returns how many segments the tier kept."""
+        _, keys = self.ask("offer", "replica", self.node, list(spans), [SEGMENT_BYTES] * len(spans))
+        granted = [span for span in spans if span.key in keys]
+        return self.ask_tier("put", granted, *sealed(granted)) if granted else 0
+
+    def planned(self, hashes: Sequence[BlockHash]) -> list[bytes]:
+        """Keys of the segments that a plan would load; the lease is given back at once."""
+        self.register_replica()
+        lease_id, segments = self.ask("plan", "replica", self.node, hashes)
+        self.ask("release", [lease_id])
+        return [segment[0] for segment in segments]
+
+    def close(self) -> None:
+        ray.kill(self.tier, no_restart=True)
+        ray.kill(self.manager)

@@ -1,0 +1,119 @@
+"""What the deployments lean on inside vLLM, name by name, so that an upgrade fails here and says where to look."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import vllm
+from live_engine import LiveEngine
+from vllm.distributed.kv_events import BlockRemoved, BlockStored
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.platforms import current_platform
+from vllm.triton_utils import dispatcher
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.engine.async_llm import AsyncLLM, EngineCoreClient
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.executor import Executor
+from vllm.v1.request import Request
+
+from deployments.connector import CrossKVConnector
+from deployments.engine_host import InProcessClient
+
+TESTED_VERSION = "0.32.0"
+
+SIGNATURES: list[tuple[Callable[..., Any], list[str]]] = [
+    (EngineCore.__init__, ["vllm_config", "executor_class", "log_stats"]),
+    (EngineCore.preprocess_add_request, ["request"]),
+    (EngineCore.add_request, ["request", "request_wave"]),
+    (EngineCore.abort_requests, ["request_ids"]),
+    (EngineCore.post_step, ["model_executed"]),
+    (EngineCore.get_supported_tasks, []),
+    (EngineCore.reset_prefix_cache, ["reset_running_requests", "reset_connector"]),
+    (EngineCore.shutdown, []),
+    (EngineCoreClient.make_async_mp_client, ["vllm_config", "executor_class", "log_stats"]),
+    (AsyncLLM.__init__, ["vllm_config", "executor_class", "log_stats"]),
+    (AsyncLLM.generate, ["prompt", "sampling_params", "request_id"]),
+    (Executor.get_class, ["vllm_config"]),
+    (BlockPool.touch, ["blocks"]),
+    (BlockPool.free_blocks, ["ordered_blocks"]),
+    (BlockPool.evict_blocks, ["block_ids"]),
+    (BlockPool.get_cached_block, ["block_hash", "kv_cache_group_ids"]),
+    (KVCacheManager.get_block_ids, ["request_id"]),
+    (KVCacheManager.take_events, []),
+    (KVConnectorBase_V1.__init__, ["vllm_config", "role", "kv_cache_config"]),
+    (KVConnectorBase_V1.get_num_new_matched_tokens, ["request", "num_computed_tokens"]),
+    (KVConnectorBase_V1.update_state_after_alloc, ["request", "blocks", "num_external_tokens"]),
+    (KVConnectorBase_V1.build_connector_meta, ["scheduler_output"]),
+    (KVConnectorBase_V1.update_connector_output, ["connector_output"]),
+    (KVConnectorBase_V1.request_finished, ["request", "block_ids"]),
+    (KVConnectorBase_V1.get_finished, ["finished_req_ids"]),
+    (KVConnectorBase_V1.get_block_ids_with_load_errors, []),
+    (KVConnectorBase_V1.register_kv_caches, ["kv_caches"]),
+    (KVConnectorBase_V1.bind_kv_cache_manager, ["kv_cache_manager"]),
+    (KVConnectorBase_V1.on_new_request, ["request"]),
+    (dispatcher._rebind_kernels, ["overrides"]),
+]
+
+
+def test_this_is_the_version_that_the_deployments_were_tested_with() -> None:
+    assert vllm.__version__.startswith(TESTED_VERSION), (
+        f"vllm is {vllm.__version__}, the deployments lean on internals of {TESTED_VERSION}: run tests/deployments, "
+        "then change TESTED_VERSION and the versions named in deployments/"
+    )
+
+
+@pytest.mark.parametrize(("function", "expected"), SIGNATURES, ids=lambda value: getattr(value, "__qualname__", ""))
+def test_a_function_still_takes_what_we_pass(function: Callable[..., Any], expected: list[str]) -> None:
+    found = [name for name in inspect.signature(function).parameters if name != "self"]
+    assert found[: len(expected)] == expected, (
+        f"vllm {vllm.__version__} changed {function.__qualname__}{inspect.signature(function)}; "
+        f"with {TESTED_VERSION} it began with {expected}"
+    )
+
+
+def test_the_client_has_everything_that_async_llm_asks_of_it() -> None:
+    source = inspect.getsource(AsyncLLM)
+    used = {"get_output_async", "add_request_async", "abort_requests_async", "shutdown", "resources"}
+    for name in sorted(used):
+        assert f"engine_core.{name}" in source, f"vllm {vllm.__version__}: AsyncLLM no longer uses engine_core.{name}"
+        assert name == "resources" or hasattr(InProcessClient, name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["block_hashes", "num_computed_tokens", "num_prompt_tokens", "num_tokens", "kv_transfer_params", "mm_features"],
+)
+def test_a_request_has_what_the_connector_reads(name: str) -> None:
+    text = inspect.getsource(Request)
+    assert f"self.{name}" in text or f"def {name}" in text, f"vllm {vllm.__version__}: Request has no {name}"
+
+
+def test_cache_events_carry_block_hashes() -> None:
+    for event in (BlockStored, BlockRemoved):
+        assert "block_hashes" in event.__struct_fields__, f"vllm {vllm.__version__} changed {event.__name__}"
+
+
+def test_a_built_engine_has_the_parts_that_reuse_reaches_for(engine: LiveEngine) -> None:
+    core = engine.thread.core
+    assert core.async_scheduling is False, "the connector reads num_computed_tokens as written KV"
+    assert callable(core.step_fn)
+    assert isinstance(engine.scheduler.connector, CrossKVConnector)
+    assert isinstance(get_kv_transfer_group(), CrossKVConnector)
+    assert engine.scheduler.connector.kv_cache_manager is engine.scheduler.kv_cache_manager
+    assert hasattr(engine.scheduler, "kv_event_publisher")
+    assert engine.reuse.pool_usage().result()["blocks"] == engine.llm.vllm_config.cache_config.num_gpu_blocks_override
+
+
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="the CPU backend's private function")
+def test_the_cpu_backend_says_which_layout_it_uses() -> None:
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+    found = list(inspect.signature(_get_attn_isa).parameters)[:4]
+    assert found == ["dtype", "block_size", "head_size", "kv_cache_dtype"], (
+        f"vllm {vllm.__version__} changed _get_attn_isa{inspect.signature(_get_attn_isa)}"
+    )

@@ -1,0 +1,265 @@
+"""The manager's actor on a loop of this process: who waits for whom, and who is forgotten when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from kv_cluster import SEGMENT_BYTES, sequence
+
+from deployments import manager_actor
+from deployments.manager_actor import KVManagerActor
+from kvmanager.config import ManagerConfig
+from kvmanager.mirror import PlacementMirror
+
+NODE, REPLICA = "node", "replica"
+
+
+class FakeTier:
+    """Stands in for a tier's actor handle: `handle.evict.remote(keys)`."""
+
+    def __init__(self) -> None:
+        self.evicted: list[bytes] = []
+        self.answers = True
+        self.evict = self.stats = self
+
+    def remote(self, keys: Any = ()) -> Awaitable[int]:
+        self.evicted += keys
+        return self._answer(len(keys))
+
+    async def _answer(self, count: int) -> int:
+        if not self.answers:
+            await asyncio.sleep(3600)
+        return count
+
+
+@pytest.fixture
+def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs a test's coroutine with a manager that has one replica and one tier; its clock-driven waits are short."""
+    monkeypatch.setattr(manager_actor, "EXPIRE_EVERY_S", 0.02)
+    monkeypatch.setattr(manager_actor, "EVICT_ANSWER_S", 0.1)
+
+    def run(test: Callable[[KVManagerActor, FakeTier], Awaitable[None]], segments: int = 4, **config: Any) -> None:
+        async def main() -> None:
+            manager = KVManagerActor(ManagerConfig(blocks_per_segment=4, **config))
+            tier = FakeTier()
+            await manager.register_tier(NODE, tier, "first life", segments * SEGMENT_BYTES, [], [])
+            await manager.register_replica(REPLICA, 0, NODE, [])
+            await asyncio.wait_for(test(manager, tier), 20)
+            manager._housekeeping.cancel()
+
+        asyncio.run(main())
+
+    return run
+
+
+async def save(manager: KVManagerActor, spans: list[Any]) -> list[bytes]:
+    """Keys that the manager let the tier keep."""
+    sizes = [SEGMENT_BYTES] * len(spans)
+    offer = await manager.offer(REPLICA, NODE, spans, sizes)
+    if offer is None:
+        return []
+    granted = [span for span in spans if span.key in offer[1]]
+    return await manager.commit(NODE, granted, sizes[: len(granted)])
+
+
+async def soon(holds: Callable[[], Awaitable[bool]]) -> None:
+    while not await holds():  # noqa: ASYNC110 - nothing announces what housekeeping does
+        await asyncio.sleep(0.01)
+
+
+def test_an_unregistered_replica_is_told_to_register(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        assert await manager.take_orders("stranger", 1.0) is None
+        assert await manager.plan("stranger", NODE, []) is None
+
+    managed(check)
+
+
+def test_clear_returns_when_every_replica_has_acknowledged(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        await manager.register_replica("second", 1, NODE, [])
+        clearing = asyncio.create_task(manager.clear(["device"], 10.0))
+        first = (await manager.take_orders(REPLICA, 1.0) or [])[0]
+        second = (await manager.take_orders("second", 1.0) or [])[0]
+        assert {first["kind"], second["kind"]} == {"clear_device"}
+        await manager.acknowledge(first["id"], 7)
+        await asyncio.sleep(0.02)
+        assert not clearing.done()
+        await manager.acknowledge(second["id"], 5)
+        assert await clearing == {"device": {"0": 7, "1": 5}}
+
+    managed(check)
+
+
+def test_clear_does_not_wait_longer_than_its_deadline(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        assert await manager.clear(["device"], 0.05) == {"device": {"0": None}}
+        assert manager._pending == {}
+
+    managed(check)
+
+
+def test_clearing_the_cpu_tier_evicts_children_first_and_all_of_it(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        hashes, spans = sequence(1, 3)
+        await save(manager, spans)
+        assert await manager.clear(["cpu"], 1.0) == {"cpu": 3}
+        assert tier.evicted == [span.key for span in reversed(spans)]
+        assert (await manager.plan(REPLICA, NODE, hashes) or (None, None))[1] == []
+
+    managed(check)
+
+
+def test_leases_delay_an_eviction_until_they_are_released(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        hashes, spans = sequence(2, 1)
+        await save(manager, spans)
+        leases = [(await manager.plan(REPLICA, NODE, hashes) or (0, []))[0] for _ in range(2)]
+        await manager.clear(["cpu"], 1.0)
+        assert tier.evicted == []
+        await manager.release(leases[:1])
+        await asyncio.sleep(0.1)
+        assert tier.evicted == []
+        await manager.release(leases[1:])
+        await soon(lambda: _is(tier.evicted == [spans[0].key]))
+
+    managed(check)
+
+
+async def _is(value: bool) -> bool:
+    return value
+
+
+def test_a_bad_segment_leaves_the_index_and_the_tier_and_may_be_saved_anew(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        hashes, spans = sequence(3, 3)
+        await save(manager, spans)
+        await manager.bad_segment("cpu", NODE, spans[1].key)
+        assert set(tier.evicted) == {spans[1].key, spans[2].key}, "what hangs on it cannot be reached any more"
+        plan = await manager.plan(REPLICA, NODE, hashes)
+        assert [segment[0] for segment in (plan or (0, []))[1]] == [spans[0].key]
+        assert await save(manager, spans) == [span.key for span in spans[1:]]
+
+    managed(check)
+
+
+def test_room_is_promised_only_when_the_tier_has_made_it(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        await save(manager, sequence(4, 4)[1])
+        hashes, spans = sequence(5, 2)
+        await manager.plan(REPLICA, NODE, hashes)  # a request later, the stored ones are a little colder
+        tier.answers = False
+        assert await manager.offer(REPLICA, NODE, spans, [SEGMENT_BYTES] * 2) is None
+        assert len(tier.evicted) == 2
+        assert (await manager.stats())["reservations"] == 0
+
+    managed(check)
+
+
+def test_a_tier_that_missed_an_eviction_must_tell_again_what_it_holds(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        assert await manager.tier_alive(NODE, "first life")
+        await save(manager, sequence(6, 1)[1])
+        tier.answers = False
+        await manager.clear(["cpu"], 1.0)
+        assert not await manager.tier_alive(NODE, "first life")
+
+    managed(check)
+
+
+def test_a_restarted_tier_is_not_the_one_that_was_known(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        assert await manager.tier_alive(NODE, "first life")
+        assert not await manager.tier_alive(NODE, "second life")
+
+    managed(check)
+
+
+def test_a_silent_replica_is_forgotten_with_its_device_and_leases(
+    managed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager_actor, "REPLICA_SILENCE_S", 0.2)
+
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        hashes, spans = sequence(7, 2)
+        await save(manager, spans)
+        await manager.report_placement(REPLICA, [(hashes, [], False)])
+        await manager.plan(REPLICA, NODE, hashes)
+        assert (await manager.lookup(hashes))["device"] == {"0": 8}
+
+        await soon(lambda: _gone(manager))
+
+        assert (await manager.lookup(hashes))["device"] == {}
+        assert (await manager.stats())["leases"] == 0
+
+    managed(check)
+
+
+async def _gone(manager: KVManagerActor) -> bool:
+    return (await manager.parts())["replicas"] == []
+
+
+def test_a_silent_tiers_segments_are_not_planned(managed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager_actor, "TIER_SILENCE_S", 0.2)
+
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        hashes, spans = sequence(8, 2)
+        await save(manager, spans)
+
+        async def nothing_planned() -> bool:
+            return (await manager.plan(REPLICA, NODE, hashes) or (0, []))[1] == []
+
+        assert not await nothing_planned()
+        await soon(nothing_planned)
+        assert await manager.offer(REPLICA, NODE, spans, [SEGMENT_BYTES] * 2) is None
+
+    managed(check)
+
+
+def test_a_replica_of_the_same_rank_replaces_its_predecessor(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        hashes, _ = sequence(9, 1)
+        await manager.report_placement(REPLICA, [(hashes, [], False)])
+        await manager.register_replica("successor", 0, NODE, hashes[:2])
+        assert (await manager.lookup(hashes))["device"] == {"0": 2}
+        assert await manager.take_orders(REPLICA, 1.0) is None
+
+    managed(check)
+
+
+def test_a_router_that_waits_for_changes_is_woken_by_each_kind(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        mirror = PlacementMirror(4)
+        hashes, spans = sequence(10, 2)
+
+        async def heard(change: Awaitable[Any]) -> tuple[int, int, int]:
+            mirror.apply((await manager.deltas(mirror.seq, 0.0))[0])
+            polling = asyncio.create_task(manager.deltas(mirror.seq, 3600.0))
+            await asyncio.sleep(0)
+            await change
+            deltas, ranks = await polling
+            while not deltas.events:  # woken a little early
+                deltas, ranks = await manager.deltas(mirror.seq, 3600.0)
+            assert mirror.apply(deltas)
+            assert ranks == {REPLICA: 0}
+            return mirror.coverage(hashes, REPLICA)
+
+        assert await heard(save(manager, spans)) == (0, 8, 0)
+        assert await heard(manager.report_placement(REPLICA, [(hashes[:4], [], False)])) == (4, 4, 0)
+        assert await heard(manager.report_placement(REPLICA, [([], [], True)])) == (0, 8, 0)
+        assert await heard(manager.lost("cpu", NODE, [spans[1].key])) == (0, 4, 0)
+        assert await heard(manager.clear(["cpu"], 1.0)) == (0, 0, 0)
+
+    managed(check)
+
+
+def test_a_poll_ends_empty_when_nothing_changes(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        seen = (await manager.deltas(-1, 0.0))[0].last
+        deltas, _ = await manager.deltas(seen, 0.05)
+        assert deltas.events == []
+
+    managed(check)

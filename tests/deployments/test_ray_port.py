@@ -1,0 +1,218 @@
+"""The connector's port over a real Ray: what it waits for, what it counts, and what it tells the manager."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence, until
+from ray import cloudpickle
+
+from configs.sections import KVSettings
+from deployments.cpu_tier import tier_name
+from deployments.kv_port import PlannedLoad
+from deployments.manager_client import SERVE_NAMESPACE
+from deployments.ray_port import RayPort
+
+pytestmark = pytest.mark.server
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
+
+DEADLINE_S = 1.0
+OTHER_NODE = "othernode"
+
+
+@pytest.fixture(scope="module")
+def cluster(ray_cluster: Any) -> Iterator[KVCluster]:
+    running = KVCluster()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def port(cluster: KVCluster) -> Iterator[RayPort]:
+    cluster.register_replica()
+    settings = KVSettings(cpu_tier_bytes=cluster.budget_bytes, load_deadline_s=DEADLINE_S, save_deadline_s=10.0)
+    made = RayPort(cluster.app, "replica", cluster.node, settings)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def saved(cluster: KVCluster, port: RayPort, request: pytest.FixtureRequest) -> Any:
+    """A prompt's hashes, spans and loads, saved through the port; another prompt in each test."""
+    hashes, spans = sequence(len(request.node.name), 3)
+    grant = port.offer(spans, [SEGMENT_BYTES] * 3)
+    assert grant is not None
+    assert grant.keys == {span.key for span in spans}
+    port.store(grant, list(zip(spans, sealed(spans), strict=True)))
+    return hashes, spans, [load(span.key, span.start_block, cluster.node) for span in spans]
+
+
+def load(key: bytes, start_block: int, holder: str) -> PlannedLoad:
+    return PlannedLoad(key, start_block, 4, "cpu", holder)
+
+
+class OtherTier:
+    """A tier on another node, whose answers come `delay_s` late and whose object is gone if `lost`."""
+
+    def __init__(self, delay_s: float, lost: bool) -> None:
+        self._delay_s, self._lost = delay_s, lost
+
+    def fetch(self, keys: list[bytes]) -> list[Any]:
+        time.sleep(self._delay_s)
+        refs = [ray.put(np.zeros(SEGMENT_BYTES, np.uint8)) for _ in keys]
+        if self._lost:
+            ray._private.internal_api.free(refs)
+        return refs
+
+
+@pytest.fixture
+def other_tier(cluster: KVCluster) -> Iterator[Any]:
+    """Starts an `OtherTier` of the cluster's application."""
+    started: list[Any] = []
+
+    def start(delay_s: float = 0.0, lost: bool = False) -> None:
+        options = {"name": tier_name(cluster.app, OTHER_NODE), "namespace": SERVE_NAMESPACE, "num_cpus": 0}
+        started.append(ray.remote(OtherTier).options(**options).remote(delay_s, lost))
+        ray.get(started[0].__ray_ready__.remote())
+
+    yield start
+    for tier in started:
+        ray.kill(tier)
+
+
+def told(port: RayPort, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the port tells the manager from now on."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(port.manager, "tell", lambda *call: calls.append(call))
+    return calls
+
+
+def test_what_was_stored_is_planned_and_fetched(cluster: KVCluster, port: RayPort, saved: Any) -> None:
+    hashes, spans, loads = saved
+    assert cluster.planned(hashes) == [span.key for span in spans]
+
+    fetched = [bytes(view or b"") for view in port.fetch(loads)]
+
+    assert fetched == [buffer.tobytes() for buffer in sealed(spans)]
+    assert not port.counters
+
+
+def test_what_is_stored_already_is_not_granted_again(port: RayPort, saved: Any) -> None:
+    _, spans, _ = saved
+    grant = port.offer(spans, [SEGMENT_BYTES] * 3)
+    assert grant is not None
+    assert grant.keys == frozenset()
+
+
+def test_a_segment_that_the_tier_lacks_ends_the_fetch_and_leaves_the_index(
+    cluster: KVCluster, port: RayPort, saved: Any
+) -> None:
+    hashes, spans, loads = saved
+    cluster.ask_tier("evict", [spans[1].key])
+
+    fetched = list(port.fetch(loads))
+
+    assert [view is None for view in fetched] == [False, True]
+    assert port.counters == {"fetch_missing": 1}
+    until(lambda: cluster.planned(hashes) == [spans[0].key], "the manager plans what is still there")
+
+
+def test_a_bad_segment_is_replaced_by_a_good_one(cluster: KVCluster, port: RayPort, saved: Any) -> None:
+    hashes, spans, loads = saved
+    port.report_bad(loads[2], "checksum")
+    until(lambda: cluster.planned(hashes) == [span.key for span in spans[:2]], "the bad segment is planned no more")
+    assert cluster.ask_tier("fetch", [spans[2].key]) == [None]
+
+    grant = port.offer(spans, [SEGMENT_BYTES] * 3)
+    assert grant is not None
+    port.store(grant, list(zip(spans[2:], sealed(spans[2:]), strict=True)))
+
+    assert cluster.planned(hashes) == [span.key for span in spans]
+    assert port.counters == {"mismatch_checksum": 1}
+
+
+def test_a_tier_that_hangs_costs_no_more_than_the_deadline_and_loses_nothing(
+    port: RayPort, other_tier: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_tier(delay_s=600)
+    calls = told(port, monkeypatch)
+
+    started = time.monotonic()
+    fetched = list(port.fetch([load(b"k" * 32, 0, OTHER_NODE)]))
+    port.flush()
+
+    assert fetched == [None]
+    assert DEADLINE_S <= time.monotonic() - started < 30 * DEADLINE_S
+    assert port.counters == {"fetch_failed": 1}
+    assert calls == [], "late is not lost"
+
+
+def test_a_lost_object_is_reported_lost(port: RayPort, other_tier: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    other_tier(lost=True)
+    calls = told(port, monkeypatch)
+
+    assert list(port.fetch([load(b"k" * 32, 0, OTHER_NODE)])) == [None]
+    port.flush()
+
+    assert port.counters == {"fetch_lost": 1}
+    assert calls == [("lost", "cpu", OTHER_NODE, [b"k" * 32])]
+
+
+def test_a_node_without_a_tier_is_no_error(port: RayPort) -> None:
+    assert list(port.fetch([load(b"k" * 32, 0, "nowhere")])) == [None]
+    assert port.counters == {"fetch_failed": 1}
+
+
+def test_leases_are_released_at_the_manager(cluster: KVCluster, port: RayPort, saved: Any) -> None:
+    hashes, _, _ = saved
+    leases = [cluster.ask("plan", "replica", cluster.node, hashes)[0] for _ in range(3)]
+    assert cluster.ask("stats")["leases"] == 3
+
+    for lease in [*leases, 0, leases[0]]:
+        port.release(lease)
+
+    until(lambda: cluster.ask("stats")["leases"] == 0, "every lease has ended")
+
+
+def test_placement_reports_arrive_in_order(cluster: KVCluster, port: RayPort) -> None:
+    hashes, _ = sequence(500, 3)
+    port.report_placement(list(hashes), [], False)
+    port.report_placement([], list(hashes), True)
+    port.report_placement(list(hashes[:5]), [], False)
+    until(lambda: cluster.ask("lookup", hashes)["device"] == {"0": 5}, "the last report counts")
+
+
+def test_what_the_tier_does_not_take_gives_its_room_back(cluster: KVCluster, port: RayPort) -> None:
+    _, spans = sequence(600, 2)
+    grant = port.offer(spans, [SEGMENT_BYTES] * 2)
+    assert grant is not None
+    assert cluster.ask("stats")["reservations"] == 1
+
+    port.store(grant, [])
+
+    until(lambda: cluster.ask("stats")["reservations"] == 0, "the reservation is given back")
+    assert port.counters == {"segments_not_stored": 2}
+
+
+def test_without_a_manager_everything_is_nothing_and_quick(cluster: KVCluster, port: RayPort) -> None:
+    _, spans = sequence(700, 2)
+    ray.kill(cluster.manager)
+
+    started = time.monotonic()
+    assert port.offer(spans, [SEGMENT_BYTES] * 2) is None
+    port.release(5)
+    port.report_placement([], [], True)
+    port.flush()
+
+    assert time.monotonic() - started < 10.0
+    assert port.counters["offer_unanswered"] == 1
+    cluster.start_manager()
+    cluster.wait_for_tier()
+    cluster.register_replica()
+    until(lambda: port.offer(spans, [SEGMENT_BYTES] * 2) is not None, "the port has found the new manager")

@@ -1,0 +1,141 @@
+"""What a replica passes on to its engine. The engine itself is tested in `test_engine_host` and `test_connector`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm import SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from deployments.kv_port import PLAN
+from deployments.manager_client import ManagerUnavailableError
+from deployments.replica import Replica
+from deployments.wire import GenerateRequest
+
+FORGED = {PLAN: {"lease_id": 1, "segments": [(b"k" * 32, 0, 1, "cpu", "node")]}}
+PLANNED = [(b"p" * 32, 0, 4, "cpu", "node")]
+
+
+class FakeEngine:
+    """Remembers what it was asked; answers `outputs` times, or dies."""
+
+    def __init__(self, outputs: int = 1) -> None:
+        self.params: list[SamplingParams] = []
+        self.errored = False
+        self._outputs = outputs
+
+    async def generate(self, prompt: Any, params: SamplingParams, request_id: str, **_: Any) -> AsyncIterator[Any]:
+        self.params.append(params)
+        for _ in range(self._outputs):
+            yield SimpleNamespace(prompt_token_ids=[1, 2, 3])
+        if not self._outputs:
+            raise EngineDeadError
+
+    def shutdown(self) -> None:
+        pass
+
+
+class FakePort:
+    """A manager that answers every plan with `answer`."""
+
+    def __init__(self, answer: Any) -> None:
+        self.manager = self
+        self.released: list[int] = []
+        self.counted: list[str] = []
+        self._answer = answer
+
+    async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+    def release(self, lease_id: int) -> None:
+        self.released.append(lease_id)
+
+    def count(self, what: str, amount: int = 1) -> None:
+        self.counted.append(what)
+
+    def close(self) -> None:
+        pass
+
+
+def replica(engine: FakeEngine, port: FakePort | None) -> Any:
+    made: Any = object.__new__(Replica)
+    made._llm, made._port, made._reuse, made._orders = engine, port, None, None
+    made._name, made._node_id, made.rank = "replica", "node", 0
+    made._thread = SimpleNamespace(error=RuntimeError("out of memory"))
+    made._settings = SimpleNamespace(kv=SimpleNamespace(plan_deadline_s=0.05))
+    return made
+
+
+def request(extra_args: dict[str, Any] | None) -> GenerateRequest:
+    return GenerateRequest(
+        request_id="r",
+        prompt_token_ids=list(range(200)),
+        sampling_params=SamplingParams(extra_args=extra_args),
+        cache_salt="salt",
+        block_hashes=[b"h" * 32] * 6,
+    )
+
+
+def ask(made: Any, wanted: GenerateRequest) -> list[Any]:
+    async def collect() -> list[Any]:
+        return [output async for output in made.generate(wanted)]
+
+    return asyncio.run(collect())
+
+
+@pytest.mark.parametrize("answer", [None, (0, []), ManagerUnavailableError("gone")])
+def test_a_clients_kv_transfer_params_never_reach_the_connector(answer: Any) -> None:
+    engine, port = FakeEngine(), FakePort(answer)
+
+    ask(replica(engine, port), request({"kv_transfer_params": FORGED, "other": 1}))
+
+    assert engine.params[0].extra_args == {"other": 1}
+
+
+def test_without_kv_reuse_a_clients_kv_transfer_params_are_dropped_too() -> None:
+    engine = FakeEngine()
+    ask(replica(engine, None), request({"kv_transfer_params": FORGED}))
+    assert engine.params[0].extra_args is None
+
+
+def test_the_managers_plan_replaces_what_the_client_sent() -> None:
+    engine, port = FakeEngine(), FakePort((5, PLANNED))
+
+    ask(replica(engine, port), request({"kv_transfer_params": FORGED}))
+
+    plan = {"lease_id": 5, "segments": PLANNED}
+    assert engine.params[0].extra_args == {"kv_transfer_params": {PLAN: plan}}
+    assert port.released == [], "the connector releases the lease of a request that the engine has"
+
+
+def test_a_request_that_the_engine_never_took_releases_its_lease() -> None:
+    port = FakePort((5, PLANNED))
+    with pytest.raises(EngineDeadError):
+        ask(replica(FakeEngine(outputs=0), port), request(None))
+    assert port.released == [5]
+
+
+def test_a_manager_that_does_not_answer_costs_the_plan_and_is_counted() -> None:
+    port = FakePort(ManagerUnavailableError("gone"))
+    assert len(ask(replica(FakeEngine(3), port), request(None))) == 3
+    assert port.counted == ["plan_unanswered"]
+
+
+def test_outputs_travel_without_the_prompts_tokens() -> None:
+    outputs = ask(replica(FakeEngine(2), None), request(None))
+    assert [output.prompt_token_ids for output in outputs] == [None, None]
+
+
+def test_a_dead_engine_fails_the_health_check() -> None:
+    engine = FakeEngine()
+    made = replica(engine, None)
+    made.check_health()
+    engine.errored = True
+    with pytest.raises(RuntimeError, match=r"replica 0 is dead.*out of memory"):
+        made.check_health()

@@ -1,0 +1,236 @@
+"""Which replica a prompt goes to, with Serve's real router class over replicas that only have a name."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import ray
+from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
+from ray.serve._private.request_router.common import PendingRequest, RequestRoutingContext
+from ray.serve._private.request_router.request_router import RequestRouter
+
+from configs.settings import load_settings
+from deployments import placement_feed, router
+from deployments.manager_client import ManagerUnavailableError
+from deployments.replica import PinnedCall
+from deployments.router import PrefixAffinityRouter, RouterOptions
+from deployments.wire import GenerateRequest
+from kvmanager.deltas import Deltas, Event
+
+BLOCK = 32
+DEPLOYMENT = DeploymentID(name="replica", app_name="chat")
+TESTED_VERSION = "2.60.0"
+
+
+class NoManager:
+    """Stands in for the manager's client: the tests feed the mirror themselves."""
+
+    def __init__(self, app_name: str) -> None:
+        pass
+
+    async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
+        raise ManagerUnavailableError("none in this test")
+
+
+class NamedReplica:
+    """What the router reads of Serve's `RunningReplica`."""
+
+    def __init__(self, name: str) -> None:
+        self.replica_id = ReplicaID(unique_id=name, deployment_id=DEPLOYMENT)
+
+
+REPLICAS: list[Any] = [NamedReplica(name) for name in ("a", "b", "c")]
+
+
+def pending(argument: Any, request_id: str = "r") -> PendingRequest:
+    metadata = RequestMetadata(request_id=request_id, internal_request_id=request_id)
+    return PendingRequest(args=[argument], kwargs={}, metadata=metadata)
+
+
+def ask(blocks: list[bytes], tokens: int, **options: Any) -> GenerateRequest:
+    params: Any = None
+    return GenerateRequest(
+        request_id="r",
+        prompt_token_ids=[0] * tokens,
+        sampling_params=params,
+        cache_salt="salt",
+        block_hashes=blocks,
+        **options,
+    )
+
+
+def block_names(first: int, count: int) -> list[bytes]:
+    return [number.to_bytes(32, "big") for number in range(first, first + count)]
+
+
+class Routing:
+    """A router and the events that its mirror has heard."""
+
+    def __init__(self) -> None:
+        self.router = PrefixAffinityRouter(
+            deployment_id=DEPLOYMENT, handle_source=DeploymentHandleSource.REPLICA, self_actor_id="test"
+        )
+        options = RouterOptions.from_settings(load_settings({"engine": {"block_size_tokens": BLOCK}}))
+        self.router.initialize_state(options=options.as_dict())
+        self._last = 0
+
+    def hear(self, *events: Event) -> None:
+        mirror = self.router._follow_placement().mirror
+        first, self._last = self._last + 1, self._last + len(events)
+        assert mirror.apply(Deltas(1, first, self._last, list(events), snapshot=first == 1))
+
+    async def order(self, request: Any) -> list[str]:
+        ranks = await self.router.choose_replicas(REPLICAS, pending(request))
+        assert all(len(rank) == 1 for rank in ranks)
+        return [rank[0].replica_id.unique_id for rank in ranks]
+
+    def send(self, request: GenerateRequest, replica: str, request_id: str) -> None:
+        chosen = ReplicaID(unique_id=replica, deployment_id=DEPLOYMENT)
+        result: Any = None
+        self.router.on_request_routed(pending(request, request_id), chosen, result)
+
+    def complete(self, replica: str, request_id: str) -> None:
+        self.router.on_request_completed(ReplicaID(unique_id=replica, deployment_id=DEPLOYMENT), request_id)
+
+
+@pytest.fixture
+def routed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Routing], Awaitable[None]]], None]:
+    """Runs a test's coroutine with a `Routing` on a loop of its own."""
+    monkeypatch.setattr(placement_feed, "ManagerClient", NoManager)
+
+    def run(test: Callable[[Routing], Awaitable[None]]) -> None:
+        async def main() -> None:
+            await test(Routing())
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_a_prompt_goes_where_its_prefix_is(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        blocks = block_names(0, 20)
+        routing.hear(("dev+", "b", blocks[:16]), ("dev+", "c", blocks[:4]))
+        assert await routing.order(ask(blocks, 650)) == ["b", "c", "a"]
+        routing.hear(("dev0", "b"))
+        assert (await routing.order(ask(blocks, 650)))[0] == "c"
+
+    routed(check)
+
+
+def test_a_busy_replica_with_the_prefix_loses_to_an_idle_one_with_the_cpu_tier(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        blocks = block_names(0, 16)
+        routing.hear(("dev+", "b", blocks))
+        routing.hear(*(("seg+", "cpu", "node", key, n * 8, 8) for n, key in enumerate(blocks[7::8])))
+        assert (await routing.order(ask(blocks, 520)))[0] == "b"
+        routing.send(ask(block_names(100, 30), 960), "b", "long")
+        assert (await routing.order(ask(blocks, 520)))[0] != "b"
+
+    routed(check)
+
+
+def test_a_burst_of_equal_prompts_does_not_herd(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        sent = []
+        for number in range(30):
+            request = ask(block_names(0, 10), 330)
+            replica = (await routing.order(request))[0]
+            routing.send(request, replica, str(number))
+            sent.append(replica)
+        assert [sent.count(name) for name in "abc"] == [10, 10, 10]
+
+    routed(check)
+
+
+def test_the_first_token_ends_the_prefill_that_a_request_counts_for(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        long, short = ask(block_names(0, 60), 1950), ask(block_names(100, 10), 330)
+        routing.send(long, "a", "long")
+        routing.send(short, "b", "b")
+        routing.send(short, "c", "c")
+        assert (await routing.order(ask(block_names(200, 2), 70)))[-1] == "a"
+        long.progress.first_token = True
+        assert (await routing.order(ask(block_names(200, 2), 70)))[0] == "a", "only its 61 blocks of decode count"
+
+    routed(check)
+
+
+def test_a_completed_request_counts_no_more(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        request = ask(block_names(0, 60), 1950)
+        for name in "abc":
+            routing.send(request, name, name)
+        routing.complete("b", "b")
+        assert (await routing.order(ask(block_names(200, 2), 70)))[0] == "b"
+        routing.complete("b", "b")
+        routing.complete("a", "a")
+        routing.complete("c", "c")
+        assert routing.router._state._load in ({}, dict.fromkeys("abc", (0, 0)))
+        assert routing.router._in_prefill == {}
+
+    routed(check)
+
+
+def test_a_pinned_request_has_one_choice_and_an_unknown_pin_none(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        routing.router._follow_placement().ranks = {"a": 2, "b": 0, "c": 1}
+        assert await routing.order(ask([], 70, replica_pin=2)) == ["a"]
+        assert await routing.order(PinnedCall(replica_pin=1)) == ["c"]
+        assert await routing.order(ask([], 70, replica_pin=9)) == []
+
+    routed(check)
+
+
+def test_other_calls_may_go_anywhere(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        assert await routing.router.choose_replicas(REPLICAS, pending("a health check")) == [REPLICAS]
+        assert await routing.router.choose_replicas(REPLICAS, None) == [REPLICAS]
+
+    routed(check)
+
+
+def test_every_choice_backs_off_when_all_are_full(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        request = pending(ask([], 70))
+        await routing.router.choose_replicas(REPLICAS, request)
+        assert request.routing_context.should_backoff
+
+    routed(check)
+
+
+def test_serves_routing_interface_is_what_the_router_was_written_for() -> None:
+    assert ray.__version__ == TESTED_VERSION, (
+        f"ray is {ray.__version__}, the router leans on internals of {TESTED_VERSION}: run tests/deployments, then "
+        "change TESTED_VERSION and the versions named in deployments/"
+    )
+    expected = {
+        "initialize_state": ["kwargs"],
+        "choose_replicas": ["candidate_replicas", "pending_request"],
+        "on_request_routed": ["pending_request", "replica_id", "result"],
+        "on_request_completed": ["replica_id", "internal_request_id"],
+        "update_replicas": ["replicas"],
+    }
+    for name, parameters in expected.items():
+        found = list(inspect.signature(getattr(RequestRouter, name)).parameters)[1:]
+        assert found == parameters, f"ray {ray.__version__} changed RequestRouter.{name}"
+    assert "should_backoff" in RequestRoutingContext.__dataclass_fields__
+    assert "internal_request_id" in RequestMetadata.__dataclass_fields__
+    assert "self._replicas" in inspect.getsource(RequestRouter.update_replicas)
+    assert not hasattr(router, "torch")
+
+
+def test_serve_names_a_deployment_actor_as_the_managers_clients_expect() -> None:
+    from ray.serve._private.constants import SERVE_NAMESPACE
+    from ray.serve._private.utils import get_deployment_actor_name
+
+    from deployments import manager_client
+
+    name = get_deployment_actor_name(DEPLOYMENT, manager_client.MANAGER_ACTOR, "version")
+    assert name.startswith("SERVE_DEPLOYMENT_ACTOR::chat::replica::"), f"ray {ray.__version__} changed {name}"
+    assert name.endswith(f"::{manager_client.MANAGER_ACTOR}")
+    assert manager_client.SERVE_NAMESPACE == SERVE_NAMESPACE

