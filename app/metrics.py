@@ -101,6 +101,26 @@ class MetricsMiddleware:
             self.metrics.requests.labels(path, str(status)).inc()
 
 
+def join_families(texts: Sequence[str]) -> str:
+    """Several Prometheus texts as one: a family that several parts have is described once, with all samples below."""
+    families: dict[str, tuple[list[str], list[str]]] = {}
+    described, samples = families.setdefault("", ([], []))
+    for text in texts:
+        for line in text.splitlines():
+            if line.startswith("# HELP "):
+                name = line.split(" ", 3)[2]
+                known = name in families
+                described, samples = families.setdefault(name, ([], []))
+                if known:
+                    described = []
+            if line.startswith("#"):
+                described.append(line)
+            elif line:
+                samples.append(line)
+    lines = [line for described, samples in families.values() for line in (*described, *samples)]
+    return "\n".join(lines) + "\n"
+
+
 def metrics_router(metrics: IngressMetrics, sources: Sequence[Callable[[], Awaitable[str]]]) -> APIRouter:
     """GET /metrics: the ingress's own, then what every source gives in time."""
     router = APIRouter()
@@ -118,6 +138,6 @@ def metrics_router(metrics: IngressMetrics, sources: Sequence[Callable[[], Await
     async def show_metrics() -> Response:
         others = await asyncio.gather(*map(text_of, sources))
         own = generate_latest(metrics.registry).decode()
-        return Response("".join([own, *others]), media_type=CONTENT_TYPE_LATEST)
+        return Response(join_families([own, *others]), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -6,7 +6,7 @@ A field's name carries its unit (`_bytes`, `_s`, `_tokens`); its description is 
 from __future__ import annotations
 
 import difflib
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
 
@@ -100,7 +100,7 @@ class KVSettings(Section):
         True, description="Keep the KV of generated tokens too, for the conversation's next turn."
     )
     plan_deadline_s: float = Field(
-        0.05, gt=0, description="Longest wait for the manager's plan; then the prompt is recomputed."
+        0.25, gt=0, description="Longest wait for the manager's plan; then the prompt is recomputed."
     )
     load_deadline_s: float = Field(
         2.0, gt=0, description="Longest wait for a load; what has not come by then is recomputed."
@@ -133,7 +133,7 @@ class HTTPSettings(Section):
     retry_after_s: int = Field(1, ge=1, description="What `Retry-After` says with a 429 or a 503.")
     request_timeout_s: float = Field(600.0, gt=0, description="Longest time that one request may take.")
     debug_headers: bool = Field(
-        False, description="Answer with `x-crosskv-*` headers, and obey those that pin a replica."
+        False, description="Obey the header `X-CrossKV-Replica: 0|1|…`, which sends a request to one replica."
     )
     tool_call_parser: str | None = Field(
         None, description="vLLM's parser for the model's tool calls, such as `hermes`. Empty: no automatic tool choice."
@@ -152,12 +152,8 @@ class HTTPSettings(Section):
 
 
 class RoutingSettings(Section):
-    """Starting values of the routing cost (docs/architecture.md); measured rates replace the credits at run time."""
+    """The work that a prompt leaves at a replica, in tokens of prefill; docs/architecture.md has the formula."""
 
-    policy: Literal["prefix", "round_robin"] = Field(
-        "prefix",
-        description="`prefix`: least remaining work, by what each replica already holds. `round_robin`: in turn.",
-    )
     device_credit: float = Field(
         1.0, ge=0, le=1, description="Share of the prefill saved by a token found on the device."
     )

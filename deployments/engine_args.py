@@ -30,7 +30,7 @@ _WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "config.json")
 
 def engine_environment(settings: Settings) -> Mapping[str, str]:
     """What must be in a process's environment before it imports vLLM."""
-    return {
+    environment = {
         "OMP_NUM_THREADS": str(settings.engine.threads),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -40,6 +40,10 @@ def engine_environment(settings: Settings) -> Mapping[str, str]:
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if settings.engine.enforce_eager:
+        # vLLM's sampler has parts under torch.compile even so; the first request with logprobs would wait half a minute.
+        environment["TORCHDYNAMO_DISABLE"] = "1"
+    return environment
 
 
 def engine_args(settings: Settings) -> AsyncEngineArgs:

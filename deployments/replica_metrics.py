@@ -53,7 +53,11 @@ def replica_metrics_text(
 ) -> str:
     """Prometheus text. vLLM labels its metrics by engine; all replicas would say 0, so a replica label is added."""
     text = generate_latest(REGISTRY).decode()
-    lines = [_with_replica(line, replica) for line in text.splitlines() if line.startswith("vllm:")]
+    lines = [
+        line if line.startswith("#") else _with_replica(line, replica)
+        for line in text.splitlines()
+        if line.startswith(("vllm:", "# HELP vllm:", "# TYPE vllm:"))
+    ]
     if port is not None and transfer is not None:
         registry = CollectorRegistry()
         registry.register(TransferCollector(replica, port, transfer, pool or {}))

@@ -81,7 +81,7 @@ def test_a_wrong_answer_fails(fake, question):
 
 
 def test_a_greeting_that_the_model_never_learned_fails(fake):
-    fake.greetings = ("Hello! I am a parrot.", *fake.greetings[1:])
+    fake.greetings = ("The parrot says hello.", *fake.greetings[1:])
     assert wrong_rows(fake)[0] == "sampled answer A"
 
 

@@ -183,3 +183,14 @@ def test_metrics_join_what_the_parts_give_in_time(start, monkeypatch):
         again = samples(client.get("/metrics").text)
     assert found["vllm:requests{}"] == 5
     assert again["crosskv_metrics_sources_missing_total{}"] == 4
+
+
+def test_a_metric_that_several_replicas_have_is_described_once() -> None:
+    def of(replica: int) -> str:
+        return f'# HELP x_total Things.\n# TYPE x_total counter\nx_total{{replica="{replica}"}} 1.0\n'
+
+    joined = metrics.join_families(["# HELP a A.\n# TYPE a gauge\na 2.0\n", of(0), of(1)])
+
+    assert joined.count("# TYPE x_total counter") == 1
+    assert joined.splitlines()[-2:] == ['x_total{replica="0"} 1.0', 'x_total{replica="1"} 1.0']
+    assert [family.name for family in text_string_to_metric_families(joined)] == ["a", "x"]

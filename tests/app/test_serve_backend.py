@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ray.serve.context import _get_serve_request_context, _serve_request_context, _RequestContext
+from ray.serve.context import _get_serve_request_context, _RequestContext, _serve_request_context
 
 from app.serve_backend import outside_http_request
 

@@ -13,6 +13,7 @@ from live_engine import PATIENCE_S, LiveEngine, greedy, prompt
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.request import RequestStatus
 
 
 @contextlib.contextmanager
@@ -69,7 +70,18 @@ def test_sixteen_requests_at_once_answer_as_one_by_one(engine: LiveEngine) -> No
 
 
 @pytest.mark.parametrize("how", ["cancel", "close"])
-def test_a_client_that_leaves_frees_the_request_and_its_blocks(engine: LiveEngine, how: str) -> None:
+def test_a_client_that_leaves_aborts_the_request_and_frees_its_blocks(
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    ends: list[RequestStatus] = []
+    finished = engine.scheduler.connector.request_finished
+
+    def watch(request: Any, block_ids: list[int]) -> Any:
+        ends.append(request.status)
+        return finished(request, block_ids)
+
+    monkeypatch.setattr(engine.scheduler.connector, "request_finished", watch)
+
     async def leave() -> None:
         started = asyncio.Event()
 
@@ -92,6 +104,7 @@ def test_a_client_that_leaves_frees_the_request_and_its_blocks(engine: LiveEngin
     engine.run(leave())
     engine.settle()
 
+    assert ends == [RequestStatus.FINISHED_ABORTED]
     assert engine.llm.get_num_unfinished_requests() == 0
     assert engine.scheduler.requests == {}
     assert engine.blocks_in_use() == 0

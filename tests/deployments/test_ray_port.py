@@ -67,7 +67,9 @@ class OtherTier:
         time.sleep(self._delay_s)
         refs = [ray.put(np.zeros(SEGMENT_BYTES, np.uint8)) for _ in keys]
         if self._lost:
-            ray._private.internal_api.free(refs)
+            from ray._private.internal_api import free
+
+            free(refs)
         return refs
 
 

@@ -88,7 +88,9 @@ class Routing:
         assert all(len(rank) == 1 for rank in ranks)
         return [rank[0].replica_id.unique_id for rank in ranks]
 
-    def send(self, request: GenerateRequest, replica: str, request_id: str) -> None:
+    async def send(self, request: GenerateRequest, replica: str, request_id: str) -> None:
+        """As Serve does: ask for a choice, then say what was chosen."""
+        await self.order(request)
         chosen = ReplicaID(unique_id=replica, deployment_id=DEPLOYMENT)
         result: Any = None
         self.router.on_request_routed(pending(request, request_id), chosen, result)
@@ -128,7 +130,7 @@ def test_a_busy_replica_with_the_prefix_loses_to_an_idle_one_with_the_cpu_tier(r
         routing.hear(("dev+", "b", blocks))
         routing.hear(*(("seg+", "cpu", "node", key, n * 8, 8) for n, key in enumerate(blocks[7::8])))
         assert (await routing.order(ask(blocks, 520)))[0] == "b"
-        routing.send(ask(block_names(100, 30), 960), "b", "long")
+        await routing.send(ask(block_names(100, 30), 960), "b", "long")
         assert (await routing.order(ask(blocks, 520)))[0] != "b"
 
     routed(check)
@@ -140,7 +142,7 @@ def test_a_burst_of_equal_prompts_does_not_herd(routed: Any) -> None:
         for number in range(30):
             request = ask(block_names(0, 10), 330)
             replica = (await routing.order(request))[0]
-            routing.send(request, replica, str(number))
+            await routing.send(request, replica, str(number))
             sent.append(replica)
         assert [sent.count(name) for name in "abc"] == [10, 10, 10]
 
@@ -150,9 +152,9 @@ def test_a_burst_of_equal_prompts_does_not_herd(routed: Any) -> None:
 def test_the_first_token_ends_the_prefill_that_a_request_counts_for(routed: Any) -> None:
     async def check(routing: Routing) -> None:
         long, short = ask(block_names(0, 60), 1950), ask(block_names(100, 10), 330)
-        routing.send(long, "a", "long")
-        routing.send(short, "b", "b")
-        routing.send(short, "c", "c")
+        await routing.send(long, "a", "long")
+        await routing.send(short, "b", "b")
+        await routing.send(short, "c", "c")
         assert (await routing.order(ask(block_names(200, 2), 70)))[-1] == "a"
         long.progress.first_token = True
         assert (await routing.order(ask(block_names(200, 2), 70)))[0] == "a", "only its 61 blocks of decode count"
@@ -164,7 +166,7 @@ def test_a_completed_request_counts_no_more(routed: Any) -> None:
     async def check(routing: Routing) -> None:
         request = ask(block_names(0, 60), 1950)
         for name in "abc":
-            routing.send(request, name, name)
+            await routing.send(request, name, name)
         routing.complete("b", "b")
         assert (await routing.order(ask(block_names(200, 2), 70)))[0] == "b"
         routing.complete("b", "b")

@@ -39,7 +39,7 @@ class RunningServer:
         end = time.monotonic() + deadline_s
         while not condition():
             assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
-            time.sleep(0.1)
+            time.sleep(0.5)
 
     def wait_until_idle(self) -> None:
         """Until no request runs, no save is under way, and no lease is open."""
