@@ -22,13 +22,11 @@ def launcher_of(port: int) -> psutil.Process:
     for connection in psutil.net_connections("tcp"):
         listening = connection.status == psutil.CONN_LISTEN and bool(connection.laddr)
         if listening and connection.laddr.port == port and connection.pid:  # type: ignore[union-attr]
-            process: psutil.Process | None = psutil.Process(connection.pid)
-            while process is not None:
-                if "app.launch" in process.cmdline() or "serve" in " ".join(process.cmdline()[:3]):
-                    top = process.parent()
-                    return top if top is not None and "app.launch" in top.cmdline() else process
-                process = process.parent()
-    raise LookupError(f"no server of this project listens on port {port}")
+            ancestors = psutil.Process(connection.pid).parents()
+            launchers: list[psutil.Process] = [process for process in ancestors if "app.launch" in process.cmdline()]
+            if launchers:
+                return launchers[-1]
+    raise LookupError(f"no server that `make serve` started listens on port {port}")
 
 
 def pss_by_process(top: psutil.Process) -> list[tuple[str, int]]:

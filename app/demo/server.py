@@ -174,7 +174,7 @@ def _http_errors(url: str) -> Iterator[None]:
             f"No server answers at {url}: start one with `make serve`, or give the --port that it listens on."
         ) from None
     except httpx.HTTPError as error:
-        raise DemoError(f"The server at {url} broke off: {error or type(error).__name__}.") from None
+        raise DemoError(f"The server at {url} broke off: {str(error).rstrip('.') or type(error).__name__}.") from None
 
 
 def _refuse_errors(response: httpx.Response) -> None:
@@ -200,4 +200,4 @@ def _openai_errors(url: str) -> Iterator[None]:
         body = error.body if isinstance(error.body, dict) else {}
         raise _refusal(error.status_code, str(body.get("message") or error.message)) from None
     except (openai.APIError, httpx.HTTPError) as error:
-        raise DemoError(f"The server at {url} broke off an answer: {error}.") from None
+        raise DemoError(f"The server at {url} broke off an answer: {str(error).rstrip('.')}.") from None

@@ -176,6 +176,15 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+class QuietServer(ThreadingHTTPServer):
+    """Says nothing of clients that are gone: a test reads what the demo writes on stderr."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass
+
+
 def _choice(text: str, tokens: list[int]) -> dict[str, Any]:
     return {"index": 0, "delta": {"content": text}, "token_ids": tokens, "finish_reason": None}
 
@@ -184,8 +193,7 @@ def _choice(text: str, tokens: list[int]) -> dict[str, Any]:
 def serve_fake() -> Iterator[FakeServer]:
     """Serve a `FakeServer` on a free port, on threads of its own."""
     fake = FakeServer()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"fake": fake}))
-    server.daemon_threads = True
+    server = QuietServer(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"fake": fake}))
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     fake.url = f"http://127.0.0.1:{server.server_port}"
     try:
