@@ -65,7 +65,9 @@ class KVCluster:
                 namespace=SERVE_NAMESPACE,
                 num_cpus=0,
             )
-            .remote(ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS))
+            .remote(
+                ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS, lease_s=3600, save_s=3600)
+            )  # nothing ends by itself
         )
         ray.get(self.manager.parts.remote(), timeout=PATIENCE_S)
 
@@ -80,6 +82,11 @@ class KVCluster:
 
     def register_replica(self) -> None:
         self.ask("register_replica", "replica", 0, self.node, [])
+
+    def stats(self) -> dict[str, Any]:
+        """The manager's books; asking keeps the replica from being forgotten with its leases and saves."""
+        self.ask("take_orders", "replica", 0.0)
+        return self.ask("stats")
 
     def save(self, spans: Sequence[SegmentSpan]) -> int:
         """Offer and put; returns how many segments the tier kept."""

@@ -14,8 +14,8 @@ LEASE_ID = 7
 class MemoryPort:
     """Stores everything that is offered, in a dict. `spoil` may replace fetched bytes, or lose them by returning None.
 
-    `before_fetch` may block or raise in the loading thread; `on_store` hears the key of every segment that is stored,
-    also of one that is stored twice.
+    `before_fetch` and `before_offer` may block or raise in the transfer threads; `on_store` hears the key of every
+    segment that is stored, also of one that is stored twice.
     """
 
     def __init__(self) -> None:
@@ -27,6 +27,8 @@ class MemoryPort:
         self.refuse_offers = False
         self.before_fetch: Callable[[], None] = lambda: None
         self.fetches = 0
+        self.before_offer: Callable[[], None] = lambda: None
+        self.offered: list[bytes] = []
         self.on_store: Callable[[bytes], None] = lambda key: None
 
     def plan(self, hashes: Sequence[bytes]) -> PlanDict:
@@ -48,6 +50,8 @@ class MemoryPort:
             yield memoryview(sealed) if sealed is not None else None
 
     def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
+        self.before_offer()
+        self.offered += [span.key for span in spans]
         if self.refuse_offers:
             return None
         return SaveGrant(1, frozenset(span.key for span in spans if span.key not in self.segments))

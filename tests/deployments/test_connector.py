@@ -70,6 +70,7 @@ def test_prompt_and_answer_are_saved_as_different_kinds(engine: LiveEngine) -> N
         (6, 2, NodeKind.ANSWER),
         (8, 2, NodeKind.ANSWER),
     ]
+    assert len(engine.port.offered) == 4, "each is offered once"
 
 
 @pytest.mark.parametrize(("answer_tokens", "stored_blocks"), [(32, 4), (33, 5)])

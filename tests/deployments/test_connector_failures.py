@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from live_engine import BLOCK, PATIENCE_S, LiveEngine, greedy, prompt, until, usage
-from memory_port import LEASE_ID
+from memory_port import LEASE_ID, MemoryPort
 
 LENGTH = 500  # 15 full blocks: segments of 4, 4, 4 and 3 blocks
 
@@ -215,6 +215,26 @@ def test_a_tiny_pool_preempts_and_stays_exact(engine: LiveEngine, monkeypatch: p
 
     assert preempted > 0
     assert answers == alone
+
+
+def test_a_slow_save_stores_what_was_computed_although_the_pool_is_reused(engine: LiveEngine) -> None:
+    tokens = prompt(55, 400)
+    engine.ask(tokens)
+    original = engine.port.segments
+    engine.clear_device()
+    gate = threading.Event()
+    engine.port = MemoryPort()
+    engine.port.before_offer = lambda: gate.wait(PATIENCE_S)
+
+    engine.run(engine.answer(tokens, greedy(8), planned=False))
+    for seed in range(56, 64):  # 128 blocks, more than the pool has
+        engine.run(engine.answer(prompt(seed, LENGTH), greedy(2), planned=False))
+    held = engine.blocks_in_use()
+    gate.set()
+    engine.settle()
+
+    assert held >= 12
+    assert {key: engine.port.segments[key] for key in original} == original
 
 
 def test_refused_offers_are_counted_and_hold_nothing(engine: LiveEngine) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from live_engine import PATIENCE_S, LiveEngine, greedy, prompt
+from live_engine import PATIENCE_S, LiveEngine, greedy, prompt, until
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -152,6 +152,7 @@ def test_what_vllm_refuses_is_the_callers_error(engine: LiveEngine) -> None:
 
 def test_a_dead_engine_refuses_everything_and_nothing_hangs(engine: LiveEngine) -> None:
     running = [engine.start(engine.answer(prompt(160 + n, 40), greedy(2000))) for n in range(3)]
+    until(lambda: engine.on_engine_thread(lambda: len(engine.scheduler.running)) == 3, "all are decoding")
 
     def fail() -> Any:
         raise RuntimeError("out of memory")

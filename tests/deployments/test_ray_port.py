@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -58,19 +59,27 @@ def load(key: bytes, start_block: int, holder: str) -> PlannedLoad:
 
 
 class OtherTier:
-    """A tier on another node, whose answers come `delay_s` late and whose object is gone if `lost`."""
+    """A tier on another node. Its answers come `delay_s` late; if `lost`, the owner of its one object is dead."""
 
     def __init__(self, delay_s: float, lost: bool) -> None:
-        self._delay_s, self._lost = delay_s, lost
+        self._delay_s = delay_s
+        owner = ray.remote(Owner).options(num_cpus=0).remote()
+        self._refs = ray.get(owner.put.remote())
+        if lost:
+            ray.kill(owner)
+            with contextlib.suppress(ray.exceptions.ObjectLostError):
+                while True:  # until Ray has noticed
+                    ray.get(self._refs)
+                    time.sleep(0.05)
 
     def fetch(self, keys: list[bytes]) -> list[Any]:
         time.sleep(self._delay_s)
-        refs = [ray.put(np.zeros(SEGMENT_BYTES, np.uint8)) for _ in keys]
-        if self._lost:
-            from ray._private.internal_api import free
+        return self._refs
 
-            free(refs)
-        return refs
+
+class Owner:
+    def put(self) -> list[Any]:
+        return [ray.put(np.zeros(SEGMENT_BYTES, np.uint8))]
 
 
 @pytest.fixture
@@ -174,12 +183,12 @@ def test_a_node_without_a_tier_is_no_error(port: RayPort) -> None:
 def test_leases_are_released_at_the_manager(cluster: KVCluster, port: RayPort, saved: Any) -> None:
     hashes, _, _ = saved
     leases = [cluster.ask("plan", "replica", cluster.node, hashes)[0] for _ in range(3)]
-    assert cluster.ask("stats")["leases"] == 3
+    assert cluster.stats()["leases"] == 3
 
     for lease in [*leases, 0, leases[0]]:
         port.release(lease)
 
-    until(lambda: cluster.ask("stats")["leases"] == 0, "every lease has ended")
+    until(lambda: cluster.stats()["leases"] == 0, "every lease has ended")
 
 
 def test_placement_reports_arrive_in_order(cluster: KVCluster, port: RayPort) -> None:
@@ -194,11 +203,11 @@ def test_what_the_tier_does_not_take_gives_its_room_back(cluster: KVCluster, por
     _, spans = sequence(600, 2)
     grant = port.offer(spans, [SEGMENT_BYTES] * 2)
     assert grant is not None
-    assert cluster.ask("stats")["reservations"] == 1
+    assert cluster.stats()["reservations"] == 1
 
     port.store(grant, [])
 
-    until(lambda: cluster.ask("stats")["reservations"] == 0, "the reservation is given back")
+    until(lambda: cluster.stats()["reservations"] == 0, "the reservation is given back")
     assert port.counters == {"segments_not_stored": 2}
 
 

@@ -20,6 +20,10 @@ from deployments.connector import UnsupportedModelError, check_supported
 SHAPE: dict[str, Any] = {"block_size": 32, "num_kv_heads": 2, "head_size": 64, "dtype": torch.bfloat16}
 
 
+class LaterAttentionSpec(FullAttentionSpec):
+    """What a later vLLM may derive from full attention; nobody has tested it."""
+
+
 def config(*specs: KVCacheSpec) -> KVCacheConfig:
     groups = [KVCacheGroupSpec([f"model.layers.{n}.self_attn"], spec) for n, spec in enumerate(specs)]
     return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
@@ -38,8 +42,9 @@ def test_plain_full_attention_is_accepted() -> None:
         FullAttentionSpec(**SHAPE, non_causal=True),
         FullAttentionSpec(**SHAPE, head_size_v=32),
         MLAAttentionSpec(**SHAPE),
+        LaterAttentionSpec(**SHAPE),
     ],
-    ids=["sliding window", "sliding window as full", "chunked", "prefix LM", "unequal K and V", "MLA"],
+    ids=["sliding window", "sliding window as full", "chunked", "prefix LM", "unequal K and V", "MLA", "unknown"],
 )
 def test_any_other_attention_is_refused_with_the_way_out(spec: KVCacheSpec) -> None:
     with pytest.raises(UnsupportedModelError, match=r"set kv\.enabled to false"):

@@ -56,7 +56,7 @@ def test_what_the_documents_do_not_say_is_not_in_them(kind: str) -> None:
         rng = Random(seed)
         world = worlds.generate(rng, 128)
         turn = question_about(rng, world, kind)
-        assert turn.answer == NOT_SAID
+        assert turn.answer.lower().endswith(NOT_SAID.lower())
         if kind == "unknown":
             assert not any(f" {name}" in f" {turn.question}" for name in world.people)
             assert not any(f" {item.color} {item.object}" in turn.question for item in world.items)
