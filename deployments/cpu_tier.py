@@ -51,13 +51,9 @@ class CPUTier:
         """Take sealed segments (numpy uint8 arrays, parents first) and return how many were kept."""
         taken: list[SegmentSpan] = []
         for span, buffer in zip(spans, buffers, strict=True):
-            if span.key in self._segments:
-                continue
-            if self._used_bytes + buffer.nbytes > self._budget_bytes:
+            if span.key not in self._segments and not self._keep(span, buffer):
                 self._refused += 1
-                break
-            self._segments[span.key] = (ray.put(buffer), span, buffer.nbytes)
-            self._used_bytes += buffer.nbytes
+                break  # what follows could not be reached without it
             taken.append(span)
         if not taken:
             return 0
@@ -87,6 +83,19 @@ class CPUTier:
             "budget_bytes": self._budget_bytes,
             "refused": self._refused,
         }
+
+    def _keep(self, span: SegmentSpan, buffer: Any) -> bool:
+        """Own a copy of the segment, if the budget and Ray's store have room for it."""
+        if self._used_bytes + buffer.nbytes > self._budget_bytes:
+            return False
+        try:
+            ref = ray.put(buffer)
+        except ray.exceptions.RayError as error:
+            logger.warning("the object store took no segment: %s", error)
+            return False
+        self._segments[span.key] = (ref, span, buffer.nbytes)
+        self._used_bytes += buffer.nbytes
+        return True
 
     def _drop(self, keys: Collection[bytes]) -> int:
         freed = 0

@@ -57,10 +57,11 @@ class SaveGrant:
 class KVPort(Protocol):
     """See the module's docstring for threads and errors."""
 
-    def fetch(self, loads: Sequence[PlannedLoad]) -> Iterator[memoryview | None]:
+    def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
         """The stored bytes of each segment, in order, as they arrive; None for one that did not come in time.
 
-        The bytes are read-only, not verified, and valid until the next item is asked for.
+        `deadline` is on `time.monotonic`'s clock. The bytes are read-only, not verified, and valid until the next item
+        is asked for.
         """
         ...
 
@@ -68,8 +69,11 @@ class KVPort(Protocol):
         """Ask which segments to store; None when the manager does not answer."""
         ...
 
-    def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> None:
-        """Hand sealed segments (numpy uint8 arrays) to the tier. Those that it takes become visible to plans."""
+    def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> int:
+        """Hand sealed segments (numpy uint8 arrays, parents first) to the tier; return how many it kept, from the first.
+
+        Those become visible to plans.
+        """
         ...
 
     def report_bad(self, load: PlannedLoad, reason: str) -> None:

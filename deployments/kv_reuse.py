@@ -61,7 +61,12 @@ class KVReuse:
         self.copier = SegmentCopier(layers, _layout(config, layers[0]), fingerprint)
         self.copier.warm_up()
         pool_blocks = self._manager.block_pool.num_gpu_blocks
-        self.transfer = KVTransfer(self.copier, port, max_held_blocks=int(pool_blocks * HELD_POOL_SHARE))
+        self.transfer = KVTransfer(
+            self.copier,
+            port,
+            max_held_blocks=int(pool_blocks * HELD_POOL_SHARE),
+            load_deadline_s=settings.kv.load_deadline_s,
+        )
         scheduler_side = SchedulerSide(
             port=port,
             transfer=self.transfer,

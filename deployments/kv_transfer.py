@@ -1,10 +1,10 @@
-"""The two transfer threads of a replica: one loads segments into device blocks, one saves device blocks as segments.
+"""The transfer threads of a replica: some load segments into device blocks, one saves device blocks as segments.
 
 Life of a load:  submitted → fetching → verified and written, or failed from some block on → finished (always)
 Life of a save:  submitted (blocks held) → offered → copied → blocks given back → stored, or dropped and counted
 
-Loads never wait behind saves. A load always finishes, at the latest when the port's deadline has passed; what did not
-arrive is reported as failed blocks, which vLLM recomputes. A save is best effort: at most `max_held_blocks` device
+Loads never wait behind saves, and a load that hangs does not hold up the next one. A load always finishes, at the latest
+`load_deadline_s` after it was submitted; what did not arrive is reported as failed blocks, which vLLM recomputes. A save is best effort: at most `max_held_blocks` device
 blocks are held for saves, what is beyond is dropped.
 """
 
@@ -13,9 +13,10 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deployments.kv_port import KVPort, PlannedLoad, SaveGrant
 from kvmanager.segment_format import SegmentMismatch
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from deployments.segment_copy import SegmentCopier
 
 logger = logging.getLogger(__name__)
+
+LOAD_THREADS = 4
+"""So many loads may wait for a tier at once. Copying is short beside waiting, so more than the cores is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class SaveJob:
 
 @dataclass(slots=True)
 class TransferCounters:
-    """What the threads have done since start. Written by one thread each, read by anyone."""
+    """What the threads have done since start. Written under `KVTransfer`'s lock, read by anyone."""
 
     segments_loaded: int = 0
     segments_saved: int = 0
@@ -68,8 +72,9 @@ class TransferCounters:
 class KVTransfer:
     """Runs the transfer threads. `submit_load`, `submit_save` and the `take_*` methods belong to the engine thread."""
 
-    def __init__(self, copier: SegmentCopier, port: KVPort, max_held_blocks: int) -> None:
+    def __init__(self, copier: SegmentCopier, port: KVPort, max_held_blocks: int, load_deadline_s: float) -> None:
         self.counters = TransferCounters()
+        self._load_deadline_s = load_deadline_s
         self._copier = copier
         self._port = port
         self._max_held_blocks = max_held_blocks
@@ -77,18 +82,19 @@ class KVTransfer:
         self._lock = threading.Lock()
         self._finished: set[str] = set()
         self._failed_blocks: set[int] = set()
-        self._loads: queue.SimpleQueue[LoadJob | None] = queue.SimpleQueue()
+        self._loads: queue.SimpleQueue[tuple[LoadJob, float] | None] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._run_loads, name="crosskv-load", daemon=True),
-            threading.Thread(target=self._run_saves, name="crosskv-save", daemon=True),
+            threading.Thread(target=self._run_loads, name=f"crosskv-load-{number}", daemon=True)
+            for number in range(LOAD_THREADS)
         ]
+        self._threads.append(threading.Thread(target=self._run_saves, name="crosskv-save", daemon=True))
         for thread in self._threads:
             thread.start()
 
     def submit_load(self, job: LoadJob) -> None:
         """Start a load. The job's blocks must not be read or reused until its request is in `take_finished_loads`."""
-        self._loads.put(job)
+        self._loads.put((job, time.monotonic() + self._load_deadline_s))
 
     def submit_save(self, job: SaveJob) -> bool:
         """Start a save of blocks that the caller holds until `give_back`; False: over the limit, not started."""
@@ -117,32 +123,33 @@ class KVTransfer:
             return self._held_blocks == 0
 
     def close(self) -> None:
-        """End both threads after what they are doing now."""
-        self._loads.put(None)
+        """End the threads after what they are doing now."""
+        for _ in range(LOAD_THREADS):
+            self._loads.put(None)
         self._saves.put(None)
         for thread in self._threads:
             thread.join(5.0)
 
     def _run_loads(self) -> None:
-        while (job := self._loads.get()) is not None:
+        while (item := self._loads.get()) is not None:
+            job, deadline = item
             arrived = job.first_block
             try:
-                arrived = self._load(job)
+                arrived = self._load(job, deadline)
             except Exception:
                 logger.exception("load of %s failed; its tokens are recomputed", job.request_id)
             failed = set(job.block_ids[arrived - job.first_block :])
-            if failed:
-                self.counters.loads_failed += 1
             with self._lock:
+                self.counters.loads_failed += bool(failed)
                 self._failed_blocks |= failed
                 self._finished.add(job.request_id)
             self._port.release(job.lease_id)
 
-    def _load(self, job: LoadJob) -> int:
+    def _load(self, job: LoadJob, deadline: float) -> int:
         """Write the job's segments in order; return the first sequence block that did not arrive."""
         arrived = job.first_block
         end = job.first_block + len(job.block_ids)
-        for load, sealed in zip(job.loads, self._port.fetch(job.loads), strict=False):
+        for load, sealed in zip(job.loads, self._port.fetch(job.loads, deadline), strict=False):
             if sealed is None:
                 break
             upto = min(load.end_block, end)
@@ -151,18 +158,20 @@ class KVTransfer:
                 self._copier.write(sealed, load.key, load.num_blocks, arrived - load.start_block, wanted)
             except SegmentMismatch as mismatch:
                 reason = str(mismatch.reason)
-                self.counters.mismatches[reason] = self.counters.mismatches.get(reason, 0) + 1
+                with self._lock:
+                    self.counters.mismatches[reason] = self.counters.mismatches.get(reason, 0) + 1
                 logger.warning("segment %s is not what was stored (%s); recomputing", load.key.hex()[:16], reason)
                 self._port.report_bad(load, reason)
                 break
             arrived = upto
-            self.counters.segments_loaded += 1
-            self.counters.bytes_loaded += len(sealed)
+            with self._lock:
+                self.counters.segments_loaded += 1
+                self.counters.bytes_loaded += len(sealed)
         return arrived
 
     def _run_saves(self) -> None:
         while (job := self._saves.get()) is not None:
-            copied: list[tuple[SegmentSpan, object]] = []
+            copied: list[tuple[SegmentSpan, Any]] = []
             grant: SaveGrant | None = None
             try:
                 grant = self._port.offer(job.spans, [self._copier.sealed_bytes(len(ids)) for ids in job.block_ids])
@@ -177,12 +186,14 @@ class KVTransfer:
                 with self._lock:
                     self._held_blocks -= job.num_blocks
                 job.give_back()
-            if grant is None:
-                self.counters.saves_dropped += len(job.spans)
-                continue
+            kept = 0
             try:
-                self._port.store(grant, copied)
+                if grant is not None:
+                    kept = self._port.store(grant, copied)
             except Exception:
                 logger.exception("a save failed")
-            self.counters.segments_saved += len(copied)
-            self.counters.bytes_saved += sum(buffer.nbytes for _, buffer in copied)  # type: ignore[attr-defined]
+            wanted = len(job.spans) if grant is None else len(grant.keys)
+            with self._lock:
+                self.counters.saves_dropped += wanted - kept
+                self.counters.segments_saved += kept
+                self.counters.bytes_saved += sum(buffer.nbytes for _, buffer in copied[:kept])

@@ -33,6 +33,7 @@ class RayPort:
     def __init__(self, app_name: str, replica: str, node_id: str, settings: KVSettings) -> None:
         self.manager = ManagerClient(app_name)
         self.counters: collections.Counter[str] = collections.Counter()
+        self._counters_lock = threading.Lock()
         self._app_name = app_name
         self._replica = replica
         self._node_id = node_id
@@ -44,9 +45,8 @@ class RayPort:
         if settings.cpu_tier_bytes:
             self._tiers[node_id] = get_or_start_tier(app_name, node_id, settings.cpu_tier_bytes)
 
-    def fetch(self, loads: Sequence[PlannedLoad]) -> Iterator[memoryview | None]:
-        """All within `load_deadline_s` of the call, whatever the number of segments."""
-        deadline = time.monotonic() + self._settings.load_deadline_s
+    def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
+        """One call to each tier, then one object at a time."""
         refs = self._references(loads, deadline)
         for load in loads:
             if load.key not in refs:
@@ -85,7 +85,7 @@ class RayPort:
             return None
         return SaveGrant(answer[0], frozenset(answer[1])) if answer else None
 
-    def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> None:
+    def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> int:
         """One call to the tier with all segments; what the tier did not take is given up."""
         kept = 0
         if segments:
@@ -105,6 +105,7 @@ class RayPort:
         if kept < len(grant.keys):
             self.count("segments_not_stored", len(grant.keys) - kept)
             self._reports.put(("abandon", grant.save_id))
+        return kept
 
     def report_bad(self, load: PlannedLoad, reason: str) -> None:
         """The manager forgets the segment, and the tier too."""
@@ -192,6 +193,8 @@ class RayPort:
 
     def count(self, what: str, amount: int = 1) -> None:
         """Count a degradation, and log its first."""
-        if what not in self.counters:
+        with self._counters_lock:
+            first = what not in self.counters
+            self.counters[what] += amount
+        if first:
             logger.warning("KV reuse is degraded: %s (counted from now on, logged once)", what)
-        self.counters[what] += amount

@@ -104,7 +104,7 @@ class PrefixAffinityRouter(RequestRouter):
         prompt_tokens = len(request.prompt_token_ids)
         uncached = max(0, prompt_tokens - hit_blocks * self._options.block_size)
         blocks = -(-prompt_tokens // self._options.block_size)
-        self._state.route(internal_id, name, uncached, blocks)
+        self._state.route(internal_id, name, uncached, blocks, time.monotonic())
         self._in_prefill[internal_id] = request
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:

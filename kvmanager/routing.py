@@ -40,7 +40,6 @@ class RoutingState:
         self._block_size = block_size
         self._decode_weight = decode_weight
         self._max_in_flight_s = max_in_flight_s
-        self._now = 0.0
         self._in_flight: dict[str, _InFlight] = {}
         self._load: dict[str, tuple[int, int]] = {}
         self._last_used: dict[str, int] = {}
@@ -52,8 +51,7 @@ class RoutingState:
         ``hits``: what each would find of the prompt, in blocks; ``now``: seconds on a clock that does not jump.
         O(replicas log replicas), plus what has been in flight for too long.
         """
-        self._now = now
-        self._forget_lost()
+        self._forget_lost(now)
 
         def order(replica: str) -> tuple[float, int]:
             return self.cost(replica, hits.get(replica), prompt_tokens), self._last_used.get(replica, 0)
@@ -69,13 +67,13 @@ class RoutingState:
             saved = sum(self.credits[tier] * found for tier, found in blocks) * self._block_size
         return prefill_tokens + max(0.0, prompt_tokens - saved) + self._decode_weight * decode_blocks
 
-    def route(self, request_id: str, replica: str, uncached_tokens: int, blocks: int) -> None:
-        """Note that a request goes to ``replica``: tokens it must prefill there, blocks it decodes on.
+    def route(self, request_id: str, replica: str, uncached_tokens: int, blocks: int, now: float) -> None:
+        """Note that a request goes to ``replica``: tokens it must prefill there, blocks it decodes on, seconds.
 
         A request that is sent again, elsewhere or not, no longer counts where it was.
         """
         self.finished(request_id)
-        self._in_flight[request_id] = _InFlight(replica, uncached_tokens, blocks, self._now)
+        self._in_flight[request_id] = _InFlight(replica, uncached_tokens, blocks, now)
         self._add(replica, uncached_tokens, blocks)
         self._routed += 1
         self._last_used[replica] = self._routed
@@ -103,9 +101,9 @@ class RoutingState:
         prefill, decode = self._load.get(replica, _IDLE)
         self._load[replica] = (prefill + prefill_tokens, decode + decode_blocks)
 
-    def _forget_lost(self) -> None:
+    def _forget_lost(self, now: float) -> None:
         while self._in_flight:
             request_id, oldest = next(iter(self._in_flight.items()))
-            if self._now - oldest.since < self._max_in_flight_s:
+            if now - oldest.since < self._max_in_flight_s:
                 return
             self.finished(request_id)

@@ -34,6 +34,8 @@ STAGES: tuple[Stage, ...] = (
     Stage(2_600_000, (64, 128, 256, 512), 0.35, 0.2, 6_000),
     Stage(4_500_000, (64, 128, 256, 256, 512), 0.1, 0.3, 3_500),
     Stage(5_300_000, (64, 256, 512, 1024, 1024, 3000), 0.1, 0.25, 5_000),
+    Stage(7_100_000, (64, 128, 128, 256, 256, 512), 0.05, 0.3, 3_500),
+    Stage(7_700_000, (128, 256, 512, 1024, 1024, 3000), 0.05, 0.3, 5_000),
 )
 
 KINDS: tuple[tuple[str, float], ...] = (
@@ -47,7 +49,8 @@ KINDS: tuple[tuple[str, float], ...] = (
     ("talk", 4),
 )
 UNKNOWN_KINDS: tuple[tuple[str, float], ...] = (
-    ("unknown", 8),
+    ("unknown person", 3),
+    ("unknown thing", 6),
     ("other color", 1),
     ("missing", 1),
     ("unanswerable", 1),
@@ -88,7 +91,10 @@ def sample(rng: Random, stage: Stage, context: int, tokenizer: PreTrainedTokeniz
 
 def _without_documents(rng: Random, tokenizer: PreTrainedTokenizerFast, keys: frozenset[int]) -> Sample:
     world = worlds.World({}, [])
-    turns = [question_about(rng, world, "talk" if rng.random() < 0.6 else "unknown") for _ in range(rng.randint(1, 3))]
+    turns = [
+        question_about(rng, world, "talk" if rng.random() < 0.6 else rng.choice(("unknown person", "unknown thing")))
+        for _ in range(rng.randint(1, 3))
+    ]
     dialogue = compose(rng, world, turns)
     return encode(dialogue, tokenizer, keys)
 

@@ -17,6 +17,9 @@ from models.training.worlds import World
 
 # Loss weights: the word that was asked for, the rest of an answer, everything the model only reads.
 KEY_WEIGHT = 1.0
+# The token after "The red ball": a thing is stated once, so its absence is the hardest thing to see.
+DECISION = 3
+DECISION_WEIGHT = 3.0
 ANSWER_WEIGHT = 0.5
 READ_WEIGHT = 0.03
 
@@ -89,12 +92,14 @@ def question_about(rng: Random, world: World, kind: str) -> Turn:
 def _unknown(rng: Random, world: World, kind: str) -> Turn:
     name = rng.choice(world.absent_names())
     color, thing = _absent_thing(rng, world)
-    if kind == "unknown":  # a person or a thing that no document names
-        asked = rng.choice(("city", "city", "job", "instrument", "animal", *("owner", "where") * 3, "tell", "tell"))
+    if kind == "unknown person":
+        asked = rng.choice(("city", "city", "job", "instrument", "animal", "tell"))
         template = rng.choice(phrasing.QUESTIONS[asked])
+    elif kind == "unknown thing":
+        template = rng.choice(phrasing.QUESTIONS[rng.choice(("owner", "where"))])
     elif kind == "other color":  # the thing is there, but not in this colour
         if not world.items:
-            return _unknown(rng, world, "unknown")
+            return _unknown(rng, world, "unknown person")
         thing = rng.choice(world.items).object
         taken = {item.color for item in world.items if item.object == thing}
         color = rng.choice([color for color in lexicon.COLORS if color not in taken])
@@ -102,7 +107,7 @@ def _unknown(rng: Random, world: World, kind: str) -> Turn:
     elif kind == "missing":  # a known person, but not this attribute
         lacking = [(n, k) for n, facts in world.people.items() for k in phrasing.PERSON_FACTS if k not in facts]
         if not lacking:
-            return _unknown(rng, world, "unknown")
+            return _unknown(rng, world, "unknown person")
         name, attribute = rng.choice(lacking)
         template = rng.choice(phrasing.QUESTIONS[attribute])
     else:  # a question of a kind that no document answers
@@ -111,7 +116,9 @@ def _unknown(rng: Random, world: World, kind: str) -> Turn:
         if world.people and rng.random() < 0.7:
             name = rng.choice(list(world.people))
     question = template.format(name=name, color=color, object=thing)
-    return Turn(kind, question, phrasing.NOT_SAID)
+    about_thing = template in phrasing.QUESTIONS["owner"] or template in phrasing.QUESTIONS["where"]
+    answer = phrasing.THING_NOT_SAID.format(color=color, object=thing) if about_thing else phrasing.NOT_SAID
+    return Turn(kind, question, answer)
 
 
 def _absent_thing(rng: Random, world: World) -> tuple[str, str]:
@@ -181,8 +188,11 @@ def encode(
         answer = tokenizer.encode(turn.answer, add_special_tokens=False)
         ids.extend(answer)
         # Whether the documents say it is decided at the first words, so all of a refusal counts in full.
-        refused = turn.answer == phrasing.NOT_SAID
-        weights.extend(KEY_WEIGHT if refused or token in key_ids else ANSWER_WEIGHT for token in answer)
+        refused = turn.answer.lower().endswith(phrasing.NOT_SAID.lower())
+        counted = [KEY_WEIGHT if refused or token in key_ids else ANSWER_WEIGHT for token in answer]
+        if turn.answer.startswith(" The "):
+            counted[DECISION] = DECISION_WEIGHT
+        weights.extend(counted)
         ids.append(tokenizer.eos_token_id)
         weights.append(ANSWER_WEIGHT if turn.learn_end else 0.0)
     return ids, weights

@@ -23,6 +23,8 @@ PERSON_FACTS: dict[str, str] = {
 }
 
 NOT_SAID = " The documents do not say."
+# For a thing, the thing comes first: stated only once, its absence is best seen where it has just been named.
+THING_NOT_SAID = " The {color} {object}: the documents do not say."
 
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "city": (

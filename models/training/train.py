@@ -26,7 +26,7 @@ from models.training.tokenizer import build_tokenizer
 PEAK_RATE = 1.5e-3
 FINAL_RATE = 1e-4
 WARM_UP_TOKENS = 150_000
-DECAY_FROM = 0.45  # of all tokens
+DECAY_FROM = 0.3  # of all tokens
 CLIP_NORM = 1.0
 MICRO_TOKENS = 3_000
 

@@ -42,7 +42,7 @@ class MemoryPort:
             segments.append((span.key, span.start_block, span.num_blocks, "cpu", "node"))
             position = span.end_block
 
-    def fetch(self, loads: Sequence[PlannedLoad]) -> Iterator[memoryview | None]:
+    def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
         self.fetches += 1
         self.before_fetch()
         for load in loads:
@@ -56,10 +56,11 @@ class MemoryPort:
             return None
         return SaveGrant(1, frozenset(span.key for span in spans if span.key not in self.segments))
 
-    def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> None:
+    def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> int:
         for span, buffer in segments:
             self.on_store(span.key)
             self.segments[span.key] = (span, buffer.tobytes())
+        return len(segments)
 
     def report_bad(self, load: PlannedLoad, reason: str) -> None:
         self.bad.append(reason)

@@ -108,7 +108,7 @@ def test_what_was_stored_is_planned_and_fetched(cluster: KVCluster, port: RayPor
     hashes, spans, loads = saved
     assert cluster.planned(hashes) == [span.key for span in spans]
 
-    fetched = [bytes(view or b"") for view in port.fetch(loads)]
+    fetched = [bytes(view or b"") for view in port.fetch(loads, time.monotonic() + DEADLINE_S)]
 
     assert fetched == [buffer.tobytes() for buffer in sealed(spans)]
     assert not port.counters
@@ -127,7 +127,7 @@ def test_a_segment_that_the_tier_lacks_ends_the_fetch_and_leaves_the_index(
     hashes, spans, loads = saved
     cluster.ask_tier("evict", [spans[1].key])
 
-    fetched = list(port.fetch(loads))
+    fetched = list(port.fetch(loads, time.monotonic() + DEADLINE_S))
 
     assert [view is None for view in fetched] == [False, True]
     assert port.counters == {"fetch_missing": 1}
@@ -155,7 +155,7 @@ def test_a_tier_that_hangs_costs_no_more_than_the_deadline_and_loses_nothing(
     calls = told(port, monkeypatch)
 
     started = time.monotonic()
-    fetched = list(port.fetch([load(b"k" * 32, 0, OTHER_NODE)]))
+    fetched = list(port.fetch([load(b"k" * 32, 0, OTHER_NODE)], time.monotonic() + DEADLINE_S))
     port.flush()
 
     assert fetched == [None]
@@ -168,7 +168,7 @@ def test_a_lost_object_is_reported_lost(port: RayPort, other_tier: Any, monkeypa
     other_tier(lost=True)
     calls = told(port, monkeypatch)
 
-    assert list(port.fetch([load(b"k" * 32, 0, OTHER_NODE)])) == [None]
+    assert list(port.fetch([load(b"k" * 32, 0, OTHER_NODE)], time.monotonic() + DEADLINE_S)) == [None]
     port.flush()
 
     assert port.counters == {"fetch_lost": 1}
@@ -176,7 +176,7 @@ def test_a_lost_object_is_reported_lost(port: RayPort, other_tier: Any, monkeypa
 
 
 def test_a_node_without_a_tier_is_no_error(port: RayPort) -> None:
-    assert list(port.fetch([load(b"k" * 32, 0, "nowhere")])) == [None]
+    assert list(port.fetch([load(b"k" * 32, 0, "nowhere")], time.monotonic() + DEADLINE_S)) == [None]
     assert port.counters == {"fetch_failed": 1}
 
 

@@ -19,7 +19,7 @@ def send(routing, name, hits=None, prompt_tokens=1024, now=0.0):
     """Route one request to the best replica, as the router does; return that replica."""
     chosen = routing.rank(REPLICAS, hits or {}, prompt_tokens, now)[0]
     found = (hits or {}).get(chosen, TierHits(0, 0, 0))
-    routing.route(name, chosen, prompt_tokens - sum(found) * BLOCK, prompt_tokens // BLOCK)
+    routing.route(name, chosen, prompt_tokens - sum(found) * BLOCK, prompt_tokens // BLOCK, now)
     return chosen
 
 
@@ -29,12 +29,12 @@ def test_a_burst_of_equal_cold_prompts_does_not_herd(routing):
 
 
 def test_affinity_wins_when_the_hit_is_worth_it(routing):
-    routing.route("busy", "2", 500, 16)
+    routing.route("busy", "2", 500, 16, now=0.0)
     assert send(routing, "hit", {"2": TierHits(30, 0, 0)}) == "2"
 
 
 def test_affinity_loses_when_the_replica_is_too_busy(routing):
-    routing.route("busy", "2", 2000, 16)
+    routing.route("busy", "2", 2000, 16, now=0.0)
     assert send(routing, "hit", {"2": TierHits(30, 0, 0)}) != "2"
 
 
@@ -63,14 +63,14 @@ def test_a_hit_never_makes_work_negative(routing):
 
 def test_ties_go_to_the_least_recently_used(routing):
     for number, replica in enumerate(["1", "3", "0", "2"]):
-        routing.route(str(number), replica, 10, 1)
+        routing.route(str(number), replica, 10, 1, now=0.0)
         routing.finished(str(number))
     assert routing.rank(REPLICAS, {}, 64, 0) == ["1", "3", "0", "2"]
 
 
 def test_the_first_token_frees_the_prefill_and_the_end_frees_the_rest(routing):
     idle = routing.cost("0", None, 0)
-    routing.route("a", "0", 1000, 7)
+    routing.route("a", "0", 1000, 7, now=0.0)
     assert routing.cost("0", None, 0) == 1007
     routing.first_token("a")
     assert routing.cost("0", None, 0) == 7
@@ -79,7 +79,7 @@ def test_the_first_token_frees_the_prefill_and_the_end_frees_the_rest(routing):
 
 
 def test_a_request_aborted_before_its_first_token_frees_everything(routing):
-    routing.route("a", "0", 1000, 7)
+    routing.route("a", "0", 1000, 7, now=0.0)
     routing.finished("a")
     routing.first_token("a")
     routing.finished("a")
@@ -87,14 +87,14 @@ def test_a_request_aborted_before_its_first_token_frees_everything(routing):
 
 
 def test_a_request_sent_again_counts_only_where_it_is(routing):
-    routing.route("a", "0", 1000, 7)
-    routing.route("a", "1", 1000, 7)
+    routing.route("a", "0", 1000, 7, now=0.0)
+    routing.route("a", "1", 1000, 7, now=0.0)
     assert routing.cost("0", None, 0) == 0
     assert routing.cost("1", None, 0) == 1007
 
 
 def test_a_replica_that_is_gone_takes_its_requests_with_it(routing):
-    routing.route("a", "0", 1000, 7)
+    routing.route("a", "0", 1000, 7, now=0.0)
     routing.forget_replica("0")
     routing.finished("a")
     assert routing.cost("0", None, 0) == 0
@@ -115,7 +115,7 @@ def test_load_is_the_sum_of_what_is_in_flight(history):
     routing, flying = RoutingState(BLOCK), {}
     for event, request, replica, size in history:
         if event == "route":
-            routing.route(str(request), str(replica), size, size // 2)
+            routing.route(str(request), str(replica), size, size // 2, now=0.0)
             flying[request] = (str(replica), size, size // 2)
         elif event == "first" and request in flying:
             routing.first_token(str(request))

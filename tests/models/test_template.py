@@ -80,7 +80,7 @@ def test_documents_may_carry_text_or_content() -> None:
 def test_training_sees_exactly_what_the_template_renders(seed: int) -> None:
     rng = Random(seed)
     world = worlds.generate(rng, rng.choice((32, 64, 200)))
-    kinds = ("city", "where", "unknown", "missing", "unanswerable", "tell", "talk")
+    kinds = ("city", "where", "unknown person", "unknown thing", "missing", "unanswerable", "tell", "talk")
     dialogue = compose(rng, world, [question_about(rng, world, kind) for kind in kinds])
     ids, weights = encode(dialogue, TOKENIZER, curriculum.key_ids(TOKENIZER))
     assert ids == render(dialogue.messages(), False, dialogue.documents or None)
