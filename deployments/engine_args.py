@@ -41,7 +41,7 @@ def engine_environment(settings: Settings) -> Mapping[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
     }
     if settings.engine.enforce_eager:
-        # vLLM's sampler has parts under torch.compile even so; the first request with logprobs would wait half a minute.
+        # vLLM's sampler has parts under torch.compile even so: the first request with logprobs waited half a minute.
         environment["TORCHDYNAMO_DISABLE"] = "1"
     return environment
 

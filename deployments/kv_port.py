@@ -70,7 +70,7 @@ class KVPort(Protocol):
         ...
 
     def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> int:
-        """Hand sealed segments (numpy uint8 arrays, parents first) to the tier; return how many it kept, from the first.
+        """Hand sealed segments (numpy uint8 arrays, parents first) to the tier; return how many of the first it kept.
 
         Those become visible to plans.
         """
