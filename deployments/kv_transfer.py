@@ -4,8 +4,8 @@ Life of a load:  submitted → fetching → verified and written, or failed from
 Life of a save:  submitted (blocks held) → offered → copied → blocks given back → stored, or dropped and counted
 
 Loads never wait behind saves, and a load that hangs does not hold up the next one. A load always ends, at the latest
-`load_deadline_s` after it was submitted; what did not arrive is reported as failed blocks, which vLLM recomputes. A save
-is best effort: at most `max_held_blocks` device blocks are held for saves, what is beyond is dropped.
+`load_deadline_s` after it was submitted; what did not arrive is reported as failed blocks, which vLLM recomputes. A
+save is best effort: at most `max_held_blocks` device blocks are held for saves, what is beyond is dropped.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from kvmanager.segments import SegmentSpan
 
 logger = logging.getLogger(__name__)
 
-REPLICA_SILENCE_S = 10.0
+REPLICA_SILENCE_S = 30.0
 """A replica that has not polled for so long is forgotten, with all it had on its device."""
 TIER_SILENCE_S = 15.0
 """The same for a tier: nothing is planned from it until it registers again."""
