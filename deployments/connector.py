@@ -117,9 +117,14 @@ class CrossKVConnector(KVConnectorBase_V1):
             self._scheduler_side.start_load(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
-        """Called once per step: the moment to save what earlier steps have filled."""
+        """Called once per step: the moment to save what earlier steps have filled.
+
+        A request that is admitted in this very step is left out: its prefix hits may be blocks that another request of
+        the same step is only now about to compute (vLLM caches blocks when it allocates them).
+        """
         if self._scheduler_side:
-            self._scheduler_side.save_progress(list(scheduler_output.num_scheduled_tokens))
+            running = scheduler_output.scheduled_cached_reqs
+            self._scheduler_side.save_progress([r for r in running.req_ids if r not in running.resumed_req_ids])
         return StepMetadata()
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
+import numpy as np
 import pytest
-from live_engine import BLOCK, SEGMENT_BLOCKS, LiveEngine, greedy, prompt, usage
+from live_engine import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine, greedy, prompt, until, usage
 from memory_port import MemoryPort
 from vllm import SamplingParams
 
+from kvmanager.segment_format import HEADER_BYTES
 from kvmanager.segments import NodeKind
 
 
@@ -213,3 +216,36 @@ def test_the_device_pool_is_reported_as_it_is(engine: LiveEngine) -> None:
     engine.clear_device()
 
     assert engine.port.on_device == set()
+
+
+def test_blocks_that_another_request_of_the_same_step_is_about_to_compute_are_not_saved_yet(
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM lets a request hit blocks that are computed only in the step that admits it; saving them then stores noise."""
+    tokens = prompt(77, 200)
+    executor = engine.thread.core.model_executor
+    compute = executor.execute_model
+
+    def compute_after_all_saves(*args: Any, **options: Any) -> Any:
+        until(engine.transfer.is_idle, "what was submitted before this step is copied")
+        return compute(*args, **options)
+
+    monkeypatch.setattr(executor, "execute_model", compute_after_all_saves)
+    both_are_waiting = threading.Event()
+    engine.thread.call(both_are_waiting.wait)
+    twins = [engine.start(engine.answer(tokens, greedy(4))) for _ in range(2)]
+    until(lambda: engine.thread._inbox.qsize() >= 2, "both requests wait for the same step")
+    both_are_waiting.set()
+    answers = [list(twin.result(PATIENCE_S).outputs[0].token_ids) for twin in twins]
+    engine.settle()
+    together = engine.port.segments
+
+    engine.clear_device()
+    engine.port = MemoryPort()
+    alone, _ = engine.ask(tokens, max_tokens=4)
+
+    assert answers == [alone, alone]
+    assert {key for key in engine.port.segments if key in together} == set(engine.port.segments)
+    for key, (_, sealed) in engine.port.segments.items():
+        kv, expected = (np.frombuffer(data, np.float32, offset=HEADER_BYTES) for data in (together[key][1], sealed))
+        np.testing.assert_allclose(kv, expected, atol=1e-4)
