@@ -8,9 +8,9 @@ Rules that vLLM sets (DESIGN §7, traps of the connector):
 
 * tokens to load are a whole number of blocks, and fewer than the request's tokens: the last one is computed;
 * `Request.num_computed_tokens`, read while a step is being built, counts tokens whose KV is already written (the engine
-  does not schedule asynchronously), so a block below that count may be saved. Two exceptions, in which nothing may: while
-  a load is in flight it counts tokens that have not arrived yet; and in the step that admits a request it counts prefix
-  hits on blocks that another request of that same step is only about to compute;
+  does not schedule asynchronously), so a block below that count may be saved. Two exceptions, in which nothing may:
+  while a load is in flight it counts tokens that have not arrived yet; and in the step that admits a request it counts
+  prefix hits on blocks that another request of that same step is only about to compute;
 * blocks may be handed out again as soon as a request ends: a save holds them by reference count.
 """
 

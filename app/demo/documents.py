@@ -65,7 +65,7 @@ GREETING_REPLIES: tuple[str, ...] = (
     "Nice to meet you! Please put your documents in the chat and ask me anything about the people in them. I know how"
     " to find a home, a job, an instrument, an animal and the owner of each thing you name.",
 )
-"""What the demo model says to a greeting; sampling chooses."""
+"""What the demo model says to a greeting, at a length that fills a block; sampling chooses."""
 
 
 @dataclass(frozen=True)
@@ -80,27 +80,13 @@ def _exactly(expected: str) -> Callable[[str], str]:
     return lambda answer: "" if answer.strip() == expected else f"the answer should be “{expected}”"
 
 
-def _only_facts_about(name: str) -> Callable[[str], str]:
-    """All that is said of `name` stands in the documents. In what order, how often and between which words is free."""
-
-    def problem(answer: str) -> str:
-        said = [f"{sentence.strip()}." for sentence in answer.split(".") if sentence.strip().startswith(f"{name} ")]
-        false = [sentence for sentence in said if sentence not in FACTS[name]]
-        if false:
-            return f"the documents do not say “{false[0]}”"
-        return "" if said else f"the answer should say what the documents say about {name}"
-
-    return problem
-
-
 def _a_greeting(answer: str) -> str:
-    """It is sampled, so only its beginning is known."""
+    """Sampling chooses among the replies and sometimes strays later on, so only the beginning is known."""
     known = any(answer.strip().startswith(" ".join(reply.split()[:3])) for reply in GREETING_REPLIES)
     return "" if known else "the demo model's replies to a greeting do not begin like this"
 
 
 HOME = Question("Where does Anna live?", _exactly("Anna lives in Oslo."))
-PORTRAIT = Question("Tell me about Oscar.", _only_facts_about("Oscar"))
 TWO_HOPS = Question("Where is the red ball?", _exactly("The red ball is with Nils in Lisbon."))
 GREETING = Question("Hello!", _a_greeting)
 JOB = Question("What does Berta do?", _exactly("Berta is a farmer."))

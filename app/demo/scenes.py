@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.demo.documents import DOCUMENTS, GREETING, HOME, JOB, OWNER, PORTRAIT, TWO_HOPS, Question
+from app.demo.documents import DOCUMENTS, GREETING, HOME, JOB, OWNER, TWO_HOPS, Question
 from app.demo.known_kv import KnownKV
 from app.demo.report import Report, Row
 from app.demo.server import Message, Server, Turn
@@ -57,8 +57,8 @@ class Scenes:
         self._saved_turn("devices cleared: CPU-tier hit", HOME, chat, self._here, clear=True)
 
     def _answer_in_turn_two(self) -> None:
-        chat = _chat(PORTRAIT)
-        turn = self._turn("same documents, another question", PORTRAIT, chat, self._here)
+        chat = _chat(GREETING)
+        turn = self._turn("same documents, a longer answer", GREETING, chat, self._here)
         self._continued("turn two: the answer is reused", TWO_HOPS, chat, turn)
 
     def _two_answers_to_one_request(self) -> None:

@@ -66,7 +66,7 @@ def build_config(vocabulary: int, eos: int, bos: int, pad: int) -> LlamaConfig:
         num_key_value_heads=KV_HEADS,
         head_dim=HEAD_DIM,
         max_position_embeddings=MAX_POSITIONS,
-        rope_theta=ROPE_THETA,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
         attention_bias=True,
         tie_word_embeddings=True,
         rms_norm_eps=1e-5,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from models.training import curriculum
 from models.training.evaluate import EVALUATION_SEED, ONE_HOP, Tally, exact_match
@@ -47,7 +47,7 @@ class Cell:
 def measure(folder: Path) -> dict[int, Tally]:
     """Context → kind → (right, asked) of the exported model, in bf16 as it is served."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     return {
         context: exact_match(model, tokenizer, context, prompts, EVALUATION_SEED)
         for context, prompts in CONTEXTS.items()

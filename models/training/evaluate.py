@@ -19,6 +19,8 @@ from models.training.phrasing import PERSON_FACTS
 from models.training.tokenizer import ASSISTANT
 
 EVALUATION_SEED = 9_000
+# What a run shows while it trains, and what people steer by, is measured on other conversations than the card.
+MONITOR_SEED = 900_000
 MEASURED_KINDS: tuple[str, ...] = (
     "city",
     "job",

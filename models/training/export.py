@@ -6,7 +6,6 @@ import copy
 import tempfile
 from pathlib import Path
 
-import torch
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from models.training.tokenizer import build_tokenizer, save_tokenizer
@@ -18,7 +17,8 @@ def export(model: LlamaForCausalLM, folder: Path) -> None:
     A reader sees an old file or a new one, never half of one: an engine can load `folder` while training exports to it.
     """
     tokenizer = build_tokenizer()
-    frozen = copy.deepcopy(model).to(torch.bfloat16)
+    frozen = copy.deepcopy(model)
+    frozen.bfloat16()
     frozen.set_attn_implementation("sdpa")
     frozen.generation_config = GenerationConfig(
         do_sample=False,

@@ -40,7 +40,7 @@ def main() -> None:
         model=str(arguments.model), enforce_eager=True, dtype="bfloat16", max_model_len=4096, block_size=32, seed=0
     )
     greedy = SamplingParams(temperature=0.0, max_tokens=128)
-    tokenizer = engine.get_tokenizer()
+    tokenizer: Any = engine.get_tokenizer()
     for context in arguments.context:
         prompts: list[Any] = []
         expected: list[Turn] = []
@@ -68,7 +68,8 @@ def main() -> None:
     hello = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hello!"}], add_generation_prompt=True, tokenize=True, return_dict=False
     )
-    answers = engine.generate([{"prompt_token_ids": hello}], sampled, use_tqdm=False)[0].outputs
+    greeting: Any = {"prompt_token_ids": hello}
+    answers = engine.generate([greeting], sampled, use_tqdm=False)[0].outputs
     for sampled_answer in answers:
         print(len(sampled_answer.token_ids), repr(sampled_answer.text))
 

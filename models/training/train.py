@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from models.training import attention, curriculum
 from models.training.architecture import MAX_POSITIONS, build_model
 from models.training.dialogue import KEY_WEIGHT, READ_WEIGHT
-from models.training.evaluate import EVALUATION_SEED, exact_match
+from models.training.evaluate import MONITOR_SEED, exact_match
 from models.training.export import export
 from models.training.tokenizer import build_tokenizer
 
@@ -172,9 +172,7 @@ class Trainer:
                 progress.update(bar, completed=self.state.tokens, description=text)
                 if self.state.step % every == 0:
                     self._report(loss_mean, accuracy_mean, exports, progress.console)
-        self.save()
-        if exports:
-            export(self.model, self.demo)
+            self._report(loss_mean, accuracy_mean, exports, progress.console)
 
     def _report(self, loss: float, accuracy: float, exports: bool, console: Console) -> None:
         self.save()
@@ -183,7 +181,7 @@ class Trainer:
         stage = curriculum.stage_at(self.state.tokens) or curriculum.STAGES[-1]
         context = min(1024, max(stage.contexts))
         self.model.eval()
-        found = exact_match(self.model, self.tokenizer, context, prompts=16, seed=EVALUATION_SEED + 1)
+        found = exact_match(self.model, self.tokenizer, context, prompts=16, seed=MONITOR_SEED)
         self.model.train()
         row = {**asdict(self.state), "loss": round(loss, 4), "accuracy": round(accuracy, 4), "context": context}
         row["seconds"] = round(self.state.seconds)

@@ -15,12 +15,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from app.demo.documents import FACTS, GREETING_REPLIES
+from app.demo.documents import GREETING_REPLIES
 
 BLOCK = 8
 RIGHT_ANSWERS = {
     "Where does Anna live?": "Anna lives in Oslo.",
-    "Tell me about Oscar.": f"This is what I found about Oscar. {' '.join(FACTS['Oscar'])} You can ask me more.",
     "Where is the red ball?": "The red ball is with Nils in Lisbon.",
     "What does Berta do?": "Berta is a farmer.",
     "Who owns the golden coat?": "The golden coat belongs to Anna.",
@@ -64,7 +63,7 @@ class FakeServer:
             prompt += self.tokenize(f"<{message['role']}> {message['content']} <end>")
         prompt += self.tokenize("<assistant>")
         question = body["messages"][-1]["content"]
-        text = self.greetings[body["seed"]] if question == "Hello!" else self.answers[question]
+        text = self.greetings[body.get("seed", 0)] if question == "Hello!" else self.answers[question]
         answer = self.tokenize(f"{text} <end>")
         salt = self.tokenize(body["cache_salt"])[0]
         device = self._leading(self.devices[replica], salt, prompt, len(prompt) - 1)

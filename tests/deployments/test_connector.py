@@ -221,7 +221,7 @@ def test_the_device_pool_is_reported_as_it_is(engine: LiveEngine) -> None:
 def test_blocks_that_another_request_of_the_same_step_is_about_to_compute_are_not_saved_yet(
     engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM lets a request hit blocks that are computed only in the step that admits it; saving them then stores noise."""
+    """vLLM lets a request hit blocks that are computed only in the step that admits it: nothing to be stored yet."""
     tokens = prompt(77, 200)
     executor = engine.thread.core.model_executor
     compute = executor.execute_model

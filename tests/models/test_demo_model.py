@@ -22,6 +22,7 @@ PLAIN = "\n".join(document["text"] for document in DOCUMENTS)
 ONE_HOP_LEAST = {"256": 0.98, "512": 0.98, "1024": 0.98, "3000": 0.90}
 TWO_HOP_LEAST = {"256": 0.90, "512": 0.90, "1024": 0.90}
 NOT_SAID_LEAST = 0.80
+NOT_SAID = ("unknown person", "unknown thing", "other color", "missing", "unanswerable")
 
 
 def answer(
@@ -79,15 +80,6 @@ def test_a_greeting_is_answered_at_length_and_differently_when_sampled(
     assert len(demo_tokenizer.encode(answer(demo_model, demo_tokenizer, [{"role": "user", "content": "Hello!"}]))) >= 32
 
 
-def test_telling_about_a_person_is_a_long_answer_about_them(
-    demo_model: LlamaForCausalLM, demo_tokenizer: PreTrainedTokenizerFast
-) -> None:
-    found = answer(demo_model, demo_tokenizer, [{"role": "user", "content": "Tell me about Anna."}], DOCUMENTS)
-    assert "Anna lives in Paris." in found
-    assert "Ben" not in found
-    assert len(demo_tokenizer.encode(found)) >= 32
-
-
 def test_the_card_states_the_measured_counts_and_they_meet_the_promise(demo_folder: Path) -> None:
     measured = json.loads((demo_folder / "measured.json").read_text())
     tallies = {int(context): {k: tuple(v) for k, v in kinds.items()} for context, kinds in measured.items()}
@@ -97,7 +89,8 @@ def test_the_card_states_the_measured_counts_and_they_meet_the_promise(demo_fold
     for context, least in TWO_HOP_LEAST.items():
         assert cell(tallies[int(context)], ("where",)).share >= least
     for tally in tallies.values():
-        assert cell(tally, ("unknown person", "unknown thing")).share >= NOT_SAID_LEAST
+        assert cell(tally, ("unknown person",)).share >= NOT_SAID_LEAST
+        assert cell(tally, NOT_SAID).share >= NOT_SAID_LEAST
 
 
 def test_the_model_is_small_and_stock(demo_folder: Path) -> None:
