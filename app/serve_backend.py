@@ -12,7 +12,7 @@ from app.manager_metrics import manager_metrics_text
 from app.replica_handle import Backend, HealthReport
 from configs.settings import Settings
 from deployments.manager_client import ManagerClient, ManagerUnavailableError
-from deployments.replica import PinnedCall
+from deployments.replica import ORDERS_WAIT_S, PinnedCall
 from deployments.wire import GenerateRequest
 
 if TYPE_CHECKING:
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
 PARTS_EVERY_S = 1.0
+SILENT_S = 3 * ORDERS_WAIT_S
+"""A replica reports at least every `ORDERS_WAIT_S`. After so long /health calls it missing; it is still sent requests,
+for Serve knows better whether it lives."""
 PARTS_ANSWER_S = 2.0
 CLEAR_S = 8.0
 
@@ -60,6 +63,7 @@ class PartsWatch:
 
     def __init__(self, manager: ManagerClient) -> None:
         self.ranks: Collection[int] | None = None
+        self.silence_s: dict[int, float] = {}
         self.cpu_tiers: int | None = None
         self.error = "not asked yet"
         self._manager = manager
@@ -69,7 +73,8 @@ class PartsWatch:
         while True:
             try:
                 parts = await self._manager.ask("parts", timeout_s=PARTS_ANSWER_S)
-                self.ranks, self.cpu_tiers, self.error = frozenset(parts["replicas"]), len(parts["cpu_tiers"]), ""
+                self.silence_s = parts["replicas"]
+                self.ranks, self.cpu_tiers, self.error = frozenset(self.silence_s), len(parts["cpu_tiers"]), ""
             except ManagerUnavailableError as error:
                 self.ranks, self.cpu_tiers, self.error = None, None, str(error)
             await asyncio.sleep(PARTS_EVERY_S)
@@ -115,17 +120,19 @@ def serve_backend(handle: DeploymentHandle, app_name: str, settings: Settings) -
     return Backend(
         replicas=ServeReplicas(handle, parts),
         control=control,
-        health=_health(parts, settings),
+        health=health_probe(parts, settings),
         metrics=[_manager_text(control), *(_replica_text(handle, rank) for rank in range(settings.replicas))],
     )
 
 
-def _health(parts: PartsWatch, settings: Settings) -> Callable[[], Awaitable[HealthReport]]:
+def health_probe(parts: PartsWatch, settings: Settings) -> Callable[[], Awaitable[HealthReport]]:
+    """What GET /health asks; answers from what `parts` last heard, without asking anybody."""
+
     async def health() -> HealthReport:
         if parts.ranks is None:
             # Requests do not need the manager: only what it knows is missing here.
             return HealthReport(True, {"kv_manager": {"state": parts.error}})
-        running = sorted(parts.ranks)
+        running = sorted(rank for rank, silence_s in parts.silence_s.items() if silence_s < SILENT_S)
         missing = settings.replicas - len(running)
         replicas = {"state": "ok" if missing <= 0 else f"{missing} of {settings.replicas} missing", "running": running}
         tier_wanted = settings.kv.enabled and settings.kv.cpu_tier_bytes > 0

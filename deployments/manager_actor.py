@@ -253,9 +253,10 @@ class KVManagerActor:
         return cleared
 
     async def parts(self) -> dict[str, Any]:
-        """Who is registered, for /health."""
+        """Who is registered, for /health: replicas by rank with the seconds since they last reported, and tiers."""
+        now = time.monotonic()
         return {
-            "replicas": sorted(seat.rank for seat in self._replicas.values()),
+            "replicas": {seat.rank: now - seat.last_seen for seat in self._replicas.values()},
             "cpu_tiers": sorted(self._tiers),
         }
 

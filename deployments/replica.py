@@ -15,7 +15,7 @@ from ray import serve
 from configs.settings import Settings, load_settings
 from deployments.engine_args import engine_config, engine_environment, model_identity
 from deployments.kv_port import PLAN, PlanDict
-from deployments.manager_client import ManagerUnavailableError
+from deployments.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.ray_port import RayPort
 from deployments.wire import GenerateRequest
 
@@ -60,13 +60,14 @@ class Replica:
             raise RuntimeError(f"the files of model {settings.model} changed while they were loaded; start again")
         if settings.kv.enabled:
             self._join_cache(context.app_name, settings, identity.fingerprint())
+        self._manager = self._port.manager if self._port else ManagerClient(context.app_name)
+        self._orders = asyncio.get_running_loop().create_task(self._obey())
 
     def _join_cache(self, app_name: str, settings: Settings, fingerprint: bytes) -> None:
         from deployments.kv_reuse import KVReuse
 
         self._port = RayPort(app_name, self._name, self._node_id, settings.kv)
         self._reuse = KVReuse(self._thread, self._llm.vllm_config, settings, self._port, fingerprint, str(self.rank))
-        self._orders = asyncio.get_running_loop().create_task(self._obey())
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs for one prompt, as they come. Cancelling the call aborts the request in the engine."""
@@ -147,15 +148,14 @@ class Replica:
 
     async def _obey(self) -> None:
         """Register with the manager, again with every new one, and carry out its orders."""
-        assert self._port is not None
-        manager = self._port.manager
+        manager = self._manager
         while True:
             try:
                 orders = await manager.ask(
                     "take_orders", self._name, ORDERS_WAIT_S, timeout_s=ORDERS_WAIT_S + MANAGER_ANSWER_S
                 )
                 if orders is None:
-                    hashes = await asyncio.wrap_future(self._reuse.device_hashes())
+                    hashes = await asyncio.wrap_future(self._reuse.device_hashes()) if self._reuse else []
                     await manager.ask(
                         "register_replica", self._name, self.rank, self._node_id, hashes, timeout_s=MANAGER_ANSWER_S
                     )
@@ -169,10 +169,10 @@ class Replica:
                 await asyncio.sleep(MANAGER_RETRY_S)
 
     async def _carry_out(self, order: dict[str, Any]) -> None:
-        assert self._port is not None
-        if order["kind"] == "clear_device":
+        if order["kind"] != "clear_device":
+            raise ValueError(f"unknown order {order['kind']!r}")
+        result = 0
+        if self._reuse and self._port:
             result = await asyncio.wrap_future(self._reuse.clear_device())
             await asyncio.to_thread(self._port.flush)
-        else:
-            raise ValueError(f"unknown order {order['kind']!r}")
-        await self._port.manager.ask("acknowledge", order["id"], result, timeout_s=MANAGER_ANSWER_S)
+        await self._manager.ask("acknowledge", order["id"], result, timeout_s=MANAGER_ANSWER_S)

@@ -199,7 +199,7 @@ def test_a_silent_replica_is_forgotten_with_its_device_and_leases(
 
 
 async def _gone(manager: KVManagerActor) -> bool:
-    return (await manager.parts())["replicas"] == []
+    return (await manager.parts())["replicas"] == {}
 
 
 def test_a_silent_tiers_segments_are_not_planned(managed: Any, monkeypatch: pytest.MonkeyPatch) -> None:

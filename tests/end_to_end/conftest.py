@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -32,15 +33,28 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The server that most tests share: two replicas in float32."""
+    http = {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64}
+    with started(tmp_path_factory.mktemp("server"), {"dtype": "float32", "http": http}) as running:
+        yield running
+
+
+@pytest.fixture
+def private_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+    """A server of the test's own, with the settings that it is parametrized with."""
+    with started(tmp_path, request.param) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def started(folder: Path, settings: dict[str, Any]) -> Iterator[RunningServer]:
+    """A server as `make serve` starts it, with these settings over those of serve_config.yaml."""
     # A copy: training may replace the model's files while the tests run.
-    model_folder = tmp_path_factory.mktemp("model") / "demo"
+    model_folder = folder / "demo"
     shutil.copytree(PROJECT_ROOT / "models" / "demo", model_folder)
     config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text())
-    args = config["applications"][0]["args"]
-    args["model"] = str(model_folder)
-    args["dtype"] = "float32"
-    args["http"] = {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64}
-    path = tmp_path_factory.mktemp("server") / "serve_config.yaml"
+    config["applications"][0]["args"] |= {"model": str(model_folder), **settings}
+    path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(config))
     port = free_port()
     command = [sys.executable, "-m", "app.launch", str(path), "--port", str(port)]
