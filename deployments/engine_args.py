@@ -119,7 +119,9 @@ def model_identity(config: VllmConfig) -> ModelIdentity:
     text_config = model.hf_text_config
     cache_dtype = config.cache_config.cache_dtype
     return ModelIdentity(
-        weights=_weights_identity(str(model.model), getattr(model.hf_config, "_commit_hash", None)),
+        weights=_weights_identity(
+            str(model.model), getattr(model.hf_config, "_commit_hash", None), text_config.to_dict()
+        ),
         dtype=str(model.dtype).removeprefix("torch.") if cache_dtype == "auto" else str(cache_dtype),
         kv_layout_version=KV_LAYOUT_VERSION,
         block_size=config.cache_config.block_size,
@@ -139,12 +141,15 @@ def model_identity(config: VllmConfig) -> ModelIdentity:
     )
 
 
-def _weights_identity(model: str, commit: str | None) -> str:
-    """A hub model's commit, or a digest of every byte of a folder's weights and configuration."""
+def _weights_identity(model: str, commit: str | None, config: Mapping[str, Any]) -> str:
+    """A hub model's commit, or a digest of every byte of a folder's weights; and of the configuration as it is used.
+
+    vLLM's `hf_overrides` change what the weights compute without changing a file.
+    """
     folder = Path(model)
+    digest = xxhash.xxh3_128(json.dumps(config, sort_keys=True, default=str).encode())
     if not folder.is_dir():
-        return f"{model}@{commit or 'unknown'}"
-    digest = xxhash.xxh3_128()
+        return f"{model}@{commit or 'unknown'}/{digest.hexdigest()}"
     for file in sorted({file for pattern in _WEIGHT_FILES for file in folder.glob(pattern)}):
         digest.update(f"{file.name}:{file.stat().st_size}:".encode())
         with file.open("rb") as stream:

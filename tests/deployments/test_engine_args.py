@@ -71,6 +71,13 @@ def test_the_models_configuration_is_part_of_the_identity(config: Any, model: Pa
         file.write_text(original)
 
 
+def test_an_override_that_changes_no_file_is_part_of_the_identity(config: Any, model: Path) -> None:
+    overridden = {**ENGINE, "extra_args": {"hf_overrides": {"rms_norm_eps": 1e-3}}}
+    settings = load_settings({"model": str(model), "dtype": "float32", "engine": overridden})
+
+    assert model_identity(engine_config(settings)) != model_identity(config)
+
+
 def test_dtype_and_block_size_change_the_identity(config: Any, model: Path) -> None:
     identities = {model_identity(config)}
     for dtype, block in (("bfloat16", 32), ("float32", 64)):
