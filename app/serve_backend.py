@@ -54,7 +54,7 @@ class ServeReplicas:
             outputs.cancel()
 
     def ranks(self) -> Collection[int] | None:
-        """As the manager last said; None when it does not answer, or no KV is shared."""
+        """As the manager last said; None when it does not answer."""
         return self._parts.ranks
 
 

@@ -16,7 +16,6 @@ Rules that vLLM sets (DESIGN §7, traps of the connector):
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -30,8 +29,6 @@ from kvmanager.segments import SegmentSpan, split_segments
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.request import Request
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -153,8 +150,7 @@ class SchedulerSide:
         if tracked is None:
             return None
         if not tracked.is_loading:
-            left = self._save(tracked, request.num_computed_tokens // self._block_size)
-            self._transfer.counters.saves_dropped += left
+            self._transfer.count_dropped(self._save(tracked, request.num_computed_tokens // self._block_size))
             self._port.release(tracked.lease_id)
         return {KV_CACHE_USAGE: self._usage(tracked)}
 

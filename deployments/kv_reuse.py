@@ -3,14 +3,10 @@
 The one place that reaches into a built engine (vllm 0.32.0): `EngineCore.scheduler.connector`,
 `Scheduler.kv_cache_manager`, `Scheduler.kv_event_publisher`, `get_kv_transfer_group`, `BlockPool`, and, for the layout
 of the CPU backend's cache, `vllm.v1.attention.backends.cpu_attn._get_attn_isa`.
-
-Import this module only after the engine is built: the copy kernels import numba, and vLLM's CPU worker, while it
-starts, walks over every loaded module in a way that llvmlite breaks (`vllm.triton_utils.dispatcher._rebind_kernels`).
 """
 
 from __future__ import annotations
 
-import logging
 from concurrent.futures import Future
 from typing import Any
 
@@ -29,8 +25,6 @@ from deployments.kv_port import KVPort
 from deployments.kv_transfer import KVTransfer
 from deployments.segment_copy import SegmentCopier
 from kernels.layout import LayoutKind, PagedLayout, cpu_layout_for
-
-logger = logging.getLogger(__name__)
 
 HELD_POOL_SHARE = 0.5
 """Largest share of the device pool that saves in flight may hold; what is beyond is not saved."""

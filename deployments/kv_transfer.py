@@ -105,6 +105,11 @@ class KVTransfer:
         self._saves.put(job)
         return True
 
+    def count_dropped(self, segments: int) -> None:
+        """Note segments that will not be saved, because too many blocks were held when their request ended."""
+        with self._lock:
+            self.counters.saves_dropped += segments
+
     def take_finished_loads(self) -> set[str]:
         """Requests whose load has ended since the last call, well or not. Take failed blocks *after* this."""
         with self._lock:

@@ -106,17 +106,6 @@ class Replica:
         pool = await asyncio.wrap_future(self._reuse.pool_usage())
         return await asyncio.to_thread(replica_metrics_text, rank, self._port, self._reuse.transfer, pool)
 
-    async def status(self, call: PinnedCall) -> dict[str, Any]:
-        """Blocks, transfers and degradations, for people and tests."""
-        del call
-        status: dict[str, Any] = {"rank": self.rank, "pid": os.getpid(), "node_id": self._node_id}
-        status["unfinished_requests"] = self._llm.get_num_unfinished_requests()
-        if self._reuse and self._port:
-            status["device"] = await asyncio.wrap_future(self._reuse.pool_usage())
-            status["saves_idle"] = self._reuse.transfer.is_idle()
-            status["degradations"] = dict(self._port.counters)
-        return status
-
     def check_health(self) -> None:
         """Serve replaces the replica when this raises: the engine is dead."""
         if self._llm.errored:

@@ -2,8 +2,8 @@
 
     python -m load_tests.exactness --url http://127.0.0.1:8000 --model-folder models/demo --dtype float32
 
-In float32 every token must be equal. In bfloat16 the order of additions shows: vLLM's own batches differ between two
-runs too, so the share of equal answers and the largest difference of a logprob are printed, not judged.
+In float32 every token must be equal. In bfloat16 the order of additions shows, so the share of equal answers and the
+largest difference of a logprob are printed, not judged.
 """
 
 from __future__ import annotations
