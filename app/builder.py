@@ -15,14 +15,18 @@ from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 from ray.serve.deployment import Application
 
 from configs import machine
-from configs.settings import Settings, load_settings
+from configs.settings import Settings, SettingsError, load_settings
 from deployments.engine_args import engine_environment
+from deployments.faulty_store import StoreFaults
 from deployments.manager_actor import KVManagerActor
 from deployments.manager_client import MANAGER_ACTOR
+from deployments.redis_config import RedisTierConfig, check_now
+from deployments.redis_tier import RedisTier
 from deployments.replica import Replica
 from deployments.router import PrefixAffinityRouter, RouterOptions
 from kvmanager.config import ManagerConfig
 
+REDIS_ACTOR = "redis_tier"
 MANAGER_CONCURRENCY = 10_000
 """Calls that may wait inside the manager at once, long polls among them."""
 DRAIN_POLL_S = 1.0
@@ -34,6 +38,7 @@ def build(args: Mapping[str, Any]) -> Application:
     from app.serve_ingress import Ingress
 
     settings = load_settings(args)
+    _check_redis(settings)
     plain = dict(args)
     replica: Any = serve.deployment(
         Replica,
@@ -46,7 +51,7 @@ def build(args: Mapping[str, Any]) -> Application:
             request_router_class=PrefixAffinityRouter,  # type: ignore[arg-type]  # a validator's type hides the class's
             request_router_kwargs={"options": RouterOptions.from_settings(settings).as_dict()},
         ),
-        deployment_actors=[_manager(settings)],
+        deployment_actors=[_manager(settings), *_redis_tier(settings)],
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
@@ -79,10 +84,51 @@ def _manager(settings: Settings) -> DeploymentActorConfig:
         save_s=settings.kv.save_deadline_s,
         half_life_requests=settings.kv.hotness_half_life_requests,
         max_ghosts=settings.kv.max_ghosts,
+        cpu_high_water=settings.kv.cpu_high_water,
+        redis_min_uses=settings.kv.redis_min_uses,
     )
     return DeploymentActorConfig(
         name=MANAGER_ACTOR,
         actor_class=ray.remote(KVManagerActor),
-        init_kwargs={"config": config},
+        init_kwargs={"config": config, "with_redis": settings.kv.enabled and settings.kv.redis_url is not None},
         actor_options={"num_cpus": 0, "max_concurrency": MANAGER_CONCURRENCY},
     )
+
+
+def _redis_tier(settings: Settings) -> list[DeploymentActorConfig]:
+    """The Redis tier's actor, where there is one: Serve's controller starts it beside the manager and recreates it."""
+    config = _redis_config(settings)
+    if config is None:
+        return []
+    return [
+        DeploymentActorConfig(
+            name=REDIS_ACTOR,
+            actor_class=ray.remote(RedisTier),
+            init_kwargs={"config": config},
+            actor_options={"num_cpus": 0},
+        )
+    ]
+
+
+def _redis_config(settings: Settings) -> RedisTierConfig | None:
+    kv, faults = settings.kv, settings.faults
+    if not kv.enabled or kv.redis_url is None:
+        return None
+    return RedisTierConfig(
+        app_name="",
+        url=kv.redis_url,
+        folder=str(kv.redis_folder_path),
+        namespace=kv.redis_namespace,
+        budget_bytes=int(kv.redis_bytes),
+        expire_s=kv.redis_expire_s,
+        deadline_s=kv.redis_deadline_s,
+        faults=StoreFaults(faults.redis_delay_s, faults.redis_error_share, faults.redis_corrupt_share),
+    )
+
+
+def _check_redis(settings: Settings) -> None:
+    """Raises SettingsError where Redis is required and cannot be used; else the Redis tier's actor says so later."""
+    config = _redis_config(settings)
+    problem = check_now(config) if config is not None and settings.kv.redis_required else None
+    if problem is not None:
+        raise SettingsError(f"kv.redis_required: {problem}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Query
@@ -37,7 +37,7 @@ class ClearRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    tiers: list[Literal["device", "cpu"]] = Field(min_length=1)
+    tiers: list[Literal["device", "cpu", "redis"]] = Field(min_length=1)
 
 
 def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys) -> APIRouter:
@@ -63,7 +63,9 @@ def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
             token_ids = await _render_text(renderer, text or "")
         hashes = keys.hashes(token_ids, keys.salt(current_request().tenant, cache_salt))
         found = await _ask(control.lookup(hashes))
-        return {"tokens": len(token_ids), "block_size_tokens": keys.block_size, **found}
+        return {
+            "tokens": len(token_ids), "block_size_tokens": keys.block_size, **in_tokens(found, keys.block_size),
+        }  # fmt: skip
 
     @router.get("/stats")
     async def stats() -> dict[str, Any]:
@@ -73,9 +75,32 @@ def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
     @router.post("/clear")
     async def clear(request: ClearRequest) -> dict[str, Any]:
         """Forget all KV in these tiers, of all tenants; running requests are not disturbed."""
-        return await _ask(control.clear(request.tiers))
+        return await _ask(control.clear(list(dict.fromkeys(request.tiers))))
 
     return router
+
+
+def in_tokens(found: Mapping[str, Any], block_size: int) -> dict[str, Any]:
+    """What the manager found, in blocks, with the same in tokens beside it.
+
+    `tokens_by_tier`: leading tokens of the prompt that lie in a tier, on the device by replica; `start_token` and
+    `end_token` (exclusive) of every segment.
+    """
+    return {
+        **found,
+        "tokens_by_tier": {
+            "device": {replica: blocks * block_size for replica, blocks in found["device"].items()},
+            **{tier: found[tier] * block_size for tier in ("cpu", "redis")},
+        },
+        "segments": [
+            {
+                **segment,
+                "start_token": segment["start"] * block_size,
+                "end_token": (segment["start"] + segment["num_blocks"]) * block_size,
+            }
+            for segment in found["segments"]
+        ],
+    }
 
 
 async def _ask(answer: Awaitable[T]) -> T:

@@ -15,7 +15,7 @@ import contextlib
 import copy
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import Any, NoReturn
 
 from vllm.config import VllmConfig
@@ -28,6 +28,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine.input_processor import InputProcessor
 
 from app.admission import AdmissionQueue
+from app.attempts import Attempts
 from app.errors import UnavailableError
 from app.metrics import IngressMetrics
 from app.prompt_keys import PromptKeys
@@ -57,7 +58,9 @@ class HandleEngineClient(EngineClient):
         keys: PromptKeys,
         queue: AdmissionQueue,
         metrics: IngressMetrics,
+        most_retries: int,
     ) -> None:
+        """`most_retries`: how often a prompt may be sent again, elsewhere, when its replica is gone."""
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
         self.renderer = renderer
@@ -66,6 +69,7 @@ class HandleEngineClient(EngineClient):
         self._keys = keys
         self._queue = queue
         self._metrics = metrics
+        self._most_retries = most_retries
         self._aborts: set[asyncio.Task[None]] = set()
 
     @property
@@ -135,6 +139,7 @@ class HandleEngineClient(EngineClient):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Wait for a turn, send the request, and yield what a local engine would have yielded."""
         request_id, params = request.request_id, request.sampling_params
+        attempts = Attempts(request, self._replicas, self._metrics, self._most_retries)
         first = True
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -142,10 +147,10 @@ class HandleEngineClient(EngineClient):
                 async with asyncio.timeout_at(context.deadline):
                     await stack.enter_async_context(self._queue.turn())
                 self._metrics.queue_time.observe(time.monotonic() - queued)
-                context.live[request_id] = lambda: self._abort_soon(request_id)
+                context.live[request_id] = lambda: self._abort_soon(attempts.request_id)
                 stack.callback(self._abort_if_live, request_id, context)
-                outputs = self._replicas.generate(request)
-                stack.push_async_callback(_close, outputs)
+                outputs = attempts.outputs()
+                stack.push_async_callback(outputs.aclose)
                 while True:
                     async with asyncio.timeout_at(context.deadline):
                         output = await anext(outputs, None)
@@ -215,8 +220,9 @@ class HandleEngineClient(EngineClient):
             raise VLLMValidationError(f"There is no replica {context.replica_pin}; there are {sorted(ranks)}.")
 
     def _abort_if_live(self, request_id: str, context: RequestContext) -> None:
-        if context.live.pop(request_id, None) is not None:
-            self._abort_soon(request_id)
+        abort = context.live.pop(request_id, None)
+        if abort is not None:
+            abort()
 
     def _abort_soon(self, request_id: str) -> None:
         self._metrics.aborted.inc()
@@ -274,10 +280,3 @@ def _refuse_what_does_not_cross(prompt: dict[str, Any], params: SamplingParams, 
     for name in params.extra_args or ():
         if name in _NOT_FOR_CLIENTS or name.startswith(KV_CACHE_USAGE):
             raise VLLMValidationError(f"`{name}` cannot be set by clients.", parameter=name)
-
-
-async def _close(outputs: AsyncIterator[RequestOutput]) -> None:
-    close = getattr(outputs, "aclose", None)
-    if close is not None:
-        with contextlib.suppress(Exception):
-            await close()

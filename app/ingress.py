@@ -53,7 +53,9 @@ def create_app(
     queue = AdmissionQueue(http.max_ongoing_requests, http.max_queued_requests)
     metrics = IngressMetrics(registry or CollectorRegistry(), queue)
     keys = PromptKeys(fingerprint, vllm_config.cache_config.block_size)
-    engine = HandleEngineClient(vllm_config, renderer_from_config(vllm_config), backend.replicas, keys, queue, metrics)
+    engine = HandleEngineClient(
+        vllm_config, renderer_from_config(vllm_config), backend.replicas, keys, queue, metrics, settings.replicas
+    )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -1,18 +1,24 @@
-"""The KV manager's figures as Prometheus text."""
+"""The KV manager's figures as Prometheus text.
+
+The figures come from several processes, of which one may be restarting or of another version: what is missing, or is no
+number, is left out, and the rest is shown.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-_GAUGES = {
+_INDEX_GAUGES = {
     "nodes": "Segments that the index knows, ghosts included.",
     "ghosts": "Evicted segments whose use count is remembered.",
     "leases": "Plans whose segments must not be evicted now.",
     "reservations": "Saves under way.",
+    "demotions": "Moves from the CPU tier to Redis under way.",
+    "demotion_queue": "Segments that wait to be copied to Redis.",
 }
 _LOCATION_GAUGES = {
     "segments": "Segments in a tier.",
@@ -20,26 +26,94 @@ _LOCATION_GAUGES = {
     "reserved_bytes": "Bytes promised to saves under way.",
     "budget_bytes": "Bytes that a tier may hold.",
 }
+# By node, of the CPU tier's pool of prefetch workers: key -> (metric, what it is).
+_NODE_GAUGES = {
+    "pulls_in_flight": ("pulls_in_flight", "Segments on their way from Redis to a node."),
+    "workers": ("prefetch_workers", "Prefetch workers of a node."),
+}
+_NODE_COUNTERS = {
+    "promoted": ("promoted_segments", "Segments that the CPU tier kept of what it fetched from Redis."),
+    "demoted": ("demoted_segments", "Segments that the CPU tier wrote to Redis."),
+}
+_REDIS_GAUGES = {
+    "used_memory_bytes": "Memory that Redis uses.",
+    "maxmemory_bytes": "Memory that Redis may use; 0: no limit of its own.",
+}
+_CIRCUIT = {"closed": 0, "half_open": 1, "open": 2}
+_CIRCUIT_TEXT = "Circuit breaker in front of a tier, by node: 0 closed, 1 half-open, 2 open."
+_FAILURES_TEXT = "Segments that did not come from Redis, or not as they were stored; they were recomputed."
 
 
 class _StatsCollector:
     def __init__(self, stats: Mapping[str, Any]) -> None:
         self._stats = stats
 
-    def collect(self) -> Iterable[Metric]:
-        for name, text in _GAUGES.items():
-            yield GaugeMetricFamily(f"crosskv_index_{name}", text, value=self._stats[name])
+    def collect(self) -> Iterator[Metric]:
+        for name, text in _INDEX_GAUGES.items():
+            yield _gauge(f"index_{name}", text, [], [((), self._stats.get(name))])
+        locations = _mappings(self._stats.get("locations"))
         for name, text in _LOCATION_GAUGES.items():
-            family = GaugeMetricFamily(f"crosskv_tier_{name}", text, labels=["tier", "holder"])
-            for location in self._stats["locations"]:
-                family.add_metric([location["tier"], location["holder"][:8]], location[name])
-            yield family
-        for name, value in self._stats["counters"].items():
-            yield CounterMetricFamily(f"crosskv_manager_{name}", "See kvmanager/counters.py.", value=value)
+            found = [((place["tier"], place["holder"][:8]), place.get(name)) for place in locations]
+            yield _gauge(f"tier_{name}", text, ["tier", "holder"], found)
+        for name, value in _mapping(self._stats.get("counters")).items():
+            yield _counter(f"manager_{name}", "See kvmanager/counters.py.", [], [((), value)])
+        yield from self._nodes()
+        yield from self._redis()
+
+    def _nodes(self) -> Iterator[Metric]:
+        tiers = {node[:8]: _mapping(tier) for node, tier in _mapping(self._stats.get("cpu_tiers")).items()}
+        for key, (name, text) in _NODE_GAUGES.items():
+            yield _gauge(name, text, ["node"], [((node,), tier.get(key)) for node, tier in tiers.items()])
+        for key, (name, text) in _NODE_COUNTERS.items():
+            yield _counter(name, text, ["node"], [((node,), tier.get(key)) for node, tier in tiers.items()])
+        failures = [
+            ((reason, node), count)
+            for node, tier in tiers.items()
+            for reason, count in _mapping(tier.get("pull_failures")).items()
+        ]
+        yield _counter("pull_failures", _FAILURES_TEXT, ["reason", "node"], failures)
+        states = [(("redis", node), _CIRCUIT.get(str(tier.get("redis_circuit")))) for node, tier in tiers.items()]
+        yield _gauge("circuit_state", _CIRCUIT_TEXT, ["tier", "node"], states)
+        opened = [(("redis", node), tier.get("redis_circuit_opened")) for node, tier in tiers.items()]
+        yield _counter("circuit_opened", "Times that the circuit breaker opened.", ["tier", "node"], opened)
+
+    def _redis(self) -> Iterator[Metric]:
+        redis = self._stats.get("redis")
+        if not isinstance(redis, Mapping):  # this server has no Redis tier
+            return
+        up = "error" not in redis and redis.get("state", "ok") == "ok"
+        yield _gauge("redis_up", "1 while Redis is usable.", [], [((), int(up))])
+        for name, text in _REDIS_GAUGES.items():
+            yield _gauge(f"redis_{name}", text, [], [((), redis.get(name))])
 
 
 def manager_metrics_text(stats: Mapping[str, Any]) -> str:
-    """From `KVManager.stats` to Prometheus text, names `crosskv_*`."""
+    """From the manager actor's `stats` to Prometheus text, names `crosskv_*`."""
     registry = CollectorRegistry()
     registry.register(_StatsCollector(stats))
     return generate_latest(registry).decode()
+
+
+def _gauge(name: str, text: str, labels: list[str], samples: Iterable[tuple[tuple[str, ...], Any]]) -> Metric:
+    return _filled(GaugeMetricFamily(f"crosskv_{name}", text, labels=labels), samples)
+
+
+def _counter(name: str, text: str, labels: list[str], samples: Iterable[tuple[tuple[str, ...], Any]]) -> Metric:
+    return _filled(CounterMetricFamily(f"crosskv_{name}", text, labels=labels), samples)
+
+
+def _filled(
+    family: GaugeMetricFamily | CounterMetricFamily, samples: Iterable[tuple[tuple[str, ...], Any]]
+) -> GaugeMetricFamily | CounterMetricFamily:
+    for labels, value in samples:
+        if isinstance(value, int | float):
+            family.add_metric(labels, value)
+    return family
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [place for place in value or () if {"tier", "holder"} <= _mapping(place).keys()]

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.admission import AdmissionQueue
+from app.replica_errors import GONE_REASONS
 from app.usage import SOURCES
 from deployments.wire import KVCacheUsage
 
@@ -49,6 +50,12 @@ class IngressMetrics:
             "Prompts aborted because their client went away or time ran out.",
             registry=registry,
         )
+        self.retried = Counter(
+            "crosskv_retried_prompts", "Prompts sent to another replica after theirs was gone before its first output.",
+            ["reason"], registry=registry,
+        )  # fmt: skip
+        for reason in GONE_REASONS:
+            self.retried.labels(reason)
         self.missing_sources = Counter(
             "crosskv_metrics_sources_missing", "Times that a part did not give its metrics.", registry=registry
         )

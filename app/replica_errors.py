@@ -7,15 +7,26 @@
 | 503 | other errors of Ray and Serve, vLLM's `EngineDeadError`, a timeout | nothing can serve the request now |
 | 500 | anything else | a defect of ours: logged with its traceback, which the client does not see |
 
-After the response has started vLLM's classes write the same error as an event into the stream.
+After the response has started vLLM's classes write the same error as an event into the stream. Of what means 503,
+`replica_gone` names the failures after which another replica may well answer (`app.attempts`).
 """
 
 from __future__ import annotations
 
 import logging
 
-from ray.exceptions import RayError, RayTaskError
-from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.exceptions import (
+    ActorUnavailableError,
+    AsyncioActorExit,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+from ray.serve.exceptions import BackPressureError, RayServeException, ReplicaUnavailableError
 from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError, VLLMValidationError
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -23,12 +34,25 @@ from app.errors import OverloadedError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
+_PROCESS_GONE = (
+    RayActorError, WorkerCrashedError, AsyncioActorExit, NodeDiedError, ObjectLostError, OutOfMemoryError,
+)  # fmt: skip
+ENGINE_DEAD, UNREACHABLE, PROCESS_GONE = GONE_REASONS = ("engine_dead", "unreachable", "process_gone")
+
+
+def replica_gone(error: Exception) -> str | None:
+    """One of `GONE_REASONS` when the replica, and not the request, is why it failed; None otherwise."""
+    cause = _cause(error)
+    if isinstance(cause, EngineDeadError):
+        return ENGINE_DEAD
+    if isinstance(cause, ActorUnavailableError | ReplicaUnavailableError):
+        return UNREACHABLE
+    return PROCESS_GONE if isinstance(cause, _PROCESS_GONE) else None
+
 
 def translate(error: Exception, request_id: str) -> Exception:
     """The exception to raise towards vLLM's serving classes in place of `error`."""
-    cause: BaseException = error
-    while isinstance(cause, RayTaskError) and isinstance(cause.cause, BaseException):
-        cause = cause.cause
+    cause = _cause(error)
     if isinstance(cause, GracefulHTTPError | VLLMClientError | GenerationError):
         return cause
     if isinstance(cause, ValueError):
@@ -42,3 +66,11 @@ def translate(error: Exception, request_id: str) -> Exception:
         return UnavailableError("The replica that worked on this request is gone. Please try again.")
     logger.error("request %s failed on its replica", request_id, exc_info=error)
     return GenerationError("Internal server error")
+
+
+def _cause(error: Exception) -> BaseException:
+    """What a replica raised, out of what Ray wraps around it."""
+    cause: BaseException = error
+    while isinstance(cause, RayTaskError) and isinstance(cause.cause, BaseException):
+        cause = cause.cause
+    return cause

@@ -15,7 +15,7 @@ class ReplicaHandle(Protocol):
     """The replicas, behind their router. All methods are called on the ingress's event loop."""
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
-        """Send one prompt to the replica that the router picks, or to `request.replica_pin`.
+        """Send one prompt, once, to the replica that the router picks, or to `request.replica_pin`.
 
         Yields vLLM's outputs as they come, in the request's own `output_kind`; `prompt_token_ids` may be None. The last
         one carries a `KVCacheUsage` in `kv_transfer_params[KV_CACHE_USAGE]`. Ray's exceptions may pass through as they
@@ -45,7 +45,7 @@ class ControlPlane(Protocol):
         ...
 
     async def clear(self, tiers: Collection[str]) -> dict[str, Any]:
-        """Forget all KV in these tiers (`device`, `cpu`); returns what was cleared."""
+        """Forget all KV in these tiers (`device`, `cpu`, `redis`); returns what was cleared."""
         ...
 
 

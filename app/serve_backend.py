@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from app.errors import UnavailableError
 from app.manager_metrics import manager_metrics_text
+from app.replica_errors import replica_gone
 from app.replica_handle import Backend, HealthReport
 from configs.settings import Settings
+from deployments.failed_replicas import FailedReplicas
 from deployments.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.replica import ORDERS_WAIT_S, PinnedCall
-from deployments.wire import GenerateRequest
+from deployments.wire import GenerateRequest, Progress
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -25,6 +28,8 @@ SILENT_S = 3 * ORDERS_WAIT_S
 for Serve knows better whether it lives."""
 PARTS_ANSWER_S = 2.0
 CLEAR_S = 8.0
+REROUTE_S = 5.0
+"""How long a prompt whose replica is gone may look for another one; without any, Serve would wait for a new one."""
 
 
 class ServeReplicas:
@@ -34,15 +39,28 @@ class ServeReplicas:
         self._handle = handle.options(stream=True)
         self._parts = parts
         self._live: dict[str, Any] = {}
+        self._failed = FailedReplicas()
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         """Send one prompt; see `app.replica_handle.ReplicaHandle`."""
+        progress = request.progress
+        progress.failed = self._failed
         outputs: Any = outside_http_request(self._handle.generate.remote, request)
         self._live[request.request_id] = outputs
         try:
-            async for output in outputs:
-                request.progress.first_token = True
+            if request.avoid:
+                output = await _first_output(outputs, progress)
+                if output is None:
+                    return
+                progress.first_token = True
                 yield output
+            async for output in outputs:
+                progress.first_token = True
+                yield output
+        except Exception as error:
+            if progress.replica and replica_gone(error):
+                self._failed.note(progress.replica)
+            raise
         finally:
             self._live.pop(request.request_id, None)
             outputs.cancel()
@@ -65,6 +83,7 @@ class PartsWatch:
         self.ranks: Collection[int] | None = None
         self.silence_s: dict[int, float] = {}
         self.cpu_tiers: int | None = None
+        self.redis: Mapping[str, Any] | None = None
         self.error = "not asked yet"
         self._manager = manager
         self._task = asyncio.get_running_loop().create_task(self._watch())
@@ -75,8 +94,9 @@ class PartsWatch:
                 parts = await self._manager.ask("parts", timeout_s=PARTS_ANSWER_S)
                 self.silence_s = parts["replicas"]
                 self.ranks, self.cpu_tiers, self.error = frozenset(self.silence_s), len(parts["cpu_tiers"]), ""
+                self.redis = parts.get("redis")
             except ManagerUnavailableError as error:
-                self.ranks, self.cpu_tiers, self.error = None, None, str(error)
+                self.ranks, self.cpu_tiers, self.redis, self.error = None, None, None, str(error)
             await asyncio.sleep(PARTS_EVERY_S)
 
 
@@ -100,6 +120,22 @@ class ManagerControl:
         """See `app.replica_handle.ControlPlane`."""
         cleared: dict[str, Any] = await self._manager.ask("clear", list(tiers), CLEAR_S, timeout_s=CLEAR_S + 1.0)
         return cleared
+
+
+async def _first_output(outputs: AsyncIterator[RequestOutput], progress: Progress) -> RequestOutput | None:
+    """The first output of a prompt that is sent again; None when there is none.
+
+    Raises:
+        UnavailableError: no replica has taken the prompt within `REROUTE_S`.
+    """
+    first = asyncio.ensure_future(anext(outputs, None))
+    try:
+        await asyncio.wait({first}, timeout=REROUTE_S)
+        if not first.done() and not progress.replica:
+            raise UnavailableError
+        return await first
+    finally:
+        first.cancel()
 
 
 def outside_http_request(call: Callable[..., Any], *args: Any) -> Any:
@@ -137,7 +173,12 @@ def health_probe(parts: PartsWatch, settings: Settings) -> Callable[[], Awaitabl
         replicas = {"state": "ok" if missing <= 0 else f"{missing} of {settings.replicas} missing", "running": running}
         tier_wanted = settings.kv.enabled and settings.kv.cpu_tier_bytes > 0
         tier = {"state": "ok" if parts.cpu_tiers or not tier_wanted else "missing", "running": parts.cpu_tiers}
-        return HealthReport(bool(running), {"kv_manager": {"state": "ok"}, "replicas": replicas, "cpu_tier": tier})
+        report: dict[str, Mapping[str, Any]] = {
+            "kv_manager": {"state": "ok"}, "replicas": replicas, "cpu_tier": tier,
+        }  # fmt: skip
+        if settings.kv.enabled and settings.kv.redis_url is not None and parts.redis is not None:
+            report["redis"] = parts.redis
+        return HealthReport(bool(running), report)
 
     return health
 

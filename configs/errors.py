@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
+
+_SECRET_FIELDS = ("redis_url", "api_keys")
+"""Fields whose value is not shown, nor, where it is a mapping, its keys."""
+_REDIS_URL = re.compile(r"(rediss?|unix)://.*", re.IGNORECASE | re.DOTALL)
+"""Anything may follow in a password, so all that follows is left out."""
 
 
 class SettingsError(Exception):
@@ -14,14 +20,20 @@ class SettingsError(Exception):
 
 
 def one_sentence(error: ValidationError, tree: type[BaseModel]) -> str:
-    """The first problem of a pydantic error, in one sentence."""
+    """The first problem of a pydantic error, in one sentence, without what is secret."""
+    return _REDIS_URL.sub(r"\1://***.", _sentence(error, tree))
+
+
+def _sentence(error: ValidationError, tree: type[BaseModel]) -> str:
     first = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in first["loc"])
+    path = [str(part) for part in first["loc"]]
+    secret = next((place for place, part in enumerate(path) if part in _SECRET_FIELDS), None)
+    field = ".".join(path[: len(path) if secret is None else secret + 1])
     if first["type"] == "extra_forbidden":
         return _unknown_field(field, tree)
     if not field:  # a check across fields names them itself
         return _stop(_own_words(first))
-    given = "" if isinstance(first["input"], dict) else f", not {first['input']!r}"
+    given = "" if secret is not None or isinstance(first["input"], dict) else f", not {first['input']!r}"
     if first["type"].startswith("byte_size"):
         return _stop(f"{field}: it must be a number of bytes or a size such as 512MiB or 1GiB{given}")
     if first["type"] == "value_error":

@@ -1,4 +1,4 @@
-"""The sections of the settings tree: engine, kv, http, routing. `configs.settings` joins them and checks across them.
+"""The sections of the settings tree: engine, kv, http, routing, faults. `configs.settings` joins and cross-checks them.
 
 A field's name carries its unit (`_bytes`, `_s`, `_tokens`); its description is what docs/settings.md prints.
 """
@@ -6,13 +6,20 @@ A field's name carries its unit (`_bytes`, `_s`, `_tokens`); its description is 
 from __future__ import annotations
 
 import difflib
+import re
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
 
 from configs.engine_arguments import engine_argument_names
+from configs.model_folder import PROJECT_ROOT
 
 CPU_BLOCK_MULTIPLE_TOKENS = 32  # vLLM's CPU attention kernels work on blocks of a multiple of 32 tokens
+EMBEDDED_REDIS = "embedded"
+"""Value of `kv.redis_url`: the server starts a Redis of its own."""
+
+_REDIS_NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 # vLLM arguments that other settings decide, with the setting to use instead.
 _OWNED_ENGINE_ARGS = {
@@ -38,7 +45,8 @@ _OWNED_ENGINE_ARGS = {
 class Section(BaseModel):
     """A section refuses what it does not know and does not change once loaded."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    # pydantic's own messages quote what was given, which may be a password; `configs.errors` quotes what may be shown.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class EngineSettings(Section):
@@ -96,6 +104,46 @@ class KVSettings(Section):
     cpu_tier_bytes: ByteSize = Field(
         ByteSize(1024**3), ge=0, description="Budget of the CPU tier on each node, such as `1GiB`. 0: no CPU tier."
     )
+    cpu_high_water: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Share of `cpu_tier_bytes` above which the coldest segments move to Redis.",
+    )
+    redis_url: str | None = Field(
+        EMBEDDED_REDIS,
+        repr=False,  # may hold a password
+        description="Where the Redis tier is: `embedded` (the server starts one of its own), `redis://host:6379/0`, "
+        "`rediss://…` (TLS) or `unix://path`; `null`: no Redis tier.",
+    )
+    redis_required: bool = Field(
+        False, description="Refuse to start without a usable Redis. Off: go on with two tiers, and `/health` says so."
+    )
+    redis_bytes: ByteSize = Field(
+        ByteSize(1024**3), gt=0, description="Budget of KV in Redis. On this machine when Redis is embedded."
+    )
+    redis_folder: str = Field(
+        ".crosskv/redis",
+        min_length=1,
+        description="Folder (relative to the project) where an embedded Redis keeps its data over restarts.",
+    )
+    redis_namespace: str = Field(
+        "default",
+        description="First part of every name in Redis: letters, digits, `.`, `_`, `-`. Servers that share a Redis "
+        "need a namespace each.",
+    )
+    redis_min_uses: float = Field(
+        1.0,
+        ge=1,
+        description="Uses after which a segment is copied to Redis in the background. 1: every segment.",
+    )
+    redis_expire_s: int = Field(604_800, ge=0, description="Time after which Redis forgets what nobody used. 0: never.")
+    redis_deadline_s: float = Field(
+        0.5, gt=0, description="Longest wait for one answer of Redis. At most `load_deadline_s`."
+    )
+    prefetch_workers: int = Field(
+        2, ge=1, le=64, description="Processes per node that copy between Redis and the CPU tier."
+    )
     save_answers: bool = Field(
         True, description="Keep the KV of generated tokens too, for the conversation's next turn."
     )
@@ -115,6 +163,25 @@ class KVSettings(Section):
         1000, ge=1, description="Requests after which one use of a prefix counts half as much."
     )
     max_ghosts: int = Field(100_000, ge=0, description="Evicted segments whose use count is still remembered.")
+
+    @property
+    def redis_folder_path(self) -> Path:
+        """`redis_folder` as an absolute path; nothing is created."""
+        return (PROJECT_ROOT / Path(self.redis_folder).expanduser()).resolve()
+
+    @property
+    def redis_embedded(self) -> bool:
+        """Whether the server starts a Redis of its own."""
+        return self.redis_url == EMBEDDED_REDIS
+
+    @field_validator("redis_namespace")
+    @classmethod
+    def _namespace_is_a_plain_name(cls, value: str) -> str:
+        if not _REDIS_NAMESPACE.fullmatch(value):
+            raise ValueError(
+                f"{value!r} is not 1 to 64 letters, digits, '.', '_' and '-'; use a name such as 'default'"
+            )
+        return value
 
 
 class HTTPSettings(Section):
@@ -164,3 +231,15 @@ class RoutingSettings(Section):
     decode_weight: float = Field(
         1.0, ge=0, description="Prefill tokens that one KV block held by a running request costs a replica."
     )
+
+
+class FaultSettings(Section):
+    """Faults that the server commits on purpose, for tests of a running server. All zero in production."""
+
+    redis_delay_s: float = Field(0.0, ge=0, description="Wait before each answer of Redis.")
+    redis_error_share: float = Field(0.0, ge=0, le=1, description="Share of the calls to Redis that fail.")
+    redis_corrupt_share: float = Field(
+        0.0, ge=0, le=1, description="Share of the segments read from Redis that arrive damaged."
+    )
+    manager_delay_s: float = Field(0.0, ge=0, description="Wait before each answer of the KV manager.")
+    manager_lost_share: float = Field(0.0, ge=0, le=1, description="Share of the calls to the KV manager that fail.")

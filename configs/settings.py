@@ -17,7 +17,9 @@ from configs.errors import SettingsError, one_sentence
 from configs.model_folder import DEMO_MODEL, PROJECT_ROOT, find_model, own_max_tokens
 from configs.sections import (
     CPU_BLOCK_MULTIPLE_TOKENS,
+    EMBEDDED_REDIS,
     EngineSettings,
+    FaultSettings,
     HTTPSettings,
     KVSettings,
     RoutingSettings,
@@ -63,6 +65,10 @@ class Settings(Section):
     kv: KVSettings = Field(default_factory=KVSettings, description="The shared KV cache.")
     http: HTTPSettings = Field(default_factory=HTTPSettings, description="The HTTP surface.")
     routing: RoutingSettings = Field(default_factory=RoutingSettings, description="How a replica is chosen.")
+    faults: FaultSettings = Field(
+        default_factory=FaultSettings,
+        description="Faults committed on purpose, for tests of a running server; zero in production.",
+    )
 
     @cached_property
     def model_source(self) -> str:
@@ -115,7 +121,9 @@ class Settings(Section):
     def _parts_fit_together(self) -> Settings:
         self._check_block_size()
         self._check_lengths()
-        self._check_tier()
+        self._check_waits()
+        self._check_redis()
+        self._check_budgets()
         return self
 
     def _check_block_size(self) -> None:
@@ -144,17 +152,56 @@ class Settings(Section):
                 f"to {pool}"
             )
 
-    def _check_tier(self) -> None:
-        limit = int(machine.memory_bytes() * _LARGEST_TIER_SHARE)
-        if self.kv.enabled and self.kv.cpu_tier_bytes > limit:
+    def _check_waits(self) -> None:
+        kv = self.kv
+        if kv.lease_s < kv.load_deadline_s:
             raise ValueError(
-                f"kv.cpu_tier_bytes: {self.kv.cpu_tier_bytes.human_readable()} is more than half of this machine's "
-                f"memory; use at most {limit} ({limit // 1024**2}MiB)"
+                f"kv.lease_s: a lease of {kv.lease_s} s would end before a load may ({kv.load_deadline_s} s); use at "
+                f"least {kv.load_deadline_s}"
             )
-        if self.kv.lease_s < self.kv.load_deadline_s:
+        if kv.redis_url is not None and kv.redis_deadline_s > kv.load_deadline_s:
             raise ValueError(
-                f"kv.lease_s: a lease of {self.kv.lease_s} s would end before a load may ({self.kv.load_deadline_s} "
-                f"s); use at least {self.kv.load_deadline_s}"
+                f"kv.redis_deadline_s: one answer of Redis may not take longer ({kv.redis_deadline_s} s) than the load "
+                f"that waits for it ({kv.load_deadline_s} s); use at most {kv.load_deadline_s}, or raise "
+                f"kv.load_deadline_s"
+            )
+
+    def _check_redis(self) -> None:
+        kv = self.kv
+        if kv.redis_required and kv.redis_url is None:
+            raise ValueError(
+                f"kv.redis_required: there is no Redis to require while kv.redis_url is null; set kv.redis_url to "
+                f"{EMBEDDED_REDIS!r} or to a URL, or kv.redis_required to false"
+            )
+        if kv.enabled and kv.redis_url is not None and not kv.cpu_tier_bytes:
+            raise ValueError(
+                "kv.redis_url: KV reaches Redis through the CPU tier, which has no room (kv.cpu_tier_bytes is 0); set "
+                "kv.redis_url to null, or kv.cpu_tier_bytes to some bytes such as 1GiB"
+            )
+
+    def _check_budgets(self) -> None:
+        """The CPU tier, and a Redis of our own, must leave this machine's memory to the replicas and the page cache."""
+        if not self.kv.enabled:
+            return
+        limit = int(machine.memory_bytes() * _LARGEST_TIER_SHARE)
+        tier, redis = self.kv.cpu_tier_bytes, self.kv.redis_bytes
+        if not self.kv.redis_embedded:
+            if tier > limit:
+                raise ValueError(
+                    f"kv.cpu_tier_bytes: {tier.human_readable()} is more than half of this machine's memory; use at "
+                    f"most {_at_most(limit)}"
+                )
+        elif tier + redis > limit:
+            larger, other = ("cpu_tier_bytes", redis) if tier >= redis else ("redis_bytes", tier)
+            works = (
+                f"use at most {_at_most(limit - other)} for kv.{larger}"
+                if other < limit
+                else f"use at most {_at_most(limit // 2)} for each"
+            )
+            raise ValueError(
+                f"kv.{larger}: the CPU tier's {tier.human_readable()} and the embedded Redis's "
+                f"{redis.human_readable()} (kv.redis_bytes) are together more than half of this machine's memory; "
+                f"{works}"
             )
 
 
@@ -172,3 +219,8 @@ def load_settings(args: Mapping[str, Any] | None) -> Settings:
 
 def _next_multiple(value: int, of: int) -> int:
     return -(-value // of) * of
+
+
+def _at_most(limit_bytes: int) -> str:
+    """A number of bytes, to be set as it is, and about how much that is."""
+    return f"{limit_bytes} ({limit_bytes // 1024**2}MiB)"

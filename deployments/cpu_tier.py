@@ -9,12 +9,16 @@ Invariants
 * Publish after commit: a segment is told to the manager when its object is complete, and dropped again when the manager
   does not want it (its reservation has expired). The tier alone tells the manager what it holds.
 * The tier never evicts by itself: victims are the manager's choice, because only the manager knows hotness and leases.
+* Between the tier and Redis the tier's prefetch workers (`deployments.prefetch_pool`) do the copying. What they bring
+  is handed on as it arrives, and kept only if the manager has granted room for it.
 * A tier whose manager has been gone for `ORPHAN_S` ends itself: its application has been deleted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import time
 import uuid
@@ -25,6 +29,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.prefetch_pool import PrefetchPool, Pull
+from kvmanager.segment_format import HEADER_BYTES, read_header
 from kvmanager.segments import SegmentSpan
 
 logger = logging.getLogger(__name__)
@@ -32,13 +38,18 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 ORPHAN_S = 60.0
 MANAGER_ANSWER_S = 5.0
+PUSH_S = 20.0
+"""Longest time for one batch to Redis; the manager gives a demotion up after `kv.save_deadline_s`."""
 
 
 class CPUTier:
     """See the module's docstring. An asyncio actor; sizes are in bytes."""
 
-    def __init__(self, app_name: str, node_id: str, budget_bytes: int) -> None:
+    def __init__(self, app_name: str, node_id: str, budget_bytes: int, prefetch_workers: int) -> None:
         self._manager = ManagerClient(app_name)
+        self._redis = PrefetchPool(app_name, node_id, prefetch_workers)
+        self._pulls: dict[bytes, Pull] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._node_id = node_id
         self._budget_bytes = budget_bytes
         self._used_bytes = 0
@@ -55,33 +66,63 @@ class CPUTier:
                 self._refused += 1
                 break  # what follows could not be reached without it
             taken.append(span)
-        if not taken:
-            return 0
-        wanted: list[bytes] = []
-        try:
-            sizes = [self._segments[span.key][2] for span in taken]
-            wanted = await self._manager.ask("commit", self._node_id, taken, sizes, timeout_s=MANAGER_ANSWER_S)
-        except ManagerUnavailableError as error:
-            logger.warning("saved segments are dropped: %s", error)
-        unwanted = {span.key for span in taken} - set(wanted)
-        self._drop(unwanted)
-        return len(wanted)
+        return await self._commit(taken)
 
     async def fetch(self, keys: Sequence[bytes]) -> list[ray.ObjectRef[Any] | None]:
         """References to segments, None for what is not here. A reference keeps its object alive at the reader."""
         return [entry[0] if (entry := self._segments.get(key)) else None for key in keys]
 
+    async def promote(self, replica: str, loads: Sequence[tuple[bytes, int]]) -> list[ray.ObjectRef[Any] | None]:
+        """Begin to fetch segments (key, size in bytes; parents first) from Redis, for a replica that waits for them.
+
+        Returns at once: references to objects that will be the sealed bytes, or a reason (str) why they are not; None
+        where nothing was begun. What arrives stays in this tier if the manager grants it room.
+        """
+        refs: list[ray.ObjectRef[Any] | None] = []
+        begun: list[Pull] = []
+        for key, nbytes in loads:
+            if entry := self._segments.get(key):
+                refs.append(entry[0])
+                continue
+            pull = self._pulls.get(key)
+            if pull is None:
+                pull = self._redis.pull(key, nbytes)
+                if pull is None:
+                    break  # what follows could not be used without it
+                self._pulls[key] = pull
+                begun.append(pull)
+            refs.append(pull.ref)
+        if begun:
+            task = asyncio.get_running_loop().create_task(self._keep_promoted(replica, begun))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return refs + [None] * (len(loads) - len(refs))
+
+    async def demote(self, keys: Sequence[bytes]) -> tuple[int, str]:
+        """Copy segments (parents first) to Redis: how many of the first are there now, and why not more ("": all)."""
+        present = list(itertools.takewhile(self._segments.__contains__, keys))
+        if not present:
+            return 0, "not_here"
+        return await self._redis.push(present, [self._segments[key][0] for key in present], PUSH_S)
+
+    async def resize(self, budget_bytes: int) -> None:
+        """Take another budget. What no longer fits is dropped when the tier has registered again, its next step."""
+        if budget_bytes != self._budget_bytes:
+            self._budget_bytes = budget_bytes
+            self._incarnation = uuid.uuid4().hex
+
     async def evict(self, keys: Sequence[bytes]) -> int:
         """Forget segments, by the manager's order; returns the bytes freed."""
         return self._drop(keys)
 
-    async def stats(self) -> dict[str, int]:
+    async def stats(self) -> dict[str, Any]:
         """What the tier itself counts, to be held against the manager's books."""
         return {
             "segments": len(self._segments),
             "used_bytes": self._used_bytes,
             "budget_bytes": self._budget_bytes,
             "refused": self._refused,
+            **self._redis.stats(),
         }
 
     def _keep(self, span: SegmentSpan, buffer: Any) -> bool:
@@ -93,9 +134,51 @@ class CPUTier:
         except ray.exceptions.RayError as error:
             logger.warning("the object store took no segment: %s", error)
             return False
-        self._segments[span.key] = (ref, span, buffer.nbytes)
-        self._used_bytes += buffer.nbytes
+        self._own(ref, span, buffer.nbytes)
         return True
+
+    def _own(self, ref: ray.ObjectRef[Any], span: SegmentSpan, nbytes: int) -> None:
+        self._segments[span.key] = (ref, span, nbytes)
+        self._used_bytes += nbytes
+
+    async def _commit(self, spans: Sequence[SegmentSpan]) -> int:
+        """Tell the manager what is here now; drop what it does not want, and return how many segments stay."""
+        if not spans:
+            return 0
+        wanted: list[bytes] = []
+        try:
+            sizes = [self._segments[span.key][2] for span in spans]
+            wanted = await self._manager.ask("commit", self._node_id, spans, sizes, timeout_s=MANAGER_ANSWER_S)
+        except ManagerUnavailableError as error:
+            logger.warning("saved segments are dropped: %s", error)
+        self._drop({span.key for span in spans} - set(wanted))
+        return len(wanted)
+
+    async def _keep_promoted(self, replica: str, pulls: Sequence[Pull]) -> None:
+        """Own what arrives of these pulls, as far as the manager grants room for it."""
+        try:
+            save_id, granted = await self._manager.ask(
+                "promote", replica, self._node_id, [pull.key for pull in pulls], timeout_s=MANAGER_ANSWER_S
+            )
+        except ManagerUnavailableError:
+            save_id, granted = 0, []
+        kept: list[SegmentSpan] = []
+        complete = True
+        for pull in pulls:
+            sealed = await self._redis.arrival(pull)
+            del self._pulls[pull.key]
+            complete = complete and sealed is not None
+            if complete and sealed is not None and pull.key in granted and pull.key not in self._segments:
+                if self._used_bytes + sealed.nbytes > self._budget_bytes:
+                    self._refused += 1
+                    continue
+                span = read_header(sealed[:HEADER_BYTES].data).span
+                self._own(pull.ref, span, sealed.nbytes)
+                kept.append(span)
+        self._redis.count_promoted(await self._commit(kept))
+        if save_id and len(kept) < len(granted):
+            with contextlib.suppress(ManagerUnavailableError):
+                self._manager.tell("abandon", save_id)
 
     def _drop(self, keys: Collection[bytes]) -> int:
         freed = 0
@@ -111,9 +194,10 @@ class CPUTier:
         last_seen = time.monotonic()
         while time.monotonic() - last_seen < ORPHAN_S:
             try:
-                known = await self._manager.ask(
+                known, redis = await self._manager.ask(
                     "tier_alive", self._node_id, self._incarnation, timeout_s=MANAGER_ANSWER_S
                 )
+                self._redis.connect(redis)
                 if not known:
                     await self._register()
                 last_seen = time.monotonic()
@@ -149,8 +233,11 @@ def tier_name(app_name: str, node_id: str) -> str:
     return f"crosskv::{app_name}::cpu_tier::{node_id}"
 
 
-def get_or_start_tier(app_name: str, node_id: str, budget_bytes: int) -> Any:
-    """The node's CPU tier, started on that node if it is not running. Safe to call from every replica of the node."""
+def get_or_start_tier(app_name: str, node_id: str, budget_bytes: int, prefetch_workers: int = 0) -> Any:
+    """The node's CPU tier, started on that node if it is not running. Safe to call from every replica of the node.
+
+    A tier that runs already, from before a change of the settings, takes the new budget.
+    """
     options: dict[str, Any] = {
         "name": tier_name(app_name, node_id),
         "namespace": "serve",
@@ -160,4 +247,6 @@ def get_or_start_tier(app_name: str, node_id: str, budget_bytes: int) -> Any:
         "max_restarts": -1,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
     }
-    return ray.remote(CPUTier).options(**options).remote(app_name, node_id, budget_bytes)
+    tier: Any = ray.remote(CPUTier).options(**options).remote(app_name, node_id, budget_bytes, prefetch_workers)
+    tier.resize.remote(budget_bytes)
+    return tier

@@ -23,11 +23,12 @@ PLAN = "crosskv_plan"
 class PlanDict(TypedDict):
     """A plan as it travels with a request into the engine. Plain values only, so that it can cross a process.
 
-    `segments` lists `(key, start_block, num_blocks, tier, holder)` from the prompt's first block on, without a gap.
+    `segments` lists `(key, start_block, num_blocks, tier, holder, nbytes)` from the prompt's first block on, without a
+    gap; `nbytes` is the size of the sealed segment.
     """
 
     lease_id: int
-    segments: list[tuple[bytes, int, int, str, str]]
+    segments: list[tuple[bytes, int, int, str, str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class PlannedLoad:
     num_blocks: int
     tier: str
     holder: str
+    nbytes: int
 
     @property
     def end_block(self) -> int:

@@ -5,7 +5,8 @@ It waits for others only where their answer is needed (evictions before an offer
 path of a plan.
 
 * Replicas register, ask for plans, offer segments, report their device pool, and long-poll `take_orders`.
-* Tiers register and report what they hold; evictions are sent to them.
+* Tiers register and report what they hold; evictions and demotions are sent to them.
+* The Redis tier does too; what lies in Redis is forgotten with its registration, and indexed anew by the next one.
 * Routers long-poll `deltas`.
 
 State is rebuilt, not stored: a new manager answers "unknown" to heartbeats, and replicas and tiers then tell it
@@ -22,23 +23,25 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from deployments.demoter import Demoter
+from deployments.tier_seats import TierSeats
 from kvmanager.config import ManagerConfig
 from kvmanager.deltas import Deltas
-from kvmanager.directives import Directive, evict
+from kvmanager.directives import evict
 from kvmanager.keys import BlockHash, SegmentKey
-from kvmanager.locations import Location, Tier
+from kvmanager.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.segments import SegmentSpan
+
+if TYPE_CHECKING:
+    from deployments.redis_endpoint import RedisEndpoint
 
 logger = logging.getLogger(__name__)
 
 REPLICA_SILENCE_S = 30.0
 """A replica that has not polled for so long is forgotten, with all it had on its device."""
-TIER_SILENCE_S = 15.0
-"""The same for a tier: nothing is planned from it until it registers again."""
-EVICT_ANSWER_S = 1.0
 EXPIRE_EVERY_S = 1.0
 MOST_DELTAS = 4096
 """Events in one answer to a router; the rest follows in the next."""
@@ -54,22 +57,15 @@ class ReplicaSeat:
     orders: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
 
 
-@dataclass(slots=True)
-class TierSeat:
-    """A registered CPU tier. A tier that Ray has restarted is the same actor, but of another incarnation, and empty."""
-
-    handle: Any
-    incarnation: str
-    last_seen: float
-
-
 class KVManagerActor:
     """See the module's docstring. `now` is this process's monotonic clock everywhere."""
 
-    def __init__(self, config: ManagerConfig) -> None:
+    def __init__(self, config: ManagerConfig, with_redis: bool = False) -> None:
         self._brain = KVManager(config, epoch=random.getrandbits(48))
         self._replicas: dict[str, ReplicaSeat] = {}
-        self._tiers: dict[str, TierSeat] = {}
+        self._fingerprint: bytes | None = None
+        self._seats = TierSeats(self._brain, with_redis, self._wake_pollers)
+        self._demoter = Demoter(self._brain, self._seats)
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._order_ids = itertools.count(1)
         self._changed = asyncio.Event()
@@ -77,8 +73,19 @@ class KVManagerActor:
 
     # Replicas.
 
-    async def register_replica(self, replica: str, rank: int, node_id: str, device_hashes: list[BlockHash]) -> None:
-        """A replica introduces itself, or does so again to a new manager, with what its device pool holds."""
+    async def register_replica(
+        self,
+        replica: str,
+        rank: int,
+        node_id: str,
+        device_hashes: list[BlockHash],
+        fingerprint: bytes,
+    ) -> None:
+        """A replica introduces itself, or does so again to a new manager, with what its device pool holds.
+
+        `fingerprint` is its model's: all replicas of an application serve one model.
+        """
+        self._fingerprint = fingerprint
         for other, seat in list(self._replicas.items()):
             if seat.rank == rank and other != replica:
                 self._forget_replica(other)
@@ -90,12 +97,16 @@ class KVManagerActor:
     async def plan(
         self, replica: str, node_id: str, hashes: Sequence[BlockHash]
     ) -> tuple[int, list[tuple[Any, ...]]] | None:
-        """A lease id and `[(key, start_block, num_blocks, tier, holder), …]` from block 0 on; None: not registered."""
+        """A lease id and `[(key, start_block, num_blocks, tier, holder, nbytes), …]` from block 0 on.
+
+        None: not registered.
+        """
         if replica not in self._replicas:
             return None
         plan = self._brain.plan(time.monotonic(), replica, node_id, hashes)
         return plan.lease_id, [
-            (s.key, s.start_block, s.num_blocks, s.location.tier.value, s.location.holder) for s in plan.segments
+            (s.key, s.start_block, s.num_blocks, s.location.tier.value, s.location.holder, s.nbytes)
+            for s in plan.segments
         ]
 
     async def release(self, lease_ids: Iterable[int]) -> None:
@@ -107,12 +118,12 @@ class KVManagerActor:
         self, replica: str, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]
     ) -> tuple[int, list[bytes]] | None:
         """Which segments the replica shall store in its node's CPU tier; None when that node has no tier."""
-        if node_id not in self._tiers:
+        if node_id not in self._seats.cpu:
             return None
         location = Location(Tier.CPU, node_id)
         offer = self._brain.offer(time.monotonic(), replica, location, spans, segment_bytes)
         # The room must be free before the replica sends: the tier refuses what does not fit.
-        if not await self._carry_out(offer.evict):
+        if not await self._seats.carry_out(offer.evict):
             self._brain.abandon(offer.save_id)
             return None
         return offer.save_id, list(offer.keys)
@@ -161,13 +172,9 @@ class KVManagerActor:
 
     # Tiers.
 
-    async def tier_alive(self, node_id: str, incarnation: str) -> bool:
-        """A tier's heartbeat; False: not known here, register."""
-        seat = self._tiers.get(node_id)
-        if seat is None or seat.incarnation != incarnation:
-            return False
-        seat.last_seen = time.monotonic()
-        return True
+    async def tier_alive(self, node_id: str, incarnation: str) -> tuple[bool, RedisEndpoint | None]:
+        """A tier's heartbeat. Answers whether it is known here (if not: register), and which Redis there is."""
+        return self._seats.cpu_alive(time.monotonic(), node_id, incarnation), self._seats.redis_endpoint
 
     async def register_tier(
         self,
@@ -180,13 +187,22 @@ class KVManagerActor:
     ) -> list[bytes]:
         """A tier introduces itself with what it holds (parents first); returns the keys that it shall keep."""
         location = Location(Tier.CPU, node_id)
-        self._brain.forget_holder(location)
-        self._brain.set_budget(location, budget_bytes)
-        self._tiers[node_id] = TierSeat(handle, incarnation, time.monotonic())
+        self._seats.seat_cpu(time.monotonic(), node_id, handle, incarnation, budget_bytes)
         kept = self._brain.adopt(time.monotonic(), location, spans, segment_bytes)
         logger.info("CPU tier of node %s: %d segments, %d bytes budget", node_id[:8], len(kept), budget_bytes)
         self._wake_pollers()
+        self._demoter.wake()
         return list(kept)
+
+    async def promote(self, replica: str, node_id: str, keys: Sequence[SegmentKey]) -> tuple[int, list[bytes]]:
+        """A node's tier fetches segments from Redis for a replica: which of them shall stay, under which save id."""
+        if node_id not in self._seats.cpu:
+            return 0, []
+        offer = self._brain.promote(time.monotonic(), replica, Location(Tier.CPU, node_id), keys)
+        if not await self._seats.carry_out(offer.evict):
+            self._brain.abandon(offer.save_id)
+            return 0, []
+        return offer.save_id, list(offer.keys)
 
     async def commit(self, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> list[bytes]:
         """A tier owns complete segments now; returns the keys that it shall keep."""
@@ -194,11 +210,44 @@ class KVManagerActor:
             time.monotonic(), Location(Tier.CPU, node_id), [span.key for span in spans], segment_bytes
         )
         self._wake_pollers()
+        self._demoter.wake()
         return list(kept)
 
     async def lost(self, tier: str, holder: str, keys: Sequence[SegmentKey]) -> None:
         """A tier does not have segments that the index says it has."""
         await self._drop_and_evict(Location(Tier(tier), holder), keys)
+
+    # Redis.
+
+    async def redis_alive(self, incarnation: str, state: str) -> dict[str, Any]:
+        """The Redis tier's heartbeat, with what /health shall say of it."""
+        known = self._seats.redis_alive(time.monotonic(), incarnation, state)
+        return {"known": known, "fingerprint": self._fingerprint}
+
+    async def register_redis(self, handle: Any, incarnation: str, endpoint: RedisEndpoint, budget_bytes: int) -> None:
+        """The Redis tier can be used from now on; what lies there is told by `adopt_redis`."""
+        self._seats.seat_redis(time.monotonic(), handle, incarnation, endpoint, budget_bytes)
+
+    async def adopt_redis(
+        self, incarnation: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]
+    ) -> list[bytes]:
+        """Segments that lie in Redis (parents before children, over all calls); returns the keys that it shall keep."""
+        if not self._seats.is_redis(incarnation):
+            return []
+        kept = self._brain.adopt(time.monotonic(), REDIS, spans, segment_bytes)
+        self._wake_pollers()
+        return list(kept)
+
+    async def redis_indexed(self, incarnation: str) -> None:
+        """All that lies in Redis has been told: copying to it may begin."""
+        if self._seats.is_redis(incarnation):
+            self._seats.redis_indexed()
+            self._demoter.wake()
+
+    async def redis_lost(self, incarnation: str, state: str) -> None:
+        """Redis cannot be used now: its segments are misses until it is registered again."""
+        if self._seats.is_redis(incarnation):
+            self._seats.lose_redis(state)
 
     # Routers and people.
 
@@ -226,23 +275,17 @@ class KVManagerActor:
         """The brain's books, and every tier's own count beside them."""
         stats = self._brain.stats(time.monotonic())
         stats["replicas"] = {str(seat.rank): replica for replica, seat in self._replicas.items()}
-        own = await asyncio.gather(
-            *(asyncio.wait_for(seat.handle.stats.remote(), EVICT_ANSWER_S) for seat in self._tiers.values()),
-            return_exceptions=True,
-        )
-        stats["cpu_tiers"] = {
-            node: count if isinstance(count, dict) else {"error": str(count)}
-            for node, count in zip(self._tiers, own, strict=True)
-        }
+        stats["cpu_tiers"], stats["redis"] = await self._seats.stats()
         return stats
 
     async def clear(self, tiers: Sequence[str], deadline_s: float) -> dict[str, Any]:
         """Empty tiers everywhere. Leased segments stay until their lease ends. Returns what was cleared, by tier."""
         cleared: dict[str, Any] = {}
-        if "cpu" in tiers:
-            directives = self._brain.clear({Tier.CPU})
-            cleared["cpu"] = sum(len(directive.keys) for directive in directives)
-            await self._carry_out(directives)
+        for tier in (Tier.CPU, Tier.REDIS):
+            if tier.value in tiers:
+                directives = self._brain.clear({tier})
+                cleared[tier.value] = sum(len(directive.keys) for directive in directives)
+                await self._seats.carry_out(directives)
         if "device" in tiers:
             seats = dict(self._replicas)
             counts = await asyncio.gather(
@@ -257,7 +300,8 @@ class KVManagerActor:
         now = time.monotonic()
         return {
             "replicas": {seat.rank: now - seat.last_seen for seat in self._replicas.values()},
-            "cpu_tiers": sorted(self._tiers),
+            "cpu_tiers": sorted(self._seats.cpu),
+            "redis": self._seats.redis_report(),
         }
 
     # Inside.
@@ -273,37 +317,15 @@ class KVManagerActor:
             self._pending.pop(order_id, None)
             return None
 
-    async def _carry_out(self, directives: Sequence[Directive]) -> bool:
-        """Send evictions to their tiers and wait; False when one did not answer."""
-
-        async def send(directive: Directive) -> bool:
-            seat = self._tiers.get(directive.source.holder) if directive.source else None
-            if seat is None:
-                return True
-            try:
-                await asyncio.wait_for(seat.handle.evict.remote(list(directive.keys)), EVICT_ANSWER_S)
-            except Exception as error:
-                logger.warning(
-                    "the CPU tier of node %s did not evict: %r", directive.source and directive.source.holder, error
-                )
-                seat.incarnation = ""  # what it holds is unknown now: its next heartbeat makes it register anew
-                return False
-            return True
-
-        if not directives:
-            return True
-        self._wake_pollers()
-        return all(await asyncio.gather(*(send(directive) for directive in directives)))
-
     async def _drop_and_evict(self, location: Location, keys: Sequence[SegmentKey]) -> None:
         """Free segments that cannot be used, and what hangs on them.
 
         The tier frees them first: once the brain has forgotten them they may be saved anew.
         """
-        await self._carry_out([evict(location, tuple(keys))])
+        await self._seats.carry_out([evict(location, tuple(keys))])
         unreachable = self._brain.dropped(time.monotonic(), location, keys)
         self._wake_pollers()
-        await self._carry_out(unreachable)
+        await self._seats.carry_out(unreachable)
 
     def _forget_replica(self, replica: str) -> None:
         del self._replicas[replica]
@@ -318,16 +340,12 @@ class KVManagerActor:
             await asyncio.sleep(EXPIRE_EVERY_S)
             now = time.monotonic()
             try:
-                await self._carry_out(self._brain.expire(now))
+                await self._seats.carry_out(self._brain.expire(now))
+                self._demoter.wake()
                 for replica, seat in list(self._replicas.items()):
                     if now - seat.last_seen > REPLICA_SILENCE_S:
                         logger.warning("replica %s is silent and forgotten", seat.rank)
                         self._forget_replica(replica)
-                for node, tier in list(self._tiers.items()):
-                    if now - tier.last_seen > TIER_SILENCE_S:
-                        logger.warning("the CPU tier of node %s is silent: its segments are misses", node[:8])
-                        del self._tiers[node]
-                        self._brain.forget_holder(Location(Tier.CPU, node))
-                        self._wake_pollers()
+                self._seats.forget_silent(now)
             except Exception:
                 logger.exception("housekeeping failed")

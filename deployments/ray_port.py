@@ -16,9 +16,12 @@ from typing import Any
 import ray
 
 from configs.sections import KVSettings
-from deployments.cpu_tier import get_or_start_tier, tier_name
-from deployments.kv_port import PlannedLoad, SaveGrant
-from deployments.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
+from deployments.cpu_tier import get_or_start_tier
+from deployments.kv_port import PlanDict, PlannedLoad, SaveGrant
+from deployments.locked_breaker import LockedBreaker
+from deployments.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.tier_reader import TierReader
+from kvmanager.locations import Tier
 from kvmanager.segments import SegmentSpan
 
 logger = logging.getLogger(__name__)
@@ -30,50 +33,46 @@ REPORT_EVERY_S = 0.005
 class RayPort:
     """See `KVPort` for who may call what from which thread."""
 
-    def __init__(self, app_name: str, replica: str, node_id: str, settings: KVSettings) -> None:
-        self.manager = ManagerClient(app_name)
+    def __init__(self, app_name: str, replica: str, node_id: str, settings: KVSettings, manager: ManagerClient) -> None:
+        self.manager = manager
         self.counters: collections.Counter[str] = collections.Counter()
-        self._counters_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._plan_circuit = LockedBreaker()
         self._app_name = app_name
         self._replica = replica
         self._node_id = node_id
         self._settings = settings
-        self._tiers: dict[str, Any] = {}
+        self._own_tier: Any = None
+        self._reader = TierReader(app_name, replica, node_id, self.count, self._report_load)
         self._reports: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._reporter = threading.Thread(target=self._report, name="crosskv-report", daemon=True)
         self._reporter.start()
         if settings.cpu_tier_bytes:
-            self._tiers[node_id] = get_or_start_tier(app_name, node_id, settings.cpu_tier_bytes)
+            self._start_tier()
+
+    async def plan(self, hashes: Sequence[bytes]) -> PlanDict | None:
+        """The manager's plan for a prompt; None when there is nothing to load or no answer. On an event loop."""
+        if not self._plan_circuit.allows(time.monotonic()):
+            self.count("plan_not_asked")
+            return None
+        try:
+            answer = await self.manager.ask(
+                "plan", self._replica, self._node_id, hashes, timeout_s=self._settings.plan_deadline_s
+            )
+        except ManagerUnavailableError:
+            self._plan_circuit.failed(time.monotonic())
+            self.count("plan_unanswered")
+            return None
+        self._plan_circuit.succeeded()
+        return PlanDict(lease_id=answer[0], segments=answer[1]) if answer and answer[1] else None
 
     def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
-        """One call to each tier, then one object at a time."""
-        refs = self._references(loads, deadline)
-        for load in loads:
-            if load.key not in refs:
-                yield None  # its tier did not answer, which says nothing about the segment
-                return
-            ref = refs[load.key]
-            if ref is None:
-                self.count("fetch_missing")
-                self._report_lost(load)
-                yield None
-                return
-            try:
-                sealed = ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
-            except ray.exceptions.GetTimeoutError:
-                self.count("fetch_late")
-                yield None
-                return
-            except ray.exceptions.RayError:
-                self.count("fetch_lost")
-                self._report_lost(load)
-                yield None
-                return
-            yield memoryview(sealed)
+        """See `deployments.tier_reader`."""
+        return self._reader.read(loads, deadline)
 
     def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
         """One call to the manager."""
-        if self._node_id not in self._tiers:
+        if self._own_tier is None:
             return None
         try:
             answer = self.manager.ask_blocking(
@@ -89,17 +88,14 @@ class RayPort:
         """One call to the tier with all segments; what the tier did not take is given up."""
         kept = 0
         if segments:
-            tier = self._tiers[self._node_id]
             try:
                 kept = ray.get(
-                    tier.put.remote([span for span, _ in segments], *(buffer for _, buffer in segments)),
+                    self._own_tier.put.remote([span for span, _ in segments], *(buffer for _, buffer in segments)),
                     timeout=self._settings.save_deadline_s,
                 )
             except ray.exceptions.RayActorError:
                 self.count("store_tier_gone")
-                self._tiers[self._node_id] = get_or_start_tier(
-                    self._app_name, self._node_id, self._settings.cpu_tier_bytes
-                )
+                self._start_tier()
             except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
                 self.count("store_failed")
         if kept < len(grant.keys):
@@ -132,29 +128,17 @@ class RayPort:
         self._reports.put(None)
         self._reporter.join(2.0)
 
-    def _references(self, loads: Sequence[PlannedLoad], deadline: float) -> dict[bytes, Any]:
-        """One call to each tier that holds any of the segments; None for what the tier does not have."""
-        refs: dict[bytes, Any] = {}
-        for holder in dict.fromkeys(load.holder for load in loads):
-            keys = [load.key for load in loads if load.holder == holder]
-            try:
-                found = ray.get(self._tier(holder).fetch.remote(keys), timeout=max(0.0, deadline - time.monotonic()))
-                refs.update(zip(keys, found, strict=True))
-            except ray.exceptions.RayActorError:
-                self._tiers.pop(holder, None) if holder != self._node_id else None
-                self.count("fetch_tier_gone")
-            except (ValueError, ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
-                self.count("fetch_failed")
-        return refs
+    def circuits(self) -> dict[tuple[str, str], str]:
+        """The state of each circuit breaker, by part and node: the manager's plans, and the CPU tiers."""
+        tiers = {(Tier.CPU.value, node): state for node, state in self._reader.circuits().items()}
+        return {("manager", ""): self._plan_circuit.state.value, **tiers}
 
-    def _tier(self, node_id: str) -> Any:
-        """The tier of any node. Raises ValueError when there is none."""
-        if node_id not in self._tiers:
-            self._tiers[node_id] = ray.get_actor(tier_name(self._app_name, node_id), namespace=SERVE_NAMESPACE)
-        return self._tiers[node_id]
+    def _start_tier(self) -> None:
+        workers = self._settings.prefetch_workers if self._settings.redis_url else 0
+        self._own_tier = get_or_start_tier(self._app_name, self._node_id, int(self._settings.cpu_tier_bytes), workers)
 
-    def _report_lost(self, load: PlannedLoad) -> None:
-        self._reports.put(("lost", load))
+    def _report_load(self, what: str, load: PlannedLoad) -> None:
+        self._reports.put((what, load))
 
     def _report(self) -> None:
         """The report thread: join what waits into as few calls as keep its order."""
@@ -193,7 +177,7 @@ class RayPort:
 
     def count(self, what: str, amount: int = 1) -> None:
         """Count a degradation, and log its first."""
-        with self._counters_lock:
+        with self._lock:
             first = what not in self.counters
             self.counters[what] += amount
         if first:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ from ray import serve
 
 from configs.settings import Settings, load_settings
 from deployments.engine_args import engine_config, engine_environment, model_identity
-from deployments.kv_port import PLAN, PlanDict
-from deployments.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.faulty_manager import manager_client
+from deployments.kv_port import PLAN
+from deployments.manager_client import ManagerUnavailableError
 from deployments.ray_port import RayPort
 from deployments.wire import GenerateRequest
 
@@ -28,6 +30,8 @@ ORDERS_WAIT_S = 2.0
 """How long one poll for orders waits at the manager; each poll is also the replica's heartbeat."""
 MANAGER_ANSWER_S = 5.0
 MANAGER_RETRY_S = 0.5
+LAST_WORDS_S = 0.5
+"""Between an engine's death and its process's end: time for the errors to reach the requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,8 @@ class Replica:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._settings = settings
         self._orders: asyncio.Task[None] | None = None
+        self._ending = False
+        self._manager = manager_client(context.app_name, settings.faults)
         self._port: RayPort | None = None
         self._reuse: Any = None
         config = engine_config(settings)
@@ -58,20 +64,22 @@ class Replica:
         self._llm, self._thread = start_engine(config, settings.engine.log_stats)
         if model_identity(config) != identity:
             raise RuntimeError(f"the files of model {settings.model} changed while they were loaded; start again")
+        self._fingerprint = identity.fingerprint()
         if settings.kv.enabled:
-            self._join_cache(context.app_name, settings, identity.fingerprint())
-        self._manager = self._port.manager if self._port else ManagerClient(context.app_name)
+            self._join_cache(context.app_name, settings)
         self._orders = asyncio.get_running_loop().create_task(self._obey())
 
-    def _join_cache(self, app_name: str, settings: Settings, fingerprint: bytes) -> None:
+    def _join_cache(self, app_name: str, settings: Settings) -> None:
         from deployments.kv_reuse import KVReuse
 
-        self._port = RayPort(app_name, self._name, self._node_id, settings.kv)
-        self._reuse = KVReuse(self._thread, self._llm.vllm_config, settings, self._port, fingerprint, str(self.rank))
+        self._port = RayPort(app_name, self._name, self._node_id, settings.kv, self._manager)
+        self._reuse = KVReuse(
+            self._thread, self._llm.vllm_config, settings, self._port, self._fingerprint, str(self.rank)
+        )
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs for one prompt, as they come. Cancelling the call aborts the request in the engine."""
-        plan = await self._plan(request)
+        plan = await self._port.plan(request.block_hashes) if self._port and request.block_hashes else None
         params = request.sampling_params
         # Whatever a client put there must not reach the connector: a plan comes from the manager only.
         transfer = {"kv_transfer_params": {PLAN: plan}} if plan else {}
@@ -94,6 +102,8 @@ class Replica:
         finally:
             if plan and self._port and not admitted:
                 self._port.release(plan["lease_id"])
+            if self._llm.errored:
+                self._end_soon()
 
     async def metrics(self, call: PinnedCall) -> str:
         """This process's Prometheus text: vLLM's own metrics and the transfer counters."""
@@ -109,7 +119,18 @@ class Replica:
     def check_health(self) -> None:
         """Serve replaces the replica when this raises: the engine is dead."""
         if self._llm.errored:
+            self._end_soon()
             raise RuntimeError(f"the engine of replica {self.rank} is dead: {self._thread.error!r}")
+
+    def _end_soon(self) -> None:
+        """The engine is dead: end the process, so that routers know at once and Serve starts another replica.
+
+        Until then the replica would fail every request quickly and look idle, hence attractive.
+        """
+        if not self._ending:
+            self._ending = True
+            logger.error("the engine of replica %d is dead, and the replica ends: %r", self.rank, self._thread.error)
+            threading.Timer(LAST_WORDS_S, os._exit, (1,)).start()
 
     def __del__(self) -> None:
         """Serve calls this after it has drained the replica's requests."""
@@ -120,20 +141,6 @@ class Replica:
         if self._port:
             self._port.close()
         self._llm.shutdown()
-
-    async def _plan(self, request: GenerateRequest) -> PlanDict | None:
-        if self._port is None or not request.block_hashes:
-            return None
-        try:
-            answer = await self._port.manager.ask(
-                "plan", self._name, self._node_id, request.block_hashes, timeout_s=self._settings.kv.plan_deadline_s
-            )
-        except ManagerUnavailableError:
-            self._port.count("plan_unanswered")
-            return None
-        if not answer or not answer[1]:
-            return None
-        return PlanDict(lease_id=answer[0], segments=answer[1])
 
     async def _obey(self) -> None:
         """Register with the manager, again with every new one, and carry out its orders."""
@@ -146,7 +153,13 @@ class Replica:
                 if orders is None:
                     hashes = await asyncio.wrap_future(self._reuse.device_hashes()) if self._reuse else []
                     await manager.ask(
-                        "register_replica", self._name, self.rank, self._node_id, hashes, timeout_s=MANAGER_ANSWER_S
+                        "register_replica",
+                        self._name,
+                        self.rank,
+                        self._node_id,
+                        hashes,
+                        self._fingerprint,
+                        timeout_s=MANAGER_ANSWER_S,
                     )
                     continue
                 for order in orders:

@@ -10,6 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from deployments.kv_transfer import KVTransfer
 from deployments.ray_port import RayPort
 
+_CIRCUIT_STATES = {"closed": 0, "half_open": 1, "open": 2}
+
 
 class TransferCollector:
     """Reads the counters when Prometheus asks; the transfer threads pay nothing for it."""
@@ -46,6 +48,14 @@ class TransferCollector:
         for kind, value in sorted(self._port.counters.items()):
             degraded.add_metric([self._replica, kind], value)
         yield degraded
+        circuits = GaugeMetricFamily(
+            "crosskv_circuit_state",
+            "Circuit breakers: 0 closed, 1 half-open, 2 open. A part whose circuit is open is not asked.",
+            labels=["replica", "tier", "node"],
+        )
+        for (tier, node), state in sorted(self._port.circuits().items()):
+            circuits.add_metric([self._replica, tier, node[:8]], _CIRCUIT_STATES[state])
+        yield circuits
 
 
 def replica_metrics_text(

@@ -5,8 +5,9 @@ neither vLLM nor torch, because Serve's controller loads this class too.
 
 Leans on ray 2.60.0: `RequestRouter` (alpha) with `initialize_state`, `choose_replicas`, `on_request_routed`,
 `on_request_completed`; `PendingRequest.args` and `routing_context.should_backoff`; the router of a handle lives in the
-handle's process and sees the very objects that were passed to `remote()`. `FIFOMixin` is left out: it would hand one
-request's choice to another.
+handle's process, on a loop of its own, and sees the very objects that were passed to `remote()`; `on_request_routed`
+comes before the caller sees an output or a failure of the replica that took the request. `FIFOMixin` is left out: it
+would hand one request's choice to another.
 """
 
 from __future__ import annotations
@@ -90,9 +91,10 @@ class PrefixAffinityRouter(RequestRouter):
         if not isinstance(request, GenerateRequest):
             return [candidate_replicas]
         self._note_first_tokens()
-        hits = self._hits(request, list(by_name))
-        order = self._state.rank(list(by_name), hits, len(request.prompt_token_ids), time.monotonic())
-        return [[by_name[name]] for name in order]
+        names = [name for name in by_name if name not in request.avoid] or list(by_name)
+        order = self._state.rank(names, self._hits(request, names), len(request.prompt_token_ids), time.monotonic())
+        failed = request.progress.failed
+        return [[by_name[name]] for name in sorted(order, key=lambda name: name in failed)]  # stable
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
         """Count the request at its replica at once, before anybody reports it, or a burst would herd."""
@@ -100,6 +102,7 @@ class PrefixAffinityRouter(RequestRouter):
         if not isinstance(request, GenerateRequest):
             return
         name, internal_id = replica_id.unique_id, pending_request.metadata.internal_request_id
+        request.progress.replica = name
         hit_blocks = sum(self._hits(request, [name])[name])
         prompt_tokens = len(request.prompt_token_ids)
         uncached = max(0, prompt_tokens - hit_blocks * self._options.block_size)

@@ -55,6 +55,10 @@ class SegmentCopier:
             dtype=_DTYPE_NAMES[self.layout.dtype],
             codec="raw",
             payload_bytes=buffer.nbytes - HEADER_BYTES,
+            parent=span.parent,
+            start_block=span.start_block,
+            num_blocks=span.num_blocks,
+            kind=span.kind,
         )
         seal(buffer.data, header)
         return buffer

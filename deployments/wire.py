@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from deployments.failed_replicas import FailedReplicas
+
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
@@ -30,9 +32,15 @@ class KVCacheUsage(TypedDict):
 
 @dataclass(slots=True)
 class Progress:
-    """What the ingress learns while it streams, for the router in the same process; not sent to the replica."""
+    """What the ingress and the router in the same process tell each other about one request; not sent to the replica.
+
+    `replica`: its unique name, once the router has chosen it and it has accepted. `failed`: shared by all requests of
+    one ingress.
+    """
 
     first_token: bool = False
+    replica: str = ""
+    failed: FailedReplicas = field(default_factory=FailedReplicas)
 
     def __reduce__(self) -> tuple[type[Progress], tuple[()]]:
         """A copy in another process starts anew."""
@@ -44,7 +52,8 @@ class GenerateRequest:
     """One prompt for one replica.
 
     `block_hashes` are the hashes of the prompt's full blocks (32 bytes each), computed with `cache_salt`, which
-    already contains the model's fingerprint and the tenant (`kvmanager.keys`). `replica_pin` is the replica's rank
+    already contains the model's fingerprint and the tenant (`kvmanager.keys`). `replica_pin` is the replica's rank.
+    `avoid` are unique names of replicas that are not chosen while there are others.
     """
 
     request_id: str
@@ -54,6 +63,7 @@ class GenerateRequest:
     block_hashes: list[bytes]
     priority: int = 0
     replica_pin: int | None = None
+    avoid: tuple[str, ...] = ()
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
     trace_headers: dict[str, str] = field(default_factory=dict)

@@ -14,6 +14,7 @@ Costs: each method is O(log n) per copy that it changes, unless its docstring sa
 from collections.abc import Callable, Iterable, Iterator
 
 from kvmanager.deltas import DeltaLog, Event
+from kvmanager.demotion_queue import DemotionQueue
 from kvmanager.directives import Directive, evict
 from kvmanager.hotness import HotnessClock
 from kvmanager.keys import SegmentKey
@@ -27,9 +28,9 @@ from kvmanager.trie import PrefixTrie
 
 def evictions(copies: Iterable[Copy]) -> tuple[Directive, ...]:
     """Return the orders that free copies the catalogue has forgotten, one per location, keys in the given order."""
-    keys: dict[Location, list[SegmentKey]] = {}
+    keys: dict[Location, dict[SegmentKey, None]] = {}
     for copy in copies:
-        keys.setdefault(copy.store.location, []).append(copy.node.key)
+        keys.setdefault(copy.store.location, {})[copy.node.key] = None
     return tuple(evict(location, tuple(gone)) for location, gone in keys.items())
 
 
@@ -37,13 +38,19 @@ class Catalog:
     """The trie, the stores, and the transitions between the states of `kvmanager.nodes`."""
 
     def __init__(
-        self, trie: PrefixTrie, clock: HotnessClock, log: DeltaLog, make_policy: Callable[[], EvictionPolicy]
+        self,
+        trie: PrefixTrie,
+        clock: HotnessClock,
+        log: DeltaLog,
+        make_policy: Callable[[], EvictionPolicy],
+        demotion_queue: DemotionQueue,
     ) -> None:
         self.trie = trie
         self.stores: dict[Location, Store] = {}
         self._clock = clock
         self._log = log
         self._make_policy = make_policy
+        self._demotion_queue = demotion_queue
 
     def store(self, location: Location) -> Store:
         """Return the store of a shared location; a new one has no budget. Raises ValueError for a device."""
@@ -75,6 +82,7 @@ class Catalog:
         while copy is not None:
             copy.store.policy.used(copy)
             copy = copy.next
+        self._demotion_queue.consider(node)
 
     def upheld(self, node: Node, store: Store) -> bool:
         """Return whether a copy of ``node`` at ``store`` would have its parent there, or a promise of it."""
@@ -219,6 +227,7 @@ class Catalog:
             node = copy.node
             tier, holder = copy.store.location
             self._log.append(("seg+", tier.value, holder, node.key, node.start_block, node.num_blocks))
+            self._demotion_queue.consider(node)
             if copy.children:
                 below = (child.copy_at(copy.store) for child in node.children())
                 ready.extend(child for child in below if child is not None and child.state is CopyState.HELD)

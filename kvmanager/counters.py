@@ -23,6 +23,22 @@ class Counters:
     refused_commits: int = 0
     """Commits and adoptions that the manager did not expect or has no room for; the tier frees the bytes."""
     evicted_segments: int = 0
+    """Ordered evicted, relieved ones and what a demotion reserved and did not report included."""
     dropped_segments: int = 0
     expired_leases: int = 0
     expired_reservations: int = 0
+    demoted_segments: int = 0
+    """Copied to Redis and committed there."""
+    refused_demotions: int = 0
+    """Segments for which, or for whose chain, Redis had nothing colder to evict, or that exceed its whole budget."""
+    dropped_demotions: int = 0
+    """Segments that waited to be copied to Redis when more came than the queue holds."""
+    expired_demotions: int = 0
+    stray_segments: int = 0
+    """Written to Redis by a demotion that had ended; ordered evicted there."""
+    relieved_segments: int = 0
+    """Evicted from a CPU tier above its high-water mark, while Redis keeps them."""
+    promoted_segments: int = 0
+    """Copied from Redis to a CPU tier and committed there."""
+    refused_promotions: int = 0
+    """Segments that are at Redis, but for which a CPU tier has no room or lacks the parent."""

@@ -21,3 +21,7 @@ class Location(NamedTuple):
     tier: Tier
     holder: str
     """Replica id (device), node id (cpu) or the empty string (redis)."""
+
+
+REDIS = Location(Tier.REDIS, "")
+"""The one location of its tier. While its budget is zero, Redis is not there."""

@@ -6,11 +6,11 @@ memory at once; nothing here waits, and nothing on a request's path (`plan`, `re
 the device reports, `deltas_since` without a gap) costs O(index).
 
 This class only wires the parts together: `trie` and `nodes` (what is known), `catalog` (what is where), `plans`,
-`saves`, `device_index`, `deltas`.
+`saves`, `demotions`, `device_index`, `deltas`.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -19,11 +19,13 @@ from kvmanager.catalog import Catalog, evictions
 from kvmanager.config import ManagerConfig
 from kvmanager.counters import Counters
 from kvmanager.deltas import DeltaLog, Deltas, Event
+from kvmanager.demotion_queue import DemotionQueue
+from kvmanager.demotions import Demotion, Demotions
 from kvmanager.device_index import DeviceIndex
 from kvmanager.directives import Directive, evict
 from kvmanager.hotness import HotnessClock
 from kvmanager.keys import BlockHash, SegmentKey
-from kvmanager.locations import Location, Tier
+from kvmanager.locations import REDIS, Location, Tier
 from kvmanager.nodes import Copy
 from kvmanager.plans import Plan, Planner
 from kvmanager.policies import make_policy
@@ -45,19 +47,29 @@ class KVManager:
         self._clock = HotnessClock(config.half_life_requests)
         self._log = DeltaLog(epoch, config.max_deltas)
         self._trie = PrefixTrie(config.max_ghosts)
-        self._catalog = Catalog(self._trie, self._clock, self._log, partial(make_policy, config.eviction_policy))
-        self._planner = Planner(self._catalog, config.blocks_per_segment, config.lease_s)
+        self._queue = DemotionQueue(self._clock, self._counters, config.redis_min_uses)
+        policy = partial(make_policy, config.eviction_policy)
+        self._catalog = Catalog(self._trie, self._clock, self._log, policy, self._queue)
+        self._planner = Planner(self._catalog, self._counters, config.blocks_per_segment, config.lease_s)
         self._saves = Saves(self._catalog, self._counters, config.blocks_per_segment, config.save_s)
+        self._demotions = Demotions(self._catalog, self._queue, self._counters, config.cpu_high_water, config.save_s)
         self._devices = DeviceIndex()
         self._due: list[Copy] = []
         """Forgotten copies that no directive has named yet: the next method that returns directives does."""
 
     def set_budget(self, location: Location, nbytes: int) -> None:
-        """Let a location hold ``nbytes``. Raises ValueError for a device, and for less than the location holds."""
+        """Let a location hold ``nbytes``. Raises ValueError for a device, and for less than the location holds.
+
+        O(index) when Redis gets its first bytes: what CPU tiers hold may have earned a copy there before it came.
+        """
         store = self._catalog.store(location)
         if nbytes < store.used_bytes:
             raise ValueError(f"{location} holds {store.used_bytes} bytes, more than {nbytes}: clear its tier first")
         store.budget_bytes = nbytes
+        if location == REDIS and nbytes:
+            self._queue.open(self._trie.nodes.values())
+        elif location == REDIS:
+            self._queue.close()
 
     # Loading
 
@@ -69,9 +81,7 @@ class KVManager:
         """
         self._advance(now)
         self._clock.tick()
-        plan = self._planner.plan(self._now, replica, node, hashes, device_blocks)
-        self._count_plan(plan, len(hashes), device_blocks)
-        return plan
+        return self._planner.plan(self._now, replica, node, hashes, device_blocks)
 
     def release(self, lease_id: int) -> None:
         """End a plan's lease; one that has ended already is no error. What waited for it, `expire` will evict."""
@@ -90,7 +100,7 @@ class KVManager:
         due = self.expire(now)  # their room is free already, so their evictions must come before these segments
         offer = self._saves.offer(self._now, replica, self._catalog.store(location), spans, nbytes)
         self._trie.forget_coldest_ghosts()
-        return Offer(offer.save_id, offer.keys, due + offer.evict) if due else offer
+        return replace(offer, evict=due + offer.evict)
 
     def commit(
         self, now: float, location: Location, keys: Sequence[SegmentKey], nbytes: Sequence[int]
@@ -139,6 +149,51 @@ class KVManager:
                 freed += self._catalog.uproot(copy, bytes_lost=True)
         return self._evict(freed)
 
+    # Redis
+
+    def next_demotion(self, now: float, most_bytes: int) -> Demotion | None:
+        """Say which segments shall be copied from a CPU tier to Redis now, and keep them there until `finish_demotion`.
+
+        At most ``most_bytes`` in all, or one larger segment. None: nothing for now; to be asked again after a commit,
+        a plan or an `expire`. Several demotions may be under way; each ends by itself after ``save_s`` seconds.
+        """
+        self._end_overdue(now)
+        demotion = self._demotions.next(self._now, most_bytes)
+        if demotion is None:
+            return None
+        # What Redis is still to free comes first, for the same segments may be written again now.
+        due = [copy for copy in self._due if copy.store.location == REDIS]
+        self._due = [copy for copy in self._due if copy.store.location != REDIS]
+        self._counters.evicted_segments += len(due)
+        self._trie.forget_coldest_ghosts()
+        return replace(demotion, evict=evictions(due) + demotion.evict)
+
+    def finish_demotion(self, now: float, demotion_id: int, stored_keys: Sequence[SegmentKey]) -> tuple[Directive, ...]:
+        """Note that Redis has ``stored_keys`` of a demotion and that nobody works on the rest; order what is due.
+
+        For a demotion that has ended already, the eviction of what Redis holds without the index knowing is due.
+        """
+        self._end_overdue(now)
+        freed, strays = self._demotions.finish(demotion_id, stored_keys)
+        due = {copy.node.key for copy in self._due if copy.store.location == REDIS}
+        strays = [key for key in strays if key not in due]
+        return self._evict(freed) + ((evict(REDIS, tuple(strays)),) if strays else ())
+
+    def relieve(self, now: float) -> tuple[Directive, ...]:
+        """Order CPU tiers above their high-water mark to free the coldest segments that Redis has, and what is due."""
+        self._advance(now)
+        return self._evict(self._demotions.relieve())
+
+    def promote(self, now: float, replica: str, location: Location, keys: Sequence[SegmentKey]) -> Offer:
+        """Say which of ``keys``, stored at Redis, shall be copied to the CPU tier ``location``, and reserve them there.
+
+        The rules are those of `offer`; it ends by `commit`, by `abandon`, or after ``save_s`` seconds.
+        """
+        due = self.expire(now)
+        offer = self._saves.promote(self._now, replica, self._catalog.store(location), keys)
+        self._trie.forget_coldest_ghosts()
+        return replace(offer, evict=due + offer.evict)
+
     # What devices hold
 
     def device_stored(self, replica: str, hashes: Iterable[BlockHash]) -> None:
@@ -165,11 +220,15 @@ class KVManager:
         self._trie.forget_coldest_ghosts()
 
     def forget_holder(self, location: Location) -> None:
-        """Note that a location is gone with all it held; its budget becomes zero. O(index)."""
+        """Note that a location is gone with all it held; its budget becomes zero. O(index).
+
+        Demotions and promotions under way may go on, but nothing is committed at a location that is gone.
+        """
         store = self._catalog.store(location)
         for copy in reversed(self._catalog.copies_at(store)):
             self._catalog.uproot(copy, bytes_lost=True)
-        store.budget_bytes = 0
+        self._due = [copy for copy in self._due if copy.store is not store]
+        self.set_budget(location, 0)
         self._trie.forget_coldest_ghosts()
 
     def clear(self, tiers: set[Tier]) -> tuple[Directive, ...]:
@@ -189,11 +248,8 @@ class KVManager:
 
         To be called every second or so. O(expired).
         """
-        self._advance(now)
-        leases = len(self._planner)
-        freed = self._planner.expire(self._now)
-        self._counters.expired_leases += leases - len(self._planner)
-        return self._evict(freed + self._saves.expire(self._now))
+        self._end_overdue(now)
+        return self._evict([])
 
     # Reports
 
@@ -214,6 +270,8 @@ class KVManager:
             "locations": [store_report(store) for store in self._catalog.stores.values()],
             "leases": len(self._planner),
             "reservations": len(self._saves),
+            "demotions": len(self._demotions),
+            "demotion_queue": len(self._queue),
             "oldest_lease_s": self._planner.oldest_s(self._now),
             "oldest_reservation_s": self._saves.oldest_s(self._now),
             "last_delta": self._log.last,
@@ -223,23 +281,16 @@ class KVManager:
     def _advance(self, now: float) -> None:
         self._now = max(self._now, now)
 
+    def _end_overdue(self, now: float) -> None:
+        self._advance(now)
+        self._due += self._planner.expire(self._now)
+        self._due += self._saves.expire(self._now) + self._demotions.expire(self._now)
+
     def _evict(self, freed: list[Copy]) -> tuple[Directive, ...]:
         due, self._due = self._due + freed, []
         self._counters.evicted_segments += len(due)
         self._trie.forget_coldest_ghosts()
         return evictions(due)
-
-    def _count_plan(self, plan: Plan, prompt_blocks: int, device_blocks: int) -> None:
-        counters = self._counters
-        counters.plans += 1
-        counters.prompt_blocks += prompt_blocks
-        counters.device_blocks += device_blocks
-        for _, start, blocks, location, _ in plan.segments:
-            gained = start + blocks - max(start, device_blocks)
-            if location.tier is Tier.CPU:
-                counters.cpu_blocks += gained
-            else:
-                counters.redis_blocks += gained
 
     def _placement(self) -> Iterable[Event]:
         devices: Iterable[Event] = (("dev+", replica, list(held)) for replica, held in self._devices.replicas())

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kvmanager.catalog import Catalog
+from kvmanager.counters import Counters
 from kvmanager.keys import BlockHash, SegmentKey
 from kvmanager.locations import Location, Tier
 from kvmanager.nodes import Copy, Node
@@ -60,8 +61,9 @@ class _Lease:
 class Planner:
     """Makes plans and keeps their leases."""
 
-    def __init__(self, catalog: Catalog, blocks_per_segment: int, lease_s: float) -> None:
+    def __init__(self, catalog: Catalog, counters: Counters, blocks_per_segment: int, lease_s: float) -> None:
         self._catalog = catalog
+        self._counters = counters
         self._blocks_per_segment = blocks_per_segment
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
@@ -75,28 +77,18 @@ class Planner:
 
         O(segments of the prompt), plus O(log n) for the heap entries of leaves.
         """
-        known = self.deepest_known(hashes)
-        stored = self.deepest_stored(hashes)
-        self._count_use(known, stored)
-        chain: list[Node] = []
-        step = stored
-        while step is not None and step.end_block > device_blocks:
-            chain.append(step)
-            step = step.parent
-        if not chain:
-            reason = PlanReason.DEVICE if stored else PlanReason.EVICTED if known else PlanReason.COLD
-            return Plan(0, (), reason)
-        chain.reverse()
-        copies = [_nearest(link, node) for link in chain]
-        for copy in copies:
-            self._catalog.lease(copy)
-        self._last_id += 1
-        self._leases[self._last_id] = _Lease(replica, now + self._lease_s, copies)
-        segments = tuple(
-            PlannedSegment(link.key, link.start_block, link.num_blocks, copy.store.location, copy.nbytes)
-            for link, copy in zip(chain, copies, strict=True)
-        )
-        return Plan(self._last_id, segments, PlanReason.HIT)
+        plan = self._plan(now, replica, node, hashes, device_blocks)
+        counters = self._counters
+        counters.plans += 1
+        counters.prompt_blocks += len(hashes)
+        counters.device_blocks += device_blocks
+        for _, start, blocks, location, _ in plan.segments:
+            gained = start + blocks - max(start, device_blocks)
+            if location.tier is Tier.CPU:
+                counters.cpu_blocks += gained
+            else:
+                counters.redis_blocks += gained
+        return plan
 
     def release(self, lease_id: int) -> list[Copy]:
         """End a lease, if it has not ended yet; return the copies whose eviction waited for it."""
@@ -112,6 +104,7 @@ class Planner:
             lease_id, lease = next(iter(self._leases.items()))
             if lease.deadline > now:
                 break
+            self._counters.expired_leases += 1
             freed += self.release(lease_id)
         return freed
 
@@ -136,6 +129,30 @@ class Planner:
         """Return the age in seconds of the oldest lease, 0 without any."""
         oldest = next(iter(self._leases.values()), None)
         return 0.0 if oldest is None else now - (oldest.deadline - self._lease_s)
+
+    def _plan(self, now: float, replica: str, node: str, hashes: Sequence[BlockHash], device_blocks: int) -> Plan:
+        known = self.deepest_known(hashes)
+        stored = self.deepest_stored(hashes)
+        self._count_use(known, stored)
+        chain: list[Node] = []
+        step = stored
+        while step is not None and step.end_block > device_blocks:
+            chain.append(step)
+            step = step.parent
+        if not chain:
+            reason = PlanReason.DEVICE if stored else PlanReason.EVICTED if known else PlanReason.COLD
+            return Plan(0, (), reason)
+        chain.reverse()
+        copies = [_nearest(link, node) for link in chain]
+        for copy in copies:
+            self._catalog.lease(copy)
+        self._last_id += 1
+        self._leases[self._last_id] = _Lease(replica, now + self._lease_s, copies)
+        segments = tuple(
+            PlannedSegment(link.key, link.start_block, link.num_blocks, copy.store.location, copy.nbytes)
+            for link, copy in zip(chain, copies, strict=True)
+        )
+        return Plan(self._last_id, segments, PlanReason.HIT)
 
     def _count_use(self, known: Node | None, stored: Node | None) -> None:
         """Count one use of the ancestors of both nodes, which part ways only after their last common cut."""

@@ -3,6 +3,7 @@
 A replica *offers* segments that it has computed; the manager answers which to store, and promises their bytes under a
 save id. The tier fetches them and *commits* each one when it owns the complete bytes; only then can a plan contain it.
 What is not committed is *abandoned*, by name or by time. Two replicas never store one segment twice at one location.
+A *promotion* is a save whose bytes come from Redis.
 ``now`` never goes backwards, so saves expire in the order in which they were made. One thread.
 """
 
@@ -13,6 +14,7 @@ from kvmanager.catalog import Catalog, evictions
 from kvmanager.counters import Counters
 from kvmanager.directives import Directive
 from kvmanager.keys import SegmentKey
+from kvmanager.locations import REDIS
 from kvmanager.nodes import Copy, CopyState, Node
 from kvmanager.segments import SegmentSpan
 from kvmanager.stores import Store
@@ -32,6 +34,7 @@ class Offer:
 class _Save:
     replica: str
     deadline: float
+    promotion: bool
     pending: dict[SegmentKey, Copy]
     """What is neither committed nor abandoned yet."""
 
@@ -81,6 +84,31 @@ class Saves:
                 evicted += victims
         self._counters.evicted_segments += len(evicted)
         return Offer(self._open(replica, now, pending), tuple(pending), evictions(evicted))
+
+    def promote(self, now: float, replica: str, store: Store, keys: Sequence[SegmentKey]) -> Offer:
+        """Decide which of ``keys``, as far as Redis has them and ``store`` has not, are copied to ``store``.
+
+        As for an offer, the parent must be there and only colder leaves make room. O(log n) per segment and victim.
+        """
+        redis = self._catalog.stores.get(REDIS)
+        nodes = self._catalog.trie.nodes
+        pending: dict[SegmentKey, Copy] = {}
+        evicted: list[Copy] = []
+        for node in sorted((nodes[key] for key in keys if key in nodes), key=lambda node: node.start_block):
+            stored = None if redis is None else node.copy_at(redis)
+            if stored is None or not stored.resident or node.copy_at(store) is not None:
+                continue
+            if (
+                not self._catalog.upheld(node, store)
+                or (reserved := self._catalog.reserve(store, node, stored.nbytes)) is None
+            ):
+                self._counters.refused_promotions += 1
+            else:
+                copy, victims = reserved
+                pending[node.key] = copy
+                evicted += victims
+        self._counters.evicted_segments += len(evicted)
+        return Offer(self._open(replica, now, pending, promotion=True), tuple(pending), evictions(evicted))
 
     def commit(self, now: float, store: Store, keys: Sequence[SegmentKey], nbytes: Sequence[int]) -> list[SegmentKey]:
         """Note that the tier owns the complete bytes of ``keys``; return those it shall keep, parents first.
@@ -152,11 +180,11 @@ class Saves:
         oldest = next(iter(self._saves.values()), None)
         return 0.0 if oldest is None else now - (oldest.deadline - self._save_s)
 
-    def _open(self, replica: str, now: float, pending: dict[SegmentKey, Copy]) -> int:
+    def _open(self, replica: str, now: float, pending: dict[SegmentKey, Copy], *, promotion: bool = False) -> int:
         if not pending:
             return 0
         self._last_id += 1
-        self._saves[self._last_id] = _Save(replica, now + self._save_s, pending)
+        self._saves[self._last_id] = _Save(replica, now + self._save_s, promotion, pending)
         self._save_of.update(dict.fromkeys(pending.values(), self._last_id))
         return self._last_id
 
@@ -170,9 +198,10 @@ class Saves:
         self._counters.committed_segments += 1
         if save_id is not None:
             del self._save_of[copy]
-            pending = self._saves[save_id].pending
-            del pending[copy.node.key]
-            if not pending:
+            save = self._saves[save_id]
+            self._counters.promoted_segments += save.promotion
+            del save.pending[copy.node.key]
+            if not save.pending:
                 del self._saves[save_id]
         return True
 

@@ -16,7 +16,7 @@ import httpx
 
 from models.training import worlds
 
-TIERS = ("device", "cpu")
+TIERS = ("device", "cpu", "redis")
 SHORTEST_PROMPT_TOKENS = 10
 REQUEST_TIMEOUT_S = 300.0
 
@@ -53,7 +53,7 @@ class Turn:
 async def run(url: str, model: str, plan: Plan, on_turn: Callable[[], None] = lambda: None) -> list[Turn]:
     """All turns of all conversations. Raises httpx.HTTPStatusError when the server refuses one."""
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_TIMEOUT_S) as client:
-        words = await _tokenize(client, model, _text(Random(plan.seed), 4 * plan.longest_prompt_tokens))
+        words = await tokenize(client, model, text(Random(plan.seed), 4 * plan.longest_prompt_tokens))
         places = asyncio.Semaphore(plan.at_once)
 
         async def one(number: int) -> list[Turn]:
@@ -111,14 +111,16 @@ async def _converse(
     return turns
 
 
-async def _tokenize(client: httpx.AsyncClient, model: str, text: str) -> list[int]:
-    response = await client.post("/tokenize", json={"model": model, "prompt": text, "add_special_tokens": False})
+async def tokenize(client: httpx.AsyncClient, model: str, prompt: str) -> list[int]:
+    """The server's tokens of a text."""
+    response = await client.post("/tokenize", json={"model": model, "prompt": prompt, "add_special_tokens": False})
     response.raise_for_status()
     tokens: list[int] = response.json()["tokens"]
     return tokens
 
 
-def _text(rng: Random, tokens: int) -> str:
+def text(rng: Random, tokens: int) -> str:
+    """At least so many tokens of the demo model's language."""
     sentences: list[str] = []
     while len(sentences) * worlds.PERSON_FACT_TOKENS < tokens:
         world = worlds.generate(rng, 600)

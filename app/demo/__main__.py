@@ -16,9 +16,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from app.demo.redis_scenes import RedisScenes
 from app.demo.report import Report
+from app.demo.restart import Restart
 from app.demo.scenes import Scenes
 from app.demo.server import DemoError, Server
+from app.demo.stage import Stage
 
 DEMO_MODEL = "demo"
 """The name that models/demo is served by."""
@@ -31,6 +34,9 @@ def demo(
     api_key: Annotated[
         str | None, typer.Option(envvar="CROSSKV_API_KEY", help="A key of the server's http.api_keys.")
     ] = None,
+    restart: Annotated[
+        bool, typer.Option(help="Restart the whole server too, if `make serve` runs it on this machine.")
+    ] = True,
     json_file: Annotated[
         str | None, typer.Option("--json", help="Write the table as JSON to this file, or to stdout with -.")
     ] = None,
@@ -51,7 +57,9 @@ def demo(
         if server.ailing:
             out.print(f"[yellow]Its /health says: {escape(', '.join(server.ailing))}[/]\n")
         with Report(out) as report:
-            Scenes(server, report, is_demo_model).play()
+            stage = Stage(server, report, is_demo_model)
+            asked = Scenes(stage).play()
+            RedisScenes(stage, Restart(server, restart)).play(asked)
     except DemoError as error:
         err.print(str(error), markup=False)
         raise typer.Exit(error.exit_code) from None

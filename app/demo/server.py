@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ NO_KEY = "none"  # OpenAI's client wants a key even where the server does not
 ANSWER_S = 120.0
 CONTROL_S = 15.0
 CONNECT_S = 5.0
-POLL_S = 0.02
+POLL_S = 0.05
 
 Message = dict[str, str]
 
@@ -46,6 +46,11 @@ class Turn:
     prompt_ids: list[int]
     answer_ids: list[int]
     text: str
+
+    @property
+    def computed(self) -> list[int]:
+        """The tokens whose KV the replica has now: nobody has read the answer's last one yet."""
+        return [*self.prompt_ids, *self.answer_ids[:-1]]
 
 
 class Server:
@@ -116,21 +121,28 @@ class Server:
         listed = ",".join(map(str, tokens))
         return self._get("/api/v1/kv/lookup", params={"tokens": listed, "cache_salt": self._salt})
 
-    def clear_devices(self) -> None:
-        """Empty every replica's device tier."""
+    def clear(self, *tiers: str) -> None:
+        """Empty these tiers (`device`, `cpu`) on all replicas and nodes."""
         with _http_errors(self.url):
-            response = self._http.post("/api/v1/kv/clear", json={"tiers": ["device"]})
+            response = self._http.post("/api/v1/kv/clear", json={"tiers": tiers})
         _refuse_errors(response)
 
-    def wait_until_saved(self, tokens: Sequence[int], deadline_s: float) -> bool:
-        """Wait until the CPU tier has every whole block of `tokens`; False when it has not in time."""
+    def wait_until_in(self, tier: str, tokens: Sequence[int], deadline_s: float) -> bool:
+        """Wait until a shared tier has every whole block of `tokens`; False when it has not in time."""
         wanted = len(tokens) // self.block_size_tokens
-        end = time.monotonic() + deadline_s
-        while self.lookup(tokens)["cpu"] < wanted:
-            if time.monotonic() > end:
-                return False
-            time.sleep(POLL_S)
-        return True
+        return _wait_until(lambda: self.lookup(tokens)[tier] >= wanted, deadline_s)
+
+    def wait_until_none_in(self, tier: str, tokens: Sequence[int], deadline_s: float) -> bool:
+        """Wait until a shared tier has no block that `tokens` begin with; False when it has one still."""
+        return _wait_until(lambda: self.lookup(tokens)[tier] == 0, deadline_s)
+
+    def parts(self) -> dict[str, Any] | None:
+        """The server's parts by name, as /health says; None while it serves no requests. Raises nothing."""
+        try:
+            serves, parts = self._read_health()
+        except DemoError:
+            return None
+        return parts if serves else None
 
     def close(self) -> None:
         """Close the connections."""
@@ -138,21 +150,25 @@ class Server:
         self._openai.close()
 
     def _find_replicas(self) -> list[int]:
-        with _http_errors(self.url):
-            response = self._http.get("/health")
-        try:
-            parts = response.json()["parts"]
-        except (ValueError, KeyError, TypeError):
-            raise UnusableServerError(
-                f"What answers at {self.url} is not crosskv: give --port of one that is."
-            ) from None
+        serves, parts = self._read_health()
         self.ailing = [f"{name}: {part['state']}" for name, part in parts.items() if part.get("state") != "ok"]
         running = [int(rank) for rank in parts.get("replicas", {}).get("running", [])]
-        if response.is_error or not running:
+        if not serves or not running:
             raise UnusableServerError(
                 f"The server at {self.url} is not ready ({', '.join(self.ailing)}); try again later."
             )
         return running
+
+    def _read_health(self) -> tuple[bool, dict[str, Any]]:
+        """Whether requests are served, and the parts by name."""
+        with _http_errors(self.url):
+            response = self._http.get("/health")
+        try:
+            return response.is_success, dict(response.json()["parts"])
+        except (ValueError, KeyError, TypeError):
+            raise UnusableServerError(
+                f"What answers at {self.url} is not crosskv: give --port of one that is."
+            ) from None
 
     def _first_model(self) -> str:
         return str(self._get("/v1/models")["data"][0]["id"])
@@ -163,6 +179,15 @@ class Server:
         _refuse_errors(response)
         found: dict[str, Any] = response.json()
         return found
+
+
+def _wait_until(condition: Callable[[], bool], deadline_s: float) -> bool:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 @contextmanager

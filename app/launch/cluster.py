@@ -8,7 +8,9 @@ from typing import Any
 
 from configs.settings import Settings
 
-# Ray's object store also holds what is in flight between processes, beside what the CPU tier keeps.
+# Ray's object store also holds what is in flight between processes, beside what the CPU tier keeps: segments on their
+# way from a replica, and those that were read from Redis for a waiting request, for which the tier may have no room.
+# Some 7 segments of an 8B model (256 tokens of 144 KiB) fit into the first figure; the second grows with the tier.
 _STORE_HEADROOM_BYTES = 256 * 1024**2
 _STORE_HEADROOM_SHARE = 0.25
 

@@ -10,11 +10,9 @@ from typing import Any
 
 import yaml
 
-from configs.model_folder import PROJECT_ROOT
+from app.launch.run_folder import run_folder
 from configs.presets import find_preset
 from configs.settings import Settings, SettingsError, load_settings
-
-RUN_FOLDER = PROJECT_ROOT / ".crosskv"
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,12 @@ class LaunchPlan:
 
     @property
     def run_folder(self) -> Path:
-        """Where this server's merged configuration and log lie. One per port, so that two servers do not mix."""
-        return RUN_FOLDER / str(self.port)
+        """Where this server's merged configuration and log lie."""
+        return run_folder(self.port)
 
 
-def make_plan(config_path: Path, overrides: Overrides) -> LaunchPlan:
-    """Read, merge and check.
+def make_plan(config_path: Path, overrides: Overrides, running: LaunchPlan | None = None) -> LaunchPlan:
+    """Read, merge and check. The port may be in use by the `running` server, which will have ended by then.
 
     Raises:
         SettingsError: one sentence that names what is wrong and what would work.
@@ -84,7 +82,8 @@ def make_plan(config_path: Path, overrides: Overrides) -> LaunchPlan:
     if not isinstance(port, int) or not 1 <= port <= 65535:
         raise SettingsError(f"http_options.port: {port!r} is not a port; use a number from 1 to 65535.")
     settings = load_settings(application["args"])
-    _check_free(host, port)
+    if running is None or running.port != port:
+        _check_free(host, port)
     return LaunchPlan(config, settings, str(application.get("name", "default")), host, port)
 
 

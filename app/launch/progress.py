@@ -79,5 +79,5 @@ def ready_text(plan: LaunchPlan, seconds: float) -> str:
         f"crosskv serves {plan.settings.model_name} at {plan.address} (ready after {seconds:.0f} s)\n\n"
         f"curl -sN {plan.address}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
         f"  -d {shlex.quote(json.dumps(body))}\n\n"
-        f"Ctrl-C stops it. Log: {plan.run_folder / 'server.log'}"
+        f"Ctrl-C stops it, SIGHUP restarts it. Log: {plan.run_folder / 'server.log'}"
     )

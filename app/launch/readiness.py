@@ -1,10 +1,14 @@
-"""Asks the server over HTTP whether it serves: healthy, and able to produce a token."""
+"""Asks the server over HTTP whether it serves: healthy, able to produce a token; and which parts are not well."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import httpx
 
 from app.launch.plan import LaunchPlan
+
+_ANSWER_S = 60.0
 
 
 class Readiness:
@@ -14,23 +18,44 @@ class Readiness:
         keys = plan.settings.http.api_keys
         headers = {"Authorization": f"Bearer {next(iter(keys))}"} if keys else {}
         # trust_env=False: a proxy in the environment is not for this machine's own address.
-        self._client = httpx.Client(base_url=plan.address, headers=headers, timeout=60.0, trust_env=False)
+        self._client = httpx.Client(base_url=plan.address, headers=headers, timeout=_ANSWER_S, trust_env=False)
         self._model = plan.settings.model_name
 
     def is_healthy(self) -> bool:
-        """Whether GET /health answers 200."""
-        return self._answers("GET", "/health")
+        """Whether requests are served by all replicas. What the cache is missing, such as Redis, is not waited for."""
+        health = self._health()
+        return health is not None and health.get("replicas", {}).get("state", "ok") == "ok"
 
     def gives_a_token(self) -> bool:
         """Whether one token can be generated. The prompt is shorter than a block, so it leaves nothing in any cache."""
-        return self._answers("POST", "/v1/completions", {"model": self._model, "prompt": "Hello", "max_tokens": 1})
+        body = {"model": self._model, "prompt": "Hello", "max_tokens": 1}
+        try:
+            return self._client.post("/v1/completions", json=body).status_code == httpx.codes.OK
+        except httpx.HTTPError:
+            return False
+
+    def ailments(self) -> list[str]:
+        """`part: what is wrong with it` for each part that is not well. A Redis that is still being indexed is."""
+        return [
+            f"{name}: {part.get('state')}"
+            for name, part in (self._health() or {}).items()
+            if part.get("state") != "ok" and not part.get("indexing")
+        ]
+
+    def requests(self) -> int | None:
+        """How many requests are being answered or wait; None when the server does not say."""
+        ingress = (self._health(timeout_s=1.0) or {}).get("ingress", {})
+        return ingress["ongoing"] + ingress["waiting"] if {"ongoing", "waiting"} <= ingress.keys() else None
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
-    def _answers(self, method: str, path: str, body: dict[str, object] | None = None) -> bool:
+    def _health(self, timeout_s: float = _ANSWER_S) -> dict[str, Any] | None:
+        """The parts by name; None when requests are not served."""
         try:
-            return self._client.request(method, path, json=body).status_code == httpx.codes.OK
-        except httpx.HTTPError:
-            return False
+            response = self._client.get("/health", timeout=timeout_s)
+            parts = response.json().get("parts", {})
+        except (httpx.HTTPError, ValueError, AttributeError):
+            return None
+        return parts if response.status_code == httpx.codes.OK and isinstance(parts, dict) else None

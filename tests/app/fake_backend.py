@@ -71,17 +71,29 @@ def fail_with(error: Exception, after_words: int = 0) -> Script:
     return script
 
 
+def gone_at(*names: str, error: Exception, after_words: int = 0) -> Script:
+    """On the replicas of these names some words, then `error`; `speak` on the others."""
+    failing = fail_with(error, after_words)
+
+    def script(request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+        return (failing if request.progress.replica in names else speak)(request)
+
+    return script
+
+
 @dataclass
 class FakeReplicas:
-    """A `ReplicaHandle` that notes what it is asked."""
+    """A `ReplicaHandle` that notes what it is asked, and chooses as the router does: what is not to be avoided."""
 
     script: Script = speak
+    names: Sequence[str] = ("a", "b", "c")
     known_ranks: Collection[int] | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         self.requests.append(request)
+        request.progress.replica = next((name for name in self.names if name not in request.avoid), self.names[0])
         return self.script(request)
 
     async def abort(self, request_id: str) -> None:
@@ -102,7 +114,14 @@ class FakeControl:
     async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
         self._fail()
         self.looked_up.append(list(hashes))
-        return {"blocks": len(hashes)}
+        segment = {"key": "00", "start": 0, "num_blocks": len(hashes), "tiers": ["cpu"], "kind": "request", "uses": 1}
+        return {
+            "blocks": len(hashes),
+            "device": {"0": len(hashes), "1": 0},
+            "cpu": 1,
+            "redis": 2,
+            "segments": [segment, {**segment, "start": 8, "num_blocks": 4}],
+        }
 
     async def stats(self) -> dict[str, Any]:
         self._fail()

@@ -1,7 +1,7 @@
 """A stand-in for a crosskv server, over HTTP, without an engine: what `app.demo` relies on, and ways to break it.
 
-Tokens are words. KV is the set of prefixes of whole blocks: one set per replica, and one for the CPU tier with the kind
-of each block. Answers come from a table.
+Tokens are words. KV is the set of prefixes of whole blocks: one set per replica, and one each for the CPU tier and
+Redis with the kind of each block. Answers come from a table. `POST /restart` does to it what a restart does.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class FakeServer:
     words: dict[str, int] = field(default_factory=dict)
     devices: dict[int, set[Prefix]] = field(default_factory=lambda: {0: set(), 1: set()})
     cpu: dict[Prefix, str] = field(default_factory=dict)
+    redis: dict[Prefix, str] = field(default_factory=dict)
+    restarts: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     model: str = "demo"
@@ -44,10 +46,25 @@ class FakeServer:
     """By seed."""
     health: int = 200
     cpu_tier_state: str = "ok"
+    redis_state: str | None = "ok"
+    """None: /health has no such part."""
     obeys_pins: bool = True
     saves: bool = True
     saves_answers: bool = True
-    clears: bool = True
+    copies: bool = True
+    """To Redis, whatever is saved."""
+    promotes: bool = True
+    clears: tuple[str, ...] = ("device", "cpu")
+    """The tiers that a clear empties if it is asked to."""
+    ends: bool = True
+    """On a restart."""
+    forgets_redis: bool = False
+    """On a restart."""
+    replicas_come_back: bool = True
+    probes_refused: int = 3
+    """That many requests after a restart find nobody."""
+    lookups_unindexed: int = 3
+    """That many lookups after a restart find nothing in Redis yet."""
     breaks_off_at: int | None = None
     """The number of the request whose stream ends in its middle."""
     tamper: Callable[[int, dict[str, Any]], None] = lambda number, usage: None
@@ -66,15 +83,27 @@ class FakeServer:
         text = self.greetings[body.get("seed", 0)] if question == "Hello!" else self.answers[question]
         answer = self.tokenize(f"{text} <end>")
         salt = self.tokenize(body["cache_salt"])[0]
-        device = self._leading(self.devices[replica], salt, prompt, len(prompt) - 1)
-        reused = max(device, self._leading(self.cpu, salt, prompt, len(prompt) - 1))
+        most = len(prompt) - 1
+        device = self._leading(self.devices[replica], salt, prompt, most)
+        with_cpu = max(device, self._leading(self.cpu, salt, prompt, most))
+        reused = max(with_cpu, self._leading(self.redis, salt, prompt, most))
         for end in range(BLOCK, len(prompt) + len(answer), BLOCK):
             block = (salt, *[*prompt, *answer][:end])
             kind = "request" if end <= len(prompt) else "answer"
             self.devices[replica].add(block)
-            if self.saves and (kind == "request" or self.saves_answers):
+            if block in self.redis and block not in self.cpu:
+                if self.promotes:
+                    self.cpu[block] = self.redis[block]
+            elif self.saves and (kind == "request" or self.saves_answers):
                 self.cpu.setdefault(block, kind)
-        kv = {"device": device, "cpu": reused - device, "redis": 0, "recomputed": len(prompt) - reused}
+                if self.copies:
+                    self.redis.setdefault(block, kind)
+        kv = {
+            "device": device,
+            "cpu": with_cpu - device,
+            "redis": reused - with_cpu,
+            "recomputed": len(prompt) - reused,
+        }
         usage = {
             "prompt_tokens": len(prompt),
             "completion_tokens": len(answer),
@@ -94,7 +123,36 @@ class FakeServer:
             {"key": str(hash(key)), "start": start, "num_blocks": 1, "tiers": ["cpu"], "kind": self.cpu[key]}
             for start, key in enumerate(keys)
         ]
-        return {"block_size_tokens": BLOCK, "cpu": blocks, "segments": segments}
+        redis = self._leading(self.redis, salt, tokens, len(tokens)) // BLOCK
+        if self.restarts and self.lookups_unindexed:
+            self.lookups_unindexed -= 1
+            redis = 0
+        return {"block_size_tokens": BLOCK, "cpu": blocks, "redis": redis, "segments": segments}
+
+    def clear(self, tiers: list[str]) -> None:
+        if "device" in tiers and "device" in self.clears:
+            for held in self.devices.values():
+                held.clear()
+        if "cpu" in tiers and "cpu" in self.clears:
+            self.cpu.clear()
+
+    def restart(self) -> None:
+        if not self.ends:
+            return
+        self.restarts += 1
+        for held in self.devices.values():
+            held.clear()
+        self.cpu.clear()
+        if self.forgets_redis:
+            self.redis.clear()
+        if not self.replicas_come_back:
+            del self.devices[1]
+
+    def refuses(self) -> bool:
+        """Whether it is down after a restart; this counts."""
+        down = self.restarts > 0 and self.probes_refused > 0
+        self.probes_refused -= down
+        return down
 
     @staticmethod
     def _leading(known: Any, salt: int, tokens: list[int], most: int) -> int:
@@ -111,14 +169,19 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        if self.fake.refuses():
+            self.close_connection = True
+            return
         path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
         if path == "/health":
             running = sorted(self.fake.devices) if self.fake.health == 200 else []
             state = "ok" if running else "2 of 2 missing"
-            parts = {
+            parts: dict[str, dict[str, Any]] = {
                 "replicas": {"state": state, "running": running},
                 "cpu_tier": {"state": self.fake.cpu_tier_state},
             }
+            if self.fake.redis_state is not None:
+                parts["redis"] = {"state": self.fake.redis_state, "indexing": False, "segments": len(self.fake.redis)}
             self._send({"parts": parts}, self.fake.health)
         elif path == "/v1/models":
             self._send({"data": [{"id": self.fake.model}]})
@@ -128,10 +191,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/api/v1/kv/clear":
-            if self.fake.clears:
-                for held in self.fake.devices.values():
-                    held.clear()
+        if self.path == "/restart":
+            self.fake.restart()
+            self._send({})
+        elif self.path == "/api/v1/kv/clear":
+            self.fake.clear(body["tiers"])
             self._send({"device": {}})
         elif not self.fake.obeys_pins:
             message = "X-CrossKV-Replica is only obeyed when the server's setting http.debug_headers is true."

@@ -6,7 +6,10 @@ import json
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,18 +19,55 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from app.demo import documents, scenes
+from app.demo import documents, redis_scenes, restart, scenes, stage
 from app.demo.__main__ import demo
 from app.demo.known_kv import KnownKV, TokensBySource
+from app.launch import run_folder
+from configs.model_folder import PROJECT_ROOT
 from models.training import phrasing, worlds
 
-ROWS = 11
+ROWS = 13
+"""Without the one that needs a launcher."""
+FROM_REDIS = "devices and CPU tier cleared: Redis hit"
+PROMOTED = "another replica: promoted to the CPU tier"
+RESTARTED = "whole server restarted: Redis hit"
+
+# What a launcher is for the demo: a process of that name that restarts the server on SIGHUP.
+LAUNCHER = """
+import os, signal, sys, time, urllib.request
+signal.signal(signal.SIGHUP, lambda *_: urllib.request.urlopen(sys.argv[2] + "/restart", data=b"{}"))
+from app.launch import run_folder
+from pathlib import Path
+run_folder.RUN_FOLDER = Path(sys.argv[3])
+with run_folder.launched_from_here(int(sys.argv[2].rsplit(":", 1)[1])):
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.01)
+"""
 
 
 @pytest.fixture
 def fake() -> Iterator[FakeServer]:
     with serve_fake() as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path, monkeypatch) -> Path:
+    """A folder for the run folders, so that no launcher of this machine is found."""
+    monkeypatch.setattr(run_folder, "RUN_FOLDER", tmp_path)
+    monkeypatch.setattr(restart, "_POLL_S", 0.01)
+    return tmp_path
+
+
+@pytest.fixture
+def launcher(fake, runs) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", LAUNCHER, "app.launch", fake.url, str(runs)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=PROJECT_ROOT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
 
 
 def run(fake: FakeServer, *arguments: str) -> Result:
@@ -85,7 +125,7 @@ def test_a_greeting_that_the_model_never_learned_fails(fake):
     assert wrong_rows(fake)[0] == "same documents, a longer answer"
 
 
-@pytest.mark.parametrize("number", [0, 2, 5, 8, 10])
+@pytest.mark.parametrize("number", [0, 2, 5, 8, 10, 11])
 def test_a_reuse_count_that_is_wrong_fails(fake, number):
     def shift(request: int, usage: dict[str, Any]) -> None:
         if request == number:
@@ -108,20 +148,123 @@ def test_an_answer_from_another_replica_than_the_pinned_one_fails(fake):
 
 
 def test_a_cpu_tier_that_saves_nothing_fails(fake, monkeypatch):
-    monkeypatch.setattr(scenes, "SAVE_DEADLINE_S", 0.05)
+    monkeypatch.setattr(stage, "SAVE_DEADLINE_S", 0.05)
+    monkeypatch.setattr(redis_scenes, "COPY_DEADLINE_S", 0.05)
     fake.saves = False
     assert "another replica: CPU-tier hit" in wrong_rows(fake)
 
 
 def test_answers_that_are_not_saved_fail(fake, monkeypatch):
-    monkeypatch.setattr(scenes, "SAVE_DEADLINE_S", 0.05)
+    monkeypatch.setattr(stage, "SAVE_DEADLINE_S", 0.05)
+    monkeypatch.setattr(redis_scenes, "COPY_DEADLINE_S", 0.05)
     fake.saves_answers = False
     assert {"turn two: the answer is reused", "turn two after answer A"} <= set(wrong_rows(fake))
 
 
 def test_a_clear_that_does_nothing_fails(fake):
-    fake.clears = False
+    fake.clears = ("cpu",)
     assert "devices cleared: CPU-tier hit" in wrong_rows(fake)
+
+
+def test_a_conversation_comes_back_from_redis_and_is_promoted(fake):
+    rows = json.loads(run(fake, "--json", "-").stdout)["rows"]
+    of = {row["scene"]: row for row in rows}
+    tokens = of[FROM_REDIS]["tokens"]
+    whole = (sum(tokens.values()) - 1) // BLOCK * BLOCK
+    assert (tokens["device"], tokens["cpu"], tokens["redis"]) == (0, 0, whole)
+    assert whole > of["cold"]["tokens"]["recomputed"]
+    tokens = of[PROMOTED]["tokens"]
+    assert (tokens["device"], tokens["cpu"], tokens["redis"]) == (0, whole, 0)
+    assert (of[FROM_REDIS]["replica"], of[PROMOTED]["replica"]) == ("0", "1")
+
+
+def test_a_redis_that_gets_nothing_fails(fake, monkeypatch):
+    monkeypatch.setattr(redis_scenes, "COPY_DEADLINE_S", 0.05)
+    fake.copies = False
+    assert wrong_rows(fake) == [FROM_REDIS]
+
+
+def test_a_cpu_tier_that_is_not_cleared_fails(fake, monkeypatch):
+    monkeypatch.setattr(redis_scenes, "CLEAR_DEADLINE_S", 0.05)
+    fake.clears = ("device",)
+    assert wrong_rows(fake) == [FROM_REDIS]
+
+
+def test_kv_that_is_not_promoted_fails(fake, monkeypatch):
+    monkeypatch.setattr(stage, "SAVE_DEADLINE_S", 0.05)
+    fake.promotes = False
+    assert wrong_rows(fake) == [PROMOTED]
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [(None, "this server uses none"), ("running with two tiers: Redis refuses", "running with two tiers")],
+)
+def test_without_a_redis_its_scenes_are_left_out_with_the_reason(fake, launcher, state, says):
+    fake.redis_state = state
+    rows = json.loads(run(fake, "--json", "-").stdout)["rows"]
+    assert [row["passed"] for row in rows] == [True] * (ROWS - 2) + [None]
+    assert says in rows[-1]["notes"][0]
+    result = run(fake)
+    assert result.exit_code == 0
+    assert result.output.count("✓") == ROWS - 1
+    assert fake.restarts == 0
+
+
+def test_after_a_restart_the_conversation_comes_from_redis(fake, launcher):
+    result = run(fake, "--json", "-")
+    rows = json.loads(result.stdout)["rows"]
+    assert result.exit_code == 0
+    assert (fake.restarts, fake.probes_refused, fake.lookups_unindexed) == (1, 0, 0)
+    assert len(rows) == ROWS + 1
+    assert rows[-1]["scene"] == RESTARTED
+    assert rows[-1]["tokens"] == rows[-3]["tokens"] == rows[-1]["expected"]
+    assert rows[-1]["tokens"]["redis"] > 0
+
+
+def test_without_a_launcher_the_restart_is_left_out_with_the_reason(fake):
+    result = run(fake, "--json", "-")
+    assert result.exit_code == 0
+    row = json.loads(result.stdout)["rows"][-1]
+    assert (row["scene"], row["passed"]) == (RESTARTED, None)
+    assert "no `make serve` of this folder runs a server at 127.0.0.1:" in row["notes"][0]
+
+
+def test_no_restart_means_none(fake, launcher):
+    result = run(fake, "--no-restart", "--json", "-")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["rows"][-1]["notes"] == ["left out: --no-restart was given"]
+    assert fake.restarts == 0
+
+
+def test_a_launcher_that_does_not_end_its_server_fails(fake, launcher, monkeypatch):
+    monkeypatch.setattr(restart, "STOP_DEADLINE_S", 0.3)
+    fake.ends = False
+    assert wrong_rows(fake) == [RESTARTED]
+
+
+def test_a_launcher_that_dies_of_the_restart_fails(fake, launcher):
+    fake.probes_refused = 10**6
+    threading.Thread(target=_kill_after_restart, args=(fake, launcher), daemon=True).start()
+    assert wrong_rows(fake) == [RESTARTED]
+
+
+def _kill_after_restart(fake: FakeServer, launcher: subprocess.Popen[str]) -> None:
+    while not fake.restarts:
+        time.sleep(0.01)
+    launcher.kill()
+
+
+def test_a_replica_that_does_not_come_back_fails(fake, launcher, monkeypatch):
+    monkeypatch.setattr(restart, "START_DEADLINE_S", 1.0)
+    fake.replicas_come_back = False
+    assert wrong_rows(fake) == [RESTARTED]
+
+
+def test_a_redis_that_forgets_at_the_restart_fails(fake, launcher, monkeypatch):
+    monkeypatch.setattr(redis_scenes, "INDEX_DEADLINE_S", 0.3)
+    fake.forgets_redis = True
+    assert wrong_rows(fake) == [RESTARTED]
 
 
 def test_samples_that_are_all_the_same_fail(fake):
@@ -149,7 +292,7 @@ def test_another_model_may_answer_what_it_likes(fake):
 
 def test_another_models_counts_are_checked(fake):
     fake.model = "qwen"
-    fake.clears = False
+    fake.clears = ("cpu",)
     assert "devices cleared: CPU-tier hit" in wrong_rows(fake)
 
 
@@ -205,7 +348,7 @@ def test_the_same_prompt_again_reuses_all_its_blocks_but_the_last_tokens(block, 
     whole = (prompt_tokens - 1) // block * block
     assert known.expected(0, prompt) == TokensBySource(device=whole, recomputed=prompt_tokens - whole)
     assert known.expected(1, prompt) == TokensBySource(cpu=whole, recomputed=prompt_tokens - whole)
-    known.clear_devices()
+    known.clear("device")
     assert known.expected(0, prompt) == TokensBySource(cpu=whole, recomputed=prompt_tokens - whole)
 
 
@@ -217,6 +360,37 @@ def test_turn_two_reuses_the_answer_but_for_its_last_token(block, prompt_tokens,
     following = [*prompt, *answer, 500, 501]
     whole = (prompt_tokens + answer_tokens - 1) // block * block
     assert known.expected(1, following) == TokensBySource(cpu=whole, recomputed=len(following) - whole)
+
+
+@given(st.integers(1, 5), st.integers(1, 60), st.integers(1, 60), st.integers(1, 60))
+def test_each_token_comes_from_the_nearest_tier_that_has_it(block, request_tokens, answer_tokens, more_tokens):
+    known = KnownKV(block)
+    request, answer, more = (
+        list(range(start, start + length))
+        for start, length in ((0, request_tokens), (100, answer_tokens), (200, more_tokens))
+    )
+    following = [*request, *answer, *more]
+    most = (len(following) - 1) // block * block
+    known.copied_to_redis(known.add_turn(0, following, [300]))
+    assert known.expected(1, following).redis == 0
+    known.clear("device", "cpu")
+    assert known.expected(0, following) == TokensBySource(redis=most, recomputed=len(following) - most)
+    on_device = len(known.add_turn(0, request, [300]))
+    in_cpu = len(known.add_turn(1, request, answer))
+    both = {"redis": most - in_cpu, "recomputed": len(following) - most}
+    assert known.expected(0, following) == TokensBySource(device=on_device, cpu=in_cpu - on_device, **both)
+    assert known.expected(1, following) == TokensBySource(device=in_cpu, **both)
+    assert known.expected(2, following) == TokensBySource(cpu=in_cpu, **both)
+    known.clear("redis")
+    assert known.expected(2, following) == TokensBySource(cpu=in_cpu, recomputed=len(following) - in_cpu)
+
+
+def test_what_was_not_copied_is_not_expected_from_redis():
+    known = KnownKV(2)
+    known.copied_to_redis(known.add_turn(0, [1, 2, 3, 4, 5], [6]))
+    known.add_turn(0, [1, 2, 3, 4, 5, 6, 7, 8, 9], [10])
+    known.clear("device", "cpu")
+    assert known.expected(0, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == TokensBySource(redis=4, recomputed=5)
 
 
 def test_homes_jobs_and_owners_are_none_that_the_model_was_trained_on():

@@ -24,12 +24,19 @@ def test_lookup_hashes_what_a_completion_would_send(start):
         found = client.get("/api/v1/kv/lookup", params={"text": text}).json()
     (request,) = replicas.requests
     assert control.looked_up == [request.block_hashes]
-    assert found == {
-        "tokens": len(request.prompt_token_ids),
-        "block_size_tokens": 32,
-        "blocks": len(request.block_hashes),
-    }
-    assert found["blocks"] > 0
+    assert found["tokens"] == len(request.prompt_token_ids)
+    assert found["block_size_tokens"] == 32
+    assert found["blocks"] == len(request.block_hashes) > 0
+
+
+def test_lookup_says_in_tokens_what_lies_where(start):
+    server = start(behind=backend(FakeReplicas(), FakeControl()))
+    with server.http() as client:
+        found = client.get("/api/v1/kv/lookup", params={"tokens": ",".join(map(str, range(100)))}).json()
+    assert found["tokens_by_tier"] == {"device": {"0": 96, "1": 0}, "cpu": 32, "redis": 64}
+    assert (found["device"], found["cpu"], found["redis"]) == ({"0": 3, "1": 0}, 1, 2)
+    assert [(segment["start_token"], segment["end_token"]) for segment in found["segments"]] == [(0, 96), (256, 384)]
+    assert found["segments"][1]["tiers"] == ["cpu"]
 
 
 def test_lookup_hashes_what_a_chat_would_send(start):
@@ -84,10 +91,12 @@ def test_clear_and_stats_reach_the_manager(start):
         assert client.post("/api/v1/kv/clear", json={"tiers": ["device", "cpu"]}).json() == {
             "cleared": ["device", "cpu"]
         }
+        for tiers in (["redis"], ["cpu", "redis", "cpu"]):
+            assert client.post("/api/v1/kv/clear", json={"tiers": tiers}).status_code == 200
         assert client.get("/api/v1/kv/stats").json() == {"nodes": 3}
         for wrong in ({}, {"tiers": []}, {"tiers": ["tape"]}, {"tiers": "cpu"}, {"tiers": ["cpu"], "extra": 1}, []):
             assert client.post("/api/v1/kv/clear", json=wrong).status_code == 400
-    assert control.cleared == [["device", "cpu"]]
+    assert control.cleared == [["device", "cpu"], ["redis"], ["cpu", "redis"]]
 
 
 def test_a_manager_that_does_not_answer_is_503_and_disturbs_no_request(start):
@@ -109,6 +118,10 @@ async def degraded() -> HealthReport:
     return HealthReport(True, {"replicas": {"state": "ok"}, "cpu_tier": {"state": "missing"}})
 
 
+async def without_redis() -> HealthReport:
+    return HealthReport(True, {"replicas": {"state": "ok"}, "redis": {"state": "Redis is gone", "segments": 0}})
+
+
 async def down() -> HealthReport:
     return HealthReport(False, {"replicas": {"state": "2 of 2 missing"}})
 
@@ -126,6 +139,7 @@ async def hanging() -> HealthReport:
     ("probe", "code", "status"),
     [
         (degraded, 200, "degraded"),
+        (without_redis, 200, "degraded"),
         (down, 503, "unavailable"),
         (broken, 503, "unavailable"),
         (hanging, 503, "unavailable"),

@@ -6,12 +6,16 @@ import asyncio
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError
 from ray.serve.context import _get_serve_request_context, _RequestContext, _serve_request_context
 
+from app import serve_backend
+from app.errors import UnavailableError
 from app.replica_handle import HealthReport
-from app.serve_backend import SILENT_S, PartsWatch, health_probe, outside_http_request
+from app.serve_backend import SILENT_S, PartsWatch, ServeReplicas, health_probe, outside_http_request
 from configs.settings import load_settings
 from deployments.manager_client import ManagerUnavailableError
+from deployments.wire import GenerateRequest
 
 
 class FakeManager:
@@ -27,13 +31,134 @@ class FakeManager:
         return self.parts
 
 
-def health(parts: dict[str, Any] | None) -> HealthReport:
+def health(parts: dict[str, Any] | None, **kv: Any) -> HealthReport:
     async def probe() -> HealthReport:
         watch = PartsWatch(FakeManager(parts))  # type: ignore[arg-type]
         await asyncio.sleep(0.01)
-        return await health_probe(watch, load_settings({"replicas": 2}))()
+        return await health_probe(watch, load_settings({"replicas": 2, "kv": kv}))()
 
     return asyncio.run(probe())
+
+
+class FakeHandle:
+    """A Serve handle of which every call gives the outputs of a script."""
+
+    def __init__(self, script: Any) -> None:
+        self.generate = self
+        self.cancelled = 0
+        self._script = script
+
+    def options(self, **_: Any) -> FakeHandle:
+        return self
+
+    def remote(self, request: GenerateRequest) -> FakeHandle:
+        self._outputs = self._script(request)
+        return self
+
+    def __aiter__(self) -> FakeHandle:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await anext(self._outputs)
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+def prompt(**options: Any) -> GenerateRequest:
+    params: Any = None
+    return GenerateRequest("r", [1, 2], params, "salt", [], **options)
+
+
+async def read(replicas: ServeReplicas, request: GenerateRequest) -> list[Any]:
+    return [output async for output in replicas.generate(request)]
+
+
+def replicas_over(handle: FakeHandle) -> ServeReplicas:
+    parts: Any = None
+    return ServeReplicas(handle, parts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("words", [0, 2])
+def test_a_replica_that_is_gone_is_told_to_the_router_of_every_later_request(words: int) -> None:
+    async def die(request: GenerateRequest) -> Any:
+        request.progress.replica = "a"
+        for number in range(words):
+            yield number
+        raise ActorDiedError
+
+    async def check() -> None:
+        replicas, later = replicas_over(FakeHandle(die)), prompt()
+        with pytest.raises(ActorDiedError):
+            await read(replicas, prompt())
+        with pytest.raises(ActorDiedError):
+            await read(replicas, later)
+        assert "a" in later.progress.failed
+
+    asyncio.run(check())
+
+
+def test_a_replica_that_refuses_a_request_is_not_taken_for_gone() -> None:
+    async def refuse(request: GenerateRequest) -> Any:
+        request.progress.replica = "a"
+        raise ValueError("no")
+        yield
+
+    async def check() -> None:
+        request = prompt()
+        with pytest.raises(ValueError, match="no"):
+            await read(replicas_over(FakeHandle(refuse)), request)
+        assert "a" not in request.progress.failed
+
+    asyncio.run(check())
+
+
+def test_a_prompt_sent_again_that_no_replica_takes_is_refused_and_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_backend, "REROUTE_S", 0.05)
+
+    async def nobody(request: GenerateRequest) -> Any:
+        await asyncio.Event().wait()
+        yield
+
+    async def check() -> None:
+        handle = FakeHandle(nobody)
+        with pytest.raises(UnavailableError):
+            await asyncio.wait_for(read(replicas_over(handle), prompt(avoid=("a",))), 10)
+        assert handle.cancelled
+        assert len(asyncio.all_tasks()) == 1, "nothing goes on waiting"
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("avoid", [(), ("a",)], ids=["first", "again"])
+def test_a_prompt_that_a_replica_has_taken_may_take_its_time(
+    monkeypatch: pytest.MonkeyPatch, avoid: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(serve_backend, "REROUTE_S", 0.05)
+
+    async def slow(request: GenerateRequest) -> Any:
+        request.progress.replica = "b"
+        await asyncio.sleep(0.2)
+        assert not request.progress.first_token
+        yield 1
+        assert request.progress.first_token
+        yield 2
+
+    assert asyncio.run(read(replicas_over(FakeHandle(slow)), prompt(avoid=avoid))) == [1, 2]
+
+
+def test_a_retry_that_gives_nothing_ends_and_its_failure_is_passed_on() -> None:
+    async def nothing(request: GenerateRequest) -> Any:
+        return
+        yield
+
+    async def fail(request: GenerateRequest) -> Any:
+        raise KeyError("x")
+        yield
+
+    assert asyncio.run(read(replicas_over(FakeHandle(nothing)), prompt(avoid=("a",)))) == []
+    with pytest.raises(KeyError):
+        asyncio.run(read(replicas_over(FakeHandle(fail)), prompt(avoid=("a",))))
 
 
 def test_a_call_outside_the_http_request_does_not_carry_its_internal_id() -> None:
@@ -76,3 +201,25 @@ def test_a_manager_that_is_gone_is_named_and_requests_go_on() -> None:
 
 def test_a_missing_cpu_tier_is_named() -> None:
     assert health({"replicas": {0: 0, 1: 0}, "cpu_tiers": []}).parts["cpu_tier"]["state"] == "missing"
+
+
+ALL_WELL = {"replicas": {0: 0, 1: 0}, "cpu_tiers": ["node"]}
+
+
+@pytest.mark.parametrize("state", ["ok", "Redis does not answer"])
+def test_redis_is_a_part_with_its_state_and_never_makes_the_server_unavailable(state: str) -> None:
+    redis = {"state": state, "indexing": True, "segments": 7}
+    report = health({**ALL_WELL, "redis": redis})
+
+    assert report.serving
+    assert report.parts["redis"] == redis
+
+
+@pytest.mark.parametrize("kv", [{"redis_url": None}, {"enabled": False}], ids=str)
+def test_redis_is_no_part_of_a_server_without_it(kv: dict[str, Any]) -> None:
+    assert "redis" not in health({**ALL_WELL, "redis": {"state": "ok"}}, **kv).parts
+
+
+@pytest.mark.parametrize("parts", [ALL_WELL, {**ALL_WELL, "redis": None}], ids=["absent", "none"])
+def test_a_manager_that_says_nothing_of_redis_is_believed(parts: dict[str, Any]) -> None:
+    assert set(health(parts).parts) == {"kv_manager", "replicas", "cpu_tier"}

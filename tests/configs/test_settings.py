@@ -42,7 +42,26 @@ def load(model_folder: Path) -> Any:
         ({"dtype": "int8"}, "dtype", "'bfloat16'"),
         ({"kv": 3}, "kv", "dictionary"),
         ({"kv": {"segment_tokens": 100}}, "kv.segment_tokens", "128"),
-        ({"kv": {"cpu_tier_bytes": "5GiB"}}, "kv.cpu_tier_bytes", "4096MiB"),
+        ({"kv": {"cpu_tier_bytes": "5GiB"}}, "kv.cpu_tier_bytes", "3072MiB"),
+        ({"kv": {"cpu_tier_bytes": "5GiB", "redis_url": None}}, "kv.cpu_tier_bytes", "4096MiB"),
+        ({"kv": {"cpu_tier_bytes": "5GiB", "redis_url": "redis://h"}}, "kv.cpu_tier_bytes", "4096MiB"),
+        ({"kv": {"cpu_tier_bytes": "1GiB", "redis_bytes": "4GiB"}}, "kv.redis_bytes", "3072MiB"),
+        ({"kv": {"cpu_tier_bytes": "5GiB", "redis_bytes": "4GiB"}}, "kv.cpu_tier_bytes", "2048MiB"),
+        ({"kv": {"cpu_tier_bytes": 0}}, "kv.redis_url", "kv.redis_url to null"),
+        ({"kv": {"redis_url": None, "redis_required": True}}, "kv.redis_required", "'embedded'"),
+        ({"kv": {"redis_url": 6379}}, "kv.redis_url", "string"),
+        ({"kv": {"redis_bytes": 0}}, "kv.redis_bytes", "greater than 0"),
+        ({"kv": {"redis_folder": ""}}, "kv.redis_folder", "at least 1 character"),
+        ({"kv": {"redis_namespace": "a/b"}}, "kv.redis_namespace", "'default'"),
+        ({"kv": {"redis_namespace": "a" * 65}}, "kv.redis_namespace", "'default'"),
+        ({"kv": {"redis_namespace": "a\n"}}, "kv.redis_namespace", "'default'"),
+        ({"kv": {"redis_min_uses": 0.5}}, "kv.redis_min_uses", "greater than or equal to 1"),
+        ({"kv": {"redis_expire_s": -1}}, "kv.redis_expire_s", "greater than or equal to 0"),
+        ({"kv": {"redis_deadline_s": 3}}, "kv.redis_deadline_s", "2.0"),
+        ({"kv": {"cpu_high_water": 1.1}}, "kv.cpu_high_water", "less than or equal to 1"),
+        ({"kv": {"prefetch_workers": 0}}, "kv.prefetch_workers", "greater than or equal to 1"),
+        ({"faults": {"redis_error_share": 1.5}}, "faults.redis_error_share", "less than or equal to 1"),
+        ({"faults": {"manager_delay_s": -1}}, "faults.manager_delay_s", "greater than or equal to 0"),
         ({"kv": {"cpu_tier_bytes": "much"}}, "kv.cpu_tier_bytes", "1GiB"),
         ({"kv": {"lease_s": 1}}, "kv.lease_s", "2.0"),
         ({"engine": {"block_size_tokens": 16}}, "engine.block_size_tokens", "32"),
@@ -93,6 +112,61 @@ def test_defaults_follow_the_machine(load: Any, monkeypatch: pytest.MonkeyPatch)
 def test_sizes_take_units(load: Any) -> None:
     assert load(kv={"cpu_tier_bytes": "1.5GiB"}).kv.cpu_tier_bytes == 1.5 * GIB
     assert load(kv={"cpu_tier_bytes": 4096}).kv.cpu_tier_bytes == 4096
+
+
+def test_the_advice_about_budgets_works(load: Any) -> None:
+    assert load(kv={"cpu_tier_bytes": "3GiB", "redis_bytes": "1GiB"})
+    assert load(kv={"cpu_tier_bytes": "2GiB", "redis_bytes": "2GiB"})
+    assert load(kv={"cpu_tier_bytes": "4GiB", "redis_url": "redis://elsewhere", "redis_bytes": "900GiB"})
+
+
+def test_a_url_that_may_be_wrong_is_kept_for_the_running_server_to_judge(load: Any) -> None:
+    for url in ("redis://nowhere:1/0", "rediss://h", "unix:///tmp/x.sock", "htp:/wrong", "Embedded", ""):
+        settings = load(kv={"redis_url": url})
+        assert settings.kv.redis_url == url
+        assert not settings.kv.redis_embedded
+    assert load().kv.redis_embedded
+    assert load(kv={"redis_url": None, "cpu_tier_bytes": 0}).kv.redis_url is None
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"kv": {"redis_url": ["redis://:hunter2@h"]}},
+        {"kv": {"redis_url": {"hunter2": 1}}},
+        {"kv": {"redis_url": "redis://:hunter2@h", "cpu_tier_bytes": 0}},
+        {"kv": {"redis_url": "redis://:hunter2@h", "lease_s": 1}},
+        {"kv": "redis_url=redis://:a'hunter2@h"},
+        {"kv": {"redis_namespace": "REDISS://:hunter2@h"}},
+        {"http": {"api_keys": {"hunter2": 5}}},
+        {"http": {"api_keys": ["hunter2"]}},
+    ],
+    ids=str,
+)
+def test_no_secret_is_in_a_sentence(load: Any, args: dict[str, Any]) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(**args)
+    assert "hunter2" not in str(error.value)
+
+
+def test_pydantics_own_message_shows_no_redis_url_either(load: Any) -> None:
+    with pytest.raises(ValidationError) as error:
+        Settings.model_validate({"kv": {"redis_url": ["redis://:hunter2@h"]}})
+    assert "hunter2" not in str(error.value)
+
+
+def test_the_settings_print_without_the_redis_url(load: Any) -> None:
+    assert "hunter2" not in repr(load(kv={"redis_url": "redis://:hunter2@h"}))
+
+
+def test_the_redis_folder_is_an_absolute_path_below_the_project(load: Any) -> None:
+    assert load().kv.redis_folder_path == PROJECT_ROOT / ".crosskv" / "redis"
+    assert load(kv={"redis_folder": "/data/redis"}).kv.redis_folder_path == Path("/data/redis")
+    assert load(kv={"redis_folder": "~/redis"}).kv.redis_folder_path == Path.home() / "redis"
+
+
+def test_no_fault_is_committed_unless_asked_for(load: Any) -> None:
+    assert set(load().faults.model_dump().values()) == {0}
 
 
 def test_a_tier_too_large_is_no_matter_while_kv_sharing_is_off(load: Any) -> None:

@@ -16,11 +16,14 @@ from deployments.manager_actor import KVManagerActor
 from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
 from kvmanager.config import ManagerConfig
 from kvmanager.keys import BlockHash
+from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, payload_bytes, seal
 from kvmanager.segments import SegmentSpan, split_segments
 
 SEGMENT_BLOCKS = 4
-SEGMENT_BYTES = 300_000
-"""More than Ray keeps outside its shared memory."""
+FINGERPRINT = b"f" * 32
+SHAPE = (1, 2, 32 * SEGMENT_BLOCKS, 4, 146)
+SEGMENT_BYTES = HEADER_BYTES + payload_bytes(SHAPE, "bfloat16")
+"""300 kB: more than Ray keeps outside its shared memory."""
 PATIENCE_S = 60.0
 _numbers = itertools.count()
 
@@ -33,8 +36,26 @@ def sequence(seed: int, segments: int) -> tuple[list[BlockHash], list[SegmentSpa
 
 
 def sealed(spans: Sequence[SegmentSpan]) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
-    """Bytes for each segment, different ones."""
-    return [np.full(SEGMENT_BYTES, span.key[0], np.uint8) for span in spans]
+    """The sealed bytes of each segment, different ones."""
+    return [_sealed(span) for span in spans]
+
+
+def _sealed(span: SegmentSpan) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    buffer = np.full(SEGMENT_BYTES, span.key[0], np.uint8)
+    header = SegmentHeader(
+        key=span.key,
+        fingerprint=FINGERPRINT,
+        shape=SHAPE,
+        dtype="bfloat16",
+        codec="raw",
+        payload_bytes=SEGMENT_BYTES - HEADER_BYTES,
+        parent=span.parent,
+        start_block=span.start_block,
+        num_blocks=span.num_blocks,
+        kind=span.kind,
+    )
+    seal(buffer.data, header)
+    return buffer
 
 
 def until(holds: Callable[[], Any], what: str) -> None:
@@ -47,12 +68,17 @@ def until(holds: Callable[[], Any], what: str) -> None:
 class KVCluster:
     """An application of its own: one manager, one tier with room for `segments`, one replica that only has a name."""
 
-    def __init__(self, segments: int = 20) -> None:
+    def __init__(
+        self, segments: int = 20, with_redis: bool = False, prefetch_workers: int = 0, lease_s: float = 3600.0
+    ) -> None:
+        """Without `lease_s` nothing ends by itself."""
+        self._with_redis = with_redis
+        self._lease_s = lease_s
         self.app = f"app{next(_numbers)}"
         self.node = ray.get_runtime_context().get_node_id()
         self.budget_bytes = segments * SEGMENT_BYTES
         self.start_manager()
-        self.tier = get_or_start_tier(self.app, self.node, self.budget_bytes)
+        self.tier = get_or_start_tier(self.app, self.node, self.budget_bytes, prefetch_workers)
         self.wait_for_tier()
         self.register_replica()
 
@@ -66,8 +92,9 @@ class KVCluster:
                 num_cpus=0,
             )
             .remote(
-                ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS, lease_s=3600, save_s=3600)
-            )  # nothing ends by itself
+                ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS, lease_s=self._lease_s, save_s=3600.0),
+                with_redis=self._with_redis,
+            )
         )
         ray.get(self.manager.parts.remote(), timeout=PATIENCE_S)
 
@@ -81,7 +108,7 @@ class KVCluster:
         until(lambda: self.node in self.ask("parts")["cpu_tiers"], "the tier is registered")
 
     def register_replica(self) -> None:
-        self.ask("register_replica", "replica", 0, self.node, [])
+        self.ask("register_replica", "replica", 0, self.node, [], FINGERPRINT)
 
     def stats(self) -> dict[str, Any]:
         """The manager's books; asking keeps the replica from being forgotten with its leases and saves."""

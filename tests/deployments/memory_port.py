@@ -39,7 +39,7 @@ class MemoryPort:
             if not ends:
                 return PlanDict(lease_id=LEASE_ID, segments=segments)
             span = self.segments[ends[-1]][0]
-            segments.append((span.key, span.start_block, span.num_blocks, "cpu", "node"))
+            segments.append((span.key, span.start_block, span.num_blocks, "cpu", "node", 0))
             position = span.end_block
 
     def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:

@@ -51,7 +51,7 @@ def transfer(port: HangingPort) -> Iterator[KVTransfer]:
 
 
 def job(request_id: str, holder: str) -> LoadJob:
-    return LoadJob(request_id, 1, [PlannedLoad(b"k" * 32, 0, len(BLOCKS), "cpu", holder)], 0, BLOCKS)
+    return LoadJob(request_id, 1, [PlannedLoad(b"k" * 32, 0, len(BLOCKS), "cpu", holder, 0)], 0, BLOCKS)
 
 
 def finished(transfer: KVTransfer) -> set[str]:

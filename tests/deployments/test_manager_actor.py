@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from kv_cluster import SEGMENT_BYTES, sequence
+from kv_cluster import FINGERPRINT, SEGMENT_BYTES, sequence
 
-from deployments import manager_actor
+from deployments import manager_actor, tier_seats
 from deployments.manager_actor import KVManagerActor
 from kvmanager.config import ManagerConfig
 from kvmanager.mirror import PlacementMirror
@@ -39,14 +39,14 @@ class FakeTier:
 def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Runs a test's coroutine with a manager that has one replica and one tier; its clock-driven waits are short."""
     monkeypatch.setattr(manager_actor, "EXPIRE_EVERY_S", 0.02)
-    monkeypatch.setattr(manager_actor, "EVICT_ANSWER_S", 0.1)
+    monkeypatch.setattr(tier_seats, "ANSWER_S", 0.1)
 
     def run(test: Callable[[KVManagerActor, FakeTier], Awaitable[None]], segments: int = 4, **config: Any) -> None:
         async def main() -> None:
             manager = KVManagerActor(ManagerConfig(blocks_per_segment=4, **config))
             tier = FakeTier()
             await manager.register_tier(NODE, tier, "first life", segments * SEGMENT_BYTES, [], [])
-            await manager.register_replica(REPLICA, 0, NODE, [])
+            await manager.register_replica(REPLICA, 0, NODE, [], FINGERPRINT)
             await asyncio.wait_for(test(manager, tier), 20)
             manager._housekeeping.cancel()
 
@@ -80,7 +80,7 @@ def test_an_unregistered_replica_is_told_to_register(managed: Any) -> None:
 
 def test_clear_returns_when_every_replica_has_acknowledged(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
-        await manager.register_replica("second", 1, NODE, [])
+        await manager.register_replica("second", 1, NODE, [], FINGERPRINT)
         clearing = asyncio.create_task(manager.clear(["device"], 10.0))
         first = (await manager.take_orders(REPLICA, 1.0) or [])[0]
         second = (await manager.take_orders("second", 1.0) or [])[0]
@@ -161,19 +161,19 @@ def test_room_is_promised_only_when_the_tier_has_made_it(managed: Any) -> None:
 
 def test_a_tier_that_missed_an_eviction_must_tell_again_what_it_holds(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
-        assert await manager.tier_alive(NODE, "first life")
+        assert (await manager.tier_alive(NODE, "first life"))[0]
         await save(manager, sequence(6, 1)[1])
         tier.answers = False
         await manager.clear(["cpu"], 1.0)
-        assert not await manager.tier_alive(NODE, "first life")
+        assert not (await manager.tier_alive(NODE, "first life"))[0]
 
     managed(check)
 
 
 def test_a_restarted_tier_is_not_the_one_that_was_known(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
-        assert await manager.tier_alive(NODE, "first life")
-        assert not await manager.tier_alive(NODE, "second life")
+        assert (await manager.tier_alive(NODE, "first life"))[0]
+        assert not (await manager.tier_alive(NODE, "second life"))[0]
 
     managed(check)
 
@@ -203,7 +203,7 @@ async def _gone(manager: KVManagerActor) -> bool:
 
 
 def test_a_silent_tiers_segments_are_not_planned(managed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager_actor, "TIER_SILENCE_S", 0.2)
+    monkeypatch.setattr(tier_seats, "TIER_SILENCE_S", 0.2)
 
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         hashes, spans = sequence(8, 2)
@@ -223,7 +223,7 @@ def test_a_replica_of_the_same_rank_replaces_its_predecessor(managed: Any) -> No
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         hashes, _ = sequence(9, 1)
         await manager.report_placement(REPLICA, [(hashes, [], False)])
-        await manager.register_replica("successor", 0, NODE, hashes[:2])
+        await manager.register_replica("successor", 0, NODE, hashes[:2], FINGERPRINT)
         assert (await manager.lookup(hashes))["device"] == {"0": 2}
         assert await manager.take_orders(REPLICA, 1.0) is None
 

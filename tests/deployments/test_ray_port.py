@@ -17,7 +17,7 @@ from ray import cloudpickle
 from configs.sections import KVSettings
 from deployments.cpu_tier import tier_name
 from deployments.kv_port import PlannedLoad
-from deployments.manager_client import SERVE_NAMESPACE
+from deployments.manager_client import SERVE_NAMESPACE, ManagerClient
 from deployments.ray_port import RayPort
 
 pytestmark = pytest.mark.server
@@ -38,7 +38,7 @@ def cluster(ray_cluster: Any) -> Iterator[KVCluster]:
 def port(cluster: KVCluster) -> Iterator[RayPort]:
     cluster.register_replica()
     settings = KVSettings(cpu_tier_bytes=cluster.budget_bytes, load_deadline_s=DEADLINE_S, save_deadline_s=10.0)
-    made = RayPort(cluster.app, "replica", cluster.node, settings)
+    made = RayPort(cluster.app, "replica", cluster.node, settings, ManagerClient(cluster.app))
     yield made
     made.close()
 
@@ -55,7 +55,7 @@ def saved(cluster: KVCluster, port: RayPort, request: pytest.FixtureRequest) -> 
 
 
 def load(key: bytes, start_block: int, holder: str) -> PlannedLoad:
-    return PlannedLoad(key, start_block, 4, "cpu", holder)
+    return PlannedLoad(key, start_block, 4, "cpu", holder, SEGMENT_BYTES)
 
 
 class OtherTier:
@@ -160,7 +160,7 @@ def test_a_tier_that_hangs_costs_no_more_than_the_deadline_and_loses_nothing(
 
     assert fetched == [None]
     assert DEADLINE_S <= time.monotonic() - started < 30 * DEADLINE_S
-    assert port.counters == {"fetch_failed": 1}
+    assert port.counters == {"fetch_late": 1}
     assert calls == [], "late is not lost"
 
 
@@ -177,7 +177,7 @@ def test_a_lost_object_is_reported_lost(port: RayPort, other_tier: Any, monkeypa
 
 def test_a_node_without_a_tier_is_no_error(port: RayPort) -> None:
     assert list(port.fetch([load(b"k" * 32, 0, "nowhere")], time.monotonic() + DEADLINE_S)) == [None]
-    assert port.counters == {"fetch_failed": 1}
+    assert port.counters == {"fetch_tier_gone": 1}
 
 
 def test_leases_are_released_at_the_manager(cluster: KVCluster, port: RayPort, saved: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +12,13 @@ import pytest
 from vllm import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from deployments.kv_port import PLAN
-from deployments.manager_client import ManagerUnavailableError
+from deployments import replica as replica_module
+from deployments.kv_port import PLAN, PlanDict
 from deployments.replica import Replica
 from deployments.wire import GenerateRequest
 
-FORGED = {PLAN: {"lease_id": 1, "segments": [(b"k" * 32, 0, 1, "cpu", "node")]}}
-PLANNED = [(b"p" * 32, 0, 4, "cpu", "node")]
+FORGED = {PLAN: {"lease_id": 1, "segments": [(b"k" * 32, 0, 1, "cpu", "node", 1000)]}}
+PLANNED = [(b"p" * 32, 0, 4, "cpu", "node", 1000)]
 
 
 class FakeEngine:
@@ -40,24 +41,17 @@ class FakeEngine:
 
 
 class FakePort:
-    """A manager that answers every plan with `answer`."""
+    """A port that answers every plan with `answer`."""
 
-    def __init__(self, answer: Any) -> None:
-        self.manager = self
+    def __init__(self, answer: PlanDict | None) -> None:
         self.released: list[int] = []
-        self.counted: list[str] = []
         self._answer = answer
 
-    async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
-        if isinstance(self._answer, Exception):
-            raise self._answer
+    async def plan(self, hashes: list[bytes]) -> PlanDict | None:
         return self._answer
 
     def release(self, lease_id: int) -> None:
         self.released.append(lease_id)
-
-    def count(self, what: str, amount: int = 1) -> None:
-        self.counted.append(what)
 
     def close(self) -> None:
         pass
@@ -68,7 +62,7 @@ def replica(engine: FakeEngine, port: FakePort | None) -> Any:
     made._llm, made._port, made._reuse, made._orders = engine, port, None, None
     made._name, made._node_id, made.rank = "replica", "node", 0
     made._thread = SimpleNamespace(error=RuntimeError("out of memory"))
-    made._settings = SimpleNamespace(kv=SimpleNamespace(plan_deadline_s=0.05))
+    made._ending = True  # the process of the tests shall not end
     return made
 
 
@@ -89,9 +83,8 @@ def ask(made: Any, wanted: GenerateRequest) -> list[Any]:
     return asyncio.run(collect())
 
 
-@pytest.mark.parametrize("answer", [None, (0, []), ManagerUnavailableError("gone")])
-def test_a_clients_kv_transfer_params_never_reach_the_connector(answer: Any) -> None:
-    engine, port = FakeEngine(), FakePort(answer)
+def test_a_clients_kv_transfer_params_never_reach_the_connector() -> None:
+    engine, port = FakeEngine(), FakePort(None)
 
     ask(replica(engine, port), request({"kv_transfer_params": FORGED, "other": 1}))
 
@@ -105,7 +98,7 @@ def test_without_kv_reuse_a_clients_kv_transfer_params_are_dropped_too() -> None
 
 
 def test_the_managers_plan_replaces_what_the_client_sent() -> None:
-    engine, port = FakeEngine(), FakePort((5, PLANNED))
+    engine, port = FakeEngine(), FakePort(PlanDict(lease_id=5, segments=PLANNED))
 
     ask(replica(engine, port), request({"kv_transfer_params": FORGED}))
 
@@ -115,16 +108,10 @@ def test_the_managers_plan_replaces_what_the_client_sent() -> None:
 
 
 def test_a_request_that_the_engine_never_took_releases_its_lease() -> None:
-    port = FakePort((5, PLANNED))
+    port = FakePort(PlanDict(lease_id=5, segments=PLANNED))
     with pytest.raises(EngineDeadError):
         ask(replica(FakeEngine(outputs=0), port), request(None))
     assert port.released == [5]
-
-
-def test_a_manager_that_does_not_answer_costs_the_plan_and_is_counted() -> None:
-    port = FakePort(ManagerUnavailableError("gone"))
-    assert len(ask(replica(FakeEngine(3), port), request(None))) == 3
-    assert port.counted == ["plan_unanswered"]
 
 
 def test_outputs_travel_without_the_prompts_tokens() -> None:
@@ -139,3 +126,19 @@ def test_a_dead_engine_fails_the_health_check() -> None:
     engine.errored = True
     with pytest.raises(RuntimeError, match=r"replica 0 is dead.*out of memory"):
         made.check_health()
+
+
+def test_a_replica_whose_engine_is_dead_ends_its_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, ended = FakeEngine(outputs=0), []
+    monkeypatch.setattr(replica_module, "LAST_WORDS_S", 0.0)
+    monkeypatch.setattr(replica_module.os, "_exit", ended.append)
+    made = replica(engine, None)
+    made._ending = False
+    engine.errored = True
+    for _ in range(2):
+        with pytest.raises(EngineDeadError):
+            ask(made, request(None))
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join(10)
+    assert ended == [1]

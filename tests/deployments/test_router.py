@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import pickle
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,10 +16,11 @@ from ray.serve._private.request_router.request_router import RequestRouter
 
 from configs.settings import load_settings
 from deployments import placement_feed, router
+from deployments.failed_replicas import KEEP_S, FailedReplicas
 from deployments.manager_client import ManagerUnavailableError
 from deployments.replica import PinnedCall
 from deployments.router import PrefixAffinityRouter, RouterOptions
-from deployments.wire import GenerateRequest
+from deployments.wire import GenerateRequest, Progress
 from kvmanager.deltas import Deltas, Event
 
 BLOCK = 32
@@ -186,6 +188,79 @@ def test_a_pinned_request_has_one_choice_and_an_unknown_pin_none(routed: Any) ->
         assert await routing.order(ask([], 70, replica_pin=9)) == []
 
     routed(check)
+
+
+def test_a_prompt_that_is_sent_again_avoids_the_replica_that_failed_it(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        blocks = block_names(0, 20)
+        routing.hear(("dev+", "b", blocks))
+        assert (await routing.order(ask(blocks, 650)))[0] == "b"
+        assert sorted(await routing.order(ask(blocks, 650, avoid=("b",)))) == ["a", "c"]
+        assert await routing.order(ask(blocks, 650, avoid=("b", "a"))) == ["c"]
+
+    routed(check)
+
+
+def test_a_prompt_goes_to_a_replica_to_avoid_rather_than_nowhere(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        assert sorted(await routing.order(ask([], 70, avoid=("a", "b", "c", "gone")))) == ["a", "b", "c"]
+
+    routed(check)
+
+
+def test_a_replica_that_has_just_failed_is_the_last_choice_of_others(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        now = [0.0]
+        failed = FailedReplicas(clock=lambda: now[0])
+        blocks = block_names(0, 20)
+        routing.hear(("dev+", "b", blocks), ("dev+", "c", blocks[:4]))
+
+        async def order() -> list[str]:
+            return await routing.order(ask(blocks, 650, progress=Progress(failed=failed)))
+
+        assert await order() == ["b", "c", "a"]
+        failed.note("b")
+        assert await order() == ["c", "a", "b"]
+        failed.note("c")
+        assert await order() == ["a", "b", "c"]
+        now[0] = KEEP_S
+        assert await order() == ["b", "c", "a"]
+
+    routed(check)
+
+
+def test_the_router_tells_which_replica_took_the_request(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        request = ask([], 70)
+        await routing.order(request)
+        assert request.progress.replica == ""
+        await routing.send(request, "c", "r")
+        assert request.progress.replica == "c"
+
+    routed(check)
+
+
+def test_what_ingress_and_router_tell_each_other_stays_in_their_process() -> None:
+    failed = FailedReplicas()
+    failed.note("a")
+    request = ask([], 70, avoid=("a",), progress=Progress(first_token=True, replica="a", failed=failed))
+    copy = pickle.loads(pickle.dumps(request))
+    assert copy.avoid == ("a",)
+    assert (copy.progress.first_token, copy.progress.replica, "a" in copy.progress.failed) == (False, "", False)
+
+
+def test_failures_are_forgotten_in_time_each_by_itself() -> None:
+    now = [0.0]
+    failed = FailedReplicas(keep_s=10.0, clock=lambda: now[0])
+    for name, at in (("a", 0.0), ("b", 6.0), ("a", 8.0)):
+        now[0] = at
+        failed.note(name)
+    now[0] = 15.9
+    assert ("a" in failed, "b" in failed, "c" in failed) == (True, True, False)
+    now[0] = 17.0
+    assert ("a" in failed, "b" in failed) == (True, False)
+    failed.note("c")
+    assert set(failed._failed_at) == {"a", "c"}, "it does not grow"
 
 
 def test_other_calls_may_go_anywhere(routed: Any) -> None:

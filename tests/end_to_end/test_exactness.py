@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from running_server import RunningServer
 
 from load_tests.conversations import Plan, run
 from load_tests.exactness import compare, plain_answers
+from load_tests.running_server import RunningServer
 
 pytestmark = pytest.mark.server
 

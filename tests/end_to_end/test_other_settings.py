@@ -6,7 +6,8 @@ from typing import Any
 
 import httpx
 import pytest
-from running_server import RunningServer
+
+from load_tests.running_server import RunningServer
 
 pytestmark = pytest.mark.server
 

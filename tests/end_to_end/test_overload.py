@@ -7,7 +7,8 @@ from collections import Counter
 
 import httpx
 import pytest
-from running_server import RunningServer
+
+from load_tests.running_server import RunningServer
 
 pytestmark = pytest.mark.server
 

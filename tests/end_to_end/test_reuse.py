@@ -9,9 +9,9 @@ import sys
 import httpx
 import pytest
 from openai import OpenAI
-from running_server import RunningServer
 
 from configs.model_folder import PROJECT_ROOT
+from load_tests.running_server import RunningServer
 
 pytestmark = pytest.mark.server
 

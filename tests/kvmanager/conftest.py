@@ -5,7 +5,7 @@ from hypothesis import settings
 
 from kvmanager.config import ManagerConfig
 from kvmanager.keys import block_hashes
-from kvmanager.locations import Location, Tier
+from kvmanager.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.segments import split_segments
 
@@ -13,7 +13,6 @@ settings.register_profile("no-deadline", deadline=None)  # a busy machine is no 
 settings.load_profile("no-deadline")
 
 CPU = Location(Tier.CPU, "node")
-REDIS = Location(Tier.REDIS, "")
 
 
 @dataclass
@@ -52,6 +51,28 @@ class Brain:
     def stored(self, text):
         return self.manager.lookup(self.hashes(text))["cpu"]
 
+    def kept(self, text):
+        """Blocks of a prompt that Redis holds."""
+        return self.manager.lookup(self.hashes(text))["redis"]
+
+    def keys(self, text):
+        return tuple(span.key for span in self.spans(text))
+
+    def next_demotion(self, most_bytes=100):
+        return self.manager.next_demotion(self.now, most_bytes)
+
+    def finish(self, demotion, stored=None):
+        keys = demotion.keys if stored is None else stored
+        return self.manager.finish_demotion(self.now, demotion.demotion_id, keys)
+
+    def demote_all(self):
+        """Copy to Redis all that is to be copied; return the keys."""
+        done = []
+        while (demotion := self.next_demotion()) is not None:
+            self.finish(demotion)
+            done += demotion.keys
+        return done
+
     def counters(self):
         return self.manager.stats(self.now)["counters"]
 
@@ -66,7 +87,15 @@ def brain_with():
     return make_brain
 
 
-def make_brain(budget=10, **settings):
+@pytest.fixture
+def tiered():
+    """A brain with Redis."""
+    return make_brain(redis=20)
+
+
+def make_brain(budget=10, redis=None, **settings):
     made = Brain(KVManager(ManagerConfig(2, **settings), epoch=1))
     made.manager.set_budget(made.cpu, budget)
+    if redis is not None:
+        made.manager.set_budget(made.redis, redis)
     return made

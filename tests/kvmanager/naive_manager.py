@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from math import exp2, log2
 
 from kvmanager.keys import block_hashes
-from kvmanager.locations import Tier
+from kvmanager.locations import REDIS, Tier
 
 HALF_LIFE = 4.0
 EPSILON = 1e-9
@@ -32,6 +32,7 @@ class NaiveManager:
     blocks_per_segment: int
     lease_s: float
     save_s: float
+    cpu_high_water: float
     now: float = 0.0
     requests: int = 0
     known: dict = field(default_factory=dict)  # key -> span
@@ -39,6 +40,7 @@ class NaiveManager:
     copies: dict = field(default_factory=dict)  # location -> {key: NaiveCopy}
     leases: dict = field(default_factory=dict)  # id -> (deadline, replica, [NaiveCopy])
     saves: dict = field(default_factory=dict)  # id -> (deadline, replica)
+    demotions: dict = field(default_factory=dict)  # id -> (deadline, source, [NaiveCopy there], [NaiveCopy at Redis])
     devices: dict = field(default_factory=dict)  # replica -> set of hashes
     due: set = field(default_factory=set)  # (location, key) whose eviction no directive has named yet
 
@@ -66,7 +68,8 @@ class NaiveManager:
         return sum(copy.nbytes for copy in self.copies[location].values())
 
     def leased(self, copy):
-        return any(copy in copies for _, _, copies in self.leases.values())
+        held = [copies for _, _, copies in (*self.leases.values(), *(flight[:3] for flight in self.demotions.values()))]
+        return any(copy in copies for copies in held)
 
     def leaves(self, location):
         held = self.copies[location]
@@ -108,6 +111,9 @@ class NaiveManager:
 
     def release(self, lease_id):
         _, _, copies = self.leases.pop(lease_id, (0, "", []))
+        self.unlease(copies)
+
+    def unlease(self, copies):
         for copy in copies:
             for location, held in self.copies.items():
                 if held.get(copy.key) is copy and copy.state == "doomed" and not self.leased(copy):
@@ -144,13 +150,23 @@ class NaiveManager:
         )
 
     def offer(self, now, replica, location, spans, nbytes, offer):
+        sized = sorted(zip(spans, nbytes, strict=True), key=lambda sized: sized[0].start_block)
+        self.grant(now, replica, location, sized, offer)
+
+    def promote(self, now, replica, location, keys, offer):
+        at_redis = self.resident(REDIS)
+        spans = [self.known[key] for key in dict.fromkeys(keys) if key in at_redis]
+        spans = sorted((span for span in spans if span.key not in self.copies[location]), key=lambda s: s.start_block)
+        self.grant(now, replica, location, [(span, self.copies[REDIS][span.key].nbytes) for span in spans], offer)
+
+    def grant(self, now, replica, location, sized, offer):
         due, self.due = self.expired(now), set()
         named = [(order.source, key) for order in offer.evict for key in order.keys]
         assert set(named[: len(due)]) == due
         victims = [key for place, key in named[len(due) :] if place == location]
         assert len(victims) == len(named) - len(due)
         stored = []
-        for span, size in sorted(zip(spans, nbytes, strict=True), key=lambda sized: sized[0].start_block):
+        for span, size in sized:
             if not self.may_store(location, span):
                 assert span.key not in stored
                 continue
@@ -227,6 +243,77 @@ class NaiveManager:
                 if copy.save_id == save_id and copy.state == "reserved" and held.get(key) is copy:
                     self.uproot(location, key, bytes_lost=True)
 
+    # Redis
+
+    def next_demotion(self, now, most_bytes, demotion):
+        due = {(location, key) for location, key in self.expired(now) if location == REDIS}
+        if demotion is None:
+            return
+        self.due -= due
+        victims = [key for order in demotion.evict for key in order.keys]
+        assert {order.source for order in demotion.evict} <= {REDIS}
+        assert {(REDIS, key) for key in victims[: len(due)]} == due
+        victims = victims[len(due) :]
+        assert len(demotion.keys) == len(set(demotion.keys)) > 0
+        assert len(demotion.keys) == 1 or sum(demotion.nbytes) <= most_bytes
+        assert demotion.source.tier is Tier.CPU
+        assert set(demotion.keys) <= self.resident(demotion.source)
+        sources = [self.copies[demotion.source][key] for key in demotion.keys]
+        assert [copy.nbytes for copy in sources] == list(demotion.nbytes)
+        targets = []
+        for key, size in zip(demotion.keys, demotion.nbytes, strict=True):
+            span = self.known[key]
+            assert key not in self.copies[REDIS]
+            assert self.upheld(REDIS, span)
+            while self.budgets[REDIS] - self.used_bytes(REDIS) < size:
+                self.evict_for(REDIS, span, victims.pop(0))
+            targets.append(NaiveCopy(key, size))
+            self.copies[REDIS][key] = targets[-1]
+        assert victims == []
+        assert demotion.demotion_id not in self.demotions
+        self.demotions[demotion.demotion_id] = (self.now + self.save_s, demotion.source, sources, targets)
+
+    def finish_demotion(self, now, demotion_id, stored):
+        self.expired(now)
+        held = self.copies[REDIS]
+        if demotion_id in self.demotions:
+            for copy in self.demotions[demotion_id][3]:
+                if copy.key in stored and held.get(copy.key) is copy:
+                    copy.state = "committed" if copy.state == "reserved" else copy.state
+            self.land(demotion_id)
+        elif self.budgets[REDIS]:
+            self.due |= {(REDIS, key) for key in stored if key not in held}
+
+    def land(self, demotion_id):
+        _, _, sources, targets = self.demotions.pop(demotion_id)
+        held = self.copies[REDIS]
+        for copy in reversed(targets):
+            if held.get(copy.key) is copy and copy.state == "reserved":
+                self.uproot(REDIS, copy.key, bytes_lost=True)
+            if copy.key not in held and self.budgets[REDIS]:
+                self.due.add((REDIS, copy.key))
+        self.unlease(sources)
+
+    def relieve(self, now, directives):
+        self.now = max(self.now, now)
+        at_redis = self.resident(REDIS)
+        for order in directives:
+            for key in order.keys:
+                if (order.source, key) in self.due:
+                    continue
+                leaves = self.leaves(order.source)
+                assert order.source.tier is Tier.CPU
+                assert key in leaves & at_redis
+                assert self.score(key) <= min(map(self.score, leaves)) + EPSILON
+                assert self.used_bytes(order.source) > self.cpu_high_water * self.budgets[order.source]
+                del self.copies[order.source][key]
+                self.due.add((order.source, key))
+        for location, budget in self.budgets.items():
+            leaves = self.leaves(location)
+            if location.tier is Tier.CPU and leaves and self.used_bytes(location) > self.cpu_high_water * budget:
+                coldest = min(map(self.score, leaves)) + EPSILON
+                assert any(self.score(key) <= coldest and key not in at_redis for key in leaves)
+
     # Losses
 
     def uproot(self, location, root, *, bytes_lost):
@@ -270,6 +357,8 @@ class NaiveManager:
             self.release(lease_id)
         for save_id in [save_id for save_id, (end, _) in self.saves.items() if end <= self.now]:
             self.abandon(save_id)
+        for demotion_id in [demotion_id for demotion_id, (end, *_) in self.demotions.items() if end <= self.now]:
+            self.land(demotion_id)
         return self.due
 
     def carried_out(self, directives):

@@ -8,13 +8,13 @@ from naive_manager import HALF_LIFE, NaiveManager, hashes_of
 
 from kvmanager import policies
 from kvmanager.config import ManagerConfig
-from kvmanager.locations import Location, Tier
+from kvmanager.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.mirror import PlacementMirror
 from kvmanager.policies.lfu import DecayedLfu
 from kvmanager.segments import split_segments
 
-LOCATIONS = (Location(Tier.CPU, "node0"), Location(Tier.CPU, "node1"), Location(Tier.REDIS, ""))
+LOCATIONS = (Location(Tier.CPU, "node0"), Location(Tier.CPU, "node1"), REDIS)
 REPLICAS = ("replica0", "replica1")
 LEASE_S, SAVE_S = 30.0, 20.0
 
@@ -53,11 +53,19 @@ policies._POLICIES["checked"] = CheckedLfu
 class ManagerMachine(RuleBasedStateMachine):
     saves = Bundle("saves")
     leases = Bundle("leases")
+    demotions = Bundle("demotions")
 
-    @initialize(blocks_per_segment=st.integers(1, 3), budgets=st.lists(st.integers(2, 10), min_size=3, max_size=3))
-    def start(self, blocks_per_segment, budgets):
-        self.blocks_per_segment = blocks_per_segment
+    @initialize(
+        blocks_per_segment=st.integers(1, 3),
+        budgets=st.lists(st.integers(2, 10), min_size=3, max_size=3),
+        min_uses=st.sampled_from([1.0, 1.0, 2.0]),
+        high_water=st.sampled_from([0.3, 0.7, 1.0]),
+    )
+    def start(self, blocks_per_segment, budgets, min_uses, high_water):
+        self.blocks_per_segment, self.min_uses, self.high_water = blocks_per_segment, min_uses, high_water
         self.budgets = dict(zip(LOCATIONS, budgets, strict=True))
+        self.redis_budget = self.budgets[REDIS]
+        self.away = {}  # what Redis holds while it is not there
         self.mirror = PlacementMirror(blocks_per_segment)
         self.now, self.epoch = 0.0, 0
         self.inventory = {location: {} for location in LOCATIONS}  # what each tier really holds: key -> (span, size)
@@ -72,11 +80,13 @@ class ManagerMachine(RuleBasedStateMachine):
             half_life_requests=HALF_LIFE,
             max_deltas=8,
             eviction_policy="checked",
+            cpu_high_water=self.high_water,
+            redis_min_uses=self.min_uses,
         )
         CheckedLfu.made = []
         self.manager = KVManager(config, self.epoch)
         self.leased = {}  # lease id -> (end, replica, {(location, key)})
-        self.naive = NaiveManager(self.budgets, self.blocks_per_segment, LEASE_S, SAVE_S, now=self.now)
+        self.naive = NaiveManager(self.budgets, self.blocks_per_segment, LEASE_S, SAVE_S, self.high_water, now=self.now)
         for location, budget in self.budgets.items():
             self.manager.set_budget(location, budget)
 
@@ -84,7 +94,9 @@ class ManagerMachine(RuleBasedStateMachine):
         for order in directives:
             position = {key: place for place, key in enumerate(order.keys)}
             for key in order.keys:
-                span, _ = self.inventory[order.source].pop(key)
+                span = self.naive.known[key]
+                found = self.inventory[order.source].pop(key, None)
+                assert found or order.source == REDIS, "only a demotion may have left less than was reserved"
                 assert position.get(span.parent, len(position)) > position[key], "a parent went before its child"
                 for end, _, held in self.leased.values():
                     assert end <= self.now or (order.source, key) not in held, "a leased segment was evicted"
@@ -190,6 +202,92 @@ class ManagerMachine(RuleBasedStateMachine):
             self.manager.abandon(save[0])
             self.naive.abandon(save[0])
 
+    @rule(target=demotions, most_bytes=st.integers(0, 8))
+    def next_demotion(self, most_bytes):
+        demotion = self.manager.next_demotion(self.now, most_bytes)
+        self.naive.next_demotion(self.now, most_bytes, demotion)
+        if demotion is None:
+            return multiple()
+        self.carry_out(demotion.evict)
+        held = {(demotion.source, key) for key in demotion.keys}
+        self.leased["demotion", demotion.demotion_id] = (self.now + SAVE_S, "", held)
+        return (demotion, self.epoch)
+
+    @rule(demotion=demotions, data=st.data())
+    def finish_demotion(self, demotion, data):
+        """Some come late, and twice."""
+        demotion, epoch = demotion
+        if epoch == self.epoch:
+            stored = [key for key in demotion.keys if data.draw(st.sampled_from([True, True, False]))]
+            self.finish(demotion, stored)
+
+    def finish(self, demotion, stored):
+        if self.budgets[REDIS]:
+            self.write(demotion, stored)
+        self.leased.pop(("demotion", demotion.demotion_id), None)
+        directives = self.manager.finish_demotion(self.now, demotion.demotion_id, stored)
+        self.naive.finish_demotion(self.now, demotion.demotion_id, stored)
+        self.naive.carried_out(directives)
+        self.carry_out(directives)
+
+    def write(self, demotion, keys):
+        for key, size in zip(demotion.keys, demotion.nbytes, strict=True):
+            if key in keys:
+                self.inventory[REDIS].setdefault(key, (self.naive.known[key], size))
+
+    @rule(demotion=demotions)
+    def a_demotion_is_written_and_not_reported(self, demotion):
+        demotion, epoch = demotion
+        if epoch == self.epoch and demotion.demotion_id in self.naive.demotions and self.budgets[REDIS]:
+            reserved = {copy.key for copy in self.naive.copies[REDIS].values() if copy.state == "reserved"}
+            self.write(demotion, reserved)
+
+    @rule(most_bytes=st.integers(1, 8))
+    def all_is_demoted(self, most_bytes):
+        for _ in range(100):
+            demotion = self.manager.next_demotion(self.now, most_bytes)
+            self.naive.next_demotion(self.now, most_bytes, demotion)
+            if demotion is None:
+                break
+            self.carry_out(demotion.evict)
+            self.finish(demotion, demotion.keys)
+        else:
+            raise AssertionError("demotions without end")
+
+    @rule(prompt=prompts, replica=replicas, location=locations, target=saves)
+    def promote(self, prompt, replica, location):
+        keys = [key for key in hashes_of(prompt) if key in self.naive.known]
+        offer = self.manager.promote(self.now, replica, location, keys)
+        self.naive.promote(self.now, replica, location, keys, offer)
+        self.carry_out(offer.evict)
+        return (offer.save_id, location, offer.keys, self.epoch) if offer.keys else multiple()
+
+    @rule()
+    def relieve(self):
+        directives = self.manager.relieve(self.now)
+        self.naive.relieve(self.now, directives)
+        self.naive.carried_out(directives)
+        self.carry_out(directives)
+
+    @rule(empty=st.booleans())
+    def redis_goes_away_or_comes_back(self, empty):
+        if self.budgets[REDIS]:
+            self.expire_now()
+            self.manager.forget_holder(REDIS)
+            self.naive.copies[REDIS].clear()
+            self.away = dict(self.inventory[REDIS])
+            self.lost(REDIS, list(self.away))
+            self.budgets[REDIS] = 0
+            return
+        self.budgets[REDIS] = self.redis_budget
+        self.manager.set_budget(REDIS, self.redis_budget)
+        for key, (span, size) in sorted(self.away.items(), key=lambda item: item[1][0].start_block):
+            if empty or key in self.naive.copies[REDIS]:
+                continue
+            accepted = self.manager.adopt(self.now, REDIS, [span], [size])
+            self.naive.adopt(self.now, REDIS, [span], [size], accepted)
+            self.keep(REDIS, accepted)
+
     @rule(location=locations, data=st.data())
     def dropped(self, location, data):
         self.expire_now()
@@ -223,6 +321,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.manager.forget_holder(location)
         self.naive.copies[location].clear()
         self.lost(location, list(self.inventory[location]))
+        self.away = {} if location == REDIS else self.away
         self.manager.set_budget(location, self.budgets[location])
 
     @rule(replica=replicas)
@@ -312,12 +411,30 @@ class ManagerMachine(RuleBasedStateMachine):
             assert found["reserved_bytes"] == sum(promised)
             assert found["segments"] == len(self.naive.resident(location))
             waiting = {key for place, key in self.naive.due if place == location}
+            if location == REDIS:  # what was reserved is cleared before its demotion has ended
+                waiting |= {copy.key for *_, targets in self.naive.demotions.values() for copy in targets}
             really_held = sum(size for key, (_, size) in self.inventory[location].items() if key not in waiting)
             assert really_held <= self.budgets[location]
         stored = {key for held in self.naive.copies.values() for key in held}
         assert stats["nodes"] == len(self.naive.known)
         assert stats["ghosts"] == len(self.naive.known.keys() - stored)
         assert stats["leases"] == len(self.naive.leases)
+        assert stats["demotions"] == len(self.naive.demotions)
+        assert self.budgets[REDIS] or stats["demotion_queue"] == 0
+
+    def teardown(self):
+        """Once all has ended, nothing is leased, reserved, or held without the index knowing."""
+        if not hasattr(self, "manager"):
+            return
+        self.now += 1000.0
+        self.expire_now()
+        self.exactly_the_unleased_leaves_may_be_evicted()
+        stats = self.manager.stats(self.now)
+        assert (stats["leases"], stats["reservations"], stats["demotions"]) == (0, 0, 0)
+        for found in stats["locations"]:
+            location = Location(Tier(found["tier"]), found["holder"])
+            assert found["reserved_bytes"] == 0
+            assert self.inventory[location].keys() == self.naive.copies[location].keys()
 
 
 TestManager = ManagerMachine.TestCase

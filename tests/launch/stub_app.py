@@ -14,18 +14,30 @@ from configs.settings import load_settings
 
 @serve.deployment(ray_actor_options={"num_cpus": 1})
 class Stub:
+    def __init__(self, parts: dict[str, Any]) -> None:
+        self._parts = parts
+
     async def __call__(self, request: Request) -> Response:
         if request.url.path == "/health":
-            return JSONResponse({"status": "ok"})
+            return JSONResponse({"status": "ok", "parts": self._parts})
         if request.url.path == "/v1/completions":
             return JSONResponse({"choices": [{"text": " there"}]})
         return JSONResponse({"error": "no such path"}, status_code=404)
 
 
 def build(args: dict[str, Any]) -> Application:
-    load_settings(args)
-    return Stub.options(num_replicas=args["replicas"]).bind()
+    return _build(args, {"replicas": {"state": "ok"}, "redis": {"state": "not there yet", "indexing": True}})
+
+
+def build_ailing(args: dict[str, Any]) -> Application:
+    redis = {"state": "running with two tiers: [redis://cache:6379] refuses connections", "indexing": False}
+    return _build(args, {"replicas": {"state": "ok"}, "redis": redis, "cpu_tier": {"state": "missing"}})
 
 
 def build_broken(args: dict[str, Any]) -> Application:
     raise RuntimeError("the stub cannot be built")
+
+
+def _build(args: dict[str, Any], parts: dict[str, Any]) -> Application:
+    load_settings(args)
+    return Stub.options(num_replicas=args["replicas"]).bind(parts)

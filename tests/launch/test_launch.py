@@ -15,8 +15,9 @@ import httpx
 import psutil
 import pytest
 
+from app.launch.run_folder import find_launcher, run_folder
 from configs.model_folder import PROJECT_ROOT
-from tests.launch.stub_config import write_config
+from tests.launch.stub_config import free_port, write_config
 
 START_LIMIT_S = 90.0
 STOP_LIMIT_S = 30.0
@@ -88,6 +89,71 @@ def test_two_servers_start_answer_and_leave_nothing(
         assert server.process.wait(STOP_LIMIT_S) == 0, server.text()
         assert len(server.started) > 5
         assert server.left() == []
+
+
+def test_sighup_restarts_everything_with_the_configuration_as_it_is_then(
+    launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
+) -> None:
+    port = free_port()
+    server = launch(write_config(tmp_path, model_folder, port=port))
+    server.wait_until("Ctrl-C stops it")
+    launcher = find_launcher(port)
+    assert launcher is not None
+    assert launcher.pid == server.process.pid
+    first = set(server.started)
+
+    write_config(tmp_path, model_folder, port=port, served_model_name="renamed")
+    launcher.send_signal(signal.SIGHUP)
+    server.wait_until("crosskv serves renamed")
+    assert [process for process in first if process.is_running()] == []
+    assert len(server.left()) > 5
+    assert find_launcher(port) == launcher
+    assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200
+
+    launcher.send_signal(signal.SIGINT)
+    assert server.process.wait(STOP_LIMIT_S) == 0, server.text()
+    assert server.left() == []
+    assert "redis:" not in server.text()
+    assert find_launcher(port) is None
+    assert not (run_folder(port) / "launcher.pid").exists()
+
+
+def test_a_configuration_that_cannot_work_restarts_nothing_and_says_why(
+    launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
+) -> None:
+    port = free_port()
+    server = launch(write_config(tmp_path, model_folder, port=port))
+    server.wait_until("Ctrl-C stops it")
+    first = set(server.left())
+
+    write_config(tmp_path, model_folder, port=port, replica=3)
+    server.process.send_signal(signal.SIGHUP)
+    server.wait_until("Not restarted: the server goes on with the settings that it has.")
+    assert "replica: there is no such setting; did you mean 'replicas'?" in server.text()
+    assert "stopping" not in server.text()
+    assert first <= set(server.left())
+    assert httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False).status_code == 200
+
+    write_config(tmp_path, model_folder, port=port)
+    server.process.send_signal(signal.SIGHUP)
+    server.wait_until("restarting: stopping")
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(STOP_LIMIT_S) == 0, server.text()
+    assert server.text().count("Ctrl-C stops it") == 1
+    assert server.left() == []
+
+
+def test_parts_that_are_not_well_are_named_once_it_serves(
+    launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
+) -> None:
+    server = launch(write_config(tmp_path, model_folder, builder="build_ailing"))
+    server.wait_until("Ctrl-C stops it")
+    server.wait_until("cpu_tier: missing\n")
+    said = server.text().split("server.log", 1)[1]
+    expected = "redis: running with two tiers: [redis://cache:6379] refuses connections\ncpu_tier: missing\n"
+    assert said.strip("\n") == expected.strip("\n")
+    server.process.send_signal(signal.SIGINT)
+    assert server.process.wait(STOP_LIMIT_S) == 0
 
 
 def test_a_launcher_that_is_killed_takes_the_server_with_it(

@@ -61,6 +61,19 @@ def test_a_port_in_use_is_refused_with_another_to_try(tmp_path: Path, model_fold
             make_plan(write_config(tmp_path, model_folder, port=port), Overrides())
 
 
+def test_the_port_of_the_running_server_is_free_for_its_restart(tmp_path: Path, model_folder: Path) -> None:
+    config = write_config(tmp_path, model_folder)
+    running = make_plan(config, Overrides())
+    with socket.socket() as own, socket.socket() as anothers:
+        own.bind(("127.0.0.1", running.port))
+        own.listen()
+        anothers.bind(("127.0.0.1", 0))
+        anothers.listen()
+        assert make_plan(config, Overrides(), running) == running
+        with pytest.raises(SettingsError, match="PORT="):
+            make_plan(config, Overrides(port=anothers.getsockname()[1]), running)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

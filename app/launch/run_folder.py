@@ -1,0 +1,55 @@
+"""The run folder of a server, one per port: its merged configuration, its log, and which process launched it.
+
+`launcher.pid` is there while the launcher runs. A launcher that was killed leaves it behind, and its number may have
+been given to another program since: `find_launcher` compares start times, and asks whether it is a launcher at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from configs.model_folder import PROJECT_ROOT
+
+RUN_FOLDER = PROJECT_ROOT / ".crosskv"
+_LAUNCHER_FILE = "launcher.pid"
+_LAUNCHER_WORD = "app.launch"
+"""What a launcher's command line contains: `python -m app.launch …`."""
+_CLOCK_STEP_S = 2.0
+"""Start times are counted from the machine's start, whose own time shifts a little when the clock is set."""
+
+
+def run_folder(port: int) -> Path:
+    """Where the files of the server on this port lie, so that two servers do not mix."""
+    return RUN_FOLDER / str(port)
+
+
+@contextlib.contextmanager
+def launched_from_here(port: int) -> Iterator[None]:
+    """While entered, `find_launcher` finds this process."""
+    path = run_folder(port) / _LAUNCHER_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"pid": os.getpid(), "started": psutil.Process().create_time()})
+    path.write_text(text)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            if path.read_text() == text:  # not another launcher's
+                path.unlink()
+
+
+def find_launcher(port: int) -> psutil.Process | None:
+    """The living launcher of the server on this port of this machine; None when `make serve` did not start it."""
+    try:
+        noted = json.loads((run_folder(port) / _LAUNCHER_FILE).read_text())
+        process = psutil.Process(int(noted["pid"]))
+        same = abs(process.create_time() - float(noted["started"])) < _CLOCK_STEP_S
+        return process if same and _LAUNCHER_WORD in process.cmdline() else None
+    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        return None

@@ -1,0 +1,83 @@
+"""Fault injection: a store that is slow, fails, or returns damaged bytes, as often as it is told.
+
+It lies below `CheckedStore`, so that a damaged segment meets the same check as one that Redis has damaged.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.segment_store import SegmentStore, StoredHeader, StoreTimeoutError, StoreUnavailableError
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFaults:
+    """How a store misbehaves: delay of each call in seconds, shares (0..1) of calls that fail and of damaged reads."""
+
+    delay_s: float = 0.0
+    error_share: float = 0.0
+    corrupt_share: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.delay_s or self.error_share or self.corrupt_share)
+
+
+NO_FAULTS = StoreFaults()
+
+
+class FaultyStore:
+    """Any `SegmentStore` with faults. Listing headers is slowed once, never failed: the index can always be built.
+
+    A delay beyond `deadline_s` ends at the deadline with StoreTimeoutError, as a Redis that slow would.
+    """
+
+    def __init__(self, inner: SegmentStore, faults: StoreFaults, deadline_s: float, rng: random.Random) -> None:
+        self._inner = inner
+        self._faults = faults
+        self._deadline_s = deadline_s
+        self._rng = rng
+        self._lock = threading.Lock()
+
+    def get(self, key: bytes) -> bytes | None:
+        """Damages one byte of a copy, wherever it is."""
+        self._misbehave()
+        sealed = self._inner.get(key)
+        if sealed and self._drawn(self._faults.corrupt_share):
+            damaged = bytearray(sealed)
+            damaged[int(self._draw() * len(damaged))] ^= 0xFF
+            return bytes(damaged)
+        return sealed
+
+    def put(self, key: bytes, sealed: Any) -> None:
+        """See `SegmentStore.put`."""
+        self._misbehave()
+        self._inner.put(key, sealed)
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        """See `SegmentStore.delete`."""
+        self._misbehave()
+        return self._inner.delete(keys)
+
+    def headers(self) -> Iterator[list[StoredHeader]]:
+        """See `SegmentStore.headers`."""
+        time.sleep(min(self._faults.delay_s, self._deadline_s))
+        return self._inner.headers()
+
+    def _misbehave(self) -> None:
+        time.sleep(min(self._faults.delay_s, self._deadline_s))
+        if self._faults.delay_s > self._deadline_s:
+            raise StoreTimeoutError("Redis does not answer in time (injected fault)")
+        if self._drawn(self._faults.error_share):
+            raise StoreUnavailableError("Redis cannot be reached (injected fault)")
+
+    def _drawn(self, share: float) -> bool:
+        return bool(share) and self._draw() < share
+
+    def _draw(self) -> float:
+        with self._lock:
+            return self._rng.random()

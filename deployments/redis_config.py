@@ -1,0 +1,69 @@
+"""What the Redis tier is told at its start, and whether that can work, asked before the start."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deployments.faulty_store import NO_FAULTS, StoreFaults
+from deployments.redis_connection import RedisUnavailableError, check, connect
+from deployments.redis_endpoint import namespace_root
+from deployments.redis_folder import RedisFolder
+from deployments.redis_server import find_redis_server
+
+EMBEDDED = "embedded"
+CHECK_DEADLINE_S = 3.0
+MAXMEMORY_SHARE = 0.8
+"""Of an external Redis' maxmemory that segments may fill; the rest is its overhead."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisTierConfig:
+    """`url` is "embedded" or a URL; `folder` is absolute and used by the embedded server only; sizes in bytes.
+
+    `app_name` is empty where Serve knows it: in an actor that belongs to a deployment.
+    """
+
+    app_name: str
+    url: str = field(repr=False)  # it may hold a password
+    folder: str
+    namespace: str
+    budget_bytes: int
+    expire_s: int
+    deadline_s: float
+    faults: StoreFaults = NO_FAULTS
+
+    @property
+    def embedded(self) -> bool:
+        """Whether this deployment has a Redis of its own."""
+        return self.url == EMBEDDED
+
+    def budget_below(self, maxmemory_bytes: int) -> int:
+        """The bytes of segments that a Redis with this maxmemory (0: none) can be given."""
+        if self.embedded or not maxmemory_bytes:
+            return self.budget_bytes
+        return min(self.budget_bytes, int(MAXMEMORY_SHARE * maxmemory_bytes))
+
+
+def check_now(config: RedisTierConfig, *, folder_is_free: bool = False) -> str | None:
+    """Why this configuration cannot work at the moment, in one sentence that says what to do; None when it can.
+
+    Blocks: for a URL one connection with CHECK_DEADLINE_S per answer, for the embedded server a look at program and
+    folder. `folder_is_free`: nobody may be using the folder (not so while an application is deployed anew).
+    """
+    try:
+        root = namespace_root(config.namespace)
+        if config.embedded:
+            find_redis_server()
+            folder = RedisFolder(Path(config.folder))
+            os.close(folder.lock() if folder_is_free else folder.open())
+        else:
+            client = connect(config.url, CHECK_DEADLINE_S)
+            try:
+                check(client, config.url, root)
+            finally:
+                client.close()
+    except (RedisUnavailableError, ValueError) as error:
+        return str(error)
+    return None

@@ -1,0 +1,63 @@
+"""Everything that a process needs to reach one model's segments in Redis, and the store made of it.
+
+The endpoint travels from the Redis tier over the manager and the CPU tiers to the prefetch workers.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import dataclass, field
+
+from deployments.checked_store import CheckedStore
+from deployments.faulty_store import NO_FAULTS, FaultyStore, StoreFaults
+from deployments.redis_store import RedisStore
+from deployments.segment_store import SegmentStore
+
+KEY_ROOT = b"crosskv:1:"
+"""Of everything that crosskv keeps in a Redis; 1 is the version of this naming."""
+NAMESPACE_PATTERN = r"[A-Za-z0-9_.-]{1,64}"
+"""Nothing that means something in a key or in SCAN's patterns."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisEndpoint:
+    """Where one model's segments lie. `expire_s` 0: they do not expire by themselves."""
+
+    url: str = field(repr=False)  # it holds the password
+    prefix: bytes
+    fingerprint: bytes
+    deadline_s: float
+    expire_s: int
+    faults: StoreFaults = NO_FAULTS
+
+
+def namespace_root(namespace: str) -> bytes:
+    """What all keys of a deployment begin with. Raises ValueError for a namespace that cannot be part of a key."""
+    if not re.fullmatch(NAMESPACE_PATTERN, namespace):
+        raise ValueError(
+            f"kv.redis_namespace {namespace!r} cannot be part of a key: use 1 to 64 letters, digits, '_', '.' or '-'"
+        )
+    return KEY_ROOT + namespace.encode() + b":"
+
+
+def segment_prefix(namespace: str, fingerprint: bytes) -> bytes:
+    """What the names of one model's segments begin with. Raises ValueError as `namespace_root`."""
+    return namespace_root(namespace) + _model(fingerprint) + b":"
+
+
+def owner_key(namespace: str, fingerprint: bytes) -> bytes:
+    """The key of the claim on those segments; it does not begin as they do. Raises ValueError as `namespace_root`."""
+    return namespace_root(namespace) + b"owner:" + _model(fingerprint)
+
+
+def open_store(endpoint: RedisEndpoint) -> CheckedStore:
+    """The layers, put together; connects at the first call. Raises RedisUnavailableError for a URL that is none."""
+    store: SegmentStore = RedisStore(endpoint.url, endpoint.prefix, endpoint.deadline_s, endpoint.expire_s)
+    if endpoint.faults:
+        store = FaultyStore(store, endpoint.faults, endpoint.deadline_s, random.Random())
+    return CheckedStore(store, endpoint.fingerprint)
+
+
+def _model(fingerprint: bytes) -> bytes:
+    return fingerprint.hex()[:16].encode()  # short for people; the header holds the whole

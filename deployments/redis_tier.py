@@ -1,0 +1,306 @@
+"""The Redis tier: one actor per deployment that owns everything about Redis except the bytes' way.
+
+What it does, over and over, from `_run`:
+
+1. embedded: start the server, again if it has died
+2. connect, and check that this Redis can be used
+3. external: claim the namespace for this model, so that no two deployments manage the same segments
+4. tell the manager of a new life of Redis and of all segments there, parents first; delete what it does not want
+5. watch, until Redis fails, is another one than before, or the manager is: then from 1 on again
+
+Invariants
+
+* The manager knows nothing of Redis but what step 4 of the present life told it and what it has had written since.
+  Each life has an `incarnation` of its own.
+* Beside the loop a heartbeat brings the state ("ok", or one sentence for /health) to the manager, and back from it the
+  model's fingerprint, which the first replica brings.
+* Nothing that Redis does ends this actor, and no command of Redis runs on its event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+import redis
+from ray import serve
+
+from deployments.checked_store import CheckedStore
+from deployments.faulty_store import NO_FAULTS
+from deployments.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.redis_claim import NamespaceClaim
+from deployments.redis_config import RedisTierConfig, check_now
+from deployments.redis_connection import (
+    RedisLoadingError,
+    RedisUnavailableError,
+    ServerFacts,
+    check,
+    connect,
+    explain,
+    read_facts,
+)
+from deployments.redis_endpoint import RedisEndpoint, namespace_root, open_store, owner_key, segment_prefix
+from deployments.redis_index import read_index
+from deployments.redis_server import EmbeddedRedis
+from deployments.segment_store import StoreUnavailableError
+
+__all__ = ["RedisTier", "RedisTierConfig", "check_now"]
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.5
+FIRST_HEARTBEAT_S = 0.2
+"""Until the fingerprint is known: the first replica is about to register."""
+PROBE_EVERY_S = 0.5
+FAILURES_TO_LOSE = 3
+RETRY_S = 0.5
+LONGEST_RETRY_S = 5.0
+MANAGER_ANSWER_S = 5.0
+ADOPT_CHUNK = 1000
+INDEX_DEADLINE_S = 2.0
+"""Least patience for the answers that the index needs: they are no request's, and starting over costs more."""
+OK = "ok"
+
+
+class RedisTier:
+    """See the module's docstring. An asyncio actor."""
+
+    def __init__(self, config: RedisTierConfig) -> None:
+        self._config = config
+        self._manager = ManagerClient(config.app_name or serve.get_deployment_actor_context().app_name)
+        self._server = EmbeddedRedis(Path(config.folder), config.budget_bytes) if config.embedded else None
+        self._claimant = f"host {socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex}"
+        self._claim: NamespaceClaim | None = None
+        self._state = "Redis is starting"
+        self._incarnation = uuid.uuid4().hex
+        self._registered = False
+        self._fingerprint: bytes | None = None
+        self._fingerprint_known = asyncio.Event()
+        self._start_over = asyncio.Event()
+        self._retry_s = RETRY_S
+        self._store: CheckedStore | None = None
+        self._facts: ServerFacts | None = None
+        self._budget_bytes = config.budget_bytes
+        self._unusable = 0
+        loop = asyncio.get_event_loop()
+        self._tasks = [loop.create_task(self._run()), loop.create_task(self._keep_alive())]
+
+    async def evict(self, keys: Sequence[bytes]) -> int:
+        """Delete segments, by the manager's order; returns how many there were. Raises when Redis does not do it."""
+        if self._store is None:
+            raise RedisUnavailableError(self._state)
+        return await asyncio.to_thread(self._store.delete, list(keys))
+
+    async def stats(self) -> dict[str, Any]:
+        """What Redis last said of itself; asks nobody."""
+        facts = self._facts
+        return {
+            "state": self._state,
+            "budget_bytes": self._budget_bytes,
+            "unusable": self._unusable,
+            "version": facts.version if facts else None,
+            "used_memory_bytes": facts.used_memory_bytes if facts else 0,
+            "maxmemory_bytes": facts.maxmemory_bytes if facts else 0,
+            "evicted_keys": facts.evicted_keys if facts else 0,
+            "clients": facts.clients if facts else 0,
+        }
+
+    async def close(self) -> None:
+        """A clean end: the claim is given up, the embedded server stopped. What is stored stays."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._claim is not None:
+            with contextlib.suppress(redis.RedisError):
+                await asyncio.to_thread(self._claim.release)
+        if self._server is not None:
+            await asyncio.to_thread(self._server.stop)
+
+    async def _run(self) -> None:
+        """The loop of the module's docstring."""
+        while True:
+            try:
+                await self._live()
+                await asyncio.sleep(FIRST_HEARTBEAT_S)
+                continue
+            except RedisLoadingError as error:
+                await self._lose(str(error), by_itself=True)
+                self._retry_s = RETRY_S
+            except (RedisUnavailableError, StoreUnavailableError, ValueError) as error:
+                await self._lose(str(error))
+            except ManagerUnavailableError as error:
+                await self._lose(f"the segments in Redis are not registered: {error}")
+            except Exception as error:
+                logger.exception("the Redis tier failed")
+                await self._lose(f"the Redis tier failed: {type(error).__name__}")
+            await asyncio.sleep(self._retry_s)
+            self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
+
+    async def _live(self) -> None:
+        """One life of Redis; returns when a new one is to be told at once, raises when Redis or the manager fails."""
+        url = self._config.url
+        if self._server is not None:
+            await asyncio.to_thread(self._server.start)
+            url = self._server.url
+        client = connect(url, self._config.deadline_s)
+        try:
+            facts = await asyncio.to_thread(check, client, url, namespace_root(self._config.namespace))
+            self._take_facts(facts)
+            if self._fingerprint is None:
+                self._state = "Redis is ready and waits for the first replica"
+                await self._fingerprint_known.wait()
+            fingerprint = self._fingerprint
+            assert fingerprint is not None
+            if self._server is None:
+                self._claim = NamespaceClaim(client, owner_key(self._config.namespace, fingerprint), self._claimant)
+                await self._renew_claim(url)
+            endpoint = RedisEndpoint(
+                url=url,
+                prefix=segment_prefix(self._config.namespace, fingerprint),
+                fingerprint=fingerprint,
+                deadline_s=self._config.deadline_s,
+                expire_s=self._config.expire_s,
+                faults=self._config.faults,
+            )
+            self._start_over.clear()
+            index = asyncio.get_running_loop().create_task(self._index(endpoint))
+            try:
+                await self._watch(client, url, facts.run_id, index)
+            finally:
+                index.cancel()
+                await asyncio.gather(index, return_exceptions=True)
+        finally:
+            client.close()
+
+    async def _index(self, endpoint: RedisEndpoint) -> None:
+        """Tell the manager of this life and of all that Redis holds."""
+        self._state = "Redis is being indexed"
+        self._incarnation = incarnation = uuid.uuid4().hex
+        await self._ask("register_redis", self._address(), incarnation, endpoint, self._budget_bytes)
+        self._registered = True
+        self._store = open_store(endpoint)
+        patient = replace(endpoint, deadline_s=max(INDEX_DEADLINE_S, endpoint.deadline_s), faults=NO_FAULTS)
+        found = await asyncio.to_thread(read_index, patient, ours_alone=self._server is not None)
+        self._unusable += len(found.unusable)
+        headers, unwanted = found.headers, list(found.unusable)
+        for start in range(0, len(headers), ADOPT_CHUNK):
+            self._state = f"indexing {start} of {len(headers)} segments in Redis"
+            chunk = headers[start : start + ADOPT_CHUNK]
+            kept = set(
+                await self._ask(
+                    "adopt_redis",
+                    incarnation,
+                    [header.span for header in chunk],
+                    [header.sealed_bytes for header in chunk],
+                )
+            )
+            unwanted += [header.key for header in chunk if header.key not in kept]
+        # A manager that was recreated meanwhile keeps nothing of a life it does not know: that must delete nothing.
+        if not (await self._ask("redis_alive", incarnation, self._state))["known"]:
+            self._start_over.set()
+            return
+        await asyncio.to_thread(open_store(patient).delete, unwanted)
+        await self._ask("redis_indexed", incarnation)
+        self._retry_s = RETRY_S
+        self._state = OK
+        logger.info(
+            "Redis: %d segments found; deleted: %d that the manager did not keep, %d unusable, %d of other models",
+            len(headers),
+            len(unwanted) - len(found.unusable),
+            len(found.unusable),
+            found.foreign,
+        )
+
+    async def _watch(self, client: redis.Redis, url: str, run_id: str, index: asyncio.Task[None]) -> None:
+        """Return when a new life is to be told; raise when Redis is lost or could not be indexed."""
+        failures = 0
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._start_over.wait(), PROBE_EVERY_S)
+            if self._start_over.is_set():
+                return
+            if index.done():
+                index.result()
+            if self._server is not None and not self._server.running:
+                raise RedisUnavailableError("the embedded Redis has ended and is started again")
+            try:
+                facts = await asyncio.to_thread(read_facts, client)
+                if self._claim is not None:
+                    await self._renew_claim(url)
+            except redis.RedisError as error:
+                failures += 1
+                if failures >= FAILURES_TO_LOSE:
+                    raise RedisUnavailableError(explain(url, error)) from error
+                continue
+            failures = 0
+            self._take_facts(facts)
+            if facts.run_id != run_id:
+                logger.warning("another Redis answers at the same place: what it holds is indexed anew")
+                return
+
+    async def _renew_claim(self, url: str) -> None:
+        assert self._claim is not None
+        try:
+            holder = await asyncio.to_thread(self._claim.take)
+        except redis.RedisError as error:
+            if self._registered:
+                raise
+            raise RedisUnavailableError(explain(url, error)) from error
+        if holder is not None:
+            raise RedisUnavailableError(
+                f"namespace {self._config.namespace!r} of this Redis is used by another crosskv server "
+                f"({holder.rpartition(', ')[0]}): set kv.redis_namespace to another name"
+            )
+
+    def _take_facts(self, facts: ServerFacts) -> None:
+        self._facts = facts
+        budget = self._config.budget_below(facts.maxmemory_bytes)
+        if budget < self._budget_bytes:
+            logger.warning("kv.redis_bytes is lowered to %d: Redis' own maxmemory is %d", budget, facts.maxmemory_bytes)
+            self._budget_bytes = budget
+
+    async def _lose(self, state: str, by_itself: bool = False) -> None:
+        """Redis cannot be used, or is not known to the manager: it shall plan nothing from there."""
+        if state != self._state and not by_itself:
+            logger.warning("%s", state)
+        self._state = state
+        self._store = None
+        if self._registered:
+            self._registered = False
+            with contextlib.suppress(ManagerUnavailableError):
+                await self._ask("redis_lost", self._incarnation, state)
+
+    async def _keep_alive(self) -> None:
+        """The heartbeat."""
+        while True:
+            incarnation, registered = self._incarnation, self._registered
+            try:
+                answer = await self._ask("redis_alive", incarnation, self._state)
+                unknown = registered and not answer["known"] and incarnation == self._incarnation
+                if unknown or (registered and answer["fingerprint"] != self._fingerprint):
+                    self._start_over.set()
+                self._fingerprint = answer["fingerprint"]
+                if self._fingerprint is None:
+                    self._fingerprint_known.clear()
+                else:
+                    self._fingerprint_known.set()
+            except ManagerUnavailableError:
+                pass
+            except Exception:
+                logger.exception("the Redis tier's heartbeat failed")
+            await asyncio.sleep(FIRST_HEARTBEAT_S if self._fingerprint is None else HEARTBEAT_S)
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        return await self._manager.ask(method, *args, timeout_s=MANAGER_ANSWER_S)
+
+    def _address(self) -> Any:
+        return ray.get_runtime_context().current_actor

@@ -1,0 +1,8 @@
+"""Every part of a running server failing in every way that issue 3 names, and what its requests see of it.
+
+redis_process.py  a redis-server of our own, and a proxy before it that can be slow or deaf
+streams.py        streamed requests, and what came of each
+catalogue.py      the faults: how to cause each, how to end it
+trial.py          one fault: streams before, during and after it, held against undisturbed answers
+__main__.py       all of them as a table
+"""

@@ -1,0 +1,79 @@
+"""`python -m load_tests.faults`: a server of its own, every fault in turn, and a table of what the requests saw.
+
+Exit codes: 0 everything was as it must be, 1 something was wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from load_tests.faults.catalogue import FAULTS, World
+from load_tests.faults.redis_process import Proxy, RedisProcess
+from load_tests.faults.trial import Outcome, Trials
+from load_tests.running_server import started
+
+out = Console(stderr=True, highlight=False)
+SETTINGS = {"dtype": "float32", "http": {"debug_headers": True}}
+
+
+def main(
+    only: Annotated[str, typer.Option(help="Faults whose part or name contains this text.")] = "",
+    seed: int = 0,
+    json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
+) -> None:
+    """Disturb a server that is started for it; takes some minutes."""
+    chosen = [fault for fault in FAULTS if only in f"{fault.part}: {fault.name}"]
+    if not chosen:
+        out.print(f"no fault contains {only!r}; there are: " + ", ".join(f"{f.part}: {f.name}" for f in FAULTS))
+        raise typer.Exit(2)
+    outcomes: list[Outcome] = []
+    with contextlib.ExitStack() as stack, Progress(console=out) as progress:
+        bar = progress.add_task("starting a server", total=len(chosen))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        redis = RedisProcess(folder / "their-redis")
+        stack.callback(redis.stop)
+        proxy = Proxy(redis.port)
+        stack.callback(proxy.close)
+        server = stack.enter_context(started(folder, {**SETTINGS, "kv": {"redis_url": proxy.url}}))
+        trials = Trials(World(server, redis, proxy), "demo", seed)
+        for fault in chosen:
+            progress.update(bar, description=f"{fault.part}: {fault.name}")
+            outcomes.append(trials.run(fault))
+            progress.advance(bar)
+    out.print(_table(outcomes))
+    wrong = [f"{o.part} {o.fault}: {problem}" for o in outcomes for problem in o.problems]
+    for line in wrong:
+        out.print(line, style="red", markup=False)
+    if json_file:
+        report = json.dumps([outcome.as_dict() for outcome in outcomes], indent=2)
+        print(report) if json_file == "-" else Path(json_file).write_text(report)
+    raise typer.Exit(int(bool(wrong)))
+
+
+def _table(outcomes: list[Outcome]) -> Table:
+    table = Table("part", "fault", "requests", "broken", "worst request", "extra", "/health said", "back after")
+    for o in outcomes:
+        table.add_row(
+            o.part,
+            o.fault,
+            str(o.requests),
+            str(o.broken_streams),
+            f"{o.worst_s:.2f} s",
+            f"{o.extra_s:+.2f} s",
+            "; ".join(f"{part}: {state}" for part, state in o.health_said.items()),
+            f"{o.back_after_s:.1f} s",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,187 @@
+"""The faults: how to cause each in a running server of real parts, and how to end it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from configs.model_folder import PROJECT_ROOT
+
+if TYPE_CHECKING:
+    from load_tests.faults.redis_process import Proxy, RedisProcess
+    from load_tests.running_server import RunningServer
+
+ACTOR_CALL_S = 60.0
+
+
+@dataclass(frozen=True)
+class World:
+    """A server whose Redis is `redis`, reached through `proxy`."""
+
+    server: RunningServer
+    redis: RedisProcess
+    proxy: Proxy
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`inject` causes it on entry and ends it on exit.
+
+    `parked_in`: the tier that holds the requests' KV when it strikes. `breaks_streams`: what has sent tokens may end in
+    an error event. `missing`: the part of /health that must say so while it lasts (empty: nobody's state changes, or
+    too briefly to be seen).
+    """
+
+    part: str
+    name: str
+    inject: Callable[[World], contextlib.AbstractContextManager[Any]]
+    parked_in: str = "redis"
+    breaks_streams: bool = False
+    missing: str = ""
+
+
+@contextlib.contextmanager
+def _redis_stopped(world: World) -> Iterator[None]:
+    world.redis.stop()
+    yield
+    world.redis.start()
+
+
+@contextlib.contextmanager
+def _redis_restarted_empty(world: World) -> Iterator[None]:
+    world.redis.stop()
+    world.redis.start_empty()
+    yield
+
+
+@contextlib.contextmanager
+def _redis_slow(world: World) -> Iterator[None]:
+    world.proxy.delay_s = 1.0
+    yield
+    world.proxy.delay_s = 0.0
+
+
+@contextlib.contextmanager
+def _redis_deaf(world: World) -> Iterator[None]:
+    world.proxy.deaf = True
+    yield
+    world.proxy.deaf = False
+
+
+@contextlib.contextmanager
+def _redis_full(world: World) -> Iterator[None]:
+    client = world.redis.client
+    client.config_set("maxmemory", 1)
+    yield
+    client.config_set("maxmemory", 0)
+
+
+def _spoilt(spoil: Callable[[Any, bytes, bytes], None]) -> Callable[[World], contextlib.AbstractContextManager[Any]]:
+    """Spoils every value; nothing is ended, for the server has to throw them away."""
+
+    @contextlib.contextmanager
+    def inject(world: World) -> Iterator[None]:
+        client = world.redis.client
+        keys = world.redis.segment_keys()
+        for key, other in zip(keys, keys[1:] + keys[:1], strict=True):
+            spoil(client, key, other)
+        yield
+
+    return inject
+
+
+def _wrong_type(client: Any, key: bytes, other: bytes) -> None:
+    client.delete(key)
+    client.rpush(key, "not a segment")
+
+
+def _flip(client: Any, key: bytes, other: bytes) -> None:
+    middle = client.strlen(key) // 2
+    byte = client.getrange(key, middle, middle)[0]
+    client.setrange(key, middle, bytes([byte ^ 1]))
+
+
+def _truncate(client: Any, key: bytes, other: bytes) -> None:
+    client.set(key, client.get(key)[:-7])
+
+
+def _swap(client: Any, key: bytes, other: bytes) -> None:
+    client.set(key, client.get(other))
+
+
+def _killed(title: str) -> Callable[[World], contextlib.AbstractContextManager[Any]]:
+    @contextlib.contextmanager
+    def inject(world: World) -> Iterator[None]:
+        for process in world.server.processes(title):
+            process.send_signal(signal.SIGKILL)
+        yield
+
+    return inject
+
+
+@contextlib.contextmanager
+def _worker_killed_mid_segment(world: World) -> Iterator[None]:
+    world.proxy.delay_s = 0.3  # so that segments are on their way when the workers die
+    with _killed("ray::PrefetchWorker")(world):
+        yield
+    world.proxy.delay_s = 0.0
+
+
+@contextlib.contextmanager
+def _one_replica_killed(world: World) -> Iterator[None]:
+    world.server.processes("ray::ServeReplica:default:Replica")[0].send_signal(signal.SIGKILL)
+    yield
+
+
+@contextlib.contextmanager
+def _manager_slow(world: World) -> Iterator[None]:
+    processes = world.server.processes("ray::KVManagerActor")
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    yield
+    for process in processes:
+        with contextlib.suppress(Exception):
+            process.send_signal(signal.SIGCONT)
+
+
+def _called(action: str) -> Callable[[World], contextlib.AbstractContextManager[Any]]:
+    """A fault that is caused inside an actor; see `load_tests.faults.inside`."""
+
+    @contextlib.contextmanager
+    def inject(world: World) -> Iterator[None]:
+        _inside(world, action)
+        yield
+        _inside(world, f"undo_{action}")
+
+    return inject
+
+
+def _inside(world: World, action: str) -> None:
+    command = [sys.executable, "-m", "load_tests.faults.inside", world.server.gcs_address(), action]
+    subprocess.run(command, cwd=PROJECT_ROOT, check=True, timeout=ACTOR_CALL_S, capture_output=True)
+
+
+FAULTS = (
+    Fault("Redis", "stopped", _redis_stopped, missing="redis"),
+    Fault("Redis", "restarted empty", _redis_restarted_empty),
+    Fault("Redis", "answers after 1 s", _redis_slow, missing="redis"),
+    Fault("Redis", "half-open connection", _redis_deaf, missing="redis"),
+    Fault("Redis", "out of memory", _redis_full),
+    Fault("Redis", "wrong type under a key", _spoilt(_wrong_type)),
+    Fault("Redis", "flipped values", _spoilt(_flip)),
+    Fault("Redis", "truncated values", _spoilt(_truncate)),
+    Fault("Redis", "swapped values", _spoilt(_swap)),
+    Fault("CPU tier", "killed", _killed("ray::CPUTier"), parked_in="cpu"),
+    Fault("CPU tier", "budget shrunk", _called("shrink_tier"), parked_in="cpu"),
+    Fault("CPU tier", "object lost", _called("lose_objects"), parked_in="cpu"),
+    Fault("prefetch worker", "killed mid-segment", _worker_killed_mid_segment),
+    Fault("manager", "killed", _killed("ray::KVManagerActor"), missing="kv_manager"),
+    Fault("manager", "slow", _manager_slow, missing="kv_manager"),
+    Fault("replica", "killed mid-stream", _one_replica_killed, breaks_streams=True, missing="replicas"),
+    Fault("replica", "engine exception", _called("break_engine"), breaks_streams=True, missing="replicas"),
+)

@@ -1,0 +1,86 @@
+"""Streamed greedy completions, several at once, and what came of each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+REQUEST_S = 120.0
+
+
+@dataclass
+class Stream:
+    """One request: its tokens so far, and how it ended. `error` is the error event's or the response's message."""
+
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    kv_cache: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+    status: int = 0
+    ended: bool = False
+    """With `[DONE]`, as a stream ends that the client may trust."""
+    first_token_s: float = 0.0
+    seconds: float = 0.0
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by the first token, or by the end."""
+
+
+async def run_stream(client: httpx.AsyncClient, model: str, stream: Stream, max_tokens: int) -> None:
+    """Send the stream's prompt and read it to its end. Never raises for what the server does."""
+    began = time.monotonic()
+    body = {
+        "model": model,
+        "prompt": stream.prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+    }
+    try:
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            stream.status = response.status_code
+            if response.is_error:
+                stream.error = json.loads(await response.aread())["error"]["message"]
+                return
+            async for line in response.aiter_lines():
+                _read_event(stream, line, began)
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        stream.error = f"not OpenAI's wire format: {error!r}"
+    finally:
+        stream.seconds = time.monotonic() - began
+        stream.begun.set()
+
+
+def _read_event(stream: Stream, line: str, began: float) -> None:
+    if not line.startswith("data: "):
+        return
+    if line == "data: [DONE]":
+        stream.ended = True
+        return
+    event = json.loads(line.removeprefix("data: "))
+    if "error" in event:
+        stream.error = event["error"]["message"]
+        return
+    if event.get("usage"):
+        stream.kv_cache = event["usage"]["kv_cache"]
+    for choice in event["choices"]:
+        if choice.get("token_ids"):
+            stream.first_token_s = stream.first_token_s or time.monotonic() - began
+            stream.tokens += choice["token_ids"]
+            stream.begun.set()
+
+
+async def run_streams(url: str, model: str, prompts: Sequence[list[int]], max_tokens: int) -> list[Stream]:
+    """All prompts at once."""
+    streams = [Stream(prompt) for prompt in prompts]
+    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_S) as client:
+        await asyncio.gather(*(run_stream(client, model, stream, max_tokens) for stream in streams))
+    return streams

@@ -1,0 +1,179 @@
+"""One fault at a time: streams that run when it strikes, streams that begin under it, and streams after it.
+
+Every answer is held against the one that the same server gave before anything was stored. The requests' KV is *parked*
+in one tier before each run (and cleared above it), so that the fault strikes what is being read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import Any
+
+import httpx
+
+from load_tests.conversations import text, tokenize
+from load_tests.faults.catalogue import Fault, World
+from load_tests.faults.streams import Stream, run_stream, run_streams
+from load_tests.running_server import ServerError
+
+STREAMS = 6
+PROMPT_TOKENS = 900
+ANSWER_TOKENS = 64
+FIRST_TOKENS_S = 30.0
+HEALTH_EVERY_S = 0.1
+SAY_SO_S = 20.0
+COME_BACK_S = 90.0
+PARK_S = 60.0
+
+
+@dataclass
+class Outcome:
+    """What was seen. `problems` is empty when everything was as it must be."""
+
+    part: str
+    fault: str
+    requests: int = 0
+    broken_streams: int = 0
+    worst_quiet_s: float = 0.0
+    worst_s: float = 0.0
+    health_said: dict[str, str] = field(default_factory=dict)
+    back_after_s: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def extra_s(self) -> float:
+        """Extra latency of the worst request, against the worst of the same requests undisturbed."""
+        return self.worst_s - self.worst_quiet_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "extra_s": self.extra_s}
+
+
+class Trials:
+    """Trials on one server. Building it computes the reference answers; nothing else may use the server meanwhile."""
+
+    def __init__(self, world: World, model: str, seed: int) -> None:
+        self._world = world
+        self._server = world.server
+        self._model = model
+        self._prompts = asyncio.run(self._make_prompts(Random(seed)))
+        cold = self._stream(self._prompts)
+        self._answers = [stream.tokens for stream in cold]
+        lacking = [stream.error for stream in cold if stream.error or len(stream.tokens) != ANSWER_TOKENS]
+        if lacking:
+            raise ServerError(f"the undisturbed server does not answer: {lacking}")
+        self._block_tokens = int(self._server.lookup([0])["block_size_tokens"])
+
+    def run(self, fault: Fault) -> Outcome:
+        """Cause the fault once, and see what comes of it."""
+        outcome = Outcome(fault.part, fault.name)
+        server = self._server
+        try:
+            self._park(fault.parked_in)
+            quiet = self._stream(self._prompts)
+            self._judge(outcome, fault, quiet, "before")
+            self._park(fault.parked_in)
+            server.wait_until_idle()
+            with self._watched_health(outcome), contextlib.ExitStack() as lasting:
+                struck = asyncio.run(self._strike(fault, lasting))
+                self._judge(outcome, fault, struck, "when it struck")
+                self._judge(outcome, fault, self._stream(self._prompts), "under it")
+                if fault.missing:
+                    server.wait_until(
+                        lambda: fault.missing in outcome.health_said, f"/health names {fault.missing}", SAY_SO_S
+                    )
+            began = time.monotonic()
+            server.wait_until(lambda: server.health()["status"] == "ok", "/health is ok again", COME_BACK_S)
+            self._judge(outcome, fault, self._stream(self._prompts), "after it")
+            self._park("redis")
+            outcome.back_after_s = time.monotonic() - began
+            server.wait_until_idle()
+            outcome.worst_quiet_s = max(stream.seconds for stream in quiet)
+            outcome.worst_s = max(stream.seconds for stream in struck)
+        except (ServerError, TimeoutError, httpx.HTTPError) as error:
+            outcome.problems.append(f"{type(error).__name__}: {error}")
+        return outcome
+
+    async def _make_prompts(self, rng: Random) -> list[list[int]]:
+        async with httpx.AsyncClient(base_url=self._server.url, timeout=60) as client:
+            words = await tokenize(client, self._model, text(rng, 3 * STREAMS * PROMPT_TOKENS))
+        return [words[number * PROMPT_TOKENS : (number + 1) * PROMPT_TOKENS] for number in range(STREAMS)]
+
+    def _stream(self, prompts: Sequence[list[int]]) -> list[Stream]:
+        return asyncio.run(run_streams(self._server.url, self._model, prompts, ANSWER_TOKENS))
+
+    async def _strike(self, fault: Fault, lasting: contextlib.ExitStack) -> list[Stream]:
+        """Half of the streams have sent tokens when the fault strikes, the other half begin right after."""
+        streams = [Stream(prompt) for prompt in self._prompts]
+        early, late = streams[: STREAMS // 2], streams[STREAMS // 2 :]
+        async with httpx.AsyncClient(base_url=self._server.url, timeout=120) as client:
+
+            def send(stream: Stream) -> asyncio.Task[None]:
+                return asyncio.create_task(run_stream(client, self._model, stream, ANSWER_TOKENS))
+
+            tasks = [send(stream) for stream in early]
+            async with asyncio.timeout(FIRST_TOKENS_S):
+                await asyncio.gather(*(stream.begun.wait() for stream in early))
+            striking = asyncio.create_task(asyncio.to_thread(lasting.enter_context, fault.inject(self._world)))
+            if not fault.breaks_streams:
+                await striking
+            tasks += [send(stream) for stream in late]
+            await asyncio.gather(striking, *tasks)
+        return streams
+
+    def _park(self, tier: str) -> None:
+        """Have every prompt's full blocks in `tier` and in no faster one. What is stored nowhere is computed again."""
+        faster = {"redis": ("device", "cpu"), "cpu": ("device",)}[tier]
+
+        def stored(prompt: list[int]) -> bool:
+            return bool(self._server.lookup(prompt)[tier] == len(prompt) // self._block_tokens)
+
+        if not all(stored(prompt) for prompt in self._prompts):
+            self._server.clear("device", "cpu")
+            self._stream(self._prompts)
+        self._server.wait_until(
+            lambda: all(stored(prompt) for prompt in self._prompts), f"all prompts are stored in {tier}", PARK_S
+        )
+        self._server.clear(*faster)
+
+    def _judge(self, outcome: Outcome, fault: Fault, streams: Sequence[Stream], when: str) -> None:
+        """Note every stream that is not right: the same tokens, or, where it may break, the same as far as it came."""
+        outcome.requests += len(streams)
+        for stream, answer in zip(streams, self._answers, strict=True):
+            if stream.tokens != answer[: len(stream.tokens)]:
+                outcome.problems.append(f"{when}: wrong tokens")
+            elif stream.error:
+                outcome.broken_streams += 1
+                if not (fault.breaks_streams and stream.tokens and when in ("when it struck", "under it")):
+                    outcome.problems.append(f"{when}: {stream.error} (after {len(stream.tokens)} tokens)")
+                elif "wire format" in stream.error:
+                    outcome.problems.append(f"{when}: {stream.error}")
+            elif not stream.ended or len(stream.tokens) != len(answer):
+                outcome.problems.append(f"{when}: the stream ended without an error after {len(stream.tokens)} tokens")
+
+    @contextlib.contextmanager
+    def _watched_health(self, outcome: Outcome) -> Iterator[None]:
+        """Note in `outcome.health_said` every part that /health names meanwhile."""
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(HEALTH_EVERY_S):
+                with contextlib.suppress(httpx.HTTPError, ValueError):
+                    for part, report in self._server.health()["parts"].items():
+                        if report["state"] != "ok":
+                            outcome.health_said[part] = report["state"]
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()

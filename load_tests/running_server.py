@@ -1,0 +1,184 @@
+"""A server as a user starts it, and as programs that measure or disturb it see it: over HTTP, and as processes."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from configs.model_folder import PROJECT_ROOT
+
+START_S = 180.0
+STOP_S = 60.0
+
+
+class ServerError(Exception):
+    """The server did not start, did not become what it had to, or left something behind."""
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """`launcher` is `make serve`'s process, `model_folder` what it serves, `log` what it printed."""
+
+    url: str
+    port: int
+    model_folder: Path
+    launcher: psutil.Process
+    log: Path
+
+    def metrics(self) -> list[tuple[str, dict[str, str], float]]:
+        """Every sample of GET /metrics."""
+        families = text_string_to_metric_families(httpx.get(f"{self.url}/metrics", timeout=10).text)
+        return [(sample.name, dict(sample.labels), sample.value) for family in families for sample in family.samples]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that carry these labels. Raises ServerError when there is none."""
+        values = [value for found, has, value in self.metrics() if found == name and labels.items() <= has.items()]
+        if not values:
+            raise ServerError(f"{name} {labels} is not in /metrics")
+        return sum(values)
+
+    def health(self) -> dict[str, Any]:
+        """GET /health."""
+        answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=10).json()
+        return answer
+
+    def lookup(self, tokens: list[int]) -> dict[str, Any]:
+        """Where the KV of these tokens lies."""
+        listed = ",".join(map(str, tokens))
+        response = httpx.get(f"{self.url}/api/v1/kv/lookup", params={"tokens": listed}, timeout=10)
+        answer: dict[str, Any] = response.raise_for_status().json()
+        return answer
+
+    def clear(self, *tiers: str) -> dict[str, Any]:
+        """POST /api/v1/kv/clear."""
+        response = httpx.post(f"{self.url}/api/v1/kv/clear", json={"tiers": tiers}, timeout=20)
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def wait_until(self, condition: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:
+        """Poll until `condition` holds; an HTTP error counts as "not yet". Raises ServerError after the deadline."""
+        end = time.monotonic() + deadline_s
+        while True:
+            with contextlib.suppress(httpx.HTTPError, ServerError):
+                if condition():
+                    return
+            if time.monotonic() > end:
+                raise ServerError(f"not within {deadline_s} s: {what}")
+            time.sleep(0.25)
+
+    def wait_until_idle(self, deadline_s: float = 20.0) -> None:
+        """Until no request runs, no copy is under way, and no lease or reservation is open."""
+        nothing = (
+            "crosskv_index_leases",
+            "crosskv_index_reservations",
+            "crosskv_index_demotions",
+            "vllm:num_requests_running",
+        )
+
+        def idle() -> bool:
+            samples = self.metrics()
+            total = {name: sum(value for found, _, value in samples if found == name) for name, _, _ in samples}
+            free = total["crosskv_device_free_blocks"]
+            replicas = sum(found == "crosskv_device_blocks" for found, _, _ in samples)
+            return all(total[name] == 0 for name in nothing) and free == total["crosskv_device_blocks"] - replicas
+
+        self.wait_until(idle, "all blocks, leases and reservations are given back", deadline_s)
+
+    def processes(self, title: str) -> list[psutil.Process]:
+        """The server's processes whose command line begins with `title`, such as `ray::CPUTier`."""
+        found = []
+        for process in self.launcher.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if " ".join(process.cmdline()).startswith(title):
+                    found.append(process)
+        return found
+
+    def open_files(self) -> dict[str, int]:
+        """Most open file descriptors of any one process, by the process's title without what it is doing now."""
+        most: dict[str, int] = {}
+        for process in self.launcher.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                title = " ".join(process.cmdline()).split(".")[0].split(" ")[0]
+                if title.startswith("ray::"):
+                    most[title] = max(most.get(title, 0), process.num_fds())
+        return most
+
+    def gcs_address(self) -> str:
+        """Where Ray's own control service of this server listens."""
+        for process in self.launcher.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                for word in process.cmdline():
+                    if word.startswith("--gcs-address="):
+                        return word.partition("=")[2]
+        raise ServerError("no process of the server names Ray's address")
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def started(folder: Path, settings: Mapping[str, Any], wanted_status: str = "ok") -> Iterator[RunningServer]:
+    """A server as `make serve` starts it, with these settings over those of serve_config.yaml.
+
+    Everything that it writes lies in `folder`. Raises ServerError when it does not start, or leaves a process behind.
+    """
+    # A copy: training may replace the model's files meanwhile.
+    model_folder = folder / "demo"
+    if not model_folder.exists():
+        shutil.copytree(PROJECT_ROOT / "models" / "demo", model_folder)
+    config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text())
+    args = config["applications"][0]["args"]
+    kv = {**args["kv"], "redis_folder": str(folder / "redis"), **settings.get("kv", {})}
+    config["applications"][0]["args"] = args | {"model": str(model_folder), **settings, "kv": kv}
+    path = folder / "serve_config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    port = free_port()
+    command = [sys.executable, "-m", "app.launch", str(path), "--port", str(port)]
+    log_path = folder / "launch.log"
+    with log_path.open("w") as log:
+        child = subprocess.Popen(
+            command, cwd=PROJECT_ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    launcher = psutil.Process(child.pid)
+    running = RunningServer(f"http://127.0.0.1:{port}", port, model_folder, launcher, log_path)
+    try:
+        _wait_until_ready(child, running, wanted_status)
+        yield running
+    finally:
+        family = [launcher, *launcher.children(recursive=True)]
+        child.send_signal(signal.SIGINT)
+        child.wait(STOP_S)
+        left = [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+        for process in left:
+            process.kill()
+    if left:
+        raise ServerError(f"Ctrl-C left processes behind: {left}")
+
+
+def _wait_until_ready(child: subprocess.Popen[Any], running: RunningServer, wanted_status: str) -> None:
+    end = time.monotonic() + START_S
+    while True:
+        with contextlib.suppress(httpx.HTTPError, ValueError):
+            if running.health()["status"] == wanted_status:
+                return
+        if child.poll() is not None or time.monotonic() > end:
+            raise ServerError(f"the server did not start:\n{running.log.read_text()[-4000:]}")
+        time.sleep(0.5)

@@ -1,0 +1,178 @@
+"""A replica that is gone before its first output costs nobody an answer; one that is gone later ends the stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import ray.exceptions
+from fake_backend import FakeReplicas, gone_at, speak, speak_for_ever, think_for_ever
+from ingress_server import CHAT, COMPLETION, Server, wait_until
+from prometheus_client.parser import text_string_to_metric_families
+from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
+from test_replica_errors import check_all_is_free, leave, through_ray
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from app.replica_errors import GONE_REASONS
+from deployments.wire import GenerateRequest
+
+DIED = ray.exceptions.ActorDiedError()
+GONE = [
+    (DIED, "process_gone"),
+    (through_ray(DIED), "process_gone"),
+    (ray.exceptions.ActorUnavailableError("gone", b"x" * 16), "unreachable"),
+    (ReplicaUnavailableError("a"), "unreachable"),
+    (through_ray(EngineDeadError()), "engine_dead"),
+    (ray.exceptions.RayTaskError("generate", "Traceback", EngineDeadError(), proctitle="x", pid=1), "engine_dead"),
+]
+NOT_GONE = [ValueError("bad"), through_ray(ValueError("bad")), BackPressureError(5, 5), TimeoutError(), KeyError("x")]
+
+
+def ask(server: Server, path: str = "/v1/chat/completions", headers: dict[str, str] | None = None, **more: Any) -> Any:
+    body = {**(CHAT if "chat" in path else COMPLETION), **more}
+    with server.http() as client:
+        return client.post(path, json=body, headers=headers)
+
+
+def retried(server: Server) -> dict[str, float]:
+    with server.http() as client:
+        families = text_string_to_metric_families(client.get("/metrics").text)
+    (family,) = [family for family in families if family.name == "crosskv_retried_prompts"]
+    return {sample.labels["reason"]: sample.value for sample in family.samples if sample.name.endswith("_total")}
+
+
+def text_of(answer: Any) -> str:
+    """A chat's answer without what differs from request to request."""
+    if "data:" not in answer.text:
+        return answer.json()["choices"][0]["message"]["content"]
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    return "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize(("error", "reason"), GONE, ids=lambda value: str(type(value).__name__))
+def test_what_has_given_nothing_is_answered_by_another_replica(
+    start, caplog, error: Exception, reason: str, stream: bool
+):
+    replicas = FakeReplicas(gone_at("a", error=error))
+    server, undisturbed = start(replicas), start(FakeReplicas())
+    answer = ask(server, stream=stream)
+    assert answer.status_code == 200
+    assert text_of(answer) == text_of(ask(undisturbed, stream=stream)) == " one two three"
+    assert [request.progress.replica for request in replicas.requests] == ["a", "b"]
+    assert retried(server) == {**dict.fromkeys(GONE_REASONS, 0), reason: 1}
+    assert len([record for record in caplog.records if "sent again" in record.message]) == 1
+    check_all_is_free(server)
+
+
+@pytest.mark.parametrize("error", [DIED, through_ray(EngineDeadError())], ids=["died", "engine"])
+def test_what_has_given_a_token_ends_in_an_error_event_and_is_never_sent_again(start, error: Exception):
+    replicas = FakeReplicas(gone_at("a", error=error, after_words=1))
+    server = start(replicas)
+    answer = ask(server, stream=True)
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    assert json.loads(events[-2])["error"]["code"] == 503
+    assert sum(" word" in event for event in events) == 1
+    assert len(replicas.requests) == 1
+    assert sum(retried(server).values()) == 0
+
+
+def test_a_prompt_outlives_two_replicas_and_goes_back_to_neither(start):
+    replicas = FakeReplicas(gone_at("a", "b", error=DIED))
+    server = start(replicas)
+    answer = ask(server, path="/v1/completions")
+    assert answer.json()["choices"][0]["text"] == " one two three"
+    assert [request.avoid for request in replicas.requests] == [(), ("a",), ("a", "b")]
+    assert retried(server)["process_gone"] == 2
+
+
+def test_each_attempt_has_an_id_and_parameters_of_its_own(start):
+    def spoil(request: GenerateRequest) -> Any:
+        assert request.sampling_params.extra_args is None
+        assert request.sampling_params.max_tokens == 3
+        assert not request.progress.first_token
+        request.sampling_params.extra_args = {"spoiled": True}
+        request.sampling_params.max_tokens = 1
+        request.progress.first_token = True
+        return gone_at("a", "b", error=DIED)(request)
+
+    replicas = FakeReplicas(spoil)
+    server = start(replicas)
+    assert ask(server).status_code == 200
+    first, *others = (request.request_id for request in replicas.requests)
+    assert others == [f"{first}-retry1", f"{first}-retry2"]
+    assert len({(*request.prompt_token_ids, *request.block_hashes) for request in replicas.requests}) == 1
+
+
+def test_when_all_are_gone_it_is_503_after_as_many_retries_as_there_are_replicas(start):
+    replicas = FakeReplicas(gone_at("a", "b", "c", error=DIED))
+    server = start(replicas, retry_after_s=7)
+    answer = ask(server)
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "7"
+    assert len(replicas.requests) == 3, "the server has two replicas"
+    check_all_is_free(server)
+
+
+def test_without_any_replica_left_nothing_is_sent_again(start):
+    def last_one(request: GenerateRequest) -> Any:
+        replicas.known_ranks = ()
+        return gone_at("a", error=DIED)(request)
+
+    replicas = FakeReplicas(last_one, known_ranks={0})
+    answer = ask(start(replicas))
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"]
+    assert len(replicas.requests) == 1
+
+
+def test_a_pinned_prompt_is_not_moved(start):
+    replicas = FakeReplicas(gone_at("a", error=DIED))
+    server = start(replicas, debug_headers=True)
+    answer = ask(server, headers={"X-CrossKV-Replica": "0"})
+    assert answer.status_code == 503
+    assert len(replicas.requests) == 1
+    assert sum(retried(server).values()) == 0
+
+
+@pytest.mark.parametrize("error", NOT_GONE, ids=lambda error: type(error).__name__)
+def test_what_is_not_the_replicas_death_is_not_tried_again(start, error: Exception):
+    replicas = FakeReplicas(gone_at("a", error=error))
+    server = start(replicas)
+    assert ask(server).status_code in (400, 429, 500, 503)
+    assert len(replicas.requests) == 1
+    assert sum(retried(server).values()) == 0
+
+
+@pytest.mark.parametrize("then", [think_for_ever, speak_for_ever], ids=["silent", "speaking"])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_client_that_leaves_during_a_retry_has_the_live_attempt_aborted(start, then, stream: bool):
+    dying = gone_at("a", error=DIED)
+    replicas = FakeReplicas(lambda request: (then if request.avoid else dying)(request))
+    server = start(replicas)
+    leave(server.url, {**CHAT, "stream": stream}, until=lambda: len(replicas.requests) == 2)
+    wait_until(lambda: replicas.aborted == [replicas.requests[1].request_id])
+    check_all_is_free(server)
+
+
+def test_the_deadline_covers_all_attempts_together(start):
+    dying = gone_at("a", error=DIED)
+    replicas = FakeReplicas(lambda request: (think_for_ever if request.avoid else dying)(request))
+    answer = ask(start(replicas, request_timeout_s=0.3))
+    assert answer.status_code == 503
+    assert "too long" in answer.json()["error"]["message"]
+    wait_until(lambda: replicas.aborted == [replicas.requests[1].request_id])
+
+
+def test_of_several_prompts_only_those_whose_replica_is_gone_are_sent_again(start):
+    def script(request: GenerateRequest) -> Any:
+        lost = request is replicas.requests[0]
+        return (gone_at("a", error=DIED) if lost else speak)(request)
+
+    replicas = FakeReplicas(script)
+    server = start(replicas)
+    answer = ask(server, path="/v1/completions", prompt=["one", "two"], n=2, temperature=1)
+    assert answer.status_code == 200
+    assert sorted(len(request.avoid) for request in replicas.requests) == [0, 0, 1]

@@ -1,0 +1,122 @@
+"""A real redis-server for tests, and sealed segments to put into it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import redis
+
+from deployments.redis_connection import connect
+from deployments.redis_endpoint import RedisEndpoint, segment_prefix
+from deployments.redis_server import EmbeddedRedis
+from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, payload_bytes, seal
+from kvmanager.segments import SegmentSpan, split_segments
+
+FINGERPRINT = b"F" * 32
+OTHER_FINGERPRINT = b"G" * 32
+SEGMENT_BLOCKS = 4
+SHAPE = (2, 2, SEGMENT_BLOCKS * 32, 2, 8)
+"""16 KB of float16 in a segment of 4 blocks."""
+PATIENCE_S = 60.0
+MIB = 1 << 20
+
+
+class RedisForTests:
+    """An embedded server in a folder, and a client that may do everything in it."""
+
+    def __init__(self, folder: Path, budget_bytes: int = 64 * MIB) -> None:
+        self.server = EmbeddedRedis(folder, budget_bytes)
+        self.start()
+
+    def start(self) -> None:
+        self.server.start()
+        self.url = self.server.url
+        self.client = connect(self.url, 10.0)
+        until(self._answers, "Redis has read its data")
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def stop(self) -> None:
+        self.client.close()
+        self.server.stop()
+
+    def empty(self) -> None:
+        """No data, no users but the default one, no limits."""
+        self.client.flushall()
+        for user in self.client.acl_users():
+            if user != "default":
+                self.client.acl_deluser(user)
+
+    def user_url(self, user: str, password: str) -> str:
+        return f"unix://{user}:{password}@{self.url.rpartition('@')[2]}"
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.client.ping())
+        except redis.exceptions.BusyLoadingError:
+            return False
+
+
+def endpoint(url: str, **changes: Any) -> RedisEndpoint:
+    """Of the model FINGERPRINT in the namespace "tests"."""
+    fingerprint = changes.pop("fingerprint", FINGERPRINT)
+    prefix = segment_prefix(changes.pop("namespace", "tests"), fingerprint)
+    return RedisEndpoint(
+        **{"url": url, "prefix": prefix, "fingerprint": fingerprint, "deadline_s": 5.0, "expire_s": 1000, **changes}
+    )
+
+
+def redis_name(key: bytes, **changes: Any) -> bytes:
+    """What a segment is called in Redis."""
+    return endpoint("", **changes).prefix + key.hex().encode()
+
+
+def chain(seed: int, segments: int) -> list[SegmentSpan]:
+    """The segments of one prompt, parents first."""
+    draw = random.Random(seed)
+    hashes = [draw.randbytes(32) for _ in range(segments * SEGMENT_BLOCKS)]
+    return split_segments(hashes, 0, len(hashes), SEGMENT_BLOCKS, len(hashes))  # type: ignore[arg-type]
+
+
+def sealed(
+    span: SegmentSpan, fingerprint: bytes = FINGERPRINT, shape: tuple[int, int, int, int, int] = SHAPE
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A segment as it is stored, with a payload of its own."""
+    size = payload_bytes(shape, "float16")
+    header = SegmentHeader(
+        key=span.key,
+        fingerprint=fingerprint,
+        shape=shape,
+        dtype="float16",
+        codec="raw",
+        payload_bytes=size,
+        parent=span.parent,
+        start_block=span.start_block,
+        num_blocks=span.num_blocks,
+        kind=span.kind,
+    )
+    buffer = np.resize(np.frombuffer(span.key, np.uint8), HEADER_BYTES + size)
+    seal(buffer.data, header)
+    return buffer
+
+
+def fill(client: redis.Redis, spans: Sequence[SegmentSpan], **changes: Any) -> None:
+    """Put segments into Redis beside the store under test."""
+    pipeline = client.pipeline(transaction=False)
+    for span in spans:
+        pipeline.set(redis_name(span.key, **changes), sealed(span, changes.get("fingerprint", FINGERPRINT)).tobytes())
+    pipeline.execute()
+
+
+def until(holds: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"waited in vain for: {what}"
+        time.sleep(0.02)

@@ -1,0 +1,259 @@
+"""The manager's actor and its Redis tier: attached, filled in the background, lost and found again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kv_cluster import FINGERPRINT, SEGMENT_BYTES, sequence
+
+from deployments import demoter, manager_actor, tier_seats
+from deployments.manager_actor import KVManagerActor
+from kvmanager.config import ManagerConfig
+from kvmanager.keys import BlockHash
+
+NODE, REPLICA, REDIS_LIFE = "node", "replica", "redis life"
+
+
+class Remote:
+    """`handle.method.remote(...)` for a coroutine function."""
+
+    def __init__(self, method: Callable[..., Awaitable[Any]]) -> None:
+        self.remote = method
+
+
+class FakeCPUTier:
+    """Notes what it is told; `demote_answer` may be replaced."""
+
+    def __init__(self) -> None:
+        self.demoted: list[bytes] = []
+        self.evicted: list[bytes] = []
+        self.demote_answer: Callable[[list[bytes]], tuple[int, str]] = lambda keys: (len(keys), "")
+        self.evict, self.demote, self.stats = Remote(self._evict), Remote(self._demote), Remote(self._stats)
+
+    async def _evict(self, keys: list[bytes]) -> int:
+        self.evicted += keys
+        return 0
+
+    async def _demote(self, keys: list[bytes]) -> tuple[int, str]:
+        count, reason = self.demote_answer(keys)
+        self.demoted += keys[:count]
+        return count, reason
+
+    async def _stats(self) -> dict[str, Any]:
+        return {}
+
+
+class FakeRedisTier:
+    """Notes what it is told to evict."""
+
+    def __init__(self) -> None:
+        self.evicted: list[bytes] = []
+        self.fails = False
+        self.evict, self.stats = Remote(self._evict), Remote(self._stats)
+
+    async def _evict(self, keys: list[bytes]) -> int:
+        if self.fails:
+            raise RuntimeError("gone")
+        self.evicted += keys
+        return len(keys)
+
+    async def _stats(self) -> dict[str, Any]:
+        return {"version": "7"}
+
+
+class World(SimpleNamespace):
+    """A manager with one replica, one CPU tier and, once `attach_redis` was called, a Redis tier."""
+
+    manager: KVManagerActor
+    cpu: FakeCPUTier
+    redis: FakeRedisTier
+
+    async def attach_redis(self, segments: int = 100, spans: list[Any] | None = None) -> list[bytes]:
+        await self.manager.register_redis(self.redis, REDIS_LIFE, "endpoint", segments * SEGMENT_BYTES)
+        kept = await self.manager.adopt_redis(REDIS_LIFE, spans or [], [SEGMENT_BYTES] * len(spans or []))
+        await self.manager.redis_indexed(REDIS_LIFE)
+        return kept
+
+    async def save(self, spans: list[Any]) -> None:
+        sizes = [SEGMENT_BYTES] * len(spans)
+        offer = await self.manager.offer(REPLICA, NODE, spans, sizes)
+        assert offer is not None
+        granted = [span for span in spans if span.key in offer[1]]
+        assert len(await self.manager.commit(NODE, granted, sizes[: len(granted)])) == len(granted)
+
+    async def planned(self, hashes: list[BlockHash]) -> list[str]:
+        """The tiers of a plan's segments."""
+        plan = await self.manager.plan(REPLICA, NODE, hashes)
+        assert plan is not None
+        await self.manager.release([plan[0]])
+        return [segment[3] for segment in plan[1]]
+
+    async def in_redis(self, hashes: list[BlockHash]) -> int:
+        return int((await self.manager.lookup(hashes))["redis"])
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs a test's coroutine in a new world; clock-driven waits are short."""
+    monkeypatch.setattr(manager_actor, "EXPIRE_EVERY_S", 0.02)
+    monkeypatch.setattr(tier_seats, "ANSWER_S", 0.1)
+    monkeypatch.setattr(demoter, "PAUSE_S", 0.05)
+
+    def run(test: Callable[[World], Awaitable[None]], cpu_segments: int = 8, **config: Any) -> None:
+        async def main() -> None:
+            manager = KVManagerActor(ManagerConfig(blocks_per_segment=4, **config), with_redis=True)
+            made = World(manager=manager, cpu=FakeCPUTier(), redis=FakeRedisTier())
+            await manager.register_tier(NODE, made.cpu, "cpu life", cpu_segments * SEGMENT_BYTES, [], [])
+            await manager.register_replica(REPLICA, 0, NODE, [], FINGERPRINT)
+            await asyncio.wait_for(test(made), 20)
+
+        asyncio.run(main())
+
+    return run
+
+
+async def soon(holds: Callable[[], Any]) -> None:
+    while True:
+        held = holds()
+        if await held if asyncio.iscoroutine(held) else held:
+            return
+        await asyncio.sleep(0.01)
+
+
+def test_what_is_saved_is_copied_to_redis_in_the_background(world: Any) -> None:
+    async def check(it: World) -> None:
+        hashes, spans = sequence(1, 3)
+        await it.attach_redis()
+        await it.save(spans)
+        await soon(lambda: it.in_redis(hashes))
+        assert it.cpu.demoted == [span.key for span in spans]
+        assert await it.planned(hashes) == ["cpu"] * 3, "the CPU tier is nearer"
+        assert (await it.manager.stats())["leases"] == 0
+
+    world(check)
+
+
+def test_nothing_is_copied_before_the_index_of_redis_is_complete(world: Any) -> None:
+    async def check(it: World) -> None:
+        hashes, spans = sequence(2, 2)
+        await it.manager.register_redis(it.redis, REDIS_LIFE, "endpoint", 100 * SEGMENT_BYTES)
+        await it.save(spans)
+        await asyncio.sleep(0.1)
+        assert it.cpu.demoted == []
+        await it.manager.redis_indexed(REDIS_LIFE)
+        await soon(lambda: it.in_redis(hashes))
+
+    world(check)
+
+
+def test_what_lies_in_redis_after_a_restart_is_planned(world: Any) -> None:
+    async def check(it: World) -> None:
+        hashes, spans = sequence(3, 3)
+        assert await it.attach_redis(spans=spans) == [span.key for span in spans]
+        assert await it.planned(hashes) == ["redis"] * 3
+
+    world(check)
+
+
+def test_a_lost_redis_is_planned_from_no_more_and_is_not_copied_to(world: Any) -> None:
+    async def check(it: World) -> None:
+        hashes, spans = sequence(4, 2)
+        await it.attach_redis(spans=spans)
+        await it.manager.redis_lost(REDIS_LIFE, "it hangs")
+        assert await it.planned(hashes) == []
+        assert (await it.manager.parts())["redis"] == {"state": "it hangs", "indexing": False, "segments": 0}
+        assert (await it.manager.redis_alive(REDIS_LIFE, "ok"))["known"] is False
+        await it.save(spans)
+        await asyncio.sleep(0.1)
+        assert it.cpu.demoted == []
+        await it.attach_redis(spans=spans)
+        assert await it.in_redis(hashes) == 8
+
+    world(check)
+
+
+def test_a_copy_that_fails_leaves_nothing_behind_and_is_tried_later(world: Any) -> None:
+    async def check(it: World) -> None:
+        hashes, spans = sequence(5, 2)
+        it.cpu.demote_answer = lambda keys: (0, "full")
+        await it.attach_redis()
+        await it.save(spans)
+        await soon(lambda: not it.manager._demoter._tasks)
+        stats = await it.manager.stats()
+        assert (stats["leases"], stats["reservations"], await it.in_redis(hashes)) == (0, 0, 0)
+        it.cpu.demote_answer = lambda keys: (len(keys), "")
+        await it.planned(hashes)  # a use earns it another try
+        await soon(lambda: it.in_redis(hashes))
+
+    world(check)
+
+
+def test_a_redis_that_misses_an_eviction_has_to_tell_again_what_it_holds(world: Any) -> None:
+    async def check(it: World) -> None:
+        _, spans = sequence(6, 1)
+        await it.attach_redis(spans=spans)
+        assert (await it.manager.redis_alive(REDIS_LIFE, "ok"))["known"]
+        it.redis.fails = True
+        await it.manager.clear(["redis"], 1.0)
+        assert (await it.manager.redis_alive(REDIS_LIFE, "ok"))["known"] is False
+
+    world(check)
+
+
+def test_clearing_redis_leaves_the_cpu_tier_alone(world: Any) -> None:
+    async def check(it: World) -> None:
+        hashes, spans = sequence(7, 2)
+        await it.attach_redis()
+        await it.save(spans)
+        await soon(lambda: it.in_redis(hashes))
+        assert await it.manager.clear(["redis"], 1.0) == {"redis": 2}
+        assert it.redis.evicted == [span.key for span in reversed(spans)]
+        assert it.cpu.evicted == []
+        assert await it.planned(hashes) == ["cpu"] * 2
+
+    world(check)
+
+
+def test_above_the_high_water_mark_the_coldest_leave_the_cpu_tier_once_redis_has_them(world: Any) -> None:
+    async def check(it: World) -> None:
+        await it.attach_redis()
+        hashes, spans = sequence(8, 8)
+        await it.save(spans)
+        await soon(lambda: it.cpu.evicted == [spans[7].key])
+        assert await it.planned(hashes) == ["cpu"] * 7 + ["redis"]
+
+    world(check, cpu_segments=8, cpu_high_water=0.9)
+
+
+def test_room_for_what_comes_from_redis_is_granted_and_can_be_committed(world: Any) -> None:
+    async def check(it: World) -> None:
+        hashes, spans = sequence(9, 2)
+        await it.attach_redis(spans=spans)
+        save_id, keys = await it.manager.promote(REPLICA, NODE, [span.key for span in spans])
+        assert save_id
+        assert keys == [span.key for span in spans]
+        await it.manager.commit(NODE, spans, [SEGMENT_BYTES] * 2)
+        assert await it.planned(hashes) == ["cpu"] * 2
+
+    world(check)
+
+
+def test_tiers_learn_from_the_manager_where_redis_is(world: Any) -> None:
+    async def check(it: World) -> None:
+        assert await it.manager.tier_alive(NODE, "cpu life") == (True, None)
+        await it.attach_redis()
+        assert await it.manager.tier_alive(NODE, "cpu life") == (True, "endpoint")
+
+    world(check)
+
+
+def test_the_redis_tier_learns_the_models_fingerprint_from_the_replicas(world: Any) -> None:
+    async def check(it: World) -> None:
+        assert await it.manager.redis_alive("x", "starting") == {"known": False, "fingerprint": FINGERPRINT}
+        assert (await KVManagerActor(ManagerConfig(4), with_redis=True).redis_alive("x", "ok"))["fingerprint"] is None
+
+    world(check)

@@ -1,0 +1,241 @@
+"""Prefetch workers in a real Ray with a real Redis: what they answer when all is well, and when nothing is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from redis_fixture import RedisForTests, chain, endpoint, fill, redis_name, sealed, until
+
+from deployments.faulty_store import StoreFaults
+from deployments.prefetch_worker import PrefetchWorker, start_worker
+from kvmanager.segments import SegmentSpan
+
+pytestmark = pytest.mark.server
+
+LARGE = (4, 2, 4 * 32, 4, 64)
+"""512 KB: more than Ray keeps outside its shared memory."""
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisForTests]:
+    found = RedisForTests(tmp_path_factory.mktemp("redis"))
+    yield found
+    found.stop()
+
+
+@pytest.fixture(autouse=True)
+def _empty(running: RedisForTests) -> None:
+    running.empty()
+
+
+@pytest.fixture
+def worker(running: RedisForTests) -> PrefetchWorker:
+    """One in this process."""
+    return PrefetchWorker(endpoint(running.url))
+
+
+@pytest.fixture(scope="module")
+def node(ray_cluster: Any) -> str:
+    return str(ray_cluster.get_runtime_context().get_node_id())
+
+
+@pytest.fixture
+def actor(running: RedisForTests, ray_cluster: Any, node: str) -> Iterator[Any]:
+    started = start_worker("app", node, 0, endpoint(running.url, deadline_s=1.0))
+    yield started
+    ray_cluster.kill(started)
+
+
+def write(worker: PrefetchWorker, spans: list[SegmentSpan]) -> tuple[int, str]:
+    return worker.write([span.key for span in spans], *(sealed(span) for span in spans))
+
+
+def test_a_read_answers_what_was_written(worker: PrefetchWorker) -> None:
+    spans = chain(1, 3)
+    assert write(worker, spans) == (3, "")
+    for span in spans:
+        assert np.array_equal(worker.read(span.key), sealed(span))
+
+
+def test_every_failure_of_a_read_has_its_reason(running: RedisForTests, worker: PrefetchWorker) -> None:
+    missing, listed, swapped, damaged, short = chain(2, 5)
+    running.client.rpush(redis_name(listed.key), "a list")
+    running.client.set(redis_name(swapped.key), sealed(missing).tobytes())
+    running.client.set(redis_name(short.key), b"short")
+    fill(running.client, [damaged])
+    running.client.setrange(redis_name(damaged.key), 5000, b"damage")
+    assert worker.read(missing.key) == "missing"
+    assert worker.read(listed.key) == "wrong_type"
+    assert worker.read(swapped.key) == "mismatch_key"
+    assert worker.read(short.key) == "mismatch_truncated"
+    assert worker.read(damaged.key) == "mismatch_checksum"
+    running.client.flushall()
+    assert worker.read(damaged.key) == "missing"
+
+
+def test_a_full_redis_ends_a_write_where_it_is_full(running: RedisForTests, worker: PrefetchWorker) -> None:
+    spans = chain(3, 3)
+    limit = running.client.config_get("maxmemory")["maxmemory"]
+    running.client.config_set("maxmemory", 1)
+    try:
+        assert write(worker, spans) == (0, "full")
+    finally:
+        running.client.config_set("maxmemory", limit)
+    assert write(worker, spans) == (3, "")
+
+
+def test_a_write_stops_at_its_first_failure(running: RedisForTests, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = PrefetchWorker(endpoint(running.url))
+    put, spans = worker._store.put, chain(4, 3)
+
+    def put_until_redis_dies(key: bytes, buffer: Any) -> None:
+        if key == spans[1].key:
+            running.stop()
+        put(key, buffer)
+
+    monkeypatch.setattr(worker._store, "put", put_until_redis_dies)
+    try:
+        assert write(worker, spans) == (1, "unreachable")
+    finally:
+        running.start()
+    assert [bool(running.client.exists(redis_name(span.key))) for span in spans] == [True, False, False]
+
+
+def test_nobody_there_is_unreachable(caplog: pytest.LogCaptureFixture) -> None:
+    worker = PrefetchWorker(endpoint("unix:///nonexistent/socket"))
+    span = chain(5, 1)[0]
+    assert worker.read(span.key) == "unreachable"
+    assert worker.read(span.key) == "unreachable"
+    assert write(worker, [span]) == (0, "unreachable")
+    assert len(caplog.records) == 1, "an outage is logged once"
+
+
+def test_what_queued_up_behind_a_timeout_does_not_wait_again(running: RedisForTests) -> None:
+    worker = PrefetchWorker(endpoint(running.url, deadline_s=0.3))
+    spans = chain(6, 3)
+    asked: list[bytes] = []
+    get = worker._store._inner.get
+    worker._store._inner.get = lambda key: asked.append(key) or get(key)  # type: ignore[method-assign, func-returns-value]
+    os.kill(running.server.pid or 0, signal.SIGSTOP)
+    try:
+        assert [worker.read(span.key) for span in spans] == ["unreachable"] * 3
+    finally:
+        os.kill(running.server.pid or 0, signal.SIGCONT)
+    assert asked == [spans[0].key]
+    until(lambda: worker.read(spans[0].key) == "missing", "it works again by itself")
+
+
+def test_injected_faults_reach_the_workers_store(running: RedisForTests) -> None:
+    span = chain(7, 1)[0]
+    fill(running.client, [span])
+    failing = PrefetchWorker(endpoint(running.url, faults=StoreFaults(error_share=1.0)))
+    assert failing.read(span.key) == "unreachable"
+    damaging = PrefetchWorker(endpoint(running.url, faults=StoreFaults(corrupt_share=1.0)))
+    assert str(damaging.read(span.key)).startswith("mismatch_")
+
+
+# In a real Ray.
+
+
+def test_what_is_read_lies_in_the_object_store(actor: Any, ray_cluster: Any) -> None:
+    span = chain(8, 1)[0]
+    ref = ray_cluster.put(sealed(span, shape=LARGE))
+    assert ray_cluster.get(actor.write.remote([span.key], ref), timeout=PATIENCE_S) == (1, "")
+    read = actor.read.remote(span.key)
+    first, again = (ray_cluster.get(read, timeout=PATIENCE_S) for _ in range(2))
+    assert np.array_equal(first, sealed(span, shape=LARGE))
+    assert first.ctypes.data == again.ctypes.data, "both are views of the store's memory"
+    assert not first.flags.writeable
+
+
+def test_a_reason_is_an_answer_and_no_error(actor: Any, ray_cluster: Any) -> None:
+    assert ray_cluster.get(actor.read.remote(b"n" * 32), timeout=PATIENCE_S) == "missing"
+
+
+def test_reads_pass_by_a_write_that_waits(actor: Any, running: RedisForTests, ray_cluster: Any) -> None:
+    span = chain(9, 1)[0]
+    fill(running.client, [span])
+
+    class Slow:
+        """An argument that the worker's write thread cannot finish with before the test lets it."""
+
+        def __init__(self, folder: str) -> None:
+            self.folder = folder
+
+        @property
+        def data(self) -> memoryview:
+            from pathlib import Path
+            from time import sleep
+
+            Path(self.folder, "begun").touch()
+            while not Path(self.folder, "go").exists():
+                sleep(0.01)
+            return memoryview(b"x" * 1000)
+
+    folder = running.server._folder.path
+    writing = actor.write.remote([b"k" * 32], Slow(str(folder)))
+    until((folder / "begun").exists, "the write has begun")
+    try:
+        assert np.array_equal(ray_cluster.get(actor.read.remote(span.key), timeout=PATIENCE_S), sealed(span))
+    finally:
+        (folder / "go").touch()
+    assert ray_cluster.get(writing, timeout=PATIENCE_S) == (1, "")
+
+
+def test_a_killed_worker_comes_back_and_reads_on(actor: Any, running: RedisForTests, ray_cluster: Any) -> None:
+    span = chain(10, 1)[0]
+    fill(running.client, [span])
+    assert not isinstance(ray_cluster.get(actor.read.remote(span.key), timeout=PATIENCE_S), str)
+    ray_cluster.kill(actor, no_restart=False)
+
+    def reads() -> bool:
+        try:
+            return np.array_equal(ray_cluster.get(actor.read.remote(span.key), timeout=PATIENCE_S), sealed(span))
+        except ray_cluster.exceptions.RayActorError:
+            return False
+
+    until(reads, "the worker is back")
+
+
+def test_a_worker_ends_with_the_actor_that_started_it(running: RedisForTests, ray_cluster: Any, node: str) -> None:
+    class Owner:
+        def start(self, node_id: str, where: Any) -> Any:
+            self.worker = start_worker("app", node_id, 0, where)
+            return self.worker
+
+    owner = ray_cluster.remote(num_cpus=0)(Owner).remote()
+    worker = ray_cluster.get(owner.start.remote(node, endpoint(running.url)), timeout=PATIENCE_S)
+    assert ray_cluster.get(worker.read.remote(b"n" * 32), timeout=PATIENCE_S) == "missing"
+    ray_cluster.kill(owner)
+
+    def ended() -> bool:
+        try:
+            ray_cluster.get(worker.read.remote(b"n" * 32), timeout=PATIENCE_S)
+        except ray_cluster.exceptions.RayActorError:
+            return True
+        return False
+
+    until(ended, "the worker has ended")
+
+
+def test_several_threads_share_one_worker(worker: PrefetchWorker) -> None:
+    spans = chain(11, 40)
+    assert write(worker, spans) == (40, "")
+    wrong: list[bytes] = []
+
+    def read(part: list[SegmentSpan]) -> None:
+        wrong.extend(span.key for span in part * 5 if not np.array_equal(worker.read(span.key), sealed(span)))
+
+    threads = [threading.Thread(target=read, args=(spans[number::4],)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -1,0 +1,270 @@
+"""Segments in Redis: what is not exactly what was stored does not come back, whatever happened to it there."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+from redis_fixture import (
+    FINGERPRINT,
+    OTHER_FINGERPRINT,
+    RedisForTests,
+    chain,
+    endpoint,
+    fill,
+    redis_name,
+    sealed,
+    until,
+)
+
+from deployments.checked_store import CheckedStore
+from deployments.faulty_store import FaultyStore, StoreFaults
+from deployments.redis_endpoint import open_store
+from deployments.redis_store import RedisStore
+from deployments.segment_store import StoreFullError, StoreTimeoutError, StoreUnavailableError, StoreWrongTypeError
+from kvmanager.segment_format import SegmentMismatch
+from kvmanager.segments import SegmentSpan
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisForTests]:
+    found = RedisForTests(tmp_path_factory.mktemp("redis"))
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def store(running: RedisForTests) -> CheckedStore:
+    running.empty()
+    return open_store(endpoint(running.url))
+
+
+def listed(store: CheckedStore) -> tuple[set[bytes], set[bytes]]:
+    """Keys of usable and of unusable entries."""
+    chunks = list(store.scan())
+    return (
+        {header.key for chunk in chunks for header in chunk.headers},
+        {key for chunk in chunks for key in chunk.unusable},
+    )
+
+
+def test_what_was_put_comes_back_and_is_gone_when_deleted(store: CheckedStore) -> None:
+    spans = chain(1, 3)
+    for span in spans:
+        store.put(span.key, sealed(span))
+    assert [store.get(span.key) for span in spans] == [sealed(span).tobytes() for span in spans]
+    assert store.delete([spans[0].key, spans[2].key, b"n" * 32]) == 2
+    assert [store.get(span.key) is None for span in spans] == [True, False, True]
+
+
+def test_the_headers_tell_where_each_segment_lies_in_its_sequence(store: CheckedStore) -> None:
+    spans = chain(2, 5)
+    for span in spans:
+        store.put(span.key, sealed(span))
+    headers = [header for chunk in store.scan() for header in chunk.headers]
+    assert sorted((header.span for header in headers), key=lambda span: span.start_block) == spans
+    assert {header.sealed_bytes for header in headers} == {sealed(spans[0]).nbytes}
+
+
+def test_more_segments_than_one_scan_and_one_pipeline_take_are_all_listed_once(
+    running: RedisForTests, store: CheckedStore
+) -> None:
+    spans = chain(3, 1700)
+    fill(running.client, spans)
+    keys = [header.key for chunk in store.scan() for header in chunk.headers]
+    assert sorted(keys) == sorted(span.key for span in spans)
+    assert store.delete(keys) == 1700
+
+
+def test_segments_expire_when_they_are_told_to(running: RedisForTests, store: CheckedStore) -> None:
+    span = chain(4, 1)[0]
+    store.put(span.key, sealed(span))
+    assert 990 <= running.client.ttl(redis_name(span.key)) <= 1000
+    open_store(endpoint(running.url, expire_s=0)).put(span.key, sealed(span))
+    assert running.client.ttl(redis_name(span.key)) == -1
+
+
+def test_two_namespaces_and_two_models_do_not_see_each_other(running: RedisForTests, store: CheckedStore) -> None:
+    span = chain(5, 1)[0]
+    others = [
+        open_store(endpoint(running.url, namespace="tests2")),
+        open_store(endpoint(running.url, fingerprint=OTHER_FINGERPRINT)),
+    ]
+    store.put(span.key, sealed(span))
+    for other in others:
+        assert other.get(span.key) is None
+        assert listed(other) == (set(), set())
+        assert other.delete([span.key]) == 0
+    assert listed(store) == ({span.key}, set())
+
+
+def test_names_that_are_no_keys_are_left_alone(running: RedisForTests, store: CheckedStore) -> None:
+    running.client.set(endpoint("").prefix + b"note", b"somebody's")
+    running.client.set(redis_name(b"\xab" * 32).upper(), b"somebody's")
+    assert listed(store) == (set(), set())
+
+
+def flip(sealed_bytes: bytes, offset: int) -> bytes:
+    return sealed_bytes[:offset] + bytes([sealed_bytes[offset] ^ 1]) + sealed_bytes[offset + 1 :]
+
+
+DAMAGES: list[tuple[str, Callable[[SegmentSpan, SegmentSpan], bytes], bool]] = [
+    ("a flipped bit of the header", lambda span, other: flip(sealed(span).tobytes(), 60), True),
+    ("a flipped bit of the payload", lambda span, other: flip(sealed(span).tobytes(), 9999), False),
+    ("truncated", lambda span, other: sealed(span).tobytes()[:-1], True),
+    ("truncated in the header", lambda span, other: sealed(span).tobytes()[:100], True),
+    ("prolonged", lambda span, other: sealed(span).tobytes() + b"\0", True),
+    ("another segment", lambda span, other: sealed(other).tobytes(), True),
+    ("another model's", lambda span, other: sealed(span, OTHER_FINGERPRINT).tobytes(), True),
+    ("rubbish", lambda span, other: b"x" * 20_000, True),
+]
+
+
+@pytest.mark.parametrize(("damage", "shows_in_header"), [d[1:] for d in DAMAGES], ids=[d[0] for d in DAMAGES])
+def test_a_damaged_value_is_a_mismatch(
+    running: RedisForTests,
+    store: CheckedStore,
+    damage: Callable[[SegmentSpan, SegmentSpan], bytes],
+    shows_in_header: bool,
+) -> None:
+    span, other = chain(6, 2)
+    running.client.set(redis_name(span.key), damage(span, other))
+    with pytest.raises(SegmentMismatch):
+        store.get(span.key)
+    assert listed(store) == ((set(), {span.key}) if shows_in_header else ({span.key}, set()))
+
+
+def test_a_value_of_another_type_is_unusable(running: RedisForTests, store: CheckedStore) -> None:
+    span = chain(7, 1)[0]
+    running.client.rpush(redis_name(span.key), "a list")
+    with pytest.raises(StoreWrongTypeError):
+        store.get(span.key)
+    assert listed(store) == (set(), {span.key})
+    assert store.delete([span.key]) == 1
+    store.put(span.key, sealed(span))
+    assert listed(store) == ({span.key}, set())
+
+
+def test_a_full_redis_says_so_and_goes_on_when_there_is_room(running: RedisForTests, store: CheckedStore) -> None:
+    span = chain(8, 1)[0]
+    limit = running.client.config_get("maxmemory")["maxmemory"]
+    running.client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(StoreFullError):
+            store.put(span.key, sealed(span))
+        assert store.get(span.key) is None
+    finally:
+        running.client.config_set("maxmemory", limit)
+    store.put(span.key, sealed(span))
+    assert store.get(span.key)
+
+
+def test_an_emptied_redis_has_nothing(running: RedisForTests, store: CheckedStore) -> None:
+    span = chain(9, 1)[0]
+    store.put(span.key, sealed(span))
+    running.client.flushall()
+    assert store.get(span.key) is None
+    assert listed(store) == (set(), set())
+
+
+def test_a_stopped_redis_is_unavailable_and_usable_again_when_it_runs(running: RedisForTests) -> None:
+    running.empty()
+    span = chain(10, 1)[0]
+    hasty = open_store(endpoint(running.url, deadline_s=0.1))
+    hasty.put(span.key, sealed(span))
+    os.kill(running.server.pid or 0, signal.SIGSTOP)
+    try:
+        for call in (
+            lambda: hasty.get(span.key),
+            lambda: hasty.put(span.key, sealed(span)),
+            lambda: hasty.delete([span.key]),
+            lambda: list(hasty.scan()),
+        ):
+            with pytest.raises(StoreTimeoutError, match="does not answer in time"):
+                call()
+    finally:
+        os.kill(running.server.pid or 0, signal.SIGCONT)
+
+    def answers() -> bool:
+        try:
+            return hasty.put(span.key, sealed(span)) is None
+        except StoreUnavailableError:
+            return False
+
+    until(answers, "the store works again")
+    assert hasty.get(span.key) == sealed(span).tobytes()
+
+
+def test_a_restarted_redis_is_found_again_by_the_same_store(running: RedisForTests) -> None:
+    running.empty()
+    span = chain(11, 1)[0]
+    store = open_store(endpoint(running.url))
+    store.put(span.key, sealed(span))
+    os.kill(running.server.pid or 0, signal.SIGKILL)
+    until(lambda: not running.server.running, "the server is dead")
+    with pytest.raises(StoreUnavailableError, match="no Redis can be reached"):
+        store.get(span.key)
+    running.start()
+    assert store.get(span.key) == sealed(span).tobytes()
+
+
+def test_what_does_not_belong_to_the_model_can_be_deleted(running: RedisForTests, store: CheckedStore) -> None:
+    spans = chain(12, 3)
+    fill(running.client, spans)
+    fill(running.client, spans, fingerprint=OTHER_FINGERPRINT)
+    running.client.set("anything", "else")
+    own = RedisStore(running.url, endpoint("").prefix, 5.0, 0)
+    assert own.delete_foreign() == 4
+    assert listed(store)[0] == {span.key for span in spans}
+
+
+# Injected faults.
+
+
+def faulty(running: RedisForTests, **faults: float) -> CheckedStore:
+    transport = RedisStore(running.url, endpoint("").prefix, 5.0, 0)
+    return CheckedStore(FaultyStore(transport, StoreFaults(**faults), 0.05, random.Random(1)), FINGERPRINT)
+
+
+def test_injected_damage_meets_the_check_as_often_as_told(running: RedisForTests, store: CheckedStore) -> None:
+    span = chain(13, 1)[0]
+    store.put(span.key, sealed(span))
+    damaged = 0
+    injured = faulty(running, corrupt_share=0.25)
+    for _ in range(400):
+        try:
+            assert injured.get(span.key) == sealed(span).tobytes()
+        except SegmentMismatch:
+            damaged += 1
+    assert 60 <= damaged <= 140
+    assert store.get(span.key), "what lies in Redis is unharmed"
+
+
+def test_injected_errors_fail_calls_and_spare_the_index(running: RedisForTests, store: CheckedStore) -> None:
+    span = chain(14, 1)[0]
+    store.put(span.key, sealed(span))
+    failing = faulty(running, error_share=1.0)
+    for call in (
+        lambda: failing.get(span.key),
+        lambda: failing.put(span.key, sealed(span)),
+        lambda: failing.delete([span.key]),
+    ):
+        with pytest.raises(StoreUnavailableError, match="injected"):
+            call()
+    assert listed(failing) == ({span.key}, set())
+
+
+def test_an_injected_delay_beyond_the_deadline_is_a_timeout(running: RedisForTests, store: CheckedStore) -> None:
+    span = chain(15, 1)[0]
+    store.put(span.key, sealed(span))
+    assert faulty(running, delay_s=0.01).get(span.key)
+    with pytest.raises(StoreTimeoutError):
+        faulty(running, delay_s=10.0).get(span.key)
+
+
+def test_without_faults_there_is_no_such_layer(running: RedisForTests) -> None:
+    assert isinstance(open_store(endpoint(running.url))._inner, RedisStore)
+    assert isinstance(open_store(endpoint(running.url, faults=StoreFaults(error_share=0.5)))._inner, FaultyStore)

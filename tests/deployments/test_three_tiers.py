@@ -1,0 +1,250 @@
+"""The port, CPU tier, prefetch workers, Redis tier and manager together: real Ray, a real redis-server, no engine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence, until
+
+from configs.sections import KVSettings
+from deployments.kv_port import PlannedLoad
+from deployments.manager_client import ManagerClient
+from deployments.ray_port import RayPort
+from deployments.redis_connection import connect
+from deployments.redis_server import EmbeddedRedis
+from deployments.redis_tier import RedisTier, RedisTierConfig
+from kvmanager.keys import BlockHash
+
+pytestmark = pytest.mark.server
+
+DEADLINE_S = 5.0
+REDIS_DEADLINE_S = 0.3
+
+
+class ThreeTiers(KVCluster):
+    """A cluster with a Redis of its own, and a replica's port on it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(segments=40, with_redis=True, prefetch_workers=2, lease_s=2 * DEADLINE_S)
+        self.redis_server = EmbeddedRedis(folder, 64 * 1024**2)
+        self.redis_server.start()
+        self.redis = connect(self.redis_server.url, 10.0)
+        config = RedisTierConfig(
+            app_name=self.app,
+            url=self.redis_server.url,
+            folder="",
+            namespace="test",
+            budget_bytes=100 * SEGMENT_BYTES,
+            expire_s=0,
+            deadline_s=REDIS_DEADLINE_S,
+        )
+        self.redis_tier = ray.remote(RedisTier).options(num_cpus=0).remote(config)
+        self.wait_for_redis()
+        settings = KVSettings(
+            cpu_tier_bytes=self.budget_bytes, redis_url=self.redis_server.url, load_deadline_s=DEADLINE_S
+        )
+        self.port = RayPort(self.app, "replica", self.node, settings, ManagerClient(self.app))
+
+    def wait_for_redis(self) -> None:
+        until(lambda: self._redis_is_usable(), "Redis is indexed and the workers are there")
+
+    def _redis_is_usable(self) -> bool:
+        self.stats()  # keeps the replica from being forgotten
+        report = self.ask("parts")["redis"]
+        return report["state"] == "ok" and not report["indexing"] and self.ask_tier("stats")["workers"] == 2
+
+    def store(self, seed: int, segments: int = 4) -> list[BlockHash]:
+        """A prompt whose segments lie in both shared tiers."""
+        hashes, spans = sequence(seed, segments)
+        self.planned(hashes)
+        assert self.save(spans) == segments
+        until(lambda: self.ask("lookup", hashes)["redis"] == len(hashes), "all of it is in Redis")
+        return hashes
+
+    def only_in_redis(self, seed: int) -> list[BlockHash]:
+        hashes = self.store(seed)
+        self.ask("clear", ["cpu"], 5.0)
+        return hashes
+
+    def load(self, hashes: list[BlockHash]) -> list[bytes | None]:
+        """Plan and fetch as a replica does."""
+        self.register_replica()
+        lease_id, segments = self.ask("plan", "replica", self.node, hashes)
+        loads = [PlannedLoad(*segment) for segment in segments]
+        found = [view and bytes(view) for view in self.port.fetch(loads, time.monotonic() + DEADLINE_S)]
+        self.port.release(lease_id)
+        return found
+
+    def worker_pids(self) -> list[int]:
+        """Of the prefetch workers; the actors' own count waits for their start."""
+        return [
+            process.pid
+            for process in psutil.Process().children(recursive=True)
+            if process.is_running() and " ".join(process.cmdline()).startswith("ray::PrefetchWorker")
+        ]
+
+    def close(self) -> None:
+        self.port.close()
+        ray.kill(self.redis_tier)
+        super().close()
+        self.redis_server.stop()
+
+
+@pytest.fixture(scope="module")
+def tiers(ray_cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreeTiers]:
+    running = ThreeTiers(tmp_path_factory.mktemp("redis"))
+    yield running
+    running.close()
+
+
+@pytest.fixture(autouse=True)
+def _well(tiers: ThreeTiers) -> Iterator[None]:
+    """Each test begins with tiers that are well, and counters at zero."""
+    tiers.wait_for_redis()
+    tiers.port.counters.clear()
+    yield
+    until(lambda: tiers.stats()["leases"] == tiers.stats()["reservations"] == 0, "nothing is held any more")
+    until(lambda: tiers.ask_tier("stats")["pulls_in_flight"] == 0, "no segment is on its way")
+
+
+def expected(seed: int, segments: int = 4) -> list[bytes]:
+    return [buffer.tobytes() for buffer in sealed(sequence(seed, segments)[1])]
+
+
+def test_what_left_the_cpu_tier_comes_from_redis_byte_for_byte_and_stays(tiers: ThreeTiers) -> None:
+    hashes = tiers.only_in_redis(1)
+    assert tiers.ask("lookup", hashes)["cpu"] == 0
+
+    assert tiers.load(hashes) == expected(1)
+
+    until(lambda: tiers.ask("lookup", hashes)["cpu"] == len(hashes), "it is in the CPU tier again")
+    assert not tiers.port.counters
+    own = tiers.ask_tier("stats")
+    (books,) = [location for location in tiers.ask("stats")["locations"] if location["tier"] == "cpu"]
+    assert (own["segments"], own["used_bytes"]) == (books["segments"], books["bytes"])
+
+
+def test_two_loads_of_one_prompt_fetch_it_once(tiers: ThreeTiers) -> None:
+    hashes = tiers.only_in_redis(2)
+    keys = [(span.key, SEGMENT_BYTES) for span in sequence(2, 4)[1]]
+    before = int(tiers.redis.info("commandstats")["cmdstat_get"]["calls"])
+
+    both = [tiers.tier.promote.remote("replica", keys) for _ in range(2)]
+    first, second = ray.get(both)
+
+    assert [bytes(each) for each in ray.get(first)] == expected(2)
+    assert [bytes(each) for each in ray.get(second)] == expected(2)
+    assert int(tiers.redis.info("commandstats")["cmdstat_get"]["calls"]) - before <= len(keys)
+    until(lambda: tiers.ask("lookup", hashes)["cpu"] == len(hashes), "it is in the CPU tier again")
+
+
+def test_a_segment_that_redis_has_lost_ends_the_load_and_leaves_the_index(tiers: ThreeTiers) -> None:
+    hashes = tiers.only_in_redis(3)
+    third = sequence(3, 4)[1][2].key
+    assert tiers.redis.delete(*tiers.redis.keys(f"*{third.hex()}")) == 1
+
+    assert tiers.load(hashes) == [*expected(3)[:2], None]
+
+    assert tiers.port.counters == {"redis_missing": 1}
+    until(lambda: tiers.ask("lookup", hashes)["redis"] == 8, "what hangs on it is not planned either")
+
+
+def test_a_damaged_segment_is_refused_by_the_worker_and_deleted(tiers: ThreeTiers) -> None:
+    hashes = tiers.only_in_redis(4)
+    (name,) = tiers.redis.keys(f"*{sequence(4, 4)[1][1].key.hex()}")
+    tiers.redis.setrange(name, SEGMENT_BYTES // 2, b"damage")
+
+    assert tiers.load(hashes) == [expected(4)[0], None]
+
+    assert tiers.port.counters == {"redis_mismatch_checksum": 1}
+    until(lambda: not tiers.redis.exists(name), "the damaged segment is deleted")
+
+
+def test_a_redis_that_hangs_costs_its_deadline_and_is_then_not_asked(tiers: ThreeTiers) -> None:
+    hashes = tiers.only_in_redis(5)
+    pid = tiers.redis.info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert tiers.load(hashes) == [None]
+        assert set(tiers.port.counters) == {"redis_unreachable"}
+        until(lambda: tiers.ask("parts")["redis"]["state"] != "ok", "the Redis tier has noticed")
+        assert tiers.load(hashes) == [], "nothing is planned from there any more"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    tiers.wait_for_redis()
+    until(lambda: tiers.load(hashes) == expected(5), "it is found again")
+
+
+def test_killed_workers_cost_the_load_and_are_started_again(tiers: ThreeTiers) -> None:
+    hashes = tiers.only_in_redis(6)
+    pid = tiers.redis.info("server")["process_id"]
+    os.kill(pid, signal.SIGSTOP)  # so that the segments are on their way when the workers die
+    refs = ray.get(tiers.tier.promote.remote("replica", [(s.key, SEGMENT_BYTES) for s in sequence(6, 4)[1]]))
+    for worker in tiers.worker_pids():
+        os.kill(worker, signal.SIGKILL)
+    os.kill(pid, signal.SIGCONT)
+
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(refs[0], timeout=60)
+
+    tiers.wait_for_redis()
+    until(lambda: tiers.load(hashes) == expected(6), "new workers fetch it")
+
+
+def test_a_shrunk_budget_keeps_heads_of_chains_and_the_books_agree(tiers: ThreeTiers) -> None:
+    tiers.ask("clear", ["cpu"], 5.0)
+    hashes = tiers.store(7)
+
+    def agree(budget_bytes: int) -> bool:
+        own = tiers.ask_tier("stats")
+        (books,) = [location for location in tiers.ask("stats")["locations"] if location["tier"] == "cpu"]
+        tiers.register_replica()
+        same = (own["segments"], own["used_bytes"]) == (books["segments"], books["bytes"])
+        return same and own["budget_bytes"] == books["budget_bytes"] == budget_bytes >= own["used_bytes"] > 0
+
+    ray.get(tiers.tier.resize.remote(2 * SEGMENT_BYTES))
+    try:
+        until(lambda: agree(2 * SEGMENT_BYTES), "the tier has registered with its new budget")
+        assert tiers.load(hashes) == expected(7), "the rest comes from Redis"
+    finally:
+        ray.get(tiers.tier.resize.remote(tiers.budget_bytes))
+    until(lambda: agree(tiers.budget_bytes), "the tier has its old budget")
+
+
+def test_a_redis_that_is_full_keeps_what_it_has_and_takes_more_when_it_has_room(tiers: ThreeTiers) -> None:
+    kept = tiers.store(8)
+    tiers.redis.config_set("maxmemory", "1mb")
+    hashes, spans = sequence(9, 3)
+    tiers.planned(hashes)
+    tiers.save(spans)
+    until(lambda: tiers.stats()["demotions"] == 0, "the copy was given up")
+    assert tiers.ask("lookup", hashes)["redis"] == 0
+    assert tiers.ask("lookup", kept)["redis"] == len(kept)
+
+    tiers.redis.config_set("maxmemory", "0")
+
+    def used_again() -> bool:
+        tiers.planned(hashes)  # each use earns another try
+        return int(tiers.ask("lookup", hashes)["redis"]) == len(hashes)
+
+    until(used_again, "it is copied after all")
+
+
+def test_a_new_manager_finds_everything_again(tiers: ThreeTiers) -> None:
+    hashes = tiers.only_in_redis(10)
+
+    ray.kill(tiers.manager)
+    tiers.start_manager()
+    tiers.register_replica()
+    tiers.wait_for_tier()
+    tiers.wait_for_redis()
+
+    assert tiers.load(hashes) == expected(10)

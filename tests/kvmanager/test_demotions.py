@@ -1,0 +1,491 @@
+import pytest
+
+from kvmanager import demotion_queue
+from kvmanager.config import ManagerConfig
+from kvmanager.counters import Counters
+from kvmanager.demotion_queue import DemotionQueue
+from kvmanager.directives import evict
+from kvmanager.hotness import HotnessClock
+from kvmanager.locations import REDIS, Location, Tier
+
+
+def freed(directives, location):
+    return [key for order in directives if order.source == location for key in order.keys]
+
+
+# Earned
+
+
+def test_every_segment_is_copied_once_it_is_stored(tiered):
+    tiered.serve("abcd")
+    demotion = tiered.next_demotion()
+    assert (demotion.source, demotion.keys, demotion.nbytes) == (tiered.cpu, tiered.keys("abcd"), (1, 1))
+    assert demotion.evict == ()
+    assert tiered.kept("abcd") == 0
+    assert tiered.finish(demotion) == ()
+    assert tiered.kept("abcd") == 4
+    assert tiered.next_demotion() is None
+    assert tiered.counters()["demoted_segments"] == 2
+
+
+def test_nothing_is_copied_before_it_is_stored(tiered):
+    tiered.offer("abcd")
+    assert tiered.next_demotion() is None
+
+
+def test_a_segment_used_long_before_it_was_stored_is_copied_too(brain_with):
+    brain = brain_with(redis=20, half_life_requests=2)
+    offer = brain.offer("abcd")
+    for letter in range(50):
+        brain.plan(chr(1000 + letter) * 2)
+    brain.commit(offer.keys)
+    assert brain.next_demotion().keys == offer.keys
+
+
+def test_only_what_was_used_often_enough_is_copied(brain_with):
+    brain = brain_with(redis=20, redis_min_uses=3)
+    for _ in range(2):
+        brain.serve("ab")
+        brain.serve("uv")
+        assert brain.next_demotion() is None
+    brain.serve("ab")
+    assert brain.demote_all() == list(brain.keys("ab"))
+
+
+def test_a_use_of_a_few_requests_ago_counts_whole_and_an_old_one_does_not(brain_with):
+    for others, copied in ((50, True), (2000, False)):
+        brain = brain_with(redis=20, redis_min_uses=2)
+        brain.serve("ab")
+        for _ in range(others):
+            brain.plan("uv")
+        brain.serve("ab")
+        assert (brain.next_demotion() is not None) == copied
+
+
+def test_what_lies_before_a_segment_goes_with_it(brain_with):
+    brain = brain_with(redis=20, redis_min_uses=2)
+    brain.serve("abcdef")
+    brain.serve("abcdef")
+    brain.manager.clear({Tier.REDIS})
+    assert brain.next_demotion().keys == brain.keys("abcdef")
+
+
+def test_what_redis_has_of_a_chain_is_not_copied_again(tiered):
+    tiered.serve("abcd")
+    tiered.demote_all()
+    tiered.serve("abcdef")
+    assert tiered.demote_all() == list(tiered.keys("abcdef")[2:])
+
+
+def test_a_chain_too_long_for_one_demotion_goes_piece_by_piece_from_its_head(tiered):
+    tiered.serve("abcdef")
+    pieces = []
+    while (demotion := tiered.next_demotion(most_bytes=2)) is not None:
+        pieces.append(demotion)
+    assert [len(piece.keys) for piece in pieces] == [2, 1]
+    assert pieces[0].keys + pieces[1].keys == tiered.keys("abcdef")
+    tiered.finish(pieces[1])
+    assert tiered.kept("abcdef") == 0  # published from the head on
+    tiered.finish(pieces[0])
+    assert tiered.kept("abcdef") == 6
+
+
+def test_a_used_chain_too_long_for_one_demotion_goes_piece_by_piece_too(brain_with):
+    brain = brain_with(redis=20, redis_min_uses=2)
+    brain.serve("abcdef")
+    brain.serve("abcdef")
+    assert [len(brain.next_demotion(most_bytes=1).keys) for _ in range(3)] == [1, 1, 1]
+    assert brain.next_demotion(most_bytes=1) is None
+
+
+def test_one_segment_goes_even_if_it_is_larger_than_the_limit(tiered):
+    tiered.commit(tiered.offer("abcd").keys)
+    assert tiered.next_demotion(most_bytes=0).keys == tiered.keys("ab")
+
+
+def test_no_segment_is_in_two_demotions(tiered):
+    tiered.serve("abcd")
+    first = tiered.next_demotion()
+    tiered.plan("abcd")
+    assert tiered.next_demotion() is None
+    tiered.finish(first)
+    assert tiered.next_demotion() is None
+
+
+def test_one_demotion_comes_from_one_node(tiered):
+    other = Location(Tier.CPU, "other")
+    tiered.manager.set_budget(other, 10)
+    tiered.serve("ab")
+    tiered.serve("uv", location=other)
+    first, second = tiered.next_demotion(), tiered.next_demotion()
+    assert (first.source, first.keys) == (tiered.cpu, tiered.keys("ab"))
+    assert (second.source, second.keys) == (other, tiered.keys("uv"))
+
+
+def test_what_waited_and_is_gone_meanwhile_is_skipped(tiered):
+    tiered.serve("abcd")
+    tiered.serve("uv")
+    tiered.manager.dropped(0, tiered.cpu, tiered.keys("abcd"))
+    assert tiered.demote_all() == list(tiered.keys("uv"))
+
+
+def test_the_queue_is_bounded_and_drops_the_oldest(brain_with, monkeypatch):
+    monkeypatch.setattr(DemotionQueue.__init__, "__defaults__", (2,))
+    brain = brain_with(redis=20)
+    for text in ("ab", "uv", "xy"):
+        brain.serve(text)
+    assert brain.manager.stats(0)["demotion_queue"] == 2
+    assert brain.counters()["dropped_demotions"] == 1
+    assert brain.demote_all() == [*brain.keys("uv"), *brain.keys("xy")]
+    brain.serve("ab")
+    assert brain.demote_all() == list(brain.keys("ab"))
+
+
+def test_one_call_looks_at_a_bounded_part_of_the_queue(brain_with, monkeypatch):
+    monkeypatch.setattr("kvmanager.demotions.MOST_CONSIDERED", 3)
+    brain = brain_with(redis=20)
+    for letter in range(5):
+        brain.serve(chr(1000 + letter) * 2)
+    brain.manager.clear({Tier.CPU})
+    assert brain.next_demotion() is None
+    assert brain.manager.stats(0)["demotion_queue"] == 2
+
+
+# Without Redis
+
+
+def test_without_redis_nothing_waits_and_nothing_is_copied(brain_with):
+    for budget in (None, 0):
+        brain = brain_with(budget=2, redis=budget)
+        brain.serve("abcd")
+        assert brain.next_demotion() is None
+        assert brain.manager.relieve(0) == ()
+        assert brain.manager.stats(0)["demotion_queue"] == 0
+
+
+def test_what_was_stored_before_redis_came_is_copied_then(brain):
+    brain.serve("abcd")
+    brain.manager.set_budget(brain.redis, 10)
+    assert sorted(brain.demote_all()) == sorted(brain.keys("abcd"))
+
+
+def test_a_redis_that_comes_back_empty_is_filled_again(tiered):
+    tiered.serve("abcd")
+    tiered.demote_all()
+    tiered.manager.forget_holder(tiered.redis)
+    assert tiered.next_demotion() is None
+    tiered.manager.set_budget(tiered.redis, 20)
+    tiered.demote_all()
+    assert tiered.kept("abcd") == 4
+
+
+def test_what_redis_reports_when_it_comes_back_is_not_copied_again(tiered):
+    tiered.serve("abcd")
+    tiered.demote_all()
+    tiered.manager.forget_holder(tiered.redis)
+    tiered.manager.set_budget(tiered.redis, 20)
+    for span in tiered.spans("abcd"):  # in chunks of one
+        assert tiered.manager.adopt(0, tiered.redis, [span], [1]) == [span.key]
+    assert tiered.next_demotion() is None
+
+
+def test_only_the_hottest_wait_when_redis_comes_to_a_full_tier():
+    clock, counters = HotnessClock(10), Counters()
+    queue = DemotionQueue(clock, counters, 1.0, capacity=2)
+    nodes = [_stored(key, score) for key, score in ((b"a", 1.0), (b"b", 3.0), (b"c", 2.0))]
+    queue.open(nodes)
+    assert (len(queue), queue.first()) == (2, b"b")
+    queue.open(nodes)
+    assert counters.dropped_demotions == 0
+
+
+class _stored:  # noqa: N801
+    """A node with one copy in a CPU tier, as the queue sees it."""
+
+    def __init__(self, key, score):
+        self.key, self.score = key, score
+        self.copies, self.store, self.location, self.tier, self.resident = self, self, self, Tier.CPU, True
+
+    def all_copies(self):
+        yield self
+
+
+# Redis is full
+
+
+def test_colder_segments_leave_redis_first(brain_with):
+    brain = brain_with(redis=2)
+    brain.serve("abcd")
+    brain.demote_all()
+    brain.serve("uvwx")
+    demotion = brain.next_demotion()
+    assert demotion.keys == brain.keys("uvwx")
+    assert demotion.evict == (evict(REDIS, brain.keys("abcd")[::-1]),)
+    assert brain.kept("abcd") == 0
+
+
+def test_what_is_colder_than_all_at_redis_is_refused_once_and_may_come_back(brain_with):
+    brain = brain_with(redis=2)
+    for _ in range(3):
+        brain.serve("abcd")
+    brain.demote_all()
+    brain.serve("uv")
+    assert brain.next_demotion() is None
+    assert brain.next_demotion() is None
+    assert brain.counters()["refused_demotions"] == 1
+    for _ in range(4):
+        brain.serve("uv")
+    assert brain.demote_all() == list(brain.keys("uv"))
+
+
+def test_a_segment_larger_than_redis_is_refused(brain_with):
+    brain = brain_with(redis=1)
+    brain.manager.commit(0, brain.cpu, brain.offer("ab", nbytes=2).keys, [2])
+    brain.serve("uv")
+    assert brain.demote_all() == list(brain.keys("uv"))
+    assert brain.counters()["refused_demotions"] == 1
+
+
+def test_of_a_chain_that_does_not_fit_the_head_is_copied(brain_with):
+    brain = brain_with(redis=2)
+    brain.serve("abcdef")
+    assert brain.demote_all() == list(brain.keys("abcd"))
+    assert brain.manager.stats(0)["demotion_queue"] == 0
+
+
+# Leases, ends
+
+
+def test_what_is_being_copied_is_not_evicted(brain_with):
+    brain = brain_with(budget=2, redis=20)
+    brain.serve("abcd")
+    demotion = brain.next_demotion()
+    for _ in range(5):
+        brain.serve("uvwx")
+    assert brain.stored("abcd") == 4
+    brain.finish(demotion)
+    brain.serve("uvwx")
+    assert brain.stored("uvwx") == 4
+
+
+def test_a_cleared_segment_stays_until_its_copy_is_finished(tiered):
+    tiered.serve("abcd")
+    demotion = tiered.next_demotion()
+    assert tiered.manager.clear({Tier.CPU}) == ()
+    assert freed(tiered.finish(demotion), tiered.cpu) == list(tiered.keys("abcd")[::-1])
+    assert tiered.kept("abcd") == 4
+
+
+def test_what_was_not_stored_is_given_back_and_ordered_away(tiered):
+    tiered.serve("abcdef")
+    demotion = tiered.next_demotion()
+    directives = tiered.finish(demotion, demotion.keys[:1])
+    assert directives == (evict(REDIS, demotion.keys[:0:-1]),)
+    assert tiered.kept("abcdef") == 2
+    assert redis_bytes(tiered) == (1, 0)
+    assert tiered.next_demotion() is None
+    tiered.plan("abcdef")
+    assert tiered.demote_all() == list(demotion.keys[1:])
+
+
+def redis_bytes(brain):
+    (found,) = [store for store in brain.manager.stats(brain.now)["locations"] if store["tier"] == "redis"]
+    return found["bytes"], found["reserved_bytes"]
+
+
+def test_what_was_stored_without_its_parent_is_evicted(tiered):
+    tiered.serve("abcdef")
+    demotion = tiered.next_demotion()
+    directives = tiered.finish(demotion, demotion.keys[1:])
+    assert freed(directives, REDIS) == list(demotion.keys[::-1])
+    assert redis_bytes(tiered) == (0, 0)
+
+
+def test_a_lost_demotion_leaves_nothing_behind(brain_with):
+    brain = brain_with(budget=2, redis=20, save_s=5.0)
+    brain.serve("abcd")
+    demotion = brain.next_demotion()
+    brain.now = 5.0
+    assert brain.manager.expire(brain.now) == (evict(REDIS, demotion.keys[::-1]),)
+    assert brain.counters()["expired_demotions"] == 1
+    assert brain.manager.stats(brain.now)["demotions"] == 0
+    assert redis_bytes(brain) == (0, 0)
+    brain.serve("uvwx")
+    assert brain.stored("uvwx") == 4
+
+
+def test_what_a_lost_demotion_wrote_too_late_is_ordered_away(tiered):
+    tiered.serve("abcd")
+    demotion = tiered.next_demotion()
+    tiered.now = 31.0
+    tiered.manager.expire(tiered.now)
+    assert tiered.finish(demotion) == (evict(REDIS, demotion.keys[::-1]),)
+    assert tiered.counters()["stray_segments"] == 2
+    assert tiered.kept("abcd") == 0
+
+
+def test_a_finish_that_is_itself_too_late_orders_each_segment_away_once(tiered):
+    tiered.serve("abcd")
+    demotion = tiered.next_demotion()
+    tiered.now = 31.0
+    assert tiered.finish(demotion) == (evict(REDIS, demotion.keys[::-1]),)
+
+
+def test_what_a_later_demotion_is_writing_is_not_ordered_away_by_a_late_report(tiered):
+    tiered.serve("abcd")
+    late = tiered.next_demotion()
+    tiered.now = 31.0
+    tiered.manager.expire(tiered.now)
+    tiered.plan("abcd")
+    again = tiered.next_demotion()
+    assert again.keys == late.keys
+    assert tiered.finish(late) == ()
+    assert tiered.finish(again) == ()
+    assert tiered.finish(again) == ()
+    assert tiered.kept("abcd") == 4
+
+
+def test_an_eviction_that_is_due_at_redis_comes_before_the_segment_is_written_again(tiered):
+    tiered.manager.adopt(0, tiered.redis, tiered.spans("ab"), [1])
+    plan = tiered.plan("ab")
+    tiered.commit(tiered.manager.promote(0, "replica", tiered.cpu, tiered.keys("ab")).keys)
+    tiered.manager.clear({Tier.REDIS})
+    tiered.manager.release(plan.lease_id)
+    tiered.plan("ab")
+    demotion = tiered.next_demotion()
+    assert demotion.evict == (evict(REDIS, tiered.keys("ab")),)
+    assert tiered.manager.expire(0) == ()
+
+
+def test_an_eviction_that_is_due_is_not_lost_when_there_is_nothing_to_copy(tiered):
+    tiered.serve("ab")
+    tiered.demote_all()
+    plan = tiered.plan("ab")
+    tiered.manager.clear({Tier.CPU})
+    tiered.manager.release(plan.lease_id)
+    assert tiered.next_demotion() is None
+    assert freed(tiered.manager.expire(0), tiered.cpu) == list(tiered.keys("ab"))
+
+
+def test_a_segment_whose_eviction_from_redis_waits_for_a_lease_is_refused_for_now(tiered):
+    tiered.serve("ab")
+    tiered.demote_all()
+    tiered.manager.dropped(0, tiered.cpu, tiered.keys("ab"))
+    plan = tiered.plan("ab")
+    tiered.manager.clear({Tier.REDIS})
+    tiered.serve("abcd")
+    assert tiered.next_demotion() is None
+    tiered.manager.release(plan.lease_id)
+    tiered.plan("abcd")
+    assert tiered.demote_all() == list(tiered.keys("abcd"))
+
+
+def test_nothing_is_committed_at_a_redis_that_was_lost_meanwhile(tiered):
+    tiered.serve("abcd")
+    demotion = tiered.next_demotion()
+    tiered.manager.forget_holder(tiered.redis)
+    assert tiered.finish(demotion) == ()
+    assert tiered.kept("abcd") == 0
+    assert redis_bytes(tiered) == (0, 0)
+    assert tiered.manager.stats(0)["demotions"] == 0
+    assert len(tiered.manager.clear({Tier.CPU})[0].keys) == 2, "a lease was left behind"
+
+
+def test_a_demotion_whose_cpu_tier_is_lost_may_still_be_finished(tiered):
+    tiered.serve("abcd")
+    demotion = tiered.next_demotion()
+    tiered.manager.forget_holder(tiered.cpu)
+    assert tiered.finish(demotion) == ()
+    assert tiered.kept("abcd") == 4
+
+
+# Room
+
+
+@pytest.fixture
+def pressed(brain_with):
+    """A CPU tier of 10 bytes with a mark of 8, whose segments have not earned a copy."""
+    return brain_with(redis=20, redis_min_uses=100, cpu_high_water=0.8)
+
+
+def fill(brain, texts):
+    for text in texts:
+        brain.serve(text)
+
+
+def test_below_the_mark_nothing_moves(pressed):
+    fill(pressed, ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op"])
+    assert pressed.next_demotion() is None
+    pressed.manager.set_budget(pressed.redis, 20)
+    assert pressed.manager.relieve(0) == ()
+
+
+def test_above_the_mark_the_coldest_leaf_is_copied_and_then_leaves(pressed):
+    fill(pressed, ["abcd", "cd", "ef", "gh", "ij", "kl", "mn", "op"])
+    assert pressed.manager.relieve(0) == ()
+    demotion = pressed.next_demotion()
+    assert demotion.keys == pressed.keys("abcd")
+    assert pressed.next_demotion() is None, "what is under way suffices"
+    assert pressed.manager.relieve(0) == ()
+    pressed.finish(demotion)
+    assert freed(pressed.manager.relieve(0), pressed.cpu) == [pressed.keys("abcd")[1]]
+    assert pressed.manager.relieve(0) == ()
+    assert (pressed.stored("abcd"), pressed.kept("abcd")) == (2, 4)
+    assert pressed.counters()["relieved_segments"] == 1
+    plan = pressed.plan("abcd")
+    assert [segment.location for segment in plan.segments] == [pressed.cpu, pressed.redis]
+
+
+def test_relief_stops_at_a_leaf_that_redis_lacks(pressed):
+    fill(pressed, ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st"])
+    demotion = pressed.next_demotion(most_bytes=1)
+    pressed.finish(demotion)
+    assert freed(pressed.manager.relieve(0), pressed.cpu) == list(pressed.keys("ab"))
+    assert pressed.manager.relieve(0) == ()
+    assert pressed.manager.stats(0)["locations"][0]["bytes"] == 9
+
+
+def test_as_many_leaves_are_copied_as_bring_the_tier_below_its_mark(pressed):
+    fill(pressed, ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st"])
+    assert pressed.demote_all() == [*pressed.keys("ab"), *pressed.keys("cd")]
+    assert len(freed(pressed.manager.relieve(0), pressed.cpu)) == 2
+
+
+def test_a_leaf_that_is_leased_is_not_relieved(pressed):
+    fill(pressed, ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr"])
+    pressed.demote_all()
+    plan = pressed.plan("ab")
+    assert pressed.manager.relieve(0) == ()
+    pressed.manager.release(plan.lease_id)
+
+
+def test_a_coldest_leaf_that_redis_refuses_is_counted_once(brain_with):
+    brain = brain_with(redis=1, redis_min_uses=4, cpu_high_water=0.5)
+    for _ in range(4):
+        brain.serve("hh")
+    brain.demote_all()
+    fill(brain, ["ab", "cd", "ef", "gh", "ij"])
+    for _ in range(5):
+        assert brain.next_demotion() is None
+    assert brain.counters()["refused_demotions"] == 1
+
+
+def test_neither_reason_starves_the_other(brain_with):
+    brain = brain_with(redis=20, redis_min_uses=2, cpu_high_water=0.1)
+    fill(brain, ["ab", "cd", "ef", "gh", "uv", "wx", "yz", "uv", "wx", "yz"])
+    served = [brain.next_demotion(most_bytes=1).keys[0] for _ in range(4)]
+    cold, earned = set(brain.keys("ab") + brain.keys("cd")), set(brain.keys("uv") + brain.keys("wx"))
+    assert set(served) == cold | earned
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"cpu_high_water": 0.0}, {"cpu_high_water": 1.1}, {"redis_min_uses": 0.5}, {"redis_min_uses": float("nan")}],
+)
+def test_settings_that_cannot_work_are_refused(settings):
+    with pytest.raises(ValueError, match="must"):
+        ManagerConfig(2, **settings)
+
+
+def test_the_queue_holds_ten_thousand():
+    assert demotion_queue.CAPACITY == 10_000

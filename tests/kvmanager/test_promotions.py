@@ -1,0 +1,168 @@
+import pytest
+
+from kvmanager.locations import Location, Tier
+
+OTHER = Location(Tier.CPU, "other")
+
+
+@pytest.fixture
+def cold(tiered):
+    """ "abcdef" lies at Redis only, "uv" in the CPU tier only."""
+    spans = tiered.spans("abcdef")
+    tiered.manager.adopt(0, tiered.redis, spans, [2, 2, 2])
+    tiered.serve("uv")
+    return tiered
+
+
+def promote(brain, keys, location=None):
+    return brain.manager.promote(brain.now, "replica", location or brain.cpu, keys)
+
+
+def commit(brain, keys, nbytes=2):
+    return brain.manager.commit(brain.now, brain.cpu, keys, [nbytes] * len(keys))
+
+
+def test_what_redis_holds_comes_back_parents_first(cold):
+    offer = promote(cold, cold.keys("abcdef")[::-1])
+    assert (offer.keys, offer.evict) == (cold.keys("abcdef"), ())
+    assert cold.stored("abcdef") == 0
+    assert commit(cold, offer.keys) == list(offer.keys)
+    assert (cold.stored("abcdef"), cold.kept("abcdef")) == (6, 6)
+    assert cold.counters()["promoted_segments"] == 3
+    assert cold.manager.stats(0)["reservations"] == 0
+
+
+def test_what_was_promoted_is_read_from_the_cpu_tier_and_not_copied_back(cold):
+    cold.demote_all()
+    commit(cold, promote(cold, cold.keys("abcdef")).keys)
+    assert {segment.location for segment in cold.plan("abcdef").segments} == {cold.cpu}
+    assert cold.next_demotion() is None
+
+
+def test_the_sizes_are_those_at_redis(cold):
+    before = cold.manager.stats(0)["locations"][0]["bytes"]
+    promote(cold, cold.keys("abcdef"))
+    found = cold.manager.stats(0)["locations"][0]
+    assert (found["bytes"] - before, found["reserved_bytes"]) == (6, 6)
+
+
+def test_nothing_is_promoted_twice_nor_over_a_save(cold):
+    cold.offer("ab", nbytes=2)
+    assert promote(cold, cold.keys("abcdef")).keys == cold.keys("abcdef")[1:]
+    assert promote(cold, cold.keys("abcdef")).keys == ()
+
+
+def test_what_redis_lacks_is_not_promoted(cold, brain):
+    assert promote(cold, [*cold.keys("uv"), *cold.keys("xy")], OTHER).save_id == 0
+    brain.serve("ab")
+    assert promote(brain, brain.keys("ab"), OTHER).keys == ()
+
+
+def test_a_segment_without_its_parent_is_refused(cold):
+    assert promote(cold, cold.keys("abcdef")[1:]).keys == ()
+    assert cold.counters()["refused_promotions"] == 2
+
+
+def test_colder_segments_make_room_and_hotter_ones_do_not(brain_with):
+    brain = brain_with(budget=2, redis=20)
+    brain.serve("uvwx")
+    for _ in range(2):
+        brain.plan("abcd")
+    brain.manager.adopt(0, brain.redis, brain.spans("abcd"), [1, 1])
+    brain.plan("abcd")
+    offer = promote(brain, brain.keys("abcd"))
+    assert offer.keys == brain.keys("abcd")
+    assert [order.keys for order in offer.evict] == [brain.keys("uvwx")[::-1]]
+    brain.manager.abandon(offer.save_id)
+    for _ in range(20):
+        brain.serve("uvwx")
+    assert promote(brain, brain.keys("abcd")).keys == ()
+    assert brain.counters()["refused_promotions"] == 2
+
+
+def test_evictions_that_are_due_come_first(cold):
+    plan = cold.plan("uv")
+    cold.manager.clear({Tier.CPU})
+    cold.manager.release(plan.lease_id)
+    assert [order.keys for order in promote(cold, cold.keys("ab")).evict] == [cold.keys("uv")]
+
+
+def test_a_promotion_ends_by_name_by_time_and_with_its_replica(cold):
+    def abandon(offer):
+        cold.manager.abandon(offer.save_id)
+
+    def wait(offer):
+        cold.now += 31.0
+        cold.manager.expire(cold.now)
+
+    def die(offer):
+        cold.manager.forget_replica("replica")
+
+    for end in (abandon, wait, die):
+        offer = promote(cold, cold.keys("abcdef"))
+        assert len(offer.keys) == 3
+        end(offer)
+        assert commit(cold, offer.keys) == []
+        assert cold.manager.stats(cold.now)["locations"][0]["reserved_bytes"] == 0
+
+
+def test_a_promotion_outlives_the_loss_of_redis(cold):
+    offer = promote(cold, cold.keys("abcdef"))
+    cold.manager.forget_holder(cold.redis)
+    assert promote(cold, cold.keys("abcdef")).keys == ()
+    assert commit(cold, offer.keys) == list(offer.keys)
+    assert cold.stored("abcdef") == 6
+
+
+def test_a_promotion_to_a_lost_node_stores_nothing(cold):
+    offer = promote(cold, cold.keys("abcdef"))
+    cold.manager.forget_holder(cold.cpu)
+    assert commit(cold, offer.keys) == []
+    assert promote(cold, cold.keys("abcdef")).keys == ()
+
+
+# Plans over three tiers
+
+
+def test_a_plan_takes_each_segment_from_the_nearest_place(cold):
+    cold.manager.set_budget(OTHER, 10)
+    cold.manager.adopt(0, OTHER, cold.spans("abcd"), [2, 2])
+    cold.manager.adopt(0, cold.cpu, cold.spans("ab"), [2])
+    plan = cold.plan("abcdef")
+    assert [segment.location for segment in plan.segments] == [cold.cpu, OTHER, cold.redis]
+    assert [segment.nbytes for segment in plan.segments] == [2, 2, 2]
+    assert (cold.counters()["cpu_blocks"], cold.counters()["redis_blocks"]) == (4, 2)
+
+
+def test_the_copies_that_a_plan_names_are_leased_and_no_others(cold):
+    commit(cold, promote(cold, cold.keys("ab")).keys)
+    cold.plan("abcdef")
+    directives = cold.manager.clear({Tier.CPU, Tier.REDIS})
+    assert {order.source: set(order.keys) for order in directives} == {
+        cold.cpu: set(cold.keys("uv")),
+        cold.redis: set(cold.keys("ab")),
+    }
+
+
+# Redis is indexed again
+
+
+def test_redis_is_adopted_in_chunks_beside_what_is_known_already(tiered):
+    for _ in range(5):
+        tiered.plan("abcdef")
+        tiered.commit(tiered.offer("ab").keys)
+    uses = [segment["uses"] for segment in tiered.manager.lookup(tiered.hashes("abcdef"))["segments"]]
+    offer = tiered.offer("abcdef")  # refused or not: known as ghosts from now on
+    tiered.manager.abandon(offer.save_id)
+    spans = tiered.spans("abcdefgh")
+    for chunk in (spans[:1], spans[1:3], spans[3:]):
+        assert tiered.manager.adopt(0, tiered.redis, chunk, [1] * len(chunk)) == [span.key for span in chunk]
+    assert tiered.kept("abcdefgh") == 8
+    after = [segment["uses"] for segment in tiered.manager.lookup(tiered.hashes("abcdef"))["segments"]]
+    assert after[: len(uses)] == uses
+
+
+def test_a_chunk_whose_parents_were_refused_is_refused(brain_with):
+    brain = brain_with(redis=1)
+    spans = brain.spans("abcdef")
+    assert [len(brain.manager.adopt(0, brain.redis, [span], [1])) for span in spans] == [1, 0, 0]

@@ -1,0 +1,102 @@
+"""What the launcher makes of /health: ready without Redis, not without a replica; and what it tells the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.builder import DRAIN_LIMIT_S
+from app.launch.plan import Overrides, make_plan
+from app.launch.readiness import Readiness
+from app.launch.server import GRACEFUL_STOP_S
+from tests.launch.stub_config import write_config
+
+WELL: dict[str, Any] = {
+    "ingress": {"state": "ok", "ongoing": 0, "waiting": 0},
+    "kv_manager": {"state": "ok"},
+    "replicas": {"state": "ok", "running": [0, 1]},
+    "cpu_tier": {"state": "ok", "running": 1},
+    "redis": {"state": "ok", "indexing": False, "segments": 0},
+}
+
+
+class Health:
+    """What /health answers."""
+
+    def __init__(self) -> None:
+        self.code = 200
+        self.body: Any = {"status": "ok", "parts": WELL}
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        return httpx.Response(self.code, json=self.body)
+
+    def say(self, **parts: dict[str, Any]) -> None:
+        self.body = {"status": "degraded", "parts": WELL | parts}
+
+
+@pytest.fixture
+def health() -> Health:
+    return Health()
+
+
+@pytest.fixture
+def readiness(health: Health, tmp_path: Path, model_folder: Path) -> Iterator[Readiness]:
+    readiness = Readiness(make_plan(write_config(tmp_path, model_folder), Overrides()))
+    readiness._client = httpx.Client(base_url="http://server", transport=httpx.MockTransport(health.answer))
+    yield readiness
+    readiness.close()
+
+
+def test_a_server_that_is_well_is_ready_and_nothing_is_said(readiness: Readiness) -> None:
+    assert readiness.is_healthy()
+    assert readiness.ailments() == []
+
+
+def test_readiness_does_not_wait_for_redis(readiness: Readiness, health: Health) -> None:
+    health.say(redis={"state": "running with two tiers: no Redis", "indexing": False, "segments": 0})
+    assert readiness.is_healthy()
+    assert readiness.ailments() == ["redis: running with two tiers: no Redis"]
+
+
+def test_a_redis_that_is_still_being_indexed_is_no_ailment(readiness: Readiness, health: Health) -> None:
+    health.say(redis={"state": "reading what it holds", "indexing": True, "segments": 7})
+    assert readiness.is_healthy()
+    assert readiness.ailments() == []
+
+
+def test_readiness_waits_for_every_replica(readiness: Readiness, health: Health) -> None:
+    health.say(replicas={"state": "1 of 2 missing", "running": [0]})
+    assert not readiness.is_healthy()
+
+
+def test_a_manager_that_does_not_answer_is_not_waited_for(readiness: Readiness, health: Health) -> None:
+    health.body = {"status": "degraded", "parts": {"kv_manager": {"state": "does not answer"}}}
+    assert readiness.is_healthy()
+    assert readiness.ailments() == ["kv_manager: does not answer"]
+
+
+@pytest.mark.parametrize("body", [[], "ok", {"parts": []}])
+def test_an_answer_of_another_server_is_not_readiness(readiness: Readiness, health: Health, body: Any) -> None:
+    health.body = body
+    assert not readiness.is_healthy()
+    assert readiness.ailments() == []
+
+
+def test_a_server_that_serves_no_requests_is_not_ready(readiness: Readiness, health: Health) -> None:
+    health.code = 503
+    assert not readiness.is_healthy()
+
+
+def test_running_and_waiting_requests_are_counted_together(readiness: Readiness, health: Health) -> None:
+    health.say(ingress={"state": "ok", "ongoing": 2, "waiting": 3})
+    assert readiness.requests() == 5
+    health.body = {"parts": {}}
+    assert readiness.requests() is None
+
+
+def test_the_launcher_waits_longer_for_a_stop_than_replicas_wait_for_requests() -> None:
+    assert GRACEFUL_STOP_S > DRAIN_LIMIT_S

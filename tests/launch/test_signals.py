@@ -1,0 +1,133 @@
+"""What a signal means to the launcher, in a process of its own, with a terminal that can close."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.model_folder import PROJECT_ROOT
+
+LIMIT_S = 20.0
+
+# Writes what it was asked for, one word a line.
+LISTENER = """
+import sys
+from app.launch import signals as module
+module._CLOSING_S = float(sys.argv[2])
+signals = module.Signals()
+said = open(sys.argv[1], "w", buffering=1)
+said.write("ready\\n")
+while not signals.wait_for_stop(0.05):
+    was_hung_up = signals._hung_up
+    if signals.take_restart():
+        said.write("restart\\n")
+    elif was_hung_up:
+        said.write("hangup\\n")
+said.write("stop\\n")
+signals.impatient.wait()
+said.write("impatient\\n")
+"""
+COMMAND = [sys.executable, "-c", LISTENER]
+
+
+def wait_for(said: Path, *words: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not said.exists() or said.read_text().split() != list(words):
+        assert time.monotonic() < deadline, said.read_text()
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def said(tmp_path: Path) -> Path:
+    return tmp_path / "said"
+
+
+@pytest.fixture
+def without_terminal(said: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([*COMMAND, str(said), "5"], cwd=PROJECT_ROOT, start_new_session=True) as process:
+        wait_for(said, "ready")
+        yield process
+        process.kill()
+
+
+def in_a_terminal(said: Path, *before: str, closing_s: float = 5.0) -> tuple[int, int]:
+    """Start a listener that leads the session of a new terminal. Returns its number, and the terminal to be closed."""
+    number, terminal = pty.fork()
+    if number == 0:
+        os.chdir(PROJECT_ROOT)
+        command = [*before, *COMMAND, str(said), str(closing_s)]
+        os.execvp(command[0], command)
+    wait_for(said, "ready")
+    return number, terminal
+
+
+def test_each_sighup_asks_for_one_restart(without_terminal: subprocess.Popen[bytes], said: Path) -> None:
+    without_terminal.send_signal(signal.SIGHUP)
+    wait_for(said, "ready", "restart")
+    without_terminal.send_signal(signal.SIGHUP)
+    wait_for(said, "ready", "restart", "restart")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_to_stop_is_impatient_and_a_sighup_between_is_not(
+    without_terminal: subprocess.Popen[bytes], said: Path, number: signal.Signals
+) -> None:
+    without_terminal.send_signal(number)
+    wait_for(said, "ready", "stop")
+    without_terminal.send_signal(signal.SIGHUP)
+    time.sleep(0.2)
+    wait_for(said, "ready", "stop")
+    without_terminal.send_signal(number)
+    wait_for(said, "ready", "stop", "impatient")
+
+
+def test_a_terminal_that_closes_asks_for_a_stop(said: Path) -> None:
+    number, terminal = in_a_terminal(said)
+    try:
+        os.close(terminal)
+        wait_for(said, "ready", "hangup", "stop")
+    finally:
+        os.kill(number, signal.SIGKILL)
+        os.waitpid(number, 0)
+
+
+def test_sighup_restarts_in_a_terminal_that_is_still_there(said: Path) -> None:
+    number, terminal = in_a_terminal(said)
+    try:
+        os.kill(number, signal.SIGHUP)
+        wait_for(said, "ready", "restart")
+    finally:
+        os.kill(number, signal.SIGKILL)
+        os.waitpid(number, 0)
+        os.close(terminal)
+
+
+def test_under_nohup_a_terminal_that_closes_stops_nothing(said: Path) -> None:
+    number, terminal = in_a_terminal(said, "env", "--ignore-signal=HUP")
+    try:
+        os.close(terminal)
+        wait_for(said, "ready", "hangup")
+    finally:
+        os.kill(number, signal.SIGKILL)
+        os.waitpid(number, 0)
+
+
+def test_once_the_terminal_is_long_gone_sighup_restarts_again(said: Path) -> None:
+    number, terminal = in_a_terminal(said, "env", "--ignore-signal=HUP", closing_s=0.5)
+    try:
+        os.close(terminal)
+        wait_for(said, "ready", "hangup")
+        time.sleep(0.6)
+        os.kill(number, signal.SIGHUP)
+        wait_for(said, "ready", "hangup", "restart")
+    finally:
+        os.kill(number, signal.SIGKILL)
+        os.waitpid(number, 0)
