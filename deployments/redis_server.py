@@ -107,6 +107,11 @@ class EmbeddedRedis:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def loading(self) -> bool:
+        """Whether it still reads its data. It may answer only every few seconds then (LOADING)."""
+        return self.running and not self._has_been_ready()
+
+    @property
     def pid(self) -> int | None:
         """The running server's process id."""
         return self._process.pid if self._process and self.running else None
@@ -238,7 +243,10 @@ class EmbeddedRedis:
         """Whether the last server of this object ended by itself before it could serve."""
         if self._process is None or self._process.poll() in (None, 0, -signal.SIGTERM, -signal.SIGKILL):
             return False
-        return b"ready to accept connections" not in self._folder.log.read_bytes().lower()
+        return not self._has_been_ready()
+
+    def _has_been_ready(self) -> bool:
+        return b"ready to accept connections" in self._folder.log.read_bytes().lower()
 
     def _last_words(self) -> str:
         lines = self._folder.log.read_text(errors="replace").strip().splitlines()

@@ -22,12 +22,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -37,20 +34,11 @@ from ray import serve
 from deployments.checked_store import CheckedStore
 from deployments.faulty_store import NO_FAULTS
 from deployments.manager_client import ManagerClient, ManagerUnavailableError
-from deployments.redis_claim import NamespaceClaim
+from deployments.redis_access import RedisAccess
 from deployments.redis_config import RedisTierConfig, check_now
-from deployments.redis_connection import (
-    RedisLoadingError,
-    RedisUnavailableError,
-    ServerFacts,
-    check,
-    connect,
-    explain,
-    read_facts,
-)
-from deployments.redis_endpoint import RedisEndpoint, namespace_root, open_store, owner_key, segment_prefix
+from deployments.redis_connection import RedisLoadingError, RedisUnavailableError, ServerFacts
+from deployments.redis_endpoint import RedisEndpoint, open_store, segment_prefix
 from deployments.redis_index import read_index
-from deployments.redis_server import EmbeddedRedis
 from deployments.segment_store import StoreUnavailableError
 
 __all__ = ["RedisTier", "RedisTierConfig", "check_now"]
@@ -77,9 +65,7 @@ class RedisTier:
     def __init__(self, config: RedisTierConfig) -> None:
         self._config = config
         self._manager = ManagerClient(config.app_name or serve.get_deployment_actor_context().app_name)
-        self._server = EmbeddedRedis(Path(config.folder), config.budget_bytes) if config.embedded else None
-        self._claimant = f"host {socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex}"
-        self._claim: NamespaceClaim | None = None
+        self._access = RedisAccess(config)
         self._state = "Redis is starting"
         self._incarnation = uuid.uuid4().hex
         self._registered = False
@@ -119,11 +105,7 @@ class RedisTier:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._claim is not None:
-            with contextlib.suppress(redis.RedisError):
-                await asyncio.to_thread(self._claim.release)
-        if self._server is not None:
-            await asyncio.to_thread(self._server.stop)
+        await asyncio.to_thread(self._access.close)
 
     async def _run(self) -> None:
         """The loop of the module's docstring."""
@@ -147,39 +129,29 @@ class RedisTier:
 
     async def _live(self) -> None:
         """One life of Redis; returns when a new one is to be told at once, raises when Redis or the manager fails."""
-        url = self._config.url
-        if self._server is not None:
-            await asyncio.to_thread(self._server.start)
-            url = self._server.url
-        client = connect(url, self._config.deadline_s)
+        facts = await asyncio.to_thread(self._access.open)
+        self._take_facts(facts)
+        if self._fingerprint is None:
+            self._state = "Redis is ready and waits for the first replica"
+            await self._fingerprint_known.wait()
+        fingerprint = self._fingerprint
+        assert fingerprint is not None
+        await asyncio.to_thread(self._access.claim, fingerprint)
+        endpoint = RedisEndpoint(
+            url=self._access.url,
+            prefix=segment_prefix(self._config.namespace, fingerprint),
+            fingerprint=fingerprint,
+            deadline_s=self._config.deadline_s,
+            expire_s=self._config.expire_s,
+            faults=self._config.faults,
+        )
+        self._start_over.clear()
+        index = asyncio.get_running_loop().create_task(self._index(endpoint))
         try:
-            facts = await asyncio.to_thread(check, client, url, namespace_root(self._config.namespace))
-            self._take_facts(facts)
-            if self._fingerprint is None:
-                self._state = "Redis is ready and waits for the first replica"
-                await self._fingerprint_known.wait()
-            fingerprint = self._fingerprint
-            assert fingerprint is not None
-            if self._server is None:
-                self._claim = NamespaceClaim(client, owner_key(self._config.namespace, fingerprint), self._claimant)
-                await self._renew_claim(url)
-            endpoint = RedisEndpoint(
-                url=url,
-                prefix=segment_prefix(self._config.namespace, fingerprint),
-                fingerprint=fingerprint,
-                deadline_s=self._config.deadline_s,
-                expire_s=self._config.expire_s,
-                faults=self._config.faults,
-            )
-            self._start_over.clear()
-            index = asyncio.get_running_loop().create_task(self._index(endpoint))
-            try:
-                await self._watch(client, url, facts.run_id, index)
-            finally:
-                index.cancel()
-                await asyncio.gather(index, return_exceptions=True)
+            await self._watch(facts.run_id, index)
         finally:
-            client.close()
+            index.cancel()
+            await asyncio.gather(index, return_exceptions=True)
 
     async def _index(self, endpoint: RedisEndpoint) -> None:
         """Tell the manager of this life and of all that Redis holds."""
@@ -189,7 +161,7 @@ class RedisTier:
         self._registered = True
         self._store = open_store(endpoint)
         patient = replace(endpoint, deadline_s=max(INDEX_DEADLINE_S, endpoint.deadline_s), faults=NO_FAULTS)
-        found = await asyncio.to_thread(read_index, patient, ours_alone=self._server is not None)
+        found = await asyncio.to_thread(read_index, patient, ours_alone=self._config.embedded)
         self._unusable += len(found.unusable)
         headers, unwanted = found.headers, list(found.unusable)
         for start in range(0, len(headers), ADOPT_CHUNK):
@@ -220,7 +192,7 @@ class RedisTier:
             found.foreign,
         )
 
-    async def _watch(self, client: redis.Redis, url: str, run_id: str, index: asyncio.Task[None]) -> None:
+    async def _watch(self, run_id: str, index: asyncio.Task[None]) -> None:
         """Return when a new life is to be told; raise when Redis is lost or could not be indexed."""
         failures = 0
         while True:
@@ -230,36 +202,20 @@ class RedisTier:
                 return
             if index.done():
                 index.result()
-            if self._server is not None and not self._server.running:
+            if self._access.server_ended:
                 raise RedisUnavailableError("the embedded Redis has ended and is started again")
             try:
-                facts = await asyncio.to_thread(read_facts, client)
-                if self._claim is not None:
-                    await self._renew_claim(url)
+                facts = await asyncio.to_thread(self._access.probe)
             except redis.RedisError as error:
                 failures += 1
                 if failures >= FAILURES_TO_LOSE:
-                    raise RedisUnavailableError(explain(url, error)) from error
+                    raise RedisUnavailableError(self._access.explain(error)) from error
                 continue
             failures = 0
             self._take_facts(facts)
             if facts.run_id != run_id:
                 logger.warning("another Redis answers at the same place: what it holds is indexed anew")
                 return
-
-    async def _renew_claim(self, url: str) -> None:
-        assert self._claim is not None
-        try:
-            holder = await asyncio.to_thread(self._claim.take)
-        except redis.RedisError as error:
-            if self._registered:
-                raise
-            raise RedisUnavailableError(explain(url, error)) from error
-        if holder is not None:
-            raise RedisUnavailableError(
-                f"namespace {self._config.namespace!r} of this Redis is used by another crosskv server "
-                f"({holder.rpartition(', ')[0]}): set kv.redis_namespace to another name"
-            )
 
     def _take_facts(self, facts: ServerFacts) -> None:
         self._facts = facts

@@ -162,11 +162,10 @@ class KVManager:
         if demotion is None:
             return None
         # What Redis is still to free comes first, for the same segments may be written again now.
-        due = [copy for copy in self._due if copy.store.location == REDIS]
-        self._due = [copy for copy in self._due if copy.store.location != REDIS]
-        self._counters.evicted_segments += len(due)
-        self._trie.forget_coldest_ghosts()
-        return replace(demotion, evict=evictions(due) + demotion.evict)
+        others = [copy for copy in self._due if copy.store.location != REDIS]
+        self._due = [copy for copy in self._due if copy.store.location == REDIS]
+        due, self._due = self._evict([]), others
+        return replace(demotion, evict=due + demotion.evict)
 
     def finish_demotion(self, now: float, demotion_id: int, stored_keys: Sequence[SegmentKey]) -> tuple[Directive, ...]:
         """Note that Redis has ``stored_keys`` of a demotion and that nobody works on the rest; order what is due.
@@ -182,7 +181,9 @@ class KVManager:
     def relieve(self, now: float) -> tuple[Directive, ...]:
         """Order CPU tiers above their high-water mark to free the coldest segments that Redis has, and what is due."""
         self._advance(now)
-        return self._evict(self._demotions.relieve())
+        relieved = self._demotions.relieve()
+        self._counters.evicted_segments += len(relieved)
+        return self._evict([]) + evictions(relieved)
 
     def promote(self, now: float, replica: str, location: Location, keys: Sequence[SegmentKey]) -> Offer:
         """Say which of ``keys``, stored at Redis, shall be copied to the CPU tier ``location``, and reserve them there.
@@ -287,7 +288,8 @@ class KVManager:
         self._due += self._saves.expire(self._now) + self._demotions.expire(self._now)
 
     def _evict(self, freed: list[Copy]) -> tuple[Directive, ...]:
-        due, self._due = self._due + freed, []
+        # Losses of different days meet here: a parent's demotion may have ended before its child's.
+        due, self._due = sorted(self._due + freed, key=lambda copy: copy.node.start_block, reverse=True), []
         self._counters.evicted_segments += len(due)
         self._trie.forget_coldest_ghosts()
         return evictions(due)

@@ -56,6 +56,11 @@ class RunningServer:
         answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=10).json()
         return answer
 
+    def stats(self) -> dict[str, Any]:
+        """GET /api/v1/kv/stats."""
+        answer: dict[str, Any] = httpx.get(f"{self.url}/api/v1/kv/stats", timeout=10).json()
+        return answer
+
     def lookup(self, tokens: list[int]) -> dict[str, Any]:
         """Where the KV of these tokens lies."""
         listed = ",".join(map(str, tokens))

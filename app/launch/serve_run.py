@@ -9,10 +9,14 @@ Serve's view of the application goes to the parent as JSON lines on STATUS_FD:
      "deployments": {"Replica": {"running": 1, "target": 2, "status": "UPDATING", "message": "..."}}}
 
 A reporter thread writes them; when the parent is gone it interrupts the main thread, which ends as after a Ctrl-C.
+
+On an interrupt `serve run` ends the HTTP proxy at once, and with it every answer that is under way. So the application
+is deleted first: it lets its requests end (`app.builder.DRAIN_LIMIT_S`) while the proxy still carries them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,6 +24,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import ray
@@ -41,14 +46,34 @@ def main() -> None:
     with os.fdopen(status_fd, "w", buffering=1) as status:
         ray.init(**ray_options(load_settings(application["args"])))
         status.write(json.dumps({"phase": "ray"}) + "\n")
-        threading.Thread(target=_report, args=(status, application["name"]), daemon=True).start()
+        running = threading.Event()
+        signal.signal(signal.SIGINT, _Interrupt(application["name"], running))
+        threading.Thread(target=_report, args=(status, application["name"], running), daemon=True).start()
         cli(["run", config_path], prog_name="serve")
 
 
-def _report(status: Any, app_name: str) -> None:
+class _Interrupt:
+    """The handler of SIGINT, on the main thread: lets requests end first, where there can be any."""
+
+    def __init__(self, app_name: str, running: threading.Event) -> None:
+        self._app_name = app_name
+        self._running = running
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._running.is_set():
+            with contextlib.suppress(Exception):  # nothing to wait for then
+                serve.delete(self._app_name)
+        raise KeyboardInterrupt
+
+
+def _report(status: Any, app_name: str, running: threading.Event) -> None:
     while True:
         try:
-            status.write(json.dumps(_application_status(app_name)) + "\n")
+            report = _application_status(app_name)
+            if report.get("status") == "RUNNING":
+                running.set()
+            status.write(json.dumps(report) + "\n")
         except BrokenPipeError:  # the parent is gone
             os.kill(os.getpid(), signal.SIGINT)
             return

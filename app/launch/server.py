@@ -20,7 +20,7 @@ from app.launch.descendants import Descendants, become_subreaper
 from app.launch.plan import LaunchPlan
 from configs.model_folder import PROJECT_ROOT
 
-GRACEFUL_STOP_S = 40.0
+GRACEFUL_STOP_S = 45.0
 """Serve lets its replicas finish running requests (`app.builder.DRAIN_LIMIT_S`, 30 s), then Ray ends its daemons."""
 LONG_STOP_S = 8.0
 """A server without requests has ended by then."""

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
@@ -48,15 +49,14 @@ def main(
         for fault in chosen:
             progress.update(bar, description=f"{fault.part}: {fault.name}")
             outcomes.append(trials.run(fault))
+            for problem in outcomes[-1].problems:
+                progress.print(f"[red]{fault.part} {fault.name}:[/] {escape(problem)}")
             progress.advance(bar)
     out.print(_table(outcomes))
-    wrong = [f"{o.part} {o.fault}: {problem}" for o in outcomes for problem in o.problems]
-    for line in wrong:
-        out.print(line, style="red", markup=False)
     if json_file:
         report = json.dumps([outcome.as_dict() for outcome in outcomes], indent=2)
         print(report) if json_file == "-" else Path(json_file).write_text(report)
-    raise typer.Exit(int(bool(wrong)))
+    raise typer.Exit(int(any(outcome.problems for outcome in outcomes)))
 
 
 def _table(outcomes: list[Outcome]) -> Table:

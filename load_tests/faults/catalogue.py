@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from configs.model_folder import PROJECT_ROOT
+from load_tests.running_server import RunningServer, ServerError
 
 if TYPE_CHECKING:
     from load_tests.faults.redis_process import Proxy, RedisProcess
-    from load_tests.running_server import RunningServer
 
 ACTOR_CALL_S = 60.0
 
@@ -163,7 +163,9 @@ def _called(action: str) -> Callable[[World], contextlib.AbstractContextManager[
 
 def _inside(world: World, action: str) -> None:
     command = [sys.executable, "-m", "load_tests.faults.inside", world.server.gcs_address(), action]
-    subprocess.run(command, cwd=PROJECT_ROOT, check=True, timeout=ACTOR_CALL_S, capture_output=True)
+    done = subprocess.run(command, cwd=PROJECT_ROOT, timeout=ACTOR_CALL_S, capture_output=True, text=True)
+    if done.returncode:
+        raise ServerError(f"{action} failed: {done.stderr[-500:]}")
 
 
 FAULTS = (

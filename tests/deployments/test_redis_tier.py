@@ -1,16 +1,21 @@
-"""The Redis tier in a real Ray with a real Redis, under a manager that records what it is told."""
+"""The Redis tier with a real Redis under a manager that records what it is told; in a real Ray where actors matter."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 from redis_fixture import (
     FINGERPRINT,
     MIB,
@@ -25,10 +30,10 @@ from redis_fixture import (
     until,
 )
 
-from deployments import redis_tier
+from deployments import redis_server, redis_tier
 from deployments.faulty_store import StoreFaults
-from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
-from deployments.redis_connection import connect
+from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE, ManagerUnavailableError
+from deployments.redis_connection import RedisUnavailableError, connect
 from deployments.redis_endpoint import open_store, owner_key
 from deployments.redis_tier import RedisTier, RedisTierConfig
 from kvmanager.segments import SegmentSpan
@@ -45,6 +50,7 @@ class Manager:
         self.room = room
         self.life = ""
         self.state = ""
+        self.states: set[str] = set()
         self.endpoint: Any = None
         self.handle: Any = None
         self.budget = 0
@@ -54,6 +60,7 @@ class Manager:
 
     async def redis_alive(self, incarnation: str, state: str) -> dict[str, Any]:
         self.state = state
+        self.states.add(state)
         return {"known": incarnation == self.life, "fingerprint": self.fingerprint}
 
     async def register_redis(self, handle: Any, incarnation: str, endpoint: Any, budget_bytes: int) -> None:
@@ -86,42 +93,58 @@ class Manager:
 
     async def evict(self, keys: Sequence[bytes]) -> int:
         """As the real one orders it: by the handle that it was given."""
-        return int(await self.handle.evict.remote(keys))
+        evict = self.handle.evict
+        return int(await (evict.remote(keys) if hasattr(evict, "remote") else evict(keys)))
 
 
 class Deployment:
-    """A manager and a Redis tier of one application."""
+    """A manager and a Redis tier of one application, in this process, on an event loop of their own."""
 
-    def __init__(self, ray: Any, **config: Any) -> None:
-        self.ray = ray
-        self.app = config.pop("app_name", f"redis{next(_numbers)}")
+    def __init__(self, **config: Any) -> None:
+        self.app = f"redis{next(_numbers)}"
         self.room = config.pop("room", 10**6)
-        self.start_manager(config.pop("fingerprint", FINGERPRINT))
+        fingerprint = config.pop("fingerprint", FINGERPRINT)
         self.config = RedisTierConfig(
             **{
                 "app_name": self.app, "url": "embedded", "folder": "/nonexistent", "namespace": "tests",
                 "budget_bytes": 64 * MIB, "expire_s": 0, "deadline_s": 1.0, **config,
             }
         )  # fmt: skip
+        self.start_manager(fingerprint)
         self.start_tier()
 
-    def start_manager(self, fingerprint: bytes | None = FINGERPRINT) -> None:
-        name = f"SERVE_DEPLOYMENT_ACTOR::{self.app}::replica::v1::{MANAGER_ACTOR}"
-        options = {"name": name, "namespace": SERVE_NAMESPACE, "num_cpus": 0}
-        self.manager = self.ray.remote(Manager).options(**options).remote(fingerprint, self.room)
-        self.report()
+    def start_manager(self, fingerprint: bytes | None) -> None:
+        self.manager = Manager(fingerprint, self.room)
 
     def start_tier(self) -> None:
-        self.tier = self.ray.remote(num_cpus=0, max_restarts=-1)(RedisTier).remote(self.config)
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+
+        async def start() -> RedisTier:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(redis_tier, "ManagerClient", lambda app_name: SimpleNamespace(ask=self.ask_manager))
+                tier = RedisTier(self.config)
+            tier._address = lambda: tier  # type: ignore[method-assign]
+            return tier
+
+        self.tier = self.wait_for(start())
+
+    async def ask_manager(self, method: str, *args: Any, timeout_s: float) -> Any:
+        """What `ManagerClient.ask` does."""
+        return await getattr(self.manager, method)(*args)
+
+    def wait_for(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
+
+    def ask(self, method: str, *args: Any) -> Any:
+        return self.wait_for(getattr(self.manager, method)(*args))
+
+    def ask_tier(self, method: str, *args: Any) -> Any:
+        return self.wait_for(getattr(self.tier, method)(*args))
 
     def report(self) -> dict[str, Any]:
         return self.ask("report")  # type: ignore[no-any-return]
-
-    def ask(self, method: str, *args: Any) -> Any:
-        return self.ray.get(getattr(self.manager, method).remote(*args), timeout=PATIENCE_S)
-
-    def stats(self) -> dict[str, Any]:
-        return self.ray.get(self.tier.stats.remote(), timeout=PATIENCE_S)  # type: ignore[no-any-return]
 
     def until_ok(self, after: int = 0) -> dict[str, Any]:
         """The manager's report once Redis is indexed and it has been told so more than `after` times."""
@@ -131,25 +154,54 @@ class Deployment:
 
     def close(self) -> None:
         try:
-            self.ray.get(self.tier.close.remote(), timeout=PATIENCE_S)
+            self.ask_tier("close")
         finally:
-            self.ray.kill(self.tier, no_restart=True)
-            self.ray.kill(self.manager)
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self.thread.join()
+            self.loop.close()
+
+
+class RayDeployment(Deployment):
+    """The same, of actors."""
+
+    def start_manager(self, fingerprint: bytes | None) -> None:
+        name = f"SERVE_DEPLOYMENT_ACTOR::{self.app}::replica::v1::{MANAGER_ACTOR}"
+        options = {"name": name, "namespace": SERVE_NAMESPACE, "num_cpus": 0}
+        self.manager = ray.remote(Manager).options(**options).remote(fingerprint, self.room)
+        self.report()
+
+    def start_tier(self) -> None:
+        self.tier = ray.remote(num_cpus=0, max_restarts=-1)(RedisTier).remote(self.config)
+
+    def ask(self, method: str, *args: Any) -> Any:
+        return ray.get(getattr(self.manager, method).remote(*args), timeout=PATIENCE_S)
+
+    def ask_tier(self, method: str, *args: Any) -> Any:
+        return ray.get(getattr(self.tier, method).remote(*args), timeout=PATIENCE_S)
+
+    def close(self) -> None:
+        try:
+            self.ask_tier("close")
+        finally:
+            ray.kill(self.tier, no_restart=True)
+            ray.kill(self.manager)
 
 
 @pytest.fixture
-def deployments(ray_cluster: Any) -> Iterator[Any]:
+def deployments() -> Iterator[Callable[..., Deployment]]:
     """Starts deployments that end with the test."""
-    ray_cluster.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import this module
-    started: list[Deployment] = []
+    with contextlib.ExitStack() as stack:
 
-    def start(**config: Any) -> Deployment:
-        started.append(Deployment(ray_cluster, **config))
-        return started[-1]
+        def start(kind: type[Deployment] = Deployment, **config: Any) -> Deployment:
+            return stack.enter_context(contextlib.closing(kind(**config)))
 
-    yield start
-    for deployment in started:
-        deployment.close()
+        yield start
+
+
+@pytest.fixture
+def in_ray(ray_cluster: Any) -> type[Deployment]:
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import this module
+    return RayDeployment
 
 
 @pytest.fixture(scope="module")
@@ -173,14 +225,14 @@ def test_nothing_is_registered_before_the_models_fingerprint_is_known(deployment
     assert report["told"] == ["registered", "indexed"]
     assert report["budget"] == 64 * MIB
     assert report["endpoint"].fingerprint == FINGERPRINT
-    stats = deployment.stats()
+    stats = deployment.ask_tier("stats")
     assert stats["state"] == "ok"
     assert stats["maxmemory_bytes"] > 64 * MIB
     assert stats["version"].startswith(("Redis", "Valkey"))
 
 
 def test_after_a_restart_everything_is_found_again_parents_first_and_the_rest_is_deleted(
-    deployments: Any, tmp_path: Path, ray_cluster: Any
+    deployments: Any, tmp_path: Path, in_ray: type[Deployment]
 ) -> None:
     whole, broken = chain(1, 300), chain(2, 3)
     with_data = RedisForTests(tmp_path)
@@ -190,14 +242,14 @@ def test_after_a_restart_everything_is_found_again_parents_first_and_the_rest_is
     with_data.client.set(redis_name(b"u" * 32), b"unusable")
     with_data.stop()
 
-    deployment = deployments(folder=str(tmp_path))
+    deployment = deployments(in_ray, folder=str(tmp_path))
     report = deployment.until_ok()
     assert list(report["kept"].values()) == whole
-    assert deployment.stats()["unusable"] == 1
+    assert deployment.ask_tier("stats")["unusable"] == 1
     client = connect(report["endpoint"].url, 5.0)
     assert client.dbsize() == 300, "orphans, unusable ones and other models' are gone"
 
-    deployment.ray.kill(deployment.tier, no_restart=False)  # a crash: the server ends with it, another is started
+    ray.kill(deployment.tier, no_restart=False)  # a crash: the server ends with it, another is started
     report = deployment.until_ok(after=1)
     assert list(report["kept"].values()) == whole
     store = open_store(report["endpoint"])
@@ -221,10 +273,10 @@ def test_an_external_redis_keeps_what_belongs_to_others(deployments: Any, extern
     assert external.client.dbsize() == 5
 
 
-def test_evictions_reach_redis(deployments: Any, external: RedisForTests) -> None:
+def test_evictions_reach_redis(deployments: Any, external: RedisForTests, in_ray: type[Deployment]) -> None:
     spans = chain(6, 3)
     fill(external.client, spans)
-    deployment = deployments(url=external.url)
+    deployment = deployments(in_ray, url=external.url)
     deployment.until_ok()
     assert deployment.ask("evict", [spans[2].key, b"n" * 32]) == 1
     assert not external.client.exists(redis_name(spans[2].key))
@@ -239,8 +291,8 @@ def test_a_stopped_redis_is_lost_and_indexed_again_when_it_runs(deployments: Any
     try:
         until(lambda: deployment.report()["told"][-1].startswith("lost: "), "the manager is told")
         assert "does not answer in time" in deployment.report()["told"][-1]
-        assert "does not answer in time" in deployment.stats()["state"]
-        with pytest.raises(deployment.ray.exceptions.RayTaskError, match="does not answer in time"):
+        assert "does not answer in time" in deployment.ask_tier("stats")["state"]
+        with pytest.raises(RedisUnavailableError, match="does not answer in time"):
             deployment.ask("evict", [b"k" * 32])
     finally:
         os.kill(external.server.pid or 0, signal.SIGCONT)
@@ -272,11 +324,13 @@ def test_a_redis_that_was_restarted_empty_is_a_new_life(deployments: Any, extern
     assert deployment.until_ok(after=1)["kept"] == {}
 
 
-def test_a_new_manager_is_told_everything_again(deployments: Any, external: RedisForTests) -> None:
+def test_a_new_manager_is_told_everything_again(
+    deployments: Any, external: RedisForTests, in_ray: type[Deployment]
+) -> None:
     fill(external.client, chain(10, 3))
-    deployment = deployments(url=external.url)
+    deployment = deployments(in_ray, url=external.url)
     deployment.until_ok()
-    deployment.ray.kill(deployment.manager)
+    ray.kill(deployment.manager)
     deployment.start_manager(fingerprint=None)
     deployment.ask("set_fingerprint", FINGERPRINT)
     report = deployment.until_ok()
@@ -305,7 +359,7 @@ def test_two_deployments_never_manage_one_namespace(deployments: Any, external: 
     assert "set kv.redis_namespace" in second.report()["state"]
     assert second.report()["told"] == []
 
-    first.ray.get(first.tier.close.remote(), timeout=PATIENCE_S)  # a clean end gives the claim up
+    first.ask_tier("close")  # a clean end gives the claim up
     second.until_ok()
 
 
@@ -359,3 +413,47 @@ def test_the_index_is_told_in_chunks(
 def test_an_endpoint_names_what_the_workers_need(deployments: Any, external: RedisForTests) -> None:
     report = deployments(url=external.url, expire_s=77, deadline_s=0.7).until_ok()
     assert report["endpoint"] == endpoint(external.url, expire_s=77, deadline_s=0.7)
+
+
+def test_a_manager_that_was_replaced_while_the_index_was_told_makes_nothing_be_deleted(
+    deployments: Any, external: RedisForTests
+) -> None:
+    fill(external.client, chain(16, 3))
+    deployment = deployments(url=external.url, fingerprint=None)
+
+    class Replaced(Manager):
+        async def adopt_redis(self, *args: Any) -> list[bytes]:
+            deployment.manager = Manager(FINGERPRINT, deployment.room)
+            return []  # what the new one answers to a life that it does not know
+
+    deployment.manager = Replaced(FINGERPRINT, deployment.room)
+    assert len(deployment.until_ok()["kept"]) == 3
+
+
+def test_a_redis_that_is_loading_its_data_is_waited_for_without_alarm(
+    deployments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_data = RedisForTests(tmp_path)
+    fill(with_data.client, chain(17, 300))
+    with_data.stop()
+    slowly = "key-load-delay 5000\n"  # microseconds
+    monkeypatch.setattr(redis_server, "_CONFIGURATION", redis_server._CONFIGURATION + slowly)
+    report = deployments(folder=str(tmp_path)).until_ok()
+    assert len(report["kept"]) == 300
+    assert any("is loading its data" in state for state in report["states"])
+    assert not any("does not answer" in state for state in report["states"])
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_manager_that_does_not_answer_is_told_later(deployments: Any, external: RedisForTests) -> None:
+    fill(external.client, chain(18, 2))
+    deployment = deployments(url=external.url, fingerprint=None)
+
+    class Absent(Manager):
+        async def register_redis(self, *args: Any) -> None:
+            raise ManagerUnavailableError("the KV manager is not running")
+
+    deployment.manager = Absent(FINGERPRINT, deployment.room)
+    until(lambda: "are not registered" in deployment.ask_tier("stats")["state"], "the state says so")
+    deployment.start_manager(FINGERPRINT)
+    assert len(deployment.until_ok()["kept"]) == 2

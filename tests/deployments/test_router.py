@@ -249,20 +249,6 @@ def test_what_ingress_and_router_tell_each_other_stays_in_their_process() -> Non
     assert (copy.progress.first_token, copy.progress.replica, "a" in copy.progress.failed) == (False, "", False)
 
 
-def test_failures_are_forgotten_in_time_each_by_itself() -> None:
-    now = [0.0]
-    failed = FailedReplicas(keep_s=10.0, clock=lambda: now[0])
-    for name, at in (("a", 0.0), ("b", 6.0), ("a", 8.0)):
-        now[0] = at
-        failed.note(name)
-    now[0] = 15.9
-    assert ("a" in failed, "b" in failed, "c" in failed) == (True, True, False)
-    now[0] = 17.0
-    assert ("a" in failed, "b" in failed) == (True, False)
-    failed.note("c")
-    assert set(failed._failed_at) == {"a", "c"}, "it does not grow"
-
-
 def test_other_calls_may_go_anywhere(routed: Any) -> None:
     async def check(routing: Routing) -> None:
         assert await routing.router.choose_replicas(REPLICAS, pending("a health check")) == [REPLICAS]

@@ -7,22 +7,46 @@ import asyncio
 import pytest
 
 from load_tests.conversations import Plan, run
-from load_tests.exactness import compare, plain_answers
+from load_tests.exactness import Verdict, compare, plain_answers
 from load_tests.running_server import RunningServer
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+CHURN = {
+    "dtype": "float32",
+    "http": {"debug_headers": True},
+    "engine": {"enforce_eager": True, "threads": 1, "device_blocks": 160},
+    # About 20 segments in the CPU tier and 40 in Redis, while the conversations make some 500.
+    "kv": {"cpu_tier_bytes": "32MiB", "redis_bytes": "64MiB", "segment_tokens": 256},
+}
+FAULTY = {**CHURN, "faults": {"redis_error_share": 0.05, "redis_corrupt_share": 0.1, "manager_lost_share": 0.05}}
 
 
-@pytest.mark.timeout(900)
-def test_a_hundred_disturbed_conversations_answer_as_plain_vllm_does(server: RunningServer) -> None:
-    plan = Plan(conversations=100, turns=3, longest_prompt_tokens=3000, seed=20)
-
+def verdict_of(server: RunningServer, plan: Plan) -> Verdict:
     turns = asyncio.run(run(server.url, "demo", plan))
-
     verdict = compare(turns, plain_answers(turns, str(server.model_folder), "float32"), plan.conversations)
     print(verdict)
+    assert sum(verdict.prompt_tokens_by_source.values()) == sum(len(turn.prompt) for turn in turns)
+    return verdict
+
+
+def test_a_hundred_disturbed_conversations_answer_as_plain_vllm_does(server: RunningServer) -> None:
+    verdict = verdict_of(server, Plan(conversations=100, turns=3, longest_prompt_tokens=3000, seed=20))
+
     assert verdict.different_answers == 0
     reused = verdict.prompt_tokens_by_source
-    assert min(reused["device"], reused["cpu"]) > 5_000, f"too little was reused for this to mean anything: {reused}"
-    assert sum(reused.values()) == sum(len(turn.prompt) for turn in turns)
+    enough = all(reused[tier] > 5_000 for tier in ("device", "cpu", "redis"))
+    assert enough, f"too little was reused for this to mean anything: {reused}"
     server.wait_until_idle()
+
+
+@pytest.mark.parametrize("private_server", [FAULTY], indirect=True)
+def test_tiers_that_churn_and_fail_answer_as_plain_vllm_does(private_server: RunningServer) -> None:
+    plan = Plan(conversations=60, turns=3, longest_prompt_tokens=3000, seed=21)
+    verdict = verdict_of(private_server, plan)
+
+    assert verdict.different_answers == 0
+    reused = verdict.prompt_tokens_by_source
+    assert min(reused["device"], reused["cpu"], reused["redis"]) > 1_000, f"too little was reused: {reused}"
+    assert private_server.metric("crosskv_manager_evicted_segments_total") > 100, "the tiers are not small enough"
+    private_server.wait_until_idle(deadline_s=60.0)  # the leases of lost plans end by themselves

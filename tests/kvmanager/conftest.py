@@ -68,10 +68,13 @@ class Brain:
     def demote_all(self):
         """Copy to Redis all that is to be copied; return the keys."""
         done = []
-        while (demotion := self.next_demotion()) is not None:
+        for _ in range(1000):
+            demotion = self.next_demotion()
+            if demotion is None:
+                return done
             self.finish(demotion)
             done += demotion.keys
-        return done
+        raise AssertionError("demotions without end")
 
     def counters(self):
         return self.manager.stats(self.now)["counters"]

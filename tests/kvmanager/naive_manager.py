@@ -363,5 +363,6 @@ class NaiveManager:
 
     def carried_out(self, directives):
         """Check that ``directives`` evict what is due, all of it and nothing else."""
-        assert sorted((order.source, key) for order in directives for key in order.keys) == sorted(self.due)
+        named = [(order.source, key) for order in directives for key in order.keys]
+        assert (set(named), len(named)) == (self.due, len(self.due))
         self.due = set()

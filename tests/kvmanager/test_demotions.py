@@ -1,4 +1,6 @@
+import hypothesis.strategies as st
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from kvmanager import demotion_queue
 from kvmanager.config import ManagerConfig
@@ -26,6 +28,26 @@ def test_every_segment_is_copied_once_it_is_stored(tiered):
     assert tiered.kept("abcd") == 4
     assert tiered.next_demotion() is None
     assert tiered.counters()["demoted_segments"] == 2
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # the fixture is a function without state
+@given(texts=st.lists(st.text("ab", min_size=1, max_size=9), max_size=12), most_bytes=st.integers(1, 9))
+def test_all_that_a_cpu_tier_holds_comes_to_redis_in_no_more_pieces_than_needed(brain_with, texts, most_bytes):
+    brain = brain_with(budget=8, redis=1000, cpu_high_water=1.0)
+    for text in texts:
+        brain.serve(text)
+    pieces = []
+    for _ in range(9):
+        pieces.append(brain.next_demotion(most_bytes))
+        if pieces[-1] is None:
+            break
+    sizes = [len(piece.keys) for piece in pieces[:-1]]
+    assert pieces[-1] is None
+    assert all(size == most_bytes for size in sizes[:-1])
+    for piece in pieces[:-1]:
+        assert brain.finish(piece) == ()
+    for text in texts:
+        assert brain.kept(text) == brain.stored(text)
 
 
 def test_nothing_is_copied_before_it_is_stored(tiered):
@@ -79,9 +101,8 @@ def test_what_redis_has_of_a_chain_is_not_copied_again(tiered):
 
 def test_a_chain_too_long_for_one_demotion_goes_piece_by_piece_from_its_head(tiered):
     tiered.serve("abcdef")
-    pieces = []
-    while (demotion := tiered.next_demotion(most_bytes=2)) is not None:
-        pieces.append(demotion)
+    pieces = [tiered.next_demotion(most_bytes=2) for _ in range(2)]
+    assert tiered.next_demotion(most_bytes=2) is None
     assert [len(piece.keys) for piece in pieces] == [2, 1]
     assert pieces[0].keys + pieces[1].keys == tiered.keys("abcdef")
     tiered.finish(pieces[1])
@@ -172,7 +193,9 @@ def test_what_was_stored_before_redis_came_is_copied_then(brain):
 def test_a_redis_that_comes_back_empty_is_filled_again(tiered):
     tiered.serve("abcd")
     tiered.demote_all()
+    tiered.serve("uv")
     tiered.manager.forget_holder(tiered.redis)
+    assert tiered.manager.stats(0)["demotion_queue"] == 0
     assert tiered.next_demotion() is None
     tiered.manager.set_budget(tiered.redis, 20)
     tiered.demote_all()
@@ -314,6 +337,13 @@ def test_a_lost_demotion_leaves_nothing_behind(brain_with):
     assert brain.stored("uvwx") == 4
 
 
+def test_children_are_ordered_away_before_parents_across_lost_demotions(tiered):
+    tiered.serve("abcd")
+    first, second = tiered.next_demotion(most_bytes=1), tiered.next_demotion(most_bytes=1)
+    tiered.now = 31.0
+    assert tiered.manager.expire(tiered.now) == (evict(REDIS, second.keys + first.keys),)
+
+
 def test_what_a_lost_demotion_wrote_too_late_is_ordered_away(tiered):
     tiered.serve("abcd")
     demotion = tiered.next_demotion()
@@ -443,6 +473,15 @@ def test_relief_stops_at_a_leaf_that_redis_lacks(pressed):
     assert freed(pressed.manager.relieve(0), pressed.cpu) == list(pressed.keys("ab"))
     assert pressed.manager.relieve(0) == ()
     assert pressed.manager.stats(0)["locations"][0]["bytes"] == 9
+
+
+def test_what_redis_has_not_yet_got_is_not_relieved(pressed):
+    fill(pressed, ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr"])
+    offer = pressed.offer("ab", location=pressed.redis)
+    assert offer.keys == pressed.keys("ab")
+    assert pressed.manager.relieve(0) == ()
+    pressed.commit(offer.keys, pressed.redis)
+    assert freed(pressed.manager.relieve(0), pressed.cpu) == list(offer.keys)
 
 
 def test_as_many_leaves_are_copied_as_bring_the_tier_below_its_mark(pressed):

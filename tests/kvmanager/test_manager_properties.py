@@ -159,12 +159,21 @@ class ManagerMachine(RuleBasedStateMachine):
         spans = split_segments(hashes, first, len(hashes), self.blocks_per_segment, num_prompt)
         return spans, data.draw(st.lists(sizes, min_size=len(spans), max_size=len(spans)))
 
-    @rule(prompt=prompts, num_prompt=st.integers(0, 6), location=locations, size=sizes)
-    def serve(self, prompt, num_prompt, location, size):
-        """Plan, compute and store a whole prompt, as a healthy replica does."""
+    @rule(prompt=prompts, num_prompt=st.integers(0, 6), location=locations, size=sizes, demote=st.booleans())
+    def serve(self, prompt, num_prompt, location, size, demote):
+        """Plan, promote, compute and store a whole prompt, as a healthy server does, and make use of Redis."""
         hashes = hashes_of(prompt)
         plan = self.manager.plan(self.now, "replica0", "node0", hashes)
         self.naive.plan(self.now, "replica0", "node0", hashes, 0, plan)
+        if location != REDIS:
+            keys = [segment.key for segment in plan.segments if segment.location == REDIS]
+            promotion = self.manager.promote(self.now, "replica0", location, keys)
+            self.naive.promote(self.now, "replica0", location, keys, promotion)
+            self.carry_out(promotion.evict)
+            nbytes = [self.naive.copies[location][key].nbytes for key in promotion.keys]
+            accepted = self.manager.commit(self.now, location, promotion.keys, nbytes)
+            self.naive.commit(self.now, location, promotion.keys, nbytes, accepted)
+            self.keep(location, accepted)
         spans = split_segments(hashes, 0, len(hashes), self.blocks_per_segment, num_prompt)
         nbytes = [size] * len(spans)
         offer = self.manager.offer(self.now, "replica0", location, spans, nbytes)
@@ -175,6 +184,9 @@ class ManagerMachine(RuleBasedStateMachine):
         self.keep(location, accepted)
         self.manager.release(plan.lease_id)
         self.naive.release(plan.lease_id)
+        if demote:
+            self.all_is_demoted(4)
+            self.relieve()
 
     @rule(save=saves, data=st.data())
     def commit(self, save, data):
@@ -242,7 +254,6 @@ class ManagerMachine(RuleBasedStateMachine):
             reserved = {copy.key for copy in self.naive.copies[REDIS].values() if copy.state == "reserved"}
             self.write(demotion, reserved)
 
-    @rule(most_bytes=st.integers(1, 8))
     def all_is_demoted(self, most_bytes):
         for _ in range(100):
             demotion = self.manager.next_demotion(self.now, most_bytes)

@@ -58,6 +58,12 @@ def test_what_redis_lacks_is_not_promoted(cold, brain):
     assert promote(brain, brain.keys("ab"), OTHER).keys == ()
 
 
+def test_what_redis_has_not_yet_got_is_not_promoted(cold):
+    offer = cold.offer("xy", location=cold.redis)
+    assert offer.keys == cold.keys("xy")
+    assert promote(cold, offer.keys).keys == ()
+
+
 def test_a_segment_without_its_parent_is_refused(cold):
     assert promote(cold, cold.keys("abcdef")[1:]).keys == ()
     assert cold.counters()["refused_promotions"] == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -20,6 +22,10 @@ class Stub:
     async def __call__(self, request: Request) -> Response:
         if request.url.path == "/health":
             return JSONResponse({"status": "ok", "parts": self._parts})
+        if request.url.path == "/slow":
+            Path(request.query_params["arrived"]).touch()
+            await asyncio.sleep(3)
+            return JSONResponse({"answer": "whole"})
         if request.url.path == "/v1/completions":
             return JSONResponse({"choices": [{"text": " there"}]})
         return JSONResponse({"error": "no such path"}, status_code=404)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -154,6 +155,25 @@ def test_parts_that_are_not_well_are_named_once_it_serves(
     assert said.strip("\n") == expected.strip("\n")
     server.process.send_signal(signal.SIGINT)
     assert server.process.wait(STOP_LIMIT_S) == 0
+
+
+def test_a_request_that_is_under_way_gets_its_answer_before_the_server_ends(
+    launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
+) -> None:
+    port, arrived = free_port(), tmp_path / "arrived"
+    server = launch(write_config(tmp_path, model_folder, port=port))
+    server.wait_until("Ctrl-C stops it")
+    with ThreadPoolExecutor() as pool:
+        url = f"http://127.0.0.1:{port}/slow?arrived={arrived}"
+        answer = pool.submit(httpx.get, url, timeout=START_LIMIT_S, trust_env=False)
+        deadline = time.monotonic() + START_LIMIT_S
+        while not arrived.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        server.process.send_signal(signal.SIGINT)
+        assert answer.result().json() == {"answer": "whole"}
+    assert server.process.wait(STOP_LIMIT_S) == 0, server.text()
+    assert server.left() == []
 
 
 def test_a_launcher_that_is_killed_takes_the_server_with_it(

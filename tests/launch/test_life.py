@@ -1,0 +1,169 @@
+"""What the terminal says while a server ends, with a stand-in for the server."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from app.launch import run_folder
+from app.launch.life import Life, ServerError
+from app.launch.plan import LaunchPlan, Overrides, make_plan
+from configs.settings import SettingsError
+from tests.launch.stub_config import write_config
+
+
+class Asked:
+    """`Signals` that ask for what a test wants."""
+
+    def __init__(self, *, stop: bool = False, restart: bool = False) -> None:
+        self.impatient = threading.Event()
+        self.stop = stop
+        self.restart = restart
+
+    def wait_for_stop(self, timeout_s: float) -> bool:
+        return self.stop
+
+    def take_restart(self) -> bool:
+        taken, self.restart = self.restart, False
+        return taken
+
+
+class Ending:
+    """A `Server` that runs until it is stopped, which takes long."""
+
+    log_path = Path("server.log")
+    exit_code: int | None = None
+
+    def __init__(self, killed: int = 0, on_stop: Callable[[], None] = lambda: None) -> None:
+        self.status: dict[str, Any] = {"phase": "app", "status": "RUNNING", "deployments": {}, "message": ""}
+        self.killed = killed
+        self.on_stop = on_stop
+        self.stopped = False
+
+    def start(self) -> None:
+        pass
+
+    def stop(self, impatient: threading.Event, takes_long: Callable[[], None]) -> int:
+        self.on_stop()
+        takes_long()
+        self.stopped = True
+        return self.killed
+
+    def last_lines(self, count: int) -> list[str]:
+        return ["its last words"]
+
+
+class Ready:
+    """A `Readiness` that sees `running` requests."""
+
+    def __init__(self, running: int | None) -> None:
+        self.running = running
+
+    def is_healthy(self) -> bool:
+        return True
+
+    def gives_a_token(self) -> bool:
+        return True
+
+    def ailments(self) -> list[str]:
+        return []
+
+    def requests(self) -> int | None:
+        return self.running
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def plan(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
+    monkeypatch.setattr(run_folder, "RUN_FOLDER", tmp_path / "runs")
+    return make_plan(write_config(tmp_path, model_folder), Overrides())
+
+
+def play(
+    plan: LaunchPlan, asked: Asked, server: Ending, running: int | None, refuses: str = ""
+) -> tuple[LaunchPlan | None, str]:
+    """Run a life. Returns the next one's plan, and what was said."""
+    said = io.StringIO()
+    console = Console(file=said, highlight=False, soft_wrap=True)
+
+    def read_again(running_plan: LaunchPlan) -> LaunchPlan:
+        assert running_plan is plan
+        if refuses:
+            asked.stop = True
+            raise SettingsError(refuses)
+        return plan
+
+    life: Any = Life(plan, asked, read_again, console, console)  # type: ignore[arg-type]
+    life._server, life._readiness = server, Ready(running)
+    try:
+        return life.run(), said.getvalue()
+    except ServerError:
+        return None, said.getvalue()
+    finally:
+        assert server.stopped
+
+
+def test_a_stop_says_for_how_many_requests_it_waits(plan: LaunchPlan) -> None:
+    following, said = play(plan, Asked(stop=True), Ending(), 3)
+    assert following is None
+    assert said == "stopping …\nwaiting for running requests (3); Ctrl-C again ends them\nstopped\n"
+
+
+@pytest.mark.parametrize("running", [None, 0])
+def test_a_stop_that_takes_long_for_unknown_reasons_says_so_too(plan: LaunchPlan, running: int | None) -> None:
+    said = play(plan, Asked(stop=True), Ending(), running)[1]
+    assert said == "stopping …\nstill waiting: Serve lets running requests end; Ctrl-C again ends everything\nstopped\n"
+
+
+def test_processes_that_were_killed_are_counted(plan: LaunchPlan) -> None:
+    said = play(plan, Asked(stop=True), Ending(killed=2), 1)[1]
+    assert said.endswith("stopped (2 processes did not end by themselves and were killed)\n")
+
+
+def test_a_restart_gives_the_next_plan(plan: LaunchPlan) -> None:
+    following, said = play(plan, Asked(restart=True), Ending(), 0)
+    assert following is plan
+    assert said.startswith("restarting: stopping …\n")
+
+
+def test_a_stop_that_is_asked_for_during_a_restart_wins(plan: LaunchPlan) -> None:
+    asked = Asked(restart=True)
+    assert play(plan, asked, Ending(on_stop=lambda: setattr(asked, "stop", True)), 0)[0] is None
+
+
+def test_a_configuration_that_cannot_work_is_said_and_nothing_is_restarted(plan: LaunchPlan) -> None:
+    following, said = play(plan, Asked(restart=True), Ending(), 1, refuses="seed: [x] is no number.")
+    assert following is None
+    assert said.startswith("seed: [x] is no number.\nNot restarted: the server goes on")
+    assert "restarting" not in said
+
+
+def test_a_server_that_ended_by_itself_says_its_last_words_before_it_is_tidied_up(plan: LaunchPlan) -> None:
+    server = Ending()
+    server.exit_code = 3
+    following, said = play(plan, Asked(), server, 0)
+    assert following is None
+    assert said.startswith("its last words\n\nThe server ended by itself (exit code 3)")
+    assert said.index("exit code") < said.index("stopping")
+
+
+def test_a_terminal_that_is_gone_does_not_keep_the_server_from_being_stopped(plan: LaunchPlan) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(5, "Input/output error")
+
+    server = Ending()
+    console = Console(file=Gone())
+    life: Any = Life(plan, Asked(stop=True), lambda running: running, console, console)  # type: ignore[arg-type]
+    life._server, life._readiness = server, Ready(0)
+    with pytest.raises(OSError, match="Input/output"):
+        life.run()
+    assert server.stopped
