@@ -101,7 +101,7 @@ class PrefetchPool:
             self._pulls_in_flight -= 1
         if not isinstance(answer, str):
             self._breaker.succeeded()
-            return answer  # type: ignore[no-any-return]
+            return answer
         self._fail(answer)
         if answer in ("unreachable", "worker_stuck", "worker_lost"):
             self._breaker.failed(time.monotonic())

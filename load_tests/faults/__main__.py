@@ -17,10 +17,8 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from load_tests.faults.catalogue import FAULTS, World
-from load_tests.faults.redis_process import Proxy, RedisProcess
+from load_tests.faults.catalogue import FAULTS, started_world
 from load_tests.faults.trial import Outcome, Trials
-from load_tests.running_server import started
 
 out = Console(stderr=True, highlight=False)
 SETTINGS = {"dtype": "float32", "http": {"debug_headers": True}}
@@ -40,12 +38,7 @@ def main(
     with contextlib.ExitStack() as stack, Progress(console=out) as progress:
         bar = progress.add_task("starting a server", total=len(chosen))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        redis = RedisProcess(folder / "their-redis")
-        stack.callback(redis.stop)
-        proxy = Proxy(redis.port)
-        stack.callback(proxy.close)
-        server = stack.enter_context(started(folder, {**SETTINGS, "kv": {"redis_url": proxy.url}}))
-        trials = Trials(World(server, redis, proxy), "demo", seed)
+        trials = Trials(stack.enter_context(started_world(folder, SETTINGS)), "demo", seed)
         for fault in chosen:
             progress.update(bar, description=f"{fault.part}: {fault.name}")
             outcomes.append(trials.run(fault))

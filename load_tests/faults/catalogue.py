@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from configs.model_folder import PROJECT_ROOT
-from load_tests.running_server import RunningServer, ServerError
-
-if TYPE_CHECKING:
-    from load_tests.faults.redis_process import Proxy, RedisProcess
-
-ACTOR_CALL_S = 60.0
+from load_tests.faults.inside import Inside
+from load_tests.faults.redis_process import Proxy, RedisProcess
+from load_tests.running_server import RunningServer, started
 
 
 @dataclass(frozen=True)
 class World:
-    """A server whose Redis is `redis`, reached through `proxy`."""
+    """A server whose Redis is `redis`, reached through `proxy`, and whose actors are reached through `inside`."""
 
     server: RunningServer
     redis: RedisProcess
     proxy: Proxy
+    inside: Inside
+
+
+@contextlib.contextmanager
+def started_world(folder: Path, settings: Mapping[str, Any]) -> Iterator[World]:
+    """A server with these settings, and all that is needed to disturb it. Everything written lies in `folder`."""
+    redis = RedisProcess(folder / "their-redis")
+    proxy = Proxy(redis.port)
+    try:
+        with started(folder, {**settings, "kv": {**settings.get("kv", {}), "redis_url": proxy.url}}) as server:
+            inside = Inside(server.gcs_address())
+            try:
+                yield World(server, redis, proxy, inside)
+            finally:
+                inside.close()
+    finally:
+        proxy.close()
+        redis.stop()
 
 
 @dataclass(frozen=True)
@@ -134,7 +147,7 @@ def _worker_killed_mid_segment(world: World) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_replica_killed(world: World) -> Iterator[None]:
-    world.server.processes("ray::ServeReplica:default:Replica")[0].send_signal(signal.SIGKILL)
+    world.server.processes("ray::ServeReplica:crosskv:Replica")[0].send_signal(signal.SIGKILL)
     yield
 
 
@@ -154,18 +167,11 @@ def _called(action: str) -> Callable[[World], contextlib.AbstractContextManager[
 
     @contextlib.contextmanager
     def inject(world: World) -> Iterator[None]:
-        _inside(world, action)
+        world.inside.do(action)
         yield
-        _inside(world, f"undo_{action}")
+        world.inside.do(f"undo_{action}")
 
     return inject
-
-
-def _inside(world: World, action: str) -> None:
-    command = [sys.executable, "-m", "load_tests.faults.inside", world.server.gcs_address(), action]
-    done = subprocess.run(command, cwd=PROJECT_ROOT, timeout=ACTOR_CALL_S, capture_output=True, text=True)
-    if done.returncode:
-        raise ServerError(f"{action} failed: {done.stderr[-500:]}")
 
 
 FAULTS = (

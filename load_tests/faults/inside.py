@@ -1,18 +1,27 @@
-"""Causes a fault inside an actor of a running server: `python -m load_tests.faults.inside GCS_ADDRESS ACTION`.
+"""Causes faults inside the actors of a running server, without a switch in the server.
 
-A process of its own, because a process joins only one Ray cluster. Ray runs a given function inside an actor
-(`__ray_call__`, ray 2.60.0), so the server needs no switch for this.
+`Inside` starts this module as a process of its own, because a process joins only one Ray cluster; it acts on each line that
+it reads. Leans on ray 2.60.0: `__ray_call__` runs a function inside an actor; and on where Serve keeps the deployment's object.
 """
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
 from ray.util import list_named_actors
 
+from configs.model_folder import PROJECT_ROOT
+from load_tests.running_server import ServerError
+
 NAMESPACE = "serve"
+DONE = "done"
+NOTICED_S = 20.0
 
 
 def _actors(part: str) -> list[Any]:
@@ -34,16 +43,30 @@ def undo_shrink_tier() -> None:
         ray.get(tier.resize.remote(stats["budget_bytes"] * 10))
 
 
+class Owner:
+    """An actor that owns an object, and is killed with it."""
+
+    def put(self) -> list[Any]:
+        """A reference, in a list so that it stays one."""
+        return [ray.put(bytes(200_000))]
+
+
 def lose_objects() -> None:
-    """Free the objects of every segment behind the tier's back."""
+    """Put references to a lost object in the place of every segment's, behind the tier's back."""
+    owner: Any = ray.remote(Owner).options(num_cpus=0).remote()
+    lost = ray.get(owner.put.remote())
+    ray.kill(owner)
+    deadline = time.monotonic() + NOTICED_S
+    with contextlib.suppress(ray.exceptions.ObjectLostError):
+        while time.monotonic() < deadline:  # until Ray has noticed
+            ray.get(lost)
+            time.sleep(0.05)
 
-    def free_all(tier: Any) -> None:
-        from ray._private.internal_api import free
-
-        free([entry[0] for entry in tier._segments.values()])
+    def replace_all(tier: Any, lost: list[Any]) -> None:
+        tier._segments = {key: (lost[0], *entry[1:]) for key, entry in tier._segments.items()}
 
     for tier in _actors("::cpu_tier::"):
-        ray.get(tier.__ray_call__.remote(free_all))
+        ray.get(tier.__ray_call__.remote(replace_all, lost))
 
 
 def undo_lose_objects() -> None:
@@ -53,16 +76,12 @@ def undo_lose_objects() -> None:
 def break_engine() -> None:
     """Make the engine of one replica raise in its next step."""
 
-    def break_step(replica: Any) -> None:
-        import gc
-
-        from deployments.engine_host import EngineThread
-
-        def fail(*args: Any, **kwargs: Any) -> None:
+    def break_step(actor: Any) -> None:
+        def fail() -> None:
             raise RuntimeError("injected: the engine fails")
 
-        (thread,) = (found for found in gc.get_objects() if type(found) is EngineThread)
-        thread.core.step_fn = fail
+        replica = actor._replica_impl._user_callable_wrapper._callable
+        replica._thread.core.step_fn = fail
 
     ray.get(_actors("#Replica#")[0].__ray_call__.remote(break_step))
 
@@ -71,12 +90,61 @@ def undo_break_engine() -> None:
     """Nothing: Serve replaces the replica."""
 
 
+ACTIONS: tuple[Callable[[], None], ...] = (
+    shrink_tier,
+    undo_shrink_tier,
+    lose_objects,
+    undo_lose_objects,
+    break_engine,
+    undo_break_engine,
+)
+
+
+class Inside:
+    """A process that has joined a server's cluster."""
+
+    def __init__(self, gcs_address: str) -> None:
+        command = [sys.executable, "-m", "load_tests.faults.inside", gcs_address]
+        self._process = subprocess.Popen(
+            command,
+            cwd=PROJECT_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._answer()
+
+    def do(self, action: str) -> None:
+        """Act, and return when it is done. Raises ServerError when it failed."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(action + "\n")
+        self._process.stdin.flush()
+        self._answer()
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self._process.kill()
+        self._process.wait()
+
+    def _answer(self) -> None:
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline().strip()
+        if answer != DONE:
+            raise ServerError(f"the server's actors could not be reached: {answer or 'the process ended'}")
+
+
 def main() -> None:
-    """Join the cluster, act, leave."""
-    address, action = sys.argv[1:]
-    ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
-    actions = (shrink_tier, undo_shrink_tier, lose_objects, undo_lose_objects, break_engine, undo_break_engine)
-    {each.__name__: each for each in actions}[action]()
+    """Join the cluster; act on each line."""
+    ray.init(address=sys.argv[1], namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+    actions = {action.__name__: action for action in ACTIONS}
+    print(DONE, flush=True)
+    for line in sys.stdin:
+        try:
+            actions[line.strip()]()
+            print(DONE, flush=True)
+        except Exception as error:
+            print(repr(error).replace("\n", " "), flush=True)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ HEALTH_EVERY_S = 0.1
 SAY_SO_S = 20.0
 COME_BACK_S = 90.0
 PARK_S = 60.0
+IDLE_S = 45.0
+"""Longer than `kv.lease_s`: the lease of a plan whose answer came too late ends by itself."""
 
 
 @dataclass
@@ -80,7 +82,7 @@ class Trials:
             quiet = self._stream(self._prompts)
             self._judge(outcome, fault, quiet, "before")
             self._park(fault.parked_in)
-            server.wait_until_idle()
+            server.wait_until_idle(IDLE_S)
             with self._watched_health(outcome), contextlib.ExitStack() as lasting:
                 struck = asyncio.run(self._strike(fault, lasting))
                 self._judge(outcome, fault, struck, "when it struck")
@@ -94,7 +96,7 @@ class Trials:
             self._judge(outcome, fault, self._stream(self._prompts), "after it")
             self._park("redis")
             outcome.back_after_s = time.monotonic() - began
-            server.wait_until_idle()
+            server.wait_until_idle(IDLE_S)
             outcome.worst_quiet_s = max(stream.seconds for stream in quiet)
             outcome.worst_s = max(stream.seconds for stream in struck)
         except (ServerError, TimeoutError, httpx.HTTPError) as error:

@@ -387,8 +387,9 @@ def test_each_token_comes_from_the_nearest_tier_that_has_it(block, request_token
 
 def test_what_was_not_copied_is_not_expected_from_redis():
     known = KnownKV(2)
-    known.copied_to_redis(known.add_turn(0, [1, 2, 3, 4, 5], [6]))
+    copied = known.add_turn(0, [1, 2, 3, 4, 5], [6])
     known.add_turn(0, [1, 2, 3, 4, 5, 6, 7, 8, 9], [10])
+    known.copied_to_redis(copied)
     known.clear("device", "cpu")
     assert known.expected(0, [1, 2, 3, 4, 5, 6, 7, 8, 9]) == TokensBySource(redis=4, recomputed=5)
 

@@ -7,6 +7,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,9 +129,13 @@ def test_an_unreadable_url_is_not_quoted() -> None:
     assert "percent-encoded" in refusal("redis://:s3cret@x@host:s3cret/0")
 
 
-def test_what_talks_another_protocol_is_no_redis() -> None:
+def test_what_never_answers_is_asked_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert "redis://127.0.0.1:" in refusal(f"redis://127.0.0.1:{server.getsockname()[1]}", 0.1)
+        server.setblocking(False)
+        server.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            server.accept()  # a second attempt would take the deadline once more
 
 
 @pytest.mark.parametrize(
@@ -188,7 +193,7 @@ def test_a_claim_is_held_by_one_until_it_is_given_up(running: RedisForTests) -> 
     assert first.take() is None
     assert second.take() == "first"
     second.release()
-    assert first.take() is None, "only its owner gives a claim up"
+    assert running.client.get(key) == b"first", "only its owner gives a claim up"
     first.release()
     assert second.take() is None
     assert first.take() == "second"
@@ -227,6 +232,14 @@ def test_a_namespace_that_would_mean_something_in_a_key_is_refused(namespace: st
 
 
 # Before the start.
+
+
+def test_the_processes_that_only_move_bytes_load_neither_vllm_nor_torch() -> None:
+    code = (
+        "import sys, deployments.prefetch_worker, deployments.redis_tier; print({'torch', 'vllm'} & set(sys.modules))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout == "set()\n"
 
 
 def config(url: str, folder: Path, **changes: Any) -> RedisTierConfig:

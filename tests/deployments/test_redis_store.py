@@ -79,6 +79,16 @@ def test_more_segments_than_one_scan_and_one_pipeline_take_are_all_listed_once(
     assert store.delete(keys) == 1700
 
 
+def test_what_a_scan_names_twice_is_listed_once(running: RedisForTests, monkeypatch: pytest.MonkeyPatch) -> None:
+    running.empty()
+    span = chain(16, 1)[0]
+    fill(running.client, [span])
+    transport = RedisStore(running.url, endpoint("").prefix, 5.0, 0)
+    answers = iter([(7, [redis_name(span.key)]), (0, [redis_name(span.key)])])
+    monkeypatch.setattr(transport._client, "scan", lambda *args, **kwargs: next(answers))
+    assert [len(chunk) for chunk in transport.headers()] == [1]
+
+
 def test_segments_expire_when_they_are_told_to(running: RedisForTests, store: CheckedStore) -> None:
     span = chain(4, 1)[0]
     store.put(span.key, sealed(span))

@@ -296,7 +296,9 @@ def test_a_stopped_redis_is_lost_and_indexed_again_when_it_runs(deployments: Any
             deployment.ask("evict", [b"k" * 32])
     finally:
         os.kill(external.server.pid or 0, signal.SIGCONT)
-    assert len(deployment.until_ok(after=1)["kept"]) == 2
+    report = deployment.until_ok(after=1)
+    assert len(report["kept"]) == 2
+    assert sum(told.startswith("lost: ") for told in report["told"]) == 1
 
 
 def test_a_killed_embedded_server_is_started_again_with_its_data(deployments: Any, tmp_path: Path) -> None:

@@ -8,31 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from load_tests.faults.catalogue import World
-from load_tests.faults.redis_process import Proxy, RedisProcess
+from load_tests.faults.catalogue import World, started_world
 from load_tests.running_server import RunningServer, started
 
 
 @pytest.fixture(scope="session")
-def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
-    """The Redis of the server that most tests share."""
-    process = RedisProcess(tmp_path_factory.mktemp("their-redis"))
-    yield process
-    process.stop()
-
-
-@pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory, redis_process: RedisProcess) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The server that most tests share: two replicas in float32, and Redis behind a proxy that can fail."""
-    proxy = Proxy(redis_process.port)
-    settings = {
-        "dtype": "float32",
-        "http": {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64},
-        "kv": {"redis_url": proxy.url},
-    }
-    with started(tmp_path_factory.mktemp("server"), settings) as running:
-        yield World(running, redis_process, proxy)
-    proxy.close()
+    http = {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64}
+    with started_world(tmp_path_factory.mktemp("server"), {"dtype": "float32", "http": http}) as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ class Stub:
         if request.url.path == "/health":
             return JSONResponse({"status": "ok", "parts": self._parts})
         if request.url.path == "/slow":
-            Path(request.query_params["arrived"]).touch()
+            await asyncio.to_thread(Path(request.query_params["arrived"]).touch)
             await asyncio.sleep(3)
             return JSONResponse({"answer": "whole"})
         if request.url.path == "/v1/completions":

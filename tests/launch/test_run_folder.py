@@ -29,7 +29,10 @@ def note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def launcher() -> Iterator[psutil.Process]:
     """A process that is called what a launcher is called."""
-    with subprocess.Popen([sys.executable, "-c", "input()", "app.launch"], stdin=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", "print(flush=True); input()", "app.launch"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # only then does the system know its command line
         yield psutil.Process(process.pid)
         process.kill()
 
