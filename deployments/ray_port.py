@@ -20,6 +20,7 @@ from deployments.cpu_tier import get_or_start_tier
 from deployments.kv_port import PlanDict, PlannedLoad, SaveGrant
 from deployments.locked_breaker import LockedBreaker
 from deployments.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.port_waits import PortWaits
 from deployments.tier_reader import TierReader
 from kvmanager.locations import Tier
 from kvmanager.segments import SegmentSpan
@@ -37,13 +38,14 @@ class RayPort:
         self.manager = manager
         self.counters: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
+        self.waits = PortWaits()
         self._plan_circuit = LockedBreaker()
         self._app_name = app_name
         self._replica = replica
         self._node_id = node_id
         self._settings = settings
         self._own_tier: Any = None
-        self._reader = TierReader(app_name, replica, node_id, self.count, self._report_load)
+        self._reader = TierReader(app_name, replica, node_id, self.count, self._report_load, self.waits)
         self._reports: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._reporter = threading.Thread(target=self._report, name="crosskv-report", daemon=True)
         self._reporter.start()
@@ -55,6 +57,7 @@ class RayPort:
         if not self._plan_circuit.allows(time.monotonic()):
             self.count("plan_not_asked")
             return None
+        began = time.monotonic()
         try:
             answer = await self.manager.ask(
                 "plan", self._replica, self._node_id, hashes, timeout_s=self._settings.plan_deadline_s
@@ -63,6 +66,8 @@ class RayPort:
             self._plan_circuit.failed(time.monotonic())
             self.count("plan_unanswered")
             return None
+        finally:
+            self.waits.plan.observe(time.monotonic() - began)
         self._plan_circuit.succeeded()
         return PlanDict(lease_id=answer[0], segments=answer[1]) if answer and answer[1] else None
 

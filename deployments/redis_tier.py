@@ -157,8 +157,8 @@ class RedisTier:
         """Tell the manager of this life and of all that Redis holds."""
         self._state = "Redis is being indexed"
         self._incarnation = incarnation = uuid.uuid4().hex
+        self._registered = True  # from the asking on: an answer that does not come leaves open whether it was heard
         await self._ask("register_redis", self._address(), incarnation, endpoint, self._budget_bytes)
-        self._registered = True
         self._store = open_store(endpoint)
         patient = replace(endpoint, deadline_s=max(INDEX_DEADLINE_S, endpoint.deadline_s), faults=NO_FAULTS)
         found = await asyncio.to_thread(read_index, patient, ours_alone=self._config.embedded)
@@ -198,10 +198,10 @@ class RedisTier:
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._start_over.wait(), PROBE_EVERY_S)
-            if self._start_over.is_set():
-                return
             if index.done():
                 index.result()
+            if self._start_over.is_set():
+                return
             if self._access.server_ended:
                 raise RedisUnavailableError("the embedded Redis has ended and is started again")
             try:

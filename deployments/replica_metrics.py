@@ -72,6 +72,8 @@ def replica_metrics_text(
         registry = CollectorRegistry()
         registry.register(TransferCollector(replica, port, transfer, pool or {}))
         lines.append(generate_latest(registry).decode())
+        waits = generate_latest(port.waits.registry).decode().splitlines()
+        lines += [line if line.startswith("#") else _with_replica(line, replica) for line in waits]
     return "\n".join(lines) + "\n"
 
 

@@ -21,6 +21,7 @@ from deployments.cpu_tier import tier_name
 from deployments.kv_port import PlannedLoad
 from deployments.locked_breaker import LockedBreaker
 from deployments.manager_client import SERVE_NAMESPACE
+from deployments.port_waits import PortWaits
 from kvmanager.locations import Tier
 
 
@@ -48,12 +49,14 @@ class TierReader:
         node_id: str,
         count: Callable[[str], None],
         report: Callable[[str, PlannedLoad], None],
+        waits: PortWaits,
     ) -> None:
         self._app_name = app_name
         self._replica = replica
         self._node_id = node_id
         self._count = count
         self._report = report
+        self._waits = waits
         self._handles: dict[str, Any] = {}
         self._circuits: dict[str, LockedBreaker] = {}
         self._lock = threading.Lock()
@@ -66,7 +69,8 @@ class TierReader:
             for place in dict.fromkeys(places)
         }
         for load, place in zip(loads, places, strict=True):
-            sealed = self._take(load, calls[place], deadline)
+            with self._waits.segment.labels(load.tier).time():
+                sealed = self._take(load, calls[place], deadline)
             yield sealed
             if sealed is None:
                 return

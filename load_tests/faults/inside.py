@@ -1,7 +1,8 @@
 """Causes faults inside the actors of a running server, without a switch in the server.
 
-`Inside` starts this module as a process of its own, because a process joins only one Ray cluster; it acts on each line that
-it reads. Leans on ray 2.60.0: `__ray_call__` runs a function inside an actor; and on where Serve keeps the deployment's object.
+`Inside` starts this module as a process of its own, because a process joins only one Ray cluster; it acts on each line
+that it reads. Leans on ray 2.60.0: `__ray_call__`, which runs a function inside an actor, and on where Serve keeps the
+deployment's object.
 """
 
 from __future__ import annotations

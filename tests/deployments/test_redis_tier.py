@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import itertools
 import os
 import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+import redis_deployment
+from redis_deployment import Deployment, Manager, RayDeployment
 from redis_fixture import (
     FINGERPRINT,
     MIB,
     OTHER_FINGERPRINT,
-    PATIENCE_S,
     RedisForTests,
     chain,
     endpoint,
@@ -32,159 +28,11 @@ from redis_fixture import (
 
 from deployments import redis_server, redis_tier
 from deployments.faulty_store import StoreFaults
-from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE, ManagerUnavailableError
+from deployments.manager_client import ManagerUnavailableError
 from deployments.redis_connection import RedisUnavailableError, connect
 from deployments.redis_endpoint import open_store, owner_key
-from deployments.redis_tier import RedisTier, RedisTierConfig
-from kvmanager.segments import SegmentSpan
 
 pytestmark = pytest.mark.server
-_numbers = itertools.count()
-
-
-class Manager:
-    """Keeps every segment whose parent it keeps, up to `room` of them. A life is known once it is registered."""
-
-    def __init__(self, fingerprint: bytes | None, room: int) -> None:
-        self.fingerprint = fingerprint
-        self.room = room
-        self.life = ""
-        self.state = ""
-        self.states: set[str] = set()
-        self.endpoint: Any = None
-        self.handle: Any = None
-        self.budget = 0
-        self.kept: dict[bytes, SegmentSpan] = {}
-        self.indexed = False
-        self.told: list[str] = []
-
-    async def redis_alive(self, incarnation: str, state: str) -> dict[str, Any]:
-        self.state = state
-        self.states.add(state)
-        return {"known": incarnation == self.life, "fingerprint": self.fingerprint}
-
-    async def register_redis(self, handle: Any, incarnation: str, endpoint: Any, budget_bytes: int) -> None:
-        self.told.append("registered")
-        self.handle, self.life, self.endpoint, self.budget = handle, incarnation, endpoint, budget_bytes
-        self.kept, self.indexed = {}, False
-
-    async def adopt_redis(self, incarnation: str, spans: Sequence[SegmentSpan], sizes: Sequence[int]) -> list[bytes]:
-        assert incarnation == self.life
-        assert set(sizes) == {16_576}  # header and payload
-        for span in spans:
-            if len(self.kept) < self.room and (span.parent is None or span.parent in self.kept):
-                self.kept[span.key] = span
-        return [span.key for span in spans if span.key in self.kept]
-
-    async def redis_indexed(self, incarnation: str) -> None:
-        assert incarnation == self.life
-        self.told.append("indexed")
-        self.indexed = True
-
-    async def redis_lost(self, incarnation: str, state: str) -> None:
-        self.told.append(f"lost: {state}")
-        self.life, self.kept, self.indexed = "", {}, False
-
-    async def set_fingerprint(self, fingerprint: bytes) -> None:
-        self.fingerprint = fingerprint
-
-    async def report(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "handle"}
-
-    async def evict(self, keys: Sequence[bytes]) -> int:
-        """As the real one orders it: by the handle that it was given."""
-        evict = self.handle.evict
-        return int(await (evict.remote(keys) if hasattr(evict, "remote") else evict(keys)))
-
-
-class Deployment:
-    """A manager and a Redis tier of one application, in this process, on an event loop of their own."""
-
-    def __init__(self, **config: Any) -> None:
-        self.app = f"redis{next(_numbers)}"
-        self.room = config.pop("room", 10**6)
-        fingerprint = config.pop("fingerprint", FINGERPRINT)
-        self.config = RedisTierConfig(
-            **{
-                "app_name": self.app, "url": "embedded", "folder": "/nonexistent", "namespace": "tests",
-                "budget_bytes": 64 * MIB, "expire_s": 0, "deadline_s": 1.0, **config,
-            }
-        )  # fmt: skip
-        self.start_manager(fingerprint)
-        self.start_tier()
-
-    def start_manager(self, fingerprint: bytes | None) -> None:
-        self.manager = Manager(fingerprint, self.room)
-
-    def start_tier(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever)
-        self.thread.start()
-
-        async def start() -> RedisTier:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(redis_tier, "ManagerClient", lambda app_name: SimpleNamespace(ask=self.ask_manager))
-                tier = RedisTier(self.config)
-            tier._address = lambda: tier  # type: ignore[method-assign]
-            return tier
-
-        self.tier = self.wait_for(start())
-
-    async def ask_manager(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """What `ManagerClient.ask` does."""
-        return await getattr(self.manager, method)(*args)
-
-    def wait_for(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
-
-    def ask(self, method: str, *args: Any) -> Any:
-        return self.wait_for(getattr(self.manager, method)(*args))
-
-    def ask_tier(self, method: str, *args: Any) -> Any:
-        return self.wait_for(getattr(self.tier, method)(*args))
-
-    def report(self) -> dict[str, Any]:
-        return self.ask("report")  # type: ignore[no-any-return]
-
-    def until_ok(self, after: int = 0) -> dict[str, Any]:
-        """The manager's report once Redis is indexed and it has been told so more than `after` times."""
-        until(lambda: self.report()["told"].count("indexed") > after, "Redis is indexed")
-        until(lambda: self.report()["state"] == "ok", "Redis is ok")
-        return self.report()
-
-    def close(self) -> None:
-        try:
-            self.ask_tier("close")
-        finally:
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self.thread.join()
-            self.loop.close()
-
-
-class RayDeployment(Deployment):
-    """The same, of actors."""
-
-    def start_manager(self, fingerprint: bytes | None) -> None:
-        name = f"SERVE_DEPLOYMENT_ACTOR::{self.app}::replica::v1::{MANAGER_ACTOR}"
-        options = {"name": name, "namespace": SERVE_NAMESPACE, "num_cpus": 0}
-        self.manager = ray.remote(Manager).options(**options).remote(fingerprint, self.room)
-        self.report()
-
-    def start_tier(self) -> None:
-        self.tier = ray.remote(num_cpus=0, max_restarts=-1)(RedisTier).remote(self.config)
-
-    def ask(self, method: str, *args: Any) -> Any:
-        return ray.get(getattr(self.manager, method).remote(*args), timeout=PATIENCE_S)
-
-    def ask_tier(self, method: str, *args: Any) -> Any:
-        return ray.get(getattr(self.tier, method).remote(*args), timeout=PATIENCE_S)
-
-    def close(self) -> None:
-        try:
-            self.ask_tier("close")
-        finally:
-            ray.kill(self.tier, no_restart=True)
-            ray.kill(self.manager)
 
 
 @pytest.fixture
@@ -200,7 +48,7 @@ def deployments() -> Iterator[Callable[..., Deployment]]:
 
 @pytest.fixture
 def in_ray(ray_cluster: Any) -> type[Deployment]:
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import this module
+    ray.cloudpickle.register_pickle_by_value(redis_deployment)  # Ray's workers cannot import that module
     return RayDeployment
 
 
