@@ -15,12 +15,11 @@ from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 from ray.serve.deployment import Application
 
 from configs import machine
-from configs.settings import Settings, SettingsError, load_settings
+from configs.settings import Settings, load_settings
 from deployments.engine_args import engine_environment
-from deployments.faulty_store import StoreFaults
 from deployments.manager_actor import KVManagerActor
 from deployments.manager_client import MANAGER_ACTOR
-from deployments.redis_config import RedisTierConfig, check_now
+from deployments.redis_config import RedisTierConfig, require_redis
 from deployments.redis_tier import RedisTier
 from deployments.replica import Replica
 from deployments.router import PrefixAffinityRouter, RouterOptions
@@ -38,7 +37,7 @@ def build(args: Mapping[str, Any]) -> Application:
     from app.serve_ingress import Ingress
 
     settings = load_settings(args)
-    _check_redis(settings)
+    require_redis(settings)
     plain = dict(args)
     replica: Any = serve.deployment(
         Replica,
@@ -97,7 +96,7 @@ def _manager(settings: Settings) -> DeploymentActorConfig:
 
 def _redis_tier(settings: Settings) -> list[DeploymentActorConfig]:
     """The Redis tier's actor, where there is one: Serve's controller starts it beside the manager and recreates it."""
-    config = _redis_config(settings)
+    config = RedisTierConfig.from_settings(settings)
     if config is None:
         return []
     return [
@@ -108,27 +107,3 @@ def _redis_tier(settings: Settings) -> list[DeploymentActorConfig]:
             actor_options={"num_cpus": 0},
         )
     ]
-
-
-def _redis_config(settings: Settings) -> RedisTierConfig | None:
-    kv, faults = settings.kv, settings.faults
-    if not kv.enabled or kv.redis_url is None:
-        return None
-    return RedisTierConfig(
-        app_name="",
-        url=kv.redis_url,
-        folder=str(kv.redis_folder_path),
-        namespace=kv.redis_namespace,
-        budget_bytes=int(kv.redis_bytes),
-        expire_s=kv.redis_expire_s,
-        deadline_s=kv.redis_deadline_s,
-        faults=StoreFaults(faults.redis_delay_s, faults.redis_error_share, faults.redis_corrupt_share),
-    )
-
-
-def _check_redis(settings: Settings) -> None:
-    """Raises SettingsError where Redis is required and cannot be used; else the Redis tier's actor says so later."""
-    config = _redis_config(settings)
-    problem = check_now(config) if config is not None and settings.kv.redis_required else None
-    if problem is not None:
-        raise SettingsError(f"kv.redis_required: {problem}")

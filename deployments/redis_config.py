@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from configs.settings import Settings, SettingsError
 from deployments.faulty_store import NO_FAULTS, StoreFaults
 from deployments.redis_connection import RedisUnavailableError, check, connect
 from deployments.redis_endpoint import namespace_root
@@ -33,6 +34,23 @@ class RedisTierConfig:
     expire_s: int
     deadline_s: float
     faults: StoreFaults = NO_FAULTS
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> RedisTierConfig | None:
+        """Pick it out of the settings; None when there is no Redis tier."""
+        kv, faults = settings.kv, settings.faults
+        if not kv.enabled or kv.redis_url is None:
+            return None
+        return cls(
+            app_name="",
+            url=kv.redis_url,
+            folder=str(kv.redis_folder_path),
+            namespace=kv.redis_namespace,
+            budget_bytes=int(kv.redis_bytes),
+            expire_s=kv.redis_expire_s,
+            deadline_s=kv.redis_deadline_s,
+            faults=StoreFaults(faults.redis_delay_s, faults.redis_error_share, faults.redis_corrupt_share),
+        )
 
     @property
     def embedded(self) -> bool:
@@ -67,3 +85,11 @@ def check_now(config: RedisTierConfig, *, folder_is_free: bool = False) -> str |
     except (RedisUnavailableError, ValueError) as error:
         return str(error)
     return None
+
+
+def require_redis(settings: Settings) -> None:
+    """Raise SettingsError, in one sentence, where `kv.redis_required` is set and Redis cannot be used. May block."""
+    config = RedisTierConfig.from_settings(settings)
+    problem = check_now(config) if config is not None and settings.kv.redis_required else None
+    if problem is not None:
+        raise SettingsError(f"kv.redis_required: {problem}")

@@ -220,9 +220,15 @@ class RedisTier:
     def _take_facts(self, facts: ServerFacts) -> None:
         self._facts = facts
         budget = self._config.budget_below(facts.maxmemory_bytes)
-        if budget < self._budget_bytes:
-            logger.warning("kv.redis_bytes is lowered to %d: Redis' own maxmemory is %d", budget, facts.maxmemory_bytes)
-            self._budget_bytes = budget
+        if budget != self._budget_bytes:
+            logger.warning(
+                "Redis' own maxmemory is %d: its next registration is for %d bytes of segments, of the %d in "
+                "kv.redis_bytes",
+                facts.maxmemory_bytes,
+                budget,
+                self._config.budget_bytes,
+            )
+        self._budget_bytes = budget
 
     async def _lose(self, state: str, by_itself: bool = False) -> None:
         """Redis cannot be used, or is not known to the manager: it shall plan nothing from there."""

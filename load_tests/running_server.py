@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from configs.model_folder import PROJECT_ROOT
 
 START_S = 180.0
-STOP_S = 60.0
+STOP_S = 75.0
 
 
 class ServerError(Exception):

@@ -41,6 +41,8 @@ class Server:
         become_subreaper()
         self._plan.run_folder.mkdir(parents=True, exist_ok=True)
         config_path = self._plan.run_folder / "serve_config.yaml"
+        config_path.touch(mode=0o600)  # it may hold API keys and the password of Redis
+        config_path.chmod(0o600)
         config_path.write_text(yaml.safe_dump(self._plan.serve_config, sort_keys=False))
         if self.log_path.exists():
             self.log_path.replace(self.log_path.with_name("server.log.1"))

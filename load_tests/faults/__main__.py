@@ -25,12 +25,12 @@ SETTINGS = {"dtype": "float32", "http": {"debug_headers": True}}
 
 
 def main(
-    only: Annotated[str, typer.Option(help="Faults whose part or name contains this text.")] = "",
+    only: Annotated[list[str] | None, typer.Option(help="Faults whose part or name has this in it; repeatable.")] = None,
     seed: int = 0,
     json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
 ) -> None:
     """Disturb a server that is started for it; takes some minutes."""
-    chosen = [fault for fault in FAULTS if only in f"{fault.part}: {fault.name}"]
+    chosen = [f for f in FAULTS if any(part in f"{f.part}: {f.name}" for part in only or [""])]
     if not chosen:
         out.print(f"no fault contains {only!r}; there are: " + ", ".join(f"{f.part}: {f.name}" for f in FAULTS))
         raise typer.Exit(2)

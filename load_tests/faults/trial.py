@@ -134,15 +134,17 @@ class Trials:
         """Have every prompt's full blocks in `tier` and in no faster one. What is stored nowhere is computed again."""
         faster = {"redis": ("device", "cpu"), "cpu": ("device",)}[tier]
 
-        def stored(prompt: list[int]) -> bool:
-            return bool(self._server.lookup(prompt)[tier] == len(prompt) // self._block_tokens)
+        def stored() -> list[int]:
+            return [int(self._server.lookup(prompt)[tier]) for prompt in self._prompts]
 
-        if not all(stored(prompt) for prompt in self._prompts):
+        wanted = [len(prompt) // self._block_tokens for prompt in self._prompts]
+        if stored() != wanted:
             self._server.clear("device", "cpu")
             self._stream(self._prompts)
-        self._server.wait_until(
-            lambda: all(stored(prompt) for prompt in self._prompts), f"all prompts are stored in {tier}", PARK_S
-        )
+        try:
+            self._server.wait_until(lambda: stored() == wanted, f"all prompts are stored in {tier}", PARK_S)
+        except ServerError as error:
+            raise ServerError(f"{error}: {stored()} of {wanted} blocks; {self._server.stats()}") from None
         self._server.clear(*faster)
 
     def _judge(self, outcome: Outcome, fault: Fault, streams: Sequence[Stream], when: str) -> None:

@@ -235,13 +235,19 @@ def test_an_unusable_redis_is_explained_and_the_tier_lives_on(deployments: Any, 
     assert "s3cret" not in deployment.report()["state"]
 
 
-def test_a_small_external_redis_lowers_the_budget(deployments: Any, external: RedisForTests) -> None:
+def test_an_external_redis_own_limit_bounds_the_budget_while_it_lasts(
+    deployments: Any, external: RedisForTests
+) -> None:
     limit = external.client.config_get("maxmemory")["maxmemory"]
     external.client.config_set("maxmemory", 20 * MIB)
     try:
-        assert deployments(url=external.url).until_ok()["budget"] == 16 * MIB
+        deployment = deployments(url=external.url)
+        assert deployment.until_ok()["budget"] == 16 * MIB
     finally:
         external.client.config_set("maxmemory", limit)
+    until(lambda: deployment.ask_tier("stats")["maxmemory_bytes"] == int(limit), "the tier has seen the new limit")
+    deployment.start_manager(FINGERPRINT)
+    assert deployment.until_ok()["budget"] == 64 * MIB
 
 
 def test_injected_faults_do_not_keep_redis_from_being_indexed(deployments: Any, external: RedisForTests) -> None:

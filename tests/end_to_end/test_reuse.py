@@ -1,16 +1,11 @@
-"""What a user sees: `make demo` passes, the official client works, tiers and tenants are what the API says."""
+"""What a user sees: the official client works, tiers and tenants are what the API says."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
-import httpx
 import pytest
 from openai import OpenAI
 
-from configs.model_folder import PROJECT_ROOT
+from load_tests.faults.catalogue import World
 from load_tests.running_server import RunningServer
 
 pytestmark = pytest.mark.server
@@ -61,7 +56,7 @@ def test_what_one_replica_computed_the_other_loads(server: RunningServer, stream
     assert (crossed["device"], crossed["cpu"], crossed["replica"]) == (0, warm["device"], "1")
 
 
-def test_clearing_the_device_leaves_the_cpu_tier_and_clearing_both_leaves_nothing(server: RunningServer) -> None:
+def test_each_cleared_tier_leaves_the_slower_ones_and_clearing_all_leaves_nothing(server: RunningServer) -> None:
     ask(server, 0, "clear")
     server.wait_until_idle()
 
@@ -69,11 +64,15 @@ def test_clearing_the_device_leaves_the_cpu_tier_and_clearing_both_leaves_nothin
     loaded = ask(server, 0, "clear")
     server.wait_until_idle()
     server.clear("device", "cpu")
+    from_redis = ask(server, 0, "clear")
+    server.wait_until_idle()
+    server.clear("redis", "cpu", "device")
     recomputed = ask(server, 0, "clear")
 
     assert loaded["device"] == 0
     assert loaded["cpu"] > 256
-    assert recomputed["device"] == recomputed["cpu"] == 0
+    assert (from_redis["device"], from_redis["cpu"], from_redis["redis"]) == (0, 0, loaded["cpu"])
+    assert recomputed["device"] == recomputed["cpu"] == recomputed["redis"] == 0
 
 
 def test_a_different_cache_salt_sees_nothing(server: RunningServer) -> None:
@@ -82,11 +81,11 @@ def test_a_different_cache_salt_sees_nothing(server: RunningServer) -> None:
 
     others = ask(server, 0, "yours")
 
-    assert others["device"] == others["cpu"] == 0
+    assert others["device"] == others["cpu"] == others["redis"] == 0
 
 
 def test_unpinned_requests_follow_their_prefix(server: RunningServer) -> None:
-    server.clear("device", "cpu")
+    server.clear("device", "cpu", "redis")
     home = ask(server, 1, "affinity")["replica"]
     server.wait_until_idle()
 
@@ -95,23 +94,17 @@ def test_unpinned_requests_follow_their_prefix(server: RunningServer) -> None:
     assert replicas == {home}
 
 
-def test_stats_add_up(server: RunningServer) -> None:
+def test_stats_add_up(server: RunningServer, world: World) -> None:
     ask(server, 0, "stats")
     server.wait_until_idle()
 
-    stats = httpx.get(f"{server.url}/api/v1/kv/stats").json()
+    stats = server.stats()
 
-    (manager,) = [location for location in stats["locations"] if location["tier"] == "cpu"]
+    books = {location["tier"]: location for location in stats["locations"]}
     (tier,) = stats["cpu_tiers"].values()
-    assert manager["segments"] == tier["segments"] > 0
-    assert manager["bytes"] == tier["used_bytes"]
-    assert manager["reserved_bytes"] == 0
-
-
-@pytest.mark.timeout(300)
-def test_the_demo_passes(server: RunningServer) -> None:
-    command = [sys.executable, "-m", "app.demo", "--port", str(server.port), "--json", "-"]
-    done = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=280)
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout)
+    assert books["cpu"]["segments"] == tier["segments"] > 0
+    assert books["cpu"]["bytes"] == tier["used_bytes"]
+    values = [world.redis.client.strlen(key) for key in world.redis.segment_keys()]
+    assert books["redis"]["segments"] == len(values) > 0
+    assert books["redis"]["bytes"] == sum(values)
+    assert books["cpu"]["reserved_bytes"] == books["redis"]["reserved_bytes"] == 0

@@ -96,3 +96,26 @@ def test_a_broken_file_is_one_sentence(tmp_path: Path, text: str, says: str) -> 
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read"):
         make_plan(tmp_path / "none.yaml", Overrides())
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://redis:6379", "redis://"),
+        ("redis://127.0.0.1:1/0", "no Redis can be reached"),
+        ("unix:///no/such/socket", "no Redis can be reached"),
+    ],
+)
+def test_a_required_redis_that_cannot_be_used_is_refused_in_one_sentence(
+    tmp_path: Path, model_folder: Path, url: str, says: str
+) -> None:
+    config = write_config(tmp_path, model_folder, kv={"redis_url": url, "redis_required": True})
+    with pytest.raises(SettingsError, match=r"^kv\.redis_required: ") as refused:
+        make_plan(config, Overrides())
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_redis_that_is_not_required_is_not_asked_before_the_start(tmp_path: Path, model_folder: Path) -> None:
+    config = write_config(tmp_path, model_folder, kv={"redis_url": "redis://127.0.0.1:1/0"})
+    assert make_plan(config, Overrides()).settings.kv.redis_url == "redis://127.0.0.1:1/0"
