@@ -153,6 +153,11 @@ class KVSettings(Section):
     load_deadline_s: float = Field(
         2.0, gt=0, description="Longest wait for a load; what has not come by then is recomputed."
     )
+    tier_deadline_s: float = Field(
+        0.5,
+        gt=0,
+        description="Longest wait within a load for the next segment; `redis_deadline_s` longer where Redis has it.",
+    )
     save_deadline_s: float = Field(
         30.0, gt=0, description="Longest time that a save may take; then its room is given back."
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import itertools
 import logging
 import time
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 MOST_BYTES_IN_FLIGHT = 128 * 1024**2
 """Pulled, but neither owned within the tier's budget nor dropped: fits the headroom of Ray's object store."""
 STUCK_S = 10.0
-"""A worker answers within Redis's deadline. One that has not for so long is killed; Ray starts it again."""
+"""A worker answers within Redis's deadline. One that has not for so long is killed, and another takes its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class PrefetchPool:
         self._count = workers
         self._endpoint: RedisEndpoint | None = None
         self._workers: list[Any] = []
+        self._starting: dict[Any, asyncio.Task[None]] = {}
         self._turn = itertools.count()
         self._breaker = CircuitBreaker()
         self._bytes_in_flight = 0
@@ -66,23 +68,20 @@ class PrefetchPool:
             return
         for worker in self._workers:
             ray.kill(worker)
+        self._starting.clear()
         self._endpoint = endpoint
         self._breaker = CircuitBreaker()
-        self._workers = (
-            [start_worker(self._app_name, self._node_id, number, endpoint) for number in range(self._count)]
-            if endpoint is not None
-            else []
-        )
+        self._workers = [] if endpoint is None else [self._start(number, endpoint) for number in range(self._count)]
 
     def pull(self, key: bytes, nbytes: int) -> Pull | None:
         """Begin to fetch a segment; None: not now. Everything that was begun must be awaited with `arrival`."""
-        if not self._workers or self._bytes_in_flight + nbytes > MOST_BYTES_IN_FLIGHT:
+        worker = self._next_worker()
+        if worker is None or self._bytes_in_flight + nbytes > MOST_BYTES_IN_FLIGHT:
             self._fail("not_asked")
             return None
         if not self._breaker.allows(time.monotonic()):
             self._fail("circuit_open")
             return None
-        worker = self._workers[next(self._turn) % len(self._workers)]
         self._bytes_in_flight += nbytes
         self._pulls_in_flight += 1
         return Pull(key, nbytes, worker.read.remote(key), worker)
@@ -92,9 +91,10 @@ class PrefetchPool:
         try:
             answer = await asyncio.wait_for(pull.ref, STUCK_S)
         except TimeoutError:
-            ray.kill(pull.worker, no_restart=False)
+            self._replace(pull.worker)
             answer = "worker_stuck"
         except ray.exceptions.RayError:
+            self._replace(pull.worker)
             answer = "worker_lost"
         finally:
             self._bytes_in_flight -= pull.nbytes
@@ -113,16 +113,17 @@ class PrefetchPool:
         self, keys: Sequence[bytes], refs: Sequence[ray.ObjectRef[Any]], timeout_s: float
     ) -> tuple[int, str]:
         """Store segments in Redis, parents first: how many of the first are there now, and why not more ("": all)."""
-        if not self._workers:
-            return 0, "no_redis"
-        worker = self._workers[next(self._turn) % len(self._workers)]
+        worker = self._next_worker()
+        if worker is None:
+            return 0, "no_worker"
         try:
             writing = worker.write.remote(list(keys), *refs)
             stored, reason = await asyncio.wait_for(writing, timeout_s)
         except TimeoutError:
-            ray.kill(worker, no_restart=False)
+            self._replace(worker)
             return 0, "worker_stuck"
         except ray.exceptions.RayError:
+            self._replace(worker)
             return 0, "worker_lost"
         self._demoted += stored
         return stored, reason
@@ -134,7 +135,7 @@ class PrefetchPool:
     def stats(self) -> dict[str, Any]:
         """For metrics and the control API."""
         return {
-            "workers": len(self._workers),
+            "workers": len(self._workers) - len(self._starting),
             "pulls_in_flight": self._pulls_in_flight,
             "promoted": self._promoted,
             "demoted": self._demoted,
@@ -142,6 +143,30 @@ class PrefetchPool:
             "redis_circuit": self._breaker.state.value,
             "redis_circuit_opened": self._breaker.opened,
         }
+
+    def _next_worker(self) -> Any:
+        """The worker whose turn it is; None while there is none, or all are being started."""
+        well = [worker for worker in self._workers if worker not in self._starting]
+        return well[next(self._turn) % len(well)] if well else None
+
+    def _start(self, number: int, endpoint: RedisEndpoint) -> Any:
+        """A new worker, of which nothing is asked before it is there: a call would wait for that."""
+        worker = start_worker(self._app_name, self._node_id, number, endpoint)
+
+        async def wait() -> None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                await worker.__ray_ready__.remote()
+            self._starting.pop(worker, None)
+
+        self._starting[worker] = asyncio.get_running_loop().create_task(wait())
+        return worker
+
+    def _replace(self, worker: Any) -> None:
+        """Start another worker in the place of one that is dead or stuck."""
+        if worker in self._workers and self._endpoint is not None:
+            ray.kill(worker)
+            number = self._workers.index(worker)
+            self._workers[number] = self._start(number, self._endpoint)
 
     def _fail(self, reason: str) -> None:
         self._failures[reason] += 1

@@ -100,7 +100,7 @@ def start_worker(app_name: str, node_id: str, number: int, endpoint: RedisEndpoi
     """A new worker on a node, owned by the calling actor. It has no Ray name, which a successor might find taken."""
     options: dict[str, Any] = {
         "num_cpus": 0,
-        "max_restarts": -1,
+        "max_restarts": 0,  # a call to a worker that Ray starts again would wait for it; the pool starts another
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
     }
     groups: dict[str, Any] = {"concurrency_groups": {"read": READ_THREADS, "write": WRITE_THREADS}}

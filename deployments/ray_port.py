@@ -45,7 +45,11 @@ class RayPort:
         self._node_id = node_id
         self._settings = settings
         self._own_tier: Any = None
-        self._reader = TierReader(app_name, replica, node_id, self.count, self._report_load, self.waits)
+        patience_s = {
+            Tier.CPU.value: settings.tier_deadline_s,
+            Tier.REDIS.value: settings.tier_deadline_s + settings.redis_deadline_s,
+        }
+        self._reader = TierReader(app_name, replica, node_id, self.count, self._report_load, self.waits, patience_s)
         self._reports: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._reporter = threading.Thread(target=self._report, name="crosskv-report", daemon=True)
         self._reporter.start()

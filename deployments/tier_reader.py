@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ class TierReader:
     """See the module's docstring.
 
     `count` notes a degradation by its name; `report(what, load)` tells the manager of a segment that is "lost" or a
-    "bad_segment".
+    "bad_segment"; `patience_s` is, by tier, the longest wait for the next segment.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class TierReader:
         count: Callable[[str], None],
         report: Callable[[str, PlannedLoad], None],
         waits: PortWaits,
+        patience_s: Mapping[str, float],
     ) -> None:
         self._app_name = app_name
         self._replica = replica
@@ -57,6 +58,7 @@ class TierReader:
         self._count = count
         self._report = report
         self._waits = waits
+        self._patience_s = patience_s
         self._handles: dict[str, Any] = {}
         self._circuits: dict[str, LockedBreaker] = {}
         self._lock = threading.Lock()
@@ -70,7 +72,8 @@ class TierReader:
         }
         for load, place in zip(loads, places, strict=True):
             with self._waits.segment.labels(load.tier).time():
-                sealed = self._take(load, calls[place], deadline)
+                patience_ends = time.monotonic() + self._patience_s[load.tier]
+                sealed = self._take(load, calls[place], min(deadline, patience_ends))
             yield sealed
             if sealed is None:
                 return

@@ -25,7 +25,7 @@ SETTINGS = {"dtype": "float32", "http": {"debug_headers": True}}
 
 
 def main(
-    only: Annotated[list[str] | None, typer.Option(help="Faults whose part or name has this in it; repeatable.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Faults with this in their name; repeatable.")] = None,
     seed: int = 0,
     json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
 ) -> None:
@@ -53,7 +53,8 @@ def main(
 
 
 def _table(outcomes: list[Outcome]) -> Table:
-    table = Table("part", "fault", "requests", "broken", "worst request", "extra", "/health said", "back after")
+    times = ("worst request", "extra", "extra to first token")
+    table = Table("part", "fault", "requests", "broken", *times, "/health said", "back after")
     for o in outcomes:
         table.add_row(
             o.part,
@@ -62,6 +63,7 @@ def _table(outcomes: list[Outcome]) -> Table:
             str(o.broken_streams),
             f"{o.worst_s:.2f} s",
             f"{o.extra_s:+.2f} s",
+            f"{o.extra_first_token_s:+.2f} s",
             "; ".join(f"{part}: {state}" for part, state in o.health_said.items()),
             f"{o.back_after_s:.1f} s",
         )

@@ -44,6 +44,8 @@ class Outcome:
     broken_streams: int = 0
     worst_quiet_s: float = 0.0
     worst_s: float = 0.0
+    worst_quiet_first_token_s: float = 0.0
+    worst_first_token_s: float = 0.0
     health_said: dict[str, str] = field(default_factory=dict)
     back_after_s: float = 0.0
     problems: list[str] = field(default_factory=list)
@@ -53,9 +55,14 @@ class Outcome:
         """Extra latency of the worst request, against the worst of the same requests undisturbed."""
         return self.worst_s - self.worst_quiet_s
 
+    @property
+    def extra_first_token_s(self) -> float:
+        """The same, of the time to the first token."""
+        return self.worst_first_token_s - self.worst_quiet_first_token_s
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {**asdict(self), "extra_s": self.extra_s}
+        return {**asdict(self), "extra_s": self.extra_s, "extra_first_token_s": self.extra_first_token_s}
 
 
 class Trials:
@@ -86,7 +93,8 @@ class Trials:
             with self._watched_health(outcome), contextlib.ExitStack() as lasting:
                 struck = asyncio.run(self._strike(fault, lasting))
                 self._judge(outcome, fault, struck, "when it struck")
-                self._judge(outcome, fault, self._stream(self._prompts), "under it")
+                under = self._stream(self._prompts)
+                self._judge(outcome, fault, under, "under it")
                 if fault.missing:
                     server.wait_until(
                         lambda: fault.missing in outcome.health_said, f"/health names {fault.missing}", SAY_SO_S
@@ -98,7 +106,9 @@ class Trials:
             outcome.back_after_s = time.monotonic() - began
             server.wait_until_idle(IDLE_S)
             outcome.worst_quiet_s = max(stream.seconds for stream in quiet)
-            outcome.worst_s = max(stream.seconds for stream in struck)
+            outcome.worst_s = max(stream.seconds for stream in struck + under)
+            outcome.worst_quiet_first_token_s = max(stream.first_token_s for stream in quiet)
+            outcome.worst_first_token_s = max(stream.first_token_s for stream in struck + under)
         except (ServerError, TimeoutError, httpx.HTTPError) as error:
             outcome.problems.append(f"{type(error).__name__}: {error}")
         return outcome

@@ -37,7 +37,12 @@ def cluster(ray_cluster: Any) -> Iterator[KVCluster]:
 @pytest.fixture
 def port(cluster: KVCluster) -> Iterator[RayPort]:
     cluster.register_replica()
-    settings = KVSettings(cpu_tier_bytes=cluster.budget_bytes, load_deadline_s=DEADLINE_S, save_deadline_s=10.0)
+    settings = KVSettings(
+        cpu_tier_bytes=cluster.budget_bytes,
+        load_deadline_s=600 * DEADLINE_S,
+        tier_deadline_s=DEADLINE_S,
+        save_deadline_s=10.0,
+    )
     made = RayPort(cluster.app, "replica", cluster.node, settings, ManagerClient(cluster.app))
     yield made
     made.close()
@@ -155,7 +160,7 @@ def test_a_tier_that_hangs_costs_no_more_than_the_deadline_and_loses_nothing(
     calls = told(port, monkeypatch)
 
     started = time.monotonic()
-    fetched = list(port.fetch([load(b"k" * 32, 0, OTHER_NODE)], time.monotonic() + DEADLINE_S))
+    fetched = list(port.fetch([load(b"k" * 32, 0, OTHER_NODE)], time.monotonic() + 600 * DEADLINE_S))
     port.flush()
 
     assert fetched == [None]

@@ -49,7 +49,10 @@ class ThreeTiers(KVCluster):
         self.redis_tier = ray.remote(RedisTier).options(num_cpus=0).remote(config)
         self.wait_for_redis()
         settings = KVSettings(
-            cpu_tier_bytes=self.budget_bytes, redis_url=self.redis_server.url, load_deadline_s=DEADLINE_S
+            cpu_tier_bytes=self.budget_bytes,
+            redis_url=self.redis_server.url,
+            load_deadline_s=DEADLINE_S,
+            tier_deadline_s=DEADLINE_S,
         )
         self.port = RayPort(self.app, "replica", self.node, settings, ManagerClient(self.app))
 
