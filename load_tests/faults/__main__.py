@@ -41,7 +41,7 @@ def main(
         trials = Trials(stack.enter_context(started_world(folder, SETTINGS)), "demo", seed)
         for fault in chosen:
             progress.update(bar, description=f"{fault.part}: {fault.name}")
-            outcomes.append(trials.run(fault))
+            outcomes.append(trials.run(fault, timed=True))
             for problem in outcomes[-1].problems:
                 progress.print(f"[red]{fault.part} {fault.name}:[/] {escape(problem)}")
             progress.advance(bar)

@@ -190,6 +190,7 @@ FAULTS = (
     Fault("prefetch worker", "killed mid-segment", _worker_killed_mid_segment),
     Fault("manager", "killed", _killed("ray::KVManagerActor"), missing="kv_manager"),
     Fault("manager", "slow", _manager_slow, missing="kv_manager"),
+    Fault("manager", "replies lost", _called("lose_replies")),
     Fault("replica", "killed mid-stream", _one_replica_killed, breaks_streams=True, missing="replicas"),
     Fault("replica", "engine exception", _called("break_engine"), breaks_streams=True, missing="replicas"),
 )

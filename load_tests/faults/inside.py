@@ -81,14 +81,48 @@ def break_engine() -> None:
         def fail() -> None:
             raise RuntimeError("injected: the engine fails")
 
-        replica = actor._replica_impl._user_callable_wrapper._callable
-        replica._thread.core.step_fn = fail
+        _replica(actor)._thread.core.step_fn = fail
 
     ray.get(_actors("#Replica#")[0].__ray_call__.remote(break_step))
 
 
 def undo_break_engine() -> None:
     """Nothing: Serve replaces the replica."""
+
+
+def lose_replies() -> None:
+    """Lose every answer of the manager to what the replicas' ports ask, after it was carried out."""
+
+    def wrap(actor: Any) -> None:
+        from deployments.faulty_manager import FaultyManagerClient
+
+        port = _replica(actor)._port
+        port.manager = FaultyManagerClient(_application(actor), delay_s=0.0, lost_share=1.0)
+
+    _in_replicas(wrap)
+
+
+def undo_lose_replies() -> None:
+    """Give the ports their client back."""
+
+    def unwrap(actor: Any) -> None:
+        replica = _replica(actor)
+        replica._port.manager = replica._manager
+
+    _in_replicas(unwrap)
+
+
+def _in_replicas(act: Callable[[Any], None]) -> None:
+    for actor in _actors("#Replica#"):
+        ray.get(actor.__ray_call__.remote(act))
+
+
+def _replica(actor: Any) -> Any:
+    return actor._replica_impl._user_callable_wrapper._callable
+
+
+def _application(actor: Any) -> str:
+    return str(actor._replica_impl._deployment_id.app_name)
 
 
 ACTIONS: tuple[Callable[[], None], ...] = (
@@ -98,6 +132,8 @@ ACTIONS: tuple[Callable[[], None], ...] = (
     undo_lose_objects,
     break_engine,
     undo_break_engine,
+    lose_replies,
+    undo_lose_replies,
 )
 
 

@@ -80,14 +80,16 @@ class Trials:
             raise ServerError(f"the undisturbed server does not answer: {lacking}")
         self._block_tokens = int(self._server.lookup([0])["block_size_tokens"])
 
-    def run(self, fault: Fault) -> Outcome:
-        """Cause the fault once, and see what comes of it."""
+    def run(self, fault: Fault, timed: bool = False) -> Outcome:
+        """Cause the fault once, and see what comes of it; if `timed`, against the same requests undisturbed."""
         outcome = Outcome(fault.part, fault.name)
         server = self._server
         try:
-            self._park(fault.parked_in)
-            quiet = self._stream(self._prompts)
-            self._judge(outcome, fault, quiet, "before")
+            quiet: list[Stream] = []
+            if timed:
+                self._park(fault.parked_in)
+                quiet = self._stream(self._prompts)
+                self._judge(outcome, fault, quiet, "before")
             self._park(fault.parked_in)
             server.wait_until_idle(IDLE_S)
             with self._watched_health(outcome), contextlib.ExitStack() as lasting:
@@ -105,9 +107,10 @@ class Trials:
             self._park("redis")
             outcome.back_after_s = time.monotonic() - began
             server.wait_until_idle(IDLE_S)
-            outcome.worst_quiet_s = max(stream.seconds for stream in quiet)
+            if timed:
+                outcome.worst_quiet_s = max(stream.seconds for stream in quiet)
+                outcome.worst_quiet_first_token_s = max(stream.first_token_s for stream in quiet)
             outcome.worst_s = max(stream.seconds for stream in struck + under)
-            outcome.worst_quiet_first_token_s = max(stream.first_token_s for stream in quiet)
             outcome.worst_first_token_s = max(stream.first_token_s for stream in struck + under)
         except (ServerError, TimeoutError, httpx.HTTPError) as error:
             outcome.problems.append(f"{type(error).__name__}: {error}")

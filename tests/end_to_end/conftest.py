@@ -16,7 +16,8 @@ from load_tests.running_server import RunningServer, started
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The server that most tests share: two replicas in float32, and Redis behind a proxy that can fail."""
     http = {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64}
-    with started_world(tmp_path_factory.mktemp("server"), {"dtype": "float32", "http": http}) as running:
+    kv = {"lease_s": 5.0}  # what a lost plan holds is free after so long, and the tests wait for that
+    with started_world(tmp_path_factory.mktemp("server"), {"dtype": "float32", "http": http, "kv": kv}) as running:
         yield running
 
 
