@@ -28,7 +28,7 @@ class StoreWrongTypeError(Exception):
 
 
 class StoredHeader(NamedTuple):
-    """The first bytes of one entry. `total_bytes` is -1 for an entry that is not a string of bytes at all."""
+    """The header of one entry. `total_bytes` is -1 for an entry that is not a whole segment, or is none at all."""
 
     key: bytes
     head: bytes

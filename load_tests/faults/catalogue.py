@@ -95,7 +95,7 @@ def _redis_full(world: World) -> Iterator[None]:
 
 
 def _spoilt(spoil: Callable[[Any, bytes, bytes], None]) -> Callable[[World], contextlib.AbstractContextManager[Any]]:
-    """Spoils every value; nothing is ended, for the server has to throw them away."""
+    """Spoils every segment; nothing is ended, for the server has to throw them away."""
 
     @contextlib.contextmanager
     def inject(world: World) -> Iterator[None]:
@@ -114,17 +114,19 @@ def _wrong_type(client: Any, key: bytes, other: bytes) -> None:
 
 
 def _flip(client: Any, key: bytes, other: bytes) -> None:
-    middle = client.strlen(key) // 2
-    byte = client.getrange(key, middle, middle)[0]
-    client.setrange(key, middle, bytes([byte ^ 1]))
+    part = bytearray(client.hget(key, "0"))
+    part[len(part) // 2] ^= 1
+    client.hset(key, "0", bytes(part))
 
 
 def _truncate(client: Any, key: bytes, other: bytes) -> None:
-    client.set(key, client.get(key)[:-7])
+    client.hset(key, "0", client.hget(key, "0")[:-7])
 
 
 def _swap(client: Any, key: bytes, other: bytes) -> None:
-    client.set(key, client.get(other))
+    fields = client.hgetall(other)
+    client.delete(key)
+    client.hset(key, mapping=fields)
 
 
 def _killed(title: str) -> Callable[[World], contextlib.AbstractContextManager[Any]]:

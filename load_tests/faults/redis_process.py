@@ -65,9 +65,12 @@ class RedisProcess:
     def segment_keys(self) -> list[bytes]:
         """The keys under which sealed segments lie."""
         client = self.client
-        return [
-            key for key in client.scan_iter(count=1000) if client.type(key) == b"string" and client.strlen(key) > 500
-        ]
+        return [key for key in client.scan_iter(count=1000) if client.type(key) == b"hash"]
+
+    def segment_bytes(self) -> int:
+        """What all sealed segments hold together, headers included."""
+        client = self.client
+        return sum(client.hstrlen(key, field) for key in self.segment_keys() for field in client.hkeys(key))
 
 
 class Proxy:

@@ -14,6 +14,7 @@ import redis
 from deployments.redis_connection import connect
 from deployments.redis_endpoint import RedisEndpoint, segment_prefix
 from deployments.redis_server import EmbeddedRedis
+from deployments.redis_store import PART_BYTES
 from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, payload_bytes, seal
 from kvmanager.segments import SegmentSpan, split_segments
 
@@ -22,6 +23,8 @@ OTHER_FINGERPRINT = b"G" * 32
 SEGMENT_BLOCKS = 4
 SHAPE = (2, 2, SEGMENT_BLOCKS * 32, 2, 8)
 """16 KB of float16 in a segment of 4 blocks."""
+LARGE_SHAPE = (10, 2, SEGMENT_BLOCKS * 32, 8, 256)
+"""10 MiB: two whole parts and a half."""
 PATIENCE_S = 60.0
 MIB = 1 << 20
 
@@ -102,16 +105,25 @@ def sealed(
         num_blocks=span.num_blocks,
         kind=span.kind,
     )
-    buffer = np.resize(np.frombuffer(span.key, np.uint8), HEADER_BYTES + size)
+    content = np.random.default_rng(int.from_bytes(span.key))
+    buffer = content.integers(0, 256, HEADER_BYTES + size, np.uint8)
     seal(buffer.data, header)
     return buffer
+
+
+def fields_of(whole: bytes) -> dict[str, bytes]:
+    """A segment as it lies in its hash, from the header on; of any bytes, however short."""
+    header, payload = whole[:HEADER_BYTES], whole[HEADER_BYTES:]
+    parts = [payload[start : start + PART_BYTES] for start in range(0, len(payload), PART_BYTES)]
+    return {"h": header, **{str(number): part for number, part in enumerate(parts)}}
 
 
 def fill(client: redis.Redis, spans: Sequence[SegmentSpan], **changes: Any) -> None:
     """Put segments into Redis beside the store under test."""
     pipeline = client.pipeline(transaction=False)
     for span in spans:
-        pipeline.set(redis_name(span.key, **changes), sealed(span, changes.get("fingerprint", FINGERPRINT)).tobytes())
+        whole = sealed(span, changes.get("fingerprint", FINGERPRINT)).tobytes()
+        pipeline.hset(redis_name(span.key, **changes), mapping=fields_of(whole))
     pipeline.execute()
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from redis_fixture import RedisForTests, chain, endpoint, fill, redis_name, sealed, until
+from redis_fixture import RedisForTests, chain, endpoint, fields_of, fill, redis_name, sealed, until
 
 from deployments.faulty_store import StoreFaults
 from deployments.prefetch_worker import PrefetchWorker, start_worker
+from kvmanager.segment_format import HEADER_BYTES
 from kvmanager.segments import SegmentSpan
 
 pytestmark = pytest.mark.server
@@ -67,10 +68,10 @@ def test_a_read_answers_what_was_written(worker: PrefetchWorker) -> None:
 def test_every_failure_of_a_read_has_its_reason(running: RedisForTests, worker: PrefetchWorker) -> None:
     missing, listed, swapped, damaged, short = chain(2, 5)
     running.client.rpush(redis_name(listed.key), "a list")
-    running.client.set(redis_name(swapped.key), sealed(missing).tobytes())
-    running.client.set(redis_name(short.key), b"short")
+    running.client.hset(redis_name(swapped.key), mapping=fields_of(sealed(missing).tobytes()))
+    running.client.hset(redis_name(short.key), mapping=fields_of(b"short"))
     fill(running.client, [damaged])
-    running.client.setrange(redis_name(damaged.key), 5000, b"damage")
+    running.client.hset(redis_name(damaged.key), "0", bytes(sealed(damaged).nbytes - HEADER_BYTES))
     assert worker.read(missing.key) == "missing"
     assert worker.read(listed.key) == "wrong_type"
     assert worker.read(swapped.key) == "mismatch_key"

@@ -14,6 +14,7 @@ from redis_fixture import (
     RedisForTests,
     chain,
     endpoint,
+    fields_of,
     fill,
     redis_name,
     sealed,
@@ -134,22 +135,26 @@ DAMAGES: list[tuple[str, Callable[[SegmentSpan, SegmentSpan], bytes], bool]] = [
 
 
 @pytest.mark.parametrize(("damage", "shows_in_header"), [d[1:] for d in DAMAGES], ids=[d[0] for d in DAMAGES])
-def test_a_damaged_value_is_a_mismatch(
+def test_a_damaged_segment_is_a_mismatch(
     running: RedisForTests,
     store: CheckedStore,
     damage: Callable[[SegmentSpan, SegmentSpan], bytes],
     shows_in_header: bool,
 ) -> None:
     span, other = chain(6, 2)
-    running.client.set(redis_name(span.key), damage(span, other))
+    running.client.hset(redis_name(span.key), mapping=fields_of(damage(span, other)))
     with pytest.raises(SegmentMismatch):
         store.get(span.key)
     assert listed(store) == ((set(), {span.key}) if shows_in_header else ({span.key}, set()))
 
 
-def test_a_value_of_another_type_is_unusable(running: RedisForTests, store: CheckedStore) -> None:
+@pytest.mark.parametrize("kind", ["list", "string"])
+def test_a_value_of_another_type_is_unusable(running: RedisForTests, store: CheckedStore, kind: str) -> None:
     span = chain(7, 1)[0]
-    running.client.rpush(redis_name(span.key), "a list")
+    if kind == "list":
+        running.client.rpush(redis_name(span.key), "a list")
+    else:
+        running.client.set(redis_name(span.key), sealed(span).tobytes())
     with pytest.raises(StoreWrongTypeError):
         store.get(span.key)
     assert listed(store) == (set(), {span.key})

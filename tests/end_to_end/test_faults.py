@@ -46,4 +46,4 @@ def test_after_all_faults_nothing_has_piled_up(trials: Trials, world: World, fil
     (books,) = [location for location in stats["locations"] if location["tier"] == "cpu"]
     assert (tier["segments"], tier["used_bytes"]) == (books["segments"], books["bytes"])
     (redis,) = [location for location in stats["locations"] if location["tier"] == "redis"]
-    assert len(world.redis.segment_keys()) == redis["segments"]
+    assert (len(world.redis.segment_keys()), world.redis.segment_bytes()) == (redis["segments"], redis["bytes"])
