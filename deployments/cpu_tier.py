@@ -36,6 +36,8 @@ from kvmanager.segments import SegmentSpan
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+FIRST_HEARTBEAT_S = 0.2
+"""While prefetch workers are being started, or Redis is awaited."""
 ORPHAN_S = 60.0
 MANAGER_ANSWER_S = 5.0
 PUSH_S = 20.0
@@ -195,7 +197,7 @@ class CPUTier:
         while time.monotonic() - last_seen < ORPHAN_S:
             try:
                 known, redis = await self._manager.ask(
-                    "tier_alive", self._node_id, self._incarnation, timeout_s=MANAGER_ANSWER_S
+                    "tier_alive", self._node_id, self._incarnation, self._redis.ready, timeout_s=MANAGER_ANSWER_S
                 )
                 self._redis.connect(redis)
                 if not known:
@@ -205,7 +207,7 @@ class CPUTier:
                 pass
             except Exception:
                 logger.exception("the CPU tier could not register")
-            await asyncio.sleep(HEARTBEAT_S)
+            await asyncio.sleep(HEARTBEAT_S if self._redis.settled else FIRST_HEARTBEAT_S)
         logger.warning("no KV manager for %s s: this CPU tier ends", ORPHAN_S)
         ray.kill(self._address(), no_restart=True)
 

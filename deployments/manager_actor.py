@@ -172,9 +172,13 @@ class KVManagerActor:
 
     # Tiers.
 
-    async def tier_alive(self, node_id: str, incarnation: str) -> tuple[bool, RedisEndpoint | None]:
-        """A tier's heartbeat. Answers whether it is known here (if not: register), and which Redis there is."""
-        return self._seats.cpu_alive(time.monotonic(), node_id, incarnation), self._seats.redis_endpoint
+    async def tier_alive(self, node_id: str, incarnation: str, workers: int) -> tuple[bool, RedisEndpoint | None]:
+        """A tier's heartbeat: so many of its prefetch workers are ready.
+
+        Answers whether it is known here (if not: register), and which Redis there is.
+        """
+        known = self._seats.cpu_alive(time.monotonic(), node_id, incarnation, workers)
+        return known, self._seats.redis_endpoint
 
     async def register_tier(
         self,

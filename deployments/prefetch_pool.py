@@ -73,6 +73,16 @@ class PrefetchPool:
         self._breaker = CircuitBreaker()
         self._workers = [] if endpoint is None else [self._start(number, endpoint) for number in range(self._count)]
 
+    @property
+    def ready(self) -> int:
+        """Workers that can be asked."""
+        return len(self._workers) - len(self._starting)
+
+    @property
+    def settled(self) -> bool:
+        """Whether all workers that there shall be are ready."""
+        return self.ready == self._count
+
     def pull(self, key: bytes, nbytes: int) -> Pull | None:
         """Begin to fetch a segment; None: not now. Everything that was begun must be awaited with `arrival`."""
         worker = self._next_worker()
@@ -135,7 +145,7 @@ class PrefetchPool:
     def stats(self) -> dict[str, Any]:
         """For metrics and the control API."""
         return {
-            "workers": len(self._workers) - len(self._starting),
+            "workers": self.ready,
             "pulls_in_flight": self._pulls_in_flight,
             "promoted": self._promoted,
             "demoted": self._demoted,

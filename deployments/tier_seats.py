@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+OK = "ok"
+NO_WORKER = "no prefetch worker is ready yet"
 TIER_SILENCE_S = 15.0
 """A tier that was not heard for so long loses its seat."""
 ANSWER_S = 1.0
@@ -36,11 +38,13 @@ class TierSeat:
     handle: Any
     incarnation: str
     last_seen: float
+    workers: int = 0
+    """Prefetch workers of this node that are ready."""
 
 
 @dataclass(slots=True)
 class RedisSeat(TierSeat):
-    """`state` is "ok" or the sentence that /health shows; `indexed`: all that lies in Redis has been told."""
+    """`state` is `OK` or the sentence that /health shows; `indexed`: all that lies in Redis has been told."""
 
     state: str = "Redis is starting"
     endpoint: RedisEndpoint | None = None
@@ -58,12 +62,13 @@ class TierSeats:
 
     # CPU tiers.
 
-    def cpu_alive(self, now: float, node_id: str, incarnation: str) -> bool:
+    def cpu_alive(self, now: float, node_id: str, incarnation: str, workers: int) -> bool:
         """A heartbeat; False: not known here."""
         seat = self.cpu.get(node_id)
         if seat is None or seat.incarnation != incarnation:
             return False
         seat.last_seen = now
+        seat.workers = workers
         return True
 
     def seat_cpu(self, now: float, node_id: str, handle: Any, incarnation: str, budget_bytes: int) -> None:
@@ -119,12 +124,14 @@ class TierSeats:
             self._changed()
 
     def redis_report(self) -> dict[str, Any] | None:
-        """For /health; None: this server has no Redis."""
+        """For /health; None: this server has no Redis. `indexing`: it is there, and about to be usable."""
         seat = self._redis
         if seat is None:
             return None
-        indexing = bool(seat.incarnation) and not seat.indexed
-        return {"state": seat.state, "indexing": indexing, "segments": self._redis_segments()}
+        workers = any(tier.workers for tier in self.cpu.values())
+        state = NO_WORKER if seat.state == OK and not workers else seat.state
+        indexing = bool(seat.incarnation) and not (seat.indexed and workers)
+        return {"state": state, "indexing": indexing, "segments": self._redis_segments()}
 
     # All.
 

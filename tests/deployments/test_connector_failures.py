@@ -52,7 +52,7 @@ def flip_bit(offset: int) -> Callable[[bytes], bytes]:
     ("segment", "loaded_blocks"), [(0, 0), (2, 8), (3, 12)], ids=["first segment", "third segment", "last segment"]
 )
 @pytest.mark.parametrize(
-    ("offset", "reason"), [(-1, "checksum"), (5_000, "checksum"), (50, "key"), (100, "fingerprint"), (0, "magic")]
+    ("offset", "reason"), [(-1, "checksum"), (5_000, "checksum"), (50, "header"), (150, "header"), (0, "magic")]
 )
 def test_a_flipped_bit_costs_a_recompute_and_is_reported(
     engine: LiveEngine,

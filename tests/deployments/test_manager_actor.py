@@ -161,19 +161,19 @@ def test_room_is_promised_only_when_the_tier_has_made_it(managed: Any) -> None:
 
 def test_a_tier_that_missed_an_eviction_must_tell_again_what_it_holds(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
-        assert (await manager.tier_alive(NODE, "first life"))[0]
+        assert (await manager.tier_alive(NODE, "first life", 0))[0]
         await save(manager, sequence(6, 1)[1])
         tier.answers = False
         await manager.clear(["cpu"], 1.0)
-        assert not (await manager.tier_alive(NODE, "first life"))[0]
+        assert not (await manager.tier_alive(NODE, "first life", 0))[0]
 
     managed(check)
 
 
 def test_a_restarted_tier_is_not_the_one_that_was_known(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
-        assert (await manager.tier_alive(NODE, "first life"))[0]
-        assert not (await manager.tier_alive(NODE, "second life"))[0]
+        assert (await manager.tier_alive(NODE, "first life", 0))[0]
+        assert not (await manager.tier_alive(NODE, "second life", 0))[0]
 
     managed(check)
 

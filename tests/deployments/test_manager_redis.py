@@ -244,9 +244,22 @@ def test_room_for_what_comes_from_redis_is_granted_and_can_be_committed(world: A
 
 def test_tiers_learn_from_the_manager_where_redis_is(world: Any) -> None:
     async def check(it: World) -> None:
-        assert await it.manager.tier_alive(NODE, "cpu life") == (True, None)
+        assert await it.manager.tier_alive(NODE, "cpu life", 0) == (True, None)
         await it.attach_redis()
-        assert await it.manager.tier_alive(NODE, "cpu life") == (True, "endpoint")
+        assert await it.manager.tier_alive(NODE, "cpu life", 0) == (True, "endpoint")
+
+    world(check)
+
+
+def test_redis_is_not_ok_before_a_prefetch_worker_is_ready(world: Any) -> None:
+    async def check(it: World) -> None:
+        await it.attach_redis()
+        await it.manager.redis_alive(REDIS_LIFE, "ok")
+        report = (await it.manager.parts())["redis"]
+        assert report["state"] != "ok"
+        assert report["indexing"]
+        await it.manager.tier_alive(NODE, "cpu life", 1)
+        assert (await it.manager.parts())["redis"] == {"state": "ok", "indexing": False, "segments": 0}
 
     world(check)
 
