@@ -39,7 +39,18 @@ class RedisProcess:
         """Return when it answers."""
         self._folder.mkdir(parents=True, exist_ok=True)
         command = [str(find_redis_server()), "--port", str(self.port), "--bind", "127.0.0.1"]
-        command += ["--requirepass", PASSWORD, "--save", "", "--appendonly", "yes", "--dir", str(self._folder)]
+        command += [
+            "--requirepass",
+            PASSWORD,
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "no",
+            "--dir",
+            str(self._folder),
+        ]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         end = time.monotonic() + START_S
         while True:

@@ -31,22 +31,22 @@ def verdict_of(server: RunningServer, plan: Plan) -> Verdict:
 
 
 def test_disturbed_conversations_answer_as_plain_vllm_does(server: RunningServer) -> None:
-    verdict = verdict_of(server, Plan(conversations=50, turns=3, longest_prompt_tokens=3000, seed=20))
+    verdict = verdict_of(server, Plan(conversations=40, turns=3, longest_prompt_tokens=3000, seed=20))
 
     assert verdict.different_answers == 0
     reused = verdict.prompt_tokens_by_source
-    enough = all(reused[tier] > 2_000 for tier in ("device", "cpu", "redis"))
+    enough = all(reused[tier] > 1_000 for tier in ("device", "cpu", "redis"))
     assert enough, f"too little was reused for this to mean anything: {reused}"
     server.wait_until_idle()
 
 
 @pytest.mark.parametrize("private_server", [FAULTY], indirect=True)
 def test_tiers_that_churn_and_fail_answer_as_plain_vllm_does(private_server: RunningServer) -> None:
-    plan = Plan(conversations=50, turns=3, longest_prompt_tokens=3000, seed=21)
+    plan = Plan(conversations=40, turns=3, longest_prompt_tokens=3000, seed=21)
     verdict = verdict_of(private_server, plan)
 
     assert verdict.different_answers == 0
     reused = verdict.prompt_tokens_by_source
-    assert min(reused["device"], reused["cpu"], reused["redis"]) > 1_000, f"too little was reused: {reused}"
+    assert min(reused["device"], reused["cpu"], reused["redis"]) > 200, f"too little was reused: {reused}"
     assert private_server.metric("crosskv_manager_evicted_segments_total") > 100, "the tiers are not small enough"
     private_server.wait_until_idle(deadline_s=60.0)  # the leases of lost plans end by themselves
