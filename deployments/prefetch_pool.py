@@ -103,9 +103,11 @@ class PrefetchPool:
         except TimeoutError:
             self._replace(pull.worker)
             answer = "worker_stuck"
-        except ray.exceptions.RayError:
+        except ray.exceptions.RayActorError:
             self._replace(pull.worker)
             answer = "worker_lost"
+        except ray.exceptions.RayError:  # the object, not the worker
+            answer = "lost"
         finally:
             self._bytes_in_flight -= pull.nbytes
             self._pulls_in_flight -= 1
@@ -132,9 +134,11 @@ class PrefetchPool:
         except TimeoutError:
             self._replace(worker)
             return 0, "worker_stuck"
-        except ray.exceptions.RayError:
+        except ray.exceptions.RayActorError:
             self._replace(worker)
             return 0, "worker_lost"
+        except ray.exceptions.RayError:  # a segment's object, not the worker
+            return 0, "object_lost"
         self._demoted += stored
         return stored, reason
 
