@@ -145,6 +145,7 @@ class CPUTier:
 
     async def _commit(self, spans: Sequence[SegmentSpan]) -> int:
         """Tell the manager what is here now; drop what it does not want, and return how many segments stay."""
+        spans = [span for span in spans if span.key in self._segments]  # a registration may have dropped some meanwhile
         if not spans:
             return 0
         wanted: list[bytes] = []
@@ -173,6 +174,7 @@ class CPUTier:
             if complete and sealed is not None and pull.key in granted and pull.key not in self._segments:
                 if self._used_bytes + sealed.nbytes > self._budget_bytes:
                     self._refused += 1
+                    complete = False
                     continue
                 span = read_header(sealed[:HEADER_BYTES].data).span
                 self._own(pull.ref, span, sealed.nbytes)

@@ -162,3 +162,13 @@ def test_without_a_manager_nothing_new_is_kept(in_process: Any) -> None:
         assert (await tier.stats())["segments"] == 1
 
     in_process(check)
+
+
+def test_what_was_dropped_before_its_commit_is_not_committed(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        await tier.put(spans[:2], *sealed(spans[:2]))
+        await tier.evict([spans[0].key])
+        assert await tier._commit(spans[:2]) == 1
+        assert await tier._commit(spans[:1]) == 0
+
+    in_process(check)
