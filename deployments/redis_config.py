@@ -64,18 +64,17 @@ class RedisTierConfig:
         return min(self.budget_bytes, int(MAXMEMORY_SHARE * maxmemory_bytes))
 
 
-def check_now(config: RedisTierConfig, *, folder_is_free: bool = False) -> str | None:
+def check_now(config: RedisTierConfig) -> str | None:
     """Why this configuration cannot work at the moment, in one sentence that says what to do; None when it can.
 
     Blocks: for a URL one connection with CHECK_DEADLINE_S per answer, for the embedded server a look at program and
-    folder. `folder_is_free`: nobody may be using the folder (not so while an application is deployed anew).
+    folder. Whether the folder is in use is not asked: it is while an application is deployed anew.
     """
     try:
         root = namespace_root(config.namespace)
         if config.embedded:
             find_redis_server()
-            folder = RedisFolder(Path(config.folder))
-            os.close(folder.lock() if folder_is_free else folder.open())
+            os.close(RedisFolder(Path(config.folder)).open())
         else:
             client = connect(config.url, CHECK_DEADLINE_S)
             try:

@@ -40,6 +40,7 @@ from deployments.redis_connection import RedisLoadingError, RedisUnavailableErro
 from deployments.redis_endpoint import RedisEndpoint, open_store, segment_prefix
 from deployments.redis_index import read_index
 from deployments.segment_store import StoreUnavailableError
+from deployments.tier_seats import OK
 
 __all__ = ["RedisTier", "RedisTierConfig", "check_now"]
 
@@ -56,7 +57,6 @@ MANAGER_ANSWER_S = 5.0
 ADOPT_CHUNK = 1000
 INDEX_DEADLINE_S = 2.0
 """Least patience for the answers that the index needs: they are no request's, and starting over costs more."""
-OK = "ok"
 
 
 class RedisTier:

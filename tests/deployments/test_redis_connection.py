@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from redis_fixture import FINGERPRINT, RedisForTests, chain, endpoint, sealed, until
 
-from deployments import redis_connection, redis_folder
+from deployments import redis_connection
 from deployments.redis_claim import NamespaceClaim
 from deployments.redis_config import RedisTierConfig, check_now
 from deployments.redis_connection import ACL_RIGHTS, NEEDED_COMMANDS, RedisUnavailableError, check, connect
@@ -253,7 +253,7 @@ def config(url: str, folder: Path, **changes: Any) -> RedisTierConfig:
 
 def test_a_configuration_that_works_is_passed(running: RedisForTests, tmp_path: Path) -> None:
     assert check_now(config(running.url, tmp_path)) is None
-    assert check_now(config("embedded", tmp_path), folder_is_free=True) is None
+    assert check_now(config("embedded", tmp_path)) is None
 
 
 def test_a_configuration_that_cannot_work_is_said_why(tmp_path: Path) -> None:
@@ -264,13 +264,8 @@ def test_a_configuration_that_cannot_work_is_said_why(tmp_path: Path) -> None:
     assert "cannot be written" in (check_now(config("embedded", tmp_path / "file")) or "")
 
 
-def test_a_folder_in_use_is_an_obstacle_only_where_it_should_be_free(
-    running: RedisForTests, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_folder, "LOCK_WAIT_S", 0.1)
-    folder = running.server._folder.path
-    assert check_now(config("embedded", folder)) is None
-    assert "is used by another crosskv server" in (check_now(config("embedded", folder), folder_is_free=True) or "")
+def test_a_folder_in_use_is_no_obstacle_for_an_application_that_is_deployed_anew(running: RedisForTests) -> None:
+    assert check_now(config("embedded", running.server._folder.path)) is None
 
 
 def test_a_redis_with_little_memory_lowers_the_budget(tmp_path: Path) -> None:
