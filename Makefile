@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help serve demo demo-model test lint format lock install install-dev clean
+.PHONY: help serve demo demo-model bench-manager bench-kernels bench-codec profile-codec test lint format lock install install-dev clean
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -31,6 +31,18 @@ demo: install ## Show on a running server what the shared cache saves
 
 demo-model: install ## Train the embedded demo model again
 	@exec $(RUN) -m models.training $(ARGS)
+
+bench-manager: install ## How the KV manager grows with its index, and how fast it is rebuilt; ARGS=
+	@exec $(RUN) -m load_tests.manager_scale $(ARGS)
+
+bench-kernels: install ## How fast the kernels are, beside memcpy of the same bytes; ARGS=
+	@exec $(RUN) -m kernels.benchmark $(ARGS)
+
+bench-codec: install ## The codecs compared: bytes, answers kept, speed; ARGS=
+	@exec $(RUN) -m load_tests.codec_table $(ARGS)
+
+profile-codec: install ## Measure a model's codec profile and write it beside its weights; MODEL=, ARGS=
+	@exec $(RUN) -m load_tests.profile_codec $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
 test: install-dev ## Run the test suite; ARGS= goes to pytest
 	@exec $(RUN) -m pytest $(ARGS)

@@ -19,11 +19,11 @@ from configs.settings import Settings, load_settings
 from deployments.engine_args import engine_environment
 from deployments.manager_actor import KVManagerActor
 from deployments.manager_client import MANAGER_ACTOR
+from deployments.manager_config import manager_config, require_policy, tenant_quotas
 from deployments.redis_config import RedisTierConfig, require_redis
 from deployments.redis_tier import RedisTier
 from deployments.replica import Replica
 from deployments.router import PrefixAffinityRouter, RouterOptions
-from kvmanager.config import ManagerConfig
 
 REDIS_ACTOR = "redis_tier"
 MANAGER_CONCURRENCY = 10_000
@@ -37,6 +37,7 @@ def build(args: Mapping[str, Any]) -> Application:
     from app.serve_ingress import Ingress
 
     settings = load_settings(args)
+    require_policy(settings)
     require_redis(settings)
     plain = dict(args)
     replica: Any = serve.deployment(
@@ -77,19 +78,15 @@ def _replica_resources(settings: Settings) -> dict[str, Any]:
 
 
 def _manager(settings: Settings) -> DeploymentActorConfig:
-    config = ManagerConfig(
-        blocks_per_segment=settings.blocks_per_segment,
-        lease_s=settings.kv.lease_s,
-        save_s=settings.kv.save_deadline_s,
-        half_life_requests=settings.kv.hotness_half_life_requests,
-        max_ghosts=settings.kv.max_ghosts,
-        cpu_high_water=settings.kv.cpu_high_water,
-        redis_min_uses=settings.kv.redis_min_uses,
-    )
     return DeploymentActorConfig(
         name=MANAGER_ACTOR,
         actor_class=ray.remote(KVManagerActor),
-        init_kwargs={"config": config, "with_redis": settings.kv.enabled and settings.kv.redis_url is not None},
+        init_kwargs={
+            "config": manager_config(settings),
+            "with_redis": settings.kv.enabled and settings.kv.redis_url is not None,
+            "speculation_share": settings.kv.speculation_blocks_share if settings.kv.speculative_prefetch else 0.0,
+            "quotas": tenant_quotas(settings),
+        },
         actor_options={"num_cpus": 0, "max_concurrency": MANAGER_CONCURRENCY},
     )
 

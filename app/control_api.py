@@ -9,19 +9,15 @@ from collections.abc import Awaitable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Query
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from vllm.entrypoints.generate.base.protocol import validate_cache_salt
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from pydantic import BaseModel, ConfigDict, Field
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.errors import UnavailableError
+from app.fidelity import read_fidelity
+from app.prompt_choice import PromptChoice
 from app.prompt_keys import PromptKeys
 from app.replica_handle import ControlPlane
-from app.request_context import current_request
 
 logger = logging.getLogger(__name__)
 
@@ -50,19 +46,18 @@ def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
         tokens: Annotated[str | None, Query(description="token ids, separated by commas")] = None,
         messages: Annotated[str | None, Query(description="a chat's messages, as JSON")] = None,
         cache_salt: str | None = None,
+        fidelity: str | None = None,
     ) -> dict[str, Any]:
         """Where the KV of a prompt of this tenant lies: give exactly one of `text`, `tokens` and `messages`."""
-        if sum(given is not None for given in (text, tokens, messages)) != 1:
-            raise VLLMValidationError("Give exactly one of `text`, `tokens` and `messages`.")
-        validate_cache_salt(cache_salt)
-        if tokens is not None:
-            token_ids = _parse_tokens(tokens)
-        elif messages is not None:
-            token_ids = await _render_chat(renderer, messages)
-        else:
-            token_ids = await _render_text(renderer, text or "")
-        hashes = keys.hashes(token_ids, keys.salt(current_request().tenant, cache_salt))
-        found = await _ask(control.lookup(hashes))
+        prompt = PromptChoice(
+            text=text,
+            tokens=_parse_tokens(tokens),
+            messages=_parse_messages(messages),
+            cache_salt=cache_salt,
+            kv_cache={"fidelity": read_fidelity(fidelity, "fidelity")},
+        )
+        token_ids = await prompt.token_ids(renderer)
+        found = await ask(control.lookup(prompt.hashes_of(token_ids, keys)))
         return {
             "tokens": len(token_ids), "block_size_tokens": keys.block_size, **in_tokens(found, keys.block_size),
         }  # fmt: skip
@@ -70,12 +65,12 @@ def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
     @router.get("/stats")
     async def stats() -> dict[str, Any]:
         """The cache's figures, of all tenants together."""
-        return await _ask(control.stats())
+        return await ask(control.stats())
 
     @router.post("/clear")
     async def clear(request: ClearRequest) -> dict[str, Any]:
         """Forget all KV in these tiers, of all tenants; running requests are not disturbed."""
-        return await _ask(control.clear(list(dict.fromkeys(request.tiers))))
+        return await ask(control.clear(list(dict.fromkeys(request.tiers))))
 
     return router
 
@@ -103,7 +98,8 @@ def in_tokens(found: Mapping[str, Any], block_size: int) -> dict[str, Any]:
     }
 
 
-async def _ask(answer: Awaitable[T]) -> T:
+async def ask(answer: Awaitable[T]) -> T:
+    """What the manager answers. Raises UnavailableError when it does not, in `TIMEOUT_S`."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             return await answer
@@ -112,29 +108,22 @@ async def _ask(answer: Awaitable[T]) -> T:
         raise UnavailableError("The KV manager does not answer. Please try again later.") from error
 
 
-def _parse_tokens(tokens: str) -> list[int]:
+def _parse_tokens(tokens: str | None) -> list[int] | None:
+    if tokens is None:
+        return None
     parts = [part.strip() for part in tokens.split(",")]
     if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
         raise VLLMValidationError("`tokens` must be token ids separated by commas, such as 1,17,2.", parameter="tokens")
     return [int(part) for part in parts]
 
 
-async def _render_text(renderer: OnlineRenderer, text: str) -> list[int]:
-    """The tokens that /v1/completions would make of `text`."""
-    (prompt,) = await renderer.preprocess_completion(CompletionRequest(prompt=text, max_tokens=1), text, None)
-    return list(prompt["prompt_token_ids"])  # type: ignore[typeddict-item]
-
-
-async def _render_chat(renderer: OnlineRenderer, messages: str) -> list[int]:
-    """The tokens that /v1/chat/completions would make of `messages`."""
+def _parse_messages(messages: str | None) -> list[Any] | None:
+    if messages is None:
+        return None
     try:
-        request = ChatCompletionRequest.model_validate({"messages": json.loads(messages), "max_tokens": 1})
+        parsed = json.loads(messages)
     except json.JSONDecodeError as error:
         raise VLLMValidationError(f"`messages` is not JSON: {error}.", parameter="messages") from None
-    except ValidationError as error:
-        raise RequestValidationError(error.errors()) from None
-    rendered = await renderer.render_chat(request)
-    if isinstance(rendered, ErrorResponse):
-        raise VLLMValidationError(rendered.error.message, parameter="messages")
-    _, (prompt,) = rendered
-    return list(prompt["prompt_token_ids"])  # type: ignore[typeddict-item]
+    if not isinstance(parsed, list):
+        raise VLLMValidationError("`messages` must be a list of a chat's messages.", parameter="messages")
+    return parsed

@@ -37,6 +37,7 @@ from app.replica_handle import ReplicaHandle
 from app.request_context import RequestContext, current_request
 from app.usage import prompt_usage
 from deployments.wire import KV_CACHE_USAGE, GenerateRequest
+from kvmanager.keys import tenant_tag
 
 _LONGEST_ID_ECHOED = 64  # characters of the client's own request id that go into ours, for reading logs
 _MOST_ANSWERS = 128  # OpenAI's own limit on `n`
@@ -118,14 +119,19 @@ class HandleEngineClient(EngineClient):
         if context.prompts > 1:  # the first one's room was taken by check_admission
             context.ticket.admit(sampling_params.n)
         self._check_pin(context)
-        salt = self._keys.salt(context.tenant, prompt.get("cache_salt"))
+        fidelity = self._keys.fidelity.of(context.tenant, context.fidelity)
+        salt = self._keys.salt(context.tenant, prompt.get("cache_salt"), fidelity)
         token_ids = list(prompt["prompt_token_ids"])
+        context.kv_usage.fidelity = fidelity
         request = GenerateRequest(
             request_id=f"{request_id[:_LONGEST_ID_ECHOED]}-{uuid.uuid4().hex}",  # clients may repeat theirs
             prompt_token_ids=token_ids,
             sampling_params=sampling_params,
             cache_salt=salt,
             block_hashes=self._keys.hashes(token_ids, salt),
+            tenant=tenant_tag(context.tenant) if context.tenant else "",
+            fidelity=fidelity,
+            exact_block_hashes=self._keys.twin_hashes(token_ids, context.tenant, prompt.get("cache_salt"), fidelity),
             priority=priority,
             replica_pin=context.replica_pin,
             reasoning_ended=reasoning_ended,

@@ -19,20 +19,24 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.renderers import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 
-from app import control_api, openai_api
+from app import control_api, kv_moves, layerwise_api, openai_api
 from app.admission import AdmissionQueue
 from app.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
 from app.body_limit import BodyLimitMiddleware
 from app.control_api import control_router
 from app.engine_client import HandleEngineClient
 from app.errors import DefectMiddleware, RetryAfterMiddleware, answer_router_error
+from app.fidelity import FidelityRule
 from app.health import health_router
+from app.kv_moves import moves_router
 from app.metrics import IngressMetrics, MetricsMiddleware, metrics_router
 from app.openai_api import add_openai_routes
 from app.prompt_keys import PromptKeys
 from app.replica_handle import Backend
 from app.request_context import RequestContextMiddleware
 from configs.settings import Settings
+
+_COUNTED_PATHS = openai_api.PATHS | control_api.PATHS | kv_moves.PATHS | layerwise_api.PATHS | OPEN_PATHS
 
 
 def create_app(
@@ -52,7 +56,8 @@ def create_app(
     http = settings.http
     queue = AdmissionQueue(http.max_ongoing_requests, http.max_queued_requests)
     metrics = IngressMetrics(registry or CollectorRegistry(), queue)
-    keys = PromptKeys(fingerprint, vllm_config.cache_config.block_size)
+    fidelity = FidelityRule(settings.kv.fidelity, settings.kv.tenant_fidelity)
+    keys = PromptKeys(fingerprint, vllm_config.cache_config.block_size, fidelity)
     engine = HandleEngineClient(
         vllm_config, renderer_from_config(vllm_config), backend.replicas, keys, queue, metrics, settings.replicas
     )
@@ -67,7 +72,7 @@ def create_app(
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=[
-            Middleware(MetricsMiddleware, metrics, openai_api.PATHS | control_api.PATHS | OPEN_PATHS),
+            Middleware(MetricsMiddleware, metrics, _COUNTED_PATHS),
             Middleware(DefectMiddleware),
             Middleware(RetryAfterMiddleware, http.retry_after_s),
             Middleware(AuthMiddleware, ApiKeys(http.api_keys)),
@@ -77,8 +82,10 @@ def create_app(
     )
     renderer = add_openai_routes(app, engine, settings)
     app.include_router(control_router(backend.control, renderer, keys))
+    app.include_router(moves_router(backend.control, renderer, keys))
     app.include_router(health_router(backend.health, queue))
     app.include_router(metrics_router(metrics, backend.metrics))
+    app.include_router(layerwise_api.layerwise_router(backend.metrics))
     app.add_exception_handler(HTTPException, answer_router_error)
     return app
 

@@ -12,6 +12,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from app.codec_metrics import codec_families
+
 _INDEX_GAUGES = {
     "nodes": "Segments that the index knows, ghosts included.",
     "ghosts": "Evicted segments whose use count is remembered.",
@@ -19,6 +21,9 @@ _INDEX_GAUGES = {
     "reservations": "Saves under way.",
     "demotions": "Moves from the CPU tier to Redis under way.",
     "demotion_queue": "Segments that wait to be copied to Redis.",
+    "pins": "Pinned prompts.",
+    "pinned_bytes": "Bytes that pins keep from being evicted.",
+    "pin_budget_bytes": "Bytes that pins may keep.",
 }
 _LOCATION_GAUGES = {
     "segments": "Segments in a tier.",
@@ -34,11 +39,15 @@ _NODE_GAUGES = {
 _NODE_COUNTERS = {
     "promoted": ("promoted_segments", "Segments that the CPU tier kept of what it fetched from Redis."),
     "demoted": ("demoted_segments", "Segments that the CPU tier wrote to Redis."),
+    "pulled_bytes": ("prefetch_bytes", "Bytes of segments fetched from Redis, as they are in memory."),
+    "late_pulls": ("prefetch_late_segments", "Segments asked of another worker because theirs was late."),
 }
 _REDIS_GAUGES = {
     "used_memory_bytes": "Memory that Redis uses.",
     "maxmemory_bytes": "Memory that Redis may use; 0: no limit of its own.",
 }
+_SPECULATION = ("next_turns", "found", "missed", "predicted", "promoted", "pinned", "used", "wasted", "refused")
+_SPECULATION_TEXT = "Next turns and what was done for them (docs/speculation.md)."
 _CIRCUIT = {"closed": 0, "half_open": 1, "open": 2}
 _CIRCUIT_TEXT = "Circuit breaker in front of a tier, by node: 0 closed, 1 half-open, 2 open."
 _FAILURES_TEXT = "Segments that did not come from Redis, or not as they were stored; they were recomputed."
@@ -57,8 +66,30 @@ class _StatsCollector:
             yield _gauge(f"tier_{name}", text, ["tier", "holder"], found)
         for name, value in _mapping(self._stats.get("counters")).items():
             yield _counter(f"manager_{name}", "See kvmanager/counters.py.", [], [((), value)])
+        tenants = [
+            ((place["tier"], place["holder"][:8], tag), share.get("bytes"))
+            for place in locations
+            for tag, share in _mapping(place.get("tenants")).items()
+        ]
+        yield _gauge(
+            "tenant_bytes", "Bytes of a tenant with a quota, by its tag.", ["tier", "holder", "tenant"], tenants
+        )
+        yield from self._directives()
         yield from self._nodes()
         yield from self._redis()
+
+    def _directives(self) -> Iterator[Metric]:
+        directives = _mapping(self._stats.get("directives"))
+        yield _gauge("directives_in_flight", "Directives under way.", [], [((), directives.get("in_flight"))])
+        ended = [
+            ((kind, outcome), count)
+            for kind, outcomes in _mapping(directives.get("outcomes")).items()
+            for outcome, count in _mapping(outcomes).items()
+        ]
+        yield _counter("directives_ended", "Directives for devices, by how they ended.", ["kind", "outcome"], ended)
+        speculation = _mapping(self._stats.get("speculation"))
+        events = [((event,), speculation.get(event)) for event in _SPECULATION]
+        yield _counter("speculation", _SPECULATION_TEXT, ["event"], events)
 
     def _nodes(self) -> Iterator[Metric]:
         tiers = {node[:8]: _mapping(tier) for node, tier in _mapping(self._stats.get("cpu_tiers")).items()}
@@ -66,16 +97,16 @@ class _StatsCollector:
             yield _gauge(name, text, ["node"], [((node,), tier.get(key)) for node, tier in tiers.items()])
         for key, (name, text) in _NODE_COUNTERS.items():
             yield _counter(name, text, ["node"], [((node,), tier.get(key)) for node, tier in tiers.items()])
-        failures = [
-            ((reason, node), count)
-            for node, tier in tiers.items()
-            for reason, count in _mapping(tier.get("pull_failures")).items()
-        ]
-        yield _counter("pull_failures", _FAILURES_TEXT, ["reason", "node"], failures)
+        yield _counter("pull_failures", _FAILURES_TEXT, ["reason", "node"], _by_key(tiers, "pull_failures"))
+        loads = _by_key(tiers, "loads_by_workers")
+        yield _counter("prefetch_loads", "Loads from Redis by the workers used.", ["workers", "node"], loads)
+        rates = _by_key(tiers, "bytes_per_s_by_workers")
+        yield _gauge("prefetch_bytes_per_s", "Measured rate by the workers used.", ["workers", "node"], rates)
         states = [(("redis", node), _CIRCUIT.get(str(tier.get("redis_circuit")))) for node, tier in tiers.items()]
         yield _gauge("circuit_state", _CIRCUIT_TEXT, ["tier", "node"], states)
         opened = [(("redis", node), tier.get("redis_circuit_opened")) for node, tier in tiers.items()]
         yield _counter("circuit_opened", "Times that the circuit breaker opened.", ["tier", "node"], opened)
+        yield from codec_families({node: tier.get("codecs") for node, tier in tiers.items()})
 
     def _redis(self) -> Iterator[Metric]:
         redis = self._stats.get("redis")
@@ -109,6 +140,12 @@ def _filled(
         if isinstance(value, int | float):
             family.add_metric(labels, value)
     return family
+
+
+def _by_key(tiers: Mapping[str, Mapping[str, Any]], name: str) -> list[tuple[tuple[str, str], Any]]:
+    return [
+        ((str(key), node), value) for node, tier in tiers.items() for key, value in _mapping(tier.get(name)).items()
+    ]
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -44,6 +44,10 @@ class IngressMetrics:
         self.prompt_tokens = Counter(
             "crosskv_prompt_tokens", "Prompt tokens by where their KV came from.", ["source"], registry=registry
         )
+        self.plans = Counter(
+            "crosskv_plans", "Prompts by why their KV was loaded or computed (docs/load_or_recompute.md).", ["reason"],
+            registry=registry,
+        )  # fmt: skip
         self.generated_tokens = Counter("crosskv_generated_tokens", "Tokens sampled for clients.", registry=registry)
         self.aborted = Counter(
             "crosskv_aborted_prompts",
@@ -74,6 +78,8 @@ class IngressMetrics:
         self.prompt_tokens.labels("cpu").inc(usage["cpu"])
         self.prompt_tokens.labels("redis").inc(usage["redis"])
         self.prompt_tokens.labels("recomputed").inc(usage["recomputed"])
+        if reason := usage.get("reason"):
+            self.plans.labels(reason).inc()
 
 
 class MetricsMiddleware:

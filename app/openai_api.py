@@ -40,6 +40,7 @@ from vllm.renderers.chat_utils import ConversationMessage, load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.engine_client import HandleEngineClient
+from app.fidelity import FIELD, read_field
 from app.request_context import RequestContext, current_request
 from configs.settings import PROJECT_ROOT, Settings
 
@@ -57,7 +58,7 @@ class ChatServing(OpenAIServingChat):
         self, request: ChatCompletionRequest, raw_request: Request | None = None
     ) -> AsyncGenerator[str, None] | ChatCompletionResponse | ErrorResponse:
         """See vLLM's."""
-        current_request().parsed = True
+        _note_what_it_asks_for(request)
         if not request.messages:
             return self.create_error_response("`messages` must hold at least one message.", param="messages")
         _refuse_beam_search(request)
@@ -80,7 +81,7 @@ class CompletionServing(OpenAIServingCompletion):
         self, request: CompletionRequest, raw_request: Request | None = None
     ) -> AsyncGenerator[str, None] | CompletionResponse | ErrorResponse:
         """See vLLM's."""
-        current_request().parsed = True
+        _note_what_it_asks_for(request)
         _refuse_beam_search(request)
         return await _finish(await super().create_completion(request, raw_request))
 
@@ -90,6 +91,13 @@ class CompletionServing(OpenAIServingCompletion):
         if not isinstance(rendered, ErrorResponse):
             await cast(HandleEngineClient, self.engine_client).check_constraint(request.extract_structured_outputs())
         return rendered
+
+
+def _note_what_it_asks_for(request: ChatCompletionRequest | CompletionRequest) -> None:
+    """vLLM has made a request of the body; take out of it what is ours."""
+    context = current_request()
+    context.parsed = True
+    context.fidelity = read_field((request.model_extra or {}).get(FIELD))
 
 
 def _refuse_beam_search(request: ChatCompletionRequest | CompletionRequest) -> None:

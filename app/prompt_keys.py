@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from app.fidelity import FidelityRule
 from kvmanager import keys
+from kvmanager.keys import EXACT, Fidelity
 
 
 class PromptKeys:
-    """Derives salts and hashes for one model."""
+    """Derives salts and hashes for one model, and knows which fidelity its tenants have."""
 
-    def __init__(self, fingerprint: bytes, block_size: int) -> None:
+    def __init__(self, fingerprint: bytes, block_size: int, fidelity: FidelityRule | None = None) -> None:
         """`fingerprint` is the replicas' `ModelIdentity.fingerprint()`, `block_size` theirs in tokens."""
         self.fingerprint = fingerprint
         self.block_size = block_size
+        self.fidelity = fidelity or FidelityRule()
 
-    def salt(self, tenant: str, user_salt: str | None) -> str:
+    def salt(self, tenant: str, user_salt: str | None, fidelity: Fidelity = EXACT) -> str:
         """What separates this prompt's KV from everybody else's, at every tier and in the engine's own prefix cache.
 
         A tenant's requests are further separated by the request's own `cache_salt`, in which vLLM allows no NUL: so the
-        pair can be read from the joined string in one way only.
+        pair can be read from the joined string in one way only. Tolerant prompts have a salt of their own: no name that
+        an exact prompt has can be that of KV which was stored with loss.
         """
-        return keys.cache_salt(self.fingerprint, f"{tenant}\0{user_salt or ''}", "exact")
+        return keys.cache_salt(self.fingerprint, f"{tenant}\0{user_salt or ''}", fidelity)
 
     def hashes(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
         """The hashes, 32 bytes each, of the prompt's full blocks."""
         return list(keys.block_hashes(token_ids, self.block_size, salt))
+
+    def twin_hashes(
+        self, token_ids: Sequence[int], tenant: str, user_salt: str | None, fidelity: Fidelity
+    ) -> list[bytes]:
+        """The hashes that a tolerant prompt's tokens have in an exact one, which it may read; none for an exact one."""
+        return [] if fidelity == EXACT else self.hashes(token_ids, self.salt(tenant, user_salt, EXACT))

@@ -48,6 +48,28 @@ class ControlPlane(Protocol):
         """Forget all KV in these tiers (`device`, `cpu`, `redis`); returns what was cleared."""
         ...
 
+    async def pin(self, hashes: Sequence[bytes], ttl_s: float) -> dict[str, Any]:
+        """Keep the known beginning of a prompt for so long.
+
+        What a pin or an unpin cannot do is answered `{"refused": reason, "message": sentence}`.
+        """
+        ...
+
+    async def unpin(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+        """End a pin."""
+        ...
+
+    async def prefetch(self, hashes: Sequence[bytes], replica: int, deadline_s: float) -> dict[str, Any]:
+        """Bring a prompt's known beginning to a replica's device.
+
+        Answers when it has ended: `outcome` is "done" or the reason why not, with a `message` then.
+        """
+        ...
+
+    async def move(self, hashes: Sequence[bytes], source: int, target: int, deadline_s: float) -> dict[str, Any]:
+        """Move a prompt's known beginning between two replicas' devices; answers as `prefetch` does."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:

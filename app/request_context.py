@@ -21,6 +21,7 @@ from app.admission import AdmissionQueue, Ticket
 from app.auth import TENANT
 from app.errors import error_response
 from app.usage import RequestKVUsage
+from kvmanager.keys import Fidelity
 
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 PIN_HEADER = "X-CrossKV-Replica"
@@ -34,6 +35,8 @@ class RequestContext:
     ticket: Ticket
     deadline: float
     replica_pin: int | None = None
+    fidelity: Fidelity | None = None
+    """What the body asks for (`app.fidelity`); None: nothing."""
     arrived: float = field(default_factory=time.monotonic)
     prompts: int = 0
     """Prompts sent to the replicas so far; /v1/completions takes several in one request."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,9 @@ from app.replica_handle import Backend, HealthReport
 from configs.settings import Settings
 from deployments.failed_replicas import FailedReplicas
 from deployments.manager_client import ManagerClient, ManagerUnavailableError
-from deployments.replica import ORDERS_WAIT_S, PinnedCall
+from deployments.order_taker import ORDERS_WAIT_S
+from deployments.replica import PinnedCall
+from deployments.router_metrics import router_metrics_text
 from deployments.wire import GenerateRequest, Progress
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ SILENT_S = 3 * ORDERS_WAIT_S
 """A replica reports at least every `ORDERS_WAIT_S`. After so long /health calls it missing; it is still sent requests,
 for Serve knows better whether it lives."""
 PARTS_ANSWER_S = 2.0
+INTRODUCTION_S = 10.0
+"""Replicas that run introduce themselves to a new manager within their next poll."""
 CLEAR_S = 8.0
 REROUTE_S = 5.0
 """How long a prompt whose replica is gone may look for another one; without any, Serve would wait for a new one."""
@@ -85,16 +90,28 @@ class PartsWatch:
         self.cpu_tiers: int | None = None
         self.redis: Mapping[str, Any] | None = None
         self.error = "not asked yet"
+        self._some_at = float("-inf")
         self._manager = manager
         self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    def hear(self, parts: Mapping[str, Any], now: float) -> None:
+        """Take in what the manager said.
+
+        A manager that knows no replica may have just started: for `INTRODUCTION_S` that says nothing about replicas.
+        """
+        self.silence_s = parts["replicas"]
+        self.cpu_tiers, self.redis, self.error = len(parts["cpu_tiers"]), parts.get("redis"), ""
+        self.ranks = frozenset(self.silence_s)
+        if self.ranks:
+            self._some_at = now
+        elif now - self._some_at < INTRODUCTION_S:
+            self.ranks, self.error = None, "it has just started, and the replicas are introducing themselves"
 
     async def _watch(self) -> None:
         while True:
             try:
                 parts = await self._manager.ask("parts", timeout_s=PARTS_ANSWER_S)
-                self.silence_s = parts["replicas"]
-                self.ranks, self.cpu_tiers, self.error = frozenset(self.silence_s), len(parts["cpu_tiers"]), ""
-                self.redis = parts.get("redis")
+                self.hear(parts, time.monotonic())
             except ManagerUnavailableError as error:
                 self.ranks, self.cpu_tiers, self.redis, self.error = None, None, None, str(error)
             await asyncio.sleep(PARTS_EVERY_S)
@@ -120,6 +137,30 @@ class ManagerControl:
         """See `app.replica_handle.ControlPlane`."""
         cleared: dict[str, Any] = await self._manager.ask("clear", list(tiers), CLEAR_S, timeout_s=CLEAR_S + 1.0)
         return cleared
+
+    async def pin(self, hashes: Sequence[bytes], ttl_s: float) -> dict[str, Any]:
+        """See `app.replica_handle.ControlPlane`."""
+        answer: dict[str, Any] = await self._manager.ask("pin", hashes, ttl_s, timeout_s=PARTS_ANSWER_S)
+        return answer
+
+    async def unpin(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+        """See `app.replica_handle.ControlPlane`."""
+        answer: dict[str, Any] = await self._manager.ask("unpin", hashes, timeout_s=PARTS_ANSWER_S)
+        return answer
+
+    async def prefetch(self, hashes: Sequence[bytes], replica: int, deadline_s: float) -> dict[str, Any]:
+        """See `app.replica_handle.ControlPlane`."""
+        answer: dict[str, Any] = await self._manager.ask(
+            "prefetch", hashes, replica, deadline_s, timeout_s=deadline_s + PARTS_ANSWER_S
+        )
+        return answer
+
+    async def move(self, hashes: Sequence[bytes], source: int, target: int, deadline_s: float) -> dict[str, Any]:
+        """See `app.replica_handle.ControlPlane`."""
+        answer: dict[str, Any] = await self._manager.ask(
+            "move", hashes, source, target, deadline_s, timeout_s=deadline_s + PARTS_ANSWER_S
+        )
+        return answer
 
 
 async def _first_output(outputs: AsyncIterator[RequestOutput], progress: Progress) -> RequestOutput | None:
@@ -157,7 +198,11 @@ def serve_backend(handle: DeploymentHandle, app_name: str, settings: Settings) -
         replicas=ServeReplicas(handle, parts),
         control=control,
         health=health_probe(parts, settings),
-        metrics=[_manager_text(control), *(_replica_text(handle, rank) for rank in range(settings.replicas))],
+        metrics=[
+            _manager_text(control),
+            _router_text,
+            *(_replica_text(handle, rank) for rank in range(settings.replicas)),
+        ],
     )
 
 
@@ -188,6 +233,11 @@ def _manager_text(control: ManagerControl) -> Callable[[], Awaitable[str]]:
         return manager_metrics_text(await control.stats())
 
     return text
+
+
+async def _router_text() -> str:
+    """The router works in the ingress's own process."""
+    return router_metrics_text()
 
 
 def _replica_text(handle: DeploymentHandle, rank: int) -> Callable[[], Awaitable[str]]:

@@ -16,6 +16,7 @@ from vllm.entrypoints.serve.engine.protocol import PromptTokenUsageInfo, UsageIn
 from vllm.outputs import RequestOutput
 
 from deployments.wire import KV_CACHE_USAGE, KVCacheUsage
+from kvmanager.keys import EXACT, Fidelity
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,9 @@ class RequestKVUsage:
     def __init__(self) -> None:
         self._tokens = dict.fromkeys(SOURCES, 0)
         self._replicas: list[str] = []
+        self._reasons: list[str] = []
+        self.fidelity: Fidelity = EXACT
+        """What the prompts were computed under."""
 
     def add(self, usage: KVCacheUsage) -> None:
         """Count one prompt."""
@@ -41,6 +45,9 @@ class RequestKVUsage:
         self._tokens["recomputed"] += usage["recomputed"]
         if usage["replica"] not in self._replicas:
             self._replicas.append(usage["replica"])
+        reason = usage.get("reason", "")
+        if reason and reason not in self._reasons:
+            self._reasons.append(reason)
 
     def write_to(self, usage: UsageInfo) -> None:
         """Add our fields to vLLM's usage of the same request. No prompt counted: leaves it as it is."""
@@ -64,7 +71,8 @@ class RequestKVUsage:
         return f"{_EVENT_PREFIX}{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
     def _fields(self) -> dict[str, Any]:
-        return {**self._tokens, "replica": ",".join(self._replicas)}
+        reason = {"reason": ",".join(self._reasons)} if self._reasons else {}
+        return {**self._tokens, "replica": ",".join(self._replicas), "fidelity": self.fidelity, **reason}
 
 
 def prompt_usage(output: RequestOutput, prompt_tokens: int) -> KVCacheUsage:

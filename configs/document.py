@@ -25,12 +25,7 @@ _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 def settings_page() -> str:
     """docs/settings.md as it has to be."""
-    sections = [(name, field) for name, field in Settings.model_fields.items() if _section(field)]
-    parts = [_HEAD, _table(Settings, "")]
-    for name, field in sections:
-        parts.append(f"## `{name}`\n\n{field.description}\n")
-        parts.append(_table(typing.cast(type[BaseModel], field.annotation), f"{name}."))
-    return "\n".join(parts)
+    return "\n".join([_HEAD, _table(Settings, ""), *_sections(Settings, "")])
 
 
 def main(arguments: list[str]) -> int:
@@ -44,6 +39,17 @@ def main(arguments: list[str]) -> int:
         return 0
     print(f"{PAGE.relative_to(PROJECT_ROOT)} is not up to date; run `python -m configs.document`.", file=sys.stderr)
     return 1
+
+
+def _sections(tree: type[BaseModel], prefix: str) -> list[str]:
+    """The heading and the table of every section below `tree`, and of the sections in them."""
+    parts: list[str] = []
+    for name, field in tree.model_fields.items():
+        if _section(field):
+            section = typing.cast(type[BaseModel], field.annotation)
+            parts.append(f"## `{prefix}{name}`\n\n{field.description}\n")
+            parts += [_table(section, f"{prefix}{name}."), *_sections(section, f"{prefix}{name}.")]
+    return parts
 
 
 def _table(tree: type[BaseModel], prefix: str) -> str:

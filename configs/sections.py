@@ -1,4 +1,6 @@
-"""The sections of the settings tree: engine, kv, http, routing, faults. `configs.settings` joins and cross-checks them.
+"""The sections of the settings tree: engine, http, routing, faults; `configs.kv_section` has kv, the largest.
+
+`configs.settings` joins and cross-checks them.
 
 A field's name carries its unit (`_bytes`, `_s`, `_tokens`); its description is what docs/settings.md prints.
 """
@@ -6,21 +8,13 @@ A field's name carries its unit (`_bytes`, `_s`, `_tokens`); its description is 
 from __future__ import annotations
 
 import difflib
-import re
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
 
 from configs.engine_arguments import engine_argument_names
-from configs.model_folder import PROJECT_ROOT
 
 CPU_BLOCK_MULTIPLE_TOKENS = 32  # vLLM's CPU attention kernels work on blocks of a multiple of 32 tokens
-EMBEDDED_REDIS = "embedded"
-"""Value of `kv.redis_url`: the server starts a Redis of its own."""
-
-_REDIS_NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
 # vLLM arguments that other settings decide, with the setting to use instead.
 _OWNED_ENGINE_ARGS = {
     "model": "model",
@@ -92,105 +86,6 @@ class EngineSettings(Section):
         return value
 
 
-class KVSettings(Section):
-    """The shared KV cache: what is kept, where, and how long anything may wait for it."""
-
-    enabled: bool = Field(True, description="Share KV between replicas. Off: every request computes its whole prompt.")
-    segment_tokens: int = Field(
-        256,
-        ge=1,
-        description="Tokens per segment, the unit that is stored, moved and evicted. A multiple of the block size.",
-    )
-    cpu_tier_bytes: ByteSize = Field(
-        ByteSize(1024**3), ge=0, description="Budget of the CPU tier on each node, such as `1GiB`. 0: no CPU tier."
-    )
-    cpu_high_water: float = Field(
-        0.9,
-        gt=0,
-        le=1,
-        description="Share of `cpu_tier_bytes` above which the coldest segments move to Redis.",
-    )
-    redis_url: str | None = Field(
-        EMBEDDED_REDIS,
-        repr=False,  # may hold a password
-        description="Where the Redis tier is: `embedded` (the server starts one of its own), `redis://host:6379/0`, "
-        "`rediss://…` (TLS) or `unix://path`; `null`: no Redis tier.",
-    )
-    redis_required: bool = Field(
-        False, description="Refuse to start without a usable Redis. Off: go on with two tiers, and `/health` says so."
-    )
-    redis_bytes: ByteSize = Field(
-        ByteSize(1024**3), gt=0, description="Budget of KV in Redis. On this machine when Redis is embedded."
-    )
-    redis_folder: str = Field(
-        ".crosskv/redis",
-        min_length=1,
-        description="Folder (relative to the project) where an embedded Redis keeps its data over restarts.",
-    )
-    redis_namespace: str = Field(
-        "default",
-        description="First part of every name in Redis: letters, digits, `.`, `_`, `-`. Servers that share a Redis "
-        "need a namespace each.",
-    )
-    redis_min_uses: float = Field(
-        1.0,
-        ge=1,
-        description="Uses after which a segment is copied to Redis in the background. 1: every segment.",
-    )
-    redis_expire_s: int = Field(
-        604_800, ge=0, description="Time after which Redis forgets a segment, from its copying on. 0: never."
-    )
-    redis_deadline_s: float = Field(
-        0.5, gt=0, description="Longest wait for one answer of Redis. At most `load_deadline_s`."
-    )
-    prefetch_workers: int = Field(
-        2, ge=1, le=64, description="Processes per node that copy between Redis and the CPU tier."
-    )
-    save_answers: bool = Field(
-        True, description="Keep the KV of generated tokens too, for the conversation's next turn."
-    )
-    plan_deadline_s: float = Field(
-        0.25, gt=0, description="Longest wait for the manager's plan; then the prompt is recomputed."
-    )
-    load_deadline_s: float = Field(
-        2.0, gt=0, description="Longest wait for a load; what has not come by then is recomputed."
-    )
-    tier_deadline_s: float = Field(
-        0.5,
-        gt=0,
-        description="Longest wait within a load for the next segment; `redis_deadline_s` longer where Redis has it.",
-    )
-    save_deadline_s: float = Field(
-        30.0, gt=0, description="Longest time that a save may take; then its room is given back."
-    )
-    lease_s: float = Field(
-        30.0, gt=0, description="How long a planned segment is safe from eviction. At least `load_deadline_s`."
-    )
-    hotness_half_life_requests: int = Field(
-        1000, ge=1, description="Requests after which one use of a prefix counts half as much."
-    )
-    max_ghosts: int = Field(100_000, ge=0, description="Evicted segments whose use count is still remembered.")
-
-    @property
-    def redis_folder_path(self) -> Path:
-        """`redis_folder` as an absolute path; nothing is created."""
-        return (PROJECT_ROOT / Path(self.redis_folder).expanduser()).resolve()
-
-    @property
-    def redis_embedded(self) -> bool:
-        """Whether the server starts a Redis of its own."""
-        return self.redis_url == EMBEDDED_REDIS
-
-    @field_validator("redis_namespace")
-    @classmethod
-    def _namespace_is_a_plain_name(cls, value: str) -> str:
-        if not _REDIS_NAMESPACE.fullmatch(value):
-            raise ValueError(
-                f"{value!r} is not 1 to 64 letters, digits, '.', '_' and '-'; use a name such as 'default'"
-            )
-        return value
-
-
 class HTTPSettings(Section):
     """The HTTP surface: who may ask, how much, and how long."""
 
@@ -248,5 +143,9 @@ class FaultSettings(Section):
     redis_corrupt_share: float = Field(
         0.0, ge=0, le=1, description="Share of the segments read from Redis that arrive damaged."
     )
+    redis_link_bytes_per_s: float = Field(
+        0.0, ge=0, description="Emulated rate of each connection to Redis, in bytes per second. 0: as fast as it is."
+    )
+    redis_link_delay_s: float = Field(0.0, ge=0, description="Emulated delay of each round trip to Redis.")
     manager_delay_s: float = Field(0.0, ge=0, description="Wait before each answer of the KV manager.")
     manager_lost_share: float = Field(0.0, ge=0, le=1, description="Share of the calls to the KV manager that fail.")

@@ -14,14 +14,13 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from configs import machine
 from configs.errors import SettingsError, one_sentence
+from configs.kv_section import EMBEDDED_REDIS, KVSettings
 from configs.model_folder import DEMO_MODEL, PROJECT_ROOT, find_model, own_max_tokens
 from configs.sections import (
     CPU_BLOCK_MULTIPLE_TOKENS,
-    EMBEDDED_REDIS,
     EngineSettings,
     FaultSettings,
     HTTPSettings,
-    KVSettings,
     RoutingSettings,
     Section,
 )
@@ -124,6 +123,8 @@ class Settings(Section):
         self._check_waits()
         self._check_redis()
         self._check_budgets()
+        self._check_quotas()
+        self._check_tenants("tenant_fidelity", self.kv.tenant_fidelity)
         return self
 
     def _check_block_size(self) -> None:
@@ -203,6 +204,27 @@ class Settings(Section):
                 f"{redis.human_readable()} (kv.redis_bytes) are together more than half of this machine's memory; "
                 f"{works}"
             )
+
+    def _check_quotas(self) -> None:
+        for field, of in (("tenant_cpu_bytes", "cpu_tier_bytes"), ("tenant_redis_bytes", "redis_bytes")):
+            quotas: Mapping[str, int] = getattr(self.kv, field)
+            budget: int = getattr(self.kv, of)
+            self._check_tenants(field, quotas)
+            if sum(quotas.values()) > budget:
+                raise ValueError(
+                    f"kv.{field}: the quotas add up to {sum(quotas.values())} bytes, more than kv.{of}, {budget} "
+                    f"bytes; lower them or raise that"
+                )
+
+    def _check_tenants(self, field: str, by_tenant: Mapping[str, object]) -> None:
+        tenants = set(self.http.api_keys.values())
+        for tenant in by_tenant:
+            if tenant not in tenants:
+                raise ValueError(
+                    f"kv.{field}: {tenant!r} is no tenant of http.api_keys; use one of {sorted(tenants)}"
+                    if tenants
+                    else f"kv.{field}: there are no tenants; give them keys in http.api_keys first"
+                )
 
 
 def load_settings(args: Mapping[str, Any] | None) -> Settings:

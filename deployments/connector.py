@@ -24,6 +24,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from deployments.connector_scheduler import SchedulerSide
 from deployments.kv_transfer import KVTransfer
+from deployments.layerwise import LayerwiseStep
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -58,10 +59,12 @@ class CrossKVConnector(KVConnectorBase_V1):
         self.kv_cache_manager: KVCacheManager | None = None
         self._scheduler_side: SchedulerSide | None = None
         self._transfer: KVTransfer | None = None
+        self._layerwise: LayerwiseStep | None = None
+        self._layer_numbers: dict[str, int] = {}
 
-    def attach(self, scheduler_side: SchedulerSide | None, transfer: KVTransfer) -> None:
+    def attach(self, scheduler_side: SchedulerSide | None, transfer: KVTransfer, layerwise: LayerwiseStep) -> None:
         """Start working. On the engine thread, between two steps."""
-        self._scheduler_side, self._transfer = scheduler_side, transfer
+        self._scheduler_side, self._transfer, self._layerwise = scheduler_side, transfer, layerwise
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -73,15 +76,20 @@ class CrossKVConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Remember vLLM's tensors, one per layer, by layer name."""
         self.kv_caches = kv_caches
+        self._layer_numbers = {name: number for number, name in enumerate(layer_names(kv_caches))}
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Loads were started by the scheduler side already."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads are asynchronous: a request is scheduled only when all its layers are there."""
+        """What this step loads layerwise of a layer is there when this returns, or given up."""
+        if self._layerwise:
+            self._layerwise.wait_for_layer(self._layer_numbers[layer_name])
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """Saves happen between steps, from whole blocks."""
+        """What is saved layer by layer of this step may be copied now; everything else is saved between steps."""
+        if self._layerwise:
+            self._layerwise.layer_computed()
 
     def wait_for_save(self) -> None:
         """A save holds its blocks by reference count, so the step need not wait."""
@@ -91,8 +99,9 @@ class CrossKVConnector(KVConnectorBase_V1):
         return None, self._transfer.take_finished_loads() if self._transfer else None
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that vLLM must recompute."""
-        return self._transfer.take_failed_blocks() if self._transfer else set()
+        """Blocks that vLLM must recompute. Called once per step, when it has been computed and before it counts."""
+        failed = self._layerwise.end_step() if self._layerwise else set()
+        return failed | self._transfer.take_failed_blocks() if self._transfer else failed
 
     # Scheduler side.
 
@@ -107,9 +116,8 @@ class CrossKVConnector(KVConnectorBase_V1):
             self._scheduler_side.add(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens a load brings after those on the device; always asynchronously."""
-        tokens = self._scheduler_side.tokens_to_load(request, num_computed_tokens) if self._scheduler_side else 0
-        return tokens, tokens > 0
+        """How many tokens a load brings after those on the device, and whether asynchronously."""
+        return self._scheduler_side.tokens_to_load(request, num_computed_tokens) if self._scheduler_side else (0, False)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
         """The request has its blocks: start the load."""
@@ -125,6 +133,18 @@ class CrossKVConnector(KVConnectorBase_V1):
         if self._scheduler_side:
             running = scheduler_output.scheduled_cached_reqs
             self._scheduler_side.save_progress([r for r in running.req_ids if r not in running.resumed_req_ids])
+            scheduled = scheduler_output.num_scheduled_tokens
+            resumed = running.resumed_req_ids
+            for request_id, computed in zip(running.req_ids, running.num_computed_tokens, strict=True):
+                self._scheduler_side.save_step(request_id, computed, scheduled[request_id], request_id in resumed)
+            for new in scheduler_output.scheduled_new_reqs:
+                self._scheduler_side.save_step(
+                    new.req_id, new.num_computed_tokens, scheduled[new.req_id], admitted=True
+                )
+            if not scheduler_output.total_num_scheduled_tokens:
+                self._scheduler_side.nothing_runs()
+        if self._layerwise:
+            self._layerwise.begin_step(*_only_prompt(scheduler_output))
         return StepMetadata()
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
@@ -137,6 +157,15 @@ class CrossKVConnector(KVConnectorBase_V1):
         """Blocks may be freed at once; the usage travels back with the request's last output."""
         usage = self._scheduler_side.finish(request) if self._scheduler_side else None
         return False, dict(usage) if usage else None
+
+
+def _only_prompt(scheduled: SchedulerOutput) -> tuple[int, int]:
+    """The tokens that a step computes of its only request, and those before them; (0, 0) for a step of several."""
+    if len(scheduled.num_scheduled_tokens) != 1:
+        return 0, 0
+    (tokens,) = scheduled.num_scheduled_tokens.values()
+    new = scheduled.scheduled_new_reqs
+    return tokens, new[0].num_computed_tokens if new else scheduled.scheduled_cached_reqs.num_computed_tokens[0]
 
 
 def check_supported(kv_cache_config: KVCacheConfig) -> None:
@@ -164,7 +193,12 @@ def check_supported(kv_cache_config: KVCacheConfig) -> None:
 
 
 def layer_tensors(kv_caches: dict[str, torch.Tensor]) -> Sequence[torch.Tensor]:
-    """vLLM's per-layer tensors in layer order (the number in `model.layers.N.self_attn`)."""
+    """vLLM's per-layer tensors in layer order."""
+    return [kv_caches[name] for name in layer_names(kv_caches)]
+
+
+def layer_names(kv_caches: dict[str, torch.Tensor]) -> list[str]:
+    """The layers' names in layer order (the number in `model.layers.N.self_attn`)."""
     from vllm.model_executor.models.utils import extract_layer_index
 
-    return [kv_caches[name] for name in sorted(kv_caches, key=extract_layer_index)]
+    return sorted(kv_caches, key=extract_layer_index)

@@ -10,46 +10,36 @@ Rules that vLLM sets (DESIGN §7, traps of the connector):
 * `Request.num_computed_tokens`, read while a step is being built, counts tokens whose KV is already written (the engine
   does not schedule asynchronously), so a block below that count may be saved. Two exceptions, in which nothing may:
   while a load is in flight it counts tokens that have not arrived yet; and in the step that admits a request it counts
-  prefix hits on blocks that another request of that same step is only about to compute;
+  prefix hits on blocks that another request of that same step is only about to compute. What the step computes for
+  the request itself may be saved layer by layer, if the step counts (`save_step`);
 * blocks may be handed out again as soon as a request ends: a save holds them by reference count.
+
+A request's plan also says how hot its prompt is; the blocks get these scores before they can become victims
+(`deployments.device_queue`). What the manager does not know yet, new tokens, counts as used once by this request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from deployments.kv_port import PLAN, KVPort, PlannedLoad
-from deployments.kv_transfer import KVTransfer, LoadJob, SaveJob
+from deployments.device_queue import HotnessQueue
+from deployments.kv_port import FIDELITY, PLAN, TENANT, KVPort, PlanDict, PlannedLoad
+from deployments.kv_transfer import KVTransfer, LoadJob
+from deployments.layerwise import LayerwiseStep
+from deployments.load_pace import load_pace
+from deployments.request_saves import RequestSaves
+from deployments.tracked_request import TrackedRequest
+from deployments.unshared_blocks import hide_blocks, show_blocks
 from deployments.wire import KV_CACHE_USAGE, KVCacheUsage
-from kvmanager.keys import BlockHash
-from kvmanager.segments import SegmentSpan, split_segments
+from kvmanager.segment_format import EXACT
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
-
-
-@dataclass(slots=True)
-class TrackedRequest:
-    """What the connector remembers of one request while the scheduler has it."""
-
-    request: Request
-    loads: list[PlannedLoad]
-    lease_id: int
-    saved_blocks: int
-    device_tokens: int = 0
-    """Leading tokens that the device's own prefix cache had when vLLM last looked."""
-    loading_upto_tokens: int = 0
-    """End of the load in flight; 0 when there is none."""
-    sources: dict[str, int] | None = None
-    """Tokens by tier when the prompt was first admitted: what usage reports, whatever a preemption does later."""
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether a load is in flight; `num_computed_tokens` must not be trusted then."""
-        return self.loading_upto_tokens > 0
 
 
 class SchedulerSide:
@@ -66,63 +56,140 @@ class SchedulerSide:
         save_answers: bool,
         replica: str,
         on_engine_thread: Callable[[Callable[[], None]], Any],
+        layerwise: LayerwiseStep,
+        num_running: Callable[[], int],
+        max_step_tokens: int,
+        make_room: Callable[[], None] = lambda: None,
+        ttft_target_s: float | None = None,
     ) -> None:
+        """`num_running`: requests in the engine's steps now; `max_step_tokens`: what a step computes at most."""
         self._port = port
         self._transfer = transfer
         self._kv_cache_manager = kv_cache_manager
         self._pool = kv_cache_manager.block_pool
         self._block_size = block_size
         self._blocks_per_segment = blocks_per_segment
-        self._save_answers = save_answers
         self._replica = replica
-        self._on_engine_thread = on_engine_thread
+        self._saves = RequestSaves(
+            kv_cache_manager, transfer, layerwise, on_engine_thread, block_size, blocks_per_segment, save_answers
+        )
+        self._layerwise = layerwise
+        self._num_running = num_running
+        self._max_step_tokens = max_step_tokens
+        self._make_room = make_room
+        self._ttft_target_s = ttft_target_s
+        self.queue: HotnessQueue | None = None
+        """The pool's free blocks by hotness; None: vLLM's own order."""
         self._tracked: dict[str, TrackedRequest] = {}
 
     def add(self, request: Request) -> None:
         """A request has entered the scheduler, with its plan."""
-        plan = (request.kv_transfer_params or {}).get(PLAN)
+        transfer = request.kv_transfer_params or {}
+        plan: PlanDict | None = transfer.get(PLAN)
         loads = [PlannedLoad(*segment) for segment in plan["segments"]] if plan else []
         covered = loads[-1].end_block if loads else 0
-        self._tracked[request.request_id] = TrackedRequest(
-            request=request, loads=loads, lease_id=plan["lease_id"] if plan else 0, saved_blocks=covered
+        if covered and loads[-1].key != request.block_hashes[covered - 1]:
+            covered = 0  # a tolerant prompt's exact twin: under its own names nothing is stored, and children need it
+        tracked = self._tracked[request.request_id] = TrackedRequest(
+            request=request,
+            loads=loads,
+            lease_id=plan["lease_id"] if plan else 0,
+            saved_blocks=covered,
+            tenant=transfer.get(TENANT, ""),
+            fidelity=transfer.get(FIDELITY, EXACT),
         )
+        if self.queue is not None:
+            if plan and self.queue.hear(plan["epoch"], plan["now"]):
+                tracked.scores, tracked.now, tracked.epoch = plan["scores"], plan["now"], plan["epoch"]
+            self._score(tracked, self._cached_blocks(request.block_hashes))
 
-    def tokens_to_load(self, request: Request, device_tokens: int) -> int:
-        """How many tokens after the first `device_tokens` a planned load brings.
+    def tokens_to_load(self, request: Request, device_tokens: int) -> tuple[int, bool]:
+        """How many tokens after the first `device_tokens` a planned load brings, and whether asynchronously.
 
         May be asked many times; the last answer before `start_load` is the one that vLLM acted on.
         """
         tracked = self._tracked.get(request.request_id)
         if tracked is None or device_tokens % self._block_size:
-            return 0
+            return 0, False
         tracked.device_tokens = device_tokens
-        return max(0, self._loadable_end(tracked, device_tokens // self._block_size) * self._block_size - device_tokens)
+        first = device_tokens // self._block_size
+        end = tracked.loadable_end(first, self._block_size)
+        if end <= first:
+            return 0, False
+        rest = request.num_tokens - end * self._block_size
+        tracked.layerwise_patience_s = self._layerwise.choice.patience_s(
+            tracked.loads_between(first, end),
+            end - first,
+            end * self._block_size,
+            min(rest, self._max_step_tokens),
+            self._num_running(),
+            self._layerwise.buffer.free_bytes,
+        )
+        return (end - first) * self._block_size, tracked.layerwise_patience_s is None
 
     def start_load(self, request: Request, block_ids: list[int], num_tokens: int) -> None:
         """vLLM has given the request `block_ids`; bring `num_tokens` tokens after those it has on the device."""
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return
+        tracked.hidden = ()  # those of before a preemption
         if num_tokens == 0:
             if tracked.sources is None:
                 tracked.sources = {"device": tracked.device_tokens}
             return
         first = tracked.device_tokens // self._block_size
         end = first + num_tokens // self._block_size
-        loads = [load for load in tracked.loads if load.end_block > first and load.start_block < end]
+        loads = tracked.loads_between(first, end)
         tracked.loading_upto_tokens = end * self._block_size
-        self._transfer.submit_load(LoadJob(request.request_id, tracked.lease_id, loads, first, block_ids[first:end]))
+        job = LoadJob(request.request_id, tracked.lease_id, loads, first, block_ids[first:end])
+        if tracked.layerwise_patience_s is None:
+            pace = None
+            if self._ttft_target_s is not None:
+                pace = load_pace(request, loads, first, end, self._block_size, self._ttft_target_s)
+            self._transfer.submit_load(replace(job, pace=pace), pace.give_up_at if pace else math.inf)
+        else:
+            blocks = hide_blocks(self._pool, block_ids[first:])
+            self._layerwise.begin_load(
+                job,
+                tracked.layerwise_patience_s,
+                lambda arrived: self._finish_layerwise(tracked, first, arrived, blocks),
+            )
+
+    def _finish_layerwise(
+        self, tracked: TrackedRequest, first: int, arrived: int, blocks: Sequence[KVCacheBlock]
+    ) -> None:
+        """The step of a layerwise load has been computed; the blocks before block `arrived` of the sequence are there.
+
+        If that is all of the load, the rest of the step counts too. Else the rest is computed anew.
+        """
+        request = tracked.request
+        end = arrived
+        if arrived * self._block_size == tracked.loading_upto_tokens:
+            end = min(request.num_computed_tokens // self._block_size, len(request.block_hashes))
+        else:
+            tracked.hidden, tracked.hidden_from = blocks[end - first :], end
+        show_blocks(self._pool, request, blocks, first, end, self._block_size)
+        self._end_load(tracked, arrived * self._block_size)
+
+    def _show_computed(self, tracked: TrackedRequest) -> None:
+        """Let those blocks of a failed load that have been computed by now into the prefix cache."""
+        request, first = tracked.request, tracked.hidden_from
+        end = min(request.num_computed_tokens // self._block_size, first + len(tracked.hidden))
+        if end > first:
+            show_blocks(self._pool, request, tracked.hidden, first, end, self._block_size)
+            tracked.hidden, tracked.hidden_from = tracked.hidden[end - first :], end
 
     def finish_load(self, request_id: str) -> None:
-        """A load has ended; vLLM has already set `num_computed_tokens` to what arrived."""
+        """An asynchronous load has ended; vLLM has already set `num_computed_tokens` to what arrived."""
         tracked = self._tracked.get(request_id)
-        if tracked is None or not tracked.is_loading:
-            return
-        arrived = min(tracked.request.num_computed_tokens, tracked.loading_upto_tokens)
+        if tracked is not None and tracked.is_loading:
+            self._end_load(tracked, min(tracked.request.num_computed_tokens, tracked.loading_upto_tokens))
+
+    def _end_load(self, tracked: TrackedRequest, arrived: int) -> None:
         failed = arrived < tracked.loading_upto_tokens
         tracked.loading_upto_tokens = 0
         if tracked.sources is None and arrived:
-            tracked.sources = self._tokens_by_tier(tracked, arrived)
+            tracked.sources = tracked.tokens_by_tier(arrived, self._block_size)
         if failed:
             # Not a second time: vLLM asks again when nothing arrived, and would load the same bad segment for ever.
             tracked.saved_blocks = min(tracked.saved_blocks, arrived // self._block_size)
@@ -137,79 +204,79 @@ class SchedulerSide:
             tracked = self._tracked.get(request_id)
             if tracked is None or tracked.is_loading:
                 continue
+            if tracked.hidden:
+                self._show_computed(tracked)
             computed = tracked.request.num_computed_tokens // self._block_size
             prompt = tracked.request.num_prompt_tokens // self._block_size
             end = computed - computed % self._blocks_per_segment
             if computed >= prompt:
                 end = max(end, prompt)
-            self._save(tracked, end)
+            self._saves.save(tracked, end)
+
+    def save_step(self, request_id: str, computed_tokens: int, step_tokens: int, admitted: bool) -> None:
+        """Save, layer by layer, what the step that is being planned computes of a prompt: segments that it fills.
+
+        The step computes `step_tokens` tokens after the first `computed_tokens`. In the step that admits a request,
+        what lies before those may be KV that another request is only about to compute (see above): not saved yet.
+        """
+        tracked = self._tracked.get(request_id)
+        if tracked is None or not self._layerwise.saves or step_tokens < self._block_size:
+            return
+        if admitted and tracked.saved_blocks * self._block_size < computed_tokens:
+            return
+        end = (computed_tokens + step_tokens) // self._block_size
+        prompt = tracked.request.num_prompt_tokens // self._block_size
+        self._saves.save(tracked, prompt if end >= prompt else end - end % self._blocks_per_segment, in_this_step=True)
 
     def finish(self, request: Request) -> dict[str, KVCacheUsage] | None:
         """The request ends; its blocks are still its own. Save the rest and say where the prompt's KV came from."""
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return None
+        if tracked.hidden and not tracked.is_loading:
+            self._show_computed(tracked)
+        if self.queue is not None:
+            ids = self._kv_cache_manager.get_block_ids(request.request_id)[0]
+            self._score(tracked, [self._pool.blocks[block_id] for block_id in ids])
         if not tracked.is_loading:
-            self._transfer.count_dropped(self._save(tracked, request.num_computed_tokens // self._block_size))
+            self._transfer.count_dropped(self._saves.save(tracked, request.num_computed_tokens // self._block_size))
             self._port.release(tracked.lease_id)
+            self._report_answer(request)
         return {KV_CACHE_USAGE: self._usage(tracked)}
 
-    def _loadable_end(self, tracked: TrackedRequest, first_block: int) -> int:
-        """The block up to which planned segments follow `first_block` without a gap; the last token is left out."""
-        end = first_block
-        for load in tracked.loads:
-            if load.end_block <= end:
-                continue
-            if load.start_block > end:
-                break
-            end = load.end_block
-        return min(end, (tracked.request.num_tokens - 1) // self._block_size)
-
-    def _tokens_by_tier(self, tracked: TrackedRequest, arrived_tokens: int) -> dict[str, int]:
-        """Split the first `arrived_tokens` tokens by where they came from; device first, then the segments in order."""
-        position = min(tracked.device_tokens, arrived_tokens)
-        by_tier = {"device": position}
-        for load in tracked.loads:
-            end = min(load.end_block * self._block_size, arrived_tokens)
-            if end > position:
-                by_tier[load.tier] = by_tier.get(load.tier, 0) + end - position
-                position = end
-        return by_tier
-
-    def _save(self, tracked: TrackedRequest, end_block: int) -> int:
-        """Start saving up to `end_block`; returns the segments for which too many blocks are held, to try again."""
-        request = tracked.request
+    def _report_answer(self, request: Request) -> None:
+        """Tell which full blocks are computed; a prompt that was broken off has no next turn to speak of."""
         prompt_blocks = request.num_prompt_tokens // self._block_size
-        if not self._save_answers:
-            end_block = min(end_block, prompt_blocks)
-        end_block = min(end_block, len(request.block_hashes))
-        if end_block <= tracked.saved_blocks or request.mm_features:
-            return 0
-        spans = split_segments(
-            cast("list[BlockHash]", request.block_hashes),
-            tracked.saved_blocks,
-            end_block,
-            self._blocks_per_segment,
-            prompt_blocks,
-        )
-        all_ids = self._kv_cache_manager.get_block_ids(request.request_id)[0]
-        ids = [list(all_ids[span.start_block : span.start_block + span.num_blocks]) for span in spans]
-        if not self._hold_and_submit(spans, ids):
-            return len(spans)
-        tracked.saved_blocks = end_block
-        return 0
+        blocks = min(request.num_computed_tokens // self._block_size, len(request.block_hashes))
+        if blocks >= prompt_blocks and blocks and not request.mm_features:
+            self._port.report_answer([bytes(block) for block in request.block_hashes[:blocks]], prompt_blocks)
 
-    def _hold_and_submit(self, spans: list[SegmentSpan], ids: list[list[int]]) -> bool:
-        held = [self._pool.blocks[block_id] for segment in ids for block_id in segment]
+    def nothing_runs(self) -> None:
+        """No request is scheduled in this step: unless all wait for loads, some want blocks that nobody will free."""
+        if any(not tracked.is_loading for tracked in self._tracked.values()):
+            self._make_room()
 
-        def free() -> None:
-            self._pool.free_blocks(reversed(held))
+    def _score(self, tracked: TrackedRequest, blocks: Iterable[KVCacheBlock]) -> None:
+        """Tell the queue how hot a sequence's first blocks are, as far as they hold anything."""
+        queue = self.queue
+        assert queue is not None
+        if tracked.epoch != queue.epoch:  # no plan, or from a manager that has been replaced: one use made now
+            tracked.scores, tracked.now, tracked.epoch = (), queue.now, queue.epoch
+        known = iter(tracked.scores)
+        end_block, score = next(known, (math.inf, tracked.now))
+        for number, block in enumerate(blocks):
+            while number >= end_block:
+                end_block, score = next(known, (math.inf, tracked.now))
+            if block.block_hash is not None:
+                queue.raise_score(block, score)
 
-        self._pool.touch(held)
-        if self._transfer.submit_save(SaveJob(spans, ids, lambda: self._on_engine_thread(free))):
-            return True
-        free()
-        return False
+    def _cached_blocks(self, hashes: Iterable[Any]) -> Iterator[KVCacheBlock]:
+        """The leading blocks of a prompt that the device holds."""
+        for block_hash in hashes:
+            cached = self._pool.get_cached_block(block_hash, [0])
+            if cached is None:
+                return
+            yield cached[0]
 
     def _usage(self, tracked: TrackedRequest) -> KVCacheUsage:
         by_tier = tracked.sources or {}

@@ -28,8 +28,10 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from deployments.codec_reports import CodecReports
 from deployments.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.prefetch_pool import PrefetchPool, Pull
+from kvmanager.locations import Tier
 from kvmanager.segment_format import HEADER_BYTES, read_header
 from kvmanager.segments import SegmentSpan
 
@@ -40,6 +42,8 @@ FIRST_HEARTBEAT_S = 0.2
 """While prefetch workers are being started, or Redis is awaited."""
 ORPHAN_S = 60.0
 MANAGER_ANSWER_S = 5.0
+TELL_CHUNK = 1000
+"""Segments in one call of a registration: the manager makes no plan while it takes them in."""
 PUSH_S = 20.0
 """Longest time for one batch to Redis; the manager gives a demotion up after `kv.save_deadline_s`."""
 
@@ -50,6 +54,7 @@ class CPUTier:
     def __init__(self, app_name: str, node_id: str, budget_bytes: int, prefetch_workers: int) -> None:
         self._manager = ManagerClient(app_name)
         self._redis = PrefetchPool(app_name, node_id, prefetch_workers)
+        self._codecs = CodecReports()
         self._pulls: dict[bytes, Pull] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._node_id = node_id
@@ -58,6 +63,8 @@ class CPUTier:
         self._segments: dict[bytes, tuple[ray.ObjectRef[Any], SegmentSpan, int]] = {}
         self._refused = 0
         self._incarnation = uuid.uuid4().hex
+        self._told = False
+        """Whether a manager has been told all that is here, and has answered."""
         self._heartbeat = asyncio.get_event_loop().create_task(self._keep_registered())
 
     async def put(self, spans: Sequence[SegmentSpan], *buffers: Any) -> int:
@@ -74,37 +81,52 @@ class CPUTier:
         """References to segments, None for what is not here. A reference keeps its object alive at the reader."""
         return [entry[0] if (entry := self._segments.get(key)) else None for key in keys]
 
-    async def promote(self, replica: str, loads: Sequence[tuple[bytes, int]]) -> list[ray.ObjectRef[Any] | None]:
+    async def promote(
+        self, replica: str, loads: Sequence[tuple[bytes, int]], late: bytes | None = None
+    ) -> list[ray.ObjectRef[Any] | None]:
         """Begin to fetch segments (key, size in bytes; parents first) from Redis, for a replica that waits for them.
 
         Returns at once: references to objects that will be the sealed bytes, or a reason (str) why they are not; None
         where nothing was begun. What arrives stays in this tier if the manager grants it room.
+
+        `late` is for a replica that asks again, because this segment has not come though later ones have: what its
+        worker has not brought yet is asked of other workers.
         """
-        refs: list[ray.ObjectRef[Any] | None] = []
-        begun: list[Pull] = []
-        for key, nbytes in loads:
-            if entry := self._segments.get(key):
-                refs.append(entry[0])
-                continue
-            pull = self._pulls.get(key)
-            if pull is None:
-                pull = self._redis.pull(key, nbytes)
-                if pull is None:
-                    break  # what follows could not be used without it
-                self._pulls[key] = pull
-                begun.append(pull)
-            refs.append(pull.ref)
+        slow = self._pulls[late].worker if late in self._pulls else None
+        under_way = {
+            key: pull
+            for key, _ in loads
+            if (pull := self._pulls.get(key)) and not pull.failed and (pull.worker is not slow or pull.answer.done())
+        }
+        wanted = [load for load in loads if load[0] not in self._segments and load[0] not in under_way]
+        begun = self._redis.pull(wanted, avoid=slow) if wanted else []
+        if slow is not None:
+            self._redis.count_late(len(begun))
         if begun:
+            under_way |= {pull.key: pull for pull in begun}
+            self._pulls |= {pull.key: pull for pull in begun}
             task = asyncio.get_running_loop().create_task(self._keep_promoted(replica, begun))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+        refs: list[ray.ObjectRef[Any] | None] = []
+        for key, _ in loads:
+            if entry := self._segments.get(key):
+                refs.append(entry[0])
+            elif key in under_way:
+                refs.append(under_way[key].ref)
+            else:
+                break  # what follows could not be used without it
         return refs + [None] * (len(loads) - len(refs))
 
-    async def demote(self, keys: Sequence[bytes]) -> tuple[int, str]:
-        """Copy segments (parents first) to Redis: how many of the first are there now, and why not more ("": all)."""
+    async def fix_prefetch_workers(self, workers: int | None) -> None:
+        """Use so many workers for every load; None: as many as are worth while. For measurements."""
+        self._redis.fix_workers(workers)
+
+    async def demote(self, keys: Sequence[bytes]) -> tuple[list[int], str]:
+        """Copy segments (parents first) to Redis: bytes that the first take there now, and why not all ("": all)."""
         present = list(itertools.takewhile(self._segments.__contains__, keys))
         if not present:
-            return 0, "not_here"
+            return [], "not_here"
         return await self._redis.push(present, [self._segments[key][0] for key in present], PUSH_S)
 
     async def resize(self, budget_bytes: int) -> None:
@@ -125,6 +147,7 @@ class CPUTier:
             "budget_bytes": self._budget_bytes,
             "refused": self._refused,
             **self._redis.stats(),
+            "codecs": await self._codecs.report(self._redis.ready_workers()),
         }
 
     def _keep(self, span: SegmentSpan, buffer: Any) -> bool:
@@ -169,7 +192,8 @@ class CPUTier:
         complete = True
         for pull in pulls:
             sealed = await self._redis.arrival(pull)
-            del self._pulls[pull.key]
+            if self._pulls.get(pull.key) is pull:  # else it was late, and asked of another worker
+                del self._pulls[pull.key]
             complete = complete and sealed is not None
             if complete and sealed is not None and pull.key in granted and pull.key not in self._segments:
                 if self._used_bytes + sealed.nbytes > self._budget_bytes:
@@ -179,8 +203,9 @@ class CPUTier:
                 span = read_header(sealed[:HEADER_BYTES].data).span
                 self._own(pull.ref, span, sealed.nbytes)
                 kept.append(span)
-        self._redis.count_promoted(await self._commit(kept))
-        if save_id and len(kept) < len(granted):
+        stayed = await self._commit(kept)
+        self._redis.count_promoted(stayed)
+        if save_id and stayed < len(granted):
             with contextlib.suppress(ManagerUnavailableError):
                 self._manager.tell("abandon", save_id)
 
@@ -202,7 +227,7 @@ class CPUTier:
                     "tier_alive", self._node_id, self._incarnation, self._redis.ready, timeout_s=MANAGER_ANSWER_S
                 )
                 self._redis.connect(redis)
-                if not known:
+                if not (known and self._told):
                     await self._register()
                 last_seen = time.monotonic()
             except ManagerUnavailableError:
@@ -214,19 +239,29 @@ class CPUTier:
         ray.kill(self._address(), no_restart=True)
 
     async def _register(self) -> None:
-        entries = sorted(self._segments.values(), key=lambda entry: entry[1].start_block)
-        spans = [span for _, span, _ in entries]
-        wanted = await self._manager.ask(
-            "register_tier",
-            self._node_id,
-            self._address(),
-            self._incarnation,
-            self._budget_bytes,
-            spans,
-            [size for _, _, size in entries],
-            timeout_s=MANAGER_ANSWER_S,
-        )
-        self._drop({span.key for span in spans} - set(wanted))
+        """Tell a manager all that is here, parents first, in calls that each leave it time for others in between.
+
+        A manager that does not know this tier (any more) has kept nothing, which must drop nothing.
+        """
+        self._told = False
+        incarnation = self._incarnation
+        keys = sorted(self._segments, key=lambda key: self._segments[key][1].start_block)
+        for start in range(0, max(1, len(keys)), TELL_CHUNK):
+            told = start + TELL_CHUNK >= len(keys)
+            here = [self._segments[key] for key in keys[start : start + TELL_CHUNK] if key in self._segments]
+            spans, sizes = [span for _, span, _ in here], [size for _, _, size in here]
+            if start:
+                call: tuple[Any, ...] = ("adopt_tier", self._node_id, incarnation, spans, sizes, told)
+            else:
+                hello = (self._address(), incarnation, self._budget_bytes)
+                call = ("register_tier", self._node_id, *hello, spans, sizes, told)
+            wanted = await self._manager.ask(*call, timeout_s=MANAGER_ANSWER_S)
+            if wanted is None:
+                return
+            self._drop({span.key for span in spans} - set(wanted))
+            if gone := [key for key in wanted if key not in self._segments]:  # dropped while the call was under way
+                await self._manager.ask("lost", Tier.CPU.value, self._node_id, gone, timeout_s=MANAGER_ANSWER_S)
+        self._told = True
 
     def _address(self) -> Any:
         return ray.get_runtime_context().current_actor

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 
 from deployments.tier_seats import TierSeats
 from kvmanager.demotions import Demotion
@@ -69,13 +68,13 @@ class Demoter:
             task.add_done_callback(self._tasks.discard)
 
     async def _demote(self, demotion: Demotion) -> None:
-        stored: Sequence[SegmentKey] = ()
+        stored: dict[SegmentKey, int] = {}
         reason = "no_answer"
         try:
             seat = self._seats.cpu.get(demotion.source.holder)
             if seat is not None and await self._seats.carry_out(demotion.evict):
-                count, reason = await asyncio.wait_for(seat.handle.demote.remote(list(demotion.keys)), ANSWER_S)
-                stored = demotion.keys[:count]
+                sizes, reason = await asyncio.wait_for(seat.handle.demote.remote(list(demotion.keys)), ANSWER_S)
+                stored = dict(zip(demotion.keys, sizes, strict=False))  # as many of the first as were stored
         except Exception as error:
             logger.warning("a demotion to Redis failed: %r", error)
         finally:

@@ -15,11 +15,19 @@ from deployments.kv_port import KVPort
 
 
 class PlacementPublisher:
-    """Stands in for vLLM's event publisher. Called on the engine thread after each step that changed the pool."""
+    """Stands in for vLLM's event publisher. Called on the engine thread after each step that changed the pool.
 
-    def __init__(self, port: KVPort, in_pool: Callable[[bytes], bool]) -> None:
+    `parents` tells, for each block hash in the pool, the hash of the block before it (None for a sequence's first),
+    which vLLM's pool does not remember. `on_cleared` is called when vLLM has emptied its prefix cache.
+    """
+
+    def __init__(
+        self, port: KVPort, in_pool: Callable[[bytes], bool], on_cleared: Callable[[], None] = lambda: None
+    ) -> None:
+        self.parents: dict[bytes, bytes | None] = {}
         self._port = port
         self._in_pool = in_pool
+        self._on_cleared = on_cleared
 
     def publish(self, batch: Any) -> None:
         """Report one step's events as one change: what is in the pool at its end, and what is not.
@@ -33,11 +41,22 @@ class PlacementPublisher:
                 touched.update((_whole(block_hash), None) for block_hash in event.block_hashes)
             elif isinstance(event, AllBlocksCleared):
                 cleared = True
+            if isinstance(event, BlockStored):
+                parent = event.parent_block_hash
+                before = None if parent is None else _whole(parent)
+                for block_hash in event.block_hashes:
+                    self.parents[_whole(block_hash)] = before
+                    before = _whole(block_hash)
+        if cleared:
+            self._on_cleared()
         if touched or cleared:
             stored: list[bytes] = []
             removed: list[bytes] = []
             for block_hash in touched:
                 (stored if self._in_pool(block_hash) else removed).append(block_hash)
+            for block_hash in list(self.parents) if cleared else removed:
+                if not self._in_pool(block_hash):
+                    self.parents.pop(block_hash, None)
             self._port.report_placement(stored, removed, cleared)
 
     def shutdown(self) -> None:

@@ -130,16 +130,19 @@ class EngineThread:
                 time.sleep(IDLE_STEP_SLEEP_S)
 
     def _drain_inbox(self, block: bool) -> bool:
-        """Run everything that waits (at least one item if `block`); False when the thread must end."""
-        while True:
-            try:
-                item = self._inbox.get(block=block)
-            except queue.Empty:
-                return True
+        """Run everything that waits now (at least one item if `block`); False when the thread must end.
+
+        What is put in meanwhile waits for the next step: whoever calls again and again does not hold up decoding.
+        """
+        left = self._inbox.qsize()
+        while block or left > 0:
+            item = self._inbox.get()
             if item is None:
                 return False
             item()
+            left = self._inbox.qsize() if block else left - 1
             block = False
+        return True
 
     def _refuse_what_waits(self) -> None:
         """Calls that arrived too late fail instead of hanging."""

@@ -12,18 +12,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deployments.link_emulation import NO_LINK, EmulatedLink
 from deployments.segment_store import SegmentStore, StoredHeader, StoreTimeoutError, StoreUnavailableError
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFaults:
-    """How a store misbehaves: delay of each call in seconds, shares (0..1) of calls that fail and of damaged reads."""
+    """How a store misbehaves: delay of each call in seconds, shares (0..1) of calls that fail and of damaged reads.
+
+    `link` is no misbehaviour but a network that this machine does not have (`deployments.link_emulation`).
+    """
 
     delay_s: float = 0.0
     error_share: float = 0.0
     corrupt_share: float = 0.0
+    link: EmulatedLink = NO_LINK
 
     def __bool__(self) -> bool:
+        """Whether calls misbehave; a link alone does not count."""
         return bool(self.delay_s or self.error_share or self.corrupt_share)
 
 

@@ -7,6 +7,7 @@ of the CPU backend's cache, `vllm.v1.attention.backends.cpu_attn._get_attn_isa`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -16,18 +17,28 @@ from vllm.distributed.kv_events import KVEventBatch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
 
-from configs.settings import Settings
+from configs.settings import Settings, SettingsError
 from deployments.connector import CrossKVConnector, layer_tensors
 from deployments.connector_scheduler import SchedulerSide
+from deployments.device_control import DeviceControl
 from deployments.device_events import PlacementPublisher
+from deployments.device_pins import DevicePins
+from deployments.device_queue import order_by_hotness, order_by_recency
 from deployments.engine_host import EngineThread
 from deployments.kv_port import KVPort
 from deployments.kv_transfer import KVTransfer
+from deployments.layer_groups import group_ends
+from deployments.layerwise import LayerwiseStep
+from deployments.layerwise_choice import LayerwiseChoice, MeasuredRates, group_bytes
+from deployments.layerwise_streams import streams_for
 from deployments.segment_copy import SegmentCopier
 from kernels.layout import LayoutKind, PagedLayout, cpu_layout_for
 
 HELD_POOL_SHARE = 0.5
 """Largest share of the device pool that saves in flight may hold; what is beyond is not saved."""
+
+PIN_SHARE = 0.5
+"""Largest share of the device pool that may be pinned."""
 
 
 class KVReuse:
@@ -41,7 +52,10 @@ class KVReuse:
         port: KVPort,
         fingerprint: bytes,
         replica: str,
+        by_hotness: bool = True,
+        pin_share: float = PIN_SHARE,
     ) -> None:
+        """`by_hotness`: device blocks go coldest first, as the manager sees it; else least recently used first."""
         self._thread = thread
         scheduler: Any = thread.core.scheduler
         self._scheduler = scheduler
@@ -53,15 +67,34 @@ class KVReuse:
         layers = layer_tensors(worker_connector.kv_caches)
         block_size = config.cache_config.block_size
         self.copier = SegmentCopier(layers, _layout(config, layers[0]), fingerprint)
+        ends = group_ends(len(layers), settings.kv.layerwise.layers_per_group(len(layers)))
+        buffer_bytes = layerwise_buffer_bytes(settings, self.copier, ends, config.model_config.max_model_len)
         self.copier.warm_up()
-        pool_blocks = self._manager.block_pool.num_gpu_blocks
+        pool = self._manager.block_pool
+        pool_blocks = pool.num_gpu_blocks
+        rates = MeasuredRates()
         self.transfer = KVTransfer(
             self.copier,
             port,
             max_held_blocks=int(pool_blocks * HELD_POOL_SHARE),
             load_deadline_s=settings.kv.load_deadline_s,
+            on_rate=rates.add,
         )
-        scheduler_side = SchedulerSide(
+        choice = LayerwiseChoice(
+            settings.kv.layerwise, port, rates, self.copier.block_bytes, ends, settings.kv.load_deadline_s
+        )
+        self.layerwise = LayerwiseStep(
+            self.copier,
+            self.transfer,
+            choice,
+            rates,
+            ends,
+            streams_for(layers[0]),
+            buffer_bytes,
+            saves=settings.kv.layerwise.saves(layers[0].is_cuda),
+        )
+        pins = DevicePins(pool, int(pool_blocks * pin_share))
+        self._scheduler_side = SchedulerSide(
             port=port,
             transfer=self.transfer,
             kv_cache_manager=self._manager,
@@ -70,58 +103,86 @@ class KVReuse:
             save_answers=settings.kv.save_answers,
             replica=replica,
             on_engine_thread=thread.call,
+            layerwise=self.layerwise,
+            num_running=lambda: len(scheduler.running),
+            max_step_tokens=config.scheduler_config.max_num_batched_tokens,
+            make_room=pins.give_way,
+            ttft_target_s=settings.kv.ttft_target_s,
+        )
+        publisher = PlacementPublisher(port, self._in_pool, self._on_cleared)
+        self.control = DeviceControl(
+            pool=pool,
+            pins=pins,
+            transfer=self.transfer,
+            block_size=block_size,
+            parents=publisher.parents,
+            publish=self._publish_events,
+            on_engine_thread=thread.call,
         )
 
         def attach() -> None:
-            scheduler_connector.attach(scheduler_side, self.transfer)
-            worker_connector.attach(None, self.transfer)
-            scheduler.kv_event_publisher = PlacementPublisher(port, self._in_pool)
+            scheduler_connector.attach(self._scheduler_side, self.transfer, self.layerwise)
+            worker_connector.attach(None, self.transfer, self.layerwise)
+            scheduler.kv_event_publisher = publisher
 
         thread.call(attach).result()
+        self.order_device(by_hotness).result()
+
+    def order_device(self, by_hotness: bool) -> Future[None]:
+        """Choose the order in which device blocks go: coldest first, or vLLM's own. Scores begin anew."""
+
+        def order() -> None:
+            pool = self._manager.block_pool
+            queue = order_by_hotness(pool) if by_hotness else None
+            if queue is None:
+                order_by_recency(pool)
+            self._scheduler_side.queue = self.control.queue = queue
+
+        return self._thread.call(order)
 
     def device_hashes(self) -> Future[list[bytes]]:
         """Every block hash in the device pool."""
-        return self._thread.call(lambda: list(dict.fromkeys(block.block_hash[:32] for block in self._cached_blocks())))
+        return self._thread.call(self.control.cached_hashes)
 
     def clear_device(self) -> Future[int]:
         """Empty the device's prefix cache; returns the number of blocks that it held. Running requests keep theirs."""
-
-        def clear() -> int:
-            blocks = {block.block_id for block in self._cached_blocks()}
-            self._manager.block_pool.evict_blocks(blocks)
-            self._publish_events()
-            return len(blocks)
-
-        return self._thread.call(clear)
+        return self._thread.call(self.control.clear)
 
     def pool_usage(self) -> Future[dict[str, int]]:
-        """Device blocks: all, free, cached. After the last request and save `free` is `all` minus the null block."""
-
-        def usage() -> dict[str, int]:
-            pool = self._manager.block_pool
-            return {
-                "blocks": pool.num_gpu_blocks,
-                "free_blocks": pool.get_num_free_blocks(),
-                "cached_blocks": sum(1 for _ in self._cached_blocks()),
-            }
-
-        return self._thread.call(usage)
+        """Device blocks: all, free, cached, pinned. All but the null block are free when nobody uses or pins any."""
+        return self._thread.call(self.control.usage)
 
     def close(self) -> None:
         """End the transfer threads."""
         self.transfer.close()
 
-    def _cached_blocks(self) -> Any:
-        return (block for block in self._manager.block_pool.blocks if block.block_hash is not None)
-
     def _in_pool(self, block_hash: Any) -> bool:
         return self._manager.block_pool.get_cached_block(block_hash, [0]) is not None
+
+    def _on_cleared(self) -> None:
+        if self.control.queue is not None:
+            self.control.queue.all_emptied()
 
     def _publish_events(self) -> None:
         """vLLM publishes at the end of a step; after a change between steps it is for us to do."""
         events = self._manager.take_events()
         if events:
             self._scheduler.kv_event_publisher.publish(KVEventBatch(ts=0.0, events=events))
+
+
+def layerwise_buffer_bytes(settings: Settings, copier: SegmentCopier, ends: Sequence[int], max_tokens: int) -> int:
+    """The layerwise buffer. Raises SettingsError for one that does not hold a group of layers of the longest prompt."""
+    layerwise = settings.kv.layerwise
+    least = group_bytes(copier.block_bytes, ends, -(-max_tokens // copier.layout.block_size))
+    buffer_bytes = layerwise.buffer_for(least)
+    if layerwise.enabled != "off" and buffer_bytes < least:
+        group = layerwise.layers_per_group(len(copier.layers))
+        raise SettingsError(
+            f"kv.layerwise.buffer_bytes: {buffer_bytes} bytes do not hold {group} layers of the longest "
+            f"prompt, {max_tokens} tokens; use at least {least}, a smaller kv.layerwise.group_layers, or set "
+            f"kv.layerwise.enabled to off"
+        )
+    return buffer_bytes
 
 
 def _layout(config: VllmConfig, layer: torch.Tensor) -> PagedLayout:

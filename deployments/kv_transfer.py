@@ -3,27 +3,37 @@
 Life of a load:  submitted → fetching → verified and written, or failed from some block on → finished (always)
 Life of a save:  submitted (blocks held) → offered → copied → blocks given back → stored, or dropped and counted
 
-Loads never wait behind saves, and a load that hangs does not hold up the next one. A load always ends, at the latest
-`load_deadline_s` after it was submitted; what did not arrive is reported as failed blocks, which vLLM recomputes. A
-save is best effort: at most `max_held_blocks` device blocks are held for saves, what is beyond is dropped.
+Layerwise loads (`deployments.layerwise_load`) run on the same threads; a layerwise save is one that is copied at the
+pace of the step that computes it.
+
+A load is for a request, or for a directive (`LoadJob.on_end`): then nobody waits for its blocks, and it gives no lease
+back. Loads never wait behind saves, and a load that hangs does not hold up the next one. A load always ends, at the
+latest `load_deadline_s` after it was submitted; what did not arrive is reported as failed blocks, which vLLM
+recomputes. A save is best effort: at most `max_held_blocks` device blocks are held, what is beyond is dropped.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from deployments.kv_port import KVPort, PlannedLoad, SaveGrant
+from deployments.layerwise_save import StepDiscardedError
+from deployments.transfer_jobs import LoadJob, LoadTime, SaveJob, TransferCounters
+from kvmanager.load_rates import Sample
 from kvmanager.segment_format import SegmentMismatch
 from kvmanager.segments import SegmentSpan
 
 if TYPE_CHECKING:
     from deployments.segment_copy import SegmentCopier
+
+__all__ = ["KVTransfer", "LoadJob", "SaveJob", "TransferCounters"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,48 +41,19 @@ LOAD_THREADS = 4
 """So many loads may wait for a tier at once. Copying is short beside waiting, so more than the cores is right."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadJob:
-    """Segments for one request. `block_ids` are the device blocks of the sequence from `first_block` on."""
-
-    request_id: str
-    lease_id: int
-    loads: Sequence[PlannedLoad]
-    first_block: int
-    block_ids: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class SaveJob:
-    """Consecutive segments of one sequence; `block_ids[i]` are the device blocks of `spans[i]`."""
-
-    spans: Sequence[SegmentSpan]
-    block_ids: Sequence[Sequence[int]]
-    give_back: Callable[[], None]
-
-    @property
-    def num_blocks(self) -> int:
-        """Device blocks that the job holds."""
-        return sum(len(ids) for ids in self.block_ids)
-
-
-@dataclass(slots=True)
-class TransferCounters:
-    """What the threads have done since start. Written under `KVTransfer`'s lock, read by anyone."""
-
-    segments_loaded: int = 0
-    segments_saved: int = 0
-    bytes_loaded: int = 0
-    bytes_saved: int = 0
-    loads_failed: int = 0
-    saves_dropped: int = 0
-    mismatches: dict[str, int] = field(default_factory=dict)
-
-
 class KVTransfer:
     """Runs the transfer threads. `submit_load`, `submit_save` and the `take_*` methods belong to the engine thread."""
 
-    def __init__(self, copier: SegmentCopier, port: KVPort, max_held_blocks: int, load_deadline_s: float) -> None:
+    def __init__(
+        self,
+        copier: SegmentCopier,
+        port: KVPort,
+        max_held_blocks: int,
+        load_deadline_s: float,
+        on_rate: Callable[[Sample], None] = lambda sample: None,
+    ) -> None:
+        """`on_rate` hears, from any load thread, what the port is told of how long loads took."""
+        self._on_rate = on_rate
         self.counters = TransferCounters()
         self._load_deadline_s = load_deadline_s
         self._copier = copier
@@ -82,7 +63,7 @@ class KVTransfer:
         self._lock = threading.Lock()
         self._finished: set[str] = set()
         self._failed_blocks: set[int] = set()
-        self._loads: queue.SimpleQueue[tuple[LoadJob, float] | None] = queue.SimpleQueue()
+        self._loads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run_loads, name=f"crosskv-load-{number}", daemon=True)
@@ -92,9 +73,44 @@ class KVTransfer:
         for thread in self._threads:
             thread.start()
 
-    def submit_load(self, job: LoadJob) -> None:
-        """Start a load. The job's blocks must not be read or reused until its request is in `take_finished_loads`."""
-        self._loads.put((job, time.monotonic() + self._load_deadline_s))
+    def submit_load(self, job: LoadJob, deadline: float = math.inf) -> None:
+        """Start a load, which ends before `deadline` too (on `time.monotonic`'s clock).
+
+        The job's blocks must not be read or reused until its request is in `take_finished_loads`, or `on_end` called.
+        """
+        self._loads.put(partial(self._run_load, job, min(deadline, time.monotonic() + self._load_deadline_s)))
+
+    def submit_layerwise(self, run: Callable[[KVPort], None]) -> None:
+        """Have a load thread run a layerwise load (`deployments.layerwise_load`), which ends by itself."""
+        self._loads.put(partial(run, self._port))
+
+    def note_layerwise(self, job: LoadJob, nbytes: int, seconds: float, arrived: int) -> None:
+        """A layerwise load has ended: of `job` everything before block `arrived` is there.
+
+        `nbytes` have arrived, in `seconds`; 0: not all of it.
+        """
+        tiers = {load.tier for load in job.loads}
+        if seconds and len(tiers) == 1:
+            tokens = len(job.block_ids) * self._copier.layout.block_size
+            self._report_rate(("load", tiers.pop(), tokens, nbytes, seconds))
+        with self._lock:
+            self.counters.loads_layerwise += 1
+            self.counters.loads_failed += arrived < job.first_block + len(job.block_ids)
+            self.counters.segments_loaded += sum(load.start_block < arrived for load in job.loads)
+            self.counters.bytes_loaded += nbytes
+        self._port.release(job.lease_id)
+
+    def note_mismatch(self, load: PlannedLoad, mismatch: SegmentMismatch) -> None:
+        """A segment is not what was stored. From any load thread."""
+        reason = str(mismatch.reason)
+        with self._lock:
+            self.counters.mismatches[reason] = self.counters.mismatches.get(reason, 0) + 1
+        logger.warning("segment %s is not what was stored (%s); recomputing", load.key.hex()[:16], reason)
+        self._port.report_bad(load, reason)
+
+    def sealed_bytes(self, block_ids: Sequence[Sequence[int]]) -> int:
+        """Host memory that a save of these segments takes."""
+        return sum(self._copier.sealed_bytes(len(ids)) for ids in block_ids)
 
     def submit_save(self, job: SaveJob) -> bool:
         """Start a save of blocks that the caller holds until `give_back`; False: over the limit, not started."""
@@ -136,23 +152,31 @@ class KVTransfer:
             thread.join(5.0)
 
     def _run_loads(self) -> None:
-        while (item := self._loads.get()) is not None:
-            job, deadline = item
-            arrived = job.first_block
-            try:
-                arrived = self._load(job, deadline)
-            except Exception:
-                logger.exception("load of %s failed; its tokens are recomputed", job.request_id)
-            failed = set(job.block_ids[arrived - job.first_block :])
-            with self._lock:
-                self.counters.loads_failed += bool(failed)
+        while (run := self._loads.get()) is not None:
+            run()
+
+    def _run_load(self, job: LoadJob, deadline: float) -> None:
+        arrived = job.first_block
+        try:
+            arrived = self._load(job, deadline)
+        except Exception:
+            logger.exception("load of %s failed; its tokens are recomputed", job.request_id)
+        failed = set(job.block_ids[arrived - job.first_block :])
+        with self._lock:
+            self.counters.loads_failed += bool(failed)
+            if job.on_end is None:
                 self._failed_blocks |= failed
                 self._finished.add(job.request_id)
+        if job.on_end is None:
             self._port.release(job.lease_id)
+        else:
+            job.on_end(arrived)
 
     def _load(self, job: LoadJob, deadline: float) -> int:
         """Write the job's segments in order; return the first sequence block that did not arrive."""
         arrived = job.first_block
+        took: dict[str, LoadTime] = {}
+        last = time.monotonic()
         end = job.first_block + len(job.block_ids)
         for load, sealed in zip(job.loads, self._port.fetch(job.loads, deadline), strict=False):
             if sealed is None:
@@ -162,17 +186,24 @@ class KVTransfer:
             try:
                 self._copier.write(sealed, load.key, load.num_blocks, arrived - load.start_block, wanted)
             except SegmentMismatch as mismatch:
-                reason = str(mismatch.reason)
-                with self._lock:
-                    self.counters.mismatches[reason] = self.counters.mismatches.get(reason, 0) + 1
-                logger.warning("segment %s is not what was stored (%s); recomputing", load.key.hex()[:16], reason)
-                self._port.report_bad(load, reason)
+                self.note_mismatch(load, mismatch)
                 break
-            arrived = upto
+            now = time.monotonic()
+            took.setdefault(load.tier, LoadTime()).add(upto - arrived, load.nbytes, now - last)
+            arrived, last = upto, now
             with self._lock:
                 self.counters.segments_loaded += 1
                 self.counters.bytes_loaded += len(sealed)
+            if job.pace is not None and not job.pace.arrived(now):
+                break
+        for tier, time_of in took.items():
+            tokens = time_of.blocks * self._copier.layout.block_size
+            self._report_rate(("load", tier, tokens, time_of.nbytes, time_of.seconds))
         return arrived
+
+    def _report_rate(self, sample: Sample) -> None:
+        self._port.report_rate(sample)
+        self._on_rate(sample)
 
     def _run_saves(self) -> None:
         while (job := self._saves.get()) is not None:
@@ -181,9 +212,9 @@ class KVTransfer:
             try:
                 grant = self._port.offer(job.spans, [self._copier.sealed_bytes(len(ids)) for ids in job.block_ids])
                 if grant is not None:
-                    for span, ids in zip(job.spans, job.block_ids, strict=True):
-                        if span.key in grant.keys:
-                            copied.append((span, self._copier.read(span, ids)))
+                    copied = self._copy(job, grant)
+            except StepDiscardedError:
+                copied.clear()
             except Exception:
                 logger.exception("a save failed")
                 copied.clear()
@@ -202,3 +233,13 @@ class KVTransfer:
                 self.counters.saves_dropped += wanted - kept
                 self.counters.segments_saved += kept
                 self.counters.bytes_saved += sum(buffer.nbytes for _, buffer in copied[:kept])
+            job.on_end(None if grant is None or len(copied) < len(grant.keys) else kept)
+
+    def _copy(self, job: SaveJob, grant: SaveGrant) -> list[tuple[SegmentSpan, Any]]:
+        """The granted segments, sealed. Raises StepDiscardedError when the step that computes them does not count."""
+        granted = [each for each in zip(job.spans, job.block_ids, strict=True) if each[0].key in grant.keys]
+        if job.pace is None:
+            return [(span, self._copier.read(span, ids, job.fidelity)) for span, ids in granted]
+        reads = [self._copier.begin_read(span, ids, job.fidelity) for span, ids in granted]
+        job.pace.copy(reads)
+        return [(span, read.finish()) for (span, _), read in zip(granted, reads, strict=True)]

@@ -21,18 +21,27 @@ import itertools
 import logging
 import random
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from deployments.call_batches import CallBatches
+from deployments.control_orders import ControlOrders
 from deployments.demoter import Demoter
+from deployments.direction import Direction
+from deployments.index_garbage import IndexGarbage
+from deployments.kv_port import PlanExpectation
+from deployments.replica_seat import ReplicaSeat
+from deployments.speculator import SpeculationLoop
 from deployments.tier_seats import TierSeats
 from kvmanager.config import ManagerConfig
 from kvmanager.deltas import Deltas
 from kvmanager.directives import evict
 from kvmanager.keys import BlockHash, SegmentKey
+from kvmanager.load_choice import LoadChoice, LoadMode
+from kvmanager.load_rates import ALL_REPLICAS, LateSample, Sample
 from kvmanager.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.routing import STARTING_CREDITS
 from kvmanager.segments import SegmentSpan
 
 if TYPE_CHECKING:
@@ -47,25 +56,36 @@ MOST_DELTAS = 4096
 """Events in one answer to a router; the rest follows in the next."""
 
 
-@dataclass(slots=True)
-class ReplicaSeat:
-    """A registered replica: `rank` is its number in the debug header, `orders` what it has to do."""
-
-    rank: int
-    node_id: str
-    last_seen: float
-    orders: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
-
-
-class KVManagerActor:
+class KVManagerActor(CallBatches, ControlOrders):
     """See the module's docstring. `now` is this process's monotonic clock everywhere."""
 
-    def __init__(self, config: ManagerConfig, with_redis: bool = False) -> None:
+    def __init__(
+        self,
+        config: ManagerConfig,
+        with_redis: bool = False,
+        speculation_share: float = 0.0,
+        quotas: Mapping[Tier, Mapping[str, int]] | None = None,
+    ) -> None:
+        """`quotas`: by tier, the bytes that belong to each tenant, named by its tag."""
         self._brain = KVManager(config, epoch=random.getrandbits(48))
+        for tier, shares in (quotas or {}).items():
+            self._brain.set_quotas(tier, shares)
         self._replicas: dict[str, ReplicaSeat] = {}
         self._fingerprint: bytes | None = None
         self._seats = TierSeats(self._brain, with_redis, self._wake_pollers)
         self._demoter = Demoter(self._brain, self._seats)
+        self._direction = Direction(self._brain, self._replicas)
+        self._speculation = SpeculationLoop(
+            self._direction, self._brain.offloads.device_blocks, self._brain.device_size, speculation_share
+        )
+        self._loads = LoadChoice(
+            LoadMode(config.load_or_recompute),
+            config.block_tokens,
+            config.block_tokens * config.blocks_per_segment,
+            config.most_load_s,
+            STARTING_CREDITS,
+        )
+        self._garbage = IndexGarbage()
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._order_ids = itertools.count(1)
         self._changed = asyncio.Event()
@@ -92,33 +112,64 @@ class KVManagerActor:
         self._replicas[replica] = ReplicaSeat(rank, node_id, time.monotonic())
         self._brain.device_cleared(replica)
         self._brain.device_stored(replica, device_hashes)
+        self._speculation.forget_replica(replica)
+        self._speculation.seen(replica)
         self._wake_pollers()
 
     async def plan(
-        self, replica: str, node_id: str, hashes: Sequence[BlockHash]
-    ) -> tuple[int, list[tuple[Any, ...]]] | None:
-        """A lease id and `[(key, start_block, num_blocks, tier, holder, nbytes), …]` from block 0 on.
+        self,
+        replica: str,
+        node_id: str,
+        hashes: Sequence[BlockHash],
+        exact_hashes: Sequence[BlockHash] = (),
+        prompt_tokens: int = 0,
+        queued_tokens: int = 0,
+    ) -> tuple[int, list[tuple[Any, ...]], list[tuple[int, float]], float, int, str, PlanExpectation] | None:
+        """A lease id and `[(key, start_block, num_blocks, tier, holder, nbytes, raw_nbytes), …]` from block 0 on (see
+        `deployments.kv_port.PlanDict`); how hot the prompt is: `[(end_block, score), …]` of its known segments, the
+        score of one use made now, and by which clock; then why the plan is what it is, and what is expected of it.
 
-        None: not registered.
+        None: not registered. `queued_tokens`: what the replica has to compute before this prompt; `prompt_tokens` 0:
+        as many as the hashed blocks have.
         """
         if replica not in self._replicas:
             return None
-        plan = self._brain.plan(time.monotonic(), replica, node_id, hashes)
-        return plan.lease_id, [
-            (s.key, s.start_block, s.num_blocks, s.location.tier.value, s.location.holder, s.nbytes)
-            for s in plan.segments
-        ]
+        # After this answer has gone, and before the replica acts on it.
+        asyncio.get_running_loop().call_soon(self._speculation.plan_asked, replica, hashes)
+        now = time.monotonic()
+        device_blocks = self._brain.offloads.device_blocks(replica, hashes)
+        choice = self._loads.for_prompt(now, replica, device_blocks, len(hashes), prompt_tokens, queued_tokens)
+        plan = self._brain.plan(now, replica, node_id, hashes, exact_hashes=exact_hashes, choose=choice.choose)
+        self._loads.planned(choice, plan.lease_id, plan.reason)
+        return (
+            plan.lease_id,
+            [
+                (s.key, s.start_block, s.num_blocks, s.location.tier.value, s.location.holder, s.nbytes, s.raw_nbytes)
+                for s in plan.segments
+            ],
+            list(plan.scores),
+            plan.now_score,
+            self._brain.epoch,
+            plan.reason.value,
+            PlanExpectation(
+                load_s=choice.load_s,
+                recompute_s=choice.recompute_s,
+                device_tokens=choice.device_tokens,
+                short_tokens=self._loads.short_tokens(replica),
+            ),
+        )
 
     async def release(self, lease_ids: Iterable[int]) -> None:
         """Leases that are used up."""
         for lease_id in lease_ids:
             self._brain.release(lease_id)
+            self._loads.ended(lease_id)
 
     async def offer(
         self, replica: str, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]
     ) -> tuple[int, list[bytes]] | None:
         """Which segments the replica shall store in its node's CPU tier; None when that node has no tier."""
-        if node_id not in self._seats.cpu:
+        if not self._seats.takes_segments(node_id):
             return None
         location = Location(Tier.CPU, node_id)
         offer = self._brain.offer(time.monotonic(), replica, location, spans, segment_bytes)
@@ -147,7 +198,23 @@ class KVManagerActor:
                 self._brain.device_cleared(replica)
             self._brain.device_removed(replica, removed)
             self._brain.device_stored(replica, stored)
+        self._speculation.seen(replica)
         self._wake_pollers()
+
+    async def report_answers(self, replica: str, answers: Sequence[tuple[list[BlockHash], int]]) -> None:
+        """Answers that have ended at a replica: the full blocks of prompt and answer, and how many the prompt's are."""
+        if replica in self._replicas:
+            for hashes, prompt_blocks in answers:
+                self._speculation.answered(replica, hashes, prompt_blocks)
+
+    async def report_rates(self, replica: str, samples: Sequence[Sample | LateSample]) -> None:
+        """How long loads and prefills of a replica took: what routers credit a hit with."""
+        if replica in self._replicas:
+            self._loads.report(time.monotonic(), replica, samples)
+
+    async def fix_load_or_recompute(self, replica: str, mode: str) -> None:
+        """Let this decide for one replica's plans instead of `kv.load_or_recompute`. For measurements."""
+        self._loads.fix(replica, LoadMode(mode))
 
     async def take_orders(self, replica: str, wait_s: float) -> list[dict[str, Any]] | None:
         """The orders for a replica, as soon as there are any; None: not registered, register first."""
@@ -162,10 +229,13 @@ class KVManagerActor:
                 orders.append(seat.orders.get_nowait())
         except TimeoutError:
             pass
-        return orders
+        return self._direction.deliver(orders)
 
     async def acknowledge(self, order_id: int, result: Any) -> None:
-        """A replica has carried out an order."""
+        """A replica has carried out an order; the result of a directive is a dict (`deployments.device_orders`)."""
+        if isinstance(result, Mapping):
+            self._direction.acknowledge(order_id, result)
+            return
         future = self._pending.pop(order_id, None)
         if future is not None and not future.done():
             future.set_result(result)
@@ -188,19 +258,34 @@ class KVManagerActor:
         budget_bytes: int,
         spans: Sequence[SegmentSpan],
         segment_bytes: Sequence[int],
+        told: bool = True,
     ) -> list[bytes]:
-        """A tier introduces itself with what it holds (parents first); returns the keys that it shall keep."""
-        location = Location(Tier.CPU, node_id)
-        self._seats.seat_cpu(time.monotonic(), node_id, handle, incarnation, budget_bytes)
-        kept = self._brain.adopt(time.monotonic(), location, spans, segment_bytes)
-        logger.info("CPU tier of node %s: %d segments, %d bytes budget", node_id[:8], len(kept), budget_bytes)
+        """A tier introduces itself with what it holds (parents first); returns the keys that it shall keep.
+
+        Not `told`: this is only the beginning of what it holds, and the rest follows by `adopt_tier`.
+        """
+        self._seats.seat_cpu(time.monotonic(), node_id, handle, incarnation, budget_bytes, told=False)
+        self._loads.tier_is_back(Tier.CPU)
+        logger.info("CPU tier of node %s: %d bytes budget", node_id[:8], budget_bytes)
+        return await self.adopt_tier(node_id, incarnation, spans, segment_bytes, told) or []
+
+    async def adopt_tier(
+        self, node_id: str, incarnation: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int], told: bool
+    ) -> list[bytes] | None:
+        """More of what a tier holds (parents first, over all calls), the last of it if `told`; plans go on in between.
+
+        Returns the keys that it shall keep; None when it is not known here (any more), which says nothing about them.
+        """
+        if not self._seats.cpu_told(time.monotonic(), node_id, incarnation, told):
+            return None
+        kept = self._brain.adopt(time.monotonic(), Location(Tier.CPU, node_id), spans, segment_bytes)
         self._wake_pollers()
         self._demoter.wake()
         return list(kept)
 
     async def promote(self, replica: str, node_id: str, keys: Sequence[SegmentKey]) -> tuple[int, list[bytes]]:
         """A node's tier fetches segments from Redis for a replica: which of them shall stay, under which save id."""
-        if node_id not in self._seats.cpu:
+        if not self._seats.takes_segments(node_id):
             return 0, []
         offer = self._brain.promote(time.monotonic(), replica, Location(Tier.CPU, node_id), keys)
         if not await self._seats.carry_out(offer.evict):
@@ -210,6 +295,8 @@ class KVManagerActor:
 
     async def commit(self, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> list[bytes]:
         """A tier owns complete segments now; returns the keys that it shall keep."""
+        if spans:
+            self._speculation.stored(spans[0].num_blocks, segment_bytes[0])
         kept = self._brain.commit(
             time.monotonic(), Location(Tier.CPU, node_id), [span.key for span in spans], segment_bytes
         )
@@ -231,14 +318,18 @@ class KVManagerActor:
     async def register_redis(self, handle: Any, incarnation: str, endpoint: RedisEndpoint, budget_bytes: int) -> None:
         """The Redis tier can be used from now on; what lies there is told by `adopt_redis`."""
         self._seats.seat_redis(time.monotonic(), handle, incarnation, endpoint, budget_bytes)
+        self._loads.tier_is_back(Tier.REDIS)
 
     async def adopt_redis(
-        self, incarnation: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]
+        self, incarnation: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int], raw_bytes: Sequence[int]
     ) -> list[bytes]:
-        """Segments that lie in Redis (parents before children, over all calls); returns the keys that it shall keep."""
+        """Segments that lie in Redis (parents before children, over all calls); returns the keys that it shall keep.
+
+        `segment_bytes` is what each takes there, `raw_bytes` what it takes in a CPU tier.
+        """
         if not self._seats.is_redis(incarnation):
             return []
-        kept = self._brain.adopt(time.monotonic(), REDIS, spans, segment_bytes)
+        kept = self._brain.adopt(time.monotonic(), REDIS, spans, segment_bytes, raw_bytes)
         self._wake_pollers()
         return list(kept)
 
@@ -255,15 +346,16 @@ class KVManagerActor:
 
     # Routers and people.
 
-    async def deltas(self, seen: int, wait_s: float) -> tuple[Deltas, dict[str, int]]:
-        """Changes after number `seen`, as soon as there are any, and every replica's rank."""
+    async def deltas(self, seen: int, wait_s: float) -> tuple[Deltas, dict[str, int], dict[str, dict[str, float]]]:
+        """Changes after number `seen`, as soon as there are any, every replica's rank, and the measured credits."""
         found = self._brain.deltas_since(seen, MOST_DELTAS)
         if not found.events and not found.snapshot:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), wait_s)
             found = self._brain.deltas_since(seen, MOST_DELTAS)
-        return found, {replica: seat.rank for replica, seat in self._replicas.items()}
+        ranks = {replica: seat.rank for replica, seat in self._replicas.items()}
+        return found, ranks, self._loads.credits()
 
     async def lookup(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
         """Where the leading blocks of a prompt lie. Replicas are named by rank."""
@@ -279,25 +371,12 @@ class KVManagerActor:
         """The brain's books, and every tier's own count beside them."""
         stats = self._brain.stats(time.monotonic())
         stats["replicas"] = {str(seat.rank): replica for replica, seat in self._replicas.items()}
+        stats["credits"] = self._loads.credits().get(ALL_REPLICAS, {})
+        stats["load_or_recompute"] = self._loads.describe()
+        stats["directives"] = self._direction.report()
+        stats["speculation"] = self._speculation.report()
         stats["cpu_tiers"], stats["redis"] = await self._seats.stats()
         return stats
-
-    async def clear(self, tiers: Sequence[str], deadline_s: float) -> dict[str, Any]:
-        """Empty tiers everywhere. Leased segments stay until their lease ends. Returns what was cleared, by tier."""
-        cleared: dict[str, Any] = {}
-        for tier in (Tier.CPU, Tier.REDIS):
-            if tier.value in tiers:
-                directives = self._brain.clear({tier})
-                cleared[tier.value] = sum(len(directive.keys) for directive in directives)
-                await self._seats.carry_out(directives)
-        if "device" in tiers:
-            seats = dict(self._replicas)
-            counts = await asyncio.gather(
-                *(self._order(seat, {"kind": "clear_device"}, deadline_s) for seat in seats.values())
-            )
-            cleared["device"] = {str(seat.rank): n for seat, n in zip(seats.values(), counts, strict=True)}
-        self._wake_pollers()
-        return cleared
 
     async def parts(self) -> dict[str, Any]:
         """Who is registered, for /health: replicas by rank with the seconds since they last reported, and tiers."""
@@ -309,17 +388,6 @@ class KVManagerActor:
         }
 
     # Inside.
-
-    async def _order(self, seat: ReplicaSeat, order: dict[str, Any], deadline_s: float) -> Any:
-        """Give a replica an order and wait for its acknowledgement; None when it does not come in time."""
-        order_id = next(self._order_ids)
-        future = self._pending[order_id] = asyncio.get_running_loop().create_future()
-        seat.orders.put_nowait({**order, "id": order_id})
-        try:
-            return await asyncio.wait_for(future, deadline_s)
-        except TimeoutError:
-            self._pending.pop(order_id, None)
-            return None
 
     async def _drop_and_evict(self, location: Location, keys: Sequence[SegmentKey]) -> None:
         """Free segments that cannot be used, and what hangs on them.
@@ -334,6 +402,9 @@ class KVManagerActor:
     def _forget_replica(self, replica: str) -> None:
         del self._replicas[replica]
         self._brain.forget_replica(replica)
+        self._direction.forget_replica(replica)
+        self._speculation.forget_replica(replica)
+        self._loads.forget_replica(replica)
         self._wake_pollers()
 
     def _wake_pollers(self) -> None:
@@ -351,5 +422,7 @@ class KVManagerActor:
                         logger.warning("replica %s is silent and forgotten", seat.rank)
                         self._forget_replica(replica)
                 self._seats.forget_silent(now)
+                self._direction.keep_house({node: self._seats.takes_segments(node) for node in self._seats.cpu})
+                self._garbage.set_aside(self._brain.stats(now)["nodes"])
             except Exception:
                 logger.exception("housekeeping failed")

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from typing import Any
 
 import ray
 from ray.util import list_named_actors
+
+from deployments.call_batches import BATCHED, CallFailedError, CallQueue
 
 MANAGER_ACTOR = "kv_manager"
 SERVE_NAMESPACE = "serve"
@@ -32,15 +35,18 @@ class ManagerClient:
         self._app_name = app_name
         self._handle: Any = None
         self._next_lookup = 0.0
+        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, CallQueue] = weakref.WeakKeyDictionary()
 
     async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call and await a method. Raises ManagerUnavailableError."""
+        """Call and await a method, together with others where that may be. Raises ManagerUnavailableError."""
         handle = self._find()
         try:
+            if method in BATCHED:
+                return await asyncio.wait_for(self._queue_for(handle).call(method, args), timeout_s)
             return await asyncio.wait_for(getattr(handle, method).remote(*args), timeout_s)
         except TimeoutError as error:
             raise ManagerUnavailableError(f"the KV manager did not answer {method} within {timeout_s} s") from error
-        except ray.exceptions.RayError as error:
+        except (ray.exceptions.RayError, CallFailedError) as error:
             raise self._lost(error) from error
 
     def ask_blocking(self, method: str, *args: Any, timeout_s: float) -> Any:
@@ -59,6 +65,14 @@ class ManagerClient:
             getattr(self._find(), method).remote(*args)
         except ray.exceptions.RayError as error:
             raise self._lost(error) from error
+
+    def _queue_for(self, handle: Any) -> CallQueue:
+        """This event loop's queue of calls to a manager; a new manager gets a new one."""
+        loop = asyncio.get_running_loop()
+        queue = self._queues.get(loop)
+        if queue is None or queue.handle is not handle:
+            queue = self._queues[loop] = CallQueue(handle)
+        return queue
 
     def _find(self) -> Any:
         if self._handle is None:

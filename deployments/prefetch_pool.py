@@ -1,8 +1,9 @@
 """A node's prefetch workers, as its CPU tier sees them: several side by side, bounded, behind a circuit breaker.
 
-A long prefix is pulled from Redis by all workers at once, segment after segment along the sequence. Pulling must never
-cost more than computing would: what cannot be asked for now (circuit open, too many bytes under way) is refused at
-once, a worker that does not answer is replaced, and a Redis that fails several times in a row is left alone a while.
+A long prefix is pulled from Redis by several workers at once, segment after segment along the sequence; by how many is
+learned (`kvmanager.fan_out`). Pulling must never cost more than computing would: what cannot be asked for now (circuit
+open, too many bytes under way) is refused at once, a worker that does not answer is replaced, and a Redis that fails
+several times in a row is left alone a while.
 
 Everything here runs on the tier's event loop.
 """
@@ -22,9 +23,10 @@ from typing import Any
 import numpy as np
 import ray
 
-from deployments.prefetch_worker import start_worker
+from deployments.prefetch_worker import UNREACHABLE, start_worker
 from deployments.redis_endpoint import RedisEndpoint
-from kvmanager.circuit_breaker import CircuitBreaker
+from kvmanager.circuit_breaker import CircuitBreaker, CircuitState
+from kvmanager.fan_out import FanOut, assign
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,21 @@ MOST_BYTES_IN_FLIGHT = 128 * 1024**2
 """Pulled, but neither owned within the tier's budget nor dropped: fits the headroom of Ray's object store."""
 STUCK_S = 10.0
 """A worker answers within Redis's deadline. One that has not for so long is killed, and another takes its place."""
+
+_WORKER_GONE = ("worker_stuck", "worker_lost")
+"""Counts against Redis once for each worker, however much it had been asked for."""
+
+
+@dataclass(slots=True)
+class Load:
+    """Segments that one replica waits for, pulled by `workers` workers. `left` are still to come."""
+
+    workers: int
+    began: float
+    nbytes: int = 0
+    left: int = 0
+    undisturbed: bool = True
+    """No other load at the same time, and no failure: its duration says what so many workers can do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +59,14 @@ class Pull:
     nbytes: int
     ref: ray.ObjectRef[Any]
     worker: Any
+    load: Load
+    answer: asyncio.Task[Any]
+    """What `ref` refers to."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has come to nothing already."""
+        return self.answer.done() and isinstance(self.answer.result(), str)
 
 
 class PrefetchPool:
@@ -53,11 +78,20 @@ class PrefetchPool:
         self._count = workers
         self._endpoint: RedisEndpoint | None = None
         self._workers: list[Any] = []
-        self._starting: dict[Any, asyncio.Task[None]] = {}
+        self._starting: set[Any] = set()
+        self._watches: set[asyncio.Task[None]] = set()
+        self._queued_bytes: collections.Counter[Any] = collections.Counter()
+        """By worker: what it has been asked for and has not brought yet."""
+        self._loads: list[Load] = []
+        self._fan_out = FanOut()
+        self._fixed: int | None = None
         self._turn = itertools.count()
         self._breaker = CircuitBreaker()
         self._bytes_in_flight = 0
         self._pulls_in_flight = 0
+        self._pulled_bytes = 0
+        self._loads_by_workers: collections.Counter[int] = collections.Counter()
+        self._late = 0
         self._promoted = 0
         self._demoted = 0
         self._failures: collections.Counter[str] = collections.Counter()
@@ -71,6 +105,7 @@ class PrefetchPool:
         self._starting.clear()
         self._endpoint = endpoint
         self._breaker = CircuitBreaker()
+        self._fan_out = FanOut()
         self._workers = [] if endpoint is None else [self._start(number, endpoint) for number in range(self._count)]
 
     @property
@@ -83,63 +118,69 @@ class PrefetchPool:
         """Whether all workers that there shall be are ready."""
         return self.ready == self._count
 
-    def pull(self, key: bytes, nbytes: int) -> Pull | None:
-        """Begin to fetch a segment; None: not now. Everything that was begun must be awaited with `arrival`."""
-        worker = self._next_worker()
-        if worker is None or self._bytes_in_flight + nbytes > MOST_BYTES_IN_FLIGHT:
+    def fix_workers(self, workers: int | None) -> None:
+        """Spread every load over so many workers, where they are ready; None: over as many as are worth while."""
+        self._fixed = workers
+
+    def pull(self, segments: Sequence[tuple[bytes, int]], avoid: Any = None) -> list[Pull]:
+        """Begin to fetch segments (key, size in bytes; parents first), not by the worker `avoid`, which is late.
+
+        Returns as many of the first as can be asked for now. Each must be awaited with `arrival`.
+        """
+        workers = [worker for worker in self.ready_workers() if worker is not avoid]
+        room = MOST_BYTES_IN_FLIGHT - self._bytes_in_flight
+        sizes = [nbytes for _, nbytes in segments]
+        fitting = sum(total <= room for total in itertools.accumulate(sizes))
+        if not workers or fitting < len(segments):
             self._fail("not_asked")
-            return None
+        if not workers or not fitting:
+            return []
         if not self._breaker.allows(time.monotonic()):
             self._fail("circuit_open")
-            return None
-        self._bytes_in_flight += nbytes
-        self._pulls_in_flight += 1
-        return Pull(key, nbytes, worker.read.remote(key), worker)
+            return []
+        if self._breaker.state is not CircuitState.CLOSED:
+            fitting = 1  # a probe
+        sizes = sizes[:fitting]
+        load = self._new_load(sum(sizes), len(sizes), len(workers))
+        chosen = assign(sizes, [self._queued_bytes[worker] for worker in workers], load.workers)
+        return [
+            self._pull(key, nbytes, workers[index], load)
+            for (key, nbytes), index in zip(segments[:fitting], chosen, strict=True)
+        ]
+
+    def count_late(self, segments: int) -> None:
+        """Note segments that were asked of another worker again, because theirs was late."""
+        self._late += segments
 
     async def arrival(self, pull: Pull) -> np.ndarray[Any, np.dtype[np.uint8]] | None:
         """The verified bytes of a pull; None when they did not come, which is counted by its reason."""
         try:
-            answer = await asyncio.wait_for(pull.ref, STUCK_S)
-        except TimeoutError:
-            self._replace(pull.worker)
-            answer = "worker_stuck"
-        except ray.exceptions.RayActorError:
-            self._replace(pull.worker)
-            answer = "worker_lost"
-        except ray.exceptions.RayError:  # the object, not the worker
-            answer = "lost"
+            answer = await pull.answer
         finally:
             self._bytes_in_flight -= pull.nbytes
             self._pulls_in_flight -= 1
-        if not isinstance(answer, str):
-            self._breaker.succeeded()
-            return answer
-        self._fail(answer)
-        if answer in ("unreachable", "worker_stuck", "worker_lost"):
-            self._breaker.failed(time.monotonic())
-        else:  # an answer, if not the wished one: the segment is at fault, not Redis
-            self._breaker.succeeded()
-        return None
+        return None if isinstance(answer, str) else answer
 
     async def push(
         self, keys: Sequence[bytes], refs: Sequence[ray.ObjectRef[Any]], timeout_s: float
-    ) -> tuple[int, str]:
-        """Store segments in Redis, parents first: how many of the first are there now, and why not more ("": all)."""
-        worker = self._next_worker()
-        if worker is None:
-            return 0, "no_worker"
+    ) -> tuple[list[int], str]:
+        """Store segments in Redis, parents first: what the first take there now, and why not all do ("": all)."""
+        workers = self.ready_workers()
+        if not workers:
+            return [], "no_worker"
+        worker = workers[next(self._turn) % len(workers)]
         try:
             writing = worker.write.remote(list(keys), *refs)
             stored, reason = await asyncio.wait_for(writing, timeout_s)
         except TimeoutError:
             self._replace(worker)
-            return 0, "worker_stuck"
+            return [], "worker_stuck"
         except ray.exceptions.RayActorError:
             self._replace(worker)
-            return 0, "worker_lost"
+            return [], "worker_lost"
         except ray.exceptions.RayError:  # a segment's object, not the worker
-            return 0, "object_lost"
-        self._demoted += stored
+            return [], "object_lost"
+        self._demoted += len(stored)
         return stored, reason
 
     def count_promoted(self, segments: int) -> None:
@@ -151,6 +192,10 @@ class PrefetchPool:
         return {
             "workers": self.ready,
             "pulls_in_flight": self._pulls_in_flight,
+            "pulled_bytes": self._pulled_bytes,
+            "late_pulls": self._late,
+            "loads_by_workers": dict(self._loads_by_workers),
+            "bytes_per_s_by_workers": self._fan_out.rates(),
             "promoted": self._promoted,
             "demoted": self._demoted,
             "pull_failures": dict(self._failures),
@@ -158,29 +203,95 @@ class PrefetchPool:
             "redis_circuit_opened": self._breaker.opened,
         }
 
-    def _next_worker(self) -> Any:
-        """The worker whose turn it is; None while there is none, or all are being started."""
-        well = [worker for worker in self._workers if worker not in self._starting]
-        return well[next(self._turn) % len(well)] if well else None
+    def _new_load(self, nbytes: int, pieces: int, workers: int) -> Load:
+        if self._fixed is None:
+            choice = self._fan_out.choose(nbytes, pieces, workers)
+        else:
+            choice = min(self._fixed, pieces, workers)
+        load = Load(choice, time.monotonic(), undisturbed=not self._loads)
+        for other in self._loads:
+            other.undisturbed = False
+        self._loads.append(load)
+        self._loads_by_workers[choice] += 1
+        return load
+
+    def _pull(self, key: bytes, nbytes: int, worker: Any, load: Load) -> Pull:
+        self._bytes_in_flight += nbytes
+        self._pulls_in_flight += 1
+        self._queued_bytes[worker] += nbytes
+        load.nbytes += nbytes
+        load.left += 1
+        ref = worker.read.remote(key)
+        answer = asyncio.get_running_loop().create_task(self._answer(ref, nbytes, worker, load))
+        return Pull(key, nbytes, ref, worker, load, answer)
+
+    async def _answer(self, ref: Any, nbytes: int, worker: Any, load: Load) -> Any:
+        """What a worker answers to a pull, or why it does not; counted, and learned from."""
+        replaced = False
+        try:
+            answer = await asyncio.wait_for(ref, STUCK_S)
+        except TimeoutError:
+            replaced = self._replace(worker)
+            answer = "worker_stuck"
+        except ray.exceptions.RayActorError:
+            replaced = self._replace(worker)
+            answer = "worker_lost"
+        except ray.exceptions.RayError:  # the object, not the worker
+            answer = "lost"
+        self._queued_bytes[worker] -= nbytes
+        if not self._queued_bytes[worker]:
+            del self._queued_bytes[worker]
+        came = not isinstance(answer, str)
+        load.left -= 1
+        load.undisturbed = load.undisturbed and came
+        if not load.left:
+            self._loads.remove(load)
+            if load.undisturbed:
+                self._fan_out.observe(load.workers, load.nbytes, time.monotonic() - load.began)
+        if came:
+            self._pulled_bytes += nbytes
+        else:
+            self._fail(answer)
+        if replaced or (not came and answer == UNREACHABLE):
+            self._breaker.failed(time.monotonic())
+        elif came or answer not in _WORKER_GONE:  # an answer, if not the wished one: the segment is at fault, not Redis
+            self._breaker.succeeded()
+        return answer
+
+    def ready_workers(self) -> list[Any]:
+        """Those that can be asked."""
+        return [worker for worker in self._workers if worker not in self._starting]
 
     def _start(self, number: int, endpoint: RedisEndpoint) -> Any:
         """A new worker, of which nothing is asked before it is there: a call would wait for that."""
         worker = start_worker(self._app_name, self._node_id, number, endpoint)
 
-        async def wait() -> None:
-            with contextlib.suppress(ray.exceptions.RayError):
+        async def watch() -> None:
+            try:
                 await worker.__ray_ready__.remote()
-            self._starting.pop(worker, None)
+            except ray.exceptions.RayError:
+                return  # whoever asks it next replaces it: one that cannot start is not started over and over
+            finally:
+                self._starting.discard(worker)
+            with contextlib.suppress(ray.exceptions.RayError):
+                await worker.live.remote()
+            self._replace(worker)  # now, not when the next load asks it
 
-        self._starting[worker] = asyncio.get_running_loop().create_task(wait())
+        self._starting.add(worker)
+        task = asyncio.get_running_loop().create_task(watch())
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
         return worker
 
-    def _replace(self, worker: Any) -> None:
-        """Start another worker in the place of one that is dead or stuck."""
-        if worker in self._workers and self._endpoint is not None:
-            ray.kill(worker)
-            number = self._workers.index(worker)
-            self._workers[number] = self._start(number, self._endpoint)
+    def _replace(self, worker: Any) -> bool:
+        """Start another worker in the place of one that is dead or stuck; False: that has been done."""
+        endpoint = self._endpoint
+        if endpoint is None or worker not in self._workers:
+            return False
+        ray.kill(worker)
+        number = self._workers.index(worker)
+        self._workers[number] = self._start(number, endpoint)
+        return True
 
     def _fail(self, reason: str) -> None:
         self._failures[reason] += 1

@@ -15,18 +15,22 @@ from typing import Any
 
 import ray
 
-from configs.sections import KVSettings
+from configs.kv_section import KVSettings
 from deployments.cpu_tier import get_or_start_tier
-from deployments.kv_port import PlanDict, PlannedLoad, SaveGrant
+from deployments.kv_port import LayerArrival, PlanDict, PlannedLoad, SaveGrant
+from deployments.layer_groups import in_layer_groups
 from deployments.locked_breaker import LockedBreaker
 from deployments.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.port_waits import PortWaits
 from deployments.tier_reader import TierReader
+from kvmanager.load_rates import LateSample, Sample
 from kvmanager.locations import Tier
 from kvmanager.segments import SegmentSpan
 
 logger = logging.getLogger(__name__)
 
+LATE_SHARE = 0.9
+"""A segment that did not come after this part of the time that it had is late; otherwise it is missing."""
 REPORT_EVERY_S = 0.005
 """Placement reports of one engine step may wait so long for the next step's, to travel together."""
 
@@ -45,6 +49,7 @@ class RayPort:
         self._node_id = node_id
         self._settings = settings
         self._own_tier: Any = None
+        self._late_s = {Tier.CPU.value: settings.tier_deadline_s, Tier.REDIS.value: settings.redis_deadline_s}
         patience_s = {
             Tier.CPU.value: settings.tier_deadline_s,
             Tier.REDIS.value: settings.tier_deadline_s + settings.redis_deadline_s,
@@ -56,16 +61,27 @@ class RayPort:
         if settings.cpu_tier_bytes:
             self._start_tier()
 
-    async def plan(self, hashes: Sequence[bytes]) -> PlanDict | None:
-        """The manager's plan for a prompt; None when there is nothing to load or no answer. On an event loop."""
+    async def plan(
+        self,
+        hashes: Sequence[bytes],
+        exact_hashes: Sequence[bytes] = (),
+        prompt_tokens: int = 0,
+        queued_tokens: int = 0,
+    ) -> PlanDict | None:
+        """The manager's plan for a prompt, also if there is nothing to load; None without an answer. On a loop.
+
+        `exact_hashes`: `deployments.wire.GenerateRequest.exact_block_hashes`. `prompt_tokens`: the prompt's length, 0
+        if not known; `queued_tokens`: what the engine has to compute before.
+        """
         if not self._plan_circuit.allows(time.monotonic()):
             self.count("plan_not_asked")
             return None
         began = time.monotonic()
         try:
             answer = await self.manager.ask(
-                "plan", self._replica, self._node_id, hashes, timeout_s=self._settings.plan_deadline_s
-            )
+                "plan", self._replica, self._node_id, hashes, exact_hashes, prompt_tokens, queued_tokens,
+                timeout_s=self._settings.plan_deadline_s,
+            )  # fmt: skip
         except ManagerUnavailableError:
             self._plan_circuit.failed(time.monotonic())
             self.count("plan_unanswered")
@@ -73,11 +89,35 @@ class RayPort:
         finally:
             self.waits.plan.observe(time.monotonic() - began)
         self._plan_circuit.succeeded()
-        return PlanDict(lease_id=answer[0], segments=answer[1]) if answer and answer[1] else None
+        if not answer:
+            return None
+        return PlanDict(
+            lease_id=answer[0], segments=answer[1], scores=answer[2], now=answer[3], epoch=answer[4],
+            reason=answer[5], expected=answer[6],
+        )  # fmt: skip
 
     def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
-        """See `deployments.tier_reader`."""
-        return self._reader.read(loads, deadline)
+        """See `deployments.tier_reader`. A load that is given up is reported, for nobody else measures it."""
+        began = asked = time.monotonic()
+        asked_bytes = 0
+        for load, sealed in zip(loads, self._reader.read(loads, deadline), strict=False):
+            asked_bytes += load.nbytes
+            if sealed is None:
+                now = time.monotonic()
+                if now - asked >= LATE_SHARE * min(self._late_s[load.tier], deadline - asked):
+                    self._reports.put(("rate", ("late", load.tier, asked_bytes, now - began)))
+            yield sealed
+            asked = time.monotonic()
+
+    def brings_layers(self, tier: str) -> bool:
+        """The CPU tiers' segments lie in shared memory; what Redis has comes segment by segment."""
+        return tier == Tier.CPU.value
+
+    def fetch_layers(
+        self, loads: Sequence[PlannedLoad], group_ends: Sequence[int], deadline: float
+    ) -> Iterator[LayerArrival]:
+        """Ray keeps an object in its place as long as something refers to it."""
+        return in_layer_groups(self.fetch(loads, deadline), group_ends)
 
     def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
         """One call to the manager."""
@@ -120,6 +160,15 @@ class RayPort:
     def report_placement(self, stored: list[bytes], removed: list[bytes], cleared: bool) -> None:
         """Queued; sent by the report thread in order."""
         self._reports.put(("placement", (stored, removed, cleared)))
+
+    def report_rate(self, sample: Sample | LateSample) -> None:
+        """Queued."""
+        self._reports.put(("rate", sample))
+
+    def report_answer(self, hashes: list[bytes], prompt_blocks: int) -> None:
+        """Queued; sent after the placement that was reported before it."""
+        if self._settings.speculative_prefetch:
+            self._reports.put(("answer", (hashes, prompt_blocks)))
 
     def release(self, lease_id: int) -> None:
         """Queued; a lost release ends with the lease."""
@@ -166,6 +215,10 @@ class RayPort:
         try:
             if changes := [value for kind, value in items if kind == "placement"]:
                 self.manager.tell("report_placement", self._replica, changes)
+            if samples := [value for kind, value in items if kind == "rate"]:
+                self.manager.tell("report_rates", self._replica, samples)
+            if answers := [value for kind, value in items if kind == "answer"]:
+                self.manager.tell("report_answers", self._replica, answers)
             if leases := [value for kind, value in items if kind == "release"]:
                 self.manager.tell("release", leases)
             for kind, value in items:

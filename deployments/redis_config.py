@@ -8,10 +8,12 @@ from pathlib import Path
 
 from configs.settings import Settings, SettingsError
 from deployments.faulty_store import NO_FAULTS, StoreFaults
+from deployments.link_emulation import EmulatedLink
 from deployments.redis_connection import RedisUnavailableError, check, connect
 from deployments.redis_endpoint import namespace_root
 from deployments.redis_folder import RedisFolder
 from deployments.redis_server import find_redis_server
+from deployments.segment_codecs import CACHEGEN, RAW_CODING, Coding
 
 EMBEDDED = "embedded"
 CHECK_DEADLINE_S = 3.0
@@ -34,6 +36,10 @@ class RedisTierConfig:
     expire_s: int
     deadline_s: float
     faults: StoreFaults = NO_FAULTS
+    coding: Coding = RAW_CODING
+    """Without the profile of `model`, which is looked for in `profiles_folder` (absolute; empty: nowhere)."""
+    profiles_folder: str = ""
+    model: str = ""
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RedisTierConfig | None:
@@ -49,7 +55,15 @@ class RedisTierConfig:
             budget_bytes=int(kv.redis_bytes),
             expire_s=kv.redis_expire_s,
             deadline_s=kv.redis_deadline_s,
-            faults=StoreFaults(faults.redis_delay_s, faults.redis_error_share, faults.redis_corrupt_share),
+            faults=StoreFaults(
+                faults.redis_delay_s,
+                faults.redis_error_share,
+                faults.redis_corrupt_share,
+                link=EmulatedLink(faults.redis_link_bytes_per_s, faults.redis_link_delay_s),
+            ),
+            coding=Coding(kv.redis_codec, kv.tolerant_codec, kv.tolerant_level if kv.tolerant_codec == CACHEGEN else 0),
+            profiles_folder=str(kv.codec_profiles_path),
+            model=settings.model_source,
         )
 
     @property

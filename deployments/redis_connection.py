@@ -17,7 +17,20 @@ SCHEMES = ("redis", "rediss", "unix")
 READ_BYTES = 1 << 18
 """What one recv asks for: of 32 KiB (redis-py's own, 1.3 GB/s) to 4 MiB the fastest for segments (2.4 GB/s)."""
 
-NEEDED_COMMANDS = ("ping", "info", "get", "set", "hlen", "hmget", "hset", "hstrlen", "scan", "unlink", "pexpire")
+NEEDED_COMMANDS = (
+    "ping",
+    "info",
+    "get",
+    "set",
+    "hlen",
+    "hmget",
+    "hset",
+    "hstrlen",
+    "eval",
+    "scan",
+    "unlink",
+    "pexpire",
+)
 ACL_RIGHTS = "~crosskv:* " + " ".join(f"+{command}" for command in NEEDED_COMMANDS)
 """What an ACL user needs, as `ACL SETUSER` takes it (and +select for a database other than 0)."""
 
@@ -146,6 +159,7 @@ def _try_commands(client: redis.Redis, key: bytes) -> None:
     pipeline.hlen(key)
     pipeline.hmget(key, ["0"])
     pipeline.hstrlen(key, "0")
+    pipeline.eval("return 0", 1, key)
     pipeline.scan(0, match=key, count=1)
     pipeline.unlink(key)
     for answer in pipeline.execute(raise_on_error=False):

@@ -10,8 +10,13 @@ import re
 from dataclasses import dataclass, field
 
 from deployments.checked_store import CheckedStore
+from deployments.codec_meter import CodecMeter
+from deployments.coded_store import CodedStore
 from deployments.faulty_store import NO_FAULTS, FaultyStore, StoreFaults
+from deployments.link_emulation import LinkedStore
+from deployments.redis_profiles import RedisProfiles
 from deployments.redis_store import RedisStore
+from deployments.segment_codecs import RAW_CODING, Coding, SegmentCodecs
 from deployments.segment_store import SegmentStore
 
 KEY_ROOT = b"crosskv:1:"
@@ -30,6 +35,13 @@ class RedisEndpoint:
     deadline_s: float
     expire_s: int
     faults: StoreFaults = NO_FAULTS
+    coding: Coding = RAW_CODING
+
+    @property
+    def profile_prefix(self) -> bytes:
+        """What the names of codec profiles begin with: the namespace's, for its models may share one."""
+        root, _, _ = self.prefix.rsplit(b":", 2)
+        return root + b":profile:"
 
 
 def namespace_root(namespace: str) -> bytes:
@@ -54,9 +66,24 @@ def owner_key(namespace: str, fingerprint: bytes) -> bytes:
 def open_store(endpoint: RedisEndpoint) -> CheckedStore:
     """The layers, put together; connects at the first call. Raises RedisUnavailableError for a URL that is none."""
     store: SegmentStore = RedisStore(endpoint.url, endpoint.prefix, endpoint.deadline_s, endpoint.expire_s)
+    if endpoint.faults.link:
+        store = LinkedStore(store, endpoint.faults.link, endpoint.deadline_s)
     if endpoint.faults:
         store = FaultyStore(store, endpoint.faults, endpoint.deadline_s, random.Random())
     return CheckedStore(store, endpoint.fingerprint)
+
+
+def open_profiles(endpoint: RedisEndpoint) -> RedisProfiles:
+    """The codec profiles beside the segments; connects at the first call. Raises RedisUnavailableError."""
+    return RedisProfiles(endpoint.url, endpoint.profile_prefix, endpoint.deadline_s, endpoint.expire_s)
+
+
+def open_coded_store(endpoint: RedisEndpoint, meter: CodecMeter) -> CodedStore:
+    """What holds raw segments for those outside. Imports what coding needs. Raises RedisUnavailableError."""
+    profiles = open_profiles(endpoint)
+    codecs = SegmentCodecs(endpoint.coding, profiles)
+    codecs.warm_up()
+    return CodedStore(open_store(endpoint), endpoint.fingerprint, codecs, profiles, meter)
 
 
 def _model(fingerprint: bytes) -> bytes:

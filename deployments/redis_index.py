@@ -26,7 +26,7 @@ def read_index(endpoint: RedisEndpoint, *, ours_alone: bool) -> RedisIndex:
     foreign = 0
     if ours_alone:
         store = RedisStore(endpoint.url, endpoint.prefix, endpoint.deadline_s, endpoint.expire_s)
-        foreign = store.delete_foreign()
+        foreign = store.delete_foreign(but=endpoint.profile_prefix)
     headers: list[SegmentHeader] = []
     unusable: list[bytes] = []
     for chunk in open_store(endpoint).scan():

@@ -22,9 +22,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import ray
@@ -32,12 +34,13 @@ import redis
 from ray import serve
 
 from deployments.checked_store import CheckedStore
+from deployments.codec_files import find_profile
 from deployments.faulty_store import NO_FAULTS
 from deployments.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.redis_access import RedisAccess
 from deployments.redis_config import RedisTierConfig, check_now
 from deployments.redis_connection import RedisLoadingError, RedisUnavailableError, ServerFacts
-from deployments.redis_endpoint import RedisEndpoint, open_store, segment_prefix
+from deployments.redis_endpoint import RedisEndpoint, open_profiles, open_store, segment_prefix
 from deployments.redis_index import read_index
 from deployments.segment_store import StoreUnavailableError
 from deployments.tier_seats import OK
@@ -55,6 +58,8 @@ RETRY_S = 0.5
 LONGEST_RETRY_S = 5.0
 MANAGER_ANSWER_S = 5.0
 ADOPT_CHUNK = 1000
+PROFILE_RENEWAL_S = 600.0
+"""How often the codec profile is kept from expiring, though nothing is coded with it."""
 INDEX_DEADLINE_S = 2.0
 """Least patience for the answers that the index needs: they are no request's, and starting over costs more."""
 
@@ -137,6 +142,7 @@ class RedisTier:
         fingerprint = self._fingerprint
         assert fingerprint is not None
         await asyncio.to_thread(self._access.claim, fingerprint)
+        profile = await asyncio.to_thread(find_profile, self._config.profiles_folder, self._config.model)
         endpoint = RedisEndpoint(
             url=self._access.url,
             prefix=segment_prefix(self._config.namespace, fingerprint),
@@ -144,11 +150,13 @@ class RedisTier:
             deadline_s=self._config.deadline_s,
             expire_s=self._config.expire_s,
             faults=self._config.faults,
+            coding=replace(self._config.coding, profile=profile.digest if profile else b""),
         )
+        keep_profile = partial(open_profiles(endpoint).keep, profile.digest, profile.content) if profile else None
         self._start_over.clear()
         index = asyncio.get_running_loop().create_task(self._index(endpoint))
         try:
-            await self._watch(facts.run_id, index)
+            await self._watch(facts.run_id, index, keep_profile)
         finally:
             index.cancel()
             await asyncio.gather(index, return_exceptions=True)
@@ -173,6 +181,7 @@ class RedisTier:
                     incarnation,
                     [header.span for header in chunk],
                     [header.sealed_bytes for header in chunk],
+                    [header.raw_sealed_bytes for header in chunk],
                 )
             )
             unwanted += [header.key for header in chunk if header.key not in kept]
@@ -192,10 +201,13 @@ class RedisTier:
             found.foreign,
         )
 
-    async def _watch(self, run_id: str, index: asyncio.Task[None]) -> None:
+    async def _watch(self, run_id: str, index: asyncio.Task[None], keep_profile: Callable[[], None] | None) -> None:
         """Return when a new life is to be told; raise when Redis is lost or could not be indexed."""
-        failures = 0
+        failures, renewed = 0, -PROFILE_RENEWAL_S
         while True:
+            if keep_profile is not None and time.monotonic() - renewed > PROFILE_RENEWAL_S:
+                await asyncio.to_thread(keep_profile)
+                renewed = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._start_over.wait(), PROBE_EVERY_S)
             if index.done():

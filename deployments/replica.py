@@ -16,20 +16,18 @@ from ray import serve
 from configs.settings import Settings, load_settings
 from deployments.engine_args import engine_config, engine_environment, model_identity
 from deployments.faulty_manager import manager_client
-from deployments.kv_port import PLAN
-from deployments.manager_client import ManagerUnavailableError
+from deployments.kv_port import FIDELITY, PLAN, TENANT
+from deployments.order_taker import OrderTaker
+from deployments.prompt_plans import PromptPlans
 from deployments.ray_port import RayPort
 from deployments.wire import GenerateRequest
+from kvmanager.keys import EXACT
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
 logger = logging.getLogger(__name__)
 
-ORDERS_WAIT_S = 2.0
-"""How long one poll for orders waits at the manager; each poll is also the replica's heartbeat."""
-MANAGER_ANSWER_S = 5.0
-MANAGER_RETRY_S = 0.5
 LAST_WORDS_S = 0.5
 """Between an engine's death and its process's end: time for the errors to reach the requests."""
 
@@ -54,7 +52,8 @@ class Replica:
         self._name = context.replica_id.unique_id
         self._node_id = ray.get_runtime_context().get_node_id()
         self._settings = settings
-        self._orders: asyncio.Task[None] | None = None
+        self._orders: OrderTaker | None = None
+        self._device: Any = None
         self._ending = False
         self._manager = manager_client(context.app_name, settings.faults)
         self._port: RayPort | None = None
@@ -67,24 +66,48 @@ class Replica:
         self._fingerprint = identity.fingerprint()
         if settings.kv.enabled:
             self._join_cache(context.app_name, settings)
-        self._orders = asyncio.get_running_loop().create_task(self._obey())
+        self._plans = PromptPlans(self._port, settings.block_size_tokens)
+        self._orders = OrderTaker(
+            self._manager,
+            self._name,
+            self.rank,
+            self._node_id,
+            self._fingerprint,
+            self._port,
+            self._reuse,
+            self._device,
+        )
 
     def _join_cache(self, app_name: str, settings: Settings) -> None:
+        from deployments.device_orders import DeviceOrders
         from deployments.kv_reuse import KVReuse
 
         self._port = RayPort(app_name, self._name, self._node_id, settings.kv, self._manager)
         self._reuse = KVReuse(
-            self._thread, self._llm.vllm_config, settings, self._port, self._fingerprint, str(self.rank)
+            self._thread,
+            self._llm.vllm_config,
+            settings,
+            self._port,
+            self._fingerprint,
+            str(self.rank),
+            by_hotness=settings.kv.device_policy == "hotness",
+            pin_share=settings.kv.device_pin_share,
         )
+        self._device = DeviceOrders(self._reuse.control, self._thread.call)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs for one prompt, as they come. Cancelling the call aborts the request in the engine."""
-        plan = await self._port.plan(request.block_hashes) if self._port and request.block_hashes else None
+        planned = await self._plans.ask(request)
+        plan = planned.plan
         params = request.sampling_params
         # Whatever a client put there must not reach the connector: a plan comes from the manager only.
-        transfer = {"kv_transfer_params": {PLAN: plan}} if plan else {}
+        transfer = {
+            **({PLAN: plan} if plan else {}),
+            **({TENANT: request.tenant} if request.tenant else {}),
+            **({FIDELITY: request.fidelity} if request.fidelity != EXACT else {}),
+        }
         kept = {k: v for k, v in (params.extra_args or {}).items() if k != "kv_transfer_params"}
-        params.extra_args = {**kept, **transfer} or None
+        params.extra_args = {**kept, **({"kv_transfer_params": transfer} if transfer else {})} or None
         admitted = False
         try:
             async for output in self._llm.generate(
@@ -98,8 +121,12 @@ class Replica:
             ):
                 admitted = True
                 output.prompt_token_ids = None
+                planned.begun()
+                if output.finished:
+                    planned.ended(output)
                 yield output
         finally:
+            planned.begun()
             if plan and self._port and not admitted:
                 self._port.release(plan["lease_id"])
             if self._llm.errored:
@@ -114,7 +141,10 @@ class Replica:
         if self._reuse is None:
             return await asyncio.to_thread(replica_metrics_text, rank)
         pool = await asyncio.wrap_future(self._reuse.pool_usage())
-        return await asyncio.to_thread(replica_metrics_text, rank, self._port, self._reuse.transfer, pool)
+        reuse, layers = self._reuse, self._reuse.layerwise.times
+        return await asyncio.to_thread(
+            replica_metrics_text, rank, self._port, reuse.transfer, pool, self._device, layers
+        )
 
     def check_health(self) -> None:
         """Serve replaces the replica when this raises: the engine is dead."""
@@ -135,46 +165,11 @@ class Replica:
     def __del__(self) -> None:
         """Serve calls this after it has drained the replica's requests."""
         if self._orders:
-            self._orders.cancel()
+            self._orders.close()
+        if self._device:
+            self._device.close()
         if self._reuse:
             self._reuse.close()
         if self._port:
             self._port.close()
         self._llm.shutdown()
-
-    async def _obey(self) -> None:
-        """Register with the manager, again with every new one, and carry out its orders."""
-        manager = self._manager
-        while True:
-            try:
-                orders = await manager.ask(
-                    "take_orders", self._name, ORDERS_WAIT_S, timeout_s=ORDERS_WAIT_S + MANAGER_ANSWER_S
-                )
-                if orders is None:
-                    hashes = await asyncio.wrap_future(self._reuse.device_hashes()) if self._reuse else []
-                    await manager.ask(
-                        "register_replica",
-                        self._name,
-                        self.rank,
-                        self._node_id,
-                        hashes,
-                        self._fingerprint,
-                        timeout_s=MANAGER_ANSWER_S,
-                    )
-                    continue
-                for order in orders:
-                    await self._carry_out(order)
-            except ManagerUnavailableError:
-                await asyncio.sleep(MANAGER_RETRY_S)
-            except Exception:
-                logger.exception("an order of the KV manager failed")
-                await asyncio.sleep(MANAGER_RETRY_S)
-
-    async def _carry_out(self, order: dict[str, Any]) -> None:
-        if order["kind"] != "clear_device":
-            raise ValueError(f"unknown order {order['kind']!r}")
-        result = 0
-        if self._reuse and self._port:
-            result = await asyncio.wrap_future(self._reuse.clear_device())
-            await asyncio.to_thread(self._port.flush)
-        await self._manager.ask("acknowledge", order["id"], result, timeout_s=MANAGER_ANSWER_S)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from deployments.kv_transfer import KVTransfer
 from deployments.ray_port import RayPort
+
+if TYPE_CHECKING:
+    from deployments.device_orders import DeviceOrders
+    from deployments.layerwise_times import LayerTimes
 
 _CIRCUIT_STATES = {"closed": 0, "half_open": 1, "open": 2}
 
@@ -31,6 +36,7 @@ class TransferCollector:
             ("bytes_loaded", "Bytes of segments loaded.", counters.bytes_loaded),
             ("bytes_saved", "Bytes of segments sent to a tier.", counters.bytes_saved),
             ("loads_failed", "Loads of which a part had to be recomputed.", counters.loads_failed),
+            ("loads_layerwise", "Loads that came layer by layer, under the computation.", counters.loads_layerwise),
             ("saves_dropped", "Segments not saved for lack of room or of an answer.", counters.saves_dropped),
         ):
             family = CounterMetricFamily(f"crosskv_{name}", text, labels=["replica"])
@@ -58,8 +64,44 @@ class TransferCollector:
         yield circuits
 
 
+class DirectiveCollector:
+    """How directives ended at this replica, and the worst time that each kind took from the engine at once."""
+
+    def __init__(self, replica: str, device: DeviceOrders) -> None:
+        self._replica = replica
+        self._device = device
+
+    def collect(self) -> Iterable[Metric]:
+        """The metric families, labelled with the replica's rank."""
+        ended = CounterMetricFamily(
+            "crosskv_directives", "Directives of the KV manager, by how they ended.",
+            labels=["replica", "kind", "outcome"],
+        )  # fmt: skip
+        for (kind, outcome), count in sorted(self._device.counters.items()):
+            ended.add_metric([self._replica, kind, outcome], count)
+        yield ended
+        worst = GaugeMetricFamily(
+            "crosskv_directive_worst_step_seconds", "Longest time that a directive took from the engine at once.",
+            labels=["replica", "kind"],
+        )  # fmt: skip
+        for kind, seconds in sorted(self._device.times.worst.items()):
+            worst.add_metric([self._replica, kind], seconds)
+        yield worst
+        gave_way = CounterMetricFamily(
+            "crosskv_pins_gave_way", "Times that all pins on the device were released for a request.",
+            labels=["replica"],
+        )  # fmt: skip
+        gave_way.add_metric([self._replica], self._device.pins_gave_way)
+        yield gave_way
+
+
 def replica_metrics_text(
-    replica: str, port: RayPort | None = None, transfer: KVTransfer | None = None, pool: Mapping[str, int] | None = None
+    replica: str,
+    port: RayPort | None = None,
+    transfer: KVTransfer | None = None,
+    pool: Mapping[str, int] | None = None,
+    device: DeviceOrders | None = None,
+    layers: LayerTimes | None = None,
 ) -> str:
     """Prometheus text. vLLM labels its metrics by engine; all replicas would say 0, so a replica label is added."""
     text = generate_latest(REGISTRY).decode()
@@ -71,8 +113,14 @@ def replica_metrics_text(
     if port is not None and transfer is not None:
         registry = CollectorRegistry()
         registry.register(TransferCollector(replica, port, transfer, pool or {}))
+        histograms = [port.waits.registry]
+        if device is not None:
+            registry.register(DirectiveCollector(replica, device))
+            histograms.append(device.times.registry)
+        if layers is not None:
+            histograms.append(layers.registry)
         lines.append(generate_latest(registry).decode())
-        waits = generate_latest(port.waits.registry).decode().splitlines()
+        waits = [line for each in histograms for line in generate_latest(each).decode().splitlines()]
         lines += [line if line.startswith("#") else _with_replica(line, replica) for line in waits]
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,8 @@
 """`PrefixAffinityRouter`: a Ray Serve request router that sends a prompt where the least work is left.
 
-Translation only: the mirror, the cost and the reservations are `kvmanager.mirror` and `kvmanager.routing`. Imports
-neither vLLM nor torch, because Serve's controller loads this class too.
+Translation only: the mirror, the cost with its reservations, and what a hot prefix needs are `kvmanager.mirror`,
+`kvmanager.routing` and `kvmanager.spreading`. Imports neither vLLM nor torch, because Serve's controller loads this
+class too.
 
 Leans on ray 2.60.0: `RequestRouter` (alpha) with `initialize_state`, `choose_replicas`, `on_request_routed`,
 `on_request_completed`; `PendingRequest.args` and `routing_context.should_backoff`; the router of a handle lives in the
@@ -26,9 +27,11 @@ from configs.settings import Settings
 from deployments.placement_feed import PlacementFeed
 from deployments.wire import GenerateRequest
 from kvmanager.keys import BlockHash
+from kvmanager.load_rates import ALL_REPLICAS
 from kvmanager.locations import Tier
 from kvmanager.mirror import TierHits
 from kvmanager.routing import RoutingState
+from kvmanager.spreading import Spreading
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,12 @@ class PrefixAffinityRouter(RequestRouter):
     def initialize_state(self, **kwargs: Any) -> None:
         """Called by Serve with `request_router_kwargs`, before the first request."""
         self._options = RouterOptions(**kwargs["options"])
-        self._state = RoutingState(self._options.block_size, self._options.decode_weight)
-        self._state.credits = {
+        blocks_per_segment = self._options.blocks_per_segment
+        self._state = RoutingState(
+            self._options.block_size, self._options.decode_weight, blocks_per_segment=blocks_per_segment
+        )
+        self._spreading = Spreading(blocks_per_segment)
+        self._starting_credits = {
             Tier.DEVICE: self._options.device_credit,
             Tier.CPU: self._options.cpu_credit,
             Tier.REDIS: self._options.redis_credit,
@@ -92,6 +99,8 @@ class PrefixAffinityRouter(RequestRouter):
             return [candidate_replicas]
         self._note_first_tokens()
         names = [name for name in by_name if name not in request.avoid] or list(by_name)
+        self._state.credits = {**self._starting_credits, **feed.credits.get(ALL_REPLICAS, {})}
+        self._state.credits_of = feed.credits
         order = self._state.rank(names, self._hits(request, names), len(request.prompt_token_ids), time.monotonic())
         failed = request.progress.failed
         return [[by_name[name]] for name in sorted(order, key=lambda name: name in failed)]  # stable
@@ -103,11 +112,15 @@ class PrefixAffinityRouter(RequestRouter):
             return
         name, internal_id = replica_id.unique_id, pending_request.metadata.internal_request_id
         request.progress.replica = name
-        hit_blocks = sum(self._hits(request, [name])[name])
-        prompt_tokens = len(request.prompt_token_ids)
-        uncached = max(0, prompt_tokens - hit_blocks * self._options.block_size)
+        now, prompt_tokens = time.monotonic(), len(request.prompt_token_ids)
+        hits = self._hits(request, list({name, *(replica.unique_id for replica in self._replicas)}))
+        waits = {other: self._state.wait(other, held, prompt_tokens) for other, held in hits.items()}
+        hashes = _hashes(request)
+        for move in self._spreading.consider(now, hashes, name, waits, hits):
+            self._follow_placement().order(move)
+        uncached = max(0, prompt_tokens - sum(hits[name]) * self._options.block_size)
         blocks = -(-prompt_tokens // self._options.block_size)
-        self._state.route(internal_id, name, uncached, blocks, time.monotonic())
+        self._state.route(internal_id, name, uncached, blocks, now, hashes)
         self._in_prefill[internal_id] = request
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
@@ -129,12 +142,17 @@ class PrefixAffinityRouter(RequestRouter):
         return self._feed
 
     def _hits(self, request: GenerateRequest, names: list[str]) -> dict[str, TierHits]:
-        mirror = self._follow_placement().mirror
-        hashes = [BlockHash(block) for block in request.block_hashes]
-        return {name: mirror.coverage(hashes, name) for name in names}
+        hashes = _hashes(request)
+        exact_hashes = [BlockHash(block) for block in request.exact_block_hashes]
+        found = self._follow_placement().mirror.coverages(hashes, names, exact_hashes)
+        return {name: self._state.with_in_flight(name, held, hashes) for name, held in found.items()}
 
     def _note_first_tokens(self) -> None:
         for internal_id, request in list(self._in_prefill.items()):
             if request.progress.first_token:
                 del self._in_prefill[internal_id]
                 self._state.first_token(internal_id)
+
+
+def _hashes(request: GenerateRequest) -> list[BlockHash]:
+    return [BlockHash(block) for block in request.block_hashes]

@@ -6,6 +6,7 @@ holds for it, so no lock is needed. One copy per byte in each direction; verific
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,17 @@ import torch
 
 from kernels.layout import PagedLayout
 from kernels.paged import gather, scatter, warm_up
-from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, open_segment, seal
+from kernels.paged_cpu import LINE_BYTES
+from kvmanager.segment_format import (
+    EXACT,
+    SegmentHeader,
+    SegmentLayers,
+    SegmentSealer,
+    body_offset,
+    open_layers,
+    seal,
+    sealed_bytes,
+)
 from kvmanager.segments import SegmentSpan
 
 # Stored segments are read-only, and so are the tensors made of them here: `scatter` only reads its source.
@@ -39,28 +50,22 @@ class SegmentCopier:
 
     def sealed_bytes(self, num_blocks: int) -> int:
         """Bytes of a sealed segment of `num_blocks` blocks, header included."""
-        layers, kinds, tokens, heads, dim = self._shape(num_blocks)
-        return HEADER_BYTES + layers * kinds * tokens * heads * dim * self.layout.dtype.itemsize
+        return sealed_bytes(self._shape(num_blocks), _DTYPE_NAMES[self.layout.dtype])
 
-    def read(self, span: SegmentSpan, block_ids: Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block in all layers."""
+        return math.prod(self._shape(1)) * self.layout.dtype.itemsize
+
+    def read(
+        self, span: SegmentSpan, block_ids: Sequence[int], fidelity: str = EXACT
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The sealed segment of `span`, read from the device blocks `block_ids` (one per block of the span)."""
         shape = self._shape(len(block_ids))
-        buffer = np.empty(self.sealed_bytes(len(block_ids)), dtype=np.uint8)
-        payload = torch.from_numpy(buffer)[HEADER_BYTES:].view(self.layout.dtype).view(shape)
+        buffer = _aligned(self.sealed_bytes(len(block_ids)))
+        payload = torch.from_numpy(buffer)[body_offset(len(self.layers)) :].view(self.layout.dtype).view(shape)
         gather(self.layers, block_ids, self.layout, payload)
-        header = SegmentHeader(
-            key=span.key,
-            fingerprint=self.fingerprint,
-            shape=shape,
-            dtype=_DTYPE_NAMES[self.layout.dtype],
-            codec="raw",
-            payload_bytes=buffer.nbytes - HEADER_BYTES,
-            parent=span.parent,
-            start_block=span.start_block,
-            num_blocks=span.num_blocks,
-            kind=span.kind,
-        )
-        seal(buffer.data, header)
+        seal(buffer.data, self.header(span, len(block_ids), fidelity))
         return buffer
 
     def write(
@@ -72,15 +77,88 @@ class SegmentCopier:
 
         Raises SegmentMismatch when any byte is not what was stored under `key` for this model; nothing is written then.
         """
-        shape = self._shape(num_blocks)
-        payload = open_segment(
-            sealed, key=key, fingerprint=self.fingerprint, shape=shape, dtype=_DTYPE_NAMES[self.layout.dtype]
-        )
-        values = torch.from_numpy(np.frombuffer(payload, dtype=np.uint8)).view(self.layout.dtype).view(shape)
-        if len(block_ids) < num_blocks:
-            first = skip_blocks * self.layout.block_size
-            values = values[:, :, first : first + len(block_ids) * self.layout.block_size].contiguous()
-        scatter(self.layers, block_ids, self.layout, values)
+        opened = self.open(sealed, key, num_blocks)
+        opened.layers.verify()
+        opened.scatter(range(len(self.layers)), skip_blocks, block_ids)
+
+    def open(self, sealed: memoryview, key: bytes, num_blocks: int) -> OpenSegment:
+        """Verify header and table of a sealed segment of `num_blocks` blocks. Raises SegmentMismatch."""
+        shape, dtype = self._shape(num_blocks), _DTYPE_NAMES[self.layout.dtype]
+        layers = open_layers(sealed, key=key, fingerprint=self.fingerprint, shape=shape, dtype=dtype)
+        return OpenSegment(self, sealed, layers, num_blocks)
+
+    def begin_read(self, span: SegmentSpan, block_ids: Sequence[int], fidelity: str = EXACT) -> SegmentRead:
+        """Begin to read a sealed segment layer by layer; arguments as for `read`."""
+        return SegmentRead(self, span, block_ids, fidelity)
+
+    def header(self, span: SegmentSpan, num_blocks: int, fidelity: str) -> SegmentHeader:
+        """The header of a segment of this model."""
+        dtype = _DTYPE_NAMES[self.layout.dtype]
+        return SegmentHeader.raw(span, self.fingerprint, self._shape(num_blocks), dtype, fidelity)
 
     def _shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
         return self.layout.segment_shape(len(self.layers), num_blocks)
+
+
+class OpenSegment:
+    """A stored segment whose header and table are verified, so that it can be written layer by layer."""
+
+    def __init__(self, copier: SegmentCopier, sealed: memoryview, layers: SegmentLayers, num_blocks: int) -> None:
+        self.layers = layers
+        self._copier = copier
+        self._sealed = sealed
+        self._num_blocks = num_blocks
+
+    def write(self, layers: range, skip_blocks: int, block_ids: Sequence[int]) -> None:
+        """Verify some consecutive layers, and write them as `SegmentCopier.write` does all.
+
+        Raises SegmentMismatch when a byte of them is not what was stored; none of them is written then.
+        """
+        for layer in layers:
+            self.layers.layer(layer)
+        self.scatter(layers, skip_blocks, block_ids)
+
+    def scatter(self, layers: range, skip_blocks: int, block_ids: Sequence[int]) -> None:
+        """Write some consecutive layers, which the caller has verified."""
+        layout = self._copier.layout
+        shape = layout.segment_shape(len(layers), self._num_blocks)
+        count = math.prod(shape) * layout.dtype.itemsize
+        offset = body_offset(len(self.layers)) + count // len(layers) * layers.start
+        values = torch.from_numpy(np.frombuffer(self._sealed, np.uint8, count, offset)).view(layout.dtype).view(shape)
+        if len(block_ids) < self._num_blocks:
+            first = skip_blocks * layout.block_size
+            values = values[:, :, first : first + len(block_ids) * layout.block_size].contiguous()
+        scatter(self._copier.layers[layers.start : layers.stop], block_ids, layout, values)
+
+
+class SegmentRead:
+    """A sealed segment in the making, layer by layer; `SegmentCopier.begin_read`. One thread at a time."""
+
+    def __init__(self, copier: SegmentCopier, span: SegmentSpan, block_ids: Sequence[int], fidelity: str) -> None:
+        layout = copier.layout
+        self._copier = copier
+        self._block_ids = block_ids
+        self._buffer = _aligned(copier.sealed_bytes(len(block_ids)))
+        self._sealer = SegmentSealer(self._buffer.data, copier.header(span, len(block_ids), fidelity))
+        body = torch.from_numpy(self._buffer)[body_offset(len(copier.layers)) :]
+        self._payload = body.view(layout.dtype).view(layout.segment_shape(len(copier.layers), len(block_ids)))
+
+    def copy(self, layer: int) -> None:
+        """Copy a layer from its blocks; layers in order."""
+        gather(self._copier.layers[layer : layer + 1], self._block_ids, self._copier.layout, self._payload[layer:][:1])
+
+    def seal_layer(self) -> None:
+        """Checksum the next layer, whose copy has been made, while it is in the cache."""
+        self._sealer.add()
+
+    def finish(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """The sealed segment, when all layers are copied."""
+        self._sealer.finish()
+        return self._buffer
+
+
+def _aligned(nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A buffer that begins with a cache line, and so does a body in it: `gather` streams to such places only."""
+    room = np.empty(nbytes + LINE_BYTES, dtype=np.uint8)
+    skip = -room.ctypes.data % LINE_BYTES
+    return room[skip : skip + nbytes]

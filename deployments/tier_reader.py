@@ -1,8 +1,12 @@
 """Reads planned segments from the CPU tiers, and from Redis by way of this node's CPU tier.
 
-All tiers are asked at once; then the segments are handed on in order, as they arrive. The first that does not come ends
-the read, for the tokens after it would have to be recomputed anyway. A tier that does not answer several times in a
-row is not asked for a while (`kvmanager.circuit_breaker`), so that not every request waits for it.
+All tiers are asked at once (for more than `WINDOW_BYTES` from Redis: again and again, so that the object store need not
+hold it all); then the segments are handed on in order, as they arrive. The first that does not come ends the read, for
+the tokens after it would have to be recomputed anyway. A tier that does not answer several times in a row is not asked
+for a while (`kvmanager.circuit_breaker`), so that not every request waits for it.
+
+A segment whose prefetch worker has died, or is late while others have brought what comes after it, is asked of another
+worker, once in a read.
 
 Used from the load threads, several at once.
 """
@@ -13,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 
@@ -24,15 +28,30 @@ from deployments.manager_client import SERVE_NAMESPACE
 from deployments.port_waits import PortWaits
 from kvmanager.locations import Tier
 
+WINDOW_BYTES = 48 * 1024**2
+"""From Redis, asked for in one call. Two calls are under way at a time: so a load fits what a tier's workers may have
+under way (`deployments.prefetch_pool.MOST_BYTES_IN_FLIGHT`), however long it is."""
+LATE_S = 0.25
+"""A wait of so long, while later segments are there, is the worker's fault and not Redis's: they come about evenly."""
+
 
 @dataclass(slots=True)
 class TierCall:
     """A tier was asked for segments: `answer` is to come (None: not asked, or none), `refs` when it has come."""
 
     node_id: str
-    keys: list[bytes]
+    loads: Sequence[PlannedLoad]
     answer: Any
     refs: dict[bytes, Any] | None = None
+    asked_again: bool = False
+
+
+class _Place(NamedTuple):
+    """Whom a segment is asked of, and in the how manieth call."""
+
+    tier: str
+    node_id: str
+    window: int
 
 
 class TierReader:
@@ -65,12 +84,12 @@ class TierReader:
 
     def read(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
         """See `KVPort.fetch`."""
-        places = [(load.tier, self._asked_node(load)) for load in loads]
-        calls = {
-            place: self._ask(*place, [load for load, at in zip(loads, places, strict=True) if at == place])
-            for place in dict.fromkeys(places)
-        }
+        places = self._places(loads)
+        calls: dict[_Place, TierCall] = {}
         for load, place in zip(loads, places, strict=True):
+            for near in dict.fromkeys(places):
+                if near not in calls and near.window <= place.window + 1:
+                    calls[near] = self._ask(near, [each for each, at in zip(loads, places, strict=True) if at == near])
             with self._waits.segment.labels(load.tier).time():
                 patience_ends = time.monotonic() + self._patience_s[load.tier]
                 sealed = self._take(load, calls[place], min(deadline, patience_ends))
@@ -83,25 +102,34 @@ class TierReader:
         with self._lock:
             return {node: breaker.state.value for node, breaker in self._circuits.items()}
 
-    def _asked_node(self, load: PlannedLoad) -> str:
-        return load.holder if load.tier == Tier.CPU.value else self._node_id
+    def _places(self, loads: Sequence[PlannedLoad]) -> list[_Place]:
+        """Whom to ask for each segment."""
+        places, window, window_bytes = [], 0, 0
+        for load in loads:
+            if load.tier == Tier.CPU.value:
+                places.append(_Place(load.tier, load.holder, 0))
+                continue
+            if window_bytes and window_bytes + load.memory_bytes > WINDOW_BYTES:
+                window, window_bytes = window + 1, 0
+            window_bytes += load.memory_bytes
+            places.append(_Place(load.tier, self._node_id, window))
+        return places
 
-    def _ask(self, tier: str, node_id: str, loads: Sequence[PlannedLoad]) -> TierCall:
+    def _ask(self, place: _Place, loads: Sequence[PlannedLoad]) -> TierCall:
         """Ask a node's tier for segments, without waiting."""
-        keys = [load.key for load in loads]
+        node_id = place.node_id
         if not self._circuit(node_id).allows(time.monotonic()):
             self._count("fetch_not_asked")
-            return TierCall(node_id, keys, None)
+            return TierCall(node_id, loads, None)
         try:
             handle = self._handle(node_id)
         except ValueError:
             self._circuit(node_id).failed(time.monotonic())
             self._count("fetch_tier_gone")
-            return TierCall(node_id, keys, None)
-        if tier == Tier.CPU.value:
-            return TierCall(node_id, keys, handle.fetch.remote(keys))
-        wanted = [(load.key, load.nbytes) for load in loads]
-        return TierCall(node_id, keys, handle.promote.remote(self._replica, wanted))
+            return TierCall(node_id, loads, None)
+        if place.tier == Tier.CPU.value:
+            return TierCall(node_id, loads, handle.fetch.remote([load.key for load in loads]))
+        return TierCall(node_id, loads, handle.promote.remote(self._replica, _wanted(loads)))
 
     def _take(self, load: PlannedLoad, call: TierCall, deadline: float) -> memoryview | None:
         """Wait for one segment; what is wrong with it, or with its tier, is counted and reported."""
@@ -110,11 +138,10 @@ class TierReader:
             refs = self._answer(call, deadline)
             if refs is None:
                 return None  # its tier did not answer, which says nothing about the segment
-            ref = refs[load.key]
-            if ref is None:
+            if refs[load.key] is None:
                 found: Any = "not_asked" if in_redis else "missing"
             else:
-                found = ray.get(ref, timeout=max(0.0, deadline - time.monotonic()))
+                found = self._get(load, call, refs, deadline)
         except ray.exceptions.GetTimeoutError:
             self._count("redis_late" if in_redis else "fetch_late")
             return None
@@ -128,6 +155,41 @@ class TierReader:
         elif found.startswith(("mismatch", "wrong_type")):
             self._report("bad_segment", load)
         return None
+
+    def _get(self, load: PlannedLoad, call: TierCall, refs: dict[bytes, Any], deadline: float) -> Any:
+        """What a reference refers to; its object is not kept for longer. Raises RayError, GetTimeoutError."""
+        may_ask_again = load.tier == Tier.REDIS.value and not call.asked_again
+        while True:
+            now = time.monotonic()
+            try:
+                until = min(deadline, now + LATE_S) if may_ask_again else deadline
+                found = ray.get(refs[load.key], timeout=max(0.0, until - now))
+                del refs[load.key]
+                return found
+            except ray.exceptions.GetTimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+                if not self._later_ones_have_come(load, call, refs):
+                    continue
+            except ray.exceptions.RayActorError:  # the worker has died
+                if not may_ask_again:
+                    raise
+            may_ask_again = False
+            call.asked_again = True
+            self._ask_again(load, call, refs, deadline)
+
+    def _later_ones_have_come(self, load: PlannedLoad, call: TierCall, refs: dict[bytes, Any]) -> bool:
+        later = [refs[each.key] for each in call.loads if each.start_block > load.start_block]
+        there, _ = ray.wait([ref for ref in later if ref is not None], timeout=0, fetch_local=False)
+        return bool(there)
+
+    def _ask_again(self, load: PlannedLoad, call: TierCall, refs: dict[bytes, Any], deadline: float) -> None:
+        """Have the tier ask other workers for what the worker of this segment has not brought."""
+        self._count("redis_asked_again")
+        rest = [each for each in call.loads if each.start_block >= load.start_block]
+        answer = self._handle(call.node_id).promote.remote(self._replica, _wanted(rest), load.key)
+        found = ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
+        refs.update({each.key: ref for each, ref in zip(rest, found, strict=True) if ref is not None})
 
     def _answer(self, call: TierCall, deadline: float) -> dict[bytes, Any] | None:
         """The references that a tier has answered; None when it does not. Raises GetTimeoutError."""
@@ -147,7 +209,7 @@ class TierReader:
                 call.answer = None
                 return None
             circuit.succeeded()
-            call.refs = dict(zip(call.keys, found, strict=True))
+            call.refs = {load.key: ref for load, ref in zip(call.loads, found, strict=True)}
         return call.refs
 
     def _handle(self, node_id: str) -> Any:
@@ -159,3 +221,8 @@ class TierReader:
     def _circuit(self, node_id: str) -> LockedBreaker:
         with self._lock:
             return self._circuits.setdefault(node_id, LockedBreaker())
+
+
+def _wanted(loads: Sequence[PlannedLoad]) -> list[tuple[bytes, int]]:
+    """As `CPUTier.promote` takes them."""
+    return [(load.key, load.memory_bytes) for load in loads]

@@ -40,6 +40,9 @@ class TierSeat:
     last_seen: float
     workers: int = 0
     """Prefetch workers of this node that are ready."""
+    told: bool = True
+    """Whether it has told all that it holds. Until then nothing is saved there: the brain would take the tier for
+    emptier than it is, and a segment for a leaf whose children are still to be told."""
 
 
 @dataclass(slots=True)
@@ -64,19 +67,36 @@ class TierSeats:
 
     def cpu_alive(self, now: float, node_id: str, incarnation: str, workers: int) -> bool:
         """A heartbeat; False: not known here."""
-        seat = self.cpu.get(node_id)
-        if seat is None or seat.incarnation != incarnation:
+        if not self.is_cpu(node_id, incarnation):
             return False
-        seat.last_seen = now
-        seat.workers = workers
+        self.cpu[node_id].last_seen = now
+        self.cpu[node_id].workers = workers
         return True
 
-    def seat_cpu(self, now: float, node_id: str, handle: Any, incarnation: str, budget_bytes: int) -> None:
-        """Give a node's tier its seat; what was known of that node is forgotten."""
+    def seat_cpu(
+        self, now: float, node_id: str, handle: Any, incarnation: str, budget_bytes: int, told: bool = True
+    ) -> None:
+        """Give a node's tier its seat; what was known of that node is forgotten. `told`: see `TierSeat`."""
         location = Location(Tier.CPU, node_id)
         self._brain.forget_holder(location)
         self._brain.set_budget(location, budget_bytes)
-        self.cpu[node_id] = TierSeat(handle, incarnation, now)
+        self.cpu[node_id] = TierSeat(handle, incarnation, now, told=told)
+
+    def cpu_told(self, now: float, node_id: str, incarnation: str, told: bool) -> bool:
+        """A tier has told some more of what it holds, or all of it (`told`); False: it does not sit here."""
+        known = self.is_cpu(node_id, incarnation)
+        if known:
+            self.cpu[node_id].last_seen = now
+            self.cpu[node_id].told = told
+        return known
+
+    def is_cpu(self, node_id: str, incarnation: str) -> bool:
+        """Whether this incarnation sits on the node's seat."""
+        return node_id in self.cpu and self.cpu[node_id].incarnation == incarnation
+
+    def takes_segments(self, node_id: str) -> bool:
+        """Whether segments may be saved in the node's tier now."""
+        return node_id in self.cpu and self.cpu[node_id].told
 
     # Redis.
 

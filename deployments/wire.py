@@ -9,9 +9,10 @@ every streamed token would cost O(prompt) bytes per token.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from deployments.failed_replicas import FailedReplicas
+from kvmanager.keys import EXACT, Fidelity
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -28,6 +29,8 @@ class KVCacheUsage(TypedDict):
     redis: int
     recomputed: int
     replica: str
+    reason: NotRequired[str]
+    """Why so much of it was reused (docs/operations.md); the replica adds it to what its connector says."""
 
 
 @dataclass(slots=True)
@@ -53,6 +56,9 @@ class GenerateRequest:
 
     `block_hashes` are the hashes of the prompt's full blocks (32 bytes each), computed with `cache_salt`, which
     already contains the model's fingerprint and the tenant (`kvmanager.keys`). `replica_pin` is the replica's rank.
+    `tenant` is the tenant's tag (`kvmanager.keys.tenant_tag`), empty for none: its quota is charged for what is stored.
+    `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
+    whose KV a tolerant prompt may read; empty for an exact one.
     `avoid` are unique names of replicas that are not chosen while there are others.
     """
 
@@ -61,6 +67,9 @@ class GenerateRequest:
     sampling_params: SamplingParams
     cache_salt: str
     block_hashes: list[bytes]
+    tenant: str = ""
+    fidelity: Fidelity = EXACT
+    exact_block_hashes: list[bytes] = field(default_factory=list)
     priority: int = 0
     replica_pin: int | None = None
     avoid: tuple[str, ...] = ()

@@ -5,17 +5,26 @@ a tensor ``(blocks, kv_heads, block_size, 2 * head_dim)`` as vLLM registers it; 
 ``[layer, k|v, token, kv_head, head_dim]``, and may be a view of any buffer (``torch.frombuffer``).
 
 Any thread may call them. On the CPU a call runs on the calling thread alone and does not hold the GIL while it copies,
-so a copy thread runs beside the engine's. Nothing here locks: the caller sees to it that nobody writes the blocks that
-it gathers, nor reads those that it scatters to.
+so a copy thread runs beside the engine's. On CUDA the work is queued on the current stream; with a segment on the CPU
+the call returns when it is done. Nothing here locks: the caller sees to it that nobody writes the blocks that it
+gathers, nor reads those that it scatters to.
+
+A layer or a group of layers alone is moved with ``layers[i:j]`` and ``segment[i:j]``.
 """
 
-from collections.abc import Sequence
+import functools
+import logging
+from collections.abc import Callable, Sequence
 
 import torch
 
 from kernels.layout import LayoutKind, PagedLayout
 from kernels.paged_cpu import gather_cpu, scatter_cpu
 from kernels.paged_index import gather_index, scatter_index
+
+logger = logging.getLogger(__name__)
+
+_Move = Callable[[Sequence[torch.Tensor], Sequence[int], PagedLayout, torch.Tensor], None]
 
 
 def gather(layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: PagedLayout, out: torch.Tensor) -> None:
@@ -26,7 +35,7 @@ def gather(layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: Pag
     """
     _check(layers, block_ids, layout, out)
     if layout.kind is LayoutKind.CUDA_FLASH:
-        gather_index(layers, block_ids, layout, out)
+        _device_version(layers)[0](layers, block_ids, layout, out)
     else:
         gather_cpu(layers, block_ids, layout, out)
 
@@ -42,7 +51,7 @@ def scatter(layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: Pa
     if len(set(block_ids)) != len(block_ids):
         raise ValueError("a block is named twice: which tokens it should hold is undefined")
     if layout.kind is LayoutKind.CUDA_FLASH:
-        scatter_index(layers, block_ids, layout, src)
+        _device_version(layers)[1](layers, block_ids, layout, src)
     else:
         scatter_cpu(layers, block_ids, layout, src)
 
@@ -50,12 +59,37 @@ def scatter(layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: Pa
 def warm_up(layout: PagedLayout) -> None:
     """Compile both directions now: the first call in a fresh checkout takes seconds, later processes read the result
     from Numba's cache on disk in a fraction of one. Call it before the engine serves."""
-    if layout.kind is LayoutKind.CUDA_FLASH:
-        return
-    layers = [torch.zeros(1, *layout.block_shape, dtype=layout.dtype)]
+    on_cuda = layout.kind is LayoutKind.CUDA_FLASH and torch.cuda.is_available()
+    layer = torch.zeros(1, *layout.block_shape, dtype=layout.dtype, device="cuda" if on_cuda else "cpu")
     segment = torch.zeros(layout.segment_shape(1, 1), dtype=layout.dtype)
-    gather(layers, [0], layout, segment)
-    scatter(layers, [0], layout, segment)
+    # Triton compiles once more for other strides: here for both of vLLM's memory orders.
+    for cache in (layer, layer.transpose(1, 2).contiguous().transpose(1, 2)) if on_cuda else (layer,):
+        gather([cache], [0], layout, segment)
+        scatter([cache], [0], layout, segment)
+
+
+def _device_version(layers: Sequence[torch.Tensor]) -> tuple[_Move, _Move]:
+    """What gathers and what scatters ``LayoutKind.CUDA_FLASH``, on whatever device the layers are."""
+    first = layers[0]
+    if not first.is_cuda or any(layer.stride() != first.stride() for layer in layers):
+        return gather_index, scatter_index
+    return _cuda_version(first.device)
+
+
+@functools.cache
+def _cuda_version(device: torch.device) -> tuple[_Move, _Move]:
+    """Triton's where it works on this device, else torch's indexing, and a warning, once."""
+    try:
+        from kernels.paged_triton import gather_triton, scatter_triton
+
+        layout = PagedLayout(LayoutKind.CUDA_FLASH, 1, 1, 1, torch.float32)
+        cache, segment = torch.zeros(1, 1, 1, 2, device=device), torch.zeros(1, 2, 1, 1, 1)
+        scatter_triton([cache], [0], layout, segment)
+        gather_triton([cache], [0], layout, segment)
+    except Exception as error:  # it compiles only now, with a C compiler and a driver that may be missing: many kinds
+        logger.warning("copies between cache and segments go without Triton, which fails here: %r", error)
+        return gather_index, scatter_index
+    return gather_triton, scatter_triton
 
 
 def _check(
@@ -65,21 +99,25 @@ def _check(
     if not layers or not block_ids:
         raise ValueError("need at least one layer and one block")
     expected = layout.segment_shape(len(layers), len(block_ids))
-    if tuple(segment.shape) != expected or segment.dtype is not layout.dtype or not segment.is_contiguous():
+    if segment.shape != expected or segment.dtype is not layout.dtype or not segment.is_contiguous():
         raise ValueError(
             f"segment must be contiguous {expected} of {layout.dtype}, "
             f"got {tuple(segment.shape)} of {segment.dtype}, stride {segment.stride()}"
         )
     first, last = min(block_ids), max(block_ids)
+    block_shape = layout.block_shape
+    on_cpu = layout.kind is not LayoutKind.CUDA_FLASH
     for index, layer in enumerate(layers):
-        if tuple(layer.shape[1:]) != layout.block_shape or layer.dtype is not layout.dtype:
+        if layer.shape[1:] != block_shape or layer.dtype is not layout.dtype:
             raise ValueError(
-                f"layer {index} must be (blocks, {', '.join(map(str, layout.block_shape))}) of {layout.dtype}, "
+                f"layer {index} must be (blocks, {', '.join(map(str, block_shape))}) of {layout.dtype}, "
                 f"got {tuple(layer.shape)} of {layer.dtype}"
             )
         if first < 0 or last >= layer.shape[0]:
             raise ValueError(
                 f"block ids {first}..{last} are not all among the {layer.shape[0]} blocks of layer {index}"
             )
-        if layout.kind is not LayoutKind.CUDA_FLASH and not (layer.is_contiguous() and layer.is_cpu and segment.is_cpu):
+        if on_cpu and not (layer.is_contiguous() and layer.is_cpu and segment.is_cpu):
             raise ValueError(f"{layout.kind.value}: layer {index} and the segment must be contiguous CPU tensors")
+        if not on_cpu and layer.device != layers[0].device:
+            raise ValueError(f"layer {index} is on {layer.device}, layer 0 on {layers[0].device}")

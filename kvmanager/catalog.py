@@ -4,34 +4,25 @@ Invariants, per location, after every public method (`tests/kvmanager` checks th
 
 - **Closed chains.** The parent of a RESIDENT copy is RESIDENT; that of a HELD or RESERVED one is any of the three. Each
   location stands by itself, so that losing one location orphans nothing at another, and Redis can outlive all others.
-- **Leaf-first.** A copy is exposed to the eviction policy exactly while it is RESIDENT, without children and leases.
-- **Budgets.** The bytes of all copies, promised ones included, never exceed the budget.
+- **Leaf-first.** A copy is exposed to the eviction policy of its partition exactly while it is RESIDENT, without
+  children and leases, and its node without pins.
+- **Budgets.** The bytes of all copies, promised ones included, never exceed the budget of the location, nor those of a
+  partition its own, except in a partition that was cut down (`kvmanager.quotas`) until its excess is evicted.
 - **Told.** A copy is RESIDENT exactly between its "seg+" and its "seg-" event.
 
 Costs: each method is O(log n) per copy that it changes, unless its docstring says otherwise. One thread.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Mapping
 
 from kvmanager.deltas import DeltaLog, Event
 from kvmanager.demotion_queue import DemotionQueue
-from kvmanager.directives import Directive, evict
 from kvmanager.hotness import HotnessClock
-from kvmanager.keys import SegmentKey
 from kvmanager.locations import Location, Tier
 from kvmanager.nodes import Copy, CopyState, Node
-from kvmanager.policies.base import EvictionPolicy
 from kvmanager.segments import SegmentSpan
-from kvmanager.stores import Store
+from kvmanager.stores import MakePolicy, Store
 from kvmanager.trie import PrefixTrie
-
-
-def evictions(copies: Iterable[Copy]) -> tuple[Directive, ...]:
-    """Return the orders that free copies the catalogue has forgotten, one per location, keys in the given order."""
-    keys: dict[Location, dict[SegmentKey, None]] = {}
-    for copy in copies:
-        keys.setdefault(copy.store.location, {})[copy.node.key] = None
-    return tuple(evict(location, tuple(gone)) for location, gone in keys.items())
 
 
 class Catalog:
@@ -42,15 +33,17 @@ class Catalog:
         trie: PrefixTrie,
         clock: HotnessClock,
         log: DeltaLog,
-        make_policy: Callable[[], EvictionPolicy],
+        make_policy: MakePolicy,
         demotion_queue: DemotionQueue,
     ) -> None:
         self.trie = trie
         self.stores: dict[Location, Store] = {}
-        self._clock = clock
+        self.clock = clock
         self._log = log
         self._make_policy = make_policy
         self._demotion_queue = demotion_queue
+        self.quotas: dict[Tier, Mapping[str, int]] = {}
+        """What `kvmanager.quotas` has set, for locations that come later."""
 
     def store(self, location: Location) -> Store:
         """Return the store of a shared location; a new one has no budget. Raises ValueError for a device."""
@@ -58,31 +51,42 @@ class Catalog:
         if store is None:
             if location.tier is Tier.DEVICE:
                 raise ValueError(f"{location} is a device pool, which its replica manages: no segment is stored there")
-            store = self.stores[location] = Store(location, self._make_policy())
+            store = self.stores[location] = Store(location, self._make_policy)
+            store.set_quotas(self.quotas.get(location.tier, {}))
         return store
 
-    def know(self, span: SegmentSpan) -> Node | None:
+    def know(self, span: SegmentSpan, nbytes: int) -> Node | None:
         """Return the node of a segment, made with one use if it is new; None when its parent is not known.
 
-        The node may start elsewhere than ``span`` if it is stored in that cut; the caller compares.
+        ``nbytes``: its size in a CPU tier, where it is raw.
+        The node may start elsewhere than ``span`` if it is stored, or pinned, in that cut; the caller compares.
         """
         node = self.trie.nodes.get(span.key)
         if node is None:
-            return self.trie.insert(span, self._clock.now)
-        if node.start_block != span.start_block and node.copies is None and not self.trie.reshape(node, span):
-            return None
+            node = self.trie.insert(span, self.clock.now)
+            if node is not None:
+                self.clock.reuse.made(node)
+        elif node.start_block != span.start_block:
+            if node.copies is not None or node.pins:
+                return node
+            if not self.trie.reshape(node, span):
+                return None
+        if node is not None and not node.pins:
+            node.nbytes = nbytes
         return node
 
-    def use(self, node: Node) -> None:
-        """Count one use of a node."""
-        node.score = self._clock.used(node.score)
+    def use(self, node: Node) -> float:
+        """Count one use of a node; return its hotness."""
+        node.score = self.clock.used(node.score)
+        self.clock.reuse.used(node)
         copy = node.copies
         if copy is None:
             self.trie.ghost_used(node)
         while copy is not None:
-            copy.store.policy.used(copy)
+            copy.partition.policy.used(copy)
             copy = copy.next
         self._demotion_queue.consider(node)
+        return node.score
 
     def upheld(self, node: Node, store: Store) -> bool:
         """Return whether a copy of ``node`` at ``store`` would have its parent there, or a promise of it."""
@@ -91,24 +95,26 @@ class Catalog:
         parent = node.parent.copy_at(store)
         return parent is not None and parent.upholds
 
-    def reserve(self, store: Store, node: Node, nbytes: int) -> tuple[Copy, list[Copy]] | None:
+    def reserve(
+        self, store: Store, node: Node, nbytes: int, *, for_hotter: bool = False
+    ) -> tuple[Copy, list[Copy]] | None:
         """Promise ``nbytes`` to a node that is upheld and has no copy here; None if too little may be evicted for it.
 
-        Returns the copy and the copies evicted for it, children first. A refusal changes nothing. O(log n) per victim.
+        Returns the copy and the copies evicted for it, children first. A refusal changes nothing. ``for_hotter``: only
+        what has a lower score is evicted for it, whatever the policy thinks. O(log n) per victim.
         """
-        if nbytes > store.budget_bytes:
-            return None
         copy = Copy(node, store, nbytes)
+        if nbytes > copy.partition.budget_bytes:
+            return None
         self._cover_parent(copy)
-        victims = self._make_room(copy)
+        victims = self._make_room(copy, for_hotter)
         if victims is None:
             self._uncover_parent(copy)
             return None
         if node.copies is None:
             self.trie.no_longer_ghost(node)
         copy.next, node.copies = node.copies, copy
-        store.used_bytes += nbytes
-        store.reserved_bytes += nbytes
+        store.add(copy)
         return copy, victims
 
     def commit(self, copy: Copy, nbytes: int) -> None:
@@ -117,11 +123,7 @@ class Catalog:
         ``nbytes`` is what the tier really stored; the caller has checked that the budget allows it. O(children) when
         children were committed before it.
         """
-        store = copy.store
-        store.reserved_bytes -= copy.nbytes
-        store.used_bytes += nbytes - copy.nbytes
-        copy.nbytes = nbytes
-        copy.state = CopyState.HELD
+        copy.store.commit(copy, nbytes)
         parent = self._parent_of(copy)
         if parent is None or parent.state is CopyState.RESIDENT:
             self._publish(copy)
@@ -129,24 +131,40 @@ class Catalog:
     def lease(self, copy: Copy) -> None:
         """Keep a RESIDENT copy from being evicted until the matching `unlease`."""
         if copy.evictable:
-            copy.store.policy.shield(copy)
+            copy.partition.policy.shield(copy)
         copy.leases += 1
 
     def unlease(self, copy: Copy) -> bool:
         """End one lease; return whether the copy was waiting for it and is to be evicted now."""
         copy.leases -= 1
         if copy.evictable:
-            copy.store.policy.expose(copy)
+            copy.partition.policy.expose(copy)
         if copy.state is CopyState.DOOMED and copy.leases == 0:
             self._forget(copy)
             return True
         return False
 
-    def uproot(self, copy: Copy, *, bytes_lost: bool) -> list[Copy]:
+    def pin(self, node: Node) -> None:
+        """Keep a node and all its copies, present and to come, from being evicted until the matching `unpin`."""
+        if not node.pins:
+            for copy in node.all_copies():
+                if copy.evictable:
+                    copy.partition.policy.shield(copy)
+        self.trie.pin(node)
+
+    def unpin(self, node: Node) -> None:
+        """End one pin."""
+        self.trie.unpin(node)
+        if not node.pins:
+            for copy in node.all_copies():
+                if copy.evictable:
+                    copy.partition.policy.expose(copy)
+
+    def uproot(self, copy: Copy, *, bytes_lost: bool, evicted: bool = False) -> list[Copy]:
         """Take a copy and all that counts on it out of its location; return what the tier must free, children first.
 
-        ``bytes_lost``: the tier has lost the bytes of ``copy`` itself, or never got them. Leased copies leave the index
-        at once, and the tier when the lease ends. O(subtree and its siblings).
+        ``bytes_lost``: the tier has lost the bytes of ``copy`` itself, or never got them. ``evicted``: it goes to make
+        room. Leased copies leave the index at once, and the tier when the lease ends. O(subtree and its siblings).
         """
         if copy.state is CopyState.DOOMED:
             if bytes_lost:
@@ -156,21 +174,29 @@ class Catalog:
         for member in reversed(list(self._subtree(copy))):
             lost = member.state is CopyState.RESERVED or (member is copy and bytes_lost)
             if member.evictable:
-                member.store.policy.shield(member)
+                member.partition.policy.shield(member)
             self._uncover_parent(member)
             self._withdraw(member)
             if member.leases and not lost:
                 member.state = CopyState.DOOMED
                 continue
-            self._forget(member)
+            self._forget(member, evicted=evicted)
             if not lost:
                 freed.append(member)
         return freed
 
+    def lose(self, store: Store) -> None:
+        """Forget all that a location held, and what it was promised: it is gone. O(copies there)."""
+        for copy in store.lose():
+            if copy.resident:
+                tier, holder = store.location
+                self._log.append(("seg-", tier.value, holder, copy.node.key))
+            copy.state = CopyState.GONE
+            self._part(copy)
+
     def copies_at(self, store: Store) -> list[Copy]:
-        """Return all copies at a location, heads of chains first. O(index): for lost or cleared locations only."""
-        found = (node.copy_at(store) for node in self.trie.nodes.values())
-        return sorted((copy for copy in found if copy is not None), key=lambda copy: copy.node.start_block)
+        """Return all copies at a location, heads of chains first. O(n log n) in the copies there: not for requests."""
+        return sorted(store.copies(), key=lambda copy: copy.node.start_block)
 
     def placement(self) -> Iterator[Event]:
         """Yield the events that would build the present placement. O(index)."""
@@ -180,24 +206,28 @@ class Catalog:
                     tier, holder = copy.store.location
                     yield ("seg+", tier.value, holder, node.key, node.start_block, node.num_blocks)
 
-    def _make_room(self, copy: Copy) -> list[Copy] | None:
-        store, policy = copy.store, copy.store.policy
-        missing = copy.nbytes - store.free_bytes
+    def _make_room(self, copy: Copy, for_hotter: bool) -> list[Copy] | None:
+        policy = copy.partition.policy
+        missing = copy.nbytes - copy.partition.free_bytes
         victims: list[Copy] = []
         while missing > 0:
             victim = policy.victim()
-            if victim is None or not policy.admits(copy.node, victim):
+            if (
+                victim is None
+                or not policy.admits(copy.node, victim)
+                or (for_hotter and victim.node.score >= copy.node.score)
+            ):
                 for spared in reversed(victims):
                     self._cover_parent(spared)
                     policy.expose(spared)
                 return None
+            self._uncover_parent(victim)  # first, so that a chain keeps its place among the coldest
             policy.shield(victim)
-            self._uncover_parent(victim)
             victims.append(victim)
             missing -= victim.nbytes
         for victim in victims:
             self._withdraw(victim)
-            self._forget(victim)
+            self._forget(victim, evicted=True)
         return victims
 
     def _parent_of(self, copy: Copy) -> Copy | None:
@@ -208,7 +238,7 @@ class Catalog:
         parent = self._parent_of(copy)
         if parent is not None:
             if parent.evictable:
-                parent.store.policy.shield(parent)
+                parent.partition.policy.shield(parent)
             parent.children += 1
 
     def _uncover_parent(self, copy: Copy) -> None:
@@ -216,7 +246,7 @@ class Catalog:
         if parent is not None:
             parent.children -= 1
             if parent.evictable:
-                parent.store.policy.expose(parent)
+                parent.partition.policy.expose(parent)
 
     def _publish(self, head: Copy) -> None:
         ready = [head]
@@ -231,8 +261,8 @@ class Catalog:
             if copy.children:
                 below = (child.copy_at(copy.store) for child in node.children())
                 ready.extend(child for child in below if child is not None and child.state is CopyState.HELD)
-            else:
-                copy.store.policy.expose(copy)
+            elif not node.pins:
+                copy.partition.policy.expose(copy)
 
     def _withdraw(self, copy: Copy) -> None:
         if copy.state is CopyState.RESERVED:
@@ -242,9 +272,12 @@ class Catalog:
             tier, holder = copy.store.location
             self._log.append(("seg-", tier.value, holder, copy.node.key))
 
-    def _forget(self, copy: Copy) -> None:
-        copy.state = CopyState.GONE
-        copy.store.used_bytes -= copy.nbytes
+    def _forget(self, copy: Copy, *, evicted: bool = False) -> None:
+        copy.store.remove(copy, evicted=evicted)
+        self._part(copy)
+
+    def _part(self, copy: Copy) -> None:
+        """Take a copy that is GONE from its node."""
         node = copy.node
         if node.copies is copy:
             node.copies = copy.next

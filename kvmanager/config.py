@@ -8,6 +8,11 @@ class ManagerConfig:
     """Settings of one `kvmanager.manager.KVManager`. Raises ValueError for what cannot work."""
 
     blocks_per_segment: int
+    block_tokens: int = 32
+    load_or_recompute: str = "auto"
+    """What plans load of what is stored: a `kvmanager.load_choice.LoadMode`."""
+    most_load_s: float = 2.0
+    """A replica gives a load up then."""
     lease_s: float = 30.0
     """How long a plan keeps its segments from being evicted: longer than the slowest load."""
     save_s: float = 30.0
@@ -19,17 +24,28 @@ class ManagerConfig:
     max_deltas: int = 65_536
     """Events kept for mirrors: one that has missed more fetches a snapshot."""
     eviction_policy: str = "lfu"
-    """One of `kvmanager.policies`."""
+    """One of `kvmanager.policies`, or a class as "module:Class"; the manager refuses what is none."""
+    policy_seed: int = 0
+    """For what a policy draws by chance."""
     cpu_high_water: float = 0.9
     """Share of a CPU tier's budget above which its coldest segments move to Redis."""
     redis_min_uses: float = 1.0
     """A segment used so often (`kvmanager.demotion_queue`) is copied to Redis; 1: every segment when it is stored."""
+    pin_budget_bytes: int = 0
+    """Bytes that pins may keep from being evicted, each segment counted once; 0: nothing can be pinned."""
+    longest_pin_s: float = 86_400.0
+    """The longest time to live of a pin."""
 
     def __post_init__(self) -> None:
         if self.blocks_per_segment < 1:
             raise ValueError(f"blocks_per_segment must be at least 1, got {self.blocks_per_segment}")
         if min(self.lease_s, self.save_s) <= 0:
             raise ValueError(f"lease_s and save_s must be positive, got {self.lease_s} and {self.save_s}")
+        if self.pin_budget_bytes < 0 or self.longest_pin_s <= 0:
+            raise ValueError(
+                "pin_budget_bytes must not be negative and longest_pin_s must be positive, "
+                f"got {self.pin_budget_bytes} and {self.longest_pin_s}"
+            )
         if self.max_ghosts < 0:
             raise ValueError(f"max_ghosts must not be negative, got {self.max_ghosts}")
         if not 0 < self.cpu_high_water <= 1:

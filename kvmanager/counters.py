@@ -23,7 +23,7 @@ class Counters:
     refused_commits: int = 0
     """Commits and adoptions that the manager did not expect or has no room for; the tier frees the bytes."""
     evicted_segments: int = 0
-    """Ordered evicted, relieved ones and what a demotion reserved and did not report included."""
+    """Ordered evicted, relieved and trimmed ones and what a demotion reserved and did not report included."""
     dropped_segments: int = 0
     expired_leases: int = 0
     expired_reservations: int = 0
@@ -42,3 +42,5 @@ class Counters:
     """Copied from Redis to a CPU tier and committed there."""
     refused_promotions: int = 0
     """Segments that are at Redis, but for which a CPU tier has no room or lacks the parent."""
+    trimmed_segments: int = 0
+    """Evicted because a quota, or what quotas leave to the rest, had shrunk below what was held."""

@@ -2,31 +2,33 @@
 
 Two reasons to copy. *Earned*: the segment was used often enough (`kvmanager.demotion_queue`). *Room*: a CPU tier is
 above its high-water mark, its coldest leaf is next to go, and Redis lacks it. The reasons take turns, so that neither
-starves the other. What a segment continues goes with it, as far as Redis lacks that too: each location keeps whole
-chains.
+starves the other. Each partition of a tier (`kvmanager.stores`) has a mark of its own, the same share of its budget.
+What a segment continues goes with it, as far as Redis lacks that too: each location keeps whole chains.
 
-Life of a demotion: `next` reserves room at Redis and leases the copies in the CPU tier; the tier writes them; `finish`
-commits what Redis has now. A demotion that nobody finishes ends by time. What it named and the index does not expect at
-Redis then is ordered evicted there: a write whose answer was lost may have happened. Copies leave the CPU tier only
-through `relieve`, coldest first, and only while Redis has them.
+Life of a demotion: `next` reserves room at Redis, as much as the copies take in the CPU tier, and leases those; the
+tier writes them, perhaps coded; `finish` commits what Redis has now, in the size that it has there. A demotion that
+nobody finishes ends by time. What it named and the index does not expect at Redis then is ordered evicted there: a
+write whose answer was lost may have happened. Copies leave the CPU tier only through `relieve`, coldest first, and only
+while Redis has them.
 
 Invariants: no segment is in two demotions, for the first has reserved it; the copies of a demotion in flight are
 leased, and whatever ends it ends the leases. ``now`` never goes backwards, so demotions expire in the order in which
 they were made. One thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvmanager.catalog import Catalog, evictions
+from kvmanager.catalog import Catalog
 from kvmanager.counters import Counters
 from kvmanager.demotion_queue import DemotionQueue
 from kvmanager.directives import Directive
+from kvmanager.due_evictions import evictions
 from kvmanager.keys import SegmentKey
 from kvmanager.locations import REDIS, Location, Tier
 from kvmanager.nodes import Copy, CopyState, Node
-from kvmanager.stores import Store
+from kvmanager.stores import Partition, Store
 
 MOST_CONSIDERED = 256
 """Entries of the queue that one call looks at: it holds up requests meanwhile. More wait for the next call."""
@@ -42,7 +44,7 @@ class Demotion:
     keys: tuple[SegmentKey, ...]
     """Parents first."""
     nbytes: tuple[int, ...]
-    """Size of each, header included."""
+    """Size of each in the CPU tier, header included: what is reserved for it."""
     evict: tuple[Directive, ...]
     """What leaves Redis for it."""
 
@@ -83,8 +85,8 @@ class Demotions:
         self._in_flight: dict[int, _InFlight] = {}
         self._last_id = 0
         self._last_made_room = False
-        self._refused_leaf: dict[Location, SegmentKey] = {}
-        """Counted already, per CPU tier: it stays the coldest until something happens."""
+        self._refused_leaf: dict[tuple[Location, str], SegmentKey] = {}
+        """Counted already, per partition of a CPU tier: it stays the coldest until something happens."""
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -106,20 +108,21 @@ class Demotions:
                 return self._depart(_InFlight(now + self._patience_s, batch, makes_room))
         return None
 
-    def finish(self, demotion_id: int, stored_keys: Sequence[SegmentKey]) -> tuple[list[Copy], list[SegmentKey]]:
-        """Commit what Redis has now and end the demotion, if it has not ended yet.
+    def finish(self, demotion_id: int, stored: Mapping[SegmentKey, int]) -> tuple[list[Copy], list[SegmentKey]]:
+        """Commit what Redis has now, by key the bytes that it takes there, and end the demotion, if it has not ended.
 
-        Returns forgotten copies and, for a demotion that has ended already, keys to be evicted; children first.
+        What takes more than was reserved is not committed but evicted. Returns forgotten copies and, for a demotion
+        that has ended already, keys to be evicted; children first.
         """
         flight = self._in_flight.pop(demotion_id, None)
         if flight is None:
-            strays = [key for key in reversed(stored_keys) if self._is_stray(key)]
+            strays = [key for key in reversed(list(stored)) if self._is_stray(key)]
             self._counters.stray_segments += len(strays)
             return [], strays
-        stored = set(stored_keys)
         for target in flight.batch.targets:
-            if target.node.key in stored and target.state is CopyState.RESERVED:
-                self._catalog.commit(target, target.nbytes)
+            nbytes = stored.get(target.node.key)
+            if nbytes is not None and nbytes <= target.nbytes and target.state is CopyState.RESERVED:
+                self._catalog.commit(target, nbytes)
                 self._counters.demoted_segments += 1
         return self._land(flight), []
 
@@ -138,18 +141,18 @@ class Demotions:
     def relieve(self) -> list[Copy]:
         """Take the coldest leaves that Redis has out of CPU tiers above their mark; return them, to be evicted.
 
-        Stops at a leaf that Redis lacks: that has to be copied first. O(locations), and O(log n) per segment.
+        Stops at a leaf that Redis lacks: that has to be copied first. O(partitions), and O(log n) per segment.
         """
         redis = self._redis()
         freed: list[Copy] = []
         if redis is None:
             return freed
-        for store in self._cpu_stores():
-            while self._excess(store) > 0 and (victim := store.policy.victim()) is not None:
+        for partition in self._cpu_partitions():
+            while self._excess(partition) > 0 and (victim := partition.policy.victim()) is not None:
                 kept = victim.node.copy_at(redis)
                 if kept is None or not kept.resident:
                     break
-                freed += self._catalog.uproot(victim, bytes_lost=False)
+                freed += self._catalog.uproot(victim, bytes_lost=False, evicted=True)
         self._counters.relieved_segments += len(freed)
         return freed
 
@@ -163,28 +166,31 @@ class Demotions:
         redis = self._catalog.stores.get(REDIS)
         return redis if redis is not None and redis.budget_bytes else None
 
-    def _cpu_stores(self) -> list[Store]:
-        return [store for location, store in self._catalog.stores.items() if location.tier is Tier.CPU]
+    def _cpu_partitions(self) -> Iterator[Partition]:
+        for location, store in self._catalog.stores.items():
+            if location.tier is Tier.CPU:
+                yield from store.partitions()
 
-    def _excess(self, store: Store) -> float:
-        return store.used_bytes - self._cpu_high_water * store.budget_bytes
+    def _excess(self, partition: Partition) -> float:
+        return partition.used_bytes - self._cpu_high_water * partition.budget_bytes
 
     def _coldest(self, redis: Store, most_bytes: int) -> _Batch:
-        """Choose the coldest leaves of a CPU tier above its mark, as many as bring it below once they are gone."""
+        """Choose the coldest leaves of a partition above its mark, as many as bring it below once they are gone."""
         batch = _Batch()
-        for store in self._cpu_stores():
+        for partition in self._cpu_partitions():
             leaving = sum(
                 flight.batch.nbytes
                 for flight in self._in_flight.values()
-                if flight.makes_room and flight.batch.sources[0].store is store
+                if flight.makes_room and flight.batch.sources[0].partition is partition
             )
-            excess = self._excess(store) - leaving
-            while batch.nbytes < excess and (leaf := store.policy.victim()) is not None:
+            excess = self._excess(partition) - leaving
+            while batch.nbytes < excess and (leaf := partition.policy.victim()) is not None:
                 if leaf.node.copy_at(redis) is not None:
                     break  # `relieve` can evict it, or could soon
                 added = self._add_chain(redis, leaf, batch, most_bytes)
-                if added is _Added.REFUSED and self._refused_leaf.get(store.location) != leaf.node.key:
-                    self._refused_leaf[store.location] = leaf.node.key
+                share = partition.store.location, partition.tenant
+                if added is _Added.REFUSED and self._refused_leaf.get(share) != leaf.node.key:
+                    self._refused_leaf[share] = leaf.node.key
                     self._counters.refused_demotions += 1
                 if added is not _Added.WHOLE:
                     break
@@ -209,7 +215,11 @@ class Demotions:
         return batch
 
     def _add_chain(self, redis: Store, leaf: Copy, batch: _Batch, most_bytes: int) -> _Added:
-        """Reserve, parents first, what Redis lacks of the chain that ends with ``leaf``."""
+        """Reserve, parents first, what Redis lacks of the chain that ends with ``leaf``.
+
+        Only colder segments leave Redis for it, even if its policy lets in all that comes, as LRU does: else the
+        coldest leaves of two CPU tiers could push each other out of Redis without end.
+        """
         chain: list[Copy] = []
         copy: Copy | None = leaf
         while copy is not None:
@@ -223,7 +233,7 @@ class Demotions:
                 return _Added.FULL
             if copy.node.copy_at(redis) is not None:  # its eviction there waits for a lease
                 return _Added.REFUSED
-            reserved = self._catalog.reserve(redis, copy.node, copy.nbytes)
+            reserved = self._catalog.reserve(redis, copy.node, copy.nbytes, for_hotter=True)
             if reserved is None:
                 return _Added.REFUSED
             self._catalog.lease(copy)

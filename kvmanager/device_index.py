@@ -1,6 +1,6 @@
 """Which blocks each replica's device pool holds, as the replicas report it."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from kvmanager.keys import BlockHash
 
@@ -38,6 +38,10 @@ class DeviceIndex:
             if block not in held:
                 return position
         return len(hashes)
+
+    def held(self, replica: str) -> Collection[BlockHash]:
+        """Return the blocks that a replica holds, in no order; not to be changed."""
+        return self._blocks.get(replica, ())
 
     def replicas(self) -> Iterator[tuple[str, set[BlockHash]]]:
         """Yield each replica that has reported, with its blocks."""

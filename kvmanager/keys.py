@@ -12,7 +12,7 @@ Pure functions: any thread.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import NewType
+from typing import Final, Literal, NewType, TypeAlias
 
 import cbor2
 
@@ -22,7 +22,13 @@ BlockHash = NewType("BlockHash", bytes)
 SegmentKey = NewType("SegmentKey", bytes)
 """Name of a segment: the hash of its last block."""
 
+Fidelity: TypeAlias = Literal["exact", "tolerant"]
+"""Whether a prompt's KV is bit by bit what its model computes, or may have been stored with loss."""
+EXACT: Final = "exact"
+TOLERANT: Final = "tolerant"
+
 HASH_BYTES = 32
+TENANT_BYTES = 8
 
 
 def _sha256_cbor(value: object) -> bytes:
@@ -63,7 +69,7 @@ class ModelIdentity:
         return _sha256_cbor(("crosskv-model", astuple(self)))
 
 
-def cache_salt(fingerprint: bytes, tenant: str, fidelity: str = "exact") -> str:
+def cache_salt(fingerprint: bytes, tenant: str, fidelity: Fidelity = EXACT) -> str:
     """Return the salt (64 hex characters) that separates models, tenants and fidelities in every key.
 
     Each part is hashed with its length before it, so that no two triples run together into one.
@@ -73,6 +79,14 @@ def cache_salt(fingerprint: bytes, tenant: str, fidelity: str = "exact") -> str:
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
+
+
+def tenant_tag(tenant: str) -> str:
+    """Return the name (16 hex characters) that a tenant has in the index, in stored segments and in quotas.
+
+    For accounting only, so 8 bytes are enough: what keeps tenants apart is the salt. A tag does not tell the name.
+    """
+    return hashlib.sha256(b"crosskv-tenant" + tenant.encode()).hexdigest()[: 2 * TENANT_BYTES]
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int, salt: str) -> list[BlockHash]:

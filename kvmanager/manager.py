@@ -5,57 +5,31 @@ that does not jump; a step backwards is ignored) and carries out the returned di
 memory at once; nothing here waits, and nothing on a request's path (`plan`, `release`, `offer`, `commit`, `abandon`,
 the device reports, `deltas_since` without a gap) costs O(index).
 
-This class only wires the parts together: `trie` and `nodes` (what is known), `catalog` (what is where), `plans`,
-`saves`, `demotions`, `device_index`, `deltas`.
+This class holds no rule of its own. The rules are in its parts (`kvmanager.manager_parts`): `trie` and `nodes` (what is
+known), `catalog` (what is where), `plans`, `saves`, `demotions`, `pins`, `quotas`, `device_index`, `deltas`.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
-from functools import partial
-from itertools import chain
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from kvmanager.catalog import Catalog, evictions
 from kvmanager.config import ManagerConfig
-from kvmanager.counters import Counters
-from kvmanager.deltas import DeltaLog, Deltas, Event
-from kvmanager.demotion_queue import DemotionQueue
-from kvmanager.demotions import Demotion, Demotions
-from kvmanager.device_index import DeviceIndex
+from kvmanager.demotions import Demotion
 from kvmanager.directives import Directive, evict
-from kvmanager.hotness import HotnessClock
+from kvmanager.due_evictions import evictions
 from kvmanager.keys import BlockHash, SegmentKey
 from kvmanager.locations import REDIS, Location, Tier
+from kvmanager.manager_parts import ManagerParts
 from kvmanager.nodes import Copy
-from kvmanager.plans import Plan, Planner
-from kvmanager.policies import make_policy
-from kvmanager.report import lookup_report, store_report
-from kvmanager.saves import Offer, Saves
+from kvmanager.pins import PinReport
+from kvmanager.plans import Choose, Plan
+from kvmanager.saves import Offer
 from kvmanager.segments import SegmentSpan
-from kvmanager.trie import PrefixTrie
 
 __all__ = ["KVManager", "ManagerConfig"]
 
 
-class KVManager:
-    """See the module. ``epoch``: a number that no other manager of this server ever had, e.g. random."""
-
-    def __init__(self, config: ManagerConfig, epoch: int) -> None:
-        self.epoch = epoch
-        self._now = float("-inf")
-        self._counters = Counters()
-        self._clock = HotnessClock(config.half_life_requests)
-        self._log = DeltaLog(epoch, config.max_deltas)
-        self._trie = PrefixTrie(config.max_ghosts)
-        self._queue = DemotionQueue(self._clock, self._counters, config.redis_min_uses)
-        policy = partial(make_policy, config.eviction_policy)
-        self._catalog = Catalog(self._trie, self._clock, self._log, policy, self._queue)
-        self._planner = Planner(self._catalog, self._counters, config.blocks_per_segment, config.lease_s)
-        self._saves = Saves(self._catalog, self._counters, config.blocks_per_segment, config.save_s)
-        self._demotions = Demotions(self._catalog, self._queue, self._counters, config.cpu_high_water, config.save_s)
-        self._devices = DeviceIndex()
-        self._due: list[Copy] = []
-        """Forgotten copies that no directive has named yet: the next method that returns directives does."""
+class KVManager(ManagerParts):
+    """See the module."""
 
     def set_budget(self, location: Location, nbytes: int) -> None:
         """Let a location hold ``nbytes``. Raises ValueError for a device, and for less than the location holds.
@@ -65,27 +39,63 @@ class KVManager:
         store = self._catalog.store(location)
         if nbytes < store.used_bytes:
             raise ValueError(f"{location} holds {store.used_bytes} bytes, more than {nbytes}: clear its tier first")
-        store.budget_bytes = nbytes
+        store.set_budget(nbytes)
+        self._quotas.divided(store)
         if location == REDIS and nbytes:
             self._queue.open(self._trie.nodes.values())
         elif location == REDIS:
             self._queue.close()
 
+    def set_quotas(self, tier: Tier, quotas: Mapping[str, int]) -> None:
+        """Give each of these tenants (by tag) so many bytes of every location of a tier, now and later, and no more.
+
+        Replaces the quotas of the tier; tenants without one share what is left. What no longer fits is ordered evicted
+        by the next calls of `expire`, coldest first. A location that comes later with less than all quotas shares it
+        out in proportion. Raises ValueError, and changes nothing, for quotas that exceed the budget of a location.
+        O(segments of the tier).
+        """
+        self._quotas.set(tier, quotas)
+
     # Loading
 
-    def plan(self, now: float, replica: str, node: str, hashes: Sequence[BlockHash], device_blocks: int = 0) -> Plan:
-        """Say what ``replica`` on ``node`` may load for a prompt of which it holds ``device_blocks`` leading blocks.
+    def plan(
+        self,
+        now: float,
+        replica: str,
+        node: str,
+        hashes: Sequence[BlockHash],
+        device_blocks: int = 0,
+        exact_hashes: Sequence[BlockHash] = (),
+        choose: Choose | None = None,
+    ) -> Plan:
+        """Say what ``replica`` on ``node`` shall load for a prompt of which it holds ``device_blocks`` leading blocks.
 
-        Counts one request, and one use of every known segment that the prompt begins with. The segments handed out stay
-        where they are until `release` or ``lease_s`` seconds. O(segments of the prompt).
+        All that is stored after those, unless ``choose`` says less (`kvmanager.load_choice`). Counts one request, and
+        one use of every known segment that the prompt begins with, loaded or not. The segments handed out stay where
+        they are until `release` or ``lease_s`` seconds. O(segments of the prompt).
+
+        ``exact_hashes``: of the same tokens where they are stored without loss, which a tolerant prompt may read. Where
+        more is stored under those, or as much and nearer, the whole plan is about them, and the keys in it are theirs.
         """
         self._advance(now)
-        self._clock.tick()
-        return self._planner.plan(self._now, replica, node, hashes, device_blocks)
+        self._clock.tick(len(hashes))
+        if exact_hashes and self._planner.stored_reach(exact_hashes) > self._planner.stored_reach(hashes):
+            hashes = exact_hashes
+        return self._planner.plan(self._now, replica, node, hashes, device_blocks, choose)
+
+    def reserve(self, now: float, replica: str, node: str, hashes: Sequence[BlockHash]) -> Plan:
+        """Lease what a directive shall load to ``replica``, as `plan` would: but nobody asked, so no use is counted."""
+        self._advance(now)
+        return self._planner.reserve(self._now, replica, node, hashes)
+
+    def deepest_known(self, hashes: Sequence[BlockHash]) -> SegmentKey | None:
+        """Return the key of the known segment that covers most leading blocks of a prompt; None when there is none."""
+        node = self._planner.deepest_known(hashes)
+        return None if node is None else node.key
 
     def release(self, lease_id: int) -> None:
         """End a plan's lease; one that has ended already is no error. What waited for it, `expire` will evict."""
-        self._due += self._planner.release(lease_id)
+        self._due.add(self._planner.release(lease_id))
 
     # Saving
 
@@ -113,16 +123,22 @@ class KVManager:
         return self._saves.commit(self._now, self._catalog.store(location), keys, nbytes)
 
     def adopt(
-        self, now: float, location: Location, spans: Sequence[SegmentSpan], nbytes: Sequence[int]
+        self,
+        now: float,
+        location: Location,
+        spans: Sequence[SegmentSpan],
+        nbytes: Sequence[int],
+        raw_nbytes: Sequence[int] | None = None,
     ) -> list[SegmentKey]:
         """Index what the tier at ``location`` holds without having been asked to; return the keys it shall keep.
 
-        For tiers that have outlived a manager. New nodes start with one use; nothing is evicted to make room.
+        For tiers that have outlived a manager. ``raw_nbytes``: what each would take in a CPU tier; None: as much as
+        here. New nodes start with one use; nothing is evicted to make room.
         """
         self._advance(now)
-        accepted = self._saves.adopt(self._now, self._catalog.store(location), spans, nbytes)
-        kept = set(accepted)
-        self._due = [copy for copy in self._due if copy.store.location != location or copy.node.key not in kept]
+        store = self._catalog.store(location)
+        accepted = self._saves.adopt(self._now, store, spans, nbytes, nbytes if raw_nbytes is None else raw_nbytes)
+        self._due.drop(location, set(accepted))
         self._trie.forget_coldest_ghosts()
         return accepted
 
@@ -131,7 +147,7 @@ class KVManager:
 
         What was committed behind it and has lost its chain, `expire` will evict.
         """
-        self._due += self._saves.abandon(save_id)
+        self._due.add(self._saves.abandon(save_id))
         self._trie.forget_coldest_ghosts()
 
     def dropped(self, now: float, location: Location, keys: Iterable[SegmentKey]) -> tuple[Directive, ...]:
@@ -162,19 +178,18 @@ class KVManager:
         if demotion is None:
             return None
         # What Redis is still to free comes first, for the same segments may be written again now.
-        others = [copy for copy in self._due if copy.store.location != REDIS]
-        self._due = [copy for copy in self._due if copy.store.location == REDIS]
-        due, self._due = self._evict([]), others
-        return replace(demotion, evict=due + demotion.evict)
+        self._trie.forget_coldest_ghosts()
+        return replace(demotion, evict=self._due.order(REDIS) + demotion.evict)
 
-    def finish_demotion(self, now: float, demotion_id: int, stored_keys: Sequence[SegmentKey]) -> tuple[Directive, ...]:
-        """Note that Redis has ``stored_keys`` of a demotion and that nobody works on the rest; order what is due.
+    def finish_demotion(self, now: float, demotion_id: int, stored: Mapping[SegmentKey, int]) -> tuple[Directive, ...]:
+        """Note what Redis has of a demotion, by key the bytes there, and that nobody works on the rest.
 
-        For a demotion that has ended already, the eviction of what Redis holds without the index knowing is due.
+        Returns what is due: for a demotion that has ended already, the eviction of what Redis holds without the index
+        knowing it.
         """
         self._end_overdue(now)
-        freed, strays = self._demotions.finish(demotion_id, stored_keys)
-        due = {copy.node.key for copy in self._due if copy.store.location == REDIS}
+        freed, strays = self._demotions.finish(demotion_id, stored)
+        due = self._due.keys(REDIS)
         strays = [key for key in strays if key not in due]
         return self._evict(freed) + ((evict(REDIS, tuple(strays)),) if strays else ())
 
@@ -183,7 +198,7 @@ class KVManager:
         self._advance(now)
         relieved = self._demotions.relieve()
         self._counters.evicted_segments += len(relieved)
-        return self._evict([]) + evictions(relieved)
+        return self._evict() + evictions(relieved)
 
     def promote(self, now: float, replica: str, location: Location, keys: Sequence[SegmentKey]) -> Offer:
         """Say which of ``keys``, stored at Redis, shall be copied to the CPU tier ``location``, and reserve them there.
@@ -194,6 +209,26 @@ class KVManager:
         offer = self._saves.promote(self._now, replica, self._catalog.store(location), keys)
         self._trie.forget_coldest_ghosts()
         return replace(offer, evict=due + offer.evict)
+
+    # Pins
+
+    def pin(self, now: float, keys: Sequence[SegmentKey], ttl_s: float) -> PinReport:
+        """Keep the chains that end with ``keys`` from eviction at every shared location, for ``ttl_s`` seconds.
+
+        `clear`, `dropped` and `forget_holder` take them all the same. Raises `kvmanager.pins.UnknownKeyError`,
+        `PinBudgetError`, and ValueError for a time out of bounds; nothing is changed then.
+        """
+        self._advance(now)
+        self._pins.expire(self._now)
+        return self._pins.pin(self._now, keys, ttl_s)
+
+    def unpin(self, now: float, keys: Sequence[SegmentKey]) -> list[SegmentKey]:
+        """End the pins of ``keys``; return those that had one. Raises UnknownKeyError, and changes nothing then."""
+        self._advance(now)
+        self._pins.expire(self._now)
+        unpinned = self._pins.unpin(keys)
+        self._trie.forget_coldest_ghosts()
+        return unpinned
 
     # What devices hold
 
@@ -212,28 +247,34 @@ class KVManager:
         if self._devices.forget(replica):
             self._log.append(("dev0", replica))
 
+    def device_size(self, replica: str) -> int:
+        """Return how many different blocks a replica's device holds. O(1)."""
+        return len(self._devices.held(replica))
+
     # Losses and housekeeping
 
     def forget_replica(self, replica: str) -> None:
         """Note that a replica is gone: its device, its leases and its unfinished saves. O(leases + saves)."""
         self.device_cleared(replica)
-        self._due += self._planner.forget_replica(replica) + self._saves.forget_replica(replica)
+        self._due.add(self._planner.forget_replica(replica) + self._saves.forget_replica(replica))
         self._trie.forget_coldest_ghosts()
 
     def forget_holder(self, location: Location) -> None:
-        """Note that a location is gone with all it held; its budget becomes zero. O(index).
+        """Note that a location is gone with all it held; its budget becomes zero. O(segments there).
 
         Demotions and promotions under way may go on, but nothing is committed at a location that is gone.
         """
         store = self._catalog.store(location)
-        for copy in reversed(self._catalog.copies_at(store)):
-            self._catalog.uproot(copy, bytes_lost=True)
-        self._due = [copy for copy in self._due if copy.store is not store]
+        self._catalog.lose(store)
+        self._due.drop(location)
         self.set_budget(location, 0)
         self._trie.forget_coldest_ghosts()
 
     def clear(self, tiers: set[Tier]) -> tuple[Directive, ...]:
-        """Order whole tiers to be emptied; leased segments follow when their lease ends. Hotness stays. O(index)."""
+        """Order whole tiers to be emptied; leased segments follow when their lease ends. Hotness stays.
+
+        O(n log n) in the segments there.
+        """
         freed: list[Copy] = []
         for location, store in self._catalog.stores.items():
             if location.tier in tiers:
@@ -245,55 +286,20 @@ class KVManager:
         return directives
 
     def expire(self, now: float) -> tuple[Directive, ...]:
-        """End the leases and saves whose time is over, and order all evictions that are due.
+        """End the leases, saves and pins whose time is over, and order all evictions that are due.
 
         To be called every second or so. O(expired).
         """
         self._end_overdue(now)
-        return self._evict([])
-
-    # Reports
-
-    def deltas_since(self, seq: int, limit: int) -> Deltas:
-        """Return at most ``limit`` placement events after number ``seq``; a snapshot, O(index), if some are lost."""
-        return self._log.since(seq, limit, self._placement)
-
-    def lookup(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
-        """Describe what is known of a prompt, in blocks, without counting a use."""
-        return lookup_report(self._catalog, self._planner, self._devices, self._clock, hashes)
-
-    def stats(self, now: float) -> dict[str, Any]:
-        """Return sizes and counters, for metrics and the control API. O(locations)."""
-        self._advance(now)
-        return {
-            "nodes": len(self._trie.nodes),
-            "ghosts": self._trie.num_ghosts,
-            "locations": [store_report(store) for store in self._catalog.stores.values()],
-            "leases": len(self._planner),
-            "reservations": len(self._saves),
-            "demotions": len(self._demotions),
-            "demotion_queue": len(self._queue),
-            "oldest_lease_s": self._planner.oldest_s(self._now),
-            "oldest_reservation_s": self._saves.oldest_s(self._now),
-            "last_delta": self._log.last,
-            "counters": asdict(self._counters),
-        }
-
-    def _advance(self, now: float) -> None:
-        self._now = max(self._now, now)
+        return self._evict()
 
     def _end_overdue(self, now: float) -> None:
         self._advance(now)
-        self._due += self._planner.expire(self._now)
-        self._due += self._saves.expire(self._now) + self._demotions.expire(self._now)
+        self._pins.expire(self._now)
+        self._due.add(self._planner.expire(self._now) + self._saves.expire(self._now))
+        self._due.add(self._demotions.expire(self._now) + self._quotas.trim())
 
-    def _evict(self, freed: list[Copy]) -> tuple[Directive, ...]:
-        # Losses of different days meet here: a parent's demotion may have ended before its child's.
-        due, self._due = sorted(self._due + freed, key=lambda copy: copy.node.start_block, reverse=True), []
-        self._counters.evicted_segments += len(due)
+    def _evict(self, freed: Iterable[Copy] = ()) -> tuple[Directive, ...]:
+        self._due.add(freed)
         self._trie.forget_coldest_ghosts()
-        return evictions(due)
-
-    def _placement(self) -> Iterable[Event]:
-        devices: Iterable[Event] = (("dev+", replica, list(held)) for replica, held in self._devices.replicas())
-        return chain(self._catalog.placement(), devices)
+        return self._due.order()

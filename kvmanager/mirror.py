@@ -5,7 +5,7 @@ a new one, it refuses them and asks for a snapshot, serving its last view until 
 choice of replica and nothing else, for plans are made by the manager. One thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kvmanager.deltas import NOTHING_SEEN, Deltas, Event
@@ -47,11 +47,27 @@ class PlacementMirror:
         return True
 
     def coverage(self, hashes: Sequence[BlockHash], replica: str) -> TierHits:
-        """Return what ``replica`` would find of a prompt: on its device, then what CPU tiers and then Redis add."""
-        device = self._devices.leading_blocks(replica, hashes)
-        cpu = max(device, self._reach(hashes, Tier.CPU))
-        redis = max(cpu, self._reach(hashes, Tier.REDIS))
-        return TierHits(device, cpu - device, redis - cpu)
+        """Return what one replica would find of a prompt; see `coverages`."""
+        return self.coverages(hashes, [replica])[replica]
+
+    def coverages(
+        self, hashes: Sequence[BlockHash], replicas: Iterable[str], exact_hashes: Sequence[BlockHash] = ()
+    ) -> dict[str, TierHits]:
+        """Return what each replica would find of a prompt: on its device, then what CPU tiers and then Redis add.
+
+        ``exact_hashes``: of the same tokens, where a tolerant prompt may read them too: in shared tiers, for an
+        engine's own cache knows no other name for a block. O(blocks found on devices), for a device may have holes, and
+        O(log segments) for each shared location.
+        """
+        in_cpu, in_redis = (
+            max(self._reach(hashes, tier), self._reach(exact_hashes, tier)) for tier in (Tier.CPU, Tier.REDIS)
+        )
+        found: dict[str, TierHits] = {}
+        for replica in replicas:
+            device = self._devices.leading_blocks(replica, hashes)
+            cpu = max(device, in_cpu)
+            found[replica] = TierHits(device, cpu - device, max(cpu, in_redis) - cpu)
+        return found
 
     def _reach(self, hashes: Sequence[BlockHash], tier: Tier) -> int:
         reaches = (

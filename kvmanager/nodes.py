@@ -28,7 +28,8 @@ from kvmanager.score_heap import OUTSIDE
 from kvmanager.segments import SegmentSpan
 
 if TYPE_CHECKING:
-    from kvmanager.stores import Store
+    from kvmanager.reuse_model import Cohort
+    from kvmanager.stores import Partition, Store
 
 
 class CopyState(Enum):
@@ -45,17 +46,23 @@ class Node:
     """One known segment: its place in the trie, its hotness, its copies. A node without a copy is a *ghost*."""
 
     __slots__ = (
+        "branches",
+        "cohort",
         "copies",
         "first_child",
         "key",
         "kind",
+        "nbytes",
         "next_sibling",
         "num_blocks",
         "parent",
+        "pins",
         "position",
         "previous_sibling",
         "score",
         "start_block",
+        "tenant",
+        "uses",
     )
 
     def __init__(self, span: SegmentSpan, score: float) -> None:
@@ -63,6 +70,12 @@ class Node:
         self.start_block = span.start_block
         self.num_blocks = span.num_blocks
         self.kind = span.kind
+        self.tenant = span.tenant
+        """Tag of the tenant (`kvmanager.keys.tenant_tag`); the parent's, where there is one."""
+        self.nbytes = 0
+        """Size of the segment stored raw, header included, as it was offered last (before it was pinned)."""
+        self.pins = 0
+        """Pinned chains that this node is part of (`kvmanager.pins`)."""
         self.score = score
         """Hotness; see `kvmanager.hotness`."""
         self.parent: Node | None = None
@@ -73,6 +86,11 @@ class Node:
         """First of a linked list: a node has few copies, nearly always one."""
         self.position = OUTSIDE
         """In the heap of ghosts."""
+        self.cohort: Cohort | None = None
+        """The rest is the reuse model's (`kvmanager.reuse_model`)."""
+        self.uses = 1
+        self.branches = 0
+        """Children it has had."""
 
     @property
     def end_block(self) -> int:
@@ -89,7 +107,7 @@ class Node:
     def copy_at(self, store: Store) -> Copy | None:
         """Return the copy at one location, in any state but GONE."""
         copy = self.copies
-        while copy is not None and copy.store is not store:
+        while copy is not None and copy.partition.store is not store:
             copy = copy.next
         return copy
 
@@ -104,24 +122,49 @@ class Node:
 class Copy:
     """A segment's bytes at one location, or the right to put them there."""
 
-    __slots__ = ("children", "leases", "nbytes", "next", "node", "position", "state", "store")
+    __slots__ = (
+        "children",
+        "earlier",
+        "later",
+        "leases",
+        "nbytes",
+        "next",
+        "node",
+        "partition",
+        "position",
+        "shelf",
+        "state",
+    )
 
     def __init__(self, node: Node, store: Store, nbytes: int) -> None:
         self.node = node
-        self.store = store
+        self.partition: Partition = store.partition_of(node.tenant)
+        """The share of the location that it counts in."""
         self.nbytes = nbytes
+        """What it takes here; Redis' copies may be coded, and smaller than the node's raw size."""
         self.state = CopyState.RESERVED
         self.children = 0
         """Copies of child nodes at this location that count on this one: RESERVED, HELD or RESIDENT."""
         self.leases = 0
         self.next: Copy | None = None
+        """Of the same node, at another location."""
+        self.earlier: Copy | None = None
+        self.later: Copy | None = None
+        """Neighbours in the list of its location."""
         self.position = OUTSIDE
-        """In the heap of the eviction policy."""
+        """In the heap of the eviction policy, or wherever that keeps it."""
+        self.shelf: object | None = None
+        """The eviction policy's: where ``position`` counts."""
+
+    @property
+    def store(self) -> Store:
+        """The books of its location."""
+        return self.partition.store
 
     @property
     def evictable(self) -> bool:
-        """Whether it may go now: a leaf of what its location holds, and nobody is copying it."""
-        return self.state is CopyState.RESIDENT and self.children == 0 and self.leases == 0
+        """Whether it may go now: a leaf of what its location holds, nobody is copying it, and no pin keeps it."""
+        return self.state is CopyState.RESIDENT and self.children == 0 and self.leases == 0 and self.node.pins == 0
 
     @property
     def resident(self) -> bool:

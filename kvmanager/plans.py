@@ -5,10 +5,10 @@ Whoever dies without releasing delays evictions by that time at most. ``now`` ne
 order in which they were made, and expiring costs only what expires. One thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from kvmanager.catalog import Catalog
 from kvmanager.counters import Counters
@@ -22,7 +22,17 @@ class PlanReason(StrEnum):
     """Why a plan is what it is."""
 
     HIT = "hit"
-    """There is something to load."""
+    """There is something to load, and all that is stored is loaded."""
+    PARTIAL = "partial"
+    """The first part of what is stored is loaded; computing the rest is faster."""
+    RECOMPUTE_FASTER = "recompute_faster"
+    """Something is stored, but computing all of it is faster than loading any."""
+    PROBE = "probe"
+    """What would be slower, by all that is known, to measure it: one segment more is loaded, or nothing."""
+    UNMEASURED = "unmeasured"
+    """Something is stored where nobody knows how long loads take, and enough others are finding out."""
+    RECOMPUTE_ALWAYS = "recompute_always"
+    """Something is stored, but the settings say that nothing is loaded."""
     DEVICE = "device"
     """The replica holds on its device all that is stored of this prompt."""
     EVICTED = "evicted"
@@ -39,6 +49,13 @@ class PlannedSegment(NamedTuple):
     num_blocks: int
     location: Location
     nbytes: int
+    """Size there, which may be coded."""
+    raw_nbytes: int
+    """Size in memory, once it has been loaded."""
+
+
+Choose: TypeAlias = Callable[[Sequence[PlannedSegment]], tuple[int, PlanReason]]
+"""Says how many of the stored segments that begin a prompt shall be loaded, from the first on, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +66,11 @@ class Plan:
     """0 when there is nothing to load, and so nothing to release."""
     segments: tuple[PlannedSegment, ...]
     reason: PlanReason
+    scores: tuple[tuple[int, float], ...] = ()
+    """(end block, hotness) of each known segment that the prompt begins with, in order, this use counted; two cuts of
+    the same tokens both appear. `kvmanager.hotness`: scores stay comparable without being refreshed."""
+    now_score: float = 0.0
+    """Hotness of what was used once, now: for blocks of which nothing is known."""
 
 
 @dataclass(slots=True)
@@ -72,23 +94,36 @@ class Planner:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def plan(self, now: float, replica: str, node: str, hashes: Sequence[BlockHash], device_blocks: int) -> Plan:
-        """Count one use of every known node that begins this prompt, and lease what can be loaded.
+    def plan(
+        self,
+        now: float,
+        replica: str,
+        node: str,
+        hashes: Sequence[BlockHash],
+        device_blocks: int,
+        choose: Choose | None = None,
+    ) -> Plan:
+        """Count one use of every known node that begins this prompt, and lease what shall be loaded of it.
 
-        O(segments of the prompt), plus O(log n) for the heap entries of leaves.
+        That is all that is stored unless ``choose`` says less. O(segments of the prompt), plus O(log n) for the heap
+        entries of leaves.
         """
-        plan = self._plan(now, replica, node, hashes, device_blocks)
+        plan = self._plan(now, replica, node, hashes, device_blocks, self._catalog.use, choose)
         counters = self._counters
         counters.plans += 1
         counters.prompt_blocks += len(hashes)
         counters.device_blocks += device_blocks
-        for _, start, blocks, location, _ in plan.segments:
+        for _, start, blocks, location, *_ in plan.segments:
             gained = start + blocks - max(start, device_blocks)
             if location.tier is Tier.CPU:
                 counters.cpu_blocks += gained
             else:
                 counters.redis_blocks += gained
         return plan
+
+    def reserve(self, now: float, replica: str, node: str, hashes: Sequence[BlockHash]) -> Plan:
+        """Lease what a directive shall load of a prompt: as `plan`, but nobody has asked, so nothing is counted."""
+        return self._plan(now, replica, node, hashes, 0, lambda known: known.score)
 
     def release(self, lease_id: int) -> list[Copy]:
         """End a lease, if it has not ended yet; return the copies whose eviction waited for it."""
@@ -125,15 +160,32 @@ class Planner:
         reached = prefix_reach(hashes, self._blocks_per_segment, lambda block: _is_stored(nodes.get(block), tier))
         return nodes[hashes[reached - 1]] if reached else None
 
+    def stored_reach(self, hashes: Sequence[BlockHash]) -> tuple[int, int]:
+        """Return how many leading blocks of a prompt any shared tier has, and a CPU tier: what reaches further, and of
+        equals what is nearer, is greater.
+        """
+        ends = [self.deepest_stored(hashes, tier) for tier in (None, Tier.CPU)]
+        return (ends[0].end_block if ends[0] else 0), (ends[1].end_block if ends[1] else 0)
+
     def oldest_s(self, now: float) -> float:
         """Return the age in seconds of the oldest lease, 0 without any."""
         oldest = next(iter(self._leases.values()), None)
         return 0.0 if oldest is None else now - (oldest.deadline - self._lease_s)
 
-    def _plan(self, now: float, replica: str, node: str, hashes: Sequence[BlockHash], device_blocks: int) -> Plan:
+    def _plan(
+        self,
+        now: float,
+        replica: str,
+        node: str,
+        hashes: Sequence[BlockHash],
+        device_blocks: int,
+        visit: Callable[[Node], float],
+        choose: Choose | None = None,
+    ) -> Plan:
         known = self.deepest_known(hashes)
         stored = self.deepest_stored(hashes)
-        self._count_use(known, stored)
+        scores = _visit(known, stored, visit)
+        now_score = self._catalog.clock.now
         chain: list[Node] = []
         step = stored
         while step is not None and step.end_block > device_blocks:
@@ -141,32 +193,41 @@ class Planner:
             step = step.parent
         if not chain:
             reason = PlanReason.DEVICE if stored else PlanReason.EVICTED if known else PlanReason.COLD
-            return Plan(0, (), reason)
+            return Plan(0, (), reason, scores, now_score)
         chain.reverse()
         copies = [_nearest(link, node) for link in chain]
-        for copy in copies:
-            self._catalog.lease(copy)
-        self._last_id += 1
-        self._leases[self._last_id] = _Lease(replica, now + self._lease_s, copies)
         segments = tuple(
-            PlannedSegment(link.key, link.start_block, link.num_blocks, copy.store.location, copy.nbytes)
+            PlannedSegment(link.key, link.start_block, link.num_blocks, copy.store.location, copy.nbytes, link.nbytes)
             for link, copy in zip(chain, copies, strict=True)
         )
-        return Plan(self._last_id, segments, PlanReason.HIT)
+        count, reason = choose(segments) if choose else (len(segments), PlanReason.HIT)
+        if not count:
+            return Plan(0, (), reason, scores, now_score)
+        for copy in copies[:count]:
+            self._catalog.lease(copy)
+        self._last_id += 1
+        self._leases[self._last_id] = _Lease(replica, now + self._lease_s, copies[:count])
+        return Plan(self._last_id, segments[:count], reason, scores, now_score)
 
-    def _count_use(self, known: Node | None, stored: Node | None) -> None:
-        """Count one use of the ancestors of both nodes, which part ways only after their last common cut."""
-        use = self._catalog.use
-        while known is not stored:
-            if known is not None and (stored is None or known.end_block > stored.end_block):
-                use(known)
-                known = known.parent
-            elif stored is not None:
-                use(stored)
-                stored = stored.parent
-        while known is not None:
-            use(known)
+
+def _visit(known: Node | None, stored: Node | None, visit: Callable[[Node], float]) -> tuple[tuple[int, float], ...]:
+    """Visit the ancestors of both nodes once, which part ways only after their last common cut.
+
+    Returns their end blocks and what ``visit`` returned, their scores, ascending.
+    """
+    seen: list[tuple[int, float]] = []
+    while known is not stored:
+        if known is not None and (stored is None or known.end_block > stored.end_block):
+            seen.append((known.end_block, visit(known)))
             known = known.parent
+        elif stored is not None:
+            seen.append((stored.end_block, visit(stored)))
+            stored = stored.parent
+    while known is not None:
+        seen.append((known.start_block + known.num_blocks, visit(known)))
+        known = known.parent
+    seen.reverse()
+    return tuple(seen)
 
 
 def _is_stored(node: Node | None, tier: Tier | None) -> bool:

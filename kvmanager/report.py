@@ -36,6 +36,7 @@ def lookup_report(
             "num_blocks": node.num_blocks,
             "tiers": sorted({copy.store.location.tier.value for copy in node.all_copies() if copy.resident}),
             "kind": node.kind.value,
+            "pinned": bool(node.pins),
             "uses": clock.uses(node.score),
         }
         for node in reversed(path)
@@ -44,7 +45,7 @@ def lookup_report(
 
 
 def store_report(store: Store) -> dict[str, Any]:
-    """Describe one location."""
+    """Describe one location; ``tenants`` are those with a quota, whose budget is less where not all quotas fit."""
     tier, holder = store.location
     return {
         "tier": tier.value,
@@ -53,4 +54,12 @@ def store_report(store: Store) -> dict[str, Any]:
         "bytes": store.used_bytes,
         "reserved_bytes": store.reserved_bytes,
         "budget_bytes": store.budget_bytes,
+        "tenants": {
+            tenant: {
+                "bytes": partition.used_bytes,
+                "quota_bytes": store.quotas[tenant],
+                "budget_bytes": partition.budget_bytes,
+            }
+            for tenant, partition in store.tenants.items()
+        },
     }

@@ -9,15 +9,19 @@ A *promotion* is a save whose bytes come from Redis.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from kvmanager.catalog import Catalog, evictions
+from kvmanager.catalog import Catalog
 from kvmanager.counters import Counters
 from kvmanager.directives import Directive
+from kvmanager.due_evictions import evictions
 from kvmanager.keys import SegmentKey
 from kvmanager.locations import REDIS
 from kvmanager.nodes import Copy, CopyState, Node
 from kvmanager.segments import SegmentSpan
 from kvmanager.stores import Store
+
+_Size = TypeVar("_Size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,8 @@ class Saves:
         counters.offered_segments += len(spans)
         pending: dict[SegmentKey, Copy] = {}
         evicted: list[Copy] = []
-        for span, size in self._parents_first(spans, nbytes):
-            node = self._catalog.know(span)
+        for span, size in self._offered(spans, nbytes):
+            node = self._catalog.know(span, size)
             if node is None:
                 counters.refused_unknown_parent += 1
             elif node.copy_at(store) is not None:
@@ -88,19 +92,27 @@ class Saves:
     def promote(self, now: float, replica: str, store: Store, keys: Sequence[SegmentKey]) -> Offer:
         """Decide which of ``keys``, as far as Redis has them and ``store`` has not, are copied to ``store``.
 
+        Reserved is what they take raw, which may be more than at Redis.
         As for an offer, the parent must be there and only colder leaves make room. O(log n) per segment and victim.
         """
         redis = self._catalog.stores.get(REDIS)
         nodes = self._catalog.trie.nodes
         pending: dict[SegmentKey, Copy] = {}
         evicted: list[Copy] = []
-        for node in sorted((nodes[key] for key in keys if key in nodes), key=lambda node: node.start_block):
-            stored = None if redis is None else node.copy_at(redis)
-            if stored is None or not stored.resident or node.copy_at(store) is not None:
-                continue
+        # Chosen before any room is made: what is evicted for these is not fetched again by the same order.
+        wanted = [
+            node
+            for key in dict.fromkeys(keys)
+            if redis is not None
+            and (node := nodes.get(key)) is not None
+            and (stored := node.copy_at(redis)) is not None
+            and stored.resident
+            and node.copy_at(store) is None
+        ]
+        for node in sorted(wanted, key=lambda node: node.start_block):
             if (
                 not self._catalog.upheld(node, store)
-                or (reserved := self._catalog.reserve(store, node, stored.nbytes)) is None
+                or (reserved := self._catalog.reserve(store, node, node.nbytes)) is None
             ):
                 self._counters.refused_promotions += 1
             else:
@@ -125,22 +137,30 @@ class Saves:
         self._counters.refused_commits += len(keys) - len(accepted)
         return accepted
 
-    def adopt(self, now: float, store: Store, spans: Sequence[SegmentSpan], nbytes: Sequence[int]) -> list[SegmentKey]:
+    def adopt(
+        self,
+        now: float,
+        store: Store,
+        spans: Sequence[SegmentSpan],
+        nbytes: Sequence[int],
+        raw_nbytes: Sequence[int],
+    ) -> list[SegmentKey]:
         """Take into the index what a tier reports to own already; return the keys it shall keep, parents first.
 
+        ``nbytes`` are the sizes there, ``raw_nbytes`` those that the segments have in a CPU tier.
         Refused is what has no chain to its head, exceeds the budget (nothing is evicted for it), or is stored elsewhere
         in another cut. Raises ValueError for a span that crosses a cut.
         """
         accepted: list[SegmentKey] = []
-        for span, size in self._parents_first(spans, nbytes):
-            node = self._catalog.know(span)
+        for span, (size, raw_size) in self._offered(spans, list(zip(nbytes, raw_nbytes, strict=True))):
+            node = self._catalog.know(span, raw_size)
             copy = None if node is None else node.copy_at(store)
             if (
                 node is not None
                 and copy is None
                 and node.start_block == span.start_block
                 and self._catalog.upheld(node, store)
-                and size <= store.free_bytes
+                and size <= store.partition_of(node.tenant).free_bytes
                 and (reserved := self._catalog.reserve(store, node, size)) is not None
             ):
                 copy = reserved[0]
@@ -205,12 +225,14 @@ class Saves:
                 del self._saves[save_id]
         return True
 
-    def _parents_first(self, spans: Sequence[SegmentSpan], nbytes: Sequence[int]) -> list[tuple[SegmentSpan, int]]:
+    def _offered(self, spans: Sequence[SegmentSpan], sizes: Sequence[_Size]) -> list[tuple[SegmentSpan, _Size]]:
         cut = self._blocks_per_segment
         for span in spans:
             if span.start_block // cut != (span.end_block - 1) // cut:
                 raise ValueError(f"{span} crosses a multiple of {cut} blocks: use split_segments(..., {cut}, ...)")
-        return sorted(zip(spans, nbytes, strict=True), key=lambda sized: sized[0].start_block)
+        if spans:
+            self._catalog.clock.reuse.offered(max(span.end_block for span in spans))
+        return sorted(zip(spans, sizes, strict=True), key=lambda sized: sized[0].start_block)
 
     def _known(self, keys: Sequence[SegmentKey], nbytes: Sequence[int]) -> list[tuple[Node, int]]:
         nodes = self._catalog.trie.nodes

@@ -1,217 +1,170 @@
-"""The bytes of a stored segment: a fixed header and the payload, the same in memory and on every tier.
+"""The bytes of a stored segment: a header, a table of sections, and a section per layer, each coded by itself.
 
 ::
 
-    offset  bytes  field (little-endian)
-         0      8  magic "CROSSKV" and a zero
-         8      2  format version
-        10      2  dtype code
-        12      2  codec code (0 = raw)
-        14      2  kind code (1 = request, 2 = answer)
-        16     20  shape: layers, 2 (k, v), tokens, kv_heads, head_dim
-        36      4  start block
-        40      4  number of blocks
-        44      4  zero
-        48      8  payload length
-        56     32  segment key
-        88     32  key of the parent segment; zeros for none
-       120     32  model fingerprint
-       152      8  zero
-       160     16  xxh3_128 over the payload
-       176     16  xxh3_128 over bytes 0..175
-       192         payload: [layer, k|v, token, kv_head, head_dim], contiguous
+    offset  bytes  part
+         0    256  header (`kvmanager.segment_header`), which holds the checksum of the table
+       256    24n  table, an entry per layer: length of its section (8 bytes), xxh3_128 over it (16)
+                   zeros up to a multiple of 64
+         …         the layers' sections, one after the other without gaps
 
-A reader says what it expects and gets the payload or a `SegmentMismatch`: wrong KV is never served. The two checksums
-cover every byte, so any flipped bit is one. The header names the segment's place in its sequence and can be trusted by
-itself, so that a tier which outlives the server is indexed again from the headers alone (`read_header`).
-Pure functions without copies of the payload: any thread, one writer per buffer.
+A raw section is a layer's KV as it was computed, ``[k|v, token, kv_head, head_dim]``, contiguous: so the sections of a
+raw segment are ``[layer, k|v, token, kv_head, head_dim]``. That is the form in memory and in the CPU tier; in Redis a
+section may be coded (the header says how), which concerns nobody here.
+
+A reader says what it expects and gets the bytes or a `SegmentMismatch`: wrong KV is never served. The checksums make a
+chain, header → table → section, that covers every byte, so any flipped bit is a mismatch, and one layer can be verified
+and read by itself (`open_layers`). Pure functions without copies of the sections: any thread, one writer per buffer.
 """
 
-import math
 import struct
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TypeAlias
+from collections.abc import Sequence
 
-import xxhash
+from kvmanager.keys import EXACT
+from kvmanager.segment_header import (
+    CHECKSUM_BYTES,
+    FORMAT_VERSION,
+    LOSSY_CODECS,
+    PROFILE_BYTES,
+    RAW,
+    Buffer,
+    SegmentHeader,
+    bytes_of,
+    checksum,
+    read_header,
+    stated_body_bytes,
+    stated_table_digest,
+)
+from kvmanager.segment_mismatch import MismatchReason, SegmentMismatch
+from kvmanager.segment_sizes import (
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    SLACK_BYTES,
+    Shape,
+    body_offset,
+    payload_bytes,
+    sealed_bytes,
+    table_bytes,
+)
 
-from kvmanager.keys import HASH_BYTES, SegmentKey
-from kvmanager.segments import NodeKind, SegmentSpan
+__all__ = [
+    "CHECKSUM_BYTES",
+    "EXACT",
+    "FORMAT_VERSION",
+    "HEADER_BYTES",
+    "LOSSY_CODECS",
+    "PROFILE_BYTES",
+    "RAW",
+    "SLACK_BYTES",
+    "Buffer",
+    "MismatchReason",
+    "SegmentHeader",
+    "SegmentLayers",
+    "SegmentMismatch",
+    "SegmentSealer",
+    "Shape",
+    "body_offset",
+    "open_layers",
+    "open_segment",
+    "payload_bytes",
+    "read_header",
+    "read_layers",
+    "seal",
+    "sealed_bytes",
+    "stated_body_bytes",
+    "table_bytes",
+    "verify",
+]
 
-Shape: TypeAlias = tuple[int, int, int, int, int]
-"""(layers, 2, tokens, kv_heads, head_dim)"""
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
-
-FORMAT_VERSION = 2
-_MAGIC = b"CROSSKV\0"
-_FIELDS = struct.Struct("<8sHHHH5IIIIQ32s32s32sQ16s")
-_CHECKSUM_BYTES = 16
-HEADER_BYTES = _FIELDS.size + _CHECKSUM_BYTES
-"""192: a multiple of 64, so that a payload in an aligned buffer is aligned too."""
-
-_DTYPES = {"float16": (1, 2), "bfloat16": (2, 2), "float32": (3, 4)}
-"""dtype -> (code, bytes per element)"""
-_DTYPE_OF = {code: dtype for dtype, (code, _) in _DTYPES.items()}
-_CODECS = {"raw": 0}
-_CODEC_OF = {code: codec for codec, code in _CODECS.items()}
-_KINDS = {NodeKind.REQUEST: 1, NodeKind.ANSWER: 2}
-_KIND_OF = {code: kind for kind, code in _KINDS.items()}
-_NO_PARENT = bytes(HASH_BYTES)
-_LARGEST = 2**32 - 1
-
-
-class MismatchReason(StrEnum):
-    """Why a stored segment was refused; the label of the metric that counts it."""
-
-    TRUNCATED = "truncated"
-    MAGIC = "magic"
-    VERSION = "version"
-    HEADER = "header"
-    """The header's checksum differs, or its fields contradict each other."""
-    KEY = "key"
-    FINGERPRINT = "fingerprint"
-    SHAPE = "shape"
-    DTYPE = "dtype"
-    CODEC = "codec"
-    KIND = "kind"
-    LENGTH = "length"
-    CHECKSUM = "checksum"
-    """The payload's."""
-
-
-class SegmentMismatch(Exception):  # noqa: N818 - an outcome that callers expect, like StopIteration
-    """The bytes are not the segment asked for. The caller counts a miss and recomputes the tokens."""
-
-    def __init__(self, reason: MismatchReason) -> None:
-        super().__init__(f"stored segment refused: {reason.value} does not match; its tokens must be recomputed")
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentHeader:
-    """What a stored segment says of itself. Raises ValueError for what the format cannot express."""
-
-    key: bytes
-    fingerprint: bytes
-    shape: Shape
-    dtype: str
-    codec: str
-    payload_bytes: int
-    parent: bytes | None
-    """Key of the segment that ends where this one starts; None exactly for block 0."""
-    start_block: int
-    num_blocks: int
-    """``shape`` has a whole number of tokens per block."""
-    kind: NodeKind
-
-    def __post_init__(self) -> None:
-        if any(len(digest) != HASH_BYTES for digest in (self.key, self.fingerprint, self.parent or _NO_PARENT)):
-            raise ValueError(f"key, parent and fingerprint are {HASH_BYTES} bytes each")
-        if self.parent in (self.key, _NO_PARENT, b""):
-            raise ValueError("a parent is another segment, and its key is not zero")
-        if self.codec not in _CODECS:
-            raise ValueError(f"unknown codec {self.codec!r}; the format knows {sorted(_CODECS)}")
-        expected = payload_bytes(self.shape, self.dtype)
-        if self.payload_bytes != expected:
-            raise ValueError(f"raw {self.dtype} of shape {self.shape} is {expected} bytes, not {self.payload_bytes}")
-        span = self.span  # raises for a place that contradicts itself
-        if self.shape[2] % self.num_blocks:
-            raise ValueError(f"{self.shape[2]} tokens are not {self.num_blocks} blocks of one size")
-        if max(*self.shape, span.end_block) > _LARGEST or self.payload_bytes >= 2**63:
-            raise ValueError(f"numbers up to {_LARGEST} can be stored, got shape {self.shape} and {span}")
-
-    @property
-    def span(self) -> SegmentSpan:
-        """The segment's name and place, as the index knows it."""
-        parent = None if self.parent is None else SegmentKey(self.parent)
-        return SegmentSpan(SegmentKey(self.key), parent, self.start_block, self.num_blocks, self.kind)
-
-    @property
-    def sealed_bytes(self) -> int:
-        """Size of the stored segment, header included."""
-        return HEADER_BYTES + self.payload_bytes
+_ENTRY = struct.Struct("<Q16s")
+assert _ENTRY.size == ENTRY_BYTES
 
 
-def payload_bytes(shape: Shape, dtype: str) -> int:
-    """Return the size in bytes of a raw payload. Raises ValueError for a dtype or shape that cannot be stored."""
-    if dtype not in _DTYPES:
-        raise ValueError(f"cannot store KV of dtype {dtype!r}; the format knows {sorted(_DTYPES)}")
-    if len(shape) != 5 or shape[1] != 2 or min(shape) < 1:
-        raise ValueError(f"a segment has shape (layers, 2, tokens, kv_heads, head_dim), got {shape}")
-    return math.prod(shape) * _DTYPES[dtype][1]
+class SegmentSealer:
+    """Seals a segment layer by layer, as the sections are written: each is checksummed while it is in the cache.
 
-
-def seal(buffer: bytearray | memoryview, header: SegmentHeader) -> None:
-    """Write the header, both checksums included, in front of the payload that ``buffer`` already holds.
-
-    ``buffer`` is writable, contiguous, and exactly ``header.sealed_bytes`` long, else ValueError.
-    The payload must not change afterwards.
+    ``buffer`` is writable, contiguous and exactly ``header.sealed_bytes`` long, else ValueError. A section must not
+    change after its `add`; without `finish` the buffer is no segment.
     """
-    view = memoryview(buffer).cast("B")
-    if len(view) != header.sealed_bytes:
-        raise ValueError(f"buffer has {len(view)} bytes, header and payload need {header.sealed_bytes}")
-    _FIELDS.pack_into(
-        view,
-        0,
-        _MAGIC,
-        FORMAT_VERSION,
-        _DTYPES[header.dtype][0],
-        _CODECS[header.codec],
-        _KINDS[header.kind],
-        *header.shape,
-        header.start_block,
-        header.num_blocks,
-        0,
-        header.payload_bytes,
-        header.key,
-        header.parent or _NO_PARENT,
-        header.fingerprint,
-        0,
-        _digest(view[HEADER_BYTES:]),
-    )
-    view[_FIELDS.size : HEADER_BYTES] = _digest(view[: _FIELDS.size])
+
+    def __init__(self, buffer: bytearray | memoryview, header: SegmentHeader) -> None:
+        self._view = memoryview(buffer).cast("B")
+        self._header = header
+        self._layers = 0
+        self._end = body_offset(header.shape[0])
+        if len(self._view) != header.sealed_bytes:
+            raise ValueError(f"buffer has {len(self._view)} bytes, header and body need {header.sealed_bytes}")
+        self._view[HEADER_BYTES : self._end] = bytes(self._end - HEADER_BYTES)
+
+    def add(self, nbytes: int | None = None) -> bytes:
+        """Note that the next layer's section, of ``nbytes``, is written; None: a raw one. Raises ValueError.
+
+        Returns its checksum.
+        """
+        layers = self._header.shape[0]
+        length = payload_bytes(self._header.shape, self._header.dtype) // layers if nbytes is None else nbytes
+        if self._layers == layers or not 0 <= length <= len(self._view) - self._end:
+            raise ValueError(f"a section of {length} bytes does not fit the header, after {self._layers} of {layers}")
+        digest = checksum(self._view[self._end : self._end + length])
+        _ENTRY.pack_into(self._view, HEADER_BYTES + self._layers * ENTRY_BYTES, length, digest)
+        self._layers += 1
+        self._end += length
+        return digest
+
+    def finish(self) -> None:
+        """Write the header. Raises ValueError when the sections are not those that it states."""
+        layers = self._header.shape[0]
+        if self._layers != layers or self._end != len(self._view):
+            raise ValueError(f"{self._layers} sections end at {self._end}, {layers} shall end at {len(self._view)}")
+        self._header.pack_into(self._view, checksum(self._view[HEADER_BYTES : body_offset(layers)]))
 
 
-def read_header(buffer: Buffer) -> SegmentHeader:
-    """Return the verified header of a segment of which ``buffer`` holds the first `HEADER_BYTES` at least.
+def seal(buffer: bytearray | memoryview, header: SegmentHeader, section_bytes: Sequence[int] | None = None) -> None:
+    """Write header and table in front of the sections that ``buffer`` already holds, all checksums included.
 
-    Says nothing of the payload. Raises SegmentMismatch, and nothing else, whatever the bytes are.
+    ``section_bytes``: the length of each layer's section; None: they are raw. ``buffer`` is writable, contiguous, and
+    exactly ``header.sealed_bytes`` long, else ValueError. The sections must not change afterwards.
     """
-    view = _bytes_of(buffer)
-    magic, version, dtype, codec, kind, *numbers, length, key, parent, fingerprint, zero, _ = _FIELDS.unpack_from(view)
-    layers, halves, tokens, heads, dim, start_block, num_blocks, padding = numbers
-    checks = (
-        (magic == _MAGIC, MismatchReason.MAGIC),
-        (version == FORMAT_VERSION, MismatchReason.VERSION),
-        (view[_FIELDS.size : HEADER_BYTES] == _digest(view[: _FIELDS.size]), MismatchReason.HEADER),
-        (dtype in _DTYPE_OF, MismatchReason.DTYPE),
-        (codec in _CODEC_OF, MismatchReason.CODEC),
-        (kind in _KIND_OF, MismatchReason.KIND),
-        (padding == zero == 0, MismatchReason.HEADER),
-    )
-    for matches, reason in checks:
-        if not matches:
-            raise SegmentMismatch(reason)
-    try:
-        return SegmentHeader(
-            key=key,
-            fingerprint=fingerprint,
-            shape=(layers, halves, tokens, heads, dim),
-            dtype=_DTYPE_OF[dtype],
-            codec=_CODEC_OF[codec],
-            payload_bytes=length,
-            parent=None if parent == _NO_PARENT else parent,
-            start_block=start_block,
-            num_blocks=num_blocks,
-            kind=_KIND_OF[kind],
-        )
-    except ValueError:
-        raise SegmentMismatch(MismatchReason.HEADER) from None
+    sealer = SegmentSealer(buffer, header)
+    for layer in range(header.shape[0]):
+        sealer.add(None if section_bytes is None else section_bytes[layer])
+    sealer.finish()
 
 
-def verify(buffer: Buffer, *, key: bytes, fingerprint: bytes) -> SegmentHeader:
-    """Verify everything about a whole segment but the shape, which its header says; return the header.
+class SegmentLayers:
+    """The layers of a segment whose header and table are verified; each layer is when it is asked for."""
+
+    __slots__ = ("_entries", "_view", "header")
+
+    def __init__(self, view: memoryview, header: SegmentHeader) -> None:
+        """Raises SegmentMismatch when length or table of ``view`` are not those of its verified header."""
+        self.header = header
+        self._view = view
+        self._entries = _read_table(view, header)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def layer(self, index: int) -> memoryview:
+        """Return a view of a layer's section (bytes, no copy). Raises SegmentMismatch when it is damaged."""
+        start, length, digest = self._entries[index]
+        section = self._view[start : start + length]
+        if checksum(section) != digest:
+            raise SegmentMismatch(MismatchReason.CHECKSUM)
+        return section
+
+    def checksum(self, index: int) -> bytes:
+        """Return the checksum that a layer's section shall have."""
+        return self._entries[index][2]
+
+    def verify(self) -> None:
+        """Verify all layers; each byte is read once. Raises SegmentMismatch."""
+        for index in range(len(self)):
+            self.layer(index)
+
+
+def read_layers(buffer: Buffer, *, key: bytes, fingerprint: bytes) -> SegmentLayers:
+    """Verify header and table of a whole segment, whatever its shape and codec; the layers are not verified yet.
 
     Raises SegmentMismatch, and nothing else, whatever the bytes are.
     """
@@ -220,12 +173,21 @@ def verify(buffer: Buffer, *, key: bytes, fingerprint: bytes) -> SegmentHeader:
         raise SegmentMismatch(MismatchReason.KEY)
     if header.fingerprint != fingerprint:
         raise SegmentMismatch(MismatchReason.FINGERPRINT)
-    _verify_payload(_bytes_of(buffer), header.payload_bytes)
-    return header
+    return SegmentLayers(bytes_of(buffer), header)
 
 
-def open_segment(buffer: Buffer, *, key: bytes, fingerprint: bytes, shape: Shape, dtype: str) -> memoryview:
-    """Verify every field and the checksums, and return a view of the payload (bytes, no copy).
+def verify(buffer: Buffer, *, key: bytes, fingerprint: bytes) -> SegmentHeader:
+    """Verify everything about a whole segment but shape and codec, which its header says; return the header.
+
+    Raises SegmentMismatch, and nothing else, whatever the bytes are.
+    """
+    layers = read_layers(buffer, key=key, fingerprint=fingerprint)
+    layers.verify()
+    return layers.header
+
+
+def open_layers(buffer: Buffer, *, key: bytes, fingerprint: bytes, shape: Shape, dtype: str) -> SegmentLayers:
+    """Verify every field, the length and the table of a raw segment; its layers are verified one by one by the caller.
 
     Raises SegmentMismatch with the first field that differs from what the caller expects; ValueError only for an
     expectation that no segment can meet.
@@ -237,31 +199,41 @@ def open_segment(buffer: Buffer, *, key: bytes, fingerprint: bytes, shape: Shape
         (header.fingerprint == fingerprint, MismatchReason.FINGERPRINT),
         (header.shape == tuple(shape), MismatchReason.SHAPE),
         (header.dtype == dtype, MismatchReason.DTYPE),
+        (header.codec == RAW, MismatchReason.CODEC),
     )
     for matches, reason in checks:
         if not matches:
             raise SegmentMismatch(reason)
-    view = _bytes_of(buffer)
-    _verify_payload(view, header.payload_bytes)
-    return view[HEADER_BYTES:]
+    return SegmentLayers(bytes_of(buffer), header)
 
 
-def _bytes_of(buffer: Buffer) -> memoryview:
-    view = memoryview(buffer)
-    if view.nbytes < HEADER_BYTES:  # before the cast, which an empty array does not take
+def open_segment(buffer: Buffer, *, key: bytes, fingerprint: bytes, shape: Shape, dtype: str) -> memoryview:
+    """Verify a raw segment as `open_layers` and all its layers; return a view of them all (bytes, no copy).
+
+    Raises as `open_layers`.
+    """
+    open_layers(buffer, key=key, fingerprint=fingerprint, shape=shape, dtype=dtype).verify()
+    return bytes_of(buffer)[body_offset(shape[0]) :]
+
+
+def _read_table(view: memoryview, header: SegmentHeader) -> list[tuple[int, int, bytes]]:
+    """Verify length and table; return start, length and checksum of each section. What is allocated is bounded by
+    ``view``."""
+    if len(view) < header.sealed_bytes:
         raise SegmentMismatch(MismatchReason.TRUNCATED)
-    return view.cast("B")
-
-
-def _verify_payload(view: memoryview, nbytes: int) -> None:
-    """Compare length and checksum of the payload with what the verified header of ``view`` says."""
-    if len(view) < HEADER_BYTES + nbytes:
-        raise SegmentMismatch(MismatchReason.TRUNCATED)
-    if len(view) > HEADER_BYTES + nbytes:
+    if len(view) > header.sealed_bytes:
         raise SegmentMismatch(MismatchReason.LENGTH)
-    if view[_FIELDS.size - _CHECKSUM_BYTES : _FIELDS.size] != _digest(view[HEADER_BYTES:]):
+    layers = header.shape[0]
+    start = body_offset(layers)
+    if checksum(view[HEADER_BYTES:start]) != stated_table_digest(view):
         raise SegmentMismatch(MismatchReason.CHECKSUM)
-
-
-def _digest(view: memoryview) -> bytes:
-    return xxhash.xxh3_128_digest(view)
+    raw_bytes = payload_bytes(header.shape, header.dtype) // layers
+    entries = []
+    for length, digest in _ENTRY.iter_unpack(view[HEADER_BYTES : HEADER_BYTES + layers * ENTRY_BYTES]):
+        if length > len(view) - start or (header.codec == RAW and length != raw_bytes):
+            raise SegmentMismatch(MismatchReason.LENGTH)
+        entries.append((start, length, digest))
+        start += length
+    if start != len(view):
+        raise SegmentMismatch(MismatchReason.LENGTH)
+    return entries

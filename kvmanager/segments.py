@@ -32,6 +32,8 @@ class SegmentSpan:
     start_block: int
     num_blocks: int
     kind: NodeKind
+    tenant: str = ""
+    """Tag of the tenant (`kvmanager.keys.tenant_tag`), for quotas; empty: not known."""
 
     def __post_init__(self) -> None:
         if self.num_blocks < 1 or self.start_block < 0:
@@ -51,11 +53,13 @@ def split_segments(
     end_block: int,
     blocks_per_segment: int,
     num_prompt_blocks: int,
+    tenant: str = "",
 ) -> list[SegmentSpan]:
     """Cut blocks ``[start_block, end_block)`` of a sequence into segments, in order.
 
     ``start_block`` is where a stored segment ends (or 0), ``num_prompt_blocks`` the number of blocks that lie wholly in
-    the prompt. The last segment may be short. Raises ValueError when the range does not lie in ``hashes``.
+    the prompt, ``tenant`` the tag of the tenant. The last segment may be short. Raises ValueError when the range does
+    not lie in ``hashes``.
     """
     if blocks_per_segment < 1:
         raise ValueError(f"blocks_per_segment must be at least 1, got {blocks_per_segment}")
@@ -74,6 +78,7 @@ def split_segments(
                 start_block=start,
                 num_blocks=end - start,
                 kind=NodeKind.REQUEST if end <= num_prompt_blocks else NodeKind.ANSWER,
+                tenant=tenant,
             )
         )
         start = end

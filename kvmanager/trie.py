@@ -3,25 +3,34 @@
 The key of a node is a hash of the whole prefix, so finding it needs no walk from the root: the trie is one dict, and
 the links serve only to go up to the ancestors and, for the rare case that a subtree must go, down to the children.
 
-Invariants: the parent of each node is in the trie and ends where the node starts; no node crosses a multiple of
-``blocks_per_segment``; a node is a ghost exactly if it has no copy; a ghost is in the heap exactly if it has no child.
-After `forget_coldest_ghosts` there are at most ``max_ghosts`` ghosts, not counting those above a copy whose eviction
-waits for a lease. Every operation is O(1) or O(log ghosts).
+Invariants: the parent of each node is in the trie, ends where the node starts, and has the same tenant; no node crosses
+a multiple of ``blocks_per_segment``; a node is a ghost exactly if it has no copy; a ghost is in the heap exactly if it
+has no child and no pin. `forget_coldest_ghosts` leaves at most ``max_ghosts`` ghosts, not counting pinned ones and
+those above a copy whose eviction waits for a lease; after the loss of a whole location it takes several calls, for each
+one holds up requests. Every operation is O(1) or O(log ghosts).
 """
+
+import sys
+from collections.abc import Callable
 
 from kvmanager.keys import BlockHash, SegmentKey
 from kvmanager.nodes import Node
 from kvmanager.score_heap import ScoreHeap
 from kvmanager.segments import SegmentSpan
 
+MOST_FORGOTTEN = 1024
+"""Ghosts that one call forgets at most, in a few milliseconds; more wait for the next call."""
+
 
 class PrefixTrie:
     """All known segments, by key. One thread."""
 
-    def __init__(self, max_ghosts: int) -> None:
+    def __init__(self, max_ghosts: int, forgotten: Callable[[Node], None] = lambda node: None) -> None:
+        """``forgotten`` is told of each node that leaves the trie."""
         self.nodes: dict[SegmentKey | BlockHash, Node] = {}
         self.num_ghosts = 0
         self._max_ghosts = max_ghosts
+        self._forgotten = forgotten
         self._leaf_ghosts: ScoreHeap[Node] = ScoreHeap()
 
     def insert(self, span: SegmentSpan, score: float) -> Node | None:
@@ -30,6 +39,7 @@ class PrefixTrie:
         if parent is None and span.parent is not None:
             return None
         node = Node(span, score)
+        node.tenant = sys.intern(span.tenant) if parent is None else parent.tenant
         self.nodes[node.key] = node
         self._link(node, parent)
         self.became_ghost(node)
@@ -52,8 +62,7 @@ class PrefixTrie:
     def became_ghost(self, node: Node) -> None:
         """Note that ``node`` has no copy (any more)."""
         self.num_ghosts += 1
-        if node.first_child is None:
-            self._leaf_ghosts.push(node, node.score)
+        self._may_forget(node)
 
     def no_longer_ghost(self, node: Node) -> None:
         """Note that ``node`` is about to get its first copy."""
@@ -65,11 +74,30 @@ class PrefixTrie:
         self._leaf_ghosts.update(node, node.score)
 
     def forget_coldest_ghosts(self) -> None:
-        """Forget ghosts, coldest leaf first, until no more than ``max_ghosts`` are left."""
-        while self.num_ghosts > self._max_ghosts and (node := self._leaf_ghosts.lowest()) is not None:
+        """Forget ghosts, coldest leaf first, until no more than ``max_ghosts`` are left, `MOST_FORGOTTEN` in a call."""
+        for _ in range(min(self.num_ghosts - self._max_ghosts, MOST_FORGOTTEN)):
+            node = self._leaf_ghosts.lowest()
+            if node is None:
+                return
             self.no_longer_ghost(node)
             del self.nodes[node.key]
             self._unlink(node)
+            self._forgotten(node)
+
+    def pin(self, node: Node) -> None:
+        """Count one more pinned chain through ``node``: it is not forgotten."""
+        node.pins += 1
+        self._leaf_ghosts.discard(node)
+
+    def unpin(self, node: Node) -> None:
+        """Count one pinned chain less."""
+        node.pins -= 1
+        if node.copies is None:
+            self._may_forget(node)
+
+    def _may_forget(self, ghost: Node) -> None:
+        if ghost.first_child is None and not ghost.pins:
+            self._leaf_ghosts.push(ghost, ghost.score)
 
     def _parent(self, span: SegmentSpan) -> Node | None:
         if span.parent is None:
@@ -100,5 +128,5 @@ class PrefixTrie:
         if after is not None:
             after.previous_sibling = before
         node.parent = node.previous_sibling = node.next_sibling = None
-        if parent.first_child is None and parent.copies is None:
-            self._leaf_ghosts.push(parent, parent.score)
+        if parent.copies is None:
+            self._may_forget(parent)

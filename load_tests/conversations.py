@@ -32,6 +32,8 @@ class Plan:
     question_tokens: tuple[int, int] = (4, 60)
     at_once: int = 6
     clear_probability: float = 0.25
+    cleared: tuple[str, ...] = TIERS
+    """Among these tiers, one to all of them are cleared."""
     replicas: int = 2
     seed: int = 0
 
@@ -101,7 +103,7 @@ async def _converse(
     prompt, turns = words[start : start + length], []
     for _ in range(plan.turns):
         if rng.random() < plan.clear_probability:
-            await clear(client, rng.sample(TIERS, rng.randint(1, len(TIERS))))
+            await clear(client, rng.sample(plan.cleared, rng.randint(1, len(plan.cleared))))
         pin = rng.choice((None, *range(plan.replicas)))
         turn = await complete(client, model, prompt, rng.randint(*plan.answer_tokens), pin)
         on_turn()

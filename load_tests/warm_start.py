@@ -28,7 +28,7 @@ from kvmanager.config import ManagerConfig
 from kvmanager.keys import BlockHash
 from kvmanager.locations import REDIS
 from kvmanager.manager import KVManager
-from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, payload_bytes, seal
+from kvmanager.segment_format import SegmentHeader, seal, sealed_bytes
 from kvmanager.segments import SegmentSpan, split_segments
 
 out = Console(stderr=True, highlight=False)
@@ -50,19 +50,7 @@ def prompts(segments: int) -> Iterator[list[SegmentSpan]]:
 
 def sealed(span: SegmentSpan, buffer: np.ndarray[Any, np.dtype[np.uint8]]) -> memoryview:
     """The buffer, sealed as this segment."""
-    header = SegmentHeader(
-        key=span.key,
-        fingerprint=FINGERPRINT,
-        shape=SHAPE,
-        dtype="bfloat16",
-        codec="raw",
-        payload_bytes=buffer.nbytes - HEADER_BYTES,
-        parent=span.parent,
-        start_block=span.start_block,
-        num_blocks=span.num_blocks,
-        kind=span.kind,
-    )
-    seal(buffer.data, header)
+    seal(buffer.data, SegmentHeader.raw(span, FINGERPRINT, SHAPE, "bfloat16"))
     return buffer.data
 
 
@@ -80,13 +68,14 @@ def index(endpoint: RedisEndpoint) -> tuple[float, float, RedisIndex]:
     brain.set_budget(REDIS, 1 << 50)
     for start in range(0, len(found.headers), ADOPT_CHUNK):
         chunk = found.headers[start : start + ADOPT_CHUNK]
-        brain.adopt(0.0, REDIS, [header.span for header in chunk], [header.sealed_bytes for header in chunk])
+        sizes = ([header.sealed_bytes for header in chunk], [header.raw_sealed_bytes for header in chunk])
+        brain.adopt(0.0, REDIS, [header.span for header in chunk], *sizes)
     return scanned - began, time.monotonic() - scanned, found
 
 
 def measure(segments: int, folder: Path) -> dict[str, float]:
     """Fill, stop, start, index."""
-    buffer = np.zeros(HEADER_BYTES + payload_bytes(SHAPE, "bfloat16"), np.uint8)
+    buffer = np.zeros(sealed_bytes(SHAPE, "bfloat16"), np.uint8)
     server = EmbeddedRedis(folder, 2 * segments * buffer.nbytes)
     server.start()
     store = open_store(endpoint_of(server))

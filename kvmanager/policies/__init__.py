@@ -1,15 +1,67 @@
-"""Eviction policies by name. To add one: a file beside `lfu.py` and a line here."""
+"""Eviction policies by name. To add one: a file beside `lru.py` and a line here."""
 
-from collections.abc import Callable
+import importlib
+import inspect
 
-from kvmanager.policies.base import EvictionPolicy
+from kvmanager.policies.arc import Arc
+from kvmanager.policies.base import EvictionPolicy, PolicySetting
+from kvmanager.policies.learned_lfu import LearnedLfu
 from kvmanager.policies.lfu import DecayedLfu
+from kvmanager.policies.lru import Lru
+from kvmanager.policies.slru import SegmentedLru
+from kvmanager.policies.w_tinylfu import WTinyLfu
 
-_POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"lfu": DecayedLfu}
+__all__ = ["EvictionPolicy", "PolicySetting", "load_policy", "make_policy", "policy_names"]
+
+_POLICIES: dict[str, type[EvictionPolicy]] = {
+    "lfu": LearnedLfu,
+    "decayed-lfu": DecayedLfu,
+    "lru": Lru,
+    "arc": Arc,
+    "slru": SegmentedLru,
+    "w-tinylfu": WTinyLfu,
+}
 
 
-def make_policy(name: str) -> EvictionPolicy:
-    """Return a new policy for one location. Raises ValueError for a name that is not known."""
-    if name not in _POLICIES:
-        raise ValueError(f"unknown eviction policy {name!r}; choose one of {sorted(_POLICIES)}")
-    return _POLICIES[name]()
+def policy_names() -> list[str]:
+    """Return the names that `make_policy` knows, the default first."""
+    return list(_POLICIES)
+
+
+def make_policy(name: str, setting: PolicySetting) -> EvictionPolicy:
+    """Return a new policy for one partition of a location, by its name or as "module:Class".
+
+    Raises ValueError for a name that is not known, and for a class that is no policy or cannot be made.
+    """
+    if ":" in name:
+        policy = load_policy(name)
+    elif name in _POLICIES:
+        policy = _POLICIES[name]
+    else:
+        known = ", ".join(policy_names())
+        raise ValueError(f'unknown eviction policy {name!r}: choose one of {known}, or name a class as "module:Class"')
+    try:
+        return policy(setting)
+    except Exception as error:
+        raise ValueError(
+            f"eviction policy {name!r} cannot be made: {type(error).__name__}: {error}; its constructor takes one "
+            "PolicySetting"
+        ) from error
+
+
+def load_policy(name: str) -> type[EvictionPolicy]:
+    """Return the class that "module:Class" names. Raises ValueError when there is none, or when it is no policy."""
+    module_name, _, class_name = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except Exception as error:
+        raise ValueError(
+            f"eviction policy {name!r} cannot be imported: {type(error).__name__}: {error}; it must name a class "
+            'on the Python path as "module:Class"'
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, EvictionPolicy)):
+        raise ValueError(f"eviction policy {name!r} is no subclass of kvmanager.policies.base.EvictionPolicy")
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise ValueError(f"eviction policy {name!r} lacks methods that every policy has: {missing}")
+    return found

@@ -1,18 +1,38 @@
 """The seam for eviction policies: which of the copies that may go goes first.
 
-Division of labour: the catalogue knows *what may go* (a leaf of its location, not leased) and tells the policy by
-`expose` and `shield`; the policy only decides *what goes first*, and whether a newcomer is worth a victim at all. So no
-policy can break the rule "children before parents", and each one can be tried by name. One instance per location; the
-manager's thread only. Nothing here may cost more than O(log n): offers and plans wait for it.
+Division of labour: the catalogue knows *what may go* (a leaf of its location, neither leased nor pinned) and tells the
+policy by `expose` and `shield`; the policy only decides *what goes first*, and whether a newcomer is worth a victim at
+all. So no policy can break the rule "children before parents", and each one can be tried by name.
+
+One instance per partition of a location (`kvmanager.stores`); the manager's thread only. Nothing here may cost more
+than O(log n): offers and plans wait for it. Life of a copy, as its policy sees it: `stored`, then any number of
+`expose` and `shield` in turn, then `left`, which finds it shielded.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple
 
+from kvmanager.hotness import HotnessClock
 from kvmanager.nodes import Copy, Node
 
 
+class PolicySetting(NamedTuple):
+    """What a policy may know of the place it works for."""
+
+    clock: HotnessClock
+    """The manager's, one for all policies; for reading only."""
+    budget_bytes: Callable[[], int]
+    """The partition's budget; it may change."""
+    seed: int
+    """For what a policy draws by chance."""
+
+
 class EvictionPolicy(ABC):
-    """Orders the evictable copies of one location."""
+    """Orders the evictable copies of one partition of a location."""
+
+    def __init__(self, setting: PolicySetting) -> None:
+        self.setting = setting
 
     @abstractmethod
     def expose(self, copy: Copy) -> None:
@@ -20,7 +40,7 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def shield(self, copy: Copy) -> None:
-        """``copy``, exposed before, may no longer be evicted: it has a child now, is leased, or is leaving."""
+        """``copy``, exposed before, may no longer be evicted: it has a child now, is leased or pinned, or leaves."""
 
     @abstractmethod
     def used(self, copy: Copy) -> None:
@@ -33,3 +53,9 @@ class EvictionPolicy(ABC):
     @abstractmethod
     def admits(self, newcomer: Node, victim: Copy) -> bool:
         """Return whether ``newcomer`` deserves the room of ``victim`` more than the victim does."""
+
+    def stored(self, copy: Copy) -> None:  # noqa: B027 - most policies need not know
+        """Note that ``copy`` has been reserved here: it has its room now. Once per copy, before it can be exposed."""
+
+    def left(self, copy: Copy, evicted: bool) -> None:  # noqa: B027
+        """Note that ``copy`` has left this place; ``evicted``: to make room, so it may be worth remembering."""

@@ -10,14 +10,15 @@ more than anything used once before: a scan replaces other scans, never what is 
 """
 
 from kvmanager.nodes import Copy, Node
-from kvmanager.policies.base import EvictionPolicy
+from kvmanager.policies.base import EvictionPolicy, PolicySetting
 from kvmanager.score_heap import ScoreHeap
 
 
 class DecayedLfu(EvictionPolicy):
     """Evicts the exposed copy with the fewest decayed uses."""
 
-    def __init__(self) -> None:
+    def __init__(self, setting: PolicySetting) -> None:
+        super().__init__(setting)
         self._exposed: ScoreHeap[Copy] = ScoreHeap()
 
     def expose(self, copy: Copy) -> None:  # noqa: D102 - the interface says it

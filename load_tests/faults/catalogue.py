@@ -29,8 +29,10 @@ def started_world(folder: Path, settings: Mapping[str, Any]) -> Iterator[World]:
     """A server with these settings, and all that is needed to disturb it. Everything written lies in `folder`."""
     redis = RedisProcess(folder / "their-redis")
     proxy = Proxy(redis.port)
+    # What is stored is loaded even where this machine, while it is busy, would recompute it sooner.
+    kv = {"load_or_recompute": "load", **settings.get("kv", {}), "redis_url": proxy.url}
     try:
-        with started(folder, {**settings, "kv": {**settings.get("kv", {}), "redis_url": proxy.url}}) as server:
+        with started(folder, {**settings, "kv": kv}) as server:
             inside = Inside(server.gcs_address())
             try:
                 yield World(server, redis, proxy, inside)

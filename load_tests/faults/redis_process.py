@@ -76,7 +76,8 @@ class RedisProcess:
     def segment_keys(self) -> list[bytes]:
         """The keys under which sealed segments lie."""
         client = self.client
-        return [key for key in client.scan_iter(count=1000) if client.type(key) == b"hash"]
+        found = client.scan_iter(count=1000)
+        return [key for key in found if client.type(key) == b"hash" and b":profile:" not in key]
 
     def segment_bytes(self) -> int:
         """What all sealed segments hold together, headers included."""

@@ -110,6 +110,11 @@ class FakeControl:
     error: Exception | None = None
     looked_up: list[list[bytes]] = field(default_factory=list)
     cleared: list[list[str]] = field(default_factory=list)
+    orders: list[tuple[Any, ...]] = field(default_factory=list)
+    answer: dict[str, Any] = field(default_factory=lambda: {"outcome": "done", "blocks": 2})
+    """To every order."""
+    obeys: asyncio.Event | None = None
+    """Moves end when this is set; None: at once."""
 
     async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
         self._fail()
@@ -131,6 +136,25 @@ class FakeControl:
         self._fail()
         self.cleared.append(list(tiers))
         return {"cleared": list(tiers)}
+
+    async def pin(self, hashes: Sequence[bytes], ttl_s: float) -> dict[str, Any]:
+        return await self._order("pin", hashes, ttl_s)
+
+    async def unpin(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+        return await self._order("unpin", hashes)
+
+    async def prefetch(self, hashes: Sequence[bytes], replica: int, deadline_s: float) -> dict[str, Any]:
+        return await self._order("prefetch", hashes, replica, deadline_s)
+
+    async def move(self, hashes: Sequence[bytes], source: int, target: int, deadline_s: float) -> dict[str, Any]:
+        return await self._order("move", hashes, source, target, deadline_s)
+
+    async def _order(self, kind: str, hashes: Sequence[bytes], *rest: Any) -> dict[str, Any]:
+        self._fail()
+        self.orders.append((kind, len(hashes), *rest))
+        if self.obeys is not None and kind in ("prefetch", "move"):
+            await self.obeys.wait()
+        return dict(self.answer)
 
     def _fail(self) -> None:
         if self.error is not None:

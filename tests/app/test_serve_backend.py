@@ -12,7 +12,7 @@ from ray.serve.context import _get_serve_request_context, _RequestContext, _serv
 from app import serve_backend
 from app.errors import UnavailableError
 from app.replica_handle import HealthReport
-from app.serve_backend import SILENT_S, PartsWatch, ServeReplicas, health_probe, outside_http_request
+from app.serve_backend import INTRODUCTION_S, SILENT_S, PartsWatch, ServeReplicas, health_probe, outside_http_request
 from configs.settings import load_settings
 from deployments.manager_client import ManagerUnavailableError
 from deployments.wire import GenerateRequest
@@ -223,3 +223,17 @@ def test_redis_is_no_part_of_a_server_without_it(kv: dict[str, Any]) -> None:
 @pytest.mark.parametrize("parts", [ALL_WELL, {**ALL_WELL, "redis": None}], ids=["absent", "none"])
 def test_a_manager_that_says_nothing_of_redis_is_believed(parts: dict[str, Any]) -> None:
     assert set(health(parts).parts) == {"kv_manager", "replicas", "cpu_tier"}
+
+
+def test_a_manager_that_has_just_started_does_not_say_that_no_replica_runs() -> None:
+    parts = PartsWatch.__new__(PartsWatch)
+    parts._some_at = float("-inf")
+    nobody = {"replicas": {}, "cpu_tiers": []}
+    parts.hear(nobody, 0.0)
+    assert parts.ranks == frozenset()
+    parts.hear({"replicas": {0: 0.1}, "cpu_tiers": []}, 1.0)
+    assert parts.ranks == {0}
+    parts.hear(nobody, 2.0)
+    assert parts.ranks is None
+    parts.hear(nobody, 1.0 + INTRODUCTION_S)
+    assert parts.ranks == frozenset()

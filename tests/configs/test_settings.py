@@ -15,6 +15,8 @@ from configs.settings import Settings, SettingsError, load_settings
 
 GIB = 1024**3
 
+KEYS = {"api_keys": {"key": "alice"}}
+
 
 @pytest.fixture(autouse=True)
 def _a_known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,6 +75,13 @@ def load(model_folder: Path) -> Any:
         ({"model": "a/b/c"}, "model", "config.json"),
         ({"chat_template": "none.jinja"}, "chat_template", "Jinja"),
         ({"http": {"api_keys": {"": "tenant"}}}, "http.api_keys", "some-key"),
+        ({"kv": {"tenant_cpu_bytes": {"bob": "1MiB"}}}, "kv.tenant_cpu_bytes", "http.api_keys"),
+        ({"kv": {"tenant_cpu_bytes": {"bob": "1MiB"}}, "http": KEYS}, "kv.tenant_cpu_bytes", "['alice']"),
+        ({"kv": {"tenant_cpu_bytes": {"alice": "2GiB"}}, "http": KEYS}, "kv.tenant_cpu_bytes", "kv.cpu_tier_bytes"),
+        ({"kv": {"tenant_redis_bytes": {"alice": "2GiB"}}, "http": KEYS}, "kv.tenant_redis_bytes", "kv.redis_bytes"),
+        ({"kv": {"tenant_redis_bytes": {"alice": 0}}, "http": KEYS}, "kv.tenant_redis_bytes.alice", "greater than 0"),
+        ({"kv": {"eviction_policy": ""}}, "kv.eviction_policy", "1"),
+        ({"kv": {"pin_budget_bytes": "-1"}}, "kv.pin_budget_bytes", "1GiB"),
     ],
 )
 def test_a_wrong_setting_is_one_sentence_that_names_it_and_what_works(

@@ -16,13 +16,13 @@ from deployments.manager_actor import KVManagerActor
 from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
 from kvmanager.config import ManagerConfig
 from kvmanager.keys import BlockHash
-from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, payload_bytes, seal
+from kvmanager.segment_format import SegmentHeader, seal, sealed_bytes
 from kvmanager.segments import SegmentSpan, split_segments
 
 SEGMENT_BLOCKS = 4
 FINGERPRINT = b"f" * 32
 SHAPE = (1, 2, 32 * SEGMENT_BLOCKS, 4, 146)
-SEGMENT_BYTES = HEADER_BYTES + payload_bytes(SHAPE, "bfloat16")
+SEGMENT_BYTES = sealed_bytes(SHAPE, "bfloat16")
 """300 kB: more than Ray keeps outside its shared memory."""
 PATIENCE_S = 60.0
 _numbers = itertools.count()
@@ -42,19 +42,7 @@ def sealed(spans: Sequence[SegmentSpan]) -> list[np.ndarray[Any, np.dtype[np.uin
 
 def _sealed(span: SegmentSpan) -> np.ndarray[Any, np.dtype[np.uint8]]:
     buffer = np.full(SEGMENT_BYTES, span.key[0], np.uint8)
-    header = SegmentHeader(
-        key=span.key,
-        fingerprint=FINGERPRINT,
-        shape=SHAPE,
-        dtype="bfloat16",
-        codec="raw",
-        payload_bytes=SEGMENT_BYTES - HEADER_BYTES,
-        parent=span.parent,
-        start_block=span.start_block,
-        num_blocks=span.num_blocks,
-        kind=span.kind,
-    )
-    seal(buffer.data, header)
+    seal(buffer.data, SegmentHeader.raw(span, FINGERPRINT, SHAPE, "bfloat16"))
     return buffer
 
 
@@ -92,7 +80,9 @@ class KVCluster:
                 num_cpus=0,
             )
             .remote(
-                ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS, lease_s=self._lease_s, save_s=3600.0),
+                ManagerConfig(
+                    blocks_per_segment=SEGMENT_BLOCKS, lease_s=self._lease_s, save_s=3600.0, eviction_policy="lru"
+                ),
                 with_redis=self._with_redis,
             )
         )
@@ -124,7 +114,7 @@ class KVCluster:
     def planned(self, hashes: Sequence[BlockHash]) -> list[bytes]:
         """Keys of the segments that a plan would load; the lease is given back at once."""
         self.register_replica()
-        lease_id, segments = self.ask("plan", "replica", self.node, hashes)
+        lease_id, segments, *_ = self.ask("plan", "replica", self.node, hashes)
         self.ask("release", [lease_id])
         return [segment[0] for segment in segments]
 

@@ -16,6 +16,7 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 
 from configs.settings import load_settings
+from deployments.device_orders import DeviceOrders
 from deployments.engine_args import engine_config, model_identity
 from deployments.engine_host import start_engine
 from deployments.kv_port import PLAN
@@ -75,7 +76,7 @@ class LiveEngine:
                     "max_num_seqs": 16,
                     "log_stats": False,
                 },
-                "kv": {"segment_tokens": SEGMENT_BLOCKS * BLOCK},
+                "kv": {"segment_tokens": SEGMENT_BLOCKS * BLOCK, "layerwise": {"enabled": "off"}},
             }
         )
         self.llm, self.thread = start_engine(engine_config(settings), log_stats=False)
@@ -84,6 +85,7 @@ class LiveEngine:
         self._switch = PortSwitch(MemoryPort())
         self.reuse = KVReuse(self.thread, self.llm.vllm_config, settings, self._switch, self.fingerprint, "0")
         self.transfer = self.reuse.transfer
+        self.orders = DeviceOrders(self.reuse.control, self.thread.call)
         self.scheduler: Any = self.thread.core.scheduler
         self._ids = 0
         self._loop = asyncio.new_event_loop()
@@ -128,6 +130,17 @@ class LiveEngine:
         output = self.run(self.answer(tokens, greedy(max_tokens), planned))
         self.settle()
         return list(output.outputs[0].token_ids), usage(output)
+
+    def direct(self, kind: str, deadline_s: float = PATIENCE_S, **order: Any) -> Future[dict[str, Any]]:
+        """Carry out one of the manager's directives; the future has its acknowledgement."""
+        return self.start(self.orders.carry_out({"kind": kind, "deadline_s": deadline_s, **order}))
+
+    def promote(self, tokens: Sequence[int], deadline_s: float = PATIENCE_S) -> Future[dict[str, Any]]:
+        """Bring what the port has of a prompt to the device, without a request."""
+        hashes = self.hashes(tokens)
+        plan = self.port.plan(hashes, used=False)
+        named = {name: plan[name] for name in ("segments", "scores", "now", "epoch")}
+        return self.direct("promote", deadline_s, hashes=hashes, **named)
 
     def settle(self) -> None:
         """Wait until everything submitted so far is saved or dropped and all blocks are given back."""

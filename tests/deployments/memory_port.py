@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from deployments.kv_port import PlanDict, PlannedLoad, SaveGrant
+from deployments.kv_port import LayerArrival, PlanDict, PlannedLoad, SaveGrant
+from deployments.layer_groups import in_layer_groups
+from kvmanager.hotness import HotnessClock
 from kvmanager.segments import SegmentSpan
 
 LEASE_ID = 7
@@ -22,32 +24,60 @@ class MemoryPort:
         self.segments: dict[bytes, tuple[SegmentSpan, bytes]] = {}
         self.spoil: Callable[[bytes], bytes | None] = lambda sealed: sealed
         self.on_device: set[bytes] = set()
+        self.epoch = 1
+        self.clock = HotnessClock(1000)
+        self.hotness: dict[bytes, float] = {}
         self.bad: list[str] = []
         self.released: list[int] = []
+        self.answers: list[tuple[list[bytes], int]] = []
+        self.rates: list[Any] = []
         self.refuse_offers = False
         self.before_fetch: Callable[[], None] = lambda: None
         self.fetches = 0
+        self.last_deadline = 0.0
         self.before_offer: Callable[[], None] = lambda: None
         self.offered: list[bytes] = []
         self.on_store: Callable[[bytes], None] = lambda key: None
 
-    def plan(self, hashes: Sequence[bytes]) -> PlanDict:
+    def plan(self, hashes: Sequence[bytes], used: bool = True) -> PlanDict:
         """Every stored segment of the prompt from its first block on, without a gap."""
+        scores = self._count_use(hashes) if used else list(enumerate(map(self.hotness.__getitem__, hashes), start=1))
         segments, position = [], 0
         while True:
             ends = [h for h in hashes if h in self.segments and self.segments[h][0].start_block == position]
             if not ends:
-                return PlanDict(lease_id=LEASE_ID, segments=segments)
+                now = self.clock.now
+                return PlanDict(lease_id=LEASE_ID, segments=segments, scores=scores, now=now, epoch=self.epoch)
             span = self.segments[ends[-1]][0]
             segments.append((span.key, span.start_block, span.num_blocks, "cpu", "node", 0))
             position = span.end_block
 
+    def _count_use(self, hashes: Sequence[bytes]) -> list[tuple[int, float]]:
+        """As the manager does, with a segment per block."""
+        self.clock.tick()
+        scores: list[tuple[int, float]] = []
+        for number, block_hash in enumerate(hashes, start=1):
+            known = self.hotness.get(block_hash)
+            self.hotness[block_hash] = self.clock.now if known is None else self.clock.used(known)
+            if known is not None:
+                scores.append((number, self.hotness[block_hash]))
+        return scores
+
     def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
         self.fetches += 1
+        self.last_deadline = deadline
         self.before_fetch()
         for load in loads:
             sealed = self.spoil(self.segments[load.key][1]) if load.key in self.segments else None
             yield memoryview(sealed) if sealed is not None else None
+
+    def brings_layers(self, tier: str) -> bool:
+        return True
+
+    def fetch_layers(
+        self, loads: Sequence[PlannedLoad], group_ends: Sequence[int], deadline: float
+    ) -> Iterator[LayerArrival]:
+        return in_layer_groups(self.fetch(loads, deadline), group_ends)
 
     def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
         self.before_offer()
@@ -71,6 +101,12 @@ class MemoryPort:
             self.on_device.clear()
         self.on_device |= set(stored)
         self.on_device -= set(removed)
+
+    def report_rate(self, sample: Any) -> None:
+        self.rates.append(sample)
+
+    def report_answer(self, hashes: list[bytes], prompt_blocks: int) -> None:
+        self.answers.append((hashes, prompt_blocks))
 
     def release(self, lease_id: int) -> None:
         self.released.append(lease_id)

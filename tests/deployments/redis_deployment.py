@@ -34,6 +34,7 @@ class Manager:
         self.handle: Any = None
         self.budget = 0
         self.kept: dict[bytes, SegmentSpan] = {}
+        self.sizes: dict[bytes, int] = {}
         self.indexed = False
         self.told: list[str] = []
 
@@ -47,9 +48,12 @@ class Manager:
         self.handle, self.life, self.endpoint, self.budget = handle, incarnation, endpoint, budget_bytes
         self.kept, self.indexed = {}, False
 
-    async def adopt_redis(self, incarnation: str, spans: Sequence[SegmentSpan], sizes: Sequence[int]) -> list[bytes]:
+    async def adopt_redis(
+        self, incarnation: str, spans: Sequence[SegmentSpan], sizes: Sequence[int], raw_sizes: Sequence[int]
+    ) -> list[bytes]:
         assert incarnation == self.life
-        assert set(sizes) == {16_576}  # header and payload
+        assert set(raw_sizes) == {16_704}  # header, table and layers
+        self.sizes |= {span.key: size for span, size in zip(spans, sizes, strict=True)}
         for span in spans:
             if len(self.kept) < self.room and (span.parent is None or span.parent in self.kept):
                 self.kept[span.key] = span

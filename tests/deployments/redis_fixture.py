@@ -15,7 +15,7 @@ from deployments.redis_connection import connect
 from deployments.redis_endpoint import RedisEndpoint, segment_prefix
 from deployments.redis_server import EmbeddedRedis
 from deployments.redis_store import PART_BYTES
-from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, payload_bytes, seal
+from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, seal
 from kvmanager.segments import SegmentSpan, split_segments
 
 FINGERPRINT = b"F" * 32
@@ -92,29 +92,17 @@ def sealed(
     span: SegmentSpan, fingerprint: bytes = FINGERPRINT, shape: tuple[int, int, int, int, int] = SHAPE
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """A segment as it is stored, with a payload of its own."""
-    size = payload_bytes(shape, "float16")
-    header = SegmentHeader(
-        key=span.key,
-        fingerprint=fingerprint,
-        shape=shape,
-        dtype="float16",
-        codec="raw",
-        payload_bytes=size,
-        parent=span.parent,
-        start_block=span.start_block,
-        num_blocks=span.num_blocks,
-        kind=span.kind,
-    )
+    header = SegmentHeader.raw(span, fingerprint, shape, "float16")
     content = np.random.default_rng(int.from_bytes(span.key))
-    buffer = content.integers(0, 256, HEADER_BYTES + size, np.uint8)
+    buffer = content.integers(0, 256, header.sealed_bytes, np.uint8)
     seal(buffer.data, header)
     return buffer
 
 
 def fields_of(whole: bytes) -> dict[str, bytes]:
     """A segment as it lies in its hash, from the header on; of any bytes, however short."""
-    header, payload = whole[:HEADER_BYTES], whole[HEADER_BYTES:]
-    parts = [payload[start : start + PART_BYTES] for start in range(0, len(payload), PART_BYTES)]
+    header, body = whole[:HEADER_BYTES], whole[HEADER_BYTES:]
+    parts = [body[start : start + PART_BYTES] for start in range(0, len(body), PART_BYTES)]
     return {"h": header, **{str(number): part for number, part in enumerate(parts)}}
 
 

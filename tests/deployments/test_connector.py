@@ -12,7 +12,7 @@ from live_engine import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine, greedy, p
 from memory_port import MemoryPort
 from vllm import SamplingParams
 
-from kvmanager.segment_format import HEADER_BYTES
+from kvmanager.segment_format import body_offset, read_header
 from kvmanager.segments import NodeKind
 
 
@@ -247,5 +247,6 @@ def test_blocks_that_another_request_of_the_same_step_is_about_to_compute_are_no
     assert answers == [alone, alone]
     assert {key for key in engine.port.segments if key in together} == set(engine.port.segments)
     for key, (_, sealed) in engine.port.segments.items():
-        kv, expected = (np.frombuffer(data, np.float32, offset=HEADER_BYTES) for data in (together[key][1], sealed))
+        start = body_offset(read_header(sealed).shape[0])
+        kv, expected = (np.frombuffer(data, np.float32, offset=start) for data in (together[key][1], sealed))
         np.testing.assert_allclose(kv, expected, atol=1e-4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence, until
 from deployments import cpu_tier
 from deployments.cpu_tier import CPUTier
 from deployments.manager_client import ManagerUnavailableError
+from deployments.prefetch_pool import Load, Pull
 from kvmanager.segments import SegmentSpan
 
 pytestmark = pytest.mark.server
@@ -96,15 +97,23 @@ def test_a_killed_tier_comes_back_empty_and_is_planned_from_no_more(cluster: KVC
 
 
 class Manager:
-    """Wants every segment, unless `unavailable`."""
+    """Wants every segment but those it is `refusing`, unless `unavailable`. Grants promotions if `granting` an id."""
 
     def __init__(self) -> None:
         self.unavailable = False
+        self.granting = 0
+        self.refusing: set[bytes] = set()
+        self.told: list[tuple[Any, ...]] = []
 
     async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
         if self.unavailable:
             raise ManagerUnavailableError("gone")
-        return [span.key for span in args[1]] if method == "commit" else (True, None)
+        if method == "promote":
+            return self.granting, args[2] if self.granting else []
+        return [span.key for span in args[1] if span.key not in self.refusing] if method == "commit" else (True, None)
+
+    def tell(self, *message: Any) -> None:
+        self.told.append(message)
 
 
 @pytest.fixture
@@ -170,5 +179,122 @@ def test_what_was_dropped_before_its_commit_is_not_committed(in_process: Any) ->
         await tier.evict([spans[0].key])
         assert await tier._commit(spans[:2]) == 1
         assert await tier._commit(spans[:1]) == 0
+
+    in_process(check)
+
+
+class Pool:
+    """Brings every segment at once; what `held` names only when the test lets it. `avoided` notes whom it kept off."""
+
+    def __init__(self, spans: Sequence[SegmentSpan]) -> None:
+        self.bytes_of = dict(zip([span.key for span in spans], sealed(spans), strict=True))
+        self.failing: set[bytes] = set()
+        self.held: set[bytes] = set()
+        self.gate = asyncio.Event()
+        self.asked: list[list[bytes]] = []
+        self.avoided: list[Any] = []
+        self.late = self.promoted = 0
+        self.worker = object()
+        self.ready, self.settled = 1, True
+
+    def ready_workers(self) -> list[Any]:
+        return []
+
+    def pull(self, segments: Sequence[tuple[bytes, int]], avoid: Any = None) -> list[Pull]:
+        self.asked.append([key for key, _ in segments])
+        self.avoided.append(avoid)
+        number = len(self.asked)
+        return [
+            Pull(
+                key, nbytes, f"ref {number} {key.hex()}", self.worker, Load(1, 0.0),
+                asyncio.get_running_loop().create_task(self._answer(key, number)),
+            )
+            for key, nbytes in segments
+        ]  # type: ignore[arg-type]  # fmt: skip
+
+    async def _answer(self, key: bytes, number: int) -> Any:
+        if key in self.held and number == 1:
+            await self.gate.wait()
+        return "missing" if key in self.failing else self.bytes_of[key]
+
+    async def arrival(self, pull: Pull) -> Any:
+        answer = await pull.answer
+        return None if isinstance(answer, str) else answer
+
+    def count_promoted(self, segments: int) -> None:
+        self.promoted += segments
+
+    def count_late(self, segments: int) -> None:
+        self.late += segments
+
+    def connect(self, endpoint: Any) -> None:
+        pass
+
+    def stats(self) -> dict[str, Any]:
+        return {}
+
+
+def wanted(spans: Sequence[SegmentSpan]) -> list[tuple[bytes, int]]:
+    return [(span.key, SEGMENT_BYTES) for span in spans]
+
+
+async def end_of_promotions(tier: CPUTier) -> None:
+    await asyncio.gather(*tier._tasks)
+
+
+def test_a_promotion_that_is_under_way_is_joined(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        tier._redis = pool = Pool(spans)  # type: ignore[assignment]
+        first = await tier.promote("replica", wanted(spans[:2]))
+        second = await tier.promote("replica", wanted(spans))
+        assert second[:2] == first
+        assert pool.asked == [[spans[0].key, spans[1].key], [spans[2].key]]
+        await end_of_promotions(tier)
+
+    in_process(check)
+
+
+def test_a_promotion_that_has_failed_is_begun_anew(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        tier._redis = pool = Pool(spans)  # type: ignore[assignment]
+        pool.held, pool.failing = {spans[0].key}, {spans[1].key}
+        await tier.promote("replica", wanted(spans[:2]))
+        await asyncio.sleep(0.01)
+        refs = await tier.promote("replica", wanted(spans[:2]))
+        assert pool.asked[1] == [spans[1].key]
+        assert [str(ref)[:5] for ref in refs] == ["ref 1", "ref 2"]
+        pool.gate.set()
+        await end_of_promotions(tier)
+        assert tier._pulls == {}
+
+    in_process(check)
+
+
+def test_what_a_late_worker_has_not_brought_is_asked_of_others(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        tier._redis = pool = Pool(spans)  # type: ignore[assignment]
+        pool.held = {spans[0].key, spans[2].key}
+        await tier.promote("replica", wanted(spans))
+        await asyncio.sleep(0.01)  # the second has come
+        refs = await tier.promote("replica", wanted(spans), late=spans[0].key)
+        assert [str(ref)[:5] for ref in refs] == ["ref 2", "ref 1", "ref 2"]
+        assert (pool.avoided, pool.late) == ([None, pool.worker], 2)
+        pool.gate.set()
+        await end_of_promotions(tier)
+        assert tier._pulls == {}
+
+    in_process(check)
+
+
+def test_room_for_a_promotion_that_the_manager_wants_no_more_is_given_back(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        tier._redis = pool = Pool(spans)  # type: ignore[assignment]
+        manager.granting = 7
+        manager.refusing = {spans[1].key}
+        await tier.promote("replica", wanted(spans[:2]))
+        await end_of_promotions(tier)
+        assert pool.promoted == 1
+        assert manager.told == [("abandon", 7)]
+        assert (await tier.stats())["segments"] == 1
 
     in_process(check)

@@ -16,6 +16,7 @@ from vllm.platforms import current_platform
 from vllm.triton_utils import dispatcher
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from vllm.v1.engine.async_llm import AsyncLLM, EngineCoreClient
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
@@ -43,6 +44,9 @@ SIGNATURES: list[tuple[Callable[..., Any], list[str]]] = [
     (BlockPool.free_blocks, ["ordered_blocks"]),
     (BlockPool.evict_blocks, ["block_ids"]),
     (BlockPool.get_cached_block, ["block_hash", "kv_cache_group_ids"]),
+    (BlockPool.get_new_blocks, ["num_blocks"]),
+    (BlockPool._insert_block_hash, ["block_hash_with_group_id", "block", "num_tokens"]),
+    (make_block_hash_with_group_id, ["block_hash", "group_id"]),
     (KVCacheManager.get_block_ids, ["request_id"]),
     (KVCacheManager.take_events, []),
     (KVConnectorBase_V1.__init__, ["vllm_config", "role", "kv_cache_config"]),
@@ -96,6 +100,7 @@ def test_a_request_has_what_the_connector_reads(name: str) -> None:
 def test_cache_events_carry_block_hashes() -> None:
     for event in (BlockStored, BlockRemoved):
         assert "block_hashes" in event.__struct_fields__, f"vllm {vllm.__version__} changed {event.__name__}"
+    assert "parent_block_hash" in BlockStored.__struct_fields__, f"vllm {vllm.__version__} changed BlockStored"
 
 
 def test_a_built_engine_has_the_parts_that_reuse_reaches_for(engine: LiveEngine) -> None:

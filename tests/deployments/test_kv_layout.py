@@ -10,7 +10,7 @@ import torch
 from live_engine import BLOCK, EngineSlot, LiveEngine, prompt
 from memory_port import MemoryPort
 
-from kvmanager.segment_format import HEADER_BYTES, open_segment
+from kvmanager.segment_format import body_offset, open_segment
 from kvmanager.segments import NodeKind, SegmentSpan
 
 
@@ -29,7 +29,7 @@ def values(engine: LiveEngine, span: SegmentSpan, sealed: bytes, dtype: torch.dt
     shape = engine.reuse.copier.layout.segment_shape(len(engine.reuse.copier.layers), span.num_blocks)
     name = str(dtype).removeprefix("torch.")
     payload = open_segment(sealed, key=span.key, fingerprint=engine.fingerprint, shape=shape, dtype=name)
-    assert len(sealed) == HEADER_BYTES + len(payload)
+    assert len(sealed) == body_offset(shape[0]) + len(payload)
     return torch.from_numpy(np.array(payload)).view(dtype).view(shape).float()
 
 

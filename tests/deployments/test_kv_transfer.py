@@ -43,7 +43,7 @@ def port() -> Iterator[HangingPort]:
 
 @pytest.fixture
 def transfer(port: HangingPort) -> Iterator[KVTransfer]:
-    copier: Any = SimpleNamespace(write=lambda *_: None)
+    copier: Any = SimpleNamespace(write=lambda *_: None, layout=SimpleNamespace(block_size=32))
     transfer = KVTransfer(copier, port, max_held_blocks=8, load_deadline_s=5.0)
     yield transfer
     port.gate.set()
@@ -61,6 +61,15 @@ def finished(transfer: KVTransfer) -> set[str]:
             return ended
         time.sleep(0.005)
     raise AssertionError("no load has ended")
+
+
+def test_a_load_reports_how_long_its_segments_took_by_tier(transfer: KVTransfer, port: HangingPort) -> None:
+    transfer.submit_load(job("one", "node"))
+    assert finished(transfer) == {"one"}
+    ((kind, tier, tokens, nbytes, seconds),) = port.rates
+    assert (kind, tier, tokens) == ("load", "cpu", len(BLOCKS) * 32)
+    assert nbytes >= 0
+    assert seconds >= 0
 
 
 def test_a_load_that_hangs_does_not_hold_up_the_next_one(transfer: KVTransfer, port: HangingPort) -> None:

@@ -32,16 +32,17 @@ class FakeCPUTier:
         self.demoted: list[bytes] = []
         self.evicted: list[bytes] = []
         self.demote_answer: Callable[[list[bytes]], tuple[int, str]] = lambda keys: (len(keys), "")
+        self.redis_bytes = SEGMENT_BYTES
         self.evict, self.demote, self.stats = Remote(self._evict), Remote(self._demote), Remote(self._stats)
 
     async def _evict(self, keys: list[bytes]) -> int:
         self.evicted += keys
         return 0
 
-    async def _demote(self, keys: list[bytes]) -> tuple[int, str]:
+    async def _demote(self, keys: list[bytes]) -> tuple[list[int], str]:
         count, reason = self.demote_answer(keys)
         self.demoted += keys[:count]
-        return count, reason
+        return [self.redis_bytes] * count, reason
 
     async def _stats(self) -> dict[str, Any]:
         return {}
@@ -74,7 +75,8 @@ class World(SimpleNamespace):
 
     async def attach_redis(self, segments: int = 100, spans: list[Any] | None = None) -> list[bytes]:
         await self.manager.register_redis(self.redis, REDIS_LIFE, "endpoint", segments * SEGMENT_BYTES)
-        kept = await self.manager.adopt_redis(REDIS_LIFE, spans or [], [SEGMENT_BYTES] * len(spans or []))
+        sizes = [SEGMENT_BYTES] * len(spans or [])
+        kept = await self.manager.adopt_redis(REDIS_LIFE, spans or [], sizes, sizes)
         await self.manager.redis_indexed(REDIS_LIFE)
         return kept
 
@@ -188,6 +190,26 @@ def test_a_copy_that_fails_leaves_nothing_behind_and_is_tried_later(world: Any) 
         it.cpu.demote_answer = lambda keys: (len(keys), "")
         await it.planned(hashes)  # a use earns it another try
         await soon(lambda: it.in_redis(hashes))
+
+    world(check)
+
+
+def test_redis_is_charged_with_what_a_copy_takes_there_and_the_cpu_tier_with_all_of_it(world: Any) -> None:
+    async def check(it: World) -> None:
+        hashes, spans = sequence(7, 3)
+        it.cpu.redis_bytes = SEGMENT_BYTES // 2
+        await it.attach_redis()
+        await it.save(spans)
+        await soon(lambda: it.in_redis(hashes))
+        held = {place["tier"]: place["bytes"] for place in (await it.manager.stats())["locations"]}
+        assert held == {"cpu": 3 * SEGMENT_BYTES, "redis": 3 * (SEGMENT_BYTES // 2)}
+        await it.manager.clear(["cpu"], 1.0)
+        plan = await it.manager.plan(REPLICA, NODE, hashes)
+        assert plan is not None
+        assert {segment[5:] for segment in plan[1]} == {(SEGMENT_BYTES // 2, SEGMENT_BYTES)}
+        await it.manager.promote(REPLICA, NODE, [span.key for span in spans])
+        held = {place["tier"]: place["bytes"] for place in (await it.manager.stats())["locations"]}
+        assert held["cpu"] == 3 * SEGMENT_BYTES
 
     world(check)
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from redis_fixture import RedisForTests, chain, endpoint, fields_of, fill, redis_name, sealed, until
+import torch
+from redis_fixture import FINGERPRINT, RedisForTests, chain, endpoint, fields_of, fill, redis_name, sealed, until
 
 from deployments.faulty_store import StoreFaults
 from deployments.prefetch_worker import PrefetchWorker, start_worker
-from kvmanager.segment_format import HEADER_BYTES
+from deployments.segment_codecs import Coding
+from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, body_offset, read_header, seal, verify
 from kvmanager.segments import SegmentSpan
 
 pytestmark = pytest.mark.server
@@ -55,7 +58,10 @@ def actor(running: RedisForTests, ray_cluster: Any, node: str) -> Iterator[Any]:
 
 
 def write(worker: PrefetchWorker, spans: list[SegmentSpan]) -> tuple[int, str]:
-    return worker.write([span.key for span in spans], *(sealed(span) for span in spans))
+    """How many were stored, and why not more."""
+    sizes, reason = worker.write([span.key for span in spans], *(sealed(span) for span in spans))
+    assert set(sizes) <= {sealed(spans[0]).nbytes}
+    return len(sizes), reason
 
 
 def test_a_read_answers_what_was_written(worker: PrefetchWorker) -> None:
@@ -96,16 +102,24 @@ def test_a_write_stops_at_its_first_failure(running: RedisForTests, monkeypatch:
     worker = PrefetchWorker(endpoint(running.url))
     put, spans = worker._store.put, chain(4, 3)
 
-    def put_until_redis_dies(key: bytes, buffer: Any) -> None:
+    def put_until_redis_dies(key: bytes, buffer: Any) -> int:
         if key == spans[1].key:
             running.stop()
-        put(key, buffer)
+        return put(key, buffer)
 
     monkeypatch.setattr(worker._store, "put", put_until_redis_dies)
     try:
         assert write(worker, spans) == (1, "unreachable")
     finally:
         running.start()
+    assert [bool(running.client.exists(redis_name(span.key))) for span in spans] == [True, False, False]
+
+
+def test_what_is_no_segment_ends_a_write(running: RedisForTests, worker: PrefetchWorker) -> None:
+    spans = chain(12, 3)
+    buffers = [sealed(span) for span in spans]
+    buffers[1][100] ^= 1
+    assert worker.write([span.key for span in spans], *buffers) == ([buffers[0].nbytes], "damaged")
     assert [bool(running.client.exists(redis_name(span.key))) for span in spans] == [True, False, False]
 
 
@@ -122,8 +136,9 @@ def test_what_queued_up_behind_a_timeout_does_not_wait_again(running: RedisForTe
     worker = PrefetchWorker(endpoint(running.url, deadline_s=0.3))
     spans = chain(6, 3)
     asked: list[bytes] = []
-    get = worker._store._inner.get
-    worker._store._inner.get = lambda key: asked.append(key) or get(key)  # type: ignore[method-assign, func-returns-value]
+    transport: Any = worker._store._store._inner
+    get = transport.get
+    transport.get = lambda key: asked.append(key) or get(key)
     os.kill(running.server.pid or 0, signal.SIGSTOP)
     try:
         assert [worker.read(span.key) for span in spans] == ["unreachable"] * 3
@@ -142,13 +157,83 @@ def test_injected_faults_reach_the_workers_store(running: RedisForTests) -> None
     assert str(damaging.read(span.key)).startswith("mismatch_")
 
 
+def test_a_worker_reads_over_one_connection(worker: PrefetchWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, most, lock = [0], [0], threading.Lock()
+
+    def get(key: bytes) -> None:
+        with lock:
+            reading[0] += 1
+            most[0] = max(most[0], reading[0])
+        time.sleep(0.02)
+        with lock:
+            reading[0] -= 1
+
+    monkeypatch.setattr(worker._store, "fetch", get)
+    threads = [threading.Thread(target=worker.read, args=(b"k" * 32,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+
+
+# With the real codecs.
+
+
+@pytest.mark.parametrize(
+    ("coding", "fidelity", "codec", "least_ratio"),
+    [
+        (Coding("lossless", "cachegen", 2), "exact", "lossless", 1.3),
+        (Coding("lossless", "cachegen", 2), "tolerant", "cachegen", 3.0),
+        (Coding("lossless", "int8"), "tolerant", "int8", 1.6),
+        (Coding("raw", "int8"), "exact", "raw", 1.0),
+    ],
+)
+def test_segments_are_coded_in_redis_and_raw_when_they_come_back(
+    running: RedisForTests, coding: Coding, fidelity: str, codec: str, least_ratio: float
+) -> None:
+    worker = PrefetchWorker(endpoint(running.url, coding=coding))
+    span = chain(13, 1)[0]
+    segment = normal_segment(span, fidelity)
+    (stored,), reason = worker.write([span.key], segment)
+    assert reason == ""
+    header = read_header(running.client.hget(redis_name(span.key), "h"))  # type: ignore[arg-type]
+    assert (header.codec, header.fidelity, header.sealed_bytes) == (codec, fidelity, stored)
+    assert segment.nbytes / stored >= least_ratio
+    other = PrefetchWorker(endpoint(running.url))  # which stores raw, and must find out how to read this
+    found = other.read(span.key)
+    assert isinstance(found, np.ndarray)
+    if fidelity == "exact":
+        assert np.array_equal(found, segment)
+    else:
+        error = (values(found) - values(segment)).abs().mean() / values(segment).abs().mean()
+        assert 0 < error < 0.3
+        assert verify(found.data, key=span.key, fingerprint=FINGERPRINT).codec == "raw"
+    assert worker.codec_report().keys() == ({codec} - {"raw"})
+
+
+def normal_segment(span: SegmentSpan, fidelity: str) -> Any:
+    shape = (2, 2, 4 * 32, 2, 64)
+    header = SegmentHeader.raw(span, FINGERPRINT, shape, "bfloat16", fidelity)
+    buffer = np.zeros(header.sealed_bytes, np.uint8)
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    buffer[body_offset(shape[0]) :] = drawn.view(torch.uint8).numpy().reshape(-1)
+    seal(buffer.data, header)
+    return buffer
+
+
+def values(segment: Any) -> torch.Tensor:
+    return torch.from_numpy(segment[body_offset(2) :].copy()).view(torch.bfloat16).float()
+
+
 # In a real Ray.
 
 
 def test_what_is_read_lies_in_the_object_store(actor: Any, ray_cluster: Any) -> None:
     span = chain(8, 1)[0]
-    ref = ray_cluster.put(sealed(span, shape=LARGE))
-    assert ray_cluster.get(actor.write.remote([span.key], ref), timeout=PATIENCE_S) == (1, "")
+    segment = sealed(span, shape=LARGE)
+    ref = ray_cluster.put(segment)
+    assert ray_cluster.get(actor.write.remote([span.key], ref), timeout=PATIENCE_S) == ([segment.nbytes], "")
     read = actor.read.remote(span.key)
     first, again = (ray_cluster.get(read, timeout=PATIENCE_S) for _ in range(2))
     assert np.array_equal(first, sealed(span, shape=LARGE))
@@ -161,14 +246,15 @@ def test_a_reason_is_an_answer_and_no_error(actor: Any, ray_cluster: Any) -> Non
 
 
 def test_reads_pass_by_a_write_that_waits(actor: Any, running: RedisForTests, ray_cluster: Any) -> None:
-    span = chain(9, 1)[0]
+    span, other = chain(9, 2)
     fill(running.client, [span])
 
     class Slow:
         """An argument that the worker's write thread cannot finish with before the test lets it."""
 
-        def __init__(self, folder: str) -> None:
+        def __init__(self, folder: str, content: bytes) -> None:
             self.folder = folder
+            self.content = content
 
         @property
         def data(self) -> memoryview:
@@ -178,16 +264,16 @@ def test_reads_pass_by_a_write_that_waits(actor: Any, running: RedisForTests, ra
             Path(self.folder, "begun").touch()
             while not Path(self.folder, "go").exists():
                 sleep(0.01)
-            return memoryview(b"x" * 1000)
+            return memoryview(self.content)
 
     folder = running.server._folder.path
-    writing = actor.write.remote([b"k" * 32], Slow(str(folder)))
+    writing = actor.write.remote([other.key], Slow(str(folder), sealed(other).tobytes()))
     until((folder / "begun").exists, "the write has begun")
     try:
         assert np.array_equal(ray_cluster.get(actor.read.remote(span.key), timeout=PATIENCE_S), sealed(span))
     finally:
         (folder / "go").touch()
-    assert ray_cluster.get(writing, timeout=PATIENCE_S) == (1, "")
+    assert ray_cluster.get(writing, timeout=PATIENCE_S) == ([sealed(other).nbytes], "")
 
 
 def test_a_killed_worker_fails_what_it_was_asked_at_once(actor: Any, running: RedisForTests, ray_cluster: Any) -> None:

@@ -231,8 +231,11 @@ def test_what_does_not_belong_to_the_model_can_be_deleted(running: RedisForTests
     fill(running.client, spans)
     fill(running.client, spans, fingerprint=OTHER_FINGERPRINT)
     running.client.set("anything", "else")
+    profile = endpoint("").profile_prefix + b"00" * 16
+    running.client.hset(profile, "p", "a codec profile")
     own = RedisStore(running.url, endpoint("").prefix, 5.0, 0)
-    assert own.delete_foreign() == 4
+    assert own.delete_foreign(but=endpoint("").profile_prefix) == 4
+    assert running.client.exists(profile)
     assert listed(store)[0] == {span.key for span in spans}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,14 @@ from vllm import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments import replica as replica_module
-from deployments.kv_port import PLAN, PlanDict
+from deployments.kv_port import FIDELITY, PLAN, PlanDict
+from deployments.prompt_plans import PromptPlans
 from deployments.replica import Replica
 from deployments.wire import GenerateRequest
 
 FORGED = {PLAN: {"lease_id": 1, "segments": [(b"k" * 32, 0, 1, "cpu", "node", 1000)]}}
 PLANNED = [(b"p" * 32, 0, 4, "cpu", "node", 1000)]
+PLAN_OF_FIVE = PlanDict(lease_id=5, segments=PLANNED, scores=[(4, 2.5)], now=1.5, epoch=1)
 
 
 class FakeEngine:
@@ -32,7 +35,7 @@ class FakeEngine:
     async def generate(self, prompt: Any, params: SamplingParams, request_id: str, **_: Any) -> AsyncIterator[Any]:
         self.params.append(params)
         for _ in range(self._outputs):
-            yield SimpleNamespace(prompt_token_ids=[1, 2, 3])
+            yield SimpleNamespace(prompt_token_ids=[1, 2, 3], finished=False)
         if not self._outputs:
             raise EngineDeadError
 
@@ -45,9 +48,11 @@ class FakePort:
 
     def __init__(self, answer: PlanDict | None) -> None:
         self.released: list[int] = []
+        self.asked: list[tuple[Any, ...]] = []
         self._answer = answer
 
-    async def plan(self, hashes: list[bytes]) -> PlanDict | None:
+    async def plan(self, *asked: Any) -> PlanDict | None:
+        self.asked.append(asked)
         return self._answer
 
     def release(self, lease_id: int) -> None:
@@ -60,6 +65,8 @@ class FakePort:
 def replica(engine: FakeEngine, port: FakePort | None) -> Any:
     made: Any = object.__new__(Replica)
     made._llm, made._port, made._reuse, made._orders = engine, port, None, None
+    made._device = None
+    made._plans = PromptPlans(made._port, 32)
     made._name, made._node_id, made.rank = "replica", "node", 0
     made._thread = SimpleNamespace(error=RuntimeError("out of memory"))
     made._ending = True  # the process of the tests shall not end
@@ -98,17 +105,28 @@ def test_without_kv_reuse_a_clients_kv_transfer_params_are_dropped_too() -> None
 
 
 def test_the_managers_plan_replaces_what_the_client_sent() -> None:
-    engine, port = FakeEngine(), FakePort(PlanDict(lease_id=5, segments=PLANNED))
+    engine, port = FakeEngine(), FakePort(PLAN_OF_FIVE)
 
     ask(replica(engine, port), request({"kv_transfer_params": FORGED}))
 
-    plan = {"lease_id": 5, "segments": PLANNED}
-    assert engine.params[0].extra_args == {"kv_transfer_params": {PLAN: plan}}
+    assert engine.params[0].extra_args == {"kv_transfer_params": {PLAN: PLAN_OF_FIVE}}
     assert port.released == [], "the connector releases the lease of a request that the engine has"
 
 
+def test_a_tolerant_prompts_fidelity_reaches_the_connector_and_its_exact_twin_the_manager() -> None:
+    engine, port = FakeEngine(), FakePort(None)
+    tolerant = replace(request(None), fidelity="tolerant", exact_block_hashes=[b"e" * 32] * 6)
+    ask(replica(engine, port), tolerant)
+    ask(replica(engine, port), request({"kv_transfer_params": {FIDELITY: "tolerant"}}))
+    assert [params.extra_args for params in engine.params] == [{"kv_transfer_params": {FIDELITY: "tolerant"}}, None]
+    assert [asked[:2] for asked in port.asked] == [
+        (tolerant.block_hashes, tolerant.exact_block_hashes),
+        (tolerant.block_hashes, []),
+    ]
+
+
 def test_a_request_that_the_engine_never_took_releases_its_lease() -> None:
-    port = FakePort(PlanDict(lease_id=5, segments=PLANNED))
+    port = FakePort(PLAN_OF_FIVE)
     with pytest.raises(EngineDeadError):
         ask(replica(FakeEngine(outputs=0), port), request(None))
     assert port.released == [5]

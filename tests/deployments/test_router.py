@@ -22,6 +22,9 @@ from deployments.replica import PinnedCall
 from deployments.router import PrefixAffinityRouter, RouterOptions
 from deployments.wire import GenerateRequest, Progress
 from kvmanager.deltas import Deltas, Event
+from kvmanager.load_rates import ALL_REPLICAS
+from kvmanager.locations import Tier
+from kvmanager.spreading import Move
 
 BLOCK = 32
 DEPLOYMENT = DeploymentID(name="replica", app_name="chat")
@@ -138,15 +141,45 @@ def test_a_busy_replica_with_the_prefix_loses_to_an_idle_one_with_the_cpu_tier(r
     routed(check)
 
 
-def test_a_burst_of_equal_prompts_does_not_herd(routed: Any) -> None:
+def test_a_tolerant_prompt_counts_what_is_stored_of_its_exact_twin(routed: Any) -> None:
     async def check(routing: Routing) -> None:
-        sent = []
-        for number in range(30):
-            request = ask(block_names(0, 10), 330)
-            replica = (await routing.order(request))[0]
-            await routing.send(request, replica, str(number))
-            sent.append(replica)
-        assert [sent.count(name) for name in "abc"] == [10, 10, 10]
+        own, exact = block_names(0, 16), block_names(100, 16)
+        routing.hear(("dev+", "b", own[:8]), ("dev+", "c", exact))
+        tolerant = ask(own, 520, exact_block_hashes=exact)
+        assert (await routing.order(tolerant))[0] == "b", "no device knows a block by its twin's name"
+        routing.hear(*(("seg+", "cpu", "node", key, n * 8, 8) for n, key in enumerate(exact[7::8])))
+        await routing.send(ask(block_names(200, 30), 960), "b", "some work")
+        assert (await routing.order(tolerant))[0] != "b", "what b holds is worth little more than what all can load"
+        assert (await routing.order(ask(own, 520)))[0] == "b"
+
+    routed(check)
+
+
+async def burst(routing: Routing, prompts: list[GenerateRequest]) -> list[int]:
+    """Send prompts at one instant; how many of them each replica gets."""
+    sent = []
+    for number, request in enumerate(prompts):
+        replica = (await routing.order(request))[0]
+        await routing.send(request, replica, str(number))
+        sent.append(replica)
+    return [sent.count(name) for name in "abc"]
+
+
+def test_a_burst_of_unrelated_prompts_does_not_herd(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        prompts = [ask(block_names(100 * number, 10), 330) for number in range(30)]
+        assert await burst(routing, prompts) == [10, 10, 10]
+
+    routed(check)
+
+
+def test_a_burst_of_equal_prompts_is_computed_at_few_replicas_and_served_by_all(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        first = await burst(routing, [ask(block_names(0, 10), 330) for _ in range(4)])
+        assert 0 in first, "the second prompt follows the first, which will have left its KV"
+        total = await burst(routing, [ask(block_names(0, 10), 330) for _ in range(60)])
+        assert min(total) > 0
+        assert max(total) < 40
 
     routed(check)
 
@@ -174,8 +207,54 @@ def test_a_completed_request_counts_no_more(routed: Any) -> None:
         routing.complete("b", "b")
         routing.complete("a", "a")
         routing.complete("c", "c")
-        assert routing.router._state._load in ({}, dict.fromkeys("abc", (0, 0)))
+        assert [routing.router._state.wait(name, None, 0) for name in "abc"] == [0, 0, 0]
         assert routing.router._in_prefill == {}
+
+    routed(check)
+
+
+def test_a_prompt_follows_one_of_the_same_beginning_that_is_on_its_way(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        blocks = block_names(0, 20)
+        await routing.send(ask(blocks, 650), "b", "first")
+        assert (await routing.order(ask([*blocks[:16], *block_names(50, 4)], 650)))[0] == "b"
+        routing.complete("b", "first")
+        assert (await routing.order(ask([*blocks[:16], *block_names(50, 4)], 650)))[0] != "b"
+
+    routed(check)
+
+
+def test_measured_credits_replace_those_of_the_settings(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        blocks = block_names(0, 16)
+        routing.hear(
+            ("dev+", "b", blocks), *(("seg+", "cpu", "node", key, n * 8, 8) for n, key in enumerate(blocks[7::8]))
+        )
+        await routing.send(ask(block_names(100, 15), 500), "b", "busy")
+        feed = routing.router._follow_placement()
+        feed.credits = {ALL_REPLICAS: {Tier.CPU: 0.99}}
+        assert (await routing.order(ask(blocks, 520)))[0] == "a", "loading costs next to nothing"
+        feed.credits = {ALL_REPLICAS: {Tier.CPU: 0.1}}
+        assert (await routing.order(ask(blocks, 520)))[0] == "b"
+        feed.credits = {ALL_REPLICAS: {Tier.CPU: 0.1}, "c": {Tier.CPU: 0.99}}
+        assert (await routing.order(ask(blocks, 520)))[0] == "c"
+
+    routed(check)
+
+
+def test_a_prefix_too_hot_for_its_replica_is_ordered_to_another(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        hot = block_names(0, 32)
+        routing.hear(("dev+", "b", hot))
+        routing.router._replicas = {replica.replica_id: replica for replica in REPLICAS}
+        ordered: list[Move] = []
+        routing.router._follow_placement().order = ordered.append
+        for number in range(40):
+            request = ask([*hot, *block_names(1000 + number, 8)], 40 * BLOCK)
+            await routing.send(request, (await routing.order(request))[0], str(number))
+        assert ordered
+        assert ordered[0].source == "b"
+        assert list(ordered[0].hashes) == hot
 
     routed(check)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +15,15 @@ import pytest
 import ray
 from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence, until
 
-from configs.sections import KVSettings
+from configs.kv_section import KVSettings
+from deployments import tier_reader
 from deployments.kv_port import PlannedLoad
 from deployments.manager_client import ManagerClient
 from deployments.ray_port import RayPort
 from deployments.redis_connection import connect
 from deployments.redis_server import EmbeddedRedis
 from deployments.redis_tier import RedisTier, RedisTierConfig
+from deployments.segment_codecs import Coding
 from kvmanager.keys import BlockHash
 
 pytestmark = pytest.mark.server
@@ -45,6 +48,7 @@ class ThreeTiers(KVCluster):
             budget_bytes=100 * SEGMENT_BYTES,
             expire_s=0,
             deadline_s=REDIS_DEADLINE_S,
+            coding=Coding("lossless", "cachegen", 2),
         )
         self.redis_tier = ray.remote(RedisTier).options(num_cpus=0).remote(config)
         self.wait_for_redis()
@@ -72,15 +76,15 @@ class ThreeTiers(KVCluster):
         until(lambda: self.ask("lookup", hashes)["redis"] == len(hashes), "all of it is in Redis")
         return hashes
 
-    def only_in_redis(self, seed: int) -> list[BlockHash]:
-        hashes = self.store(seed)
+    def only_in_redis(self, seed: int, segments: int = 4) -> list[BlockHash]:
+        hashes = self.store(seed, segments)
         self.ask("clear", ["cpu"], 5.0)
         return hashes
 
     def load(self, hashes: list[BlockHash]) -> list[bytes | None]:
         """Plan and fetch as a replica does."""
         self.register_replica()
-        lease_id, segments = self.ask("plan", "replica", self.node, hashes)
+        lease_id, segments, *_ = self.ask("plan", "replica", self.node, hashes)
         loads = [PlannedLoad(*segment) for segment in segments]
         found = [view and bytes(view) for view in self.port.fetch(loads, time.monotonic() + DEADLINE_S)]
         self.port.release(lease_id)
@@ -133,6 +137,20 @@ def test_what_left_the_cpu_tier_comes_from_redis_byte_for_byte_and_stays(tiers: 
     own = tiers.ask_tier("stats")
     (books,) = [location for location in tiers.ask("stats")["locations"] if location["tier"] == "cpu"]
     assert (own["segments"], own["used_bytes"]) == (books["segments"], books["bytes"])
+
+
+def test_segments_are_smaller_in_redis_and_the_books_say_so(tiers: ThreeTiers) -> None:
+    hashes = tiers.only_in_redis(20)
+    tiers.register_replica()
+    lease_id, segments, *_ = tiers.ask("plan", "replica", tiers.node, hashes)
+    tiers.ask("release", [lease_id])
+    for key, *_, nbytes, raw_nbytes in segments:
+        (name,) = tiers.redis.keys(f"*{key.hex()}")
+        assert nbytes == sum(tiers.redis.hstrlen(name, field) for field in tiers.redis.hkeys(name)) < raw_nbytes
+        assert raw_nbytes == SEGMENT_BYTES
+    codecs = tiers.ask_tier("stats")["codecs"]
+    assert codecs.keys() == {"lossless"}
+    assert codecs["lossless"]["coded_bytes"] < codecs["lossless"]["raw_bytes"]
 
 
 def test_two_loads_of_one_prompt_fetch_it_once(tiers: ThreeTiers) -> None:
@@ -200,6 +218,89 @@ def test_killed_workers_cost_the_load_and_are_started_again(tiers: ThreeTiers) -
 
     tiers.wait_for_redis()
     until(lambda: tiers.load(hashes) == expected(6), "new workers fetch it")
+
+
+@pytest.fixture
+def two_at_work(tiers: ThreeTiers) -> Iterator[None]:
+    """Loads use both workers, however small they are."""
+    tiers.ask_tier("fix_prefetch_workers", 2)
+    yield
+    tiers.ask_tier("fix_prefetch_workers", None)
+
+
+@pytest.mark.usefixtures("two_at_work")
+def test_what_a_dead_worker_was_asked_for_comes_from_the_other_one(
+    tiers: ThreeTiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = tiers.only_in_redis(11, segments=6)
+    monkeypatch.setattr(tier_reader, "LATE_S", DEADLINE_S)  # its death is what counts
+    dead = tiers.worker_pids()[0]
+    os.kill(dead, signal.SIGSTOP)  # so that the segments are on their way when it dies
+    loaded: list[Any] = []
+    loading = threading.Thread(target=lambda: loaded.extend(tiers.load(hashes)))
+    loading.start()
+    until(lambda: tiers.ask_tier("stats")["pulls_in_flight"], "the load is under way")
+    os.kill(dead, signal.SIGKILL)
+    loading.join()
+
+    assert loaded == expected(11, 6)
+    assert tiers.port.counters == {"redis_asked_again": 1}
+
+
+@pytest.mark.usefixtures("two_at_work")
+def test_what_a_late_worker_was_asked_for_comes_from_the_other_one(tiers: ThreeTiers) -> None:
+    hashes = tiers.only_in_redis(12, segments=6)
+    late_before = tiers.ask_tier("stats")["late_pulls"]
+    late = tiers.worker_pids()[0]
+    os.kill(late, signal.SIGSTOP)
+    try:
+        assert tiers.load(hashes) == expected(12, 6)
+    finally:
+        os.kill(late, signal.SIGCONT)
+
+    assert tiers.port.counters == {"redis_asked_again": 1}
+    assert tiers.ask_tier("stats")["late_pulls"] - late_before == 3, "all that it had"
+
+
+@pytest.mark.usefixtures("two_at_work")
+def test_a_load_beyond_the_deadline_of_all_workers_ends_there(
+    tiers: ThreeTiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = tiers.only_in_redis(13)
+    monkeypatch.setitem(tiers.port._reader._patience_s, "redis", 0.3)  # type: ignore[arg-type]
+    pids = tiers.worker_pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        assert tiers.load(hashes) == [None]
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    assert tiers.port.counters == {"redis_late": 1}, "nobody else could have done better"
+
+
+def test_a_long_prefix_is_asked_for_bit_by_bit(tiers: ThreeTiers, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loads() -> int:
+        return sum(tiers.ask_tier("stats")["loads_by_workers"].values())
+
+    hashes = tiers.only_in_redis(14, segments=8)
+    monkeypatch.setattr(tier_reader, "WINDOW_BYTES", 2 * SEGMENT_BYTES)
+    before = loads()
+    assert tiers.load(hashes) == expected(14, 8)
+    assert loads() - before == 4
+    assert not tiers.port.counters
+
+
+def test_a_read_that_ends_early_has_not_asked_for_what_lies_far_ahead(
+    tiers: ThreeTiers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = tiers.only_in_redis(15, segments=8)
+    assert tiers.redis.delete(*tiers.redis.keys(f"*{sequence(15, 8)[1][1].key.hex()}")) == 1
+    monkeypatch.setattr(tier_reader, "WINDOW_BYTES", 2 * SEGMENT_BYTES)
+    before = sum(tiers.ask_tier("stats")["loads_by_workers"].values())
+    assert tiers.load(hashes) == [expected(15, 8)[0], None]
+    assert sum(tiers.ask_tier("stats")["loads_by_workers"].values()) - before == 2
+    until(lambda: tiers.ask("lookup", hashes)["redis"] == 4, "what hangs on the lost one is not planned")
 
 
 def test_a_shrunk_budget_keeps_heads_of_chains_and_the_books_agree(tiers: ThreeTiers) -> None:

@@ -36,17 +36,17 @@ def ask(server: RunningServer, pin: int | None, salt: str, stream: bool = False)
     return dict(kv)
 
 
-def saved_blocks(server: RunningServer) -> float:
-    return server.metric("crosskv_tier_segments", tier="cpu")
+def segments(server: RunningServer, tier: str) -> float:
+    return server.metric("crosskv_tier_segments", tier=tier)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_one_replica_computed_the_other_loads(server: RunningServer, stream: bool) -> None:
     salt = f"cross-{stream}"
-    before = saved_blocks(server)
+    before = segments(server, "cpu")
 
     cold = ask(server, 0, salt, stream)
-    server.wait_until(lambda: saved_blocks(server) > before, "the prompt is in the CPU tier")
+    server.wait_until(lambda: segments(server, "cpu") > before, "the prompt is in the CPU tier")
     server.wait_until_idle()
     warm = ask(server, 0, salt, stream)
     crossed = ask(server, 1, salt, stream)
@@ -57,8 +57,10 @@ def test_what_one_replica_computed_the_other_loads(server: RunningServer, stream
 
 
 def test_each_cleared_tier_leaves_the_slower_ones_and_clearing_all_leaves_nothing(server: RunningServer) -> None:
+    server.clear("device", "cpu", "redis")
     ask(server, 0, "clear")
     server.wait_until_idle()
+    server.wait_until(lambda: segments(server, "redis") == segments(server, "cpu") > 1, "the prompt is in Redis")
 
     server.clear("device")
     loaded = ask(server, 0, "clear")

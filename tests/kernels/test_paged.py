@@ -87,6 +87,25 @@ def test_gather_returns_what_scatter_wrote_elsewhere(cache, random):
     assert torch.equal(bits(out), bits(segment))
 
 
+@settings(deadline=None, max_examples=60)
+@given(paged_caches(), st.data())
+def test_a_group_of_layers_alone_is_moved_with_a_slice_of_layers_and_of_the_segment(cache, data):
+    layout, layers, block_ids = cache
+    first = data.draw(st.integers(0, len(layers) - 1))
+    group = slice(first, data.draw(st.integers(first + 1, len(layers))))
+    segment = segment_for(layout, layers, block_ids)
+    expected = segment.clone()
+    gather_reference(layers[group], block_ids, layout, expected[group])
+    gather(layers[group], block_ids, layout, segment[group])
+    assert torch.equal(bits(segment), bits(expected))  # the other layers of the segment are as they were
+
+    targets = [torch.zeros_like(layer) for layer in layers]
+    wanted = [torch.zeros_like(layer) for layer in layers]
+    scatter_reference(wanted[group], block_ids, layout, segment[group])
+    scatter(targets[group], block_ids, layout, segment[group])
+    assert all(torch.equal(bits(a), bits(b)) for a, b in zip(targets, wanted, strict=True))
+
+
 @pytest.mark.parametrize("offset", [0, 64, 2, 34], ids=["line", "next-line", "element", "odd"])
 @pytest.mark.parametrize("kind", list(LayoutKind))
 def test_segment_may_lie_anywhere_in_a_byte_buffer(kind, offset):

@@ -1,11 +1,14 @@
 """A manager that is obviously right: everything is recomputed by scanning all there is.
 
-It follows the real one's choices where a policy is free to choose (which of several equally cold victims) and asserts
-that each choice was allowed. Blocks hold one token and hotness halves every `HALF_LIFE` requests.
+It follows the real one's choices where a policy is free to choose (which of several equally cold victims, or which leaf
+at all if the policy is not `coldest_first`) and asserts that each choice was allowed. Blocks hold one token and hotness
+halves every `HALF_LIFE` requests.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
-from math import exp2, log2
+from functools import cache
+from math import log2
 
 from kvmanager.keys import block_hashes
 from kvmanager.locations import REDIS, Tier
@@ -14,8 +17,13 @@ HALF_LIFE = 4.0
 EPSILON = 1e-9
 
 
-def hashes_of(tokens):
-    return block_hashes(tokens, 1, "tests")
+def hashes_of(tokens, tenant=""):
+    return _hashes(tuple(tokens), tenant)
+
+
+@cache
+def _hashes(tokens, tenant):
+    return block_hashes(tokens, 1, f"tests {tenant}")
 
 
 @dataclass(eq=False)
@@ -33,10 +41,16 @@ class NaiveManager:
     lease_s: float
     save_s: float
     cpu_high_water: float
+    pin_budget: int = 0
+    coldest_first: bool = True
     now: float = 0.0
     requests: int = 0
     known: dict = field(default_factory=dict)  # key -> span
-    uses: dict = field(default_factory=dict)  # key -> request numbers
+    uses: dict = field(default_factory=dict)  # key -> (decayed uses, request number of the last one)
+    sizes: dict = field(default_factory=dict)  # key -> raw bytes when last offered before it was pinned
+    pins: dict = field(default_factory=dict)  # key -> end
+    quotas: dict = field(default_factory=dict)  # tier -> {tenant: bytes}
+    evicted: deque = field(default_factory=deque)  # (location, key) that the real one has evicted to make room
     copies: dict = field(default_factory=dict)  # location -> {key: NaiveCopy}
     leases: dict = field(default_factory=dict)  # id -> (deadline, replica, [NaiveCopy])
     saves: dict = field(default_factory=dict)  # id -> (deadline, replica)
@@ -71,13 +85,106 @@ class NaiveManager:
         held = [copies for _, _, copies in (*self.leases.values(), *(flight[:3] for flight in self.demotions.values()))]
         return any(copy in copies for copies in held)
 
-    def leaves(self, location):
-        held = self.copies[location]
+    def leaves(self, location, share=None):
+        """What may be evicted, of one partition or of all."""
+        held, pinned = self.copies[location], self.pinned()
         parents = {self.known[key].parent for key, copy in held.items() if copy.state != "doomed"}
-        return {key for key in self.resident(location) if key not in parents and not self.leased(held[key])}
+        return {
+            key
+            for key in self.resident(location)
+            if key not in parents
+            and key not in pinned
+            and share in (None, self.share(location, key))
+            and not self.leased(held[key])
+        }
+
+    def decayed(self, key):
+        uses, request = self.uses[key]
+        return uses * 2 ** ((request - self.requests) / HALF_LIFE)
 
     def score(self, key):
-        return log2(sum(exp2(request / HALF_LIFE) for request in self.uses[key]))
+        uses, request = self.uses[key]
+        return log2(uses) + request / HALF_LIFE
+
+    # Quotas and pins
+
+    def share(self, location, key):
+        """Name of the partition where a segment counts."""
+        tenant = self.known[key].tenant
+        return tenant if tenant in self.quotas.get(location.tier, {}) else ""
+
+    def budget_of(self, location, share):
+        quotas, budget = self.quotas.get(location.tier, {}), self.budgets[location]
+        wanted = sum(quotas.values())
+        if wanted > budget:
+            return quotas[share] * budget // wanted if share else 0
+        return quotas[share] if share else budget - wanted
+
+    def used_of(self, location, share):
+        held = self.copies[location]
+        return sum(copy.nbytes for key, copy in held.items() if self.share(location, key) == share)
+
+    def room(self, location, key):
+        """Bytes that are free for a segment, less than none where a quota was cut down."""
+        share = self.share(location, key)
+        return min(
+            self.budget_of(location, share) - self.used_of(location, share),
+            self.budgets[location] - self.used_bytes(location),
+        )
+
+    def pinned(self):
+        return {above for key in self.pins for above in self.ancestors(key)}
+
+    def pinned_bytes(self):
+        return sum(self.sizes[key] for key in self.pinned())
+
+    def trim(self):
+        """Follow the evictions from partitions that hold more than they may: as long as there are such leaves."""
+        shares = [(location, share) for location in self.copies for share in ("", *self.quotas.get(location.tier, {}))]
+        while any(
+            self.used_of(place, share) > self.budget_of(place, share) and self.leaves(place, share)
+            for place, share in shares
+        ):
+            location, key = self.evicted.popleft()
+            share = self.share(location, key)
+            assert self.used_of(location, share) > self.budget_of(location, share)
+            self.check_victim(key, self.leaves(location, share))
+            del self.copies[location][key]
+            self.due.add((location, key))
+
+    def check_victim(self, key, leaves):
+        assert key in leaves
+        assert not self.coldest_first or self.score(key) <= min(map(self.score, leaves)) + EPSILON
+
+    def set_quotas(self, tier, quotas):
+        """Return whether they are accepted."""
+        budgets = [budget for location, budget in self.budgets.items() if location.tier is tier and budget]
+        if any(sum(quotas.values()) > budget for budget in budgets):
+            return False
+        self.quotas[tier] = quotas
+        return True
+
+    def pin(self, now, keys, ttl_s):
+        """Return what comes of it: "unknown", "budget" or the bytes of the chains."""
+        self.end_pins(now)
+        if not all(key in self.known for key in keys):
+            return "unknown"
+        chains = {above for key in keys for above in self.ancestors(key)}
+        if sum(self.sizes[key] for key in chains | self.pinned()) > self.pin_budget:
+            return "budget"
+        for key in keys:
+            self.pins[key] = max(self.pins.get(key, 0.0), self.now + ttl_s)
+        return sum(self.sizes[key] for key in chains)
+
+    def unpin(self, now, keys):
+        self.end_pins(now)
+        if not all(key in self.known for key in keys):
+            return "unknown"
+        return [key for key in dict.fromkeys(keys) if self.pins.pop(key, None) is not None]
+
+    def end_pins(self, now):
+        self.now = max(self.now, now)
+        self.pins = {key: end for key, end in self.pins.items() if end > self.now}
 
     # Loading
 
@@ -88,12 +195,18 @@ class NaiveManager:
     def stored_anywhere(self):
         return set().union(*(self.resident(location) for location in self.copies))
 
-    def plan(self, now, replica, node, hashes, device_blocks, plan):
+    def plan(self, now, replica, node, hashes, device_blocks, plan, counts=True):
+        """``counts``: a request asks, not a directive."""
         self.now = max(self.now, now)
-        self.requests += 1
+        self.requests += counts
         stored = self.deepest(hashes, self.stored_anywhere())
-        for key in {*self.ancestors(self.deepest(hashes, self.known)), *self.ancestors(stored)}:
-            self.uses[key].append(self.requests)
+        used = {*self.ancestors(self.deepest(hashes, self.known)), *self.ancestors(stored)}
+        for key in used if counts else ():
+            self.uses[key] = (self.decayed(key) + 1, self.requests)
+        told = sorted((self.known[key].end_block, self.score(key)) for key in used)
+        assert [end for end, _ in plan.scores] == [end for end, _ in told]
+        assert all(abs(a - b) < EPSILON for (_, a), (_, b) in zip(plan.scores, told, strict=True))
+        assert abs(plan.now_score - self.requests / HALF_LIFE) < EPSILON
         expected = [key for key in reversed(self.ancestors(stored)) if self.known[key].end_block > device_blocks]
         assert [segment.key for segment in plan.segments] == expected
         assert (plan.lease_id == 0) == (not expected)
@@ -102,9 +215,9 @@ class NaiveManager:
             span = self.known[segment.key]
             assert (segment.start_block, segment.num_blocks) == (span.start_block, span.num_blocks)
             places = [location for location in self.copies if segment.key in self.resident(location)]
-            nearest = min(places, key=lambda place: (place.tier is not Tier.CPU, place.holder != node))
-            assert segment.location == nearest
-            copies.append(self.copies[nearest][segment.key])
+            distance = {place: (place.tier is not Tier.CPU, place.holder != node) for place in places}
+            assert distance[segment.location] == min(distance.values())
+            copies.append(self.copies[segment.location][segment.key])
             assert segment.nbytes == copies[-1].nbytes
         if expected:
             self.leases[plan.lease_id] = (self.now + self.lease_s, replica, copies)
@@ -122,28 +235,32 @@ class NaiveManager:
 
     # Saving
 
-    def know(self, span):
+    def know(self, span, size):
         if span.parent is not None and span.parent not in self.known and span.key not in self.known:
             return False
         if span.key not in self.known:
             self.known[span.key] = span
-            self.uses[span.key] = [self.requests]
-        old = self.known[span.key]
+            self.uses[span.key] = (1, self.requests)
+        old, pinned = self.known[span.key], span.key in self.pinned()
         stored = any(span.key in held for held in self.copies.values())
-        if old.start_block != span.start_block and not stored:
+        if old.start_block != span.start_block:
+            if stored or pinned:
+                return True
             if span.parent is not None and span.parent not in self.known:
                 return False
             self.known[span.key] = span
+        if size is not None and not pinned:
+            self.sizes[span.key] = size
         return True
 
     def upheld(self, location, span):
         held = self.copies[location]
         return span.parent is None or (span.parent in held and held[span.parent].state != "doomed")
 
-    def may_store(self, location, span):
-        """Whether the segment is new here and its chain is there, room aside."""
+    def may_store(self, location, span, size=None):
+        """Whether the segment is new here and its chain is there, room aside; ``size``: it is offered."""
         return (
-            self.know(span)
+            self.know(span, size)
             and span.key not in self.copies[location]
             and self.known[span.key].start_block == span.start_block
             and self.upheld(location, self.known[span.key])
@@ -151,15 +268,16 @@ class NaiveManager:
 
     def offer(self, now, replica, location, spans, nbytes, offer):
         sized = sorted(zip(spans, nbytes, strict=True), key=lambda sized: sized[0].start_block)
-        self.grant(now, replica, location, sized, offer)
+        self.grant(now, replica, location, sized, offer, offered=True)
 
     def promote(self, now, replica, location, keys, offer):
+        self.expired(now)
         at_redis = self.resident(REDIS)
         spans = [self.known[key] for key in dict.fromkeys(keys) if key in at_redis]
         spans = sorted((span for span in spans if span.key not in self.copies[location]), key=lambda s: s.start_block)
-        self.grant(now, replica, location, [(span, self.copies[REDIS][span.key].nbytes) for span in spans], offer)
+        self.grant(now, replica, location, [(span, self.sizes[span.key]) for span in spans], offer)
 
-    def grant(self, now, replica, location, sized, offer):
+    def grant(self, now, replica, location, sized, offer, offered=False):
         due, self.due = self.expired(now), set()
         named = [(order.source, key) for order in offer.evict for key in order.keys]
         assert set(named[: len(due)]) == due
@@ -167,13 +285,13 @@ class NaiveManager:
         assert len(victims) == len(named) - len(due)
         stored = []
         for span, size in sized:
-            if not self.may_store(location, span):
+            if not self.may_store(location, span, size if offered else None):
                 assert span.key not in stored
                 continue
             if span.key not in offer.keys:
                 assert self.room_at_most(location, span) < size
                 continue
-            while self.budgets[location] - self.used_bytes(location) < size:
+            while self.room(location, span.key) < size:
                 self.evict_for(location, span, victims.pop(0))
             self.copies[location][span.key] = NaiveCopy(span.key, size, save_id=offer.save_id)
             stored.append(span.key)
@@ -184,24 +302,27 @@ class NaiveManager:
             self.saves[offer.save_id] = (self.now + self.save_s, replica)
 
     def evict_for(self, location, span, victim):
-        leaves = self.leaves(location) - {span.parent}
-        assert victim in leaves
-        assert self.score(victim) < self.score(span.key) + EPSILON
-        assert self.score(victim) <= min(map(self.score, leaves)) + EPSILON
+        assert self.evicted.popleft() == (location, victim)
+        self.check_victim(victim, self.leaves(location, self.share(location, span.key)) - {span.parent})
+        assert not self.coldest_first or self.score(victim) < self.score(span.key) + EPSILON
         del self.copies[location][victim]
 
     def room_at_most(self, location, span):
         """Return the bytes that ``span`` could get by evicting all that is clearly colder, leaf by leaf."""
-        held = self.copies[location]
+        held, share = self.copies[location], self.share(location, span.key)
         spared = dict(held)
-        while colder := [
-            key for key in self.leaves(location) - {span.parent} if self.score(key) < self.score(span.key) - EPSILON
-        ]:
+        while self.coldest_first and (
+            colder := [
+                key
+                for key in self.leaves(location, share) - {span.parent}
+                if self.score(key) < self.score(span.key) - EPSILON
+            ]
+        ):
             for key in colder:
                 del held[key]
-        room = self.budgets[location] - self.used_bytes(location)
+        room = self.room(location, span.key)
         self.copies[location] = spared
-        return min(room, self.budgets[location])
+        return min(room, self.budget_of(location, share))
 
     def commit(self, now, location, keys, nbytes, accepted):
         self.now = max(self.now, now)
@@ -217,12 +338,13 @@ class NaiveManager:
             expected.append(key)
         assert sorted(accepted) == sorted(expected)
 
-    def adopt(self, now, location, spans, nbytes, accepted):
+    def adopt(self, now, location, spans, nbytes, raw_nbytes, accepted):
         self.now = max(self.now, now)
         expected = []
-        for span, size in sorted(zip(spans, nbytes, strict=True), key=lambda sized: sized[0].start_block):
+        sized = zip(spans, nbytes, raw_nbytes, strict=True)
+        for span, size, raw_size in sorted(sized, key=lambda sized: sized[0].start_block):
             held = self.copies[location]
-            if self.may_store(location, span) and self.used_bytes(location) + size <= self.budgets[location]:
+            if self.may_store(location, span, raw_size) and size <= self.room(location, span.key):
                 held[span.key] = NaiveCopy(span.key, size)
             copy = held.get(span.key)
             if copy is None or copy.state == "doomed":
@@ -265,7 +387,7 @@ class NaiveManager:
             span = self.known[key]
             assert key not in self.copies[REDIS]
             assert self.upheld(REDIS, span)
-            while self.budgets[REDIS] - self.used_bytes(REDIS) < size:
+            while self.room(REDIS, key) < size:
                 self.evict_for(REDIS, span, victims.pop(0))
             targets.append(NaiveCopy(key, size))
             self.copies[REDIS][key] = targets[-1]
@@ -278,8 +400,9 @@ class NaiveManager:
         held = self.copies[REDIS]
         if demotion_id in self.demotions:
             for copy in self.demotions[demotion_id][3]:
-                if copy.key in stored and held.get(copy.key) is copy:
-                    copy.state = "committed" if copy.state == "reserved" else copy.state
+                size = stored.get(copy.key)
+                if size and size <= copy.nbytes and held.get(copy.key) is copy and copy.state == "reserved":
+                    copy.state, copy.nbytes = "committed", size
             self.land(demotion_id)
         elif self.budgets[REDIS]:
             self.due |= {(REDIS, key) for key in stored if key not in held}
@@ -301,18 +424,23 @@ class NaiveManager:
             for key in order.keys:
                 if (order.source, key) in self.due:
                     continue
-                leaves = self.leaves(order.source)
+                share = self.share(order.source, key)
                 assert order.source.tier is Tier.CPU
-                assert key in leaves & at_redis
-                assert self.score(key) <= min(map(self.score, leaves)) + EPSILON
-                assert self.used_bytes(order.source) > self.cpu_high_water * self.budgets[order.source]
+                assert key in at_redis
+                assert self.evicted.popleft() == (order.source, key)
+                self.check_victim(key, self.leaves(order.source, share))
+                assert self.is_above_its_mark(order.source, share)
                 del self.copies[order.source][key]
                 self.due.add((order.source, key))
-        for location, budget in self.budgets.items():
-            leaves = self.leaves(location)
-            if location.tier is Tier.CPU and leaves and self.used_bytes(location) > self.cpu_high_water * budget:
-                coldest = min(map(self.score, leaves)) + EPSILON
-                assert any(self.score(key) <= coldest and key not in at_redis for key in leaves)
+        for location in self.budgets:
+            for share in ("", *self.quotas.get(location.tier, {})) if location.tier is Tier.CPU else ():
+                leaves = self.leaves(location, share)
+                if leaves and self.is_above_its_mark(location, share):
+                    coldest = min(map(self.score, leaves)) + EPSILON if self.coldest_first else float("inf")
+                    assert any(self.score(key) <= coldest and key not in at_redis for key in leaves)
+
+    def is_above_its_mark(self, location, share):
+        return self.used_of(location, share) > self.cpu_high_water * self.budget_of(location, share)
 
     # Losses
 
@@ -352,13 +480,14 @@ class NaiveManager:
 
     def expired(self, now):
         """End what is over by ``now``; return what is due to be evicted then."""
-        self.now = max(self.now, now)
+        self.end_pins(now)
         for lease_id in [lease_id for lease_id, (end, _, _) in self.leases.items() if end <= self.now]:
             self.release(lease_id)
         for save_id in [save_id for save_id, (end, _) in self.saves.items() if end <= self.now]:
             self.abandon(save_id)
         for demotion_id in [demotion_id for demotion_id, (end, *_) in self.demotions.items() if end <= self.now]:
             self.land(demotion_id)
+        self.trim()
         return self.due
 
     def carried_out(self, directives):

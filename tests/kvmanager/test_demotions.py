@@ -1,5 +1,8 @@
+import pytest
+
 from kvmanager.directives import evict
-from kvmanager.locations import REDIS, Tier
+from kvmanager.locations import REDIS, Location, Tier
+from kvmanager.policies import policy_names
 
 
 def freed(directives, location):
@@ -82,6 +85,26 @@ def test_what_was_not_stored_is_given_back_and_ordered_away(tiered):
     assert tiered.next_demotion() is None
     tiered.plan("abcdef")
     assert tiered.demote_all() == list(demotion.keys[1:])
+
+
+def test_redis_holds_what_it_takes_there_and_the_rest_of_the_reservation_is_free_again(brain_with):
+    brain = brain_with(redis=10)
+    brain.manager.commit(0, brain.cpu, brain.offer("abcd", nbytes=4).keys, [4, 4])
+    demotion = brain.next_demotion()
+    assert redis_bytes(brain) == (8, 8)
+    assert brain.finish(demotion, dict(zip(demotion.keys, (3, 1), strict=True))) == ()
+    assert redis_bytes(brain) == (4, 0)
+    assert [segment.nbytes for segment in brain.plan("abcd").segments] == [4, 4]
+    brain.manager.dropped(0, brain.cpu, brain.keys("abcd"))
+    assert [segment.nbytes for segment in brain.plan("abcd").segments] == [3, 1]
+
+
+def test_what_takes_more_than_was_reserved_is_evicted_with_what_continues_it(tiered):
+    tiered.serve("abcd")
+    demotion = tiered.next_demotion()
+    directives = tiered.finish(demotion, dict(zip(demotion.keys, (2, 1), strict=True)))
+    assert freed(directives, REDIS) == list(demotion.keys[::-1])
+    assert redis_bytes(tiered) == (0, 0)
 
 
 def redis_bytes(brain):
@@ -181,6 +204,16 @@ def test_a_segment_whose_eviction_from_redis_waits_for_a_lease_is_refused_for_no
     tiered.manager.release(plan.lease_id)
     tiered.plan("abcd")
     assert tiered.demote_all() == list(tiered.keys("abcd"))
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_the_coldest_of_two_tiers_do_not_push_each_other_out_of_redis_without_end(brain_with, policy):
+    brain = brain_with(redis=1, redis_min_uses=100, cpu_high_water=0.05, eviction_policy=policy)
+    other = Location(Tier.CPU, "other")
+    brain.manager.set_budget(other, 10)
+    brain.serve("ab")
+    brain.serve("cd", location=other)
+    assert len(brain.demote_all()) <= 2
 
 
 def test_nothing_is_committed_at_a_redis_that_was_lost_meanwhile(tiered):

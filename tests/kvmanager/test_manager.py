@@ -1,10 +1,12 @@
 import pytest
 
 from kvmanager.config import ManagerConfig
+from kvmanager.hotness import HotnessClock
 from kvmanager.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.plans import PlanReason
-from kvmanager.policies import make_policy
+from kvmanager.policies import EvictionPolicy, PolicySetting, load_policy, make_policy, policy_names
+from kvmanager.policies.lfu import DecayedLfu
 
 
 def test_a_segment_is_planned_only_after_its_commit(brain):
@@ -30,6 +32,33 @@ def test_a_segment_that_straddles_the_device_prefix_is_included(brain):
     assert [segment.start_block for segment in plan.segments] == [0, 2]
     assert brain.counters()["device_blocks"] == 1
     assert brain.counters()["cpu_blocks"] == 3
+
+
+def test_a_plan_tells_the_hotness_of_all_that_the_prompt_begins_with(brain):
+    brain.serve("ab")
+    brain.serve("abcd")
+    plan = brain.plan("abcdef", device=4)
+    assert [end for end, _ in plan.scores] == [2, 4]
+    (_, head), (_, tail) = plan.scores
+    assert plan.now_score < tail < head
+    for segment, (_, score) in zip(brain.manager.lookup(brain.hashes("abcd"))["segments"], plan.scores, strict=True):
+        assert segment["uses"] == pytest.approx(2 ** (score - plan.now_score))
+
+
+def test_a_plan_tells_the_hotness_of_ghosts_too(brain):
+    brain.serve("abcd")
+    brain.manager.dropped(0, brain.cpu, brain.keys("abcd")[1:])
+    assert [end for end, _ in brain.plan("abcd").scores] == [2, 4]
+    brain.manager.clear({Tier.CPU})
+    assert [end for end, _ in brain.plan("abcd").scores] == [2, 4]
+    assert brain.plan("uv").scores == ()
+
+
+def test_the_scores_of_two_cuts_of_the_same_tokens_are_in_order(brain):
+    brain.serve("abc")
+    brain.manager.abandon(brain.offer("abcd").save_id)
+    ends = [end for end, _ in brain.plan("abcd").scores]
+    assert ends == sorted(ends) == [2, 3, 4]
 
 
 def test_a_child_committed_first_waits_for_its_parent(brain):
@@ -237,6 +266,25 @@ def test_losing_one_location_orphans_nothing_at_another(brain):
     assert [segment.location for segment in plan.segments] == [brain.redis] * 2
 
 
+def test_losing_a_location_tells_of_nothing_that_was_never_told(brain):
+    brain.offer("abcd")
+    brain.manager.forget_holder(brain.cpu)
+    assert brain.manager.deltas_since(0, 10).events == []
+
+
+def test_a_lost_location_may_come_back_and_its_saves_and_leases_end_without_harm(brain):
+    brain.serve("abcd")
+    plan, offer = brain.plan("abcd"), brain.offer("uv")
+    brain.manager.forget_holder(brain.cpu)
+    brain.manager.set_budget(brain.cpu, 10)
+    assert brain.commit(offer.keys) == []
+    assert brain.serve("abcd") == 0
+    brain.manager.release(plan.lease_id)
+    brain.manager.abandon(offer.save_id)
+    assert brain.evicted() == []
+    assert brain.stored("abcd") == 4
+
+
 def test_a_plan_prefers_the_readers_own_node(brain):
     other = Location(Tier.CPU, "other")
     for location in (brain.redis, other):
@@ -295,9 +343,41 @@ def test_a_budget_below_what_is_held_is_refused(brain):
         brain.manager.set_budget(brain.cpu, 1)
 
 
-def test_an_unknown_policy_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"nope.*lfu"):
-        make_policy("nope")
+class Unfinished(EvictionPolicy):
+    pass
+
+
+class WithoutSetting(DecayedLfu):
+    def __init__(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nope", r"unknown eviction policy 'nope': choose one of lfu"),
+        ("no.such.module:Policy", "cannot be imported: ModuleNotFoundError"),
+        ("kvmanager.policies.lfu:Nope", "cannot be imported: AttributeError"),
+        (":Policy", "cannot be imported: ValueError"),
+        ("kvmanager.config:ManagerConfig", "is no subclass of"),
+        ("kvmanager.policies:make_policy", "is no subclass of"),
+        (f"{__name__}:Unfinished", "lacks methods that every policy has: admits, expose, shield, used, victim"),
+        (f"{__name__}:WithoutSetting", "cannot be made: TypeError"),
+    ],
+)
+def test_a_policy_that_is_none_is_refused_in_one_sentence(brain_with, name, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        brain_with(eviction_policy=name)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_policy_is_found_by_name_or_as_a_class():
+    assert policy_names()[0] == "lfu"
+    setting = PolicySetting(HotnessClock(1.0), lambda: 10, seed=0)
+    for name in policy_names():
+        assert isinstance(make_policy(name, setting), EvictionPolicy)
+    assert load_policy("kvmanager.policies.lfu:DecayedLfu") is DecayedLfu
+    assert isinstance(make_policy("kvmanager.policies.lfu:DecayedLfu", setting), DecayedLfu)
 
 
 @pytest.mark.parametrize("settings", [{"blocks_per_segment": 0}, {"lease_s": 0}, {"save_s": -1}, {"max_ghosts": -1}])

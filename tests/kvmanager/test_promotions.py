@@ -39,11 +39,38 @@ def test_what_was_promoted_is_read_from_the_cpu_tier_and_not_copied_back(cold):
     assert cold.next_demotion() is None
 
 
-def test_the_sizes_are_those_at_redis(cold):
-    before = cold.manager.stats(0)["locations"][0]["bytes"]
-    promote(cold, cold.keys("abcdef"))
-    found = cold.manager.stats(0)["locations"][0]
-    assert (found["bytes"] - before, found["reserved_bytes"]) == (6, 6)
+def test_room_is_reserved_for_what_is_raw_again_in_the_cpu_tier(tiered):
+    spans = tiered.spans("abcd")
+    tiered.manager.adopt(0, tiered.redis, spans, [1, 2], [3, 4])
+    offer = promote(tiered, tiered.keys("abcd"))
+    assert location_bytes(tiered, tiered.cpu) == (7, 7)
+    assert location_bytes(tiered, tiered.redis) == (3, 0)
+    assert tiered.manager.commit(0, tiered.cpu, offer.keys, [3, 4]) == list(offer.keys)
+    assert [segment.nbytes for segment in tiered.plan("abcd").segments] == [3, 4]
+
+
+def test_what_does_not_fit_raw_is_not_promoted_though_it_would_fit_coded(brain_with):
+    brain = brain_with(budget=5, redis=20)
+    brain.manager.adopt(0, brain.redis, brain.spans("abcd"), [1, 1], [3, 3])
+    assert promote(brain, brain.keys("abcd")).keys == brain.keys("ab")
+
+
+def test_a_demoted_segment_comes_back_in_its_own_size(tiered):
+    tiered.manager.commit(0, tiered.cpu, tiered.offer("abcd", nbytes=3).keys, [3, 3])
+    demotion = tiered.next_demotion()
+    tiered.finish(demotion, dict.fromkeys(demotion.keys, 1))
+    assert location_bytes(tiered, tiered.redis) == (2, 0)
+    tiered.manager.clear({Tier.CPU})
+    promote(tiered, tiered.keys("abcd"))
+    assert location_bytes(tiered, tiered.cpu) == (6, 6)
+
+
+def location_bytes(brain, location):
+    (found,) = [
+        store for store in brain.manager.stats(0)["locations"]
+        if (store["tier"], store["holder"]) == (location.tier.value, location.holder)
+    ]  # fmt: skip
+    return found["bytes"], found["reserved_bytes"]
 
 
 def test_nothing_is_promoted_twice_nor_over_a_save(cold):

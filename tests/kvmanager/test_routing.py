@@ -34,7 +34,7 @@ def test_affinity_wins_when_the_hit_is_worth_it(routing):
 
 
 def test_affinity_loses_when_the_replica_is_too_busy(routing):
-    routing.route("busy", "2", 2000, 16, now=0.0)
+    routing.route("busy", "2", 8000, 16, now=0.0)
     assert send(routing, "hit", {"2": TierHits(30, 0, 0)}) != "2"
 
 
@@ -44,6 +44,63 @@ def test_a_burst_on_one_hot_prefix_overflows_to_other_replicas(routing):
     assert chosen[0] == "2"
     assert set(chosen) == set(REPLICAS)
     assert chosen.count("2") == max(map(chosen.count, REPLICAS))
+
+
+def test_a_prompt_waits_for_its_prefix_rather_than_have_it_computed_twice(routing):
+    routing.route("busy", "2", 2000, 16, now=0.0)
+    hits = {"2": TierHits(30, 0, 0)}
+    assert routing.wait("2", hits["2"], 1024) > routing.wait("0", None, 1024)
+    assert send(routing, "hit", hits) == "2"
+    short_sighted = RoutingState(BLOCK, work_weight=1.0)
+    short_sighted.route("busy", "2", 2000, 16, now=0.0)
+    assert send(short_sighted, "hit", hits) != "2"
+
+
+def test_a_prompt_does_not_wait_for_what_it_can_load_elsewhere(routing):
+    routing.route("busy", "2", 2000, 16, now=0.0)
+    hits = dict.fromkeys(REPLICAS, TierHits(0, 30, 0)) | {"2": TierHits(30, 0, 0)}
+    assert send(routing, "hit", hits) != "2"
+
+
+def test_what_a_replica_was_sent_lately_breaks_near_ties_until_it_is_forgotten(routing):
+    for number in range(20):
+        routing.route(str(number), "3", 1000, 1, now=0.0)
+        routing.finished(str(number))
+    hits = {"3": TierHits(2, 0, 0)}
+    assert routing.rank(["0", "3"], hits, 64, now=1.0) == ["0", "3"]
+    assert routing.rank(["0", "3"], hits, 64, now=600.0) == ["3", "0"]
+
+
+def test_a_prompt_follows_another_of_the_same_beginning_before_it_is_computed():
+    routing = RoutingState(BLOCK, blocks_per_segment=2)
+    hashes = [bytes([number]) for number in range(30)]
+    routing.route("first", "1", 960, 30, now=0.0, hashes=hashes)
+    found = TierHits(1, 3, 4)
+    assert routing.with_in_flight("0", found, hashes) == found
+    assert routing.with_in_flight("1", found, hashes) == TierHits(30, 0, 0)
+    assert routing.with_in_flight("1", found, [*hashes[:5], b"other", b"more"]) == TierHits(4, 0, 4)
+    hits = {name: routing.with_in_flight(name, TierHits(0, 0, 0), hashes) for name in REPLICAS}
+    assert routing.rank(REPLICAS, hits, 960, now=0.0)[0] == "1"
+    routing.finished("first")
+    assert routing.with_in_flight("1", found, hashes) == found
+
+
+def test_what_two_prompts_bring_stays_until_both_have_ended():
+    routing = RoutingState(BLOCK)
+    hashes = [bytes([number]) for number in range(8)]
+    routing.route("a", "1", 0, 8, now=0.0, hashes=hashes)
+    routing.route("b", "1", 0, 4, now=0.0, hashes=hashes[:4])
+    routing.finished("a")
+    assert routing.with_in_flight("1", TierHits(0, 0, 0), hashes).device == 4
+    routing.forget_replica("1")
+    assert routing.with_in_flight("1", TierHits(0, 0, 0), hashes).device == 0
+    routing.finished("b")
+
+
+def test_credits_of_a_replica_come_before_those_of_all(routing):
+    hits = dict.fromkeys(REPLICAS, TierHits(0, 8, 8))
+    routing.credits_of = {"2": {Tier.REDIS: 0.9}, "3": {Tier.CPU: 0.1}}
+    assert routing.rank(REPLICAS, hits, 1024, 0) == ["2", "0", "1", "3"]
 
 
 def test_a_hit_is_worth_more_the_nearer_it_is(routing):
@@ -58,7 +115,7 @@ def test_measured_credits_replace_the_starting_ones(routing):
 
 
 def test_a_hit_never_makes_work_negative(routing):
-    assert routing.cost("0", TierHits(100, 0, 0), 64) == 0
+    assert routing.wait("0", TierHits(100, 0, 0), 64) == 0
 
 
 def test_ties_go_to_the_least_recently_used(routing):
@@ -69,13 +126,13 @@ def test_ties_go_to_the_least_recently_used(routing):
 
 
 def test_the_first_token_frees_the_prefill_and_the_end_frees_the_rest(routing):
-    idle = routing.cost("0", None, 0)
+    idle = routing.wait("0", None, 0)
     routing.route("a", "0", 1000, 7, now=0.0)
-    assert routing.cost("0", None, 0) == 1007
+    assert routing.wait("0", None, 0) == 1007
     routing.first_token("a")
-    assert routing.cost("0", None, 0) == 7
+    assert routing.wait("0", None, 0) == 7
     routing.finished("a")
-    assert routing.cost("0", None, 0) == idle
+    assert routing.wait("0", None, 0) == idle
 
 
 def test_a_request_aborted_before_its_first_token_frees_everything(routing):
@@ -83,28 +140,28 @@ def test_a_request_aborted_before_its_first_token_frees_everything(routing):
     routing.finished("a")
     routing.first_token("a")
     routing.finished("a")
-    assert routing.cost("0", None, 0) == 0
+    assert routing.wait("0", None, 0) == 0
 
 
 def test_a_request_sent_again_counts_only_where_it_is(routing):
     routing.route("a", "0", 1000, 7, now=0.0)
     routing.route("a", "1", 1000, 7, now=0.0)
-    assert routing.cost("0", None, 0) == 0
-    assert routing.cost("1", None, 0) == 1007
+    assert routing.wait("0", None, 0) == 0
+    assert routing.wait("1", None, 0) == 1007
 
 
 def test_a_replica_that_is_gone_takes_its_requests_with_it(routing):
     routing.route("a", "0", 1000, 7, now=0.0)
     routing.forget_replica("0")
     routing.finished("a")
-    assert routing.cost("0", None, 0) == 0
+    assert routing.wait("0", None, 0) == 0
 
 
 def test_a_request_whose_end_was_never_told_stops_counting(routing):
     send(routing, "lost", now=0.0)
-    assert routing.cost("0", None, 0) > 0
+    assert routing.wait("0", None, 0) > 0
     routing.rank(REPLICAS, {}, 64, now=3601.0)
-    assert routing.cost("0", None, 0) == 0
+    assert routing.wait("0", None, 0) == 0
 
 
 events = st.tuples(st.sampled_from(["route", "first", "end"]), st.integers(0, 5), st.integers(0, 3), st.integers(0, 99))
@@ -125,4 +182,4 @@ def test_load_is_the_sum_of_what_is_in_flight(history):
             flying.pop(request, None)
     for replica in REPLICAS:
         expected = sum(prefill + decode for where, prefill, decode in flying.values() if where == replica)
-        assert routing.cost(replica, None, 0) == expected
+        assert routing.wait(replica, None, 0) == expected

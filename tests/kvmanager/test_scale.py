@@ -10,6 +10,7 @@ import pytest
 from kvmanager.config import ManagerConfig
 from kvmanager.locations import Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.policies import policy_names
 from kvmanager.segments import split_segments
 
 CPU = Location(Tier.CPU, "node")
@@ -55,21 +56,25 @@ def calls_of(work):
     return calls
 
 
-def full_manager(num_prompts):
-    manager = KVManager(ManagerConfig(BLOCKS), epoch=1)
+def full_manager(num_prompts, policy):
+    manager = KVManager(ManagerConfig(BLOCKS, eviction_policy=policy), epoch=1)
     manager.set_budget(CPU, num_prompts * sum(range(10**6, 10**6 + SEGMENTS)))
     return manager, fill(manager, num_prompts, random.Random(0))
 
 
-def test_a_request_costs_the_same_in_a_small_and_in_a_large_full_index():
-    (small, small_hit), (large, large_hit) = full_manager(4), full_manager(150)
+@pytest.mark.parametrize("policy", policy_names())
+def test_a_request_costs_the_same_in_a_small_and_in_a_large_full_index(policy):
+    (small, small_hit), (large, large_hit) = full_manager(4, policy), full_manager(150, policy)
     assert large.stats(0)["locations"][0]["segments"] == 150 * SEGMENTS
     hit = [calls_of(lambda m=m, h=h: serve(m, h)) for m, h in ((small, small_hit), (large, large_hit))]
-    assert hit[0] == hit[1]
+    assert hit[1] <= 1.05 * hit[0]
     rng = random.Random(1)
+    for manager in (small, large):  # until what is stored is old enough to make room
+        for _ in range(1000):
+            manager.plan(0, "replica", "node", [rng.randbytes(32)])
     miss = [calls_of(lambda m=m: fill(m, 1, rng)) for m in (small, large)]
     assert large.stats(0)["counters"]["evicted_segments"] >= SEGMENTS
-    assert miss[1] == pytest.approx(miss[0], rel=0.05)
+    assert miss[1] <= 1.1 * miss[0]
 
 
 def test_a_segment_takes_at_most_500_bytes():

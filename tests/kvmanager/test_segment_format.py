@@ -7,35 +7,62 @@ import pytest
 import xxhash
 from hypothesis import assume, given
 
+from kvmanager.keys import tenant_tag
 from kvmanager.segment_format import (
     HEADER_BYTES,
+    LOSSY_CODECS,
+    SLACK_BYTES,
     MismatchReason,
     SegmentHeader,
+    SegmentLayers,
     SegmentMismatch,
+    SegmentSealer,
+    body_offset,
+    open_layers,
     open_segment,
     payload_bytes,
     read_header,
+    read_layers,
     seal,
+    sealed_bytes,
+    stated_body_bytes,
+    table_bytes,
     verify,
 )
 from kvmanager.segments import NodeKind, SegmentSpan
 
 KEY, FINGERPRINT, PARENT = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
+PROFILE = bytes(range(100, 116))
+TENANT = tenant_tag("acme")
 SHAPE, DTYPE = (2, 2, 4, 1, 8), "bfloat16"
+LAYERS = SHAPE[0]
 PAYLOAD = bytes(index * 7 % 256 for index in range(payload_bytes(SHAPE, DTYPE)))
+LAYER_BYTES = len(PAYLOAD) // LAYERS
+START = body_offset(LAYERS)
 EXPECTED = {"key": KEY, "fingerprint": FINGERPRINT, "shape": SHAPE, "dtype": DTYPE}
 NAMED = {"key": KEY, "fingerprint": FINGERPRINT}
-HEADER = SegmentHeader(KEY, FINGERPRINT, SHAPE, DTYPE, "raw", len(PAYLOAD), PARENT, 6, 2, NodeKind.ANSWER)
+SPAN = SegmentSpan(KEY, PARENT, 6, 2, NodeKind.ANSWER, TENANT)
+HEADER = SegmentHeader.raw(SPAN, FINGERPRINT, SHAPE, DTYPE)
+SECTIONS = [b"the first layer, coded", b""]
+TOLERANT = replace(HEADER, fidelity="tolerant")
 
 
 def sealed():
-    buffer = bytearray(HEADER_BYTES + len(PAYLOAD))
-    buffer[HEADER_BYTES:] = PAYLOAD
+    buffer = bytearray(START) + PAYLOAD
     seal(buffer, HEADER)
     return buffer
 
 
+def coded(sections, codec="cachegen", level=2, profile=PROFILE):
+    body_bytes = table_bytes(LAYERS) + sum(map(len, sections))
+    header = replace(TOLERANT, codec=codec, level=level, profile=profile, body_bytes=body_bytes)
+    buffer = bytearray(START) + b"".join(sections)
+    seal(buffer, header, [len(section) for section in sections])
+    return header, bytes(buffer)
+
+
 SEALED = bytes(sealed())
+CODED_HEADER, CODED = coded(SECTIONS)
 
 
 def refusal(buffer, **expected):
@@ -54,19 +81,21 @@ def header_refusal(buffer):
     return refused.value.reason
 
 
-def flipped(bit):
-    buffer = bytearray(SEALED)
-    buffer[bit // 8] ^= 1 << bit % 8
-    return buffer
+def flipped(bit, buffer=SEALED):
+    changed = bytearray(buffer)
+    changed[bit // 8] ^= 1 << bit % 8
+    return changed
 
 
-def forged(changes):
-    """A sealed segment with other bytes at some offsets of the header, whose checksum is right all the same."""
-    buffer = bytearray(SEALED)
+def forged(changes, buffer=SEALED):
+    """A sealed segment with other bytes at some offsets; the checksums of header and table are right all the same."""
+    changed = bytearray(buffer)
     for offset, value in changes.items():
-        buffer[offset : offset + len(value)] = value
-    buffer[176:192] = xxhash.xxh3_128_digest(buffer[:176])
-    return buffer
+        changed[offset : offset + len(value)] = value
+    if any(offset >= HEADER_BYTES for offset in changes):
+        changed[176:192] = xxhash.xxh3_128_digest(changed[HEADER_BYTES:START])
+    changed[240:256] = xxhash.xxh3_128_digest(changed[:240])
+    return changed
 
 
 def outcome(read, *arguments, **expected):
@@ -76,29 +105,66 @@ def outcome(read, *arguments, **expected):
         return refused
 
 
+SHAPES = st.tuples(st.integers(1, 5), st.just(2), st.integers(1, 5), st.integers(1, 3), st.integers(1, 9))
+
+
 @given(
-    st.tuples(st.integers(1, 3), st.just(2), st.integers(1, 5), st.integers(1, 3), st.integers(1, 9)),
+    SHAPES,
     st.sampled_from(["float16", "bfloat16", "float32"]),
     st.binary(min_size=32, max_size=32),
     st.randoms(use_true_random=False),
 )
 def test_what_was_sealed_opens_to_the_same_bytes(shape, dtype, key, random):
-    payload = random.randbytes(payload_bytes(shape, dtype))
-    buffer = bytearray(HEADER_BYTES) + payload
     assume(key != PARENT)
-    header = SegmentHeader(key, FINGERPRINT, shape, dtype, "raw", len(payload), PARENT, 1, 1, NodeKind.REQUEST)
+    payload = random.randbytes(payload_bytes(shape, dtype))
+    buffer = bytearray(body_offset(shape[0])) + payload
+    header = SegmentHeader.raw(SegmentSpan(key, PARENT, 1, 1, NodeKind.REQUEST), FINGERPRINT, shape, dtype)
     seal(buffer, header)
+    expected = {"key": key, "fingerprint": FINGERPRINT, "shape": shape, "dtype": dtype}
     for readable in (buffer, bytes(buffer), memoryview(buffer)):
-        assert open_segment(readable, key=key, fingerprint=FINGERPRINT, shape=shape, dtype=dtype) == payload
+        assert open_segment(readable, **expected) == payload
+        layers = open_layers(readable, **expected)
+        assert b"".join(layers.layer(index) for index in range(shape[0])) == payload
         assert verify(readable, key=key, fingerprint=FINGERPRINT) == header
-    assert header.sealed_bytes == len(buffer)
+    assert header.sealed_bytes == header.raw_sealed_bytes == sealed_bytes(shape, dtype) == len(buffer)
+    assert stated_body_bytes(bytes(buffer[:HEADER_BYTES])) == len(buffer) - HEADER_BYTES
 
 
-def test_payload_is_a_view_at_an_aligned_offset():
+@given(
+    st.lists(st.binary(max_size=40), min_size=1, max_size=6),
+    st.sampled_from(["lossless", "int8", "int4", "cachegen"]),
+    st.integers(0, 3),
+)
+def test_coded_sections_of_any_lengths_come_back_one_by_one(sections, codec, level):
+    shape = (len(sections), 2, 4, 1, 8)
+    lossy = codec in LOSSY_CODECS
+    header = SegmentHeader(
+        KEY, FINGERPRINT, shape, DTYPE, table_bytes(len(sections)) + sum(map(len, sections)), PARENT, 6, 2,
+        NodeKind.ANSWER, TENANT, codec, level if lossy else 0, "tolerant", PROFILE if lossy else b"",
+    )  # fmt: skip
+    buffer = bytearray(body_offset(len(sections))) + b"".join(sections)
+    seal(buffer, header, [len(section) for section in sections])
+    layers = read_layers(bytes(buffer), **NAMED)
+    assert layers.header == header == verify(buffer, **NAMED)
+    assert [bytes(layers.layer(index)) for index in range(len(layers))] == sections
+    assert header.decoded == SegmentHeader.raw(SPAN, FINGERPRINT, shape, DTYPE, "tolerant")
+    assert header.raw_sealed_bytes == sealed_bytes(shape, DTYPE)
+
+
+def test_sealing_layer_by_layer_gives_the_same_bytes():
+    buffer = bytearray(b"\xff" * START) + PAYLOAD
+    sealer = SegmentSealer(buffer, HEADER)
+    for _ in range(LAYERS):
+        sealer.add()
+    sealer.finish()
+    assert buffer == SEALED
+
+
+def test_sections_are_views_at_an_aligned_offset():
     buffer = sealed()
-    payload = open_segment(buffer, **EXPECTED)
-    assert HEADER_BYTES % 64 == 0
-    assert payload.obj is buffer
+    assert open_segment(buffer, **EXPECTED).obj is buffer
+    assert open_layers(buffer, **EXPECTED).layer(1).obj is buffer
+    assert {body_offset(layers) % 64 for layers in range(1, 100)} == {0}
 
 
 def test_every_flipped_bit_of_the_header_is_refused():
@@ -110,15 +176,36 @@ def test_every_flipped_bit_of_the_header_is_refused():
         assert reason is (expected[0] if expected else MismatchReason.HEADER)
 
 
-@given(st.integers(0, len(SEALED) * 8 - 1))
-def test_any_flipped_bit_is_refused(bit):
-    reason = refusal(flipped(bit))
-    assert bit < HEADER_BYTES * 8 or reason is MismatchReason.CHECKSUM
+def test_every_flipped_bit_of_the_table_is_refused_before_any_layer_is_read():
+    for buffer, read in ((SEALED, open_layers), (CODED, read_layers)):
+        for bit in range(HEADER_BYTES * 8, START * 8):
+            refused = outcome(read, flipped(bit, buffer), **(EXPECTED if read is open_layers else NAMED))
+            assert refused.reason is MismatchReason.CHECKSUM
+
+
+def test_every_flipped_bit_of_a_section_refuses_that_layer_and_the_whole_but_no_other_layer():
+    for bit in range(START * 8, len(SEALED) * 8):
+        buffer = flipped(bit)
+        damaged = (bit // 8 - START) // LAYER_BYTES
+        layers = open_layers(buffer, **EXPECTED)
+        for index in range(LAYERS):
+            found = outcome(layers.layer, index)
+            if index == damaged:
+                assert found.reason is MismatchReason.CHECKSUM
+            else:
+                assert found == PAYLOAD[index * LAYER_BYTES :][:LAYER_BYTES]
+        assert refusal(buffer) is MismatchReason.CHECKSUM
+
+
+@given(st.integers(0, len(CODED) * 8 - 1))
+def test_any_flipped_bit_of_a_coded_segment_is_refused(bit):
+    assert isinstance(outcome(verify, flipped(bit, CODED), **NAMED), SegmentMismatch)
 
 
 @given(st.integers(0, len(SEALED) - 1))
 def test_any_truncation_is_refused(size):
     assert refusal(SEALED[:size]) is MismatchReason.TRUNCATED
+    assert outcome(open_layers, SEALED[:size], **EXPECTED).reason is MismatchReason.TRUNCATED
     if size < HEADER_BYTES:
         assert header_refusal(SEALED[:size]) is MismatchReason.TRUNCATED
 
@@ -147,48 +234,68 @@ def test_a_segment_that_is_not_the_expected_one_is_refused(expected, reason):
     assert refusal(SEALED, **expected) is reason
 
 
+def test_coded_layers_are_never_taken_for_raw_ones():
+    _, same_size = coded([PAYLOAD[:LAYER_BYTES], PAYLOAD[LAYER_BYTES:]])
+    for buffer in (CODED, same_size):
+        for read in (open_layers, open_segment):
+            assert outcome(read, buffer, **EXPECTED).reason is MismatchReason.CODEC
+
+
 def test_the_place_of_a_segment_is_read_from_its_header_alone():
-    header = read_header(SEALED[:HEADER_BYTES])
-    assert header == HEADER
-    assert header.span == SegmentSpan(KEY, PARENT, 6, 2, NodeKind.ANSWER)
+    assert read_header(SEALED[:HEADER_BYTES]) == HEADER
+    assert HEADER.span == SPAN
+    assert read_header(CODED[:HEADER_BYTES]) == CODED_HEADER
+    assert CODED_HEADER.span == SPAN
 
 
 def test_the_first_segment_has_no_parent():
-    header = SegmentHeader(KEY, FINGERPRINT, SHAPE, DTYPE, "raw", len(PAYLOAD), None, 0, 4, NodeKind.REQUEST)
+    span = SegmentSpan(KEY, None, 0, 4, NodeKind.REQUEST)
+    header = SegmentHeader.raw(span, FINGERPRINT, SHAPE, DTYPE)
     buffer = bytearray(header.sealed_bytes)
     seal(buffer, header)
     assert read_header(buffer).parent is None
+    assert read_header(buffer).span.tenant == ""
 
 
 def test_the_offsets_are_those_of_the_table():
     # Redis outlives releases: a change of the layout needs a new version.
-    fields = struct.unpack_from("<8sHHHH5I3IQ32s32s32s8s16s16s", SEALED)
-    assert fields[:5] == (b"CROSSKV\0", 2, 2, 0, 2)
-    assert fields[5:14] == (*SHAPE, 6, 2, 0, len(PAYLOAD))
-    assert fields[14:18] == (KEY, PARENT, FINGERPRINT, bytes(8))
-    assert fields[18:] == (xxhash.xxh3_128_digest(PAYLOAD), xxhash.xxh3_128_digest(SEALED[:176]))
+    fields = struct.unpack_from("<8sHHHH5I2IHHQ32s32s32s8s16s16s48s16s", CODED)
+    assert fields[:5] == (b"CROSSKV\0", 4, 2, 4, 2)
+    assert fields[5:15] == (*SHAPE, 6, 2, 2, 1, len(CODED) - HEADER_BYTES)
+    assert fields[15:20] == (KEY, PARENT, FINGERPRINT, bytes.fromhex(TENANT), PROFILE)
+    assert fields[20:] == (xxhash.xxh3_128_digest(CODED[256:320]), bytes(48), xxhash.xxh3_128_digest(CODED[:240]))
+    entries = [(len(section), xxhash.xxh3_128_digest(section)) for section in SECTIONS]
+    assert [*struct.iter_unpack("<Q16s", CODED[256:304])] == entries
+    assert CODED[304:320] == bytes(16)
+    assert CODED[320:] == b"".join(SECTIONS)
+    assert struct.unpack_from("<QHHHH5I2IHH", SEALED)[3] == 0
 
 
-@given(st.binary(max_size=400))
+@given(st.binary(max_size=600))
 def test_random_bytes_are_refused_and_nothing_else_happens(noise):
     assert header_refusal(noise) in (MismatchReason.TRUNCATED, MismatchReason.MAGIC)
     assert refusal(noise) is header_refusal(noise)
 
 
-@given(st.dictionaries(st.integers(0, 159), st.binary(min_size=1, max_size=8), max_size=4))
-def test_a_forged_header_never_raises_anything_but_a_mismatch(changes):
-    buffer = forged({offset: value[: 160 - offset] for offset, value in changes.items()})
+@given(
+    st.sampled_from([SEALED, CODED]),
+    st.dictionaries(st.integers(0, START - 1), st.binary(min_size=1, max_size=8), max_size=4),
+)
+def test_a_forged_header_or_table_never_raises_anything_but_a_mismatch(buffer, changes):
+    buffer = forged({offset: value[: START - offset] for offset, value in changes.items()}, buffer)
     for found in (outcome(read_header, buffer), outcome(read_header, buffer[:HEADER_BYTES])):
         assert isinstance(found, SegmentHeader | SegmentMismatch)
     assert isinstance(outcome(verify, buffer, **NAMED), SegmentHeader | SegmentMismatch)
     assert isinstance(outcome(open_segment, buffer, **EXPECTED), memoryview | SegmentMismatch)
+    assert isinstance(outcome(open_layers, buffer, **EXPECTED), SegmentLayers | SegmentMismatch)
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({10: b"\x09"}, MismatchReason.DTYPE),
-        ({12: b"\x01"}, MismatchReason.CODEC),
+        ({12: b"\x05"}, MismatchReason.CODEC),  # unknown
+        ({12: b"\x02"}, MismatchReason.HEADER),  # an exact segment in a lossy form
         ({14: b"\x00"}, MismatchReason.KIND),
         ({14: b"\x03"}, MismatchReason.KIND),
         ({20: b"\x03"}, MismatchReason.HEADER),  # three halves
@@ -200,28 +307,77 @@ def test_a_forged_header_never_raises_anything_but_a_mismatch(changes):
         ({88: KEY}, MismatchReason.HEADER),  # its own parent
         ({36: b"\xff" * 4}, MismatchReason.HEADER),  # ends beyond the last number
         ({48: b"\x01"}, MismatchReason.HEADER),  # another length than the shape's
-        ({44: b"\x01"}, MismatchReason.HEADER),  # zeros that are none
-        ({159: b"\x01"}, MismatchReason.HEADER),
+        ({44: b"\x01"}, MismatchReason.HEADER),  # a level of what has none
+        ({46: b"\x02"}, MismatchReason.HEADER),  # an unknown fidelity
+        ({160: b"\x01"}, MismatchReason.HEADER),  # a profile of what has none
+        ({192: b"\x01"}, MismatchReason.HEADER),  # zeros that are none
     ],
 )
 def test_an_impossible_header_is_refused_although_its_checksum_is_right(changes, reason):
     assert header_refusal(forged(changes)) is reason
 
 
-def test_another_segments_header_on_this_payload_is_refused():
-    other = bytearray(HEADER_BYTES + len(PAYLOAD))
+@pytest.mark.parametrize(
+    "lengths", [(LAYER_BYTES - 1, LAYER_BYTES + 1), (0, 2 * LAYER_BYTES), (2**64 - 1, LAYER_BYTES)]
+)
+def test_a_raw_segments_table_of_other_lengths_is_refused_although_its_checksum_is_right(lengths):
+    changes = {HEADER_BYTES + 24 * index: struct.pack("<Q", length) for index, length in enumerate(lengths)}
+    assert refusal(forged(changes)) is MismatchReason.LENGTH
+
+
+@pytest.mark.parametrize("lengths", [(22, 1), (21, 0), (23, 0), (2**64 - 1, 0), (2**63, 2**63)])
+def test_a_table_that_is_not_the_bodys_is_refused_although_its_checksum_is_right(lengths):
+    changes = {HEADER_BYTES + 24 * index: struct.pack("<Q", length) for index, length in enumerate(lengths)}
+    assert outcome(read_layers, forged(changes, CODED), **NAMED).reason is MismatchReason.LENGTH
+
+
+@pytest.mark.parametrize("layers", [3, 1000, 2**32 - 1])
+def test_nothing_is_allocated_for_layers_that_a_header_merely_states(layers):
+    body_bytes = table_bytes(layers) + layers * LAYER_BYTES
+    changes = {16: struct.pack("<I", layers), 48: struct.pack("<Q", body_bytes)}
+    assert outcome(read_layers, forged(changes), **NAMED).reason is MismatchReason.TRUNCATED
+
+
+def test_a_body_is_at_most_a_little_larger_than_the_raw_one():
+    most = table_bytes(LAYERS) + len(PAYLOAD) + LAYERS * SLACK_BYTES
+    assert replace(CODED_HEADER, body_bytes=most).body_bytes == most
+    for body_bytes in (most + 1, table_bytes(LAYERS) - 1, -1):
+        with pytest.raises(ValueError, match="body"):
+            replace(CODED_HEADER, body_bytes=body_bytes)
+
+
+def test_another_segments_header_on_these_layers_is_refused():
+    other = bytearray(len(SEALED))
     seal(other, HEADER)
-    assert refusal(other[:HEADER_BYTES] + PAYLOAD) is MismatchReason.CHECKSUM
+    assert refusal(other[:HEADER_BYTES] + SEALED[HEADER_BYTES:]) is MismatchReason.CHECKSUM
+    assert refusal(other[:START] + PAYLOAD) is MismatchReason.CHECKSUM
+
+
+def test_two_layers_that_changed_places_are_refused():
+    swapped = SEALED[:START] + PAYLOAD[LAYER_BYTES:] + PAYLOAD[:LAYER_BYTES]
+    assert refusal(swapped) is MismatchReason.CHECKSUM
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"key": b"short"}, "32 bytes"),
+        ({"tenant": "acme"}, "tenant tag"),
+        ({"tenant": tenant_tag("acme").upper()}, "tenant tag"),
+        ({"tenant": "0" * 16}, "tenant tag"),
         ({"codec": "zip"}, "codec"),
+        ({"codec": "int8"}, "exact segment has no lossy form"),
+        ({"codec": "lossless", "level": 1}, "level"),
+        ({"level": 1}, "level"),
+        ({"codec": "int8", "fidelity": "tolerant", "level": -1}, "level"),
+        ({"codec": "int8", "fidelity": "tolerant", "level": 2**16}, "level"),
+        ({"codec": "cachegen", "fidelity": "tolerant", "profile": b"short"}, "16 bytes"),
+        ({"codec": "cachegen", "fidelity": "tolerant", "profile": bytes(16)}, "16 bytes"),
+        ({"codec": "lossless", "profile": PROFILE}, "lossy"),
+        ({"fidelity": "roughly"}, "fidelity"),
         ({"dtype": "int4"}, "dtype"),
         ({"shape": (2, 3, 4, 1, 8)}, "shape"),
-        ({"payload_bytes": 1}, "payload|bytes"),
+        ({"body_bytes": 1}, "body"),
         ({"parent": b"short"}, "32 bytes"),
         ({"parent": bytes(32)}, "zero"),
         ({"parent": b""}, "not zero"),
@@ -232,8 +388,8 @@ def test_another_segments_header_on_this_payload_is_refused():
         ({"num_blocks": 0}, "at least one block"),
         ({"num_blocks": 3}, "blocks of one size"),
         ({"start_block": 2**32 - 1}, "numbers up to"),
-        ({"shape": (2**32, 2, 4, 1, 8), "payload_bytes": 2**39}, "numbers up to"),
-        ({"shape": (2**31, 2, 4, 2**15, 2**15), "payload_bytes": 2**65}, "numbers up to"),
+        ({"shape": (2**32, 2, 4, 1, 8), "body_bytes": 2**39 + 24 * 2**32}, "numbers up to"),
+        ({"shape": (1, 2, 2**30, 2**16, 2**16), "body_bytes": 2**64 + 64}, "numbers up to"),
     ],
 )
 def test_a_header_that_the_format_cannot_express_is_refused(change, message):
@@ -241,6 +397,26 @@ def test_a_header_that_the_format_cannot_express_is_refused(change, message):
         replace(HEADER, **change)
 
 
-def test_sealing_a_buffer_of_the_wrong_size_is_refused():
+def test_sealing_what_is_not_the_headers_size_is_refused():
     with pytest.raises(ValueError, match="buffer has"):
         seal(bytearray(HEADER_BYTES), HEADER)
+    for section_bytes in ([5, 5], [len(CODED), 0], [-1, 23]):
+        with pytest.raises(ValueError, match="section"):
+            seal(bytearray(CODED), CODED_HEADER, section_bytes)
+    unfinished = SegmentSealer(bytearray(SEALED), HEADER)
+    unfinished.add()
+    with pytest.raises(ValueError, match="1 sections"):
+        unfinished.finish()
+    unfinished.add()
+    with pytest.raises(ValueError, match="does not fit"):
+        unfinished.add()
+
+
+def test_a_segment_of_the_version_before_is_refused_by_name():
+    assert header_refusal(forged({8: b"\x03"})) is MismatchReason.VERSION
+    assert stated_body_bytes(forged({8: b"\x03"})) is None
+
+
+def test_the_tag_of_a_tenant_survives_in_the_header_and_does_not_tell_the_name():
+    assert read_header(SEALED).tenant == TENANT == tenant_tag("acme") != tenant_tag("acm")
+    assert b"acme" not in SEALED

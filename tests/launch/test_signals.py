@@ -62,6 +62,7 @@ def in_a_terminal(said: Path, *before: str, closing_s: float = 5.0) -> tuple[int
     """Start a listener that leads the session of a new terminal. Returns its number, and the terminal to be closed."""
     number, terminal = pty.fork()
     if number == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # where the tests themselves run under nohup
         os.chdir(PROJECT_ROOT)
         command = [*before, *COMMAND, str(said), str(closing_s)]
         os.execvp(command[0], command)

@@ -1,0 +1,91 @@
+"""Long work of the control API: answered 202 with a job, which is then polled.
+
+Invariants: at most `MOST_RUNNING` jobs run and `MOST_KEPT` are remembered, the oldest ended one is forgotten first; a
+tenant sees no other's jobs; every job ends, by its own deadline. Lives in the ingress and ends with it. One event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.errors import OverloadedError
+
+logger = logging.getLogger(__name__)
+
+MOST_RUNNING = 64
+MOST_KEPT = 1000
+RUNNING, DONE, FAILED = "running", "done", "failed"
+
+
+@dataclass(slots=True)
+class Job:
+    """One piece of work. `result`: what the manager answered, once it is done; `message`: why it failed."""
+
+    kind: str
+    tenant: str
+    job_id: str = field(default_factory=lambda: f"job-{secrets.token_hex(8)}")
+    status: str = RUNNING
+    result: dict[str, Any] = field(default_factory=dict)
+    message: str | None = None
+
+    def report(self) -> dict[str, Any]:
+        """The job as the API shows it."""
+        return {
+            "id": self.job_id,
+            "object": "crosskv.job",
+            "kind": self.kind,
+            "status": self.status,
+            "message": self.message,
+            **self.result,
+        }
+
+
+class Jobs:
+    """See the module's docstring."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, Job] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, kind: str, tenant: str, work: Callable[[], Awaitable[dict[str, Any]]]) -> Job:
+        """Begin `work`. It answers a dict whose `outcome` is "done" or the reason why not, with a `message` then.
+
+        Raises:
+            OverloadedError: too many jobs run already.
+        """
+        if len(self._tasks) >= MOST_RUNNING:
+            raise OverloadedError("Too many moves are under way. Please try again later.")
+        job = Job(kind, tenant)
+        self._forget_ended()
+        self._jobs[job.job_id] = job
+        task = asyncio.get_running_loop().create_task(self._run(job, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return job
+
+    def find(self, job_id: str, tenant: str) -> Job | None:
+        """A tenant's job by its id; None when there is none (any more)."""
+        job = self._jobs.get(job_id)
+        return job if job is not None and job.tenant == tenant else None
+
+    async def _run(self, job: Job, work: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+        try:
+            job.result = await work()
+        except Exception:
+            logger.warning("%s %s failed", job.kind, job.job_id, exc_info=True)
+            job.status, job.message = FAILED, "The KV manager did not answer."
+            return
+        job.message = job.result.pop("message", None)
+        job.status = DONE if job.result.get("outcome") == "done" else FAILED
+
+    def _forget_ended(self) -> None:
+        for job_id, job in list(self._jobs.items()):
+            if len(self._jobs) < MOST_KEPT:
+                return
+            if job.status != RUNNING:
+                del self._jobs[job_id]

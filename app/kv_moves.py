@@ -1,0 +1,126 @@
+"""The control API's orders: pin and unpin a prompt's KV, bring it to a replica's device, move it between replicas."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.responses import JSONResponse
+from vllm.exceptions import GracefulHTTPError
+from vllm.renderers.online_renderer import OnlineRenderer
+
+from app.control_api import ask
+from app.kv_jobs import Job, Jobs
+from app.prompt_choice import PromptChoice
+from app.prompt_keys import PromptKeys
+from app.replica_handle import ControlPlane
+from app.request_context import current_request
+
+PREFIX = "/api/v1/kv"
+PATHS = frozenset(f"{PREFIX}/{name}" for name in ("pin", "unpin", "prefetch", "move"))
+
+Rank = Annotated[int, Field(ge=0, lt=100_000, strict=True)]
+
+# Why the manager refuses, and the status that says so.
+REFUSALS = {
+    "unknown_key": HTTPStatus.NOT_FOUND,
+    "no_replica": HTTPStatus.NOT_FOUND,
+    "pin_budget": HTTPStatus.CONFLICT,
+    "bad_value": HTTPStatus.BAD_REQUEST,
+}
+
+
+class RefusedError(GracefulHTTPError):
+    """The manager will not do it: an answer in OpenAI's shape, with its sentence."""
+
+
+class PinBody(PromptChoice):
+    """Body of POST /api/v1/kv/pin."""
+
+    ttl_s: float = Field(3600.0, gt=0, le=86_400)
+
+
+class PrefetchBody(PromptChoice):
+    """Body of POST /api/v1/kv/prefetch: bring the prompt's KV to this replica's device."""
+
+    replica: Rank
+    deadline_s: float = Field(10.0, gt=0, le=60)
+
+
+class MoveBody(PromptChoice):
+    """Body of POST /api/v1/kv/move: from one replica's device to another's."""
+
+    source: Rank
+    target: Rank
+    deadline_s: float = Field(10.0, gt=0, le=60)
+
+
+def moves_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys) -> APIRouter:
+    """The routes for orders, under /api/v1/kv."""
+    router = APIRouter(prefix=PREFIX)
+    jobs = Jobs()
+
+    async def hashes_of(prompt: PromptChoice) -> list[bytes]:
+        hashes = await prompt.hashes(renderer, keys)
+        if not hashes:
+            message = f"The prompt has no full block of {keys.block_size} tokens, so no KV of it is kept."
+            raise RefusedError(message, HTTPStatus.BAD_REQUEST)
+        return hashes
+
+    def accepted(job: Job) -> JSONResponse:
+        url = f"{PREFIX}/jobs/{job.job_id}"
+        return JSONResponse({**job.report(), "url": url}, status_code=HTTPStatus.ACCEPTED, headers={"Location": url})
+
+    @router.post("/pin")
+    async def pin(body: PinBody) -> dict[str, Any]:
+        """Keep the KV of a prompt's known beginning in the shared tiers for `ttl_s` seconds."""
+        return granted(await ask(control.pin(await hashes_of(body), body.ttl_s)))
+
+    @router.post("/unpin")
+    async def unpin(body: PromptChoice) -> dict[str, Any]:
+        """End what `pin` began; a prompt that is not pinned stays as it is."""
+        return granted(await ask(control.unpin(await hashes_of(body))))
+
+    @router.post("/prefetch")
+    async def prefetch(body: PrefetchBody) -> JSONResponse:
+        """Bring the KV of a prompt's known beginning to a replica's device, before it is asked for."""
+        hashes = await hashes_of(body)
+        return accepted(
+            jobs.start(
+                "prefetch", current_request().tenant, lambda: control.prefetch(hashes, body.replica, body.deadline_s)
+            )
+        )
+
+    @router.post("/move")
+    async def move(body: MoveBody) -> JSONResponse:
+        """Move the KV of a prompt's known beginning from one replica's device to another's."""
+        if body.source == body.target:
+            raise RefusedError("`source` and `target` are the same replica.", HTTPStatus.BAD_REQUEST)
+        hashes = await hashes_of(body)
+        return accepted(
+            jobs.start(
+                "move",
+                current_request().tenant,
+                lambda: control.move(hashes, body.source, body.target, body.deadline_s),
+            )
+        )
+
+    @router.get("/jobs/{job_id}")
+    async def job(job_id: str) -> dict[str, Any]:
+        """How far a job of this tenant is."""
+        found = jobs.find(job_id, current_request().tenant)
+        if found is None:
+            raise RefusedError("There is no such job (any more).", HTTPStatus.NOT_FOUND)
+        return found.report()
+
+    return router
+
+
+def granted(answer: dict[str, Any]) -> dict[str, Any]:
+    """What the manager answered. Raises RefusedError, with the manager's sentence, when it refused."""
+    refused = answer.get("refused")
+    if refused is not None:
+        raise RefusedError(answer["message"], REFUSALS.get(refused, HTTPStatus.CONFLICT))
+    return answer

@@ -1,0 +1,64 @@
+"""GET /api/v1/layerwise/stats: how long the layers of layerwise loads took, by replica.
+
+The replicas are asked for what they show in /metrics (`deployments.layerwise_times`): there is one way to ask them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from fastapi import APIRouter
+
+from app.metrics import SOURCE_TIMEOUT_S
+
+logger = logging.getLogger(__name__)
+
+PATHS = frozenset({"/api/v1/layerwise/stats"})
+
+_SAMPLE = re.compile(r"crosskv_layerwise_layer_(loads|load_ms|waits|wait_ms)_total\{(.*)\} (\S+)")
+_LABEL = re.compile(r'(replica|layer)="(\d+)"')
+
+
+def layerwise_router(sources: Sequence[Callable[[], Awaitable[str]]]) -> APIRouter:
+    """The route; `sources` are `app.replica_handle.Backend.metrics`."""
+    router = APIRouter()
+
+    async def text_of(source: Callable[[], Awaitable[str]]) -> str:
+        try:
+            async with asyncio.timeout(SOURCE_TIMEOUT_S):
+                return await source()
+        except Exception:
+            logger.warning("a part gave no metrics", exc_info=True)
+            return ""
+
+    @router.get("/api/v1/layerwise/stats")
+    async def stats() -> dict[str, Any]:
+        """By replica and layer, over all its layerwise loads; a replica that does not answer is left out."""
+        return {"layer_times": layer_times(await asyncio.gather(*map(text_of, sources)))}
+
+    return router
+
+
+def layer_times(texts: Sequence[str]) -> list[dict[str, Any]]:
+    """By replica and layer: how many loads, the mean milliseconds that the layer took, and that the engine waited."""
+    sums: dict[tuple[int, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for text in texts:
+        for name, labels, value in _SAMPLE.findall(text):
+            place = {label: int(number) for label, number in _LABEL.findall(labels)}
+            if len(place) == 2:
+                sums[place["replica"], place["layer"]][name] += float(value)
+    return [
+        {
+            "replica": replica,
+            "layer": layer,
+            "count": int(of["loads"]),
+            "load_ms": of["load_ms"] / of["loads"] if of["loads"] else 0.0,
+            "wait_ms": of["wait_ms"] / of["waits"] if of["waits"] else 0.0,
+        }
+        for (replica, layer), of in sorted(sums.items())
+    ]

@@ -1,0 +1,79 @@
+"""How the control API is told of which prompt's KV it shall speak: by text, by token ids, or by a chat's messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from vllm.entrypoints.generate.base.protocol import validate_cache_salt
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.exceptions import VLLMValidationError
+from vllm.renderers.online_renderer import OnlineRenderer
+
+from app.fidelity import read_field
+from app.prompt_keys import PromptKeys
+from app.request_context import current_request
+
+LARGEST_TOKEN_ID = 999_999_999
+
+
+class PromptChoice(BaseModel):
+    """A prompt of the tenant who asks: exactly one of `text`, `tokens` and `messages`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: str | None = None
+    tokens: list[Annotated[int, Field(strict=True)]] | None = None
+    messages: list[Any] | None = None
+    cache_salt: str | None = None
+    """What the prompt's requests send as `cache_salt`."""
+    kv_cache: Any = None
+    """What they send as `kv_cache` (`app.fidelity`)."""
+
+    async def token_ids(self, renderer: OnlineRenderer) -> list[int]:
+        """The tokens that a request with this prompt would send. Raises vLLM's client errors, which are answered 400.
+
+        As for a completion (`text`), a chat (`messages`), or as given (`tokens`).
+        """
+        if sum(given is not None for given in (self.text, self.tokens, self.messages)) != 1:
+            raise VLLMValidationError("Give exactly one of `text`, `tokens` and `messages`.")
+        validate_cache_salt(self.cache_salt)
+        if self.tokens is not None:
+            if not self.tokens or not all(0 <= token <= LARGEST_TOKEN_ID for token in self.tokens):
+                raise VLLMValidationError("`tokens` must be token ids, such as 1, 17 and 2.", parameter="tokens")
+            return self.tokens
+        if self.messages is not None:
+            return await _render_chat(renderer, self.messages)
+        return await _render_text(renderer, self.text or "")
+
+    async def hashes(self, renderer: OnlineRenderer, keys: PromptKeys) -> list[bytes]:
+        """The hashes of the prompt's full blocks, under the salt of the tenant who asks; see `token_ids`."""
+        return self.hashes_of(await self.token_ids(renderer), keys)
+
+    def hashes_of(self, token_ids: list[int], keys: PromptKeys) -> list[bytes]:
+        """The hashes of the full blocks of what `token_ids` has returned. Raises as that does."""
+        tenant = current_request().tenant
+        fidelity = keys.fidelity.of(tenant, read_field(self.kv_cache))
+        return keys.hashes(token_ids, keys.salt(tenant, self.cache_salt, fidelity))
+
+
+async def _render_text(renderer: OnlineRenderer, text: str) -> list[int]:
+    """The tokens that /v1/completions would make of `text`."""
+    (prompt,) = await renderer.preprocess_completion(CompletionRequest(prompt=text, max_tokens=1), text, None)
+    return list(prompt["prompt_token_ids"])  # type: ignore[typeddict-item]
+
+
+async def _render_chat(renderer: OnlineRenderer, messages: list[Any]) -> list[int]:
+    """The tokens that /v1/chat/completions would make of `messages`."""
+    try:
+        request = ChatCompletionRequest.model_validate({"messages": messages, "max_tokens": 1})
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from None
+    rendered = await renderer.render_chat(request)
+    if isinstance(rendered, ErrorResponse):
+        raise VLLMValidationError(rendered.error.message, parameter="messages")
+    _, (prompt,) = rendered
+    return list(prompt["prompt_token_ids"])  # type: ignore[typeddict-item]

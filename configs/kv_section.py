@@ -1,0 +1,204 @@
+"""The settings of the shared KV cache: what is kept, where, and how long anything may wait for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ByteSize, Field, field_validator
+
+from configs.layerwise_section import LayerwiseSettings
+from configs.model_folder import PROJECT_ROOT
+from configs.sections import Section
+
+EMBEDDED_REDIS = "embedded"
+"""Value of `kv.redis_url`: the server starts a Redis of its own."""
+
+Quota = Annotated[ByteSize, Field(gt=0)]
+Fidelity = Literal["exact", "tolerant"]
+
+_REDIS_NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class KVSettings(Section):
+    """The shared KV cache: what is kept, where, and how long anything may wait for it."""
+
+    enabled: bool = Field(True, description="Share KV between replicas. Off: every request computes its whole prompt.")
+    segment_tokens: int = Field(
+        256,
+        ge=1,
+        description="Tokens per segment, the unit that is stored, moved and evicted. A multiple of the block size.",
+    )
+    cpu_tier_bytes: ByteSize = Field(
+        ByteSize(1024**3), ge=0, description="Budget of the CPU tier on each node, such as `1GiB`. 0: no CPU tier."
+    )
+    cpu_high_water: float = Field(
+        0.9,
+        gt=0,
+        le=1,
+        description="Share of `cpu_tier_bytes` above which the coldest segments move to Redis.",
+    )
+    redis_url: str | None = Field(
+        EMBEDDED_REDIS,
+        repr=False,  # may hold a password
+        description="Where the Redis tier is: `embedded` (the server starts one of its own), `redis://host:6379/0`, "
+        "`rediss://…` (TLS) or `unix://path`; `null`: no Redis tier.",
+    )
+    redis_required: bool = Field(
+        False, description="Refuse to start without a usable Redis. Off: go on with two tiers, and `/health` says so."
+    )
+    redis_bytes: ByteSize = Field(
+        ByteSize(1024**3), gt=0, description="Budget of KV in Redis. On this machine when Redis is embedded."
+    )
+    redis_folder: str = Field(
+        ".crosskv/redis",
+        min_length=1,
+        description="Folder (relative to the project) where an embedded Redis keeps its data over restarts.",
+    )
+    redis_namespace: str = Field(
+        "default",
+        description="First part of every name in Redis: letters, digits, `.`, `_`, `-`. Servers that share a Redis "
+        "need a namespace each.",
+    )
+    redis_min_uses: float = Field(
+        1.0,
+        ge=1,
+        description="Uses after which a segment is copied to Redis in the background. 1: every segment.",
+    )
+    redis_expire_s: int = Field(
+        604_800, ge=0, description="Time after which Redis forgets a segment, from its copying on. 0: never."
+    )
+    redis_deadline_s: float = Field(
+        0.5, gt=0, description="Longest wait for one answer of Redis. At most `load_deadline_s`."
+    )
+    redis_codec: Literal["lossless", "raw"] = Field(
+        "lossless",
+        description="How KV is stored in Redis: `lossless` (entropy-coded, bit by bit the same when it is read) or "
+        "`raw`, as it lies in memory.",
+    )
+    tolerant_codec: Literal["cachegen", "int8"] = Field(
+        "cachegen",
+        description="How KV of `fidelity: tolerant` is stored in Redis: by CacheGen's codec, or as 8-bit integers. "
+        "KV of `fidelity: exact` never is.",
+    )
+    tolerant_level: int = Field(
+        2, ge=1, le=3, description="Level of `tolerant_codec: cachegen`: 1 loses least, 3 takes least room."
+    )
+    codec_profiles: str = Field(
+        ".crosskv/profiles",
+        min_length=1,
+        description="Folder (relative to the project) of the codec profiles that `make profile-codec` writes. A model "
+        "without one is coded with a generic one.",
+    )
+    prefetch_workers: int = Field(
+        2, ge=1, le=64, description="Processes per node that copy between Redis and the CPU tier."
+    )
+    save_answers: bool = Field(
+        True, description="Keep the KV of generated tokens too, for the conversation's next turn."
+    )
+    plan_deadline_s: float = Field(
+        0.25, gt=0, description="Longest wait for the manager's plan; then the prompt is recomputed."
+    )
+    load_deadline_s: float = Field(
+        2.0, gt=0, description="Longest wait for a load; what has not come by then is recomputed."
+    )
+    tier_deadline_s: float = Field(
+        0.5,
+        gt=0,
+        description="Longest wait within a load for the next segment; `redis_deadline_s` longer where Redis has it.",
+    )
+    save_deadline_s: float = Field(
+        30.0, gt=0, description="Longest time that a save may take; then its room is given back."
+    )
+    lease_s: float = Field(
+        30.0, gt=0, description="How long a planned segment is safe from eviction. At least `load_deadline_s`."
+    )
+    load_or_recompute: Literal["auto", "load", "recompute"] = Field(
+        "auto",
+        description="Which of a prompt's stored KV is loaded: `auto`, as much as brings the first token soonest, by "
+        "measured rates (docs/load_or_recompute.md); `load`, all; `recompute`, none (it is stored all the same).",
+    )
+    device_policy: Literal["hotness", "lru"] = Field(
+        "hotness",
+        description="Which KV leaves a full device first: what the manager counts as coldest, or what was used least "
+        "recently (vLLM's own order).",
+    )
+    device_pin_share: float = Field(
+        0.5, gt=0, lt=1, description="Share of each device's blocks that may be pinned at most."
+    )
+    speculative_prefetch: bool = Field(
+        True,
+        description="After an answer, keep the conversation's KV on the device to which its next turn will be routed, "
+        "or bring it there, by how soon turns came so far.",
+    )
+    speculation_blocks_share: float = Field(
+        0.4,
+        gt=0,
+        le=0.5,
+        description="Share of each device's blocks that `speculative_prefetch` may fill and keep.",
+    )
+    hotness_half_life_requests: int = Field(
+        1000, ge=1, description="Requests after which one use of a prefix counts half as much."
+    )
+    eviction_policy: str = Field(
+        "lfu",
+        min_length=1,
+        description="Which segments leave a full tier first: `lfu`, `lru`, `arc`, `slru`, `w-tinylfu`, or a class of "
+        "yours as `module:Class` (docs/policies.md).",
+    )
+    pin_budget_bytes: ByteSize = Field(
+        ByteSize(256 * 1024**2),
+        ge=0,
+        description="KV that may be pinned (`POST /api/v1/kv/pin`) at most. 0: nothing can be pinned.",
+    )
+    tenant_cpu_bytes: dict[str, Quota] = Field(
+        default_factory=dict,
+        description="By tenant, the part of each CPU tier that is its own: it gets no more, and nobody else gets it. "
+        "The other tenants share the rest.",
+    )
+    tenant_redis_bytes: dict[str, Quota] = Field(
+        default_factory=dict, description="By tenant, the part of Redis that is its own, as `tenant_cpu_bytes`."
+    )
+    fidelity: Fidelity = Field(
+        "exact",
+        description="Which KV prompts may be answered with, where neither the tenant nor the request says: `exact`, "
+        "bit by bit what the model computes, or `tolerant`, also what was stored smaller with loss (docs/fidelity.md).",
+    )
+    tenant_fidelity: dict[str, Fidelity] = Field(
+        default_factory=dict, description="By tenant, its own `fidelity`, where the request says nothing."
+    )
+    ttft_target_s: float | None = Field(
+        None,
+        gt=0,
+        description="When a tolerant prompt's first token shall be there: a load that would miss it at the speed that "
+        "it has is ended, and the rest computed, where that is faster. Empty: a load has `load_deadline_s`.",
+    )
+    max_ghosts: int = Field(100_000, ge=0, description="Evicted segments whose use count is still remembered.")
+    layerwise: LayerwiseSettings = Field(
+        default_factory=LayerwiseSettings, description="KV that moves layer by layer, under the computation."
+    )
+
+    @property
+    def redis_folder_path(self) -> Path:
+        """`redis_folder` as an absolute path; nothing is created."""
+        return (PROJECT_ROOT / Path(self.redis_folder).expanduser()).resolve()
+
+    @property
+    def codec_profiles_path(self) -> Path:
+        """`codec_profiles` as an absolute path; nothing is created."""
+        return (PROJECT_ROOT / Path(self.codec_profiles).expanduser()).resolve()
+
+    @property
+    def redis_embedded(self) -> bool:
+        """Whether the server starts a Redis of its own."""
+        return self.redis_url == EMBEDDED_REDIS
+
+    @field_validator("redis_namespace")
+    @classmethod
+    def _namespace_is_a_plain_name(cls, value: str) -> str:
+        if not _REDIS_NAMESPACE.fullmatch(value):
+            raise ValueError(
+                f"{value!r} is not 1 to 64 letters, digits, '.', '_' and '-'; use a name such as 'default'"
+            )
+        return value

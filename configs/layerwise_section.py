@@ -1,0 +1,44 @@
+"""The settings of layerwise transfer (`kv.layerwise`): KV moves by groups of layers, under the computation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ByteSize, Field
+
+from configs.sections import Section
+
+GROUPS = 8
+"""Groups of layers that a model has where `group_layers` does not say: an eighth is what cannot hide."""
+LEAST_DEFAULT_BUFFER_BYTES = 256 * 1024**2
+
+
+class LayerwiseSettings(Section):
+    """Layerwise transfer: KV moves a group of layers at a time, while the engine computes the others."""
+
+    enabled: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="`auto`: load layerwise where that is expected to hide more than loading whole prefixes beside the "
+        "engine, and save layerwise on CUDA. `on`: wherever a tier can bring layers. `off`: never.",
+    )
+    buffer_bytes: ByteSize | None = Field(
+        None,
+        gt=0,
+        description="Host memory per replica for KV that moves layerwise, at most. Empty: one group of layers of the "
+        "longest prompt, and 256MiB at least. Less than that group is refused when a replica starts.",
+    )
+    group_layers: int | None = Field(
+        None, ge=1, description="Layers that move together. Empty: an eighth of the model's, at least one."
+    )
+
+    def saves(self, on_cuda: bool) -> bool:
+        """Whether KV is saved layerwise too. On the CPU backend that brings nothing (docs/layerwise.md)."""
+        return self.enabled == "on" or (self.enabled == "auto" and on_cuda)
+
+    def buffer_for(self, least_bytes: int) -> int:
+        """The buffer in bytes, where a group of layers of the longest prompt has `least_bytes`."""
+        return int(self.buffer_bytes or max(least_bytes, LEAST_DEFAULT_BUFFER_BYTES))
+
+    def layers_per_group(self, layers: int) -> int:
+        """Layers that move together, of a model with so many."""
+        return min(layers, self.group_layers or max(1, layers // GROUPS))

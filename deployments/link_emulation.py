@@ -1,0 +1,106 @@
+"""A slow network in front of a fast Redis: for measurements and tests on one machine, never in production.
+
+Each call of a `SegmentStore` holds one connection from its request to the last byte of its answer. So pacing each call
+paces each connection: a call takes at least one delay per round trip and its bytes at the link's rate. What the real
+transfer took is part of that; two calls at a time are two connections, and have the rate twice, as with a network whose
+limit is the single connection (its window, its share at a proxy, one core's TLS) and not the sum.
+
+A link may be throttled while it is used: through a file that every call reads (`EmulatedLink.control_file`), for the
+calls come from several processes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deployments.redis_store import PART_BYTES
+from deployments.segment_store import SegmentStore, StoredHeader, StoreTimeoutError
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedLink:
+    """Bytes per second of each connection (0: as fast as it is), and seconds that each round trip takes longer."""
+
+    bytes_per_s: float = 0.0
+    delay_s: float = 0.0
+    control_file: str = ""
+    """A file whose two numbers, as `throttle` writes them, replace those above at each call."""
+
+    def __bool__(self) -> bool:
+        return bool(self.bytes_per_s or self.delay_s or self.control_file)
+
+    def throttle(self, bytes_per_s: float, delay_s: float = 0.0) -> None:
+        """Let all calls from now on, in any process, find another link. Needs a `control_file`."""
+        path = Path(self.control_file)
+        beside = path.with_suffix(".new")
+        beside.write_text(f"{bytes_per_s!r} {delay_s!r}")
+        beside.replace(path)  # no call reads half of it
+
+    def now(self) -> EmulatedLink:
+        """The link as it is for a call that begins now."""
+        if not self.control_file:
+            return self
+        bytes_per_s, delay_s = map(float, Path(self.control_file).read_text().split())
+        return EmulatedLink(bytes_per_s, delay_s)
+
+    def seconds(self, nbytes: int) -> float:
+        """The least time for a segment of so many bytes: a round trip for each of its parts."""
+        round_trips = max(1, -(-nbytes // PART_BYTES))
+        return round_trips * self.delay_s + (nbytes / self.bytes_per_s if self.bytes_per_s else 0.0)
+
+    def __str__(self) -> str:
+        rate = f"{self.bytes_per_s / 1e6:g} MB/s per connection" if self.bytes_per_s else "no limit of its rate"
+        return f"{1000 * self.delay_s:g} ms, {rate}"
+
+
+NO_LINK = EmulatedLink()
+
+
+class LinkedStore:
+    """Any `SegmentStore` behind an emulated link. Listing headers is slowed by one round trip."""
+
+    def __init__(self, inner: SegmentStore, link: EmulatedLink, deadline_s: float) -> None:
+        self._inner = inner
+        self._link = link
+        self._deadline_s = deadline_s
+
+    def get(self, key: bytes) -> bytes | None:
+        """See `SegmentStore.get`."""
+        link, began = self._begin()
+        sealed = self._inner.get(key)
+        _pace(link, began, len(sealed or b""))
+        return sealed
+
+    def put(self, key: bytes, sealed: Any) -> None:
+        """See `SegmentStore.put`."""
+        link, began = self._begin()
+        self._inner.put(key, sealed)
+        _pace(link, began, memoryview(sealed).nbytes)
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        """See `SegmentStore.delete`."""
+        link, began = self._begin()
+        deleted = self._inner.delete(keys)
+        _pace(link, began, 0)
+        return deleted
+
+    def headers(self) -> Iterator[list[StoredHeader]]:
+        """See `SegmentStore.headers`."""
+        _pace(self._link.now(), time.monotonic(), 0)
+        return self._inner.headers()
+
+    def _begin(self) -> tuple[EmulatedLink, float]:
+        """The link, and when the call began. A round trip beyond the deadline ends there, as with a Redis that far."""
+        link = self._link.now()
+        if link.delay_s > self._deadline_s:
+            time.sleep(self._deadline_s)
+            raise StoreTimeoutError("Redis does not answer in time (emulated link)")
+        return link, time.monotonic()
+
+
+def _pace(link: EmulatedLink, began: float, nbytes: int) -> None:
+    time.sleep(max(0.0, began + link.seconds(nbytes) - time.monotonic()))

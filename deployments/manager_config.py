@@ -1,0 +1,47 @@
+"""What the KV manager is told at its start, out of the settings, and whether it can work, asked before the start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from configs.settings import Settings, SettingsError
+from kvmanager.config import ManagerConfig
+from kvmanager.keys import tenant_tag
+from kvmanager.locations import Tier
+from kvmanager.manager import KVManager
+
+
+def manager_config(settings: Settings) -> ManagerConfig:
+    """Pick it out of the settings."""
+    kv = settings.kv
+    return ManagerConfig(
+        blocks_per_segment=settings.blocks_per_segment,
+        block_tokens=settings.block_size_tokens,
+        load_or_recompute=kv.load_or_recompute,
+        most_load_s=kv.load_deadline_s,
+        lease_s=kv.lease_s,
+        save_s=kv.save_deadline_s,
+        half_life_requests=kv.hotness_half_life_requests,
+        max_ghosts=kv.max_ghosts,
+        cpu_high_water=kv.cpu_high_water,
+        redis_min_uses=kv.redis_min_uses,
+        eviction_policy=kv.eviction_policy,
+        pin_budget_bytes=int(kv.pin_budget_bytes),
+    )
+
+
+def tenant_quotas(settings: Settings) -> dict[Tier, dict[str, int]]:
+    """Bytes by tier and by the tag that a tenant has in the index."""
+    return {Tier.CPU: _by_tag(settings.kv.tenant_cpu_bytes), Tier.REDIS: _by_tag(settings.kv.tenant_redis_bytes)}
+
+
+def require_policy(settings: Settings) -> None:
+    """Raise SettingsError, in one sentence, where `kv.eviction_policy` names none that can be used."""
+    try:
+        KVManager(manager_config(settings), epoch=0)
+    except ValueError as error:
+        raise SettingsError(f"kv.eviction_policy: {error}.") from None
+
+
+def _by_tag(quotas: Mapping[str, int]) -> dict[str, int]:
+    return {tenant_tag(tenant): int(nbytes) for tenant, nbytes in quotas.items()}

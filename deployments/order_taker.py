@@ -1,0 +1,104 @@
+"""A replica's ear for the manager: registers with it, again with every new one, and carries out its orders.
+
+One long poll at a time, which is the replica's heartbeat too. Every order is a task of its own, so that a long one
+(a promotion) holds up neither the heartbeat nor the next order; `deployments.device_orders` keeps the sequence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from deployments.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.ray_port import RayPort
+
+if TYPE_CHECKING:
+    from deployments.device_orders import DeviceOrders
+    from deployments.kv_reuse import KVReuse
+
+logger = logging.getLogger(__name__)
+
+ORDERS_WAIT_S = 2.0
+"""How long one poll for orders waits at the manager."""
+MANAGER_ANSWER_S = 5.0
+MANAGER_RETRY_S = 0.5
+NO_CACHE = {"outcome": "refused_gone"}
+"""What a replica without KV reuse answers to every directive."""
+
+
+class OrderTaker:
+    """See the module's docstring. On the replica's event loop. Without a cache, `reuse` and the like are None."""
+
+    def __init__(
+        self,
+        manager: ManagerClient,
+        name: str,
+        rank: int,
+        node_id: str,
+        fingerprint: bytes,
+        port: RayPort | None,
+        reuse: KVReuse | None,
+        device: DeviceOrders | None,
+    ) -> None:
+        self._manager = manager
+        self._name = name
+        self._rank = rank
+        self._node_id = node_id
+        self._fingerprint = fingerprint
+        self._port = port
+        self._reuse = reuse
+        self._device = device
+        self._orders: set[asyncio.Task[None]] = set()
+        self._polling = asyncio.get_running_loop().create_task(self._poll())
+
+    def close(self) -> None:
+        """Hear no more, and give up what is under way; the engine ends it by itself."""
+        for task in (self._polling, *self._orders):
+            task.cancel()
+
+    async def _poll(self) -> None:
+        while True:
+            try:
+                orders = await self._manager.ask(
+                    "take_orders", self._name, ORDERS_WAIT_S, timeout_s=ORDERS_WAIT_S + MANAGER_ANSWER_S
+                )
+                if orders is None:
+                    await self._register()
+                for order in orders or ():
+                    task = asyncio.get_running_loop().create_task(self._carry_out(order))
+                    self._orders.add(task)
+                    task.add_done_callback(self._orders.discard)
+            except ManagerUnavailableError:
+                await asyncio.sleep(MANAGER_RETRY_S)
+            except Exception:
+                logger.exception("the KV manager's orders could not be taken")
+                await asyncio.sleep(MANAGER_RETRY_S)
+
+    async def _register(self) -> None:
+        hashes = await asyncio.wrap_future(self._reuse.device_hashes()) if self._reuse else []
+        await self._manager.ask(
+            "register_replica",
+            self._name,
+            self._rank,
+            self._node_id,
+            hashes,
+            self._fingerprint,
+            timeout_s=MANAGER_ANSWER_S,
+        )
+
+    async def _carry_out(self, order: dict[str, Any]) -> None:
+        try:
+            result: Any
+            if order["kind"] != "clear_device":
+                result = await self._device.carry_out(order) if self._device else NO_CACHE
+            else:
+                result = await asyncio.wrap_future(self._reuse.clear_device()) if self._reuse else 0
+            if self._port:
+                # The manager shall know what is on the device when it hears that the order is done.
+                await asyncio.to_thread(self._port.flush)
+            await self._manager.ask("acknowledge", order["id"], result, timeout_s=MANAGER_ANSWER_S)
+        except ManagerUnavailableError:
+            pass  # a new manager knows nothing of the order
+        except Exception:
+            logger.exception("an order of the KV manager failed")

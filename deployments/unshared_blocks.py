@@ -1,0 +1,35 @@
+"""Blocks that no other request may use yet: their KV is being loaded by the very step that computes their request.
+
+Leans on vllm 0.32.0's `BlockPool`: `evict_blocks`, `cache_full_blocks`.
+
+vLLM lets a request's blocks into its prefix cache when it allocates them, also those that a synchronous load fills and
+those computed from them. If the load fails, vLLM computes them anew, but until then, or for ever if the request is
+aborted meanwhile, whoever finds them in the prefix cache uses what is not there. So they are taken out of it as soon as
+they are allocated, and let in when the step has been computed: all of them if the whole load was there, else those that
+were, and the others once they have been computed anew. On the engine thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.request import Request
+
+
+def hide_blocks(pool: BlockPool, block_ids: Sequence[int]) -> list[KVCacheBlock]:
+    """Take blocks that were allocated just now out of the prefix cache; returns them."""
+    pool.evict_blocks(set(block_ids))
+    return [pool.blocks[block_id] for block_id in block_ids]
+
+
+def show_blocks(
+    pool: BlockPool, request: Request, blocks: Sequence[KVCacheBlock], first: int, end: int, block_size: int
+) -> None:
+    """Let blocks `first` to `end` of a request into the prefix cache; `blocks` are its hidden ones, from `first` on."""
+    if end > first:
+        before = [pool.null_block] * first  # cache_full_blocks looks only at those from `first` on
+        pool.cache_full_blocks(request, [*before, *blocks], first, end, block_size, kv_cache_group_id=0)

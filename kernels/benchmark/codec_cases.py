@@ -1,0 +1,134 @@
+"""Quantization, entropy coding and RoPE shifts, one thread: K of one layer of a segment in each call.
+
+The numbers are normally distributed, as KV about is in units of its channels' standard deviations; symbols come of
+steps of three quarters of one, which leaves them 2.5 bits of entropy.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import torch
+
+from kernels import rans
+from kernels.benchmark.measuring import Case, Target
+from kernels.quant import (
+    dequantize_groups,
+    dequantize_steps,
+    dequantize_vectors,
+    normal_codebook,
+    quantize_groups,
+    quantize_steps,
+    quantize_vectors,
+)
+from kernels.rope import shift_keys
+
+FAMILIES = ("groups", "vectors", "steps", "rans", "rope")
+TOKENS, HEADS, HEAD_DIM = 256, 8, 128  # of an 8B model: 512 KiB of bfloat16 a call
+CHANNELS = HEADS * HEAD_DIM
+GROUP = 64
+STEP, LIMIT = 0.75, 15
+VALUE_BYTES = 64 * 2**20  # of bfloat16; twice the last-level cache or more
+SYMBOLS = 16 * 2**20
+
+DEQUANTIZE_TARGET = Target("rate", 4.0)
+DECODE_TARGET = Target("rate", 250.0)
+
+
+def codec_cases(families: set[str], value_bytes: int = VALUE_BYTES, num_symbols: int = SYMBOLS) -> Iterator[Case]:
+    """The cases of the families that are asked for; GB/s are of bfloat16 that goes in or comes out."""
+    generator = torch.Generator().manual_seed(0)
+    count = max(2, value_bytes // (TOKENS * CHANNELS * 2))
+    values = [torch.randn(TOKENS, CHANNELS, generator=generator).bfloat16() for _ in range(count)]
+    outs = [torch.empty_like(value) for value in values]
+    if "groups" in families:
+        for bits in (8, 4):
+            yield from _quantizer(
+                "groups", f"groups of {GROUP}, {bits} bits", values, outs,
+                partial(quantize_groups, bits=bits, group=GROUP), partial(dequantize_groups, bits=bits),
+            )  # fmt: skip
+    if "vectors" in families:
+        codebook = normal_codebook(4)
+        yield from _quantizer(
+            "vectors", f"vectors of {HEAD_DIM}, 4 bits",
+            [value.view(-1, HEAD_DIM) for value in values], [out.view(-1, HEAD_DIM) for out in outs],
+            partial(quantize_vectors, codebook=codebook), partial(dequantize_vectors, codebook=codebook),
+        )  # fmt: skip
+    step = torch.full((CHANNELS,), STEP)
+    if "steps" in families:
+        yield from _quantizer(
+            "steps", f"steps of {STEP} standard deviations", values, outs,
+            lambda value: (quantize_steps(value, step, LIMIT),), partial(dequantize_steps, step=step, limit=LIMIT),
+        )  # fmt: skip
+    if "rans" in families:
+        count = max(2, num_symbols // (TOKENS * CHANNELS))
+        yield from _entropy_coder([quantize_steps(value, step, LIMIT).view(-1).numpy() for value in values[:count]])
+    if "rope" in families:
+        yield _rope(values, outs)
+
+
+def _quantizer(
+    family: str,
+    label: str,
+    values: list[torch.Tensor],
+    outs: list[torch.Tensor],
+    quantize: Callable[[torch.Tensor], tuple[torch.Tensor, ...]],
+    dequantize: Callable[..., None],
+) -> Iterator[Case]:
+    coded = [quantize(value) for value in values]
+
+    def quantize_all() -> None:
+        for value in values:
+            quantize(value)
+
+    def dequantize_all() -> None:
+        for parts, out in zip(coded, outs, strict=True):
+            dequantize(*parts, out=out)
+
+    amount, copy = sum(value.nbytes for value in values), partial(_copy_all, values, outs)
+    yield Case(family, f"quantize, {label}", amount, len(values), quantize_all, copy)
+    yield Case(family, f"dequantize, {label}", amount, len(values), dequantize_all, copy, target=DEQUANTIZE_TARGET)
+
+
+def _entropy_coder(symbols: list[np.ndarray]) -> Iterator[Case]:
+    """One table for all of them, as a profile has."""
+    counts = np.sum([np.bincount(each, minlength=2 * LIMIT + 1) for each in symbols], axis=0)
+    table = rans.SymbolTable.from_counts(counts)
+    coded = [rans.encode(each, table) for each in symbols]
+    outs = [np.empty_like(each) for each in symbols]
+    amount = sum(len(each) for each in symbols)
+    bits = 8 * sum(len(each) for each in coded) / amount
+
+    def encode_all() -> None:
+        for each in symbols:
+            rans.encode(each, table)
+
+    def decode_all() -> None:
+        for stream, out in zip(coded, outs, strict=True):
+            rans.decode(stream, table, out)
+
+    def copy() -> None:
+        for each, out in zip(symbols, outs, strict=True):
+            ctypes.memmove(out.ctypes.data, each.ctypes.data, len(each))
+
+    label = f"rANS, {bits:.2f} bits a symbol"
+    yield Case("rans", f"encode, {label}", amount, len(symbols), encode_all, copy, "M symbols/s")
+    yield Case("rans", f"decode, {label}", amount, len(symbols), decode_all, copy, "M symbols/s", DECODE_TARGET)
+
+
+def _rope(values: list[torch.Tensor], outs: list[torch.Tensor]) -> Case:
+    keys = [value.view(TOKENS, HEADS, HEAD_DIM) for value in values]
+    inv_freq = 1e6 ** -(torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+
+    def shift_all() -> None:
+        for k in keys:
+            shift_keys(k, 1000, inv_freq, "neox")
+
+    amount = sum(k.nbytes for k in keys)
+    return Case("rope", "shift of keys in place, neox", amount, len(keys), shift_all, partial(_copy_all, values, outs))
+
+
+def _copy_all(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)

@@ -1,0 +1,117 @@
+"""What every codec is, and how its bytes are read.
+
+A codec turns one layer of a segment, ``kv (2, tokens, kv_heads, head_dim)``, into a *section* of bytes and back.
+Sections know nothing of each other, so that a layer can be read, moved and decoded by itself. A section does not repeat
+what the segment's header says (shape, dtype, codec, level, profile): a decoder takes those from ``out``, and every
+length that a section states is held against them before anything is allocated by it.
+
+Encoding raises ValueError for a tensor that is not such a layer. Decoding raises `kernels.errors.CodecError` for bytes
+that ``encode`` cannot have written, or fills ``out`` with something: whether these were the bytes that were stored is
+for the checksum to say. Both take one thread, the caller's, and may run on several at once: a codec holds no state.
+"""
+
+import struct
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from kernels.errors import CodecError
+
+Shape = tuple[int, int, int, int]
+"""(2, tokens, kv_heads, head_dim): one layer."""
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Codec(Protocol):
+    """One way to store a layer of KV."""
+
+    @property
+    def name(self) -> str:
+        """What settings and headers call it."""
+
+    @property
+    def level(self) -> int:
+        """1 (fine) and up for a codec that has levels, else 0."""
+
+    @property
+    def lossy(self) -> bool:
+        """Whether decoding gives other values than were encoded."""
+
+    @property
+    def profile(self) -> bytes:
+        """Digest (16 bytes) of the profile that both sides must hold; empty without one."""
+
+    @property
+    def generic(self) -> bool:
+        """Whether a profile is in use that nobody measured on this model: worth a line in the log."""
+
+    def encode(self, layer: int, kv: torch.Tensor) -> Bytes:
+        """The section of layer number ``layer``; ``kv`` is contiguous, on the CPU, in one of `DTYPES`."""
+
+    def decode(self, layer: int, coded: bytes | memoryview | Bytes, out: torch.Tensor) -> None:
+        """Fill ``out``, which has the shape and dtype that were encoded. Raises CodecError."""
+
+    def bound(self, shape: Shape, dtype: torch.dtype) -> int:
+        """The most bytes that ``encode`` returns for a layer of this shape."""
+
+
+def check_layer(kv: torch.Tensor) -> None:
+    """Raise ValueError for anything but one layer of KV."""
+    if kv.dim() != 4 or kv.shape[0] != 2 or kv.numel() == 0 or kv.dtype not in DTYPES:
+        raise ValueError(f"a layer is (2, tokens, kv_heads, head_dim) of floats, got {tuple(kv.shape)} of {kv.dtype}")
+    if kv.device.type != "cpu" or not kv.is_contiguous():
+        raise ValueError("codecs work on contiguous tensors on the CPU; copy the layer there first")
+
+
+def check_number(layer: int, layers: int) -> None:
+    """Raise ValueError for a layer that the profile does not have."""
+    if not 0 <= layer < layers:
+        raise ValueError(f"the profile has layers 0 to {layers - 1}, not {layer}")
+
+
+def raw_bytes(shape: Shape, dtype: torch.dtype) -> int:
+    """Bytes of a layer that is not encoded."""
+    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+
+def bits_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The elements of a contiguous tensor as unsigned integers, flat; shares its memory."""
+    integers = torch.int16 if tensor.dtype.itemsize == 2 else torch.int32
+    unsigned = np.uint16 if tensor.dtype.itemsize == 2 else np.uint32
+    return tensor.view(integers).numpy().reshape(-1).view(unsigned)
+
+
+def bytes_of(array: np.ndarray[Any, Any]) -> Bytes:
+    """The memory of a contiguous array."""
+    return array.reshape(-1).view(np.uint8)
+
+
+class SectionReader:
+    """Takes a section apart from the front. Never reads past its end, and ends it exactly."""
+
+    def __init__(self, coded: bytes | memoryview | Bytes) -> None:
+        self._left: Bytes = np.frombuffer(coded, dtype=np.uint8)
+
+    def take(self, nbytes: int) -> Bytes:
+        """The next ``nbytes``, without a copy."""
+        if nbytes > len(self._left):
+            raise CodecError(f"the section ends {nbytes - len(self._left)} bytes early")
+        taken, self._left = self._left[:nbytes], self._left[nbytes:]
+        return taken
+
+    def fields(self, layout: struct.Struct) -> tuple[int, ...]:
+        """The next integers."""
+        return layout.unpack(self.take(layout.size).tobytes())
+
+    def values(self, count: int, dtype: Any) -> np.ndarray[Any, Any]:
+        """The next ``count`` elements, copied: they need not lie aligned in the section."""
+        return self.take(count * np.dtype(dtype).itemsize).copy().view(dtype)
+
+    def end(self) -> None:
+        """Nothing may follow."""
+        if len(self._left):
+            raise CodecError(f"{len(self._left)} bytes follow the section's end")

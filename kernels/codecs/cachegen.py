@@ -1,0 +1,195 @@
+"""``cachegen``: quantization in steps of each channel's standard deviation, then entropy coding (levels 1 to 3).
+
+CacheGen's encoding (SIGCOMM 2024, arXiv 2310.07240, section 5.2) with the distributions where the paper has them, in a
+profile that is shared (`kernels.codecs.profile`), so that a section carries symbols and no tables. Means, deviations,
+steps, tables and whether a layer's K or V goes by groups of 10 tokens with an anchor all come from the profile. In such
+a group the first token is coded in 8 bits, and each of the nine others by its difference from *that* token as decoded,
+so that they do not depend on each other.
+
+A section is K's half, then V's. A half is ``form u8``, then, with a generic profile, the channels' means and deviations
+(float16), then the stream of the anchors if there are any, then the stream of the others. A stream is ``coded bytes
+u32, escapes u32``, the coded symbols, the escaped values in the layer's dtype. Form 0 is the elements as they are,
+where coding would not be shorter. NaN counts as zero steps, as `kernels.quant.quantize_steps` says.
+"""
+
+import struct
+
+import numpy as np
+import torch
+
+from kernels import rans
+from kernels.codecs.base import Bytes, SectionReader, Shape, bits_of, bytes_of, check_layer, check_number, raw_bytes
+from kernels.codecs.profile import GROUP_TOKENS, LEVELS, CodecProfile, HalfProfile
+from kernels.codecs.step_plan import StepPlan
+from kernels.codecs.steps_cpu import restore
+from kernels.errors import CodecError
+from kernels.quant import quantize_steps
+
+_FORM = struct.Struct("<B")
+_STREAM = struct.Struct("<II")
+_RAW, _CODED = 0, 1
+_LEAST_DEVIATION = 2.0**-14  # float16's least normal number
+_MOST = 60_000.0  # of a mean or a deviation that travels in float16
+
+
+class CacheGenCodec:
+    """See the module. Stateless; any thread. Raises ValueError for a level that does not exist."""
+
+    name = "cachegen"
+    lossy = True
+
+    def __init__(self, level: int, profile: CodecProfile) -> None:
+        if level not in LEVELS:
+            raise ValueError(f"cachegen has levels {LEVELS[0]} to {LEVELS[-1]}, not {level}")
+        self.level = level
+        self.profile = profile.digest
+        self.generic = profile.is_generic
+        self._halves = profile.halves
+        self._heads = profile.shape[1:]
+
+    def encode(self, layer: int, kv: torch.Tensor) -> Bytes:
+        """See `Codec`."""
+        self._check(layer, kv)
+        parts = []
+        for half, of_half in zip(kv, self._halves[layer], strict=True):
+            x = half.view(half.shape[0], -1)
+            coded = [_form(_CODED), *self._encode_half(x, of_half)]
+            raw = bytes_of(bits_of(half))
+            parts += coded if sum(map(len, coded)) <= len(raw) else [_form(_RAW), raw]
+        return np.concatenate(parts)
+
+    def decode(self, layer: int, coded: bytes | memoryview | Bytes, out: torch.Tensor) -> None:
+        """See `Codec`."""
+        self._check(layer, out)
+        section = SectionReader(coded)
+        for half, of_half in zip(out, self._halves[layer], strict=True):
+            (form,) = section.fields(_FORM)
+            if form == _RAW:
+                raw = bytes_of(bits_of(half))
+                raw[:] = section.take(len(raw))
+            elif form == _CODED:
+                self._decode_half(section, of_half, half.view(half.shape[0], -1))
+            else:
+                raise CodecError(f"a half of form {form}")
+        section.end()
+
+    def bound(self, shape: Shape, dtype: torch.dtype) -> int:
+        """See `Codec`."""
+        return raw_bytes(shape, dtype) + 2 * _FORM.size
+
+    def symbol_bits(self, layer: int, kv: torch.Tensor) -> float:
+        """Bits that ideal coding of this layer's symbols takes with the profile's tables, escaped values included.
+
+        What the coder itself costs is the difference to the section's length; for measuring.
+        """
+        self._check(layer, kv)
+        return sum(
+            plan.table.entropy_bits(np.bincount(symbols.reshape(-1))) + 8 * values.nbytes
+            for half, of_half in zip(kv, self._halves[layer], strict=True)
+            for symbols, plan, values in self._streams(half.view(half.shape[0], -1), of_half, [])
+        )
+
+    def _check(self, layer: int, kv: torch.Tensor) -> None:
+        check_layer(kv)
+        check_number(layer, len(self._halves))
+        if tuple(kv.shape[2:]) != self._heads:
+            raise ValueError(f"the profile is for KV heads x head dimension {self._heads}, got {tuple(kv.shape[2:])}")
+
+    def _encode_half(self, x: torch.Tensor, of_half: HalfProfile) -> list[Bytes]:
+        parts: list[Bytes] = []
+        for symbols, plan, values in self._streams(x, of_half, parts):
+            coded = rans.encode(symbols.reshape(-1), plan.table)
+            parts += [np.frombuffer(_STREAM.pack(len(coded), values.size), np.uint8), coded, bytes_of(values)]
+        return parts
+
+    def _streams(
+        self, x: torch.Tensor, of_half: HalfProfile, channels: list[Bytes]
+    ) -> list[tuple[np.ndarray, StepPlan, np.ndarray]]:
+        """(symbols, plan, escaped values as bits) of each stream; a generic profile's statistics go to ``channels``."""
+        plan = of_half.plans[self.level - 1]
+        wide = x.float()
+        mean, deviation = of_half.mean, of_half.deviation
+        if self.generic:
+            mean, deviation = _statistics(wide)
+            channels += [bytes_of(mean.astype(np.float16)), bytes_of(deviation.astype(np.float16))]
+        center, step = torch.from_numpy(mean), torch.from_numpy(deviation)
+        if of_half.anchors is None:
+            return [_quantized(x, wide - center, step, plan)]
+        anchors = _quantized(x[::GROUP_TOKENS], wide[::GROUP_TOKENS] - center, step, of_half.anchors)
+        base = torch.from_numpy(_anchor_rows(*anchors, x.dtype, of_half))
+        others = torch.arange(len(x)) % GROUP_TOKENS != 0
+        if not others.any():
+            return [anchors]
+        rows = base.repeat_interleave(GROUP_TOKENS, 0)[: len(x)][others]
+        return [anchors, _quantized(x[others], wide[others] - rows, step, plan)]
+
+    def _decode_half(self, section: SectionReader, of_half: HalfProfile, out: torch.Tensor) -> None:
+        plan = of_half.plans[self.level - 1]
+        tokens, channels = out.shape
+        mean, deviation = of_half.mean, of_half.deviation
+        if self.generic:
+            mean, deviation = (section.values(channels, np.float16).astype(np.float32) for _ in range(2))
+            if not (np.isfinite(mean).all() and np.isfinite(deviation).all()):
+                raise CodecError("a channel's mean or deviation is not finite")
+        base, every = mean[None], 0
+        if of_half.anchors is not None:
+            every = GROUP_TOKENS
+            anchors = -(-tokens // every)
+            symbols, values = _read_stream(section, of_half.anchors, (anchors, channels), out.dtype)
+            base = _anchor_rows(symbols, of_half.anchors, values, out.dtype, of_half)
+            tokens -= anchors
+        shape = (tokens, channels)
+        if tokens:
+            symbols, values = _read_stream(section, plan, shape, out.dtype)
+        else:
+            symbols, values = np.empty(shape, np.uint8), np.empty(0, np.uint16)
+        restore(symbols, plan.limit, deviation * np.float32(plan.factor), base, every, _floats(values, out.dtype), out)
+
+
+def _statistics(wide: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Means and deviations of a section's own channels, as float16 will hold them."""
+    deviation, mean = torch.std_mean(wide, 0, correction=0)
+    mean = mean.nan_to_num(0.0).clamp(-_MOST, _MOST)
+    deviation = deviation.nan_to_num(1.0).clamp(_LEAST_DEVIATION, _MOST)
+    return mean.half().float().numpy(), deviation.half().float().numpy()
+
+
+def _quantized(
+    x: torch.Tensor, centered: torch.Tensor, deviation: torch.Tensor, plan: StepPlan
+) -> tuple[np.ndarray, StepPlan, np.ndarray]:
+    symbols = quantize_steps(centered, deviation * plan.factor, plan.limit).numpy()
+    escapes = (symbols == 0) | (symbols == 2 * plan.limit)
+    return symbols, plan, bits_of(x.contiguous()).reshape(symbols.shape)[escapes]
+
+
+def _anchor_rows(
+    symbols: np.ndarray, plan: StepPlan, values: np.ndarray, dtype: torch.dtype, of_half: HalfProfile
+) -> np.ndarray:
+    """float32 (groups, channels): the anchors as a decoder has them, which is what deltas are taken from."""
+    rows = torch.empty(symbols.shape, dtype=torch.float32)
+    step = of_half.deviation * np.float32(plan.factor)
+    restore(symbols, plan.limit, step, of_half.mean[None], 0, _floats(values, dtype), rows)
+    return rows.numpy()
+
+
+def _read_stream(
+    section: SectionReader, plan: StepPlan, shape: tuple[int, int], dtype: torch.dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """(symbols of ``shape``, escaped values as bits)."""
+    count = shape[0] * shape[1]
+    coded_bytes, escapes = section.fields(_STREAM)
+    if coded_bytes > rans.coded_bound(count) or escapes > count:
+        raise CodecError(f"{coded_bytes} coded bytes and {escapes} escapes for {count} symbols")
+    symbols = np.empty(count, np.uint8)
+    rans.decode(section.take(coded_bytes), plan.table, symbols)
+    values = section.values(escapes, np.uint16 if dtype.itemsize == 2 else np.uint32)
+    return symbols.reshape(shape), values
+
+
+def _floats(bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    signed = torch.from_numpy(bits.view(np.int16 if dtype.itemsize == 2 else np.int32))
+    return signed.view(dtype).float().numpy()
+
+
+def _form(form: int) -> Bytes:
+    return np.frombuffer(_FORM.pack(form), np.uint8)

@@ -1,0 +1,93 @@
+"""What a manager is made of, and what it tells about itself.
+
+`kvmanager.manager.KVManager` adds what can be asked of it. One thread.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from itertools import chain
+from typing import Any
+
+from kvmanager.catalog import Catalog
+from kvmanager.config import ManagerConfig
+from kvmanager.counters import Counters
+from kvmanager.deltas import DeltaLog, Deltas, Event
+from kvmanager.demotion_queue import DemotionQueue
+from kvmanager.demotions import Demotions
+from kvmanager.device_index import DeviceIndex
+from kvmanager.due_evictions import DueEvictions
+from kvmanager.hotness import HotnessClock
+from kvmanager.keys import BlockHash
+from kvmanager.offloads import Offloads
+from kvmanager.pins import Pins
+from kvmanager.plans import Planner
+from kvmanager.policies import EvictionPolicy, PolicySetting, make_policy
+from kvmanager.quotas import Quotas
+from kvmanager.report import lookup_report, store_report
+from kvmanager.saves import Saves
+from kvmanager.trie import PrefixTrie
+
+
+class ManagerParts:
+    """The parts, wired together. ``epoch``: a number that no other manager of this server ever had, e.g. random.
+
+    Raises ValueError for an eviction policy that is not known or cannot be made.
+    """
+
+    def __init__(self, config: ManagerConfig, epoch: int) -> None:
+        self.epoch = epoch
+        self._now = float("-inf")
+        self._counters = Counters()
+        self._clock = HotnessClock(config.half_life_requests)
+        self._log = DeltaLog(epoch, config.max_deltas)
+        self._trie = PrefixTrie(config.max_ghosts, self._clock.reuse.forgot)
+        self._queue = DemotionQueue(self._clock, self._counters, config.redis_min_uses)
+        self._config = config
+        self._make_policy(lambda: 0)  # what is no policy is refused now, not when the first tier comes
+        self._catalog = Catalog(self._trie, self._clock, self._log, self._make_policy, self._queue)
+        self._planner = Planner(self._catalog, self._counters, config.blocks_per_segment, config.lease_s)
+        self._saves = Saves(self._catalog, self._counters, config.blocks_per_segment, config.save_s)
+        self._demotions = Demotions(self._catalog, self._queue, self._counters, config.cpu_high_water, config.save_s)
+        self._pins = Pins(self._catalog, config.pin_budget_bytes, config.longest_pin_s)
+        self._quotas = Quotas(self._catalog, self._counters)
+        self._devices = DeviceIndex()
+        self.offloads = Offloads(self._trie, self._planner, self._devices, self._clock, config.blocks_per_segment)
+        """What devices hold and no shared tier has; for reading only."""
+        self._due = DueEvictions(self._counters)
+
+    def deltas_since(self, seq: int, limit: int) -> Deltas:
+        """Return at most ``limit`` placement events after number ``seq``; a snapshot, O(index), if some are lost."""
+        return self._log.since(seq, limit, self._placement)
+
+    def lookup(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
+        """Describe what is known of a prompt, in blocks, without counting a use."""
+        return lookup_report(self._catalog, self._planner, self._devices, self._clock, hashes)
+
+    def stats(self, now: float) -> dict[str, Any]:
+        """Return sizes and counters, for metrics and the control API. O(partitions and pins)."""
+        self._advance(now)
+        return {
+            "nodes": len(self._trie.nodes),
+            "ghosts": self._trie.num_ghosts,
+            "locations": [store_report(store) for store in self._catalog.stores.values()],
+            "leases": len(self._planner),
+            "reservations": len(self._saves),
+            "demotions": len(self._demotions),
+            "demotion_queue": len(self._queue),
+            **self._pins.report(self._now),
+            "oldest_lease_s": self._planner.oldest_s(self._now),
+            "oldest_reservation_s": self._saves.oldest_s(self._now),
+            "last_delta": self._log.last,
+            "counters": asdict(self._counters),
+        }
+
+    def _make_policy(self, budget_bytes: Callable[[], int]) -> EvictionPolicy:
+        setting = PolicySetting(self._clock, budget_bytes, self._config.policy_seed)
+        return make_policy(self._config.eviction_policy, setting)
+
+    def _advance(self, now: float) -> None:
+        self._now = max(self._now, now)
+
+    def _placement(self) -> Iterable[Event]:
+        devices: Iterable[Event] = (("dev+", replica, list(held)) for replica, held in self._devices.replicas())
+        return chain(self._catalog.placement(), devices)

@@ -1,0 +1,507 @@
+"""Directives at a real engine's device pool: what they bring is exact, what they refuse changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from live_engine import BLOCK, DEVICE_BLOCKS, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine, greedy, prompt, until
+from memory_port import MemoryPort
+
+from deployments import device_control, device_orders
+from deployments.device_pins import DevicePins
+from kvmanager.segments import SegmentSpan
+
+TOKENS = 12 * BLOCK + 16
+"""Three segments of four blocks, and a rest."""
+
+
+def outcome(answer: Any) -> str:
+    return str(answer.result(PATIENCE_S)["outcome"])
+
+
+def stored(engine: LiveEngine, seed: int) -> tuple[list[int], list[int]]:
+    """A prompt that the port has and the device has not, and the answer to it."""
+    tokens = prompt(seed, TOKENS)
+    answer, _ = engine.ask(tokens)
+    engine.clear_device()
+    return tokens, answer
+
+
+def spans(engine: LiveEngine) -> list[SegmentSpan]:
+    return sorted((span for span, _ in engine.port.segments.values()), key=lambda span: span.start_block)
+
+
+@pytest.fixture
+def gate(engine: LiveEngine) -> Iterator[threading.Event]:
+    """Fetches wait for it."""
+    opened = threading.Event()
+    engine.port.before_fetch = opened.wait
+    yield opened
+    opened.set()
+
+
+@pytest.fixture(autouse=True)
+def nothing_pinned(engine: LiveEngine) -> Iterator[None]:
+    yield
+    engine.on_engine_thread(engine.reuse.control.pins.release_all)
+
+
+# promote
+
+
+def test_a_promoted_prompt_is_on_the_device_and_answered_as_if_computed(engine: LiveEngine) -> None:
+    tokens, computed = stored(engine, 700)
+
+    done = engine.promote(tokens).result(PATIENCE_S)
+
+    assert (done["outcome"], done["segments"], done["blocks"]) == ("done", 3, 12)
+    assert set(engine.hashes(tokens)) == engine.port.on_device == set(engine.reuse.device_hashes().result())
+    assert engine.blocks_in_use() == 0
+    answer, by_tier = engine.ask(tokens, planned=False)
+    assert by_tier == {"device": 12 * BLOCK, "cpu": 0, "redis": 0, "recomputed": 16}
+    assert answer == computed
+    engine.clear_device()
+    engine.port = MemoryPort()
+    assert engine.ask(tokens)[0] == answer
+
+
+def test_what_is_promoted_can_be_saved_again_as_the_bytes_that_came(engine: LiveEngine) -> None:
+    tokens, _ = stored(engine, 701)
+    original = {key: sealed for key, (_, sealed) in engine.port.segments.items()}
+    engine.promote(tokens).result(PATIENCE_S)
+    engine.port = MemoryPort()
+    engine.ask(tokens)
+    assert {key: sealed for key, (_, sealed) in engine.port.segments.items() if key in original} == original
+
+
+def test_only_what_the_device_lacks_is_promoted(engine: LiveEngine) -> None:
+    tokens, _ = stored(engine, 702)
+    engine.ask(tokens[: 5 * BLOCK + 1])  # five blocks are here again: the second segment begins on the device
+    assert engine.promote(tokens).result(PATIENCE_S)["blocks"] == 7
+    assert engine.ask(tokens, planned=False)[1]["device"] == 12 * BLOCK
+    fetches = engine.port.fetches
+
+    again = engine.promote(tokens).result(PATIENCE_S)
+
+    assert (again["outcome"], again["blocks"], engine.port.fetches) == ("done", 0, fetches)
+
+
+def test_a_segment_that_is_not_what_was_stored_never_enters_the_prefix_cache(engine: LiveEngine) -> None:
+    tokens, computed = stored(engine, 703)
+    second = spans(engine)[1].key
+
+    def spoil(sealed: bytes) -> bytes:
+        return sealed[:-1] + bytes([sealed[-1] ^ 1]) if sealed == engine.port.segments[second][1] else sealed
+
+    engine.port.spoil = spoil
+
+    done = engine.promote(tokens).result(PATIENCE_S)
+
+    assert (done["outcome"], done["blocks"]) == ("failed", SEGMENT_BLOCKS)
+    assert engine.port.bad == ["checksum"]
+    assert set(engine.reuse.device_hashes().result()) == set(engine.hashes(tokens)[:SEGMENT_BLOCKS])
+    assert engine.blocks_in_use() == 0
+    engine.port.spoil = lambda sealed: sealed
+    answer, by_tier = engine.ask(tokens, planned=False)
+    assert by_tier["device"] == SEGMENT_BLOCKS * BLOCK
+    assert answer == computed
+
+
+def test_a_tier_that_has_nothing_leaves_the_device_as_it_was(engine: LiveEngine) -> None:
+    tokens, _ = stored(engine, 704)
+    engine.port.spoil = lambda sealed: None
+    assert outcome(engine.promote(tokens)) == "failed"
+    assert engine.reuse.device_hashes().result() == []
+
+
+def test_a_promotion_whose_time_is_over_does_not_begin(engine: LiveEngine) -> None:
+    tokens, _ = stored(engine, 705)
+    assert outcome(engine.promote(tokens, deadline_s=0.0)) == "refused_late"
+    assert engine.port.fetches == 0
+
+
+def test_what_arrives_after_the_deadline_still_gives_its_blocks_back(
+    engine: LiveEngine, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_orders, "GRACE_S", 0.0)
+    gate.set()
+    tokens, _ = stored(engine, 706)
+    gate.clear()
+
+    assert outcome(engine.promote(tokens, deadline_s=0.3)) == "refused_late"
+    assert engine.blocks_in_use() == 12
+    assert engine.port.last_deadline <= time.monotonic(), "the tier was told when to give up"
+    gate.set()
+
+    until(lambda: engine.blocks_in_use() == 0, "the blocks are free again")
+
+
+def test_nothing_hotter_is_evicted_for_a_promotion(engine: LiveEngine) -> None:
+    tokens, _ = stored(engine, 707)
+    hot = [prompt(720 + number, 11 * BLOCK) for number in range(9)]
+    for _ in range(2):
+        for other in hot:  # 99 blocks, each used twice
+            engine.ask(other, max_tokens=1)
+    before = set(engine.reuse.device_hashes().result())
+
+    assert outcome(engine.promote(tokens)) == "refused_full"
+
+    assert set(engine.reuse.device_hashes().result()) == before
+
+
+def test_something_colder_makes_room_for_a_promotion(engine: LiveEngine) -> None:
+    tokens, computed = stored(engine, 708)
+    for number in range(9):
+        engine.ask(prompt(740 + number, 11 * BLOCK), max_tokens=1)
+    assert engine.promote(tokens).result(PATIENCE_S)["blocks"] == 12
+    assert engine.ask(tokens, planned=False) == (computed, {"device": 384, "cpu": 0, "redis": 0, "recomputed": 16})
+
+
+def test_a_promotion_leaves_running_requests_room_to_grow(engine: LiveEngine) -> None:
+    tokens, _ = stored(engine, 709)
+    pool = engine.reuse.control._pool
+    held = engine.on_engine_thread(lambda: pool.get_new_blocks(DEVICE_BLOCKS - 1 - 15))
+    try:
+        assert outcome(engine.promote(tokens)) == "refused_full"
+        assert pool.get_num_free_blocks() == 15
+    finally:
+        engine.on_engine_thread(lambda: pool.free_blocks(held))
+
+
+def test_what_a_request_computes_meanwhile_is_not_there_twice(engine: LiveEngine, gate: threading.Event) -> None:
+    gate.set()
+    tokens, computed = stored(engine, 710)
+    gate.clear()
+    promoting = engine.promote(tokens)
+    until(lambda: engine.blocks_in_use() == 12, "the promotion waits for the tier")
+
+    assert engine.ask(tokens, planned=False)[0] == computed
+    gate.set()
+
+    assert outcome(promoting) == "done"
+    assert engine.reuse.pool_usage().result()["cached_blocks"] == 12
+    assert engine.blocks_in_use() == 0
+    assert engine.ask(tokens, planned=False)[0] == computed
+
+
+def test_clearing_the_device_ends_a_promotion_under_way(engine: LiveEngine, gate: threading.Event) -> None:
+    gate.set()
+    tokens, _ = stored(engine, 711)
+    gate.clear()
+    promoting = engine.promote(tokens)
+    until(lambda: engine.blocks_in_use() == 12, "the promotion waits for the tier")
+    engine.clear_device()
+    gate.set()
+
+    assert outcome(promoting) == "failed"
+    assert engine.reuse.device_hashes().result() == []
+    assert engine.port.on_device == set()
+    assert engine.blocks_in_use() == 0
+
+
+def test_a_long_promotion_is_done_in_slices_with_the_engine_stepping_in_between(
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, computed = stored(engine, 712)
+    monkeypatch.setattr(device_control, "MOST_BLOCKS", SEGMENT_BLOCKS)
+    steps, taken = [0], []
+    schedule, take = engine.scheduler.schedule, engine.reuse.control._pool.get_new_blocks
+
+    def counted_schedule(*args: Any) -> Any:
+        steps[0] += 1
+        return schedule(*args)
+
+    def counted_take(number: int) -> Any:
+        taken.append((steps[0], number))
+        return take(number)
+
+    streaming = engine.start(engine.answer(prompt(790, 40), greedy(400), planned=False))
+    until(lambda: engine.on_engine_thread(engine.scheduler.has_requests), "a request decodes")
+    monkeypatch.setattr(engine.scheduler, "schedule", counted_schedule)
+    with monkeypatch.context() as patch:
+        # Only promotions call it with a whole segment: the stream needs one block at a time.
+        patch.setattr(engine.reuse.control._pool, "get_new_blocks", counted_take)
+        assert outcome(engine.promote(tokens)) == "done"
+    assert not streaming.done(), "the request outlives the promotion, or the test says nothing"
+    streaming.result(PATIENCE_S)
+
+    slices = [step for step, number in taken if number == SEGMENT_BLOCKS]
+    assert len(slices) == 3
+    assert slices[0] < slices[1] < slices[2], "the engine has stepped between two slices"
+    assert engine.ask(tokens, planned=False) == (computed, {"device": 384, "cpu": 0, "redis": 0, "recomputed": 16})
+
+
+def test_a_call_from_between_two_steps_waits_for_the_next(engine: LiveEngine) -> None:
+    """So a directive of many slices cannot hold up decoding by calling again and again."""
+    steps, seen = [0], []
+    step = engine.thread.core.step_fn
+    over = threading.Event()
+
+    def counted_step() -> Any:
+        steps[0] += 1
+        return step()
+
+    def again() -> None:
+        seen.append(steps[0])
+        if len(seen) < 4:
+            engine.thread.call(again)
+        else:
+            over.set()
+
+    engine.thread.core.step_fn = counted_step
+    try:
+        streaming = engine.start(engine.answer(prompt(792, 40), greedy(200), planned=False))
+        until(lambda: steps[0] > 3, "a request decodes")
+        engine.thread.call(again)
+        assert over.wait(PATIENCE_S)
+        streaming.result(PATIENCE_S)
+    finally:
+        engine.thread.core.step_fn = step
+    assert len(set(seen)) == 4
+
+
+def test_a_stale_managers_promotion_is_refused(engine: LiveEngine) -> None:
+    tokens, _ = stored(engine, 713)
+    engine.port.epoch = 2
+    engine.ask(prompt(791, 64), max_tokens=1)  # the new manager's first plan
+    engine.port.epoch = 1
+    assert outcome(engine.promote(tokens)) == "refused_late"
+    engine.reuse.order_device(True).result()
+
+
+# evict
+
+
+def test_evicted_blocks_leave_the_prefix_cache_and_are_reported(engine: LiveEngine) -> None:
+    tokens = prompt(730, TOKENS)
+    answer, _ = engine.ask(tokens)
+    hashes = engine.hashes(tokens)
+
+    done = engine.direct("evict", hashes=hashes[6:]).result(PATIENCE_S)
+
+    assert (done["outcome"], done["blocks"]) == ("done", 6)
+    assert engine.port.on_device == set(hashes[:6])
+    again, by_tier = engine.ask(tokens, planned=False)
+    assert (again, by_tier["device"]) == (answer, 6 * BLOCK)
+    assert outcome(engine.direct("evict", hashes=[b"x" * 32])) == "refused_gone"
+
+
+def test_what_a_request_uses_is_not_evicted(engine: LiveEngine) -> None:
+    tokens = prompt(731, TOKENS)
+
+    async def evict_meanwhile() -> Any:
+        done = None
+        async for _ in engine.stream(tokens, greedy(200)):
+            done = done or await engine.orders.carry_out(
+                {"kind": "evict", "deadline_s": 5.0, "hashes": engine.hashes(tokens)}
+            )
+        return done
+
+    assert engine.run(evict_meanwhile())["outcome"] == "refused_gone"
+    assert set(engine.hashes(tokens)) <= set(engine.reuse.device_hashes().result())
+
+
+# pin, unpin
+
+
+def scan(engine: LiveEngine) -> None:
+    """Cold prompts, more than the device holds."""
+    for seed in range(12):
+        engine.ask(prompt(760 + seed, 12 * BLOCK), max_tokens=1)
+
+
+def device_tokens(engine: LiveEngine, tokens: list[int]) -> int:
+    engine.port = MemoryPort()
+    return engine.ask(tokens, max_tokens=1)[1]["device"]
+
+
+def test_a_pinned_prompt_survives_a_scan_and_an_unpinned_one_does_not(engine: LiveEngine) -> None:
+    tokens = prompt(732, TOKENS)
+    engine.ask(tokens)
+    hashes = engine.hashes(tokens)
+    pinned = engine.direct("pin", hashes=hashes, ttl_s=PATIENCE_S).result(PATIENCE_S)
+    assert (pinned["outcome"], pinned["blocks"]) == ("done", 12)
+    assert engine.reuse.pool_usage().result()["pinned_blocks"] == 12
+    scan(engine)
+    assert device_tokens(engine, tokens) == 12 * BLOCK
+
+    assert engine.direct("unpin", hashes=hashes).result(PATIENCE_S)["blocks"] == 12
+    assert engine.blocks_in_use() == 0
+    scan(engine)
+    scan(engine)
+
+    assert device_tokens(engine, tokens) == 0
+
+
+def test_a_pin_ends_by_itself(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_orders, "PIN_CHECK_S", 0.02)
+    tokens = prompt(733, TOKENS)
+    engine.ask(tokens)
+    assert outcome(engine.direct("pin", hashes=engine.hashes(tokens), ttl_s=0.2)) == "done"
+    until(lambda: engine.blocks_in_use() == 0, "the pin has ended")
+
+
+def test_more_than_the_share_is_not_pinned_not_even_in_part(
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_orders, "MOST_BLOCKS", 16)
+    tokens = prompt(734, 60 * BLOCK)
+    engine.ask(tokens, max_tokens=1)
+    assert outcome(engine.direct("pin", hashes=engine.hashes(tokens), ttl_s=60.0)) == "refused_full"
+    assert engine.blocks_in_use() == 0
+    assert outcome(engine.direct("pin", hashes=[b"x" * 32], ttl_s=60.0)) == "refused_gone"
+
+
+def test_pins_give_way_to_a_request_that_could_not_run_beside_them(engine: LiveEngine) -> None:
+    tokens = prompt(735, 40 * BLOCK)
+    engine.ask(tokens, max_tokens=1)
+    assert outcome(engine.direct("pin", hashes=engine.hashes(tokens), ttl_s=PATIENCE_S)) == "done"
+    engine.ask(prompt(736, 80 * BLOCK), max_tokens=1)
+    assert engine.reuse.control.pins.gave_way == 1
+    assert engine.blocks_in_use() == 0
+
+
+def test_a_pin_that_is_prolonged_ends_with_the_last_order() -> None:
+    class Pool:
+        def get_cached_block(self, block_hash: bytes, groups: list[int]) -> list[bytes]:
+            return [block_hash]
+
+        touch = free_blocks = staticmethod(list)
+
+    pins = DevicePins(Pool(), most_blocks=2)  # type: ignore[arg-type]
+    for until_s in (10.0, 30.0, 20.0):
+        assert pins.pin([b"a"], until_s).found == 1
+    assert not pins.expire(29.0, most=64)
+    assert len(pins) == 1
+    pins.expire(30.0, most=64)
+    assert len(pins) == 0
+
+
+# offload
+
+
+def test_what_no_tier_has_is_offloaded_from_the_device_bit_for_bit(engine: LiveEngine) -> None:
+    tokens = prompt(737, TOKENS)
+    answer, _ = engine.ask(tokens)
+    wanted = spans(engine)
+    original = engine.port.segments
+    engine.port = MemoryPort()  # the tier was lost
+
+    done = engine.direct("offload", spans=wanted).result(PATIENCE_S)
+
+    assert (done["outcome"], done["segments"], done["blocks"]) == ("done", 3, 12)
+    assert engine.port.segments == original
+    engine.settle()
+    assert engine.blocks_in_use() == 0
+    engine.clear_device()
+    assert engine.ask(tokens) == (answer, {"device": 0, "cpu": 384, "redis": 0, "recomputed": 16})
+
+
+def test_an_offload_of_what_has_left_the_device_is_refused(engine: LiveEngine) -> None:
+    engine.ask(prompt(738, TOKENS))
+    wanted = spans(engine)
+    assert outcome(engine.direct("evict", hashes=[wanted[0].key])) == "done"
+    assert outcome(engine.direct("offload", spans=wanted[:1])) == "refused_gone"
+    assert outcome(engine.direct("offload", spans=wanted[1:])) == "done"
+
+
+def test_a_segment_that_does_not_follow_its_parent_is_not_offloaded(engine: LiveEngine) -> None:
+    engine.ask(prompt(782, TOKENS))
+    whole = spans(engine)[1]
+    torn = SegmentSpan(whole.key, whole.parent, whole.start_block, whole.num_blocks - 1, whole.kind)
+    assert outcome(engine.direct("offload", spans=[torn])) == "refused_gone"
+
+
+def test_an_offload_that_ends_too_late_leaves_the_next_save_alone(
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_orders, "GRACE_S", 0.0)
+    engine.ask(prompt(783, TOKENS))
+    wanted = spans(engine)
+    engine.port = MemoryPort()
+    opened = threading.Event()
+    engine.port.before_offer = opened.wait
+    assert outcome(engine.direct("offload", deadline_s=0.2, spans=wanted)) == "refused_late"
+    opened.set()
+    engine.settle()
+    assert set(engine.port.segments) == {span.key for span in wanted}
+    engine.ask(prompt(784, TOKENS))
+    assert len(engine.port.segments) == 6
+
+
+def test_an_offload_that_the_manager_does_not_answer_has_failed(engine: LiveEngine) -> None:
+    engine.ask(prompt(739, TOKENS))
+    wanted = spans(engine)
+    engine.port = MemoryPort()
+    engine.port.refuse_offers = True
+    assert outcome(engine.direct("offload", spans=wanted)) == "failed"
+    engine.settle()
+    assert engine.blocks_in_use() == 0
+
+
+def test_an_offload_beyond_what_saves_may_hold_is_refused(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine.ask(prompt(780, TOKENS))
+    monkeypatch.setattr(engine.transfer, "_max_held_blocks", 3)
+    assert outcome(engine.direct("offload", spans=spans(engine))) == "refused_full"
+
+
+# all of them
+
+
+def test_outcomes_are_counted_and_the_time_taken_from_the_engine_is_known(engine: LiveEngine) -> None:
+    tokens, _ = stored(engine, 781)
+    before = dict(engine.orders.counters)
+    for deadline_s in (PATIENCE_S, 0.0):
+        engine.promote(tokens, deadline_s).result(PATIENCE_S)
+    for counted in (("promote", "done"), ("promote", "refused_late")):
+        assert engine.orders.counters[counted] == before.get(counted, 0) + 1
+    assert 0 < engine.orders.times.worst["promote"] < PATIENCE_S
+    assert engine.orders.times.registry.get_sample_value("crosskv_directive_step_seconds_count", {"kind": "promote"})
+
+
+def test_what_no_replica_can_do_has_failed(engine: LiveEngine) -> None:
+    assert outcome(engine.direct("move", hashes=[])) == "failed"
+
+
+def test_directives_beside_requests_leave_every_block_accounted_for(engine: LiveEngine) -> None:
+    """Streams, aborts and all kinds of directives at once; the engine's fixture counts the blocks afterwards."""
+    prompts = [stored(engine, 800 + number)[0] for number in range(3)]
+    answers = [engine.ask(tokens, planned=False)[0] for tokens in prompts]
+
+    async def streams(number: int) -> None:
+        for turn in range(4):
+            tokens = prompts[(number + turn) % 3]
+            stream = engine.stream(tokens, greedy(30))
+            async for output in stream:
+                if turn % 2 and len(output.outputs[0].token_ids) > 5:
+                    break  # the client went away
+            await stream.aclose()
+
+    async def orders() -> None:
+        for turn in range(6):
+            hashes = engine.hashes(prompts[turn % 3])
+            plan = engine.port.plan(hashes, used=False)
+            named = {name: plan[name] for name in ("segments", "scores", "now", "epoch")}
+            wanted = [span for span in spans(engine) if span.key in hashes]
+            makers: list[Callable[[], dict[str, Any]]] = [
+                lambda hashes=hashes: {"kind": "evict", "hashes": hashes[4:]},
+                lambda hashes=hashes, named=named: {"kind": "promote", "hashes": hashes, **named},
+                lambda hashes=hashes: {"kind": "pin", "hashes": hashes, "ttl_s": 0.5},
+                lambda wanted=wanted: {"kind": "offload", "spans": wanted},
+                lambda hashes=hashes: {"kind": "unpin", "hashes": hashes},
+            ]
+            await asyncio.gather(*(engine.orders.carry_out({"deadline_s": 5.0, **make()}) for make in makers))
+
+    async def everything() -> None:
+        await asyncio.gather(streams(0), streams(1), orders())
+
+    engine.run(everything())
+    engine.settle()
+    assert [engine.ask(tokens)[0] for tokens in prompts] == answers
+    engine.on_engine_thread(engine.reuse.control.pins.release_all)
+    assert engine.blocks_in_use() == 0

@@ -1,0 +1,391 @@
+"""The manager directs a replica: from its index to a real engine's device pool and back. No Ray; bytes in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from live_engine import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine, prompt, until
+from memory_port import MemoryPort
+
+from deployments import direction, manager_actor
+from deployments.kv_port import PlanDict, SaveGrant
+from deployments.manager_actor import KVManagerActor
+from deployments.order_taker import OrderTaker
+from kvmanager.config import ManagerConfig
+from kvmanager.segments import SegmentSpan
+
+NODE, REPLICA, FINGERPRINT = "node", "replica", b"f" * 32
+TOKENS = 12 * BLOCK + 16
+
+
+class Handle:
+    """A CPU tier's actor handle, over the port's dict."""
+
+    def __init__(self, port: ManagedPort) -> None:
+        self._port = port
+        self.evict = self
+        self.stats = Stats()
+
+    async def remote(self, keys: Sequence[bytes]) -> int:
+        for key in keys:
+            self._port.segments.pop(key, None)
+        return len(keys)
+
+
+class Stats:
+    async def remote(self) -> dict[str, int]:
+        return {}
+
+
+class ManagedPort(MemoryPort):
+    """A `KVPort` whose index is a manager's, which runs on a loop of its own."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.manager = asyncio.run_coroutine_threadsafe(self._start(config), self._loop).result(PATIENCE_S)
+
+    async def _start(self, config: Any) -> KVManagerActor:
+        manager = KVManagerActor(ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS, **config))
+        await manager.register_tier(NODE, Handle(self), "first life", 1 << 40, [], [])
+        return manager
+
+    def ask(self, method: str, *args: Any, **options: Any) -> Any:
+        coroutine = getattr(self.manager, method)(*args, **options)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(PATIENCE_S)
+
+    async def aask(self, method: str, *args: Any) -> Any:
+        coroutine = getattr(self.manager, method)(*args)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+    def plan(self, hashes: Sequence[bytes], used: bool = True) -> PlanDict:
+        lease_id, segments, scores, now, epoch, *_ = self.ask("plan", REPLICA, NODE, hashes)
+        return PlanDict(lease_id=lease_id, segments=segments, scores=scores, now=now, epoch=epoch)
+
+    def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
+        answer = self.ask("offer", REPLICA, NODE, spans, segment_bytes)
+        return SaveGrant(answer[0], frozenset(answer[1])) if answer else None
+
+    def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> int:
+        super().store(grant, segments)
+        spans = [span for span, _ in segments]
+        return len(self.ask("commit", NODE, spans, [buffer.nbytes for _, buffer in segments]))
+
+    def report_placement(self, stored: list[bytes], removed: list[bytes], cleared: bool) -> None:
+        super().report_placement(stored, removed, cleared)
+        report = self.manager.report_placement(REPLICA, [(stored, removed, cleared)])
+        asyncio.run_coroutine_threadsafe(report, self._loop)
+
+    def release(self, lease_id: int) -> None:
+        asyncio.run_coroutine_threadsafe(self.manager.release([lease_id]), self._loop)
+
+    def flush(self) -> None:
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self._loop).result(PATIENCE_S)
+
+    def close(self) -> None:
+        async def stop() -> None:
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+        asyncio.run_coroutine_threadsafe(stop(), self._loop).result(PATIENCE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE_S)
+
+
+class Client:
+    """A `ManagerClient` without Ray."""
+
+    def __init__(self, port: ManagedPort) -> None:
+        self._port = port
+
+    async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
+        return await asyncio.wait_for(self._port.aask(method, *args), timeout_s)
+
+
+@pytest.fixture
+def directed(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ManagedPort]]:
+    """Gives the engine a manager that it obeys; of the manager's settings the test may give some."""
+    monkeypatch.setattr(manager_actor, "EXPIRE_EVERY_S", 0.02)
+    started: list[Any] = []
+
+    def start(**config: Any) -> ManagedPort:
+        port = ManagedPort(**config)
+        engine.port = port
+
+        async def obey() -> OrderTaker:
+            client: Any = Client(port)
+            switch: Any = port
+            return OrderTaker(client, REPLICA, 0, NODE, FINGERPRINT, switch, engine.reuse, engine.orders)
+
+        started.extend((port, engine.run(obey())))
+        until(lambda: port.ask("parts")["replicas"], "the replica is registered")
+        return port
+
+    yield start
+    port, taker = started
+    engine.settle()
+    engine.on_engine_thread(engine.reuse.control.pins.release_all)
+
+    async def stop() -> None:
+        taker.close()
+
+    engine.run(stop())
+    engine.port = MemoryPort()
+    engine.reuse.order_device(True).result()
+    port.close()
+
+
+def outcomes(port: ManagedPort) -> dict[str, dict[str, int]]:
+    return dict(port.ask("stats")["directives"]["outcomes"])
+
+
+def on_device(engine: LiveEngine, tokens: Sequence[int]) -> int:
+    return int(engine.port.ask("lookup", engine.hashes(tokens))["device"]["0"])
+
+
+def test_what_the_manager_promotes_is_on_the_device_exact_and_counts_no_use(
+    engine: LiveEngine, directed: Callable[..., ManagedPort]
+) -> None:
+    port, tokens = directed(), prompt(900, TOKENS)
+    computed, _ = engine.ask(tokens)
+    engine.clear_device()
+    before = port.ask("lookup", engine.hashes(tokens))["segments"]
+
+    ended = port.ask("prefetch", engine.hashes(tokens), 0, 10.0)
+
+    assert ended == {"kind": "promote", "outcome": "done", "segments": 3, "blocks": 12}
+    assert on_device(engine, tokens) == 12, "the manager knows when the order has ended"
+    found = port.ask("lookup", engine.hashes(tokens))
+    assert [segment["uses"] for segment in found["segments"]] == [segment["uses"] for segment in before]
+    stats = port.ask("stats")
+    assert stats["leases"] == 0
+    assert stats["directives"]["blocks"] == {"promote": 12}
+    assert stats["directives"]["worst_step_s"]["promote"] > 0
+    answer, by_tier = engine.ask(tokens, planned=False)
+    assert (answer, by_tier["device"]) == (computed, 12 * BLOCK)
+    assert port.ask("prefetch", engine.hashes(tokens), 0, 10.0)["blocks"] == 0
+
+
+def test_a_corrupt_segment_ends_a_promotion_and_is_reported(
+    engine: LiveEngine, directed: Callable[..., ManagedPort]
+) -> None:
+    port, tokens = directed(), prompt(901, TOKENS)
+    computed, _ = engine.ask(tokens)
+    engine.clear_device()
+    port.spoil = lambda sealed: sealed[:-1] + bytes([sealed[-1] ^ 1])
+
+    ended = port.ask("prefetch", engine.hashes(tokens), 0, 10.0)
+
+    assert (ended["outcome"], ended["blocks"]) == ("failed", 0)
+    assert ended["message"]
+    assert port.bad == ["checksum"]
+    assert on_device(engine, tokens) == 0
+    port.spoil = lambda sealed: sealed
+    assert engine.ask(tokens)[0] == computed
+
+
+def test_what_the_tier_lost_is_offloaded_again_by_order(
+    engine: LiveEngine, directed: Callable[..., ManagedPort]
+) -> None:
+    port, tokens = directed(), prompt(902, TOKENS)
+    computed, _ = engine.ask(tokens)
+    hashes = engine.hashes(tokens)
+    port.ask("clear", ["cpu"], 5.0)
+    assert port.segments == {}
+
+    ended = port.ask("direct", "offload", REPLICA, hashes, 10.0)
+
+    assert ended == {"kind": "offload", "outcome": "done", "segments": 3, "blocks": 12}
+    assert port.ask("lookup", hashes)["cpu"] == 12
+    engine.clear_device()
+    assert engine.ask(tokens) == (computed, {"device": 0, "cpu": 384, "redis": 0, "recomputed": 16})
+    assert port.ask("direct", "offload", REPLICA, hashes, 10.0)["outcome"] == "done", "nothing is left to do"
+
+
+def test_what_is_hot_on_a_device_and_in_no_tier_is_offloaded_unasked(
+    engine: LiveEngine, directed: Callable[..., ManagedPort]
+) -> None:
+    port, tokens = directed(), prompt(903, TOKENS)
+    for _ in range(2):
+        engine.ask(tokens)
+    port.segments.clear()
+    port.ask("register_tier", NODE, Handle(port), "second life", 1 << 40, [], [])  # it was restarted, and is empty
+
+    until(lambda: port.ask("lookup", engine.hashes(tokens))["cpu"] == 12, "the tier has it again")
+
+    until(lambda: outcomes(port).get("offload") == {"done": 1}, "the directive has ended")
+
+
+def test_a_promotion_that_waits_for_its_tier_holds_up_no_other_order(
+    engine: LiveEngine, directed: Callable[..., ManagedPort]
+) -> None:
+    port, tokens, other = directed(), prompt(911, TOKENS), prompt(912, TOKENS)
+    engine.ask(tokens)
+    engine.clear_device()
+    engine.ask(other)
+    gate = threading.Event()
+    port.before_fetch = gate.wait
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(port.ask("prefetch", engine.hashes(tokens), 0, PATIENCE_S)))
+    asking.start()
+    until(lambda: engine.blocks_in_use() == 12, "the promotion is under way")
+
+    assert port.ask("direct", "evict", 0, engine.hashes(other), 10.0)["blocks"] == 12
+    assert not answers
+    gate.set()
+
+    asking.join(PATIENCE_S)
+    assert answers[0]["outcome"] == "done"
+
+
+def test_a_tier_that_was_cleared_by_order_is_not_filled_again_unasked(
+    engine: LiveEngine, directed: Callable[..., ManagedPort]
+) -> None:
+    port, tokens = directed(), prompt(913, TOKENS)
+    for _ in range(2):
+        engine.ask(tokens)
+    port.ask("clear", ["cpu"], 5.0)
+    for _ in range(10):
+        port.ask("stats")
+        engine.run(asyncio.sleep(manager_actor.EXPIRE_EVERY_S))
+    assert port.segments == {}
+    assert "offload" not in outcomes(port)
+
+
+def test_a_pin_an_unpin_and_an_eviction_are_carried_out(
+    engine: LiveEngine, directed: Callable[..., ManagedPort]
+) -> None:
+    port, tokens = directed(), prompt(904, TOKENS)
+    engine.ask(tokens)
+    hashes = engine.hashes(tokens)
+    assert port.ask("direct", "pin", 0, hashes, 10.0, ttl_s=60.0)["blocks"] == 12
+    assert engine.reuse.pool_usage().result()["pinned_blocks"] == 12
+    assert port.ask("direct", "evict", 0, hashes, 10.0)["outcome"] == "refused_gone", "pinned"
+    assert port.ask("direct", "unpin", 0, hashes, 10.0)["blocks"] == 12
+    assert port.ask("direct", "evict", 0, hashes, 10.0)["blocks"] == 12
+    assert on_device(engine, tokens) == 0
+    assert port.ask("direct", "promote", 0, hashes, 10.0)["blocks"] == 12
+
+
+def test_orders_that_cannot_be_carried_out_are_answered_in_words(
+    engine: LiveEngine, directed: Callable[..., ManagedPort]
+) -> None:
+    port, hashes = directed(), engine.hashes(prompt(905, TOKENS))
+    for replica in (7, "stranger"):
+        answer = port.ask("direct", "promote", replica, hashes, 10.0)
+        assert answer["message"] == f"There is no replica {replica}."
+    for kind in ("promote", "offload", "evict", "pin"):
+        answer = port.ask("direct", kind, 0, hashes, 10.0)
+        assert (answer["outcome"], bool(answer["message"])) == ("refused_gone", True), kind
+    assert port.ask("direct", "move", 0, hashes, 10.0, target=7)["message"] == "There is no replica 7."
+    with pytest.raises(ValueError, match="'explode' is not a valid DirectiveKind"):
+        port.ask("direct", "explode", 0, hashes, 10.0)
+    assert port.ask("pin", hashes, 60.0)["refused"] == "unknown_key"
+    assert port.ask("unpin", hashes)["refused"] == "unknown_key"
+
+
+def test_a_pin_in_the_shared_tiers_is_granted_and_ended(
+    engine: LiveEngine, directed: Callable[..., ManagedPort]
+) -> None:
+    port, tokens = directed(pin_budget_bytes=1 << 30), prompt(906, TOKENS)
+    engine.ask(tokens)
+    hashes = engine.hashes(tokens)
+    assert port.ask("pin", hashes, 60.0)["segments"] == 3
+    assert port.ask("pin", hashes, -1.0)["refused"] == "bad_value"
+    assert port.ask("unpin", hashes) == {"unpinned": 1}
+
+
+def test_a_directive_that_the_engine_is_too_busy_for_is_refused_as_late(
+    engine: LiveEngine, directed: Callable[..., ManagedPort]
+) -> None:
+    port, tokens = directed(), prompt(907, TOKENS)
+    engine.ask(tokens)
+    engine.clear_device()
+    busy = threading.Event()
+    engine.thread.call(busy.wait)
+    threading.Timer(0.5, busy.set).start()
+
+    ended = port.ask("direct", "promote", 0, engine.hashes(tokens), 0.2)
+
+    assert ended["outcome"] == "refused_late"
+    assert outcomes(port)["promote"] == {"refused_late": 1}
+    assert on_device(engine, tokens) == 0
+
+
+def test_a_move_offloads_promotes_and_frees_the_source(
+    engine: LiveEngine, directed: Callable[..., ManagedPort], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source is an engine; of the target only the orders are looked at."""
+    port, tokens = directed(), prompt(908, TOKENS)
+    engine.ask(tokens)
+    hashes = engine.hashes(tokens)
+    port.ask("clear", ["cpu"], 5.0)
+    port.ask("register_replica", "target", 1, NODE, [], FINGERPRINT)
+    moving = threading.Thread(
+        target=lambda: answers.append(port.ask("direct", "move", 0, hashes, 10.0, target=1, keep=False))
+    )
+    answers: list[Any] = []
+    moving.start()
+
+    (order,) = port.ask("take_orders", "target", PATIENCE_S)
+
+    assert order["kind"] == "promote"
+    assert 0 < order["deadline_s"] <= 10.0
+    assert [segment[:3] for segment in order["segments"]] == [(hashes[4 * n + 3], 4 * n, 4) for n in range(3)]
+    assert {segment[0] for segment in order["segments"]} <= set(port.segments), "the source has offloaded it"
+    assert port.ask("stats")["leases"] == 1, "nobody takes it away meanwhile"
+    port.ask("acknowledge", order["id"], {"outcome": "done", "segments": 3, "blocks": 12, "step_s": 0.001})
+    moving.join(PATIENCE_S)
+    assert answers == [{"kind": "move", "outcome": "done", "segments": 3, "blocks": 12}]
+    assert on_device(engine, tokens) == 0
+    assert outcomes(port) == {
+        "evict": {"done": 1},
+        "move": {"done": 1},
+        "offload": {"done": 1},
+        "promote": {"done": 1},
+    }
+
+
+def test_a_replica_that_goes_during_a_directive_ends_it_at_once(
+    engine: LiveEngine, directed: Callable[..., ManagedPort], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port, tokens = directed(), prompt(909, TOKENS)
+    engine.ask(tokens)
+    port.ask("register_replica", "mute", 1, NODE, [], FINGERPRINT)
+    answers: list[Any] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(port.ask("prefetch", engine.hashes(tokens), 1, 10 * PATIENCE_S))
+    )
+    asking.start()
+    assert port.ask("take_orders", "mute", PATIENCE_S)
+
+    port.ask("register_replica", "successor", 1, NODE, [], FINGERPRINT)
+
+    asking.join(PATIENCE_S)
+    assert answers[0]["outcome"] == "lost"
+    assert port.ask("stats")["leases"] == 0
+    monkeypatch.setattr(direction, "GRACE_S", 0.0)
+    assert port.ask("prefetch", engine.hashes(tokens), 1, 0.05)["outcome"] == "lost", "nobody answers in time"
+    assert port.ask("take_orders", "successor", 1.0) == [], "what is over is not delivered"
+
+
+def test_a_replica_is_not_sent_more_than_it_can_have_under_way(
+    engine: LiveEngine, directed: Callable[..., ManagedPort]
+) -> None:
+    port = directed()
+    port.ask("register_replica", "mute", 1, NODE, [], FINGERPRINT)
+    hashes = engine.hashes(prompt(910, TOKENS))
+
+    async def many() -> list[Any]:
+        return await asyncio.gather(*(port.manager.direct("evict", 1, hashes, 0.2) for _ in range(20)))
+
+    answers = asyncio.run_coroutine_threadsafe(many(), port._loop).result(PATIENCE_S)
+
+    found = [answer["outcome"] for answer in answers]
+    assert (found.count("lost"), found.count("refused_full")) == (8, 12)

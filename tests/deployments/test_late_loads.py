@@ -1,0 +1,77 @@
+"""A load that is given up is reported to the manager: it measures a tier as a load that arrived does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from configs.kv_section import KVSettings
+from deployments.kv_port import PlannedLoad
+from deployments.ray_port import RayPort
+
+DEADLINE_S = 0.02
+LOADS = [PlannedLoad(bytes([number]) * 32, 8 * number, 8, "redis", "", 500, 1000) for number in range(3)]
+
+
+class Manager:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.samples: list[tuple[Any, ...]] = []
+
+    def tell(self, method: str, replica: str, samples: Sequence[Any]) -> None:
+        assert method == "report_rates"
+        self.samples += samples
+
+
+class Reader:
+    """Brings `arriving` segments; the next one does not come, after `waited_s`."""
+
+    def __init__(self, arriving: int, waited_s: float) -> None:
+        self._arriving, self._waited_s = arriving, waited_s
+
+    def read(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
+        for _ in loads[: self._arriving]:
+            yield memoryview(b"sealed")
+        if self._arriving < len(loads):
+            time.sleep(self._waited_s)
+            yield None
+
+
+@pytest.fixture
+def port() -> Iterator[Any]:
+    manager: Any = Manager()
+    settings = KVSettings(cpu_tier_bytes=0, redis_deadline_s=DEADLINE_S, tier_deadline_s=DEADLINE_S)  # type: ignore[arg-type]
+    made: Any = RayPort("app", "replica", "node", settings, manager)
+    yield made
+    made.close()
+
+
+def fetched(port: Any, reader: Reader, deadline_s: float = 60.0) -> list[tuple[Any, ...]]:
+    """What the manager hears of one load."""
+    port._reader = reader
+    list(port.fetch(LOADS, time.monotonic() + deadline_s))
+    port.flush()
+    return port.manager.samples
+
+
+def test_a_segment_that_is_late_is_reported_with_all_that_was_asked_for(port: Any) -> None:
+    (sample,) = fetched(port, Reader(1, 2 * DEADLINE_S))
+    assert sample[:3] == ("late", "redis", 2000)
+    assert sample[3] >= 2 * DEADLINE_S
+
+
+def test_a_load_that_reached_its_own_deadline_is_late_however_short_that_was(port: Any) -> None:
+    (sample,) = fetched(port, Reader(0, DEADLINE_S / 2), deadline_s=DEADLINE_S / 2)
+    assert sample[:3] == ("late", "redis", 1000)
+
+
+def test_a_segment_that_is_missing_says_nothing_about_the_tier(port: Any) -> None:
+    assert fetched(port, Reader(1, 0.0)) == []
+
+
+def test_a_load_that_arrives_is_left_to_whoever_writes_it(port: Any) -> None:
+    assert fetched(port, Reader(3, 0.0)) == []

@@ -1,0 +1,415 @@
+"""Layer by layer: the engine computes while later layers are on their way, and whatever happens to a layer, the request
+ends with the tokens that plain computation gives, and nobody finds in the prefix cache what is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import vllm
+from live_engine import BLOCK, PATIENCE_S, LiveEngine, greedy, prompt, until, usage
+from memory_port import LEASE_ID, MemoryPort
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from deployments.kv_port import LayerArrival, PlannedLoad
+from kvmanager.segment_format import body_offset
+
+LENGTH = 500  # 15 full blocks: segments of 4, 4, 4 and 3 blocks
+LAYERS = 6
+
+
+class LayerPort(MemoryPort):
+    """Brings each segment into a buffer of its own, a group of layers at a time; what has not come yet is zeros.
+
+    `before_group(segment, group)` may block or raise in the load thread; `damaged` names the (segment, layer) in which
+    a bit is flipped on the way.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before_group: Callable[[int, int], None] = lambda segment, group: None
+        self.damaged: set[tuple[int, int]] = set()
+        self.arrivals: list[tuple[int, int]] = []
+        self.layer_fetches = 0
+
+    def fetch_layers(
+        self, loads: Sequence[PlannedLoad], group_ends: Sequence[int], deadline: float
+    ) -> Iterator[LayerArrival]:
+        self.layer_fetches += 1
+        stored = [self.segments[load.key][1] if load.key in self.segments else None for load in loads]
+        buffers = [bytearray(len(sealed or b"")) for sealed in stored]
+        for group, (start, end) in enumerate(zip((0, *group_ends), group_ends, strict=False)):
+            for number, (sealed, buffer) in enumerate(zip(stored, buffers, strict=True)):
+                self.before_group(number, group)
+                if sealed is None:
+                    yield LayerArrival(number, None, 0)
+                    break
+                body = body_offset(LAYERS)
+                layer_bytes = (len(sealed) - body) // LAYERS
+                first = body + start * layer_bytes if start else 0
+                buffer[first : body + end * layer_bytes] = sealed[first : body + end * layer_bytes]
+                for layer in range(start, end):
+                    if (number, layer) in self.damaged:
+                        buffer[body + layer * layer_bytes + 77] ^= 0x10
+                self.arrivals.append((number, group))
+                yield LayerArrival(number, memoryview(buffer).toreadonly(), end)
+
+
+@pytest.fixture
+def layerwise(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveEngine]:
+    engine.port = LayerPort()
+    engine.reuse.layerwise.choice.mode = "on"
+    monkeypatch.setattr(engine.reuse.layerwise.choice, "_load_deadline_s", PATIENCE_S)
+    yield engine
+    engine.reuse.layerwise.choice.mode = "off"
+
+
+@pytest.fixture
+def stored(layerwise: LiveEngine, request: pytest.FixtureRequest) -> tuple[list[int], list[int]]:
+    """A prompt that only the port holds, a different one per test, and its answer."""
+    tokens = prompt(sum(ord(letter) * (position + 3) for position, letter in enumerate(request.node.name)), LENGTH)
+    answer, _ = layerwise.ask(tokens)
+    forget_device(layerwise)
+    return tokens, answer
+
+
+def forget_device(engine: LiveEngine) -> None:
+    """Empty the prefix cache, and overwrite what lies in the blocks: nothing is right because it was there before."""
+    engine.clear_device()
+    engine.on_engine_thread(lambda: [layer.fill_(3.0) for layer in engine.reuse.copier.layers])
+
+
+def in_one_step(engine: LiveEngine, *requests: Any) -> list[Any]:
+    """Let the engine admit all requests in the same step; their last outputs."""
+    all_are_waiting = threading.Event()
+    engine.thread.call(all_are_waiting.wait)
+    futures = [engine.start(request) for request in requests]
+    until(lambda: engine.thread._inbox.qsize() >= len(requests), "all requests wait for the same step")
+    all_are_waiting.set()
+    return [future.result(PATIENCE_S) for future in futures]
+
+
+def tokens_of(output: Any) -> list[int]:
+    return list(output.outputs[0].token_ids)
+
+
+def plain(engine: LiveEngine, tokens: list[int]) -> list[int]:
+    """The answer without any KV of before; nothing of it stays."""
+    port, engine.port = engine.port, MemoryPort()
+    forget_device(engine)
+    answer, _ = engine.ask(tokens, planned=False)
+    forget_device(engine)
+    engine.port = port
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (BlockPool.cache_full_blocks, ["request", "blocks", "num_cached_blocks", "num_full_blocks", "block_size"]),
+        (KVConnectorBase_V1.wait_for_layer_load, ["layer_name"]),
+        (KVConnectorBase_V1.save_kv_layer, ["layer_name", "kv_layer", "attn_metadata"]),
+        (Scheduler._update_requests_with_invalid_blocks, ["requests", "invalid_block_ids", "num_scheduled_tokens"]),
+    ],
+    ids=lambda value: getattr(value, "__qualname__", ""),
+)
+def test_vllm_has_what_layerwise_transfer_leans_on(function: Callable[..., Any], expected: list[str]) -> None:
+    found = [name for name in inspect.signature(function).parameters if name != "self"]
+    assert found[: len(expected)] == expected, f"vllm {vllm.__version__} changed {function.__qualname__}"
+    assert "num_output_tokens < len(req_state.output_token_ids)" in inspect.getsource(GPUModelRunner._update_states)
+
+
+def test_a_prompt_comes_layer_by_layer_and_its_answer_is_the_same(
+    layerwise: LiveEngine, stored: tuple[list[int], list[int]]
+) -> None:
+    tokens, answer = stored
+    loads, failed = layerwise.transfer.counters.loads_layerwise, layerwise.transfer.counters.loads_failed
+
+    again, by_tier = layerwise.ask(tokens)
+
+    assert again == answer
+    assert by_tier == {"device": 0, "cpu": 480, "redis": 0, "recomputed": 20}
+    assert layerwise.transfer.counters.loads_layerwise == loads + 1
+    assert layerwise.transfer.counters.loads_failed == failed
+    assert layerwise.port.arrivals == [(segment, group) for group in range(LAYERS) for segment in range(4)]
+    assert layerwise.ask(tokens) == (answer, {"device": 480, "cpu": 0, "redis": 0, "recomputed": 20})
+
+
+def test_the_engine_computes_a_layer_before_the_next_has_come(
+    layerwise: LiveEngine, stored: tuple[list[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, answer = stored
+    step = layerwise.reuse.layerwise
+    asked_for = [threading.Event() for _ in range(LAYERS)]
+    wait_for_layer = step.wait_for_layer
+
+    def note(layer: int) -> None:
+        asked_for[layer].set()
+        wait_for_layer(layer)
+
+    def group_comes_when_its_layer_is_needed(segment: int, group: int) -> None:
+        assert asked_for[group].wait(PATIENCE_S)
+
+    monkeypatch.setattr(step, "wait_for_layer", note)
+    layerwise.port.before_group = group_comes_when_its_layer_is_needed
+
+    again, by_tier = layerwise.ask(tokens)
+
+    assert (again, by_tier["cpu"]) == (answer, 480)
+    waited = [layer.wait_ms for layer in step.times.layers]
+    assert all(ms > 0 for ms in waited)
+
+
+@pytest.mark.parametrize(("segment", "layer", "blocks"), [(0, 0, 0), (2, 3, 8), (3, 5, 12)])
+def test_a_damaged_layer_costs_a_recompute_and_is_reported(
+    layerwise: LiveEngine, stored: tuple[list[int], list[int]], segment: int, layer: int, blocks: int
+) -> None:
+    tokens, answer = stored
+    before = dict(layerwise.port.segments)
+    layerwise.port.damaged = {(segment, layer)}
+
+    again, by_tier = layerwise.ask(tokens)
+
+    assert again == answer
+    assert by_tier == {"device": 0, "cpu": blocks * BLOCK, "redis": 0, "recomputed": LENGTH - blocks * BLOCK}
+    assert layerwise.port.bad == ["checksum"]
+    assert layerwise.port.layer_fetches == 1, "not a second time"
+    assert layerwise.port.segments == before, "the segment that was refused is stored anew"
+    assert layerwise.ask(tokens) == (answer, {"device": 480, "cpu": 0, "redis": 0, "recomputed": 20}), (
+        "what was computed anew is on the device"
+    )
+
+
+def test_a_segment_that_is_gone_is_recomputed(layerwise: LiveEngine, stored: tuple[list[int], list[int]]) -> None:
+    tokens, answer = stored
+    gone = layerwise.hashes(tokens)[7]
+
+    plan_of_all = layerwise.port.plan(layerwise.hashes(tokens), used=False)
+    layerwise.port.plan = lambda hashes, used=True: plan_of_all
+    del layerwise.port.segments[gone]
+
+    again, by_tier = layerwise.ask(tokens)
+
+    assert again == answer
+    assert by_tier["cpu"] == 4 * BLOCK
+
+
+def test_a_tier_that_fails_in_the_middle_costs_a_recompute(
+    layerwise: LiveEngine, stored: tuple[list[int], list[int]]
+) -> None:
+    tokens, answer = stored
+
+    def fail(segment: int, group: int) -> None:
+        if (segment, group) == (1, 4):
+            raise OSError("the tier is gone")
+
+    layerwise.port.before_group = fail
+    again, by_tier = layerwise.ask(tokens)
+
+    assert (again, by_tier["recomputed"]) == (answer, LENGTH)
+
+
+def test_layers_that_come_after_the_deadline_are_recomputed_and_written_nowhere(
+    layerwise: LiveEngine, stored: tuple[list[int], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, answer = stored
+    gate, late = threading.Event(), threading.Event()
+
+    def stall(segment: int, group: int) -> None:
+        if (segment, group) == (2, 3):
+            assert gate.wait(PATIENCE_S)
+        if (segment, group) == (2, 4):
+            late.set()
+
+    layerwise.port.before_group = stall
+    layerwise.port.damaged = {(2, 3)}  # would be noticed, if it were looked at
+    monkeypatch.setattr(layerwise.reuse.layerwise.choice, "_load_deadline_s", 0.3)
+
+    output = layerwise.run(layerwise.answer(tokens, greedy(8)))
+    gate.set()
+    layerwise.settle()
+
+    assert tokens_of(output) == answer
+    assert usage(output)["recomputed"] == LENGTH
+    assert layerwise.port.bad == []
+    assert not late.is_set(), "the load ends when nobody wants more"
+    assert layerwise.ask(tokens)[0] == answer
+
+
+def test_a_request_aborted_while_its_layers_come_leaves_nothing_behind(
+    layerwise: LiveEngine, stored: tuple[list[int], list[int]]
+) -> None:
+    tokens, answer = stored
+    released = list(layerwise.port.released)
+    reached, gate = threading.Event(), threading.Event()
+
+    def stall(segment: int, group: int) -> None:
+        if (segment, group) == (1, 2):
+            reached.set()
+            assert gate.wait(PATIENCE_S)
+
+    layerwise.port.before_group = stall
+    waiting = layerwise.start(layerwise.answer(tokens, greedy(8)))
+    assert reached.wait(PATIENCE_S)
+    layerwise.run(asyncio.sleep(0.01))  # vLLM's front knows the request now, and can abort it
+    waiting.cancel()
+    gate.set()
+    until(lambda: layerwise.on_engine_thread(layerwise.scheduler.get_num_unfinished_requests) == 0, "aborted")
+    layerwise.settle()
+
+    assert layerwise.blocks_in_use() == 0
+    assert set(layerwise.port.released[len(released) :]) == {LEASE_ID}
+    layerwise.port.before_group = lambda segment, group: None
+    assert layerwise.ask(tokens)[0] == answer
+
+
+@pytest.mark.parametrize("tail", [20, 90], ids=["short rest", "rest of more than a block"])
+def test_what_a_failed_and_aborted_request_computed_is_found_by_nobody(layerwise: LiveEngine, tail: int) -> None:
+    """vLLM caches a request's blocks when it allocates them, and leaves them there when the load into them fails."""
+    tokens = prompt(900 + tail, 480 + tail)
+    layerwise.ask(tokens[:480])
+    expected = plain(layerwise, tokens)
+    connector = layerwise.scheduler.connector
+    request_ids: list[str] = []
+    layerwise.port.damaged = {(1, 5)}
+
+    def abort_right_after_this_step(segment: int, group: int) -> None:
+        if (segment, group) == (0, 0):
+            request_ids.extend(connector._scheduler_side._tracked)
+            layerwise.thread.call(lambda: layerwise.thread.core.abort_requests(request_ids))
+
+    layerwise.port.before_group = abort_right_after_this_step
+    waiting = layerwise.start(layerwise.answer(tokens, greedy(8)))
+    until(lambda: bool(request_ids), "the load has begun")
+    layerwise.settle()
+    waiting.cancel()
+    layerwise.port.before_group = lambda segment, group: None
+    layerwise.port.damaged = set()
+
+    on_device = set(layerwise.reuse.device_hashes().result())
+    assert set(layerwise.hashes(tokens)[:4]) <= on_device, "what arrived stays"
+    assert not on_device & set(layerwise.hashes(tokens)[4:])
+    output = layerwise.run(layerwise.answer(tokens, greedy(8), planned=False))
+    assert tokens_of(output) == expected
+    assert usage(output)["device"] == 4 * BLOCK
+
+
+def test_two_requests_in_one_step_of_which_one_is_damaged(layerwise: LiveEngine) -> None:
+    first, second = prompt(811, LENGTH), prompt(812, LENGTH - 60)
+    answers = [layerwise.ask(first)[0], layerwise.ask(second)[0]]
+    forget_device(layerwise)
+    loads = layerwise.transfer.counters.loads_layerwise
+    bad_key = layerwise.hashes(first)[7]
+    span, sealed = layerwise.port.segments[bad_key]
+    layerwise.port.segments[bad_key] = (span, sealed[:-5] + bytes([sealed[-5] ^ 1]) + sealed[-4:])
+
+    outputs = in_one_step(layerwise, layerwise.answer(first, greedy(8)), layerwise.answer(second, greedy(8)))
+    layerwise.settle()
+
+    assert [tokens_of(output) for output in outputs] == answers
+    assert [usage(output)["cpu"] for output in outputs] == [4 * BLOCK, 13 * BLOCK]
+    assert layerwise.transfer.counters.loads_layerwise == loads + 2
+
+
+def test_twins_in_one_step_do_not_share_what_is_only_being_loaded(
+    layerwise: LiveEngine, stored: tuple[list[int], list[int]]
+) -> None:
+    tokens, answer = stored
+    layerwise.port.damaged = {(1, 5)}
+
+    outputs = in_one_step(
+        layerwise,
+        layerwise.answer(tokens, greedy(8)),
+        layerwise.answer(tokens, greedy(8), planned=False),
+    )
+    layerwise.settle()
+
+    assert [tokens_of(output) for output in outputs] == [answer, answer]
+    assert usage(outputs[1])["device"] == 0
+
+
+def test_a_request_that_decodes_beside_a_layerwise_load_gets_its_own_tokens(
+    layerwise: LiveEngine, stored: tuple[list[int], list[int]]
+) -> None:
+    tokens, answer = stored
+    other = prompt(70, 100)
+    expected = tokens_of(layerwise.run(layerwise.answer(other, greedy(40), planned=False)))
+    forget_device(layerwise)
+    layerwise.port.damaged = {(0, 2)}
+
+    decoding = layerwise.start(layerwise.answer(other, greedy(40), planned=False))
+    again, _ = layerwise.ask(tokens)
+
+    assert again == answer
+    assert tokens_of(decoding.result(PATIENCE_S)) == expected
+
+
+def test_a_prompt_of_several_steps_waits_for_its_layers_in_the_first(layerwise: LiveEngine) -> None:
+    tokens = prompt(813, 1500)  # steps of 512 tokens
+    expected = plain(layerwise, tokens)
+    layerwise.ask(tokens[:500])
+    forget_device(layerwise)
+
+    again, by_tier = layerwise.ask(tokens)
+
+    assert (again, by_tier["cpu"]) == (expected, 480)
+
+
+def test_what_a_step_computes_is_saved_while_it_is_computed(
+    layerwise: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = prompt(814, LENGTH)
+    layerwise.ask(tokens)
+    expected = layerwise.port.segments
+    forget_device(layerwise)
+    layerwise.port = LayerPort()
+    free_bytes = layerwise.reuse.layerwise.buffer.free_bytes
+    stored_after_step = []
+    end_step = layerwise.reuse.layerwise.end_step
+
+    def note() -> set[int]:
+        failed = end_step()
+        until(layerwise.transfer.is_idle, "what the step computed is saved before the next one begins")
+        stored_after_step.append(len(layerwise.port.offered))
+        return failed
+
+    monkeypatch.setattr(layerwise.reuse.layerwise, "saves", True)
+    monkeypatch.setattr(layerwise.reuse.layerwise, "end_step", note)
+    layerwise.ask(tokens, max_tokens=4)
+
+    assert stored_after_step[0] == 4, "offered in the step that computed them"
+    assert layerwise.port.segments == expected
+    assert len(layerwise.port.offered) == 4, "and not a second time"
+    assert layerwise.reuse.layerwise.buffer.free_bytes == free_bytes
+
+
+def test_nothing_is_saved_of_a_step_that_does_not_count(layerwise: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = prompt(815, 800)
+    answer, _ = layerwise.ask(tokens)
+    expected = dict(layerwise.port.segments)
+    kept = {key: each for key, each in expected.items() if each[0].end_block <= 8}
+    forget_device(layerwise)
+    layerwise.port.segments = dict(kept)
+    layerwise.port.damaged = {(1, 0)}
+    monkeypatch.setattr(layerwise.reuse.layerwise, "saves", True)
+
+    again, by_tier = layerwise.ask(tokens)
+
+    assert (again, by_tier["cpu"]) == (answer, 4 * BLOCK)
+    assert set(layerwise.port.segments) == set(expected)
+    for key, (_, sealed) in expected.items():
+        now = layerwise.port.segments[key][1]
+        kv, right = (np.frombuffer(data, np.float32, offset=body_offset(LAYERS)) for data in (now, sealed))
+        np.testing.assert_allclose(kv, right, atol=1e-4)
+    layerwise.port.damaged = set()
+    forget_device(layerwise)
+    again, by_tier = layerwise.ask(tokens)
+    assert (again, by_tier["cpu"]) == (answer, 24 * BLOCK), "what is stored is right"

@@ -1,0 +1,46 @@
+"""What the manager is told out of the settings, and what is refused before the start."""
+
+from __future__ import annotations
+
+import pytest
+
+from configs.settings import SettingsError, load_settings
+from deployments.manager_config import manager_config, require_policy, tenant_quotas
+from kvmanager.keys import tenant_tag
+from kvmanager.locations import Tier
+
+
+def test_every_policy_by_name_and_a_class_of_the_users_can_be_set():
+    for name in ("lfu", "lru", "arc", "slru", "w-tinylfu", "kvmanager.policies.lru:Lru"):
+        settings = load_settings({"kv": {"eviction_policy": name}})
+        require_policy(settings)
+        assert manager_config(settings).eviction_policy == name
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("mru", "lfu"),
+        ("nowhere:Class", "cannot be imported"),
+        ("kvmanager.keys:nothing", "cannot be imported"),
+        ("kvmanager.keys:tenant_tag", "EvictionPolicy"),
+        ("kvmanager.policies.base:EvictionPolicy", "lacks methods"),
+    ],
+)
+def test_what_is_no_policy_is_refused_in_one_sentence_before_the_start(name, says):
+    with pytest.raises(SettingsError) as error:
+        require_policy(load_settings({"kv": {"eviction_policy": name}}))
+    assert str(error.value).startswith("kv.eviction_policy: ")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_quotas_are_given_by_tag_in_bytes():
+    args = {
+        "http": {"api_keys": {"a": "alice", "b": "bob"}},
+        "kv": {"tenant_cpu_bytes": {"alice": "1MiB"}, "tenant_redis_bytes": {"bob": 5}, "pin_budget_bytes": 7},
+    }
+    settings = load_settings(args)
+    quotas = {Tier.CPU: {tenant_tag("alice"): 1024**2}, Tier.REDIS: {tenant_tag("bob"): 5}}
+    assert tenant_quotas(settings) == quotas
+    assert manager_config(settings).pin_budget_bytes == 7

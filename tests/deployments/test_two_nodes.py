@@ -1,0 +1,201 @@
+"""Two Ray nodes on one machine: what one makes serves the other; a lost node's segments are misses, nothing hangs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from kv_cluster import FINGERPRINT, PATIENCE_S, SEGMENT_BLOCKS, SEGMENT_BYTES, sealed, sequence, until
+from ray import cloudpickle
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from configs.kv_section import KVSettings
+from deployments import tier_seats
+from deployments.cpu_tier import tier_name
+from deployments.kv_port import PlannedLoad
+from deployments.manager_actor import KVManagerActor
+from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE, ManagerClient
+from deployments.ray_port import RayPort
+from deployments.redis_connection import connect
+from deployments.redis_server import EmbeddedRedis
+from deployments.redis_tier import RedisTier, RedisTierConfig
+from kvmanager.config import ManagerConfig
+from kvmanager.segments import SegmentSpan
+
+pytestmark = pytest.mark.server
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
+
+APP = "twonodes"
+DEADLINE_S = 5.0
+SILENCE_S = 3.0
+ROOM = 40 * SEGMENT_BYTES
+
+
+class Manager(KVManagerActor):
+    """Forgets silent tiers earlier, so that nobody waits for it here."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        tier_seats.TIER_SILENCE_S = SILENCE_S
+        super().__init__(*args, **kwargs)
+
+
+class Replica:
+    """A replica's port on a node, and a thread of the replica that calls it."""
+
+    def __init__(self, name: str, rank: int, node_id: str, redis_url: str) -> None:
+        self._me = (name, node_id)
+        settings = KVSettings(
+            cpu_tier_bytes=ROOM,
+            redis_url=redis_url,
+            prefetch_workers=1,
+            load_deadline_s=DEADLINE_S,
+            tier_deadline_s=DEADLINE_S,
+        )
+        self._manager = ManagerClient(APP)
+        self._port = RayPort(APP, name, node_id, settings, self._manager)
+        self._rank = rank
+
+    def save(self, spans: Sequence[SegmentSpan], buffers: Sequence[Any]) -> int:
+        grant = self._port.offer(spans, [SEGMENT_BYTES] * len(spans))
+        if grant is None:
+            return 0
+        wanted = [(span, buffer) for span, buffer in zip(spans, buffers, strict=True) if span.key in grant.keys]
+        return self._port.store(grant, wanted)
+
+    def load(self, hashes: Sequence[bytes]) -> tuple[list[tuple[str, str]], list[bytes | None]]:
+        """Plan and fetch: (tier, holder) of each planned segment, and what came."""
+        self._register()
+        plan = self._manager.ask_blocking("plan", *self._me, hashes, timeout_s=PATIENCE_S)
+        loads = [PlannedLoad(*segment) for segment in plan[1]]
+        found = [view and bytes(view) for view in self._port.fetch(loads, time.monotonic() + DEADLINE_S)]
+        self._port.release(plan[0])
+        self._port.flush()
+        return [(load.tier, load.holder) for load in loads], found
+
+    def _register(self) -> None:
+        name, node_id = self._me
+        self._manager.ask_blocking("register_replica", name, self._rank, node_id, [], FINGERPRINT, timeout_s=PATIENCE_S)
+
+
+class TwoNodes:
+    """A cluster of a head that holds only the manager, and of nodes A and B, each with a tier and a replica."""
+
+    def __init__(self, folder: Path) -> None:
+        head = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}
+        self.cluster = Cluster(initialize_head=True, connect=False, head_node_args=head)
+        ray.init(address=self.cluster.address, namespace=SERVE_NAMESPACE, log_to_driver=False)
+        self.redis_server = EmbeddedRedis(folder, 64 << 20)
+        self.redis_server.start()
+        self.redis = connect(self.redis_server.url, 10.0)
+        name = f"SERVE_DEPLOYMENT_ACTOR::{APP}::replica::v1::{MANAGER_ACTOR}"
+        config = ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS, lease_s=2 * DEADLINE_S, redis_min_uses=1.5)
+        here = self._only_on(ray.get_runtime_context().get_node_id())
+        self.manager = (
+            ray.remote(Manager)
+            .options(name=name, namespace=SERVE_NAMESPACE, num_cpus=0, scheduling_strategy=here)
+            .remote(config, with_redis=True)
+        )
+        redis_config = RedisTierConfig(
+            app_name=APP, url=self.redis_server.url, folder="", namespace="test", budget_bytes=100 * SEGMENT_BYTES,
+            expire_s=0, deadline_s=DEADLINE_S,
+        )  # fmt: skip
+        self.redis_tier = ray.remote(RedisTier).options(num_cpus=0, scheduling_strategy=here).remote(redis_config)
+        added = [self.cluster.add_node(num_cpus=2, object_store_memory=80 << 20) for _ in range(2)]
+        self.nodes = dict(zip("ab", added, strict=True))
+        self.ids = {name: node.node_id for name, node in self.nodes.items()}
+        self.replicas = {name: self._replica(name, rank) for rank, name in enumerate("ab")}
+        for name in "ab":
+            self.call(name, "load", sequence(0, 1)[0])
+        until(lambda: len(self.ask("parts")["cpu_tiers"]) == 2, "both nodes have a tier")
+        until(lambda: self.ask("parts")["redis"]["state"] == "ok", "Redis is indexed")
+        until(lambda: all(self.workers(name) for name in "ab"), "each tier has its prefetch worker")
+
+    @staticmethod
+    def _only_on(node_id: str) -> NodeAffinitySchedulingStrategy:
+        return NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+
+    def _replica(self, name: str, rank: int) -> Any:
+        node_id = self.ids[name]
+        options = {"num_cpus": 0, "scheduling_strategy": self._only_on(node_id)}
+        return ray.remote(Replica).options(**options).remote(name, rank, node_id, self.redis_server.url)
+
+    def ask(self, method: str, *args: Any) -> Any:
+        return ray.get(getattr(self.manager, method).remote(*args), timeout=PATIENCE_S)
+
+    def workers(self, name: str) -> int:
+        tier = ray.get_actor(tier_name(APP, self.ids[name]), namespace=SERVE_NAMESPACE)
+        return int(ray.get(tier.stats.remote(), timeout=PATIENCE_S)["workers"])
+
+    def call(self, replica: str, method: str, *args: Any) -> Any:
+        return ray.get(getattr(self.replicas[replica], method).remote(*args), timeout=PATIENCE_S)
+
+    def save(self, replica: str, seed: int, segments: int) -> list[bytes]:
+        """The hashes of a prompt that this replica has saved; its next use earns it a copy in Redis."""
+        hashes, spans = sequence(seed, segments)
+        self.call(replica, "load", hashes)
+        assert self.call(replica, "save", spans, sealed(spans)) == segments
+        return hashes
+
+    def close(self) -> None:
+        ray.shutdown()
+        self.cluster.shutdown()
+        self.redis_server.stop()
+
+
+def expected(seed: int, segments: int) -> list[bytes]:
+    return [buffer.tobytes() for buffer in sealed(sequence(seed, segments)[1])]
+
+
+@pytest.mark.timeout(300)
+def test_what_a_node_made_serves_the_other_and_still_does_from_redis_when_the_node_is_lost(tmp_path: Path) -> None:
+    # In a process of its own: this one may be the driver of another Ray, and can be of one only.
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as process:
+        process.submit(run_scenario, tmp_path).result()
+
+
+def run_scenario(folder: Path) -> None:
+    nodes = TwoNodes(folder)
+    started = psutil.Process().children(recursive=True)
+    try:
+        scenario(nodes)
+    finally:
+        nodes.close()
+        for process in psutil.wait_procs(started, timeout=5.0)[1]:  # a killed node's agents do not end with it
+            process.kill()
+
+
+def scenario(nodes: TwoNodes) -> None:
+    hashes = nodes.save("a", 1, 3)
+    in_a = [("cpu", nodes.ids["a"])] * 3
+    assert nodes.call("b", "load", hashes) == (in_a, expected(1, 3)), "node A's objects, byte for byte, at node B"
+
+    until(lambda: nodes.ask("lookup", hashes)["redis"] == len(hashes), "a second use brings it to Redis")
+    only_a = nodes.save("a", 2, 3)
+    assert nodes.ask("lookup", only_a) == {**nodes.ask("lookup", only_a), "cpu": len(only_a), "redis": 0}
+
+    nodes.cluster.remove_node(nodes.nodes["a"], allow_graceful=False)
+
+    # Until the manager has noticed, a plan may name node A: then it is a miss, within the deadline.
+    began = time.monotonic()
+    _, found = nodes.call("b", "load", only_a)
+    assert all(segment is None for segment in found)
+    assert time.monotonic() - began < PATIENCE_S
+    until(lambda: nodes.ids["a"] not in nodes.ask("parts")["cpu_tiers"], "the manager has forgotten node A")
+    assert nodes.call("b", "load", only_a) == ([], []), "plans name it no more"
+    assert nodes.ask("lookup", only_a)["cpu"] == 0
+
+    planned, found = nodes.call("b", "load", hashes)
+    assert [tier for tier, _ in planned] == ["redis"] * 3
+    assert found == expected(1, 3), "Redis' copies serve node B"
+
+    mine = nodes.save("b", 3, 2)
+    assert nodes.call("b", "load", mine) == ([("cpu", nodes.ids["b"])] * 2, expected(3, 2)), "node B goes on by itself"

@@ -1,0 +1,192 @@
+"""What a codec gives back, how many bytes it takes, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+from codec_profiles_for_tests import small_profile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.codecs import CodecError, CodecProfile, make_codec
+from kernels.codecs.base import DTYPES, bits_of
+
+PROFILE = small_profile()
+GENERIC = CodecProfile.generic((2, 2, 8))
+LOSSY = [("int8", 0, None), ("int4", 0, None)]
+LOSSY += [("cachegen", level, profile) for level in (1, 2, 3) for profile in (PROFILE, GENERIC)]
+NAMES = [f"{name}-{level}-{'generic' if profile is GENERIC else 'own'}" for name, level, profile in LOSSY]
+
+
+def layer_of(profile, layer, tokens, dtype=torch.bfloat16, seed=0):
+    """Values as this layer of the profile expects them."""
+    generator = torch.Generator().manual_seed(seed)
+    _, heads, dim = profile.shape
+    kv = torch.randn((2, tokens, heads * dim), generator=generator)
+    for half, of_half in enumerate(profile.halves[layer]):
+        if not profile.is_generic:
+            kv[half] = kv[half] * torch.from_numpy(of_half.deviation) + torch.from_numpy(of_half.mean)
+    return kv.view(2, tokens, heads, dim).to(dtype)
+
+
+def through(codec, layer, kv):
+    coded = codec.encode(layer, kv)
+    assert coded.dtype == np.uint8
+    assert len(coded) <= codec.bound(tuple(kv.shape), kv.dtype)
+    out = torch.full_like(kv, 7.0)
+    codec.decode(layer, coded.tobytes(), out)
+    return coded, out
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 20), st.sampled_from(DTYPES), st.integers(0, 2**31))
+def test_lossless_gives_back_every_bit_of_any_bits(tokens, heads, dim, dtype, seed):
+    random = np.random.default_rng(seed)
+    kv = torch.empty((2, tokens, heads, dim), dtype=dtype)
+    # From few different exponents to all of them, NaNs and infinities among them.
+    ones = random.integers(0, 2**32, kv.numel(), dtype=np.uint64) & random.integers(0, 2**32, dtype=np.uint64)
+    bits_of(kv)[:] = ones.astype(bits_of(kv).dtype)
+    _, out = through(make_codec("lossless"), 0, kv)
+    assert np.array_equal(bits_of(out), bits_of(kv))
+
+
+@pytest.mark.parametrize(("dtype", "least"), [(torch.bfloat16, 1.4), (torch.float16, 1.1), (torch.float32, 1.15)])
+def test_lossless_makes_values_of_few_binades_smaller(dtype, least):
+    kv = torch.randn((2, 256, 2, 64), generator=torch.Generator().manual_seed(1)).to(dtype)
+    coded, _ = through(make_codec("lossless"), 0, kv)
+    assert kv.nbytes / len(coded) > least
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lossless_stores_what_cannot_be_coded_as_it_is(dtype):
+    kv = torch.empty((2, 32, 2, 64), dtype=dtype)
+    bits_of(kv)[:] = np.random.default_rng(2).integers(0, 2**32, kv.numel(), dtype=np.uint64).astype(bits_of(kv).dtype)
+    coded, _ = through(make_codec("lossless"), 0, kv)
+    assert kv.nbytes < len(coded) <= kv.nbytes + 16
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 45), st.sampled_from(DTYPES), st.sampled_from(LOSSY), st.integers(0, 1), st.integers(0, 999))
+def test_a_lossy_codec_is_off_by_half_a_step_and_the_dtypes_rounding_at_most(tokens, dtype, codec, layer, seed):
+    name, level, profile = codec
+    kv = layer_of(profile or PROFILE, layer, tokens, dtype, seed)
+    _, out = through(make_codec(name, level, profile), layer, kv)
+    for half in range(2):
+        x, y = kv[half].float().flatten(1), out[half].float().flatten(1)
+        if name == "cachegen":
+            of_half = profile.halves[layer][half]
+            deviation = torch.from_numpy(of_half.deviation) if len(of_half.deviation) else x.std(0, correction=0)
+            most = 0.5 * of_half.plans[level - 1].factor * deviation * 1.002 + 1e-3
+        else:
+            vectors = kv[half].float()
+            spread = vectors.amax(-1, keepdim=True) - vectors.amin(-1, keepdim=True)
+            most = (0.502 * spread / (2 ** int(name[3:]) - 1)).expand_as(vectors).flatten(1) + 2e-3
+        rounding = y.abs() * 2.0**-8 + x.abs() * 2.0**-8
+        assert bool(((x - y).abs() <= most + rounding).all())
+
+
+@pytest.mark.parametrize("profile", [PROFILE, GENERIC], ids=["own", "generic"])
+@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_far_outside_come_back_exactly(profile, level, dtype):
+    kv = layer_of(profile, 1, 64, dtype)
+    kv[0, 5, 0, 3] = 1.5e4
+    kv[1, 20, 1, 7] = -3e4  # an anchor, in the profile that has them
+    kv[1, 27, 1, 6] = -3e4
+    _, out = through(make_codec("cachegen", level, profile), 1, kv)
+    for place in ((0, 5, 0, 3), (1, 20, 1, 7), (1, 27, 1, 6)):
+        assert out[place] == kv[place]
+
+
+@pytest.mark.parametrize(("name", "level", "profile"), LOSSY, ids=NAMES)
+def test_not_a_number_and_infinity_do_no_harm_to_other_values(name, level, profile):
+    kv = layer_of(profile or PROFILE, 0, 30)
+    kv[0, 3, 0, 1], kv[1, 4, 1, 2] = float("nan"), float("inf")
+    _, out = through(make_codec(name, level, profile), 0, kv)
+    assert bool((out[0, 10, 0, 3:] - kv[0, 10, 0, 3:]).abs().max() < 1.5)
+
+
+def test_levels_take_fewer_bits_from_fine_to_coarse():
+    kv = layer_of(PROFILE, 0, 256)
+    sizes = [len(make_codec("cachegen", level, PROFILE).encode(0, kv)) for level in (1, 2, 3)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == 3
+
+
+def test_bits_are_within_three_percent_of_the_tables_entropy():
+    profile = small_profile(heads=2, dim=64)
+    for level in (1, 2, 3):
+        codec = make_codec("cachegen", level, profile)
+        kv = layer_of(profile, 0, 256)
+        assert 1 <= 8 * len(codec.encode(0, kv)) / codec.symbol_bits(0, kv) < 1.03
+
+
+def test_anchors_save_bits_where_tokens_resemble_the_one_before():
+    plain = small_profile(heads=2, dim=64, anchors=(False, False))
+    anchored = small_profile(heads=2, dim=64, anchors=(True, True), spread=0.1)
+    kv = layer_of(plain, 0, 256).view(2, 256, -1)
+    # Groups of ten equal tokens: every delta is a symbol near zero.
+    kv = kv[:, ::10].repeat_interleave(10, 1)[:, :256].reshape(2, 256, 2, 64).contiguous()
+    sizes = [len(make_codec("cachegen", 1, profile).encode(0, kv)) for profile in (plain, anchored)]
+    assert sizes[1] < 0.6 * sizes[0]
+
+
+def test_a_generic_profile_takes_channels_from_the_section_and_says_what_it_is():
+    kv = layer_of(PROFILE, 0, 256)
+    before = len(make_codec("cachegen", 2, GENERIC).encode(0, kv))
+    kv[0, :, 0, 0] += 300  # a channel whose mean is far from its values' spread, as biases of keys make them
+    codec = make_codec("cachegen", 2, GENERIC)
+    coded, out = through(codec, 0, kv)
+    assert len(coded) < 1.02 * before
+    assert codec.generic
+    assert not make_codec("cachegen", 2, PROFILE).generic
+    assert codec.profile == GENERIC.digest != PROFILE.digest
+    assert float((out[0, :, 0, 0].float() - kv[0, :, 0, 0].float()).abs().max()) < 3
+
+
+def test_a_section_of_another_layer_profile_or_level_does_not_pass_for_the_right_one():
+    kv = layer_of(PROFILE, 0, 40)
+    coded = make_codec("cachegen", 1, PROFILE).encode(0, kv)
+    out = torch.zeros_like(kv)
+    with pytest.raises(CodecError):
+        make_codec("cachegen", 3, PROFILE).decode(0, coded, out)
+
+
+@pytest.mark.parametrize("coded", [b"", b"\x00", b"\x07" * 100, b"\x01\xff\xff\xff\xff\xff\xff" * 9])
+@pytest.mark.parametrize(("name", "level", "profile"), [("lossless", 0, None), *LOSSY], ids=["lossless", *NAMES])
+def test_bytes_that_no_encoder_wrote_are_refused(name, level, profile, coded):
+    with pytest.raises(CodecError):
+        make_codec(name, level, profile).decode(0, coded, torch.zeros((2, 40, 2, 8), dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("zip",), "no codec 'zip'"),
+        (("cachegen", 0, PROFILE), "levels 1 to 3"),
+        (("cachegen", 4, PROFILE), "levels 1 to 3"),
+        (("cachegen", 2), "needs a profile"),
+        (("int8", 1), "no levels"),
+    ],
+)
+def test_unknown_names_and_levels_are_refused_in_a_sentence(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        make_codec(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("layer", "kv", "says"),
+    [
+        (0, torch.zeros(2, 4, 2, 9), "the profile is for"),
+        (2, torch.zeros(2, 4, 2, 8), "layers 0 to 1"),
+        (0, torch.zeros(2, 2, 4, 8).transpose(1, 2), "contiguous"),
+        (0, torch.zeros(2, 4, 2, 8, dtype=torch.float64), "floats"),
+        (0, torch.zeros(1, 4, 2, 8), "a layer is"),
+        (0, torch.zeros(2, 0, 2, 8), "a layer is"),
+    ],
+)
+def test_what_is_no_layer_of_this_model_is_refused(layer, kv, says):
+    codec = make_codec("cachegen", 1, PROFILE)
+    with pytest.raises(ValueError, match=says):
+        codec.encode(layer, kv)
+    with pytest.raises(ValueError, match=says):
+        codec.decode(layer, b"", kv)

@@ -1,0 +1,363 @@
+"""What plans load, by rates as they are measured, on simulated links and with a clock of the test's own."""
+
+import random
+
+import pytest
+
+from kvmanager.config import ManagerConfig
+from kvmanager.keys import SegmentKey
+from kvmanager.load_choice import (
+    MOST_UNMEASURED,
+    PREFILL_PROBE,
+    PROBE_AGE_S,
+    PROBE_PLANS,
+    PROBE_SHARE,
+    LoadChoice,
+    LoadMode,
+)
+from kvmanager.locations import REDIS, Location, Tier
+from kvmanager.plans import PlannedSegment, PlanReason
+from kvmanager.routing import STARTING_CREDITS
+
+BLOCK = 32
+SEGMENT_BLOCKS = 8
+SEGMENT_TOKENS = BLOCK * SEGMENT_BLOCKS
+SEGMENT_BYTES = 1_000_000
+DEADLINE_S = 2.0
+CPU = Location(Tier.CPU, "node")
+FAST, SLOW = 1e9, 1e6
+"""Bytes per second: loading a segment in 1 ms, or in 1 s."""
+
+
+class Server:
+    """A replica that computes `tokens_per_s` and links that the test sets; prompts come one after the other."""
+
+    def __init__(self, mode=LoadMode.AUTO, noise=0.0):
+        self.choice = LoadChoice(mode, BLOCK, SEGMENT_TOKENS, DEADLINE_S, STARTING_CREDITS)
+        self.now = 0.0
+        self.rates = {Tier.CPU: 1e9, Tier.REDIS: FAST}
+        self.latency_s = 0.002
+        self.tokens_per_s = 2560.0  # a segment in 0.1 s
+        self._rng = random.Random(1)
+        self._noise = noise
+        self._leases = 0
+
+    def prefill_s(self, tokens):
+        return tokens / self.tokens_per_s
+
+    def load_s(self, segments):
+        return sum(
+            self.latency_s + sum(s.nbytes for s in segments if s.location.tier is tier) / self.rates[tier]
+            for tier in {s.location.tier for s in segments}
+        )
+
+    def warm_up(self, tiers=(Tier.CPU, Tier.REDIS)):
+        """Enough samples of everything."""
+        for number in range(1, 9):
+            self.now += 0.1
+            samples = [("prefill", 100 * number, self.prefill_s(100 * number), 0)]
+            for tier in tiers:
+                count = 1 + number % 4
+                found = stored([Location(tier, "node")] * count)
+                samples.append(("load", tier.value, count * SEGMENT_TOKENS, count * SEGMENT_BYTES, self.load_s(found)))
+            self.choice.report(self.now, "replica", samples)
+        return self
+
+    def plan(self, segments, device=0, queued=0, replica="replica"):
+        """One plan; its load is under way."""
+        blocks = segments[-1].start_block + segments[-1].num_blocks
+        choice = self.choice.for_prompt(self.now, replica, device, blocks, blocks * BLOCK + 20, queued)
+        count, reason = choice.choose(segments)
+        self._leases += 1
+        self.choice.planned(choice, self._leases, reason)
+        return count, reason, self._leases
+
+    def serve(self, segments):
+        """One prompt from its plan to its first token; returns seconds, how many segments were loaded, and why."""
+        count, reason, lease = self.plan(segments)
+        total = (segments[-1].start_block + segments[-1].num_blocks) * BLOCK + 20
+        seconds = min(DEADLINE_S, self._noisy(self.load_s(segments[:count]))) if count else 0.0
+        arrived = count if seconds < DEADLINE_S else 0
+        samples = []
+        if arrived:
+            for tier in {segment.location.tier for segment in segments[:count]}:
+                mine = [segment for segment in segments[:count] if segment.location.tier is tier]
+                tokens, nbytes = len(mine) * SEGMENT_TOKENS, sum(segment.nbytes for segment in mine)
+                share = self.load_s(mine) / self.load_s(segments[:count])
+                samples.append(("load", tier.value, tokens, nbytes, seconds * share))
+        elif count:
+            samples.append(("late", segments[0].location.tier.value, sum(s.nbytes for s in segments[:count]), seconds))
+        computed = total - arrived * SEGMENT_TOKENS
+        compute_s = self._noisy(self.prefill_s(computed))
+        samples.append(("prefill", computed, compute_s, total - computed))
+        self.now += seconds + compute_s
+        self.choice.report(self.now, "replica", samples)
+        self.choice.ended(lease)
+        return seconds + compute_s, count, reason
+
+    def _noisy(self, seconds):
+        return seconds * 2 ** self._rng.gauss(0, self._noise)
+
+
+def stored(locations, nbytes=SEGMENT_BYTES):
+    return [
+        PlannedSegment(
+            SegmentKey(bytes([number]) * 32), number * SEGMENT_BLOCKS, SEGMENT_BLOCKS, location, nbytes, nbytes
+        )
+        for number, location in enumerate(locations)
+    ]
+
+
+IN_REDIS = stored([REDIS] * 4)
+
+
+def test_the_default_of_a_manager_is_to_choose():
+    assert LoadMode(ManagerConfig(8).load_or_recompute) is LoadMode.AUTO
+
+
+def test_everything_is_loaded_where_that_is_faster():
+    server = Server().warm_up()
+    assert server.plan(IN_REDIS)[:2] == (4, PlanReason.HIT)
+
+
+def test_nothing_is_loaded_where_computing_is_faster():
+    server = Server()
+    server.rates[Tier.REDIS] = SLOW
+    assert server.warm_up().plan(IN_REDIS)[:2] == (0, PlanReason.RECOMPUTE_FASTER)
+
+
+def test_of_a_near_and_a_slow_tier_the_near_part_is_loaded():
+    server = Server()
+    server.rates[Tier.REDIS] = SLOW
+    assert server.warm_up().plan(stored([CPU, CPU, REDIS]))[:2] == (2, PlanReason.PARTIAL)
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [(LoadMode.LOAD, (4, PlanReason.HIT)), (LoadMode.RECOMPUTE, (0, PlanReason.RECOMPUTE_ALWAYS))]
+)
+@pytest.mark.parametrize("rate", [FAST, SLOW])
+def test_the_setting_overrules_what_is_measured(mode, expected, rate):
+    server = Server(mode)
+    server.rates[Tier.REDIS] = rate
+    assert server.warm_up().plan(IN_REDIS)[:2] == expected
+
+
+def test_one_replica_may_have_another_setting():
+    server = Server().warm_up()
+    server.choice.fix("other", LoadMode.RECOMPUTE)
+    assert server.plan(IN_REDIS, replica="other")[1] is PlanReason.RECOMPUTE_ALWAYS
+    assert server.plan(IN_REDIS)[1] is PlanReason.HIT
+
+
+def test_what_the_device_has_is_no_load_and_stays_planned_lest_it_leaves():
+    server = Server().warm_up()
+    assert server.plan(IN_REDIS, device=4 * SEGMENT_BLOCKS)[:2] == (4, PlanReason.DEVICE)
+    assert server.choice.describe()["plans"] == {"device": 1}
+
+
+def test_a_slow_link_pays_for_what_hides_behind_the_queue():
+    server = Server()
+    server.rates[Tier.REDIS] = SLOW
+    server.warm_up()
+    assert server.plan(IN_REDIS, queued=3000)[:2] == (1, PlanReason.PARTIAL)  # 1.17 s of queue
+
+
+def test_a_burst_does_not_wait_for_one_link():
+    server = Server()
+    server.rates[Tier.REDIS] = 2e7  # 0.2 s for what takes 0.4 s to compute
+    server.warm_up()
+    counts = [server.plan(IN_REDIS)[0] for _ in range(10)]
+    assert 0 < sum(count == 4 for count in counts) <= 3
+    for lease in range(1, 11):
+        server.choice.ended(lease)
+    assert server.plan(IN_REDIS)[0] == 4
+
+
+def test_a_load_whose_end_nobody_told_is_forgotten():
+    server = Server()
+    server.rates[Tier.REDIS] = 2e7
+    server.warm_up()
+    while server.plan(IN_REDIS)[0]:
+        pass
+    server.now += 1.5 * DEADLINE_S
+    assert server.plan(IN_REDIS)[0] == 4
+
+
+def test_contention_is_not_taken_for_a_slow_link():
+    server = Server()
+    server.rates[Tier.REDIS] = 4e7
+    server.warm_up(tiers=[])
+    for _ in range(6):
+        leases = [server.plan(IN_REDIS)[2] for _ in range(3)]
+        for place, lease in enumerate(leases, start=1):  # one after the other over the link
+            server.now += 0.1
+            sample = ("load", "redis", 4 * SEGMENT_TOKENS, 4 * SEGMENT_BYTES, 0.002 + place * 0.1)
+            server.choice.report(server.now, "replica", [sample])
+            server.choice.ended(lease)
+    assert server.choice.describe()["tiers"]["redis"]["bytes_per_s"] == pytest.approx(4e7, rel=0.1)
+
+
+# What is not known.
+
+
+def test_an_unknown_tier_is_loaded_from_by_a_few_at_a_time():
+    server = Server().warm_up(tiers=[Tier.CPU])
+    reasons = [server.plan(IN_REDIS)[1] for _ in range(MOST_UNMEASURED + 3)]
+    assert reasons == [PlanReason.HIT] * MOST_UNMEASURED + [PlanReason.UNMEASURED] * 3
+
+
+def test_where_everything_is_loaded_computing_is_measured_now_and_then():
+    server = Server()
+    assert {server.plan(IN_REDIS)[:2] for _ in range(2 * PREFILL_PROBE)} == {(4, PlanReason.HIT)}
+    for _ in range(8):
+        server.choice.report(0.0, "replica", [("load", "redis", SEGMENT_TOKENS, SEGMENT_BYTES, 0.01)])
+    plans = [server.plan(IN_REDIS)[:2] for _ in range(2 * PREFILL_PROBE)]
+    assert plans.count((0, PlanReason.PROBE)) == 2
+    assert plans.count((4, PlanReason.HIT)) == 2 * PREFILL_PROBE - 2
+
+
+def test_a_link_that_brings_nothing_is_left_after_one_load():
+    server = Server().warm_up(tiers=[Tier.CPU])
+    server.rates[Tier.REDIS] = 1e3
+    counts = [server.serve(IN_REDIS)[1] for _ in range(20)]
+    assert counts[0] == 4
+    assert not any(counts[1:])
+
+
+@pytest.mark.parametrize("slower", [10, 100, 10_000])
+def test_a_link_that_becomes_slow_costs_very_few_loads(slower):
+    server = Server(noise=0.15).warm_up()
+    for _ in range(20):
+        server.serve(IN_REDIS)
+    server.rates[Tier.REDIS] = 4e7 / slower  # a load takes a tenth of the computing, and then at least as long
+    loads = sum(server.serve(IN_REDIS)[2] is PlanReason.HIT for _ in range(30))
+    assert loads <= 3
+
+
+@pytest.mark.parametrize("rate", [2e6, 1e6, 1e4])
+def test_a_link_that_becomes_fast_again_is_noticed(rate):
+    server = Server(noise=0.15)
+    server.rates[Tier.REDIS] = rate
+    server.warm_up()
+    for _ in range(30):
+        server.serve(IN_REDIS)
+    server.rates[Tier.REDIS] = FAST
+    slow = server.now
+    reasons = []
+    while PlanReason.HIT not in reasons:
+        reasons.append(server.serve(IN_REDIS)[2])
+        assert len(reasons) < 2 * PROBE_AGE_S / 0.4
+    assert server.now - slow < PROBE_AGE_S + PROBE_PLANS
+    assert all(server.serve(IN_REDIS)[2] is PlanReason.HIT for _ in range(10))
+
+
+def test_a_tier_that_comes_back_after_it_brought_nothing_is_loaded_from_at_once():
+    server = Server().warm_up()
+    server.rates[Tier.REDIS] = 1e3
+    assert [server.serve(IN_REDIS)[1] for _ in range(3)] == [4, 0, 0]
+    server.rates[Tier.REDIS] = FAST
+    server.choice.tier_is_back(Tier.REDIS)
+    assert [server.serve(IN_REDIS)[1] for _ in range(10)] == [4] * 10
+
+
+def test_what_was_measured_of_a_tier_outlives_its_restart():
+    server = Server()
+    server.rates[Tier.REDIS] = SLOW
+    server.warm_up().choice.tier_is_back(Tier.REDIS)
+    assert server.plan(IN_REDIS)[1] is PlanReason.RECOMPUTE_FASTER
+
+
+def test_probes_of_a_slow_link_cost_little_and_load_one_segment():
+    server = Server()
+    server.rates[Tier.REDIS] = 3e6
+    server.warm_up()
+    served = [server.serve(IN_REDIS) for _ in range(300)]
+    probes = [(count, reason) for _, count, reason in served if reason is PlanReason.PROBE]
+    assert {count for count, _ in probes} == {1}
+    assert len(probes) >= 3
+    total_s, least_s = sum(seconds for seconds, _, _ in served), 300 * server.prefill_s(4 * SEGMENT_TOKENS + 20)
+    assert total_s <= (1 + 1.2 * PROBE_SHARE) * least_s
+
+
+def test_a_hopeless_link_is_probed_by_age_only_when_prompts_come_often_enough():
+    server = Server()
+    server.rates[Tier.REDIS] = 1e3
+    server.warm_up()
+    served = []
+    for _ in range(3 * PROBE_PLANS):
+        server.now += 2 * PROBE_AGE_S  # hardly anybody asks
+        served.append(server.serve(IN_REDIS)[2])
+    assert served.count(PlanReason.PROBE) <= 3
+
+
+# The envelope.
+
+
+def test_the_time_to_the_first_token_follows_the_better_of_both_while_the_link_is_throttled():
+    arms = {mode: Server(mode, noise=0.1) for mode in LoadMode}
+    for rate in (4e9, 1e9, 3e8, 1e8, 3e7, 1e7, 3e6, 1e6, 1e7, 1e9):
+        means = {}
+        for mode, server in arms.items():
+            server.rates[Tier.REDIS] = rate
+            if rate == 4e9:
+                server.warm_up()
+            served = [server.serve(IN_REDIS)[0] for _ in range(70)]
+            means[mode] = sum(served[30:]) / 40
+        assert means[LoadMode.AUTO] <= 1.10 * min(means.values()), f"at {rate:g} bytes/s"
+
+
+# What the router and short prompts learn from it.
+
+
+def test_a_tier_that_is_not_worth_a_load_has_no_credit():
+    server = Server()
+    server.rates[Tier.REDIS] = SLOW
+    credits = server.warm_up().choice.credits()["replica"]
+    assert credits["redis"] == 0.0
+    assert credits["cpu"] > 0.9
+
+
+def test_where_nothing_is_loaded_no_shared_tier_has_a_credit():
+    assert Server(LoadMode.RECOMPUTE).choice.credits() == {"": {"cpu": 0.0, "redis": 0.0}}
+
+
+def test_prompts_below_the_measured_break_even_need_no_plan():
+    server = Server()
+    server.latency_s = 0.05  # as long as 128 tokens take to compute
+    assert server.warm_up().choice.short_tokens("replica") == pytest.approx(129, abs=3)
+    assert server.choice.short_tokens("another of the kind") == pytest.approx(129, abs=3)
+
+
+def test_without_measurements_or_with_a_fixed_setting_every_prompt_is_planned():
+    assert Server().choice.short_tokens("replica") == 0
+    server = Server(LoadMode.LOAD)
+    server.latency_s = 0.05
+    assert server.warm_up().choice.short_tokens("replica") == 0
+
+
+def test_where_nothing_pays_short_prompts_are_those_of_a_segment_at_most():
+    server = Server()
+    server.rates[Tier.CPU] = server.rates[Tier.REDIS] = 1e3
+    assert server.warm_up().choice.short_tokens("replica") == SEGMENT_TOKENS
+
+
+def test_a_coded_segment_is_judged_by_its_bytes_at_the_tier():
+    server = Server().warm_up(tiers=[Tier.CPU])
+    coded = [segment._replace(nbytes=SEGMENT_BYTES // 8) for segment in IN_REDIS]
+    for _ in range(6):
+        lease = server.plan(coded)[2]
+        server.now += 0.1
+        server.choice.report(server.now, "replica", [("load", "redis", 4 * SEGMENT_TOKENS, 4 * SEGMENT_BYTES, 0.25)])
+        server.choice.ended(lease)
+    assert server.plan(coded)[0] == 4
+    assert server.plan(IN_REDIS)[0] == 0, "of these, eight times as much has to come"
+
+
+def test_what_is_known_is_described():
+    server = Server().warm_up()
+    server.plan(IN_REDIS)
+    found = server.choice.describe()
+    assert found["mode"] == "auto"
+    assert found["prefill_s"]["per_token"] == pytest.approx(1 / server.tokens_per_s)
+    assert found["tiers"]["redis"]["latency_s"] == pytest.approx(0.002)
+    assert found["plans"] == {"hit": 1}

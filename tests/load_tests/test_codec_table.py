@@ -1,0 +1,190 @@
+"""The codec table's arithmetic, and a profile that is measured on a tiny model: what is sensitive gets finer steps."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from deployments.codec_files import find_profile, model_digest, profile_path
+from kernels.codecs import CodecProfile
+from load_tests import codec_table, profile_codec, profile_measure
+from load_tests.codec_arms import all_arms
+from load_tests.codec_model import continued, divergence, kv_shape, prefix_kv
+from load_tests.codec_questions import DEMO, DEMO_PROFILE, ask, conversations, judge
+from load_tests.codec_table import demo_profile, demo_table, missed, plot, wide_table
+from load_tests.codec_wide import random_ids, wide_model
+from load_tests.profile_codec import make_profile, text_samples
+from load_tests.profile_measure import LEAST_FACTOR, Sample, layer_groups, level_factors
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Any:
+    """Two layers of the wide model's kind."""
+    return wide_model(layers=2)
+
+
+def row(codec: str, ratio: float, **changed: Any) -> dict[str, Any]:
+    """A row of the demo table that falls short of nothing."""
+    fine = {
+        "codec": codec, "times_smaller_than_bf16": ratio, "bits_per_element": 16 / ratio, "encode_mb_per_s": 100.0,
+        "decode_mb_per_s": 500.0, "questions": 550, "right": 520, "tokens_changed": 0, "tokens": 5000, "kl": 0.0,
+    }  # fmt: skip
+    if codec.startswith("cachegen"):
+        fine["bits_over_tables_entropy"] = 0.004
+    return fine | changed
+
+
+ROWS = [
+    row("lossless", 1.45), row("int8", 1.88), row("int4", 3.5),
+    row("cachegen 1", 5), row("cachegen 2", 7), row("cachegen 3", 9.5),
+]  # fmt: skip
+EXACT = {"questions": 550, "right": 520}
+SPEEDS = {"recompute_tokens_per_s": 100.0, "decode_tokens_per_s": {name["codec"]: 5000.0 for name in ROWS}}
+
+
+def test_nothing_falls_short_where_all_is_reached() -> None:
+    assert missed(ROWS, EXACT, SPEEDS) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "changed", "says"),
+    [
+        (0, {"times_smaller_than_bf16": 1.2}, "lossless is 1.20 times"),
+        (0, {"kl": 1e-9}, "lossless is not"),
+        (1, {"times_smaller_than_bf16": 2.5}, "smaller than int8"),
+        (3, {"right": 519}, "level 1 answers 519"),
+        (4, {"right": 510}, "level 2 loses 1.8%"),
+        (4, {"kl": 0.02}, "level 2 has a KL"),
+        (4, {"bits_over_tables_entropy": 0.05}, "level 2 takes 5.0% more bits"),
+        (5, {"times_smaller_than_bf16": 8.0}, "cachegen 3 is 8.00 times"),
+    ],
+)
+def test_what_falls_short_is_said(number: int, changed: dict[str, Any], says: str) -> None:
+    rows = [one | changed if index == number else one for index, one in enumerate(ROWS)]
+    (sentence,) = missed(rows, EXACT, SPEEDS)
+    assert says in sentence
+
+
+def test_decoding_that_is_not_much_faster_than_recomputing_is_said() -> None:
+    slow = SPEEDS | {"recompute_tokens_per_s": 1000.0}
+    assert "5.0 times as fast" in missed(ROWS, EXACT, slow)[0]
+
+
+def test_tables_and_plot_hold_every_codec(tmp_path: Path) -> None:
+    demo, wide = demo_table(ROWS, EXACT), wide_table(ROWS, SPEEDS)
+    assert all(table.count(f"| {one['codec']} |") == 1 for table in (demo, wide) for one in ROWS)
+    assert "| cachegen 2 | 7.00 | 3.72 |" in demo
+    plot(ROWS, EXACT, tmp_path / "codecs.png")
+    assert (tmp_path / "codecs.png").stat().st_size > 1000
+
+
+def test_a_conversation_from_its_own_kv_is_answered_as_it_was_and_from_noise_it_is_not(tmp_path: Path) -> None:
+    from load_tests.codec_model import load_model
+
+    model = load_model(DEMO)
+    profile = demo_profile()
+    one = ask(model, next(conversations(1, 77)))
+    arms = all_arms(profile)
+    lossless = judge(model, one, arms[0].through(one.kv))
+    assert lossless.right == one.right >= 8
+    assert float(lossless.divergences.max()) == 0
+    assert lossless.same_tokens == len(lossless.divergences)
+    noise = judge(model, one, torch.randn_like(one.kv))
+    assert noise.right < one.right - 3
+    assert arms[0].row()["times_smaller_than_bf16"] > 1.3
+
+
+def test_kv_of_a_prefix_continues_as_the_whole_does(tiny: Any) -> None:
+    ids = random_ids(48, 1)
+    whole = tiny(torch.tensor([ids])).logits[0, 32:]
+    assert float(divergence(whole, continued(tiny, prefix_kv(tiny, ids[:32]), ids[32:])).max()) < 1e-3
+
+
+def test_a_measured_profile_is_for_that_model_and_codes_it_smaller_than_the_generic_one(tiny: Any) -> None:
+    ids = [random_ids(160, number) for number in range(3)]
+    profile, report = make_profile(tiny, [Sample(one[:128], one[128:]) for one in ids], 1, b"tiny" * 4)
+    profile.check(kv_shape(tiny), b"tiny" * 4)
+    assert CodecProfile.from_bytes(profile.to_bytes()).digest == profile.digest
+    assert report["levels"][1]["bits"] > report["levels"][2]["bits"] >= report["levels"][3]["bits"]
+    kv = prefix_kv(tiny, random_ids(256, 9))
+    arm = all_arms(profile)[-1]
+    arm.through(kv)
+    assert 0 <= arm.row()["bits_over_tables_entropy"] < 0.05
+
+
+class _Probe:
+    """KL is each tensor's own weight times its squared factor."""
+
+    weights = np.array([[1.0, 0.01], [0.04, 0.0001]])
+
+    def divergence(self, factors: np.ndarray) -> float:
+        return float((self.weights * factors**2).sum())
+
+
+def test_the_more_sensitive_the_finer_and_the_budget_is_kept() -> None:
+    probe: Any = _Probe()
+    measured = profile_measure.sensitivities(probe, 2, lambda: None)
+    assert np.allclose(measured, probe.weights)
+    factors, cost = level_factors(probe, measured, 0.3, lambda: None)
+    assert cost <= 0.3
+    assert list(np.argsort(factors.reshape(-1))) == [0, 2, 1, 3]
+    finest, _ = level_factors(probe, measured, 1e-9, lambda: None)
+    assert (finest == LEAST_FACTOR).all()
+
+
+def test_every_layer_is_in_one_group() -> None:
+    for layers in (1, 6, 12, 24, 80):
+        groups = layer_groups(layers)
+        assert [layer for group in groups for layer in group] == list(range(layers))
+
+
+def test_the_committed_profile_is_the_demo_models_and_has_finer_steps_where_it_is_sensitive() -> None:
+    profile = demo_profile()
+    profile.check((6, 2, 64), model_digest(str(DEMO)))
+    for level in range(3):
+        shallow, deep = (
+            np.mean([half.plans[level].factor for layer in layers for half in profile.halves[layer]])
+            for layers in ((1, 2), (4, 5))
+        )
+        assert shallow < deep
+
+
+def test_the_server_finds_a_profile_where_the_maker_puts_it_or_beside_the_model(tmp_path: Path) -> None:
+    model, made = tmp_path / "model", tmp_path / "made"
+    made.mkdir()
+    shutil.copytree(DEMO, model, ignore=shutil.ignore_patterns(DEMO_PROFILE.name))
+    assert find_profile(str(made), str(model)) is None
+    profile_path(str(made), str(model)).write_bytes(DEMO_PROFILE.read_bytes())
+    for folder, where in ((made, model), (tmp_path / "nowhere", DEMO)):
+        found = find_profile(str(folder), str(where))
+        assert found is not None
+        assert found.digest == demo_profile().digest
+
+
+def test_too_short_a_text_and_an_unknown_model_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a profile needs"):
+        text_samples(str(DEMO), "Anna lives in Paris.", 2)
+    app = typer.Typer()
+    app.command()(profile_codec.main)
+    result = CliRunner().invoke(app, ["--model", str(tmp_path / "none")])
+    assert result.exit_code == 2
+    assert "no folder" in " ".join(result.output.replace("│", " ").split())
+
+
+def test_the_report_is_json(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec_table, "measure_demo", lambda questions: (ROWS, EXACT))
+    app = typer.Typer()
+    app.command()(codec_table.main)
+    target, picture = tmp_path / "report.json", tmp_path / "plot.png"
+    arguments = ["--wide-layers", "0", "--json", str(target), "--plot", str(picture)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads(target.read_text())["falls_short"] == []
