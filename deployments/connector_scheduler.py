@@ -165,7 +165,7 @@ class SchedulerSide:
         request = tracked.request
         end = arrived
         if arrived * self._block_size == tracked.loading_upto_tokens:
-            end = min(request.num_computed_tokens // self._block_size, len(request.block_hashes))
+            end = first + len(blocks)
         else:
             tracked.hidden, tracked.hidden_from = blocks[end - first :], end
         show_blocks(self._pool, request, blocks, first, end, self._block_size)

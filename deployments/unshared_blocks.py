@@ -21,9 +21,14 @@ if TYPE_CHECKING:
 
 
 def hide_blocks(pool: BlockPool, block_ids: Sequence[int]) -> list[KVCacheBlock]:
-    """Take blocks that were allocated just now out of the prefix cache; returns them."""
-    pool.evict_blocks(set(block_ids))
-    return [pool.blocks[block_id] for block_id in block_ids]
+    """Take consecutive blocks that were allocated just now out of the prefix cache; returns those that were in it.
+
+    They are the first ones. vLLM lets the others in by itself when a later step fills them, and refuses to do so twice.
+    """
+    blocks = [pool.blocks[block_id] for block_id in block_ids]
+    shared = [block for block in blocks if block.block_hash is not None]
+    pool.evict_blocks({block.block_id for block in shared})
+    return shared
 
 
 def show_blocks(

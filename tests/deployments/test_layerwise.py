@@ -173,7 +173,7 @@ def test_a_damaged_layer_costs_a_recompute_and_is_reported(
     layerwise: LiveEngine, stored: tuple[list[int], list[int]], segment: int, layer: int, blocks: int
 ) -> None:
     tokens, answer = stored
-    before = dict(layerwise.port.segments)
+    before = set(layerwise.port.segments)
     layerwise.port.damaged = {(segment, layer)}
 
     again, by_tier = layerwise.ask(tokens)
@@ -182,10 +182,33 @@ def test_a_damaged_layer_costs_a_recompute_and_is_reported(
     assert by_tier == {"device": 0, "cpu": blocks * BLOCK, "redis": 0, "recomputed": LENGTH - blocks * BLOCK}
     assert layerwise.port.bad == ["checksum"]
     assert layerwise.port.layer_fetches == 1, "not a second time"
-    assert layerwise.port.segments == before, "the segment that was refused is stored anew"
+    assert set(layerwise.port.segments) == before, "the segment that was refused is stored anew"
     assert layerwise.ask(tokens) == (answer, {"device": 480, "cpu": 0, "redis": 0, "recomputed": 20}), (
         "what was computed anew is on the device"
     )
+    forget_device(layerwise)
+    layerwise.port.damaged = set()
+    assert layerwise.ask(tokens) == (answer, {"device": 0, "cpu": 480, "redis": 0, "recomputed": 20}), (
+        "what was stored anew is good"
+    )
+
+
+def test_an_answer_goes_on_into_further_blocks_after_a_failed_load(layerwise: LiveEngine) -> None:
+    """The block after the load is let into the prefix cache by vLLM, when the answer fills it, and by nobody else."""
+    tokens = prompt(951, LENGTH)
+    layerwise.ask(tokens)
+    expected = layerwise.run(layerwise.answer(tokens, greedy(2 * BLOCK), planned=False))
+    forget_device(layerwise)
+    layerwise.port.damaged = {(2, 3)}
+
+    output = layerwise.run(layerwise.answer(tokens, greedy(2 * BLOCK)))
+    layerwise.settle()
+
+    assert layerwise.port.bad == ["checksum"]
+    assert tokens_of(output) == tokens_of(expected)
+    all_tokens = [*tokens, *tokens_of(output)]
+    on_device = set(layerwise.reuse.device_hashes().result())
+    assert set(layerwise.hashes(all_tokens)[: (len(all_tokens) - 1) // BLOCK]) <= on_device
 
 
 def test_a_segment_that_is_gone_is_recomputed(layerwise: LiveEngine, stored: tuple[list[int], list[int]]) -> None:
