@@ -21,7 +21,6 @@ import logging
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -38,8 +37,9 @@ from vllm.v1.executor import Executor
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-IDLE_STEP_SLEEP_S = 0.001
-"""While the only requests wait for an asynchronous load the step does nothing: leave the core to the loading thread."""
+IDLE_STEP_EVERY_S = 0.005
+"""While the only requests wait for an asynchronous load the step does nothing: leave the core, and Python's lock, to
+the loading thread, which wakes the engine (`EngineThread.wake`)."""
 
 
 class EngineThread:
@@ -53,6 +53,7 @@ class EngineThread:
         self.core: EngineCore
         self.error: BaseException | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._awake = threading.Event()
         self._on_outputs: Callable[[EngineCoreOutputs], None] = lambda outputs: None
         self._on_death: Callable[[BaseException], None] = lambda error: None
         self._closing = False
@@ -87,15 +88,21 @@ class EngineThread:
                     future.set_exception(error)
 
         self._inbox.put(run)
+        self.wake()
         if self._ended:  # the engine thread has looked into its inbox for the last time
             self._refuse_what_waits()
         return future
+
+    def wake(self) -> None:
+        """What the engine may be waiting for has happened: it need not wait for its next idle step. From any thread."""
+        self._awake.set()
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
         """Stop stepping and release the engine. Idempotent; from any thread but the engine's."""
         if not self._closing:
             self._closing = True
             self._inbox.put(None)
+            self.wake()
         self._thread.join(timeout_s)
 
     def _run(self, vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool) -> None:
@@ -116,6 +123,7 @@ class EngineThread:
             core.shutdown()
 
     def _step_until_closed(self, core: EngineCore) -> None:
+        step_again = False
         while True:
             if not self._drain_inbox(block=not core.scheduler.has_requests()):
                 return
@@ -126,8 +134,13 @@ class EngineThread:
             if outputs:
                 for output in outputs.values():
                     self._on_outputs(output)
-            if not executed and core.scheduler.has_requests():
-                time.sleep(IDLE_STEP_SLEEP_S)
+            if executed or not core.scheduler.has_requests():
+                continue
+            if step_again:
+                step_again = False
+            elif self._awake.wait(IDLE_STEP_EVERY_S):
+                self._awake.clear()
+                step_again = True  # vLLM hears in one step that a load has ended, and computes in the next
 
     def _drain_inbox(self, block: bool) -> bool:
         """Run everything that waits now (at least one item if `block`); False when the thread must end.

@@ -79,6 +79,7 @@ class KVReuse:
             max_held_blocks=int(pool_blocks * HELD_POOL_SHARE),
             load_deadline_s=settings.kv.load_deadline_s,
             on_rate=rates.add,
+            on_load_end=thread.wake,
         )
         choice = LayerwiseChoice(
             settings.kv.layerwise, port, rates, self.copier.block_bytes, ends, settings.kv.load_deadline_s

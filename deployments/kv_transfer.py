@@ -51,9 +51,14 @@ class KVTransfer:
         max_held_blocks: int,
         load_deadline_s: float,
         on_rate: Callable[[Sample], None] = lambda sample: None,
+        on_load_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_rate` hears, from any load thread, what the port is told of how long loads took."""
+        """`on_rate` hears, from any load thread, what the port is told of how long loads took.
+
+        `on_load_end` is called, from any load thread, when a request's load is in `take_finished_loads`.
+        """
         self._on_rate = on_rate
+        self._on_load_end = on_load_end
         self.counters = TransferCounters()
         self._load_deadline_s = load_deadline_s
         self._copier = copier
@@ -168,6 +173,7 @@ class KVTransfer:
                 self._failed_blocks |= failed
                 self._finished.add(job.request_id)
         if job.on_end is None:
+            self._on_load_end()
             self._port.release(job.lease_id)
         else:
             job.on_end(arrived)
