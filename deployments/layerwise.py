@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from deployments.layerwise_streams import TransferStreams
     from deployments.segment_copy import SegmentCopier
 
-LEAST_PREFILL_TOKENS = 64
-"""A step of fewer tokens says little about prefill."""
+LEAST_PREFILL_TOKENS = 2
+"""A step of one token decodes. Steps of a few tokens tell what a step takes at least, behind which a load can hide."""
 
 
 class LayerwiseStep:

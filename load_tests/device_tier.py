@@ -27,6 +27,7 @@ from rich.progress import track
 
 from configs.settings import PROJECT_ROOT
 from load_tests.device_engine import DeviceEngine
+from load_tests.engine_threads import start_with_engine_threads
 
 out = Console(stderr=True, highlight=False)
 ARMS = {"least recently used": False, "hotness": True}
@@ -237,5 +238,6 @@ def main(
 
 
 if __name__ == "__main__":
+    start_with_engine_threads("load_tests.device_tier")
     with contextlib.suppress(KeyboardInterrupt):
         typer.run(main)

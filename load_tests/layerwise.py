@@ -34,6 +34,7 @@ from deployments.kv_transfer import SaveJob
 from kvmanager.segment_format import body_offset
 from kvmanager.segments import SegmentSpan
 from load_tests.device_engine import BrainPort, DeviceEngine
+from load_tests.engine_threads import start_with_engine_threads
 
 out = Console(stderr=True, highlight=False)
 Mode: TypeAlias = Literal["on", "off", "auto"]
@@ -284,4 +285,5 @@ def main(
 
 
 if __name__ == "__main__":
+    start_with_engine_threads("load_tests.layerwise")
     typer.run(main)

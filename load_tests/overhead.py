@@ -29,6 +29,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from load_tests.engine_threads import start_with_engine_threads
 from load_tests.overhead_arms import Arm, Layerwise, PlainVLLM, ReusingEngine, Timed
 from load_tests.prefetch_chain import running
 from load_tests.throttled_engine import prompt, write_random_model
@@ -238,14 +239,15 @@ def main(
     model: Annotated[
         str | None, typer.Option(help="A model folder. Default: a random Qwen2 of 45M parameters.")
     ] = None,
+    dtype: Annotated[str, typer.Option(help="`float32` where the CPU has no fast bfloat16 (no AVX-512).")] = "auto",
     json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
 ) -> None:
     """Measure, and print a Markdown table and what was missed."""
     with tempfile.TemporaryDirectory() as name, running() as server:
         chosen = model or write_random_model(Path(name) / "random-qwen2")
-        plain = PlainVLLM(chosen)
+        plain = PlainVLLM(chosen, dtype)
         try:
-            engine = ReusingEngine(server, chosen, redis)
+            engine = ReusingEngine(server, chosen, dtype, redis)
             try:
                 questions = asyncio.run(measure(engine, plain, rounds))
             finally:
@@ -262,4 +264,5 @@ def main(
 
 
 if __name__ == "__main__":
+    start_with_engine_threads("load_tests.overhead")
     typer.run(main)

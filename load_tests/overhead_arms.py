@@ -34,7 +34,7 @@ from kvmanager.segments import SegmentSpan
 from load_tests.prefetch_chain import MIB, until
 
 if TYPE_CHECKING:
-    from deployments.engine_host import EngineThread
+    pass
 
 APP = "overhead"
 NAME = "replica"
@@ -53,16 +53,10 @@ class Timed:
     usage: dict[str, Any]
 
 
-def engine_settings(model: str, kv: dict[str, Any]) -> Settings:
+def engine_settings(model: str, dtype: str, kv: dict[str, Any]) -> Settings:
     """The same engine for all arms."""
-    return load_settings({"model": model, "engine": {"device_blocks": 512, "max_num_seqs": 16}, "kv": kv})
-
-
-def use_threads(thread: EngineThread, settings: Settings) -> None:
-    """Compute with `engine.threads`: torch is loaded here before the environment can tell it, unlike in a replica."""
-    import torch
-
-    thread.call(lambda: torch.set_num_threads(settings.engine.threads)).result()
+    engine = {"device_blocks": 512, "max_num_seqs": 16}
+    return load_settings({"model": model, "dtype": dtype, "engine": engine, "kv": kv})
 
 
 def sampling(max_tokens: int) -> Any:
@@ -110,9 +104,9 @@ class ChosenPort:
 class ReusingEngine:
     """An engine with all that a replica has. Use on one event loop, within `load_tests.prefetch_chain.running`."""
 
-    def __init__(self, server: EmbeddedRedis, model: str, redis: bool) -> None:
+    def __init__(self, server: EmbeddedRedis, model: str, dtype: str, redis: bool) -> None:
         kv: dict[str, Any] = {"cpu_tier_bytes": 128 * MIB, "redis_bytes": 256 * MIB, "load_or_recompute": "load"}
-        settings = engine_settings(model, kv if redis else {**kv, "redis_url": None})
+        settings = engine_settings(model, dtype, kv if redis else {**kv, "redis_url": None})
         from deployments.engine_args import engine_config, engine_environment, model_identity
 
         os.environ.update(engine_environment(settings))
@@ -127,7 +121,6 @@ class ReusingEngine:
         self._redis = redis
         self._parts = self._start_parts(server, settings)
         self._llm, self.thread = start_engine(config, log_stats=settings.engine.log_stats)
-        use_threads(self.thread, settings)
         self.port = ChosenPort(RayPort(APP, NAME, self._node, settings.kv, ManagerClient(APP)))
         self._plans = PromptPlans(self.port.port, self._block_tokens)
         self._wait_until_ready()
@@ -243,10 +236,10 @@ class ReusingEngine:
 class PlainVLLM:
     """The same engine with `kv.enabled: false`, in a process that does nothing until it is asked."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, dtype: str) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(model, theirs), daemon=True)
+        self._process = context.Process(target=_serve, args=(model, dtype, theirs), daemon=True)
         self._process.start()
         theirs.close()
         self._hear()
@@ -270,17 +263,16 @@ class PlainVLLM:
         return self._pipe.recv()
 
 
-def _serve(model: str, pipe: Any) -> None:
+def _serve(model: str, dtype: str, pipe: Any) -> None:
     """The process of plain vLLM."""
     os.dup2(2, 1)  # what vLLM prints is no result
-    settings = engine_settings(model, {"enabled": False})
+    settings = engine_settings(model, dtype, {"enabled": False})
     from deployments.engine_args import engine_config, engine_environment
 
     os.environ.update(engine_environment(settings))
     from deployments.engine_host import start_engine
 
-    llm, thread = start_engine(engine_config(settings), log_stats=settings.engine.log_stats)
-    use_threads(thread, settings)
+    llm, _ = start_engine(engine_config(settings), log_stats=settings.engine.log_stats)
 
     async def answer() -> None:
         number = 0

@@ -22,6 +22,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from load_tests.engine_threads import start_with_engine_threads
 from load_tests.prefetch_chain import running
 from load_tests.throttled_engine import ARMS, Served, ThrottledEngine, prompt, write_random_model
 
@@ -164,4 +165,5 @@ def main(
 
 
 if __name__ == "__main__":
+    start_with_engine_threads("load_tests.throttle")
     typer.run(main)
