@@ -5,11 +5,7 @@
 * Nothing is measured yet: load, for that measures it; but no more than `MOST_UNMEASURED` loads at a time from a tier
   that nobody knows, lest a burst of prompts wait for a tier that turns out to be slow. Where everything is loaded,
   computing stays unmeasured: once loads are measured, one in `PREFILL_PROBE` such plans loads nothing.
-* A tier that does not pay is not loaded from, so nobody notices when it pays again. Hence probes: a plan loads one
-  segment of it, though that makes its prompt slower. Every plan that leaves the tier out saves up `PROBE_SHARE` of its
-  expected time; a probe is due when its expected loss is saved, or, however dear it is, when the tier has not been
-  measured for `PROBE_AGE_S` and `PROBE_PLANS` plans have left it out. So probing costs little on average, a tier that
-  is nearly worth it is probed often, and one that is hopeless rarely.
+* What is not done is not measured: a few plans do it nevertheless (`kvmanager.probes`).
 
 Loads that were planned and have not ended are known by their bytes (`kvmanager.loads_under_way`). One thread.
 """
@@ -28,12 +24,10 @@ from kvmanager.load_split import Split, StoredPart, best_split, load_times
 from kvmanager.loads_under_way import LoadSize, LoadsUnderWay
 from kvmanager.locations import Location, Tier
 from kvmanager.plans import PlannedSegment, PlanReason
+from kvmanager.probes import Probes
 
 MOST_UNMEASURED = 4
 PREFILL_PROBE = 8
-PROBE_SHARE = 0.05
-PROBE_AGE_S = 30.0
-PROBE_PLANS = 16
 _SHARED = (Tier.CPU, Tier.REDIS)
 
 
@@ -72,15 +66,6 @@ class PromptChoice:
         return self.owner.choose(self, segments)
 
 
-@dataclass(slots=True)
-class _Skipped:
-    """What has been saved up for a probe of one tier by one replica."""
-
-    saved_s: float = 0.0
-    plans: int = 0
-    probed_at: float = -inf
-
-
 class LoadChoice:
     """See the module's docstring. Times are seconds on any clock that does not jump."""
 
@@ -101,7 +86,7 @@ class LoadChoice:
         self._most_load_s = most_load_s
         self._rates = ClusterRates(starting_credits)
         self._under_way = LoadsUnderWay()
-        self._skipped: dict[tuple[str, Tier], _Skipped] = {}
+        self._probes = Probes()
         self._prefill_unmeasured = 0
 
     # Plans.
@@ -197,7 +182,7 @@ class LoadChoice:
         self._rates.forget_replica(replica)
         self._under_way.forget_replica(replica)
         self._modes.pop(replica, None)
-        self._skipped = {key: skipped for key, skipped in self._skipped.items() if key[0] != replica}
+        self._probes.forget_replica(replica)
 
     def fix(self, replica: str, mode: LoadMode) -> None:
         """Let this decide for one replica instead of the setting. For measurements."""
@@ -263,6 +248,8 @@ class LoadChoice:
         )  # fmt: skip
         choice.load_s, choice.recompute_s = split.seconds, split.recompute_s
         if split.parts == len(parts):
+            if self._probes.computing_is_due(choice.replica, split.seconds, split.recompute_s):
+                return 0, PlanReason.PROBE
             return split.parts, PlanReason.HIT
         skipped = parts[split.parts].tier
         if skipped in times and self._probe_is_due(choice, parts, on_device, split, times, prefill):
@@ -280,19 +267,12 @@ class LoadChoice:
         times: Mapping[Tier, LinearTime],
         prefill: PrefillTime,
     ) -> bool:
-        """Save up for a probe of the first tier that the split leaves out; whether it is made now."""
+        """Whether to probe the first tier that the split leaves out, with one segment."""
         tier = parts[split.parts].tier
-        skipped = self._skipped.setdefault((choice.replica, tier), _Skipped())
-        skipped.plans += 1
-        skipped.saved_s += PROBE_SHARE * split.seconds
         upto = parts[on_device : split.parts + 1]
         load_s = min(self._most_load_s, load_times(upto, times, choice.ahead)[-1])
         covered = min(upto[-1].end_token, choice.prompt_tokens - 1)
         after_s = prefill.seconds(choice.prompt_tokens - covered, covered)
         loss_s = max(self._queue_s(choice), load_s) + after_s - split.seconds
-        measured_at = max(skipped.probed_at, self._rates.tier(choice.replica, tier).sampled_at(tier))
-        old = choice.now - measured_at >= PROBE_AGE_S and skipped.plans >= PROBE_PLANS
-        if not old and skipped.saved_s < loss_s:
-            return False
-        self._skipped[choice.replica, tier] = _Skipped(probed_at=choice.now)
-        return True
+        measured_at = self._rates.tier(choice.replica, tier).sampled_at(tier)
+        return self._probes.tier_is_due(choice.replica, tier, choice.now, split.seconds, loss_s, measured_at)

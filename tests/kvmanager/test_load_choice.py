@@ -6,17 +6,10 @@ import pytest
 
 from kvmanager.config import ManagerConfig
 from kvmanager.keys import SegmentKey
-from kvmanager.load_choice import (
-    MOST_UNMEASURED,
-    PREFILL_PROBE,
-    PROBE_AGE_S,
-    PROBE_PLANS,
-    PROBE_SHARE,
-    LoadChoice,
-    LoadMode,
-)
+from kvmanager.load_choice import MOST_UNMEASURED, PREFILL_PROBE, LoadChoice, LoadMode
 from kvmanager.locations import REDIS, Location, Tier
 from kvmanager.plans import PlannedSegment, PlanReason
+from kvmanager.probes import PROBE_AGE_S, PROBE_PLANS, PROBE_SHARE
 from kvmanager.routing import STARTING_CREDITS
 
 BLOCK = 32
@@ -38,6 +31,8 @@ class Server:
         self.rates = {Tier.CPU: 1e9, Tier.REDIS: FAST}
         self.latency_s = 0.002
         self.tokens_per_s = 2560.0  # a segment in 0.1 s
+        self.rest_tells = True
+        """Whether the rest of a prompt that was loaded tells how fast the replica computes."""
         self._rng = random.Random(1)
         self._noise = noise
         self._leases = 0
@@ -89,7 +84,8 @@ class Server:
             samples.append(("late", segments[0].location.tier.value, sum(s.nbytes for s in segments[:count]), seconds))
         computed = total - arrived * SEGMENT_TOKENS
         compute_s = self._noisy(self.prefill_s(computed))
-        samples.append(("prefill", computed, compute_s, total - computed))
+        if self.rest_tells or not arrived:
+            samples.append(("prefill", computed, compute_s, total - computed))
         self.now += seconds + compute_s
         self.choice.report(self.now, "replica", samples)
         self.choice.ended(lease)
@@ -288,6 +284,36 @@ def test_a_hopeless_link_is_probed_by_age_only_when_prompts_come_often_enough():
         server.now += 2 * PROBE_AGE_S  # hardly anybody asks
         served.append(server.serve(IN_REDIS)[2])
     assert served.count(PlanReason.PROBE) <= 3
+
+
+def test_a_replica_that_computes_faster_than_was_measured_stops_loading():
+    server = Server()
+    server.rates[Tier.REDIS] = 1.1e7  # four segments in 0.36 s, against 0.41 s
+    server.warm_up()
+    server.rest_tells = False
+    assert server.serve(IN_REDIS)[2] is PlanReason.HIT
+    server.tokens_per_s *= 1.5
+    served = [server.serve(IN_REDIS)[2] for _ in range(10 * PROBE_PLANS)]
+    assert PlanReason.PROBE in served
+    assert set(served[5 * PROBE_PLANS :]) <= {PlanReason.RECOMPUTE_FASTER, PlanReason.PROBE}
+
+
+def test_probes_of_computing_cost_little():
+    server = Server()
+    server.rates[Tier.REDIS] = 1.5e7
+    server.warm_up()
+    server.rest_tells = False
+    served = [server.serve(IN_REDIS) for _ in range(300)]
+    assert [reason for _, _, reason in served].count(PlanReason.PROBE) >= 3
+    assert {count for _, count, reason in served if reason is PlanReason.PROBE} == {0}
+    loaded_s = server.load_s(IN_REDIS) + server.prefill_s(20)
+    assert sum(seconds for seconds, _, _ in served) <= (1 + 1.2 * PROBE_SHARE) * 300 * loaded_s
+
+
+def test_nothing_is_computed_to_measure_it_where_loading_is_far_better():
+    server = Server().warm_up()
+    server.rest_tells = False
+    assert {server.serve(IN_REDIS)[2] for _ in range(2000)} == {PlanReason.HIT}
 
 
 # The envelope.
