@@ -248,7 +248,8 @@ class LoadChoice:
         )  # fmt: skip
         choice.load_s, choice.recompute_s = split.seconds, split.recompute_s
         if split.parts == len(parts):
-            if self._probes.computing_is_due(choice.replica, split.seconds, split.recompute_s):
+            waits = any(choice.ahead.values())  # for others: then the time says little of the tier
+            if not waits and self._probes.computing_is_due(choice.replica, split.seconds, split.recompute_s):
                 return 0, PlanReason.PROBE
             return split.parts, PlanReason.HIT
         skipped = parts[split.parts].tier

@@ -169,7 +169,9 @@ def started(folder: Path, settings: Mapping[str, Any], wanted_status: str = "ok"
         _wait_until_ready(child, running, wanted_status)
         yield running
     finally:
-        family = [launcher, *launcher.children(recursive=True)]
+        family = [launcher]
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended by itself
+            family += launcher.children(recursive=True)
         child.send_signal(signal.SIGINT)
         child.wait(STOP_S)
         left = [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
