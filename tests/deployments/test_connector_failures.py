@@ -63,7 +63,7 @@ def test_a_flipped_bit_costs_a_recompute_and_is_reported(
     reason: str,
 ) -> None:
     tokens, answer = stored
-    before = dict(engine.port.segments)
+    before = set(engine.port.segments)
     counted = engine.transfer.counters.mismatches.get(reason, 0)
     engine.port.spoil = only_segment(segment, flip_bit(offset))
 
@@ -74,7 +74,10 @@ def test_a_flipped_bit_costs_a_recompute_and_is_reported(
     assert sum(by_tier.values()) == LENGTH
     assert engine.port.bad == [reason]
     assert engine.transfer.counters.mismatches[reason] == counted + 1
-    assert engine.port.segments == before, "the segment that was refused is stored anew"
+    assert set(engine.port.segments) == before, "the segment that was refused is stored anew"
+    engine.clear_device()
+    assert engine.ask(tokens)[0] == answer
+    assert engine.port.bad == [reason], "what was stored anew is good"
 
 
 def test_a_segment_that_is_cut_short_is_refused(engine: LiveEngine, stored: tuple[list[int], list[int]]) -> None:
