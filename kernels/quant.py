@@ -27,12 +27,12 @@ from kernels.packing import MAX_BITS, MIN_BITS, packed_bytes
 from kernels.quant_cpu import (
     dequantize_groups_cpu,
     dequantize_steps_cpu,
-    dequantize_vectors_cpu,
     quantize_groups_cpu,
     quantize_steps_cpu,
     quantize_vectors_cpu,
 )
 from kernels.quant_reference import bits_of, dequantize_vectors_reference, quantize_vectors_reference
+from kernels.quant_vectors_cpu import dequantize_vectors_cpu
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 MAX_LIMIT = 127  # a symbol is at most twice the limit, and a byte
@@ -203,5 +203,6 @@ def _check_codebook(codebook: torch.Tensor, beside: torch.Tensor) -> None:
     if levels not in [2**bits for bits in range(MIN_BITS, MAX_BITS + 1)]:
         raise ValueError(f"a codebook has 4, 8, ... 256 levels, got {levels}")
     _check_exact("codebook", codebook, (levels,), torch.float32, beside)
-    if not bool((codebook[1:] > codebook[:-1]).all()) or codebook[0] < -1 or codebook[-1] > 1:
+    rising = codebook.cpu().numpy()  # numpy compares so few numbers in a tenth of torch's time
+    if not (rising[1:] > rising[:-1]).all() or rising[0] < -1 or rising[-1] > 1:
         raise ValueError("a codebook's levels must rise, within -1 and 1")

@@ -1,5 +1,7 @@
 """The quantizers of ``kernels.quant`` for the CPU, compiled by Numba, on one thread, without the GIL.
 
+Decoding of vectors is in ``quant_vectors_cpu.py``.
+
 Every step rounds as ``quant_reference.py`` does, so the results are the same bits: fastmath is off, and LLVM fuses no
 multiplication with an addition of its own accord. The inner loops are of a fixed length where they can be, because LLVM
 otherwise leaves what is shorter than four vectors, such as a group of 32, to a scalar loop.
@@ -52,12 +54,6 @@ def quantize_vectors_cpu(x: torch.Tensor, codebook: torch.Tensor) -> tuple[torch
     return pack_cpu(codes, reference.bits_of(codebook)), scale
 
 
-def dequantize_vectors_cpu(codes: torch.Tensor, scale: torch.Tensor, codebook: torch.Tensor, out: torch.Tensor) -> None:
-    """``kernels.quant.dequantize_vectors``; as above."""
-    unpacked = unpack_cpu(codes, reference.bits_of(codebook), out.shape[1])
-    _dequantize_vectors(unpacked.numpy(), _array(scale), codebook.numpy(), _array(out))
-
-
 def quantize_steps_cpu(x: torch.Tensor, step: torch.Tensor, limit: int) -> torch.Tensor:
     """``kernels.quant.quantize_steps``; as above."""
     symbols = torch.empty(x.shape, dtype=torch.uint8)
@@ -76,7 +72,7 @@ def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
         return tensor.numpy()
     if tensor.dtype is torch.float16:
         return tensor.view(torch.int16).numpy()
-    return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.view(torch.uint16).numpy()
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -179,17 +175,6 @@ def _count_below(values: np.ndarray, boundaries: np.ndarray, counts: np.ndarray)
             difference = np.float32(boundaries[count + np.uint64(half - 1)] - values[column])
             counts[column] = count + np.uint8((difference.view(np.int32) >> np.int32(31)) & half)
         half = np.int32(half >> 1)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _dequantize_vectors(codes: np.ndarray, scale: np.ndarray, codebook: np.ndarray, out: np.ndarray) -> None:
-    levels = np.empty(out.shape[1], dtype=np.float32)
-    for row in range(out.shape[0]):
-        values, target, s = codes[row], out[row], _widen(scale[row])
-        for column in range(len(target)):
-            levels[column] = codebook[values[column]]
-        for column in range(len(target)):
-            target[column] = _narrow(levels[column] * s, target[column])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

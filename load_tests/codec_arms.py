@@ -11,7 +11,7 @@ import torch
 from kernels.codecs import LEVELS, Codec, CodecProfile, make_codec
 from kernels.codecs.cachegen import CacheGenCodec
 from load_tests.codec_model import segments
-from load_tests.codec_questions import Judged
+from load_tests.codec_questions import Judged, summed
 
 
 @dataclass(slots=True)
@@ -72,14 +72,7 @@ class Arm:
         if self.ideal_bits:
             found["bits_over_tables_entropy"] = 8 * self.coded_bytes / self.ideal_bits - 1
         if self.judged:
-            divergences = torch.cat([one.divergences for one in self.judged])
-            found |= {
-                "questions": sum(one.questions for one in self.judged),
-                "right": sum(one.right for one in self.judged),
-                "tokens_changed": len(divergences) - sum(one.same_tokens for one in self.judged),
-                "tokens": len(divergences),
-                "kl": float(divergences.mean()),
-            }
+            found |= summed(self.judged)
         return found
 
 

@@ -1,7 +1,8 @@
 """A transformers model seen through its KV cache: compute the KV of a prefix, go on from any KV of that shape.
 
-Everything runs on the CPU in float32 over KV that was rounded to `KV_DTYPE`, as a server in bfloat16 would store it: so
-what two runs differ by is what a codec did to the KV, and not the rounding of the arithmetic.
+Everything runs on the CPU over KV that was rounded to `KV_DTYPE`, as a server in bfloat16 would store it; in float32,
+unless the model was loaded otherwise: so what two runs differ by is what a codec did to the KV, and not the rounding of
+the arithmetic.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ SEGMENT_TOKENS = 256
 """Tokens that are encoded together: the length of a stored segment by default."""
 
 
-def load_model(folder: Path | str) -> Any:
-    """The model in float32, for inference."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+def load_model(folder: Path | str, dtype: torch.dtype = torch.float32) -> Any:
+    """The model for inference, in float32 unless asked otherwise."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     return model.eval().requires_grad_(False)
 
 
@@ -41,11 +42,11 @@ def prefix_kv(model: Any, ids: Sequence[int]) -> torch.Tensor:
 
 @torch.inference_mode()
 def continued(model: Any, kv: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
-    """(len(ids), vocabulary) logits of reading `ids` after a prefix whose KV is `kv`."""
+    """(len(ids), vocabulary) logits, float32, of reading `ids` after a prefix whose KV is `kv`."""
     cache = DynamicCache(config=model.config)
-    for number, layer in enumerate(kv.float().transpose(2, 3)):
+    for number, layer in enumerate(kv.to(model.dtype).transpose(2, 3)):
         cache.update(layer[0][None], layer[1][None], number)
-    out: torch.Tensor = model(torch.tensor([list(ids)]), past_key_values=cache, use_cache=True).logits[0]
+    out: torch.Tensor = model(torch.tensor([list(ids)]), past_key_values=cache, use_cache=True).logits[0].float()
     return out
 
 

@@ -7,7 +7,7 @@ back. A greedy answer equals the expected one exactly when the model's first cho
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -47,15 +47,18 @@ class Asked:
     kv: torch.Tensor
     logits: torch.Tensor
     """(answer tokens, vocabulary), at the answers alone."""
-    right: int
+    right: list[bool]
+    """Of each question."""
 
 
 @dataclass(frozen=True)
 class Judged:
     """Answers from a changed KV."""
 
-    questions: int
-    right: int
+    lost: int
+    """Questions that the unchanged KV answers right, and this one does not."""
+    gained: int
+    """The other way round."""
     divergences: torch.Tensor
     """KL in nats at every token of an answer."""
     same_tokens: int
@@ -109,11 +112,22 @@ def judge(model: Any, asked: Asked, kv: torch.Tensor) -> Judged:
     logits = continued(model, kv, conversation.rest)
     spans = torch.cat([torch.arange(first - 1, end - 1) for first, end in conversation.answers])
     same = int((logits[spans].argmax(-1) == asked.logits.argmax(-1)).sum())
-    return Judged(
-        len(conversation.answers), _right(conversation, logits), divergence(asked.logits, logits[spans]), same
-    )
+    pairs = list(zip(asked.right, _right(conversation, logits), strict=True))
+    return Judged(pairs.count((True, False)), pairs.count((False, True)), divergence(asked.logits, logits[spans]), same)
 
 
-def _right(conversation: Conversation, logits: torch.Tensor) -> int:
+def summed(judged: Sequence[Judged]) -> dict[str, Any]:
+    """Numbers of all of them, for a table and a report."""
+    divergences = torch.cat([one.divergences for one in judged])
+    return {
+        "lost": sum(one.lost for one in judged),
+        "gained": sum(one.gained for one in judged),
+        "tokens_changed": len(divergences) - sum(one.same_tokens for one in judged),
+        "tokens": len(divergences),
+        "kl": float(divergences.mean()),
+    }
+
+
+def _right(conversation: Conversation, logits: torch.Tensor) -> list[bool]:
     chosen = logits.argmax(-1).tolist()
-    return sum(chosen[first - 1 : end - 1] == conversation.rest[first:end] for first, end in conversation.answers)
+    return [chosen[first - 1 : end - 1] == conversation.rest[first:end] for first, end in conversation.answers]

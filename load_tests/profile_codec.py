@@ -1,11 +1,13 @@
 """Measure a model's codec profile: `make profile-codec MODEL=models/demo`, or `python -m load_tests.profile_codec`.
 
-The model reads some 100 prompts on the CPU. Measured are each channel's mean and deviation, the distributions, whether
-anchors save bits, and how sensitive each layer's K and V are; from that follow the steps of each level, under a budget
-of KL divergence. The profile is written to `kv.codec_profiles`, where the server looks for it.
+The model reads some 60 prompts on the CPU. Measured are each channel's mean and deviation, the distributions, whether
+anchors save bits, and how sensitive each layer's K and V are; from that follow the steps of each level: those of least
+KL divergence at the level's size. The profile is written to `kv.codec_profiles`, where the server looks for it.
 
-The prompts: for the demo model conversations about its own worlds, of training facts; for any other the text of
-``--text``, or without it the licences and readmes of the installed packages.
+The prompts: for the demo model conversations about its own worlds, of training facts, so that no home, job or owner in
+them is in a held-out world, on which the profile is judged; for any other the text of ``--text``, or without it the
+licences and readmes of the installed packages. The same seed on the same machine makes the same profile; ``--check``
+makes it again and compares.
 """
 
 from __future__ import annotations
@@ -30,11 +32,10 @@ from deployments.codec_files import model_digest, profile_path
 from kernels.codecs.profile import LEVELS, CodecProfile
 from kernels.codecs.step_plan import plan_for
 from load_tests.codec_model import kv_shape, load_model
-from load_tests.codec_questions import DEMO, conversations
+from load_tests.codec_questions import DEMO, MEASURED_KINDS, conversations
 from load_tests.profile_measure import (
-    BUDGETS,
+    BITS,
     PROBES,
-    SEARCH_STEPS,
     Distributions,
     Probe,
     Sample,
@@ -48,18 +49,16 @@ from load_tests.profile_measure import (
 
 out = Console(stderr=True, highlight=False)
 
-PROMPTS, PROBED = 100, 12
+PROMPTS, PROBED = 64, 24
 QUICK_PROMPTS, QUICK_PROBED = 4, 1
 PROFILE_SEED = 5_000_000
-"""Far from the seeds of evaluations; the worlds are of other facts anyway."""
 PREFIX_TOKENS, REST_TOKENS = 512, 64
 LEAST_TEXT_TOKENS = 4 * (PREFIX_TOKENS + REST_TOKENS)
 
 
-def demo_samples(count: int) -> list[Sample]:
-    """Conversations about worlds as the model was trained on."""
-    kinds = 11
-    found = conversations(count * kinds, PROFILE_SEED, heldout=False)
+def demo_samples(count: int, seed: int) -> list[Sample]:
+    """Conversations about worlds as the model was trained on: of facts that no held-out world has."""
+    found = conversations(count * len(MEASURED_KINDS), seed, heldout=False)
     return [
         Sample(c.prefix, c.rest, [at for first, end in c.answers for at in range(first - 1, end - 1)]) for c in found
     ]
@@ -76,13 +75,13 @@ def text_samples(model: str, text: str, count: int) -> list[Sample]:
     return [Sample(ids[at : at + PREFIX_TOKENS], ids[at + PREFIX_TOKENS : at + length]) for at in starts]
 
 
-def installed_text() -> str:
-    """Licences and readmes of this environment, in a random but fixed order."""
+def installed_text(seed: int) -> str:
+    """Licences and readmes of this environment, in a random order."""
     roots = {Path(entry) for entry in sys.path if entry.endswith("site-packages")}
     files = sorted(
         file for root in roots for name in ("METADATA", "LICENSE*") for file in root.glob(f"*.dist-info/**/{name}")
     )
-    random.Random(0).shuffle(files)
+    random.Random(seed).shuffle(files)
     return "\n\n".join(file.read_text(errors="ignore") for file in files if file.is_file())
 
 
@@ -91,7 +90,7 @@ def make_profile(
 ) -> tuple[CodecProfile, dict[str, Any]]:
     """The profile, and what was measured on the way, for people."""
     layers, *heads = kv_shape(model)
-    steps = 2 * len(samples) + 2 * len(PROBES) * len(layer_groups(layers)) + len(LEVELS) * SEARCH_STEPS
+    steps = 2 * len(samples) + 2 * len(PROBES) * len(layer_groups(layers)) + len(LEVELS)
     with Progress(console=out) as progress:
         task = progress.add_task("distributions", total=steps)
 
@@ -101,20 +100,24 @@ def make_profile(
         found = distributions(model, samples, tick)
         progress.update(task, description="sensitivity")
         probe = Probe(model, samples[:probed], found)
-        sensitivity = sensitivities(probe, layers, tick)
+        sensitivity = sensitivities(probe, found, tick)
         progress.update(task, description="steps")
-        chosen = {level: level_factors(probe, sensitivity, BUDGETS[level], tick) for level in LEVELS}
+        chosen = {level: level_factors(found, sensitivity, BITS[level]) for level in LEVELS}
+        cost = {}
+        for level, factors in chosen.items():
+            cost[level] = probe.divergence(factors)
+            tick()
         apart = halves_apart(probe, layers)
-    profile = assemble(found, {level: factors for level, (factors, _) in chosen.items()}, name, (heads[0], heads[1]))
+    profile = assemble(found, chosen, name, (heads[0], heads[1]))
     report = {
         "prompts": len(samples),
         "probed": probed,
         "kl_of_steps_of_1": apart,
-        "kl_per_squared_factor": sensitivity.tolist(),
+        "kl_per_squared_error": sensitivity.tolist(),
         "anchors": [[half.anchors is not None for half in pair] for pair in profile.halves],
         "levels": {
-            level: {"kl": cost, "factors": factors.tolist(), "bits": _bits(found, factors)}
-            for level, (factors, cost) in chosen.items()
+            level: {"kl": cost[level], "factors": factors.tolist(), "bits": _bits(found, factors)}
+            for level, factors in chosen.items()
         },
     }
     return profile, report
@@ -136,6 +139,10 @@ def main(
         Path | None, typer.Option("--out", help="Where to write; into `kv.codec_profiles` by default.")
     ] = None,
     prompts: Annotated[int, typer.Option(min=2, help="How many prompts to read.")] = PROMPTS,
+    seed: Annotated[int, typer.Option(help="Of the choice of conversations, or of readmes.")] = PROFILE_SEED,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing: is the file there what would be made?")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="A rough profile from few prompts.")] = False,
     json_file: Annotated[str | None, typer.Option("--json", help="What was measured: a file, or - for stdout.")] = None,
 ) -> None:
@@ -149,23 +156,27 @@ def main(
     count, probed = (QUICK_PROMPTS, QUICK_PROBED) if quick else (prompts, PROBED)
     torch.manual_seed(0)
     if folder == DEMO and text is None:
-        source, samples = "conversations about the demo model's worlds", demo_samples(count)
+        source, samples = "conversations about the demo model's worlds", demo_samples(count, seed)
     else:
         source = str(text) if text else "licences and readmes of the installed packages"
         try:
-            samples = text_samples(str(folder), text.read_text() if text else installed_text(), count)
+            samples = text_samples(str(folder), text.read_text() if text else installed_text(seed), count)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
     out.print(f"{model}: {len(samples)} prompts from {source}")
     name = model_digest(str(folder))
     profile, report = make_profile(load_model(folder), samples, min(probed, len(samples)), name)
     target = output or profile_path(str(load_settings({}).kv.codec_profiles_path), str(folder))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(profile.to_bytes())
+    if check and not (target.is_file() and target.read_bytes() == profile.to_bytes()):
+        out.print(f"{target} is not what this makes here ({profile.digest.hex()}); make it again without --check")
+        raise typer.Exit(1)
+    if not check:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(profile.to_bytes())
     levels = "; ".join(f"level {n}: {of['bits']:.2f} bits, KL {of['kl']:.5f}" for n, of in report["levels"].items())
     out.print(f"{target}: {len(profile.to_bytes())} bytes, {profile.digest.hex()}; {levels}")
     if json_file:
-        written = json.dumps(report | {"source": source}, indent=2)
+        written = json.dumps(report | {"source": source, "seed": seed}, indent=2)
         print(written) if json_file == "-" else Path(json_file).write_text(written)
 
 

@@ -22,8 +22,8 @@ from kernels.codecs.base import Bytes, SectionReader, Shape, bits_of, bytes_of, 
 from kernels.codecs.profile import GROUP_TOKENS, LEVELS, CodecProfile, HalfProfile
 from kernels.codecs.step_plan import StepPlan
 from kernels.codecs.steps_cpu import restore
+from kernels.codecs.to_steps_cpu import quantize, statistics
 from kernels.errors import CodecError
-from kernels.quant import quantize_steps
 
 _FORM = struct.Struct("<B")
 _STREAM = struct.Struct("<II")
@@ -107,21 +107,24 @@ class CacheGenCodec:
     ) -> list[tuple[np.ndarray, StepPlan, np.ndarray]]:
         """(symbols, plan, escaped values as bits) of each stream; a generic profile's statistics go to ``channels``."""
         plan = of_half.plans[self.level - 1]
-        wide = x.float()
         mean, deviation = of_half.mean, of_half.deviation
         if self.generic:
-            mean, deviation = _statistics(wide)
-            channels += [bytes_of(mean.astype(np.float16)), bytes_of(deviation.astype(np.float16))]
-        center, step = torch.from_numpy(mean), torch.from_numpy(deviation)
+            mean, deviation = (part.astype(np.float16) for part in statistics(x, _LEAST_DEVIATION, _MOST))
+            channels += [bytes_of(mean), bytes_of(deviation)]
+            mean, deviation = mean.astype(np.float32), deviation.astype(np.float32)
+        step = deviation * np.float32(plan.factor)
         if of_half.anchors is None:
-            return [_quantized(x, wide - center, step, plan)]
-        anchors = _quantized(x[::GROUP_TOKENS], wide[::GROUP_TOKENS] - center, step, of_half.anchors)
-        base = torch.from_numpy(_anchor_rows(*anchors, x.dtype, of_half))
-        others = torch.arange(len(x)) % GROUP_TOKENS != 0
-        if not others.any():
-            return [anchors]
-        rows = base.repeat_interleave(GROUP_TOKENS, 0)[: len(x)][others]
-        return [anchors, _quantized(x[others], wide[others] - rows, step, plan)]
+            symbols, values = quantize(x, step, mean[None], 0, plan.limit)
+            return [(symbols, plan, values)]
+        anchors = of_half.anchors
+        coarse = deviation * np.float32(anchors.factor)
+        symbols, values = quantize(x[::GROUP_TOKENS].contiguous(), coarse, mean[None], 0, anchors.limit)
+        streams = [(symbols, anchors, values)]
+        if len(x) > len(symbols):
+            base = _anchor_rows(symbols, anchors, values, x.dtype, of_half)
+            symbols, values = quantize(x, step, base, GROUP_TOKENS, plan.limit)
+            streams.append((symbols, plan, values))
+        return streams
 
     def _decode_half(self, section: SectionReader, of_half: HalfProfile, out: torch.Tensor) -> None:
         plan = of_half.plans[self.level - 1]
@@ -144,22 +147,6 @@ class CacheGenCodec:
         else:
             symbols, values = np.empty(shape, np.uint8), np.empty(0, np.uint16)
         restore(symbols, plan.limit, deviation * np.float32(plan.factor), base, every, _floats(values, out.dtype), out)
-
-
-def _statistics(wide: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Means and deviations of a section's own channels, as float16 will hold them."""
-    deviation, mean = torch.std_mean(wide, 0, correction=0)
-    mean = mean.nan_to_num(0.0).clamp(-_MOST, _MOST)
-    deviation = deviation.nan_to_num(1.0).clamp(_LEAST_DEVIATION, _MOST)
-    return mean.half().float().numpy(), deviation.half().float().numpy()
-
-
-def _quantized(
-    x: torch.Tensor, centered: torch.Tensor, deviation: torch.Tensor, plan: StepPlan
-) -> tuple[np.ndarray, StepPlan, np.ndarray]:
-    symbols = quantize_steps(centered, deviation * plan.factor, plan.limit).numpy()
-    escapes = (symbols == 0) | (symbols == 2 * plan.limit)
-    return symbols, plan, bits_of(x.contiguous()).reshape(symbols.shape)[escapes]
 
 
 def _anchor_rows(

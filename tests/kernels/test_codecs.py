@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from kernels.codecs import CodecError, CodecProfile, make_codec
 from kernels.codecs.base import DTYPES, bits_of
+from kernels.codecs.to_steps_cpu import quantize, statistics
+from kernels.quant import quantize_steps
 
 PROFILE = small_profile()
 GENERIC = CodecProfile.generic((2, 2, 8))
@@ -103,6 +105,33 @@ def test_not_a_number_and_infinity_do_no_harm_to_other_values(name, level, profi
     kv[0, 3, 0, 1], kv[1, 4, 1, 2] = float("nan"), float("inf")
     _, out = through(make_codec(name, level, profile), 0, kv)
     assert bool((out[0, 10, 0, 3:] - kv[0, 10, 0, 3:]).abs().max() < 1.5)
+
+
+@pytest.mark.parametrize("every", [0, 10])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_symbols_are_those_of_the_plain_quantizer_and_escapes_come_in_order(dtype, every):
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn((41, 24), generator=generator).mul(3).to(dtype)
+    x.view(-1)[::37], x.view(-1)[5::41] = float("nan"), float("-inf")
+    step = torch.rand(24, generator=generator) + 0.01
+    base = torch.randn((5 if every else 1, 24), generator=generator)
+    symbols, escaped = quantize(x, step.numpy(), base.numpy(), every, 4)
+    coded = torch.tensor([token for token in range(41) if not every or token % every])
+    rows = base[coded // every if every else torch.zeros_like(coded)]
+    expected = quantize_steps(x[coded].float() - rows, step, 4).numpy()
+    assert np.array_equal(symbols, expected)
+    assert np.array_equal(escaped, bits_of(x[coded]).reshape(expected.shape)[(expected == 0) | (expected == 8)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_statistics_are_the_channels_own_and_within_their_limits(dtype):
+    x = torch.randn((256, 6), generator=torch.Generator().manual_seed(6))
+    x[:, 1], x[:, 2], x[7, 3], x[8, 4] = x[:, 1] + 300, x[:, 2] * 0, float("inf"), float("nan")
+    x = x.to(dtype)
+    mean, deviation = statistics(x, 0.01, 200.0)
+    own_deviation, own_mean = torch.std_mean(x.float(), 0, correction=0)
+    assert np.allclose(mean, [own_mean[0], 200, 0, 0, 0, own_mean[5]], atol=1e-5)
+    assert np.allclose(deviation, [own_deviation[0], own_deviation[1], 0.01, 1, 1, own_deviation[5]], rtol=1e-4)
 
 
 def test_levels_take_fewer_bits_from_fine_to_coarse():

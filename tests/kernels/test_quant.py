@@ -115,6 +115,33 @@ def test_a_constant_group_returns_exactly(value, dtype):
     assert torch.equal(out, x)
 
 
+@pytest.mark.parametrize("bits", range(2, 9))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_any_packed_vectors_decode_as_the_reference_decodes_them(bits, dtype):
+    """Rows of every length around what is looked up at once, and nothing behind the last code of the last row."""
+    generator = torch.Generator().manual_seed(bits)
+    codebook = torch.rand(2**bits, generator=generator).mul(2).sub(1).sort().values
+    assert len(codebook.unique()) == len(codebook)
+    for cols in (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 96, 127, 128, 129, 257):
+        for rows in (1, 3):
+            codes = torch.randint(256, (rows, packed_bytes(cols, bits)), dtype=torch.uint8, generator=generator)
+            scale = torch.randint(-(2**15), 2**15, (rows,), generator=generator).to(torch.int16).view(torch.float16)
+            around = torch.full(
+                (
+                    2,
+                    rows * cols + 2,
+                ),
+                7.0,
+                dtype=dtype,
+            )
+            out, expected = around[:, 1:-1].view(2, rows, cols)
+            dequantize_vectors(codes, scale, codebook, out)
+            dequantize_vectors_reference(codes, scale, codebook, expected)
+            assert torch.equal(out.isnan(), expected.isnan()), (cols, rows)
+            assert same_bits(out.nan_to_num(nan=0.0), expected.nan_to_num(nan=0.0)), (cols, rows)
+            assert (around[:, [0, -1]] == 7.0).all(), (cols, rows)
+
+
 def test_nan_counts_as_zero_and_infinity_is_clamped():
     x = torch.tensor([[float("nan"), float("inf"), -float("inf"), 1.0]])
     out = torch.empty_like(x)
