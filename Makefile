@@ -2,7 +2,8 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help serve demo demo-model bench-manager bench-kernels bench-codec profile-codec test lint format lock install install-dev clean
+.PHONY: help serve demo demo-model bench experiments load-test bench-manager bench-kernels bench-codec profile-codec \
+	test lint format lock install install-bench install-dev clean
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -17,7 +18,7 @@ OVERRIDES = $(if $(PORT),--port '$(PORT)') $(if $(MODEL),--model '$(MODEL)') $(i
 	$(if $(DEVICE_BLOCKS),--device-blocks '$(DEVICE_BLOCKS)') $(if $(MAX_MODEL_LEN),--max-model-len '$(MAX_MODEL_LEN)')
 
 help: ## List the commands
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  make serve takes PORT=, MODEL= (a folder, a Hugging Face id, or a preset of configs/models),'
 	@echo '  REPLICAS=, DEVICE_BLOCKS= (KV blocks per replica) and MAX_MODEL_LEN=.'
@@ -31,6 +32,16 @@ demo: install ## Show on a running server what the shared cache saves
 
 demo-model: install ## Train the embedded demo model again
 	@exec $(RUN) -m models.training $(ARGS)
+
+bench: install-bench ## crosskv beside plain vLLM and Ray Serve LLM on this machine; ARGS=, such as ARGS=--quick
+	@exec $(RUN) -m load_tests.bench $(ARGS)
+
+experiments: install-bench ## What prefill costs, what KV weighs, when moving it beats computing it; ARGS=, such as ARGS=--quick
+	@exec $(RUN) -m load_tests.experiments $(ARGS)
+
+load-test: install-bench ## Conversations of many users (Locust), and a summary; URL=, PORT=, MODEL=, ARGS=
+	@exec $(RUN) -m load_tests.load_test $(if $(URL),--host '$(URL)') $(if $(PORT),--port '$(PORT)') \
+		$(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
 bench-manager: install ## How the KV manager grows with its index, and how fast it is rebuilt; ARGS=
 	@exec $(RUN) -m load_tests.manager_scale $(ARGS)
@@ -63,6 +74,9 @@ lock: install-dev ## Refresh the pins; LOCK_ARGS='-P name' or LOCK_ARGS=--upgrad
 
 install:
 	@requirements/install.sh server
+
+install-bench:
+	@requirements/install.sh bench
 
 install-dev:
 	@requirements/install.sh dev

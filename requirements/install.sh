@@ -2,7 +2,8 @@
 # Creates .venv and installs the pinned packages, or does nothing where that is done already.
 #
 #   install.sh server    what the server needs: cpu.txt, or cuda.txt where nvidia-smi finds a GPU
-#   install.sh dev       that, and what the tests and the linters need: dev.txt
+#   install.sh bench     that, and what the benchmarks and the load test need: bench.txt
+#   install.sh dev       both, and what the tests and the linters need: dev.txt
 #
 # A stamp in .venv names the lock files' digests: while they match, nothing is asked of the network.
 # PYTHON= chooses the interpreter, ACCELERATOR=cpu|cuda the lock file.
@@ -102,6 +103,7 @@ main() {
     local lock
     lock=$(lock_file)
     ensure server "$lock"
+    case ${1:-server} in bench | dev) ensure bench requirements/bench.txt ;; esac
     if [ "${1:-server}" = dev ]; then ensure dev requirements/dev.txt; fi
 }
 

@@ -26,4 +26,5 @@ cpu() { compile cpu.in --override cpu-overrides.txt -o cpu.txt "$@"; }
 cpu "$@" || UV_INDEX="${UV_INDEX:-} https://download.pytorch.org/whl/cpu" cpu "$@"
 # A find-links folder may hold torch's CPU build, which would count as newer than the CUDA build of the same version.
 (unset UV_FIND_LINKS; compile cuda.in --python-platform x86_64-unknown-linux-gnu -o cuda.txt "$@")
+compile bench.in -o bench.txt "$@"
 compile dev.in -o dev.txt "$@"

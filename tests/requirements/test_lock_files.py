@@ -17,13 +17,30 @@ def packages(lock: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#")]
 
 
-@pytest.mark.parametrize("name", ["cpu.txt", "cuda.txt", "dev.txt"])
+@pytest.mark.parametrize("name", ["cpu.txt", "cuda.txt", "bench.txt", "dev.txt"])
 def test_every_package_is_pinned_and_nothing_names_a_machine(name: str) -> None:
     lock = PROJECT_ROOT / "requirements" / name
     unpinned = [line for line in packages(lock) if not PINNED.fullmatch(line)]
     assert packages(lock)
     assert unpinned == []
     assert not re.search(r"file:|(?<![\w/.])/(?!/)\w+/|find-links|index-url", lock.read_text())
+
+
+@pytest.mark.parametrize("server", ["cpu.txt", "cuda.txt"])
+def test_the_benchmarks_move_no_package_of_a_server(server: str) -> None:
+    pins = {line.partition("==")[0]: line for line in packages(PROJECT_ROOT / "requirements" / server)}
+    bench = {line.partition("==")[0]: line for line in packages(PROJECT_ROOT / "requirements" / "bench.txt")}
+    shared = pins.keys() & bench.keys()
+    assert shared
+    assert {name: bench[name] for name in shared} == {name: pins[name] for name in shared}
+
+
+def test_the_server_imports_nothing_that_only_the_benchmarks_install() -> None:
+    only_bench = {"gevent", "locust", "pandas", "pyarrow"}
+    folders = ("app", "configs", "deployments", "kernels", "kvmanager", "models")
+    for path in (path for folder in folders for path in (PROJECT_ROOT / folder).rglob("*.py")):
+        imported = re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
+        assert not only_bench & set(imported), path
 
 
 def test_the_cpu_server_has_torchs_cpu_build_and_no_cuda_companion_of_it() -> None:

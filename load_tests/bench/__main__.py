@@ -1,0 +1,145 @@
+"""`make bench`: crosskv beside plain vLLM on Ray Serve and beside Ray Serve LLM, on this machine.
+
+Every measurement is written down when it ends: the same command goes on where an interrupted run stopped. Exit codes:
+0 measured, 2 something is missing or wrong (one sentence says what), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from app.launch.descendants import become_subreaper
+from configs.model_folder import PROJECT_ROOT
+from configs.settings import SettingsError
+from load_tests.bench.arms import ARMS
+from load_tests.bench.choice import Choice, InputError, writable
+from load_tests.bench.journal import Journal
+from load_tests.bench.measure import Watch, measure, requests_to_come
+from load_tests.bench.plan import Plan
+from load_tests.bench.plots import draw
+from load_tests.bench.report import as_json, closing, markdown, setting_of, write_docs
+from load_tests.bench.summary import rows, verdicts
+from load_tests.client import ServerError
+from load_tests.models import SHAPES, ModelError
+from load_tests.peers.engine import Dtype
+from load_tests.peers.serving import require_free
+from load_tests.workloads import WORKLOADS
+
+RESULTS = PROJECT_ROOT / "load_tests" / "results"
+DOCS = PROJECT_ROOT / "docs" / "benchmarks.md"
+EXIT_INPUT, EXIT_INTERRUPTED = 2, 130
+
+out = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def main(
+    models: Annotated[str | None, typer.Option(help=f"With commas between them: {', '.join(SHAPES)}.")] = None,
+    arms: Annotated[str | None, typer.Option(help=f"Default: all that run here of {', '.join(ARMS)}.")] = None,
+    workloads: Annotated[str | None, typer.Option(help=f"Of {', '.join(WORKLOADS)}.")] = None,
+    working_sets: Annotated[str | None, typer.Option(help="Over the device pools, such as 0.5,1.5,3.")] = None,
+    alternations: Annotated[int | None, typer.Option(min=1, help="How often each arm has its turn.")] = None,
+    replicas: Annotated[int, typer.Option(min=1)] = 2,
+    device_blocks: Annotated[int | None, typer.Option(min=2, help="KV blocks per replica.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Default: float32 on CPU, the model's own on CUDA.")] = None,
+    requests_per_s: Annotated[
+        float | None, typer.Option(min=0.001, help="Where requests come by time. Default: by the model's size.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="A small model, small pools, once: some minutes.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what earlier runs have measured.")] = False,
+    port: Annotated[int | None, typer.Option(help="For the servers. Default: a free one.")] = None,
+    start_s: Annotated[float, typer.Option(min=1, help="Longest start of a server, in seconds.")] = 600.0,
+    results: Annotated[Path, typer.Option(help="Folder of what is written.")] = RESULTS,
+    docs: Annotated[bool, typer.Option("--write-docs", help="Put the tables into docs/benchmarks.md.")] = False,
+    json_file: Annotated[str | None, typer.Option("--json", help="Where else to write the JSON; - for stdout.")] = None,
+) -> None:
+    """Measure what is missing, and write the tables, the JSON and the pictures."""
+    try:
+        choice = Choice.made(
+            models=models,
+            arms=arms,
+            workloads=workloads,
+            working_sets=working_sets,
+            alternations=alternations,
+            replicas=replicas,
+            device_blocks=device_blocks,
+            dtype=dtype,
+            requests_per_s=requests_per_s,
+            seed=seed,
+            quick=quick,
+        )
+        for name, reason in choice.skipped.items():
+            out.print(f"Not run: {ARMS[name].title} ({reason}).")
+        journal = Journal(writable(results) / f"{choice.name}-{choice.plan.sizes.digest()}.jsonl")
+        if fresh:
+            journal.forget()
+        if port is not None:
+            require_free(port)
+        _measure(choice.plan, journal, results, port, start_s)
+    except (InputError, ModelError, ServerError, SettingsError, ValueError) as error:
+        out.print(str(error), markup=False)
+        raise typer.Exit(EXIT_INPUT) from None
+    except KeyboardInterrupt:
+        plan = choice.plan
+        left = len(journal.missing(plan.keys()))
+        out.print(f"Interrupted: {len(plan.keys()) - left} of {len(plan.keys())} kept; the same command goes on.")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    _report(choice, journal, results, json_file, docs)
+
+
+def _measure(plan: Plan, journal: Journal, results: Path, port: int | None, start_s: float) -> None:
+    kept = len(plan.keys()) - len(journal.missing(plan.keys()))
+    if kept:
+        out.print(f"{kept} of {len(plan.keys())} were measured before ({journal.path}); --fresh measures them anew.")
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server that runs is ended too
+        signal.signal(number, signal.default_int_handler)
+    become_subreaper()  # what a server leaves behind is found, and ended, here
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TextColumn("requests"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=out, transient=True) as progress:
+        bar = progress.add_task("making the models and the texts", total=None)
+        progress.update(bar, total=requests_to_come(plan, journal))
+        watch = Watch(
+            now=lambda text: progress.update(bar, description=text),
+            done=lambda _: progress.advance(bar),
+            measured=lambda text: out.print(text, markup=False),
+        )
+        measure(plan, journal, writable(results / "logs"), port, start_s, watch)
+
+
+def _report(choice: Choice, journal: Journal, results: Path, json_file: str | None, docs: bool) -> None:
+    wanted = choice.plan.keys()
+    found = rows({key: journal.figures[key] for key in wanted})
+    judged = verdicts(found)
+    setting = setting_of(choice.plan)
+    table = markdown(found, judged, choice.skipped, setting)
+    (results / f"{choice.name}.md").write_text(table)
+    document: dict[str, Any] = as_json(choice.plan, found, judged, choice.skipped, setting)
+    text = json.dumps(document, indent=1) + "\n"
+    (results / f"{choice.name}.json").write_text(text)
+    pictures = draw(found, results, choice.name)
+    if docs:
+        write_docs(DOCS, table)
+    if json_file == "-":
+        print(text, end="")
+    else:
+        print(table)
+        if json_file:
+            Path(json_file).write_text(text)
+    out.print(f"{closing(judged)} {results / choice.name}.md, .json and {len(pictures)} pictures hold it all.")
+
+
+if __name__ == "__main__":
+    typer.run(main)

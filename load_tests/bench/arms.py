@@ -1,0 +1,129 @@
+"""What is compared: for each arm a title, the command that starts its server, and whether this machine can run it.
+
+All arms have the same model, engine settings, device KV budget and number of replicas.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from configs import machine
+from configs.model_folder import PROJECT_ROOT
+from load_tests.peers.engine import Peer, kv_block_bytes
+from load_tests.peers.serve_llm import missing_packages
+
+BASE = "serve-llm"
+"""The arm that ratios are to: what a user of Ray would take."""
+EXACT = "crosskv"
+OFFLOAD_GIB = 1.0
+"""Host memory per replica of vLLM's OffloadingConnector; crosskv's CPU tier has as much for all replicas."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """`command(peer, folder)` starts the server; it may write files into `folder`. `unfit` says why it cannot run."""
+
+    name: str
+    title: str
+    command: Callable[[Peer, Path, int], list[str]]
+    unfit: Callable[[], str | None] = lambda: None
+    is_crosskv: bool = False
+
+
+def crosskv_settings(peer: Peer, folder: Path, compressed: bool) -> dict[str, Any]:
+    """`args:` of serve_config.yaml over the shipped ones.
+
+    `compressed`: prompts of fidelity `tolerant`, and a CPU tier of one device pool, so that what returns comes from
+    Redis, where CacheGen's codec has made it small.
+    """
+    kv: dict[str, Any] = {"redis_folder": str(folder / "redis")}
+    if compressed:
+        settings = peer.settings()
+        pool_bytes = peer.device_blocks * kv_block_bytes(settings)
+        kv |= {"fidelity": "tolerant", "tolerant_codec": "cachegen", "cpu_tier_bytes": pool_bytes}
+    return {
+        "model": peer.model,
+        "dtype": peer.dtype,
+        "replicas": peer.replicas,
+        "max_model_len": peer.max_model_len,
+        "engine": {"device_blocks": peer.device_blocks},
+        "kv": kv,
+    }
+
+
+def _crosskv(compressed: bool) -> Callable[[Peer, Path, int], list[str]]:
+    def command(peer: Peer, folder: Path, metrics_port: int) -> list[str]:
+        del metrics_port  # every answer says which replica gave it
+        config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text())
+        shipped = config["applications"][0]["args"]
+        ours = crosskv_settings(peer, folder, compressed)
+        merged = shipped | ours | {name: shipped[name] | ours[name] for name in ("engine", "kv")}
+        config["applications"][0]["args"] = merged
+        path = folder / "serve_config.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return [sys.executable, "-m", "app.launch", str(path), "--port", str(peer.port)]
+
+    return command
+
+
+def _peer(module: str, *options: str) -> Callable[[Peer, Path, int], list[str]]:
+    def command(peer: Peer, folder: Path, metrics_port: int) -> list[str]:
+        del folder
+        sizes = {
+            "--model": peer.model,
+            "--port": peer.port,
+            "--replicas": peer.replicas,
+            "--device-blocks": peer.device_blocks,
+            "--max-model-len": peer.max_model_len,
+            "--dtype": peer.dtype,
+            "--metrics-port": metrics_port,
+        }
+        words = [str(word) for pair in sizes.items() for word in pair]
+        return [sys.executable, "-m", f"load_tests.peers.{module}", *words, *options]
+
+    return command
+
+
+def _serve_llm_unfit() -> str | None:
+    missing = missing_packages()
+    return f"it needs {' and '.join(missing)}: run `make bench`, which installs them" if missing else None
+
+
+def _offloading_unfit() -> str | None:
+    return "vLLM's OffloadingConnector refuses the CPU backend" if machine.accelerator() == "cpu" else None
+
+
+def _lmcache_unfit() -> str | None:
+    if machine.accelerator() == "cpu":
+        return "LMCache has no connector for vLLM's CPU backend"
+    return "LMCache is not among this project's packages, and nobody has run this arm"
+
+
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("plain", "plain vLLM, Serve's default router", _peer("plain_serve")),
+        Arm(BASE, "Ray Serve LLM, PrefixCacheAffinityRouter", _peer("serve_llm"), _serve_llm_unfit),
+        Arm(EXACT, "crosskv, exact", _crosskv(compressed=False), is_crosskv=True),
+        Arm("crosskv-compressed", "crosskv, compressed Redis", _crosskv(compressed=True), is_crosskv=True),
+        Arm(
+            "offloading",
+            "plain vLLM with its OffloadingConnector",
+            _peer("plain_serve", "--connector", "offloading", "--offload-gib", str(OFFLOAD_GIB)),
+            _offloading_unfit,
+        ),
+        Arm("lmcache", "plain vLLM with LMCache", _peer("plain_serve"), _lmcache_unfit),
+    )
+}
+
+
+def rotated(names: list[str], number: int) -> list[str]:
+    """The arms in the order of alternation `number`: each is first once in as many as there are arms."""
+    shift = number % len(names)
+    return [*names[shift:], *names[:shift]]

@@ -1,0 +1,114 @@
+"""The workloads at each size of the working set, in proportion to the device pools.
+
+The prefix that returns is a quarter of one replica's pool, whatever the pool is: the number of documents, users or
+groups, and with it the number of requests, follows from the working set alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from load_tests.bench.plan import Plan, Sizes
+from load_tests.models import SHAPES
+from load_tests.workloads import Words, Workload, with_working_set
+
+PREFIXES_PER_POOL = 4
+RETURNS = 3
+"""How often a document, a conversation or a group is come back to."""
+QUESTION_TOKENS, ANSWER_TOKENS = 24, 16
+CONCURRENCY = 4
+PARAMETERS_PER_RATE = 8e7
+"""A model of so many parameters is sent one request per second, a larger one fewer, where requests come by time."""
+_TRACE_RATE = 3.3
+"""Requests per second in Mooncake's conversation trace."""
+_LONGEST_IN_TRACE_BLOCKS = 256
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload and the working set that was asked for, over the device pools of all replicas."""
+
+    workload: Workload
+    working_set: float
+
+
+def make_cases(plan: Plan, model: str, text: Words, seed: str) -> list[Case]:
+    """Every workload at every size; no two have a text in common. Raises ValueError for what cannot be."""
+    pools = plan.sizes.replicas * plan.sizes.pool_tokens
+    return [
+        Case(
+            with_working_set(
+                name,
+                f"{seed}/{name}/{size}",
+                text,
+                round(size * pools),
+                **parameters_of(name, plan.sizes, size, request_rate(plan.sizes, model)),
+            ),
+            size,
+        )
+        for name in plan.workloads
+        for size in plan.working_sets
+    ]
+
+
+def request_rate(sizes: Sizes, model: str) -> float:
+    """Requests per second, where they come by time."""
+    return sizes.requests_per_s or PARAMETERS_PER_RATE / SHAPES[model].parameters
+
+
+def parameters_of(name: str, sizes: Sizes, working_set: float, rate: float) -> dict[str, Any]:
+    """A maker's parameters for pools of this size; `with_working_set` corrects the number of prefixes."""
+    prefix = sizes.pool_tokens // PREFIXES_PER_POOL
+    prefixes = max(1, round(working_set * sizes.replicas * PREFIXES_PER_POOL))
+    ends = {"answer_tokens": ANSWER_TOKENS, "max_model_tokens": sizes.max_model_len}
+    if name == "long-document-qa":
+        return {
+            "documents": prefixes,
+            "document_tokens": prefix,
+            "question_tokens": QUESTION_TOKENS,
+            "repeats": RETURNS,
+            "concurrency": CONCURRENCY,
+            **ends,
+        }
+    if name == "multi-round-qa":
+        system = prefix // 4
+        return {
+            "users": prefixes,
+            "system_tokens": system,
+            "history_tokens": prefix - system,
+            "rounds": 1 + RETURNS,
+            "question_tokens": QUESTION_TOKENS,
+            "qps": rate,
+            **ends,
+        }
+    if name == "shared-prefix-groups":
+        steps = (0.5, 1.0, 1.5)  # of the rate: a staircase
+        requests = prefixes * (1 + RETURNS)
+        return {
+            "groups": prefixes,
+            "prompts_per_group": 1 + RETURNS,
+            "system_tokens": prefix,
+            "question_tokens": QUESTION_TOKENS,
+            "rates": [step * rate for step in steps],
+            "stage_s": requests / rate / sum(steps),
+            **ends,
+        }
+    if name == "straggler-burst":
+        long, short = 2 * prefix, 8
+        return {
+            "bursts": RETURNS,
+            "between_bursts_s": (short + prefixes) / rate,
+            "short_requests": short,
+            "long_requests": max(1, prefixes // 2),
+            "system_tokens": prefix // 8,
+            "short_tokens": QUESTION_TOKENS,
+            "long_tokens": long,
+            **ends,
+        }
+    return {
+        "requests": prefixes * (1 + RETURNS),
+        "block_tokens": max(1, sizes.max_model_len // _LONGEST_IN_TRACE_BLOCKS),
+        "rate_scale": rate / _TRACE_RATE,
+        "max_model_tokens": sizes.max_model_len,
+    }

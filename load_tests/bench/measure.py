@@ -1,0 +1,157 @@
+"""Every arm in turn on the same machine: start, warm up, send each workload, measure, end.
+
+An alternation gives each arm a fresh server and the same requests; the arms' order rotates from one alternation to the
+next, and so do the texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from load_tests.bench.arms import ARMS, Arm, rotated
+from load_tests.bench.balance import added, by_usage, settled, variation
+from load_tests.bench.cases import Case, make_cases
+from load_tests.bench.figures import Figures, figures
+from load_tests.bench.journal import Journal
+from load_tests.bench.plan import Key, Plan
+from load_tests.bench.resources import CPUMeter, pss_bytes
+from load_tests.bench.servers import BenchServer, last_lines, running
+from load_tests.client import Measured, ServerError, run_workload
+from load_tests.models import model_folder, token_counter
+from load_tests.peers.engine import Peer
+from load_tests.running_server import free_port
+from load_tests.workloads import Words, Workload, long_document_qa
+
+REST_S = 2.0
+"""After a workload, before its CPU seconds are read: what a server does for it after the last answer counts too."""
+_WARM_UP_DOCUMENTS, _WARM_UP_TOKENS = 4, 300
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is told what happens: what is under way, each request's end, and what a measurement came to."""
+
+    now: Callable[[str], None]
+    done: Callable[[Measured], None]
+    measured: Callable[[str], None]
+
+
+def measure(plan: Plan, journal: Journal, logs: Path, port: int | None, start_s: float, watch: Watch) -> None:
+    """Measure what the journal lacks. `port` None: a free one for each server.
+
+    Raises ServerError when a server does not start or ends by itself; what was measured before is kept.
+    """
+    order = list(plan.arms)
+    missing = set(journal.missing(plan.keys()))
+    for model, alternation in ((model, number) for model in plan.models for number in range(plan.alternations)):
+        if not any((key.model, key.alternation) == (model, alternation) for key in missing):
+            continue
+        cases = cases_of(plan, model, alternation)
+        for arm in rotated(order, alternation):
+            keys = {Key(model, alternation, arm, case.workload.name, case.working_set): case for case in cases}
+            wanted = {key: case for key, case in keys.items() if key in missing}
+            if wanted:
+                title = f"{model}, alternation {alternation + 1} of {plan.alternations}, {arm}"
+                _one_server(plan, ARMS[arm], wanted, journal, logs, port or free_port(), start_s, title, watch)
+
+
+@functools.cache
+def cases_of(plan: Plan, model: str, alternation: int) -> list[Case]:
+    """The requests of one alternation, equal for all arms."""
+    folder = model_folder(model)
+    return make_cases(plan, model, Words(token_counter(folder)), f"{plan.sizes.seed}/{model}/{alternation}")
+
+
+def requests_to_come(plan: Plan, journal: Journal) -> int:
+    """Requests of all measurements that the journal lacks."""
+    missing = sorted(journal.missing(plan.keys()))
+    total = 0
+    for (model, alternation), keys in groupby(missing, key=lambda key: (key.model, key.alternation)):
+        sizes = {
+            (case.workload.name, case.working_set): len(case.workload.requests)
+            for case in cases_of(plan, model, alternation)
+        }
+        total += sum(sizes[key.workload, key.working_set] for key in keys)
+    return total
+
+
+def _one_server(
+    plan: Plan,
+    arm: Arm,
+    wanted: dict[Key, Case],
+    journal: Journal,
+    logs: Path,
+    port: int,
+    start_s: float,
+    title: str,
+    watch: Watch,
+) -> None:
+    sizes = plan.sizes
+    key = next(iter(wanted))
+    folder = model_folder(key.model)
+    peer = Peer(str(folder), port, sizes.replicas, sizes.device_blocks, sizes.max_model_len, sizes.dtype)
+    log = logs / f"{key.model}-{key.alternation}-{arm.name}.log"
+    with tempfile.TemporaryDirectory(prefix="crosskv-bench-") as scratch:
+        metrics_port = free_port()
+        command = arm.command(peer, Path(scratch), metrics_port)
+        watch.now(f"{title}: starting")
+        with running(command, f"http://127.0.0.1:{port}", folder.name, log, start_s) as server:
+            watch.now(f"{title}: warming up")
+            warm_up = _warm_up(folder)
+            _send(server, folder.name, warm_up, None)
+            counts = None if arm.is_crosskv else settled(metrics_port, len(warm_up.requests) + 1)
+            for key, case in wanted.items():
+                watch.now(f"{title}: {key.workload}, {key.working_set:g} x the device pools")
+                found, cpu_s, pss = _send_measured(server, folder.name, case.workload, watch)
+                if arm.is_crosskv:
+                    spread: dict[str, int] | None = by_usage(found)
+                else:
+                    before = counts
+                    counts = settled(metrics_port, sum((before or {}).values()) + len(found))
+                    spread = added(before, counts, len(found))
+                result = figures(found, variation(spread, sizes.replicas), cpu_s, pss)
+                _require_answers(result, server, title)
+                journal.add(key, result, found)
+                watch.measured(f"{title}: {key.workload}, {key.working_set:g} x: {result.in_words()}")
+
+
+def _send_measured(
+    server: BenchServer, model: str, workload: Workload, watch: Watch
+) -> tuple[list[Measured], float, int]:
+    meter = CPUMeter(server.process)
+    found = _send(server, model, workload, watch)
+    time.sleep(REST_S)
+    return found, meter.seconds(), pss_bytes(server.process)
+
+
+def _send(server: BenchServer, model: str, workload: Workload, watch: Watch | None) -> list[Measured]:
+    return asyncio.run(run_workload(server.url, model, workload, watch.done if watch else None))
+
+
+def _warm_up(folder: Path) -> Workload:
+    """Prompts on all replicas, cold and returning ones: what is made at first use is there before anything counts."""
+    return long_document_qa(
+        random.Random("warm-up"),
+        Words(token_counter(folder)),
+        documents=_WARM_UP_DOCUMENTS,
+        document_tokens=_WARM_UP_TOKENS,
+        answer_tokens=4,
+        repeats=1,
+        concurrency=_WARM_UP_DOCUMENTS,
+    )
+
+
+def _require_answers(result: Figures, server: BenchServer, title: str) -> None:
+    """A server that answered nothing has failed; some errors are a result."""
+    if result.errors == result.requests:
+        raise ServerError(f"{title}: every request failed ({result.error}).\n{last_lines(server.log)}")
+    if not server.process.is_running():
+        raise ServerError(f"{title}: the server ended by itself.\n{last_lines(server.log)}")

@@ -1,0 +1,86 @@
+"""A server of any arm as a process: started, ready when it has answered a first prompt, ended with all it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from app.launch.descendants import Descendants
+from configs.model_folder import PROJECT_ROOT
+from load_tests.client import ServerError
+
+READY_POLL_S = 0.5
+STOP_S = 90.0
+_LAST_LINES = 12
+
+
+@dataclass(frozen=True)
+class BenchServer:
+    """`process` is what was started; everything of the server is that or below it."""
+
+    url: str
+    process: psutil.Process
+    log: Path
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], url: str, model: str, log: Path, start_s: float) -> Iterator[BenchServer]:
+    """Start `command` and wait until it answers; end it on leaving. What it prints goes to `log`.
+
+    Raises ServerError, with the end of the log, when it ends by itself or is not ready within `start_s` seconds.
+    """
+    with log.open("w") as out:
+        child = subprocess.Popen(
+            list(command),
+            cwd=PROJECT_ROOT,
+            env=os.environ | {"RAY_worker_register_timeout_seconds": str(int(start_s))},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a terminal's Ctrl-C reaches the benchmark only, which then ends the server
+        )
+    process = psutil.Process(child.pid)
+    below = Descendants(process)
+    try:
+        _wait_until_ready(child, url, model, log, start_s)
+        yield BenchServer(url, process, log)
+    finally:
+        below.note()
+        child.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(STOP_S)
+        below.end(threading.Event())
+        if child.poll() is None:
+            child.kill()
+        child.wait()
+
+
+def _wait_until_ready(child: subprocess.Popen[bytes], url: str, model: str, log: Path, start_s: float) -> None:
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
+    deadline = time.monotonic() + start_s
+    while True:
+        with contextlib.suppress(httpx.HTTPError):
+            # Serve's proxy answers 404 before the application is there, and 503 before a replica is.
+            if httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200:
+                return
+        if child.poll() is not None:
+            raise ServerError(f"The server ended with code {child.returncode} before it was ready:\n{last_lines(log)}")
+        if time.monotonic() > deadline:
+            raise ServerError(f"The server was not ready after {start_s:g} s:\n{last_lines(log)}")
+        time.sleep(READY_POLL_S)
+
+
+def last_lines(log: Path) -> str:
+    """The end of a log, and where it lies."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return "\n".join([*lines[-_LAST_LINES:], f"The whole story: {log}"])

@@ -1,0 +1,146 @@
+"""Over the alternations: medians and spreads, ratios to the base arm of the same alternation, and the targets."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from load_tests.bench.arms import ARMS, BASE, EXACT
+from load_tests.bench.plan import Key
+
+Value = Callable[[Mapping[str, Any]], float | None]
+
+FIGURES: dict[str, tuple[str, Value]] = {
+    "ttft_returning_s": ("TTFT of returning prompts, mean", lambda f: f["ttft_returning"]["mean"]),
+    "ttft_returning_p50_s": ("the same, p50", lambda f: f["ttft_returning"]["p50"]),
+    "ttft_returning_p95_s": ("the same, p95", lambda f: f["ttft_returning"]["p95"]),
+    "ttft_cold_s": ("TTFT of cold prompts, mean", lambda f: f["ttft_cold"]["mean"]),
+    "ttft_cold_p50_s": ("the same, p50", lambda f: f["ttft_cold"]["p50"]),
+    "ttft_cold_p95_s": ("the same, p95", lambda f: f["ttft_cold"]["p95"]),
+    "ttft_s": ("TTFT of all prompts, mean", lambda f: f["ttft"]["mean"]),
+    "ttft_p50_s": ("the same, p50", lambda f: f["ttft"]["p50"]),
+    "ttft_p95_s": ("the same, p95", lambda f: f["ttft"]["p95"]),
+    "tpot_s": ("TPOT, mean", lambda f: f["tpot"]["mean"]),
+    "output_tokens_per_s": ("output tokens per second", lambda f: f["output_tokens_per_s"]),
+    "recomputed_tokens": ("prompt tokens computed", lambda f: f["recomputed_tokens"]),
+    "recomputed_share": ("of all prompt tokens", lambda f: _share(f["recomputed_tokens"], f["prompt_tokens"])),
+    "device_share": ("reused from the device", lambda f: _share(f["reuse"]["device"], f["prompt_tokens"])),
+    "cpu_share": ("reused from the CPU tier", lambda f: _share(f["reuse"]["cpu"], f["prompt_tokens"])),
+    "redis_share": ("reused from Redis", lambda f: _share(f["reuse"]["redis"], f["prompt_tokens"])),
+    "balance": ("CoV of requests by replica", lambda f: f["balance"]),
+    "cpu_s": ("CPU seconds of the server", lambda f: f["cpu_s"]),
+    "pss_bytes": ("memory (PSS) of the server", lambda f: f["pss_bytes"]),
+    "errors": ("failed requests", lambda f: f["errors"]),
+}
+"""Name, title, and how it is read from a measurement."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Of one value over the alternations."""
+
+    least: float
+    median: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread | None:
+        """None of no values."""
+        return cls(min(values), statistics.median(values), max(values)) if values else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One arm on one workload of one size: spreads by figure, and those of the ratio to the base arm."""
+
+    model: str
+    workload: str
+    working_set: float
+    arm: str
+    alternations: int
+    values: Mapping[str, Spread | None]
+    ratios: Mapping[str, Spread | None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound of the median ratio of crosskv to the base arm, for some sizes of the working set."""
+
+    figure: str
+    bound: float
+    at_most: bool
+    applies: Callable[[float], bool]
+
+    def is_met(self, ratio: float) -> bool:
+        """Whether a ratio lies on the right side."""
+        return ratio <= self.bound if self.at_most else ratio >= self.bound
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a target in one row."""
+
+    row: Row
+    target: Target
+    ratio: Spread
+
+    @property
+    def is_met(self) -> bool:
+        """By the median."""
+        return self.target.is_met(self.ratio.median)
+
+
+TARGETS = (
+    Target("ttft_returning_s", 0.15, True, lambda working_set: working_set > 1),
+    Target("output_tokens_per_s", 2.0, False, lambda working_set: working_set > 1),
+    Target("ttft_s", 1.05, True, lambda working_set: working_set <= 1),
+)
+
+
+def rows(measured: Mapping[Key, Mapping[str, Any]]) -> list[Row]:
+    """A row for each model, workload, size and arm; the arms of one workload and size follow each other."""
+    groups: dict[tuple[str, str, float, str], list[Key]] = {}
+    arms = list(ARMS)
+    for key in sorted(measured, key=lambda key: (key.model, key.workload, key.working_set, arms.index(key.arm))):
+        groups.setdefault((key.model, key.workload, key.working_set, key.arm), []).append(key)
+    return [
+        Row(
+            *group,
+            alternations=len(keys),
+            values={name: Spread.of(_values(measured, keys, value)) for name, (_, value) in FIGURES.items()},
+            ratios={name: Spread.of(_ratios(measured, keys, value)) for name, (_, value) in FIGURES.items()},
+        )
+        for group, keys in groups.items()
+    ]
+
+
+def verdicts(found: Sequence[Row]) -> list[Verdict]:
+    """Every target in every row of crosskv that it applies to and whose ratio is known."""
+    return [
+        Verdict(row, target, ratio)
+        for row in found
+        if row.arm == EXACT
+        for target in TARGETS
+        if target.applies(row.working_set) and (ratio := row.ratios[target.figure])
+    ]
+
+
+def _values(measured: Mapping[Key, Mapping[str, Any]], keys: Sequence[Key], value: Value) -> list[float]:
+    return [found for key in keys if (found := value(measured[key])) is not None]
+
+
+def _ratios(measured: Mapping[Key, Mapping[str, Any]], keys: Sequence[Key], value: Value) -> list[float]:
+    """Of the alternations in which both arms were measured."""
+    ratios = []
+    for key in keys:
+        base = measured.get(Key(key.model, key.alternation, BASE, key.workload, key.working_set))
+        mine, theirs = value(measured[key]), value(base) if base else None
+        if mine is not None and theirs:
+            ratios.append(mine / theirs)
+    return ratios
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,44 @@
+"""Which engine a point needs. Points with equal specifications share one. Light: imports no engine."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+DEVICE_BLOCKS = 640
+"""Of plain vLLM; blocks of 32 tokens: a prompt of 16K and its answer."""
+MOST_SEQUENCES = 64
+DEFAULT_STEP_TOKENS = 2048
+WIDEST_STEP_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class PlainSpec:
+    """Plain vLLM, `kv.enabled: false`, which can be told to take fewer tokens into a step, and fewer blocks."""
+
+    model: str
+    dtype: str
+
+    def open(self, folder: str) -> AbstractContextManager[Any]:
+        """The engine in this process, of the model in `folder`."""
+        from load_tests.experiments.plain_engine import plain_engine
+
+        return plain_engine(folder, self.dtype)
+
+
+@dataclass(frozen=True)
+class TieredSpec:
+    """vLLM with KV reuse, a CPU tier and Redis, which can be told to store with other codecs."""
+
+    model: str
+    dtype: str
+
+    def open(self, folder: str) -> AbstractContextManager[Any]:
+        """The engine in this process, of the model in `folder`, with Ray and Redis below it."""
+        from load_tests.experiments.tiered_engine import tiered_engine
+
+        return tiered_engine(folder, self.dtype)
+
+
+EngineSpec = PlainSpec | TieredSpec

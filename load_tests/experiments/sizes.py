@@ -1,0 +1,69 @@
+"""How much is measured: prompt lengths by model, repeats; smaller with `--quick`, larger with flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs import machine
+from load_tests.experiments.engine_specs import PlainSpec, TieredSpec
+
+PROMPTS = (128, 512, 1024, 2048, 4096, 8192, 16384)
+"""0.1K to 16K, as the study asks."""
+LONGEST_TIERED = 4096
+"""More would not fit the tiers of `load_tests.overhead_arms` three times."""
+LARGE_PARAMETERS = 100_000_000
+"""From here on a model is too slow on two cores for prompts of 16K."""
+DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
+"""Types of weights and KV that the study knows."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """`models` are in order of size; `longest` is the longest prompt of each, in tokens."""
+
+    models: tuple[str, ...]
+    longest: Mapping[str, int]
+    dtype: str
+    repeats: int = 3
+    quick: bool = False
+
+    def plain(self, model: str) -> PlainSpec:
+        """The engine without reuse."""
+        return PlainSpec(model, self.dtype)
+
+    def tiered(self, model: str) -> TieredSpec:
+        """The engine with reuse."""
+        return TieredSpec(model, self.dtype)
+
+    def prompts(self, model: str, at_most: int | None = None) -> list[int]:
+        """Prompt lengths up to the model's longest, and `at_most`."""
+        most = min(self.longest[model], at_most or self.longest[model])
+        return [tokens for tokens in PROMPTS if tokens <= most] or [most]
+
+    def tiered_prompts(self, model: str) -> list[int]:
+        """Prompts whose KV is stored: two segments and more."""
+        return [tokens for tokens in self.prompts(model, LONGEST_TIERED) if tokens >= 512] or [512]
+
+    @property
+    def batches(self) -> list[int]:
+        """Requests at once."""
+        return [1, 4, 16] if self.quick else [1, 2, 4, 8, 16, 32]
+
+
+def fast_dtype() -> str:
+    """bfloat16 where it is computed fast: on CUDA, and on a CPU with AVX-512 or of another kind than x86."""
+    if machine.accelerator() == "cuda":
+        return "bfloat16"
+    try:
+        flags = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")]
+    except OSError:
+        flags = []
+    return "float32" if flags and "avx512f" not in flags[0] else "bfloat16"
+
+
+def longest_prompt(parameters: int, quick: bool) -> int:
+    """The default, in tokens, of a model with so many parameters."""
+    longest = 4096 if parameters >= LARGE_PARAMETERS else 16384
+    return longest // 8 if quick else longest

@@ -1,0 +1,225 @@
+import asyncio
+import json
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.routing import Route
+
+from load_tests.client import ServerError, errors_by_text, run_workload
+from load_tests.running_server import free_port
+from load_tests.workloads.workload import Message, Request, Workload
+
+
+class FakeServer:
+    """An OpenAI server whose answers repeat the number of the request that it got."""
+
+    def __init__(self):
+        self.bodies = []
+        self.headers = []
+        self.under_way = 0
+        self.most_under_way = 0
+        self.status = 200
+        self.knows_vllm_fields = True
+        self.breaks_off = False
+        self.says_in_stream = None
+        self.seconds_per_token = 0.0
+        self.usage = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+
+    def app(self):
+        return Starlette(
+            routes=[
+                Route("/v1/models", self.models),
+                Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            ]
+        )
+
+    async def models(self, request):
+        self.headers.append(dict(request.headers))
+        if self.status == 401:
+            return JSONResponse({}, 401)
+        return JSONResponse({"data": [{"id": "fake"}]})
+
+    async def chat(self, request):
+        body = await request.json()
+        self.bodies.append(body)
+        if not self.knows_vllm_fields and "ignore_eos" in body:
+            return JSONResponse({"error": {"message": "unknown field ignore_eos"}}, 400)
+        if self.status != 200:
+            return JSONResponse({"error": {"message": "no room"}}, self.status)
+        return StreamingResponse(self.events(len(self.bodies) - 1), media_type="text/event-stream")
+
+    async def events(self, number):
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        try:
+            yield event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+            if self.says_in_stream:
+                yield event({"error": {"message": self.says_in_stream}})
+            for word in ("answer", " ", str(number)):
+                await asyncio.sleep(self.seconds_per_token)
+                yield event({"choices": [{"delta": {"content": word}}]})
+            if self.breaks_off:
+                return
+            yield event({"choices": [], "usage": self.usage})
+            yield "data: [DONE]\n\n"
+        finally:
+            self.under_way -= 1
+
+
+def event(chunk):
+    return f"data: {json.dumps(chunk)}\n\n"
+
+
+@contextmanager
+def serving(fake):
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(fake.app(), port=port, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def fake():
+    return FakeServer()
+
+
+@pytest.fixture
+def url(fake):
+    with serving(fake) as url:
+        yield url
+
+
+def request(number, *, at_s=0.0, after=None, messages=None, returning=False):
+    chosen = messages or (Message("user", f"question {number}"),)
+    return Request(number, "session", at_s, after, chosen, 3, returning)
+
+
+def run(url, *requests, concurrency=None, **options):
+    workload = Workload("made up", requests, concurrency)
+    return asyncio.run(run_workload(url, options.pop("model", "fake"), workload, **options))
+
+
+def test_a_streamed_answer_is_timed_and_its_usage_kept(fake, url):
+    fake.seconds_per_token = 0.02
+    fake.usage["kv_cache"] = {"device": 4, "cpu": 0, "redis": 0, "recomputed": 3, "replica": "1"}
+    [found] = run(url, request(0, returning=True))
+    assert found.error is None
+    assert found.returning
+    assert (found.prompt_tokens, found.output_tokens, found.cached_tokens) == (7, 3, 4)
+    assert found.kv_cache["replica"] == "1"
+    assert 0.02 <= found.ttft_s < found.ended_s - found.sent_s
+    assert found.tpot_s == pytest.approx(0.02, rel=0.9)
+
+
+def test_the_event_that_only_names_the_role_is_not_the_first_token(fake, url):
+    fake.seconds_per_token = 0.05
+    [found] = run(url, request(0))
+    assert found.ttft_s >= 0.05
+
+
+def test_answers_are_as_long_as_asked_for_and_greedy(fake, url):
+    run(url, request(0))
+    body = fake.bodies[0]
+    assert body["ignore_eos"] is True
+    assert (body["max_tokens"], body["temperature"], body["stream"]) == (3, 0, True)
+    assert body["stream_options"] == {"include_usage": True}
+
+
+def test_a_server_that_refuses_vllms_fields_is_asked_without_them_from_then_on(fake, url):
+    fake.knows_vllm_fields = False
+    found = run(url, request(0), request(1, after=0))
+    assert [one.error for one in found] == [None, None]
+    assert ["ignore_eos" in body for body in fake.bodies] == [True, False, False]
+
+
+def test_a_conversation_goes_on_from_what_the_server_answered(fake, url):
+    question, answer = Message("user", "q"), Message("assistant", None)
+    found = run(
+        url,
+        request(0, messages=(question,)),
+        request(1, after=0, messages=(question, answer, question)),
+        request(2, after=1, messages=(question, answer, question, answer, question)),
+    )
+    assert [one.error for one in found] == [None, None, None]
+    said = [message["content"] for message in fake.bodies[2]["messages"]]
+    assert said == ["q", "answer 0", "q", "answer 1", "q"]
+
+
+def test_what_goes_on_from_a_failed_answer_fails_and_the_rest_does_not(fake, url):
+    question, answer = Message("user", "q"), Message("assistant", None)
+    fake.says_in_stream = "out of memory"
+    first, second = run(
+        url, request(0, messages=(question,)), request(1, after=0, messages=(question, answer, question))
+    )
+    assert "out of memory" in first.error
+    assert "has failed" in second.error
+    assert len(fake.bodies) == 1
+
+
+def test_no_more_requests_than_the_concurrency_are_under_way(fake, url):
+    fake.seconds_per_token = 0.01
+    found = run(url, *(request(number) for number in range(6)), concurrency=2)
+    assert [one.number for one in found] == list(range(6))
+    assert fake.most_under_way == 2
+
+
+def test_an_open_loop_sends_every_request_at_its_time(fake, url):
+    fake.seconds_per_token = 0.1
+    found = run(url, request(0), request(1, at_s=0.05))
+    assert found[1].sent_s >= 0.05
+    assert fake.most_under_way == 2
+
+
+def test_an_error_of_the_server_is_recorded_in_its_own_words(fake, url):
+    fake.status = 503
+    ended = []
+    found = run(url, request(0), request(1), on_done=ended.append)
+    assert [one.error for one in found] == ["_FailedError: 503 no room"] * 2
+    assert len(ended) == 2
+    assert errors_by_text(found) == {found[0].error: 2}
+
+
+def test_a_stream_that_breaks_off_is_an_error(fake, url):
+    fake.breaks_off = True
+    [found] = run(url, request(0))
+    assert "before [DONE]" in found.error
+
+
+def test_a_request_that_takes_too_long_is_an_error(fake, url):
+    fake.seconds_per_token = 5.0
+    [found] = run(url, request(0), timeout_s=0.2)
+    assert found.error == "not answered within 0.2 s"
+
+
+def test_a_server_that_is_not_there_is_one_sentence():
+    with pytest.raises(ServerError, match=r"No server answers at http://127.0.0.1:\d+ .*make serve"):
+        run(f"http://127.0.0.1:{free_port()}", request(0))
+
+
+def test_a_model_that_the_server_does_not_have_is_one_sentence(url):
+    with pytest.raises(ServerError, match="has no model 'other'; it has fake"):
+        run(url, request(0), model="other")
+
+
+def test_a_refused_key_is_one_sentence_and_a_key_is_sent(fake, url):
+    fake.status = 401
+    with pytest.raises(ServerError, match="refuses the API key"):
+        run(url, request(0), api_key="secret")
+    assert fake.headers[-1]["authorization"] == "Bearer secret"
+
+
+def test_fields_of_the_callers_go_into_every_request(fake, url):
+    run(url, request(0), extra_body={"kv_cache": {"fidelity": "tolerant"}})
+    assert fake.bodies[0]["kv_cache"] == {"fidelity": "tolerant"}
