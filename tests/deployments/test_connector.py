@@ -35,6 +35,29 @@ def test_a_prompt_that_left_the_device_comes_back_from_the_tier_with_the_same_to
     assert second_usage == {"device": 0, "cpu": 384, "redis": 0, "recomputed": 16}
 
 
+def test_the_end_of_a_load_and_a_new_request_wake_an_engine_that_waits(
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = prompt(18, 400)
+    answer, _ = engine.ask(tokens)
+    engine.clear_device()
+    reached, gate = threading.Event(), threading.Event()
+
+    def stall() -> None:
+        reached.set()
+        assert gate.wait(PATIENCE_S)
+
+    engine.port.before_fetch = stall
+    monkeypatch.setattr("deployments.engine_host.IDLE_STEP_EVERY_S", 10 * PATIENCE_S)
+    loading = engine.start(engine.answer(tokens, greedy(8)))
+    assert reached.wait(PATIENCE_S)
+    assert engine.run(engine.answer(prompt(19, 40), greedy(2), planned=False)).finished
+    gate.set()
+    output = loading.result(PATIENCE_S)
+    assert list(output.outputs[0].token_ids) == answer
+    assert usage(output)["cpu"] == 384
+
+
 def test_what_the_device_still_holds_is_not_loaded(engine: LiveEngine) -> None:
     tokens = prompt(2, 400)
     engine.ask(tokens[:200])
