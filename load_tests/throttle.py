@@ -133,6 +133,7 @@ def main(
     model: Annotated[
         str | None, typer.Option(help="A model folder. Default: a random Qwen2 of 45M parameters.")
     ] = None,
+    dtype: Annotated[str, typer.Option(help="`float32` where the CPU has no fast bfloat16 (no AVX-512).")] = "auto",
     json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
     plot_file: Annotated[str | None, typer.Option("--plot", help="A PNG file.")] = None,
 ) -> None:
@@ -142,7 +143,7 @@ def main(
         folder = Path(name)
         chosen = model or write_random_model(folder / "random-qwen2")
         with running() as server:
-            engine = ThrottledEngine(server, chosen, folder, device_blocks=4 * tokens // 32)
+            engine = ThrottledEngine(server, chosen, folder, device_blocks=4 * tokens // 32, dtype=dtype)
 
             async def run() -> list[dict[str, Any]]:
                 return await measure(engine, rates, tokens, rounds, learning, warm_up)
@@ -153,7 +154,8 @@ def main(
                 engine.close()
     if json_file != "-":
         print(table(rows, tokens, rounds, learning))
-    report = json.dumps({"tokens": tokens, "rounds": rounds, "learning": learning, "steps": rows}, indent=2)
+    made = {"tokens": tokens, "dtype": dtype, "rounds": rounds, "learning": learning, "steps": rows}
+    report = json.dumps(made, indent=2)
     if json_file == "-":
         print(report)
     elif json_file:

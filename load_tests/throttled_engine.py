@@ -86,10 +86,13 @@ class _ArmPort:
 class ThrottledEngine:
     """See the module's docstring. Use on one event loop, within `load_tests.prefetch_chain.running`."""
 
-    def __init__(self, server: EmbeddedRedis, model: str, folder: Path, device_blocks: int) -> None:
+    def __init__(
+        self, server: EmbeddedRedis, model: str, folder: Path, device_blocks: int, dtype: str = "auto"
+    ) -> None:
         settings = load_settings(
             {
                 "model": model,
+                "dtype": dtype,
                 "engine": {"device_blocks": device_blocks, "max_num_seqs": 8},
                 "kv": {"cpu_tier_bytes": 128 * MIB, "redis_bytes": 256 * MIB, "prefetch_workers": 1},
             }
