@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types  # type: ignore[import-untyped]
+from numba.core import cgutils  # type: ignore[import-untyped]
 from numba.extending import intrinsic  # type: ignore[import-untyped]
 from numba.np import arrayobj  # type: ignore[import-untyped]
 
@@ -45,16 +46,15 @@ def _dequantize_vectors(packed: np.ndarray, scale: np.ndarray, levels: np.ndarra
     rows = len(scale)
     cols, row_bytes = len(out) // rows, len(packed) // rows
     table = np.empty(len(levels), out.dtype)
+    wide = cols - cols % (2 * LANES) if bits == 4 else 0
     for row in range(rows):
         source, target = row * row_bytes, row * cols
-        _scale_levels(levels, _widen(scale[row]), table)
-        done = 0
-        if bits == 4:
-            done = cols - cols % (2 * LANES)
-            for column in range(0, done, 2 * LANES):
-                _look_up_nibbles(packed, source + column // 2, table, out, target + column)
-        done = _look_up_words(packed, source, bits, table, out, target, cols, done)
-        _look_up_each(packed, source, bits, table, out, target, cols, done)
+        if wide:
+            _look_up_nibbles(packed, source, levels, _widen(scale[row]), out, target, wide)
+        if wide < cols:
+            _scale_levels(levels, _widen(scale[row]), table)
+            done = _look_up_words(packed, source, bits, table, out, target, cols, wide)
+            _look_up_each(packed, source, bits, table, out, target, cols, done)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -104,26 +104,42 @@ def _word(typing_context: Any, packed: Any, offset: Any) -> Any:
 
 
 @intrinsic
-def _look_up_nibbles(typing_context: Any, packed: Any, source: Any, table: Any, out: Any, target: Any) -> Any:
-    """``out[target + i] = table[code i]`` of the 32 codes of 4 bits from ``packed[source]`` on."""
+def _look_up_nibbles(
+    typing_context: Any, packed: Any, source: Any, levels: Any, scale: Any, out: Any, target: Any, count: Any
+) -> Any:
+    """``out[target + i] = levels[code i] * scale`` of ``count`` codes of 4 bits, a multiple of 32, from
+    ``packed[source]`` on. What the codes stand for stays in registers: written to memory as a table, it would be read
+    again after each store to ``out``, which could be the same memory for all that LLVM knows."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> ir.Value:
         def address(argument: int, offset: ir.Value) -> ir.Value:
             return _address(context, builder, signature, arguments, argument, offset)
 
-        itemsize = table.dtype.bitwidth // 8
-        pairs = _load(builder, address(0, arguments[1]), ir.VectorType(BYTE, LANES), 1)
-        entries = _load(builder, address(2, INDEX(0)), ir.VectorType(BYTE, LANES * itemsize), itemsize)
-        planes = [_pick(builder, entries, entries, range(byte, LANES * itemsize, itemsize)) for byte in range(itemsize)]
-        nibble = ir.Constant(pairs.type, [4] * LANES)
-        halves = builder.and_(pairs, ir.Constant(pairs.type, [15] * LANES)), builder.lshr(pairs, nibble)
-        first, second = (_join(builder, [_permute(builder, plane, half) for plane in planes]) for half in halves)
-        values = _weave(builder, first, second)
-        place = builder.bitcast(address(3, arguments[4]), values.type.as_pointer())
-        builder.store(values, place).align = itemsize
+        floats = _load(builder, address(2, INDEX(0)), ir.VectorType(ir.FloatType(), LANES), 4)
+        lone = builder.insert_element(ir.Constant(floats.type, ir.Undefined), arguments[3], POSITION(0))
+        scaled = builder.fmul(floats, _pick(builder, lone, lone, [0] * LANES))
+        planes = _planes(builder, _narrowed(builder, scaled, out.dtype))
+        with cgutils.for_range_slice(builder, INDEX(0), arguments[6], INDEX(2 * LANES), inc=True) as (column, _):
+            half = builder.udiv(column, INDEX(2))
+            pairs = _load(builder, address(0, builder.add(arguments[1], half)), ir.VectorType(BYTE, LANES), 1)
+            low = builder.and_(pairs, ir.Constant(pairs.type, [15] * LANES))
+            high = builder.lshr(pairs, ir.Constant(pairs.type, [4] * LANES))
+            found = [_join(builder, [_permute(builder, each, codes) for each in planes]) for codes in (low, high)]
+            values = _weave(builder, *found)
+            place = builder.bitcast(address(4, builder.add(arguments[5], column)), values.type.as_pointer())
+            builder.store(values, place).align = len(planes)
         return context.get_dummy_value()
 
-    return types.void(packed, types.intp, table, out, types.intp), codegen
+    return types.void(packed, types.intp, levels, types.float32, out, types.intp, types.intp), codegen
+
+
+def _planes(builder: ir.IRBuilder, values: ir.Value) -> list[ir.Value]:
+    """Elements  ->  planes of their bytes, the lowest first."""
+    kind, planes = ir.VectorType(BYTE, LANES), []
+    for shift in range(0, values.type.element.width, 8):
+        moved = builder.lshr(values, ir.Constant(values.type, [shift] * LANES))
+        planes.append(builder.trunc(moved, kind))
+    return planes
 
 
 def _address(
@@ -183,17 +199,29 @@ def _narrow(typing_context: Any, value: Any, stored: Any) -> Any:
     """``value`` as an element of the kind of ``stored``, whose own value is not looked at: rounded half to even."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> ir.Value:
-        value, _ = arguments
-        if stored == types.int16:
-            return builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16))
-        if stored != types.uint16:
-            return value
-        word = ir.IntType(32)
-        bits = builder.bitcast(value, word)
-        odd = builder.and_(builder.lshr(bits, word(16)), word(1))
-        rounded = builder.add(builder.add(bits, word(0x7FFF)), odd)
-        quiet = builder.or_(bits, word(0x400000))  # of a NaN: rounding could make it an infinity, or zero
-        kept = builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
-        return builder.trunc(builder.lshr(kept, word(16)), ir.IntType(16))
+        narrow = _narrowed(builder, arguments[0], stored)
+        return builder.bitcast(narrow, ir.FloatType()) if stored == types.float32 else narrow
 
     return stored(types.float32, stored), codegen
+
+
+def _narrowed(builder: ir.IRBuilder, value: ir.Value, stored: Any) -> ir.Value:
+    """The bits of a float32, or of each in a vector, as an element of the kind ``stored``: rounded half to even."""
+
+    def like(element: ir.Type) -> ir.Type:
+        return ir.VectorType(element, value.type.count) if isinstance(value.type, ir.VectorType) else element
+
+    def constant(number: int) -> ir.Value:
+        kind = like(ir.IntType(32))
+        return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
+
+    if stored == types.int16:
+        return builder.bitcast(builder.fptrunc(value, like(ir.HalfType())), like(ir.IntType(16)))
+    bits = builder.bitcast(value, like(ir.IntType(32)))
+    if stored != types.uint16:
+        return bits
+    odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
+    rounded = builder.add(builder.add(bits, constant(0x7FFF)), odd)
+    quiet = builder.or_(bits, constant(0x400000))  # of a NaN: rounding could make it an infinity, or zero
+    kept = builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
+    return builder.trunc(builder.lshr(kept, constant(16)), like(ir.IntType(16)))
