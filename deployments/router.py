@@ -33,6 +33,9 @@ from kvmanager.mirror import TierHits
 from kvmanager.routing import RoutingState
 from kvmanager.spreading import Spreading
 
+EXPECTED_S = 5.0
+"""How long a choice counts that Serve does not carry out: it asks again sooner, unless the request was cancelled."""
+
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
@@ -81,6 +84,8 @@ class PrefixAffinityRouter(RequestRouter):
         }
         self._feed: PlacementFeed | None = None
         self._in_prefill: dict[str, GenerateRequest] = {}
+        self._expected: dict[str, float] = {}
+        """When each request was chosen for that is not yet routed, oldest first."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -101,9 +106,18 @@ class PrefixAffinityRouter(RequestRouter):
         names = [name for name in by_name if name not in request.avoid] or list(by_name)
         self._state.credits = {**self._starting_credits, **feed.credits.get(ALL_REPLICAS, {})}
         self._state.credits_of = feed.credits
-        order = self._state.rank(names, self._hits(request, names), len(request.prompt_token_ids), time.monotonic())
+        now, internal_id = time.monotonic(), pending_request.metadata.internal_request_id
+        self._expect_no_more(now, internal_id)
+        hits = self._hits(request, names)
+        order = self._state.rank(names, hits, len(request.prompt_token_ids), now)
         failed = request.progress.failed
-        return [[by_name[name]] for name in sorted(order, key=lambda name: name in failed)]  # stable
+        order.sort(key=lambda name: name in failed)  # stable
+        # Between this choice and `on_request_routed` Serve may ask the replica how many requests it has. Prompts that
+        # come meanwhile must not find it as idle as this one did.
+        uncached, blocks = self._work(request, hits[order[0]])
+        self._state.expect(internal_id, order[0], uncached, blocks, now, _hashes(request))
+        self._expected[internal_id] = now
+        return [[by_name[name]] for name in order]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
         """Count the request at its replica at once, before anybody reports it, or a burst would herd."""
@@ -113,19 +127,35 @@ class PrefixAffinityRouter(RequestRouter):
         name, internal_id = replica_id.unique_id, pending_request.metadata.internal_request_id
         request.progress.replica = name
         now, prompt_tokens = time.monotonic(), len(request.prompt_token_ids)
+        self._expect_no_more(now, internal_id)
         hits = self._hits(request, list({name, *(replica.unique_id for replica in self._replicas)}))
         waits = {other: self._state.wait(other, held, prompt_tokens) for other, held in hits.items()}
         hashes = _hashes(request)
         for move in self._spreading.consider(now, hashes, name, waits, hits):
             self._follow_placement().order(move)
-        uncached = max(0, prompt_tokens - sum(hits[name]) * self._options.block_size)
-        blocks = -(-prompt_tokens // self._options.block_size)
+        uncached, blocks = self._work(request, hits[name])
         self._state.route(internal_id, name, uncached, blocks, now, hashes)
         self._in_prefill[internal_id] = request
+
+    def _work(self, request: GenerateRequest, hits: TierHits) -> tuple[int, int]:
+        """Tokens to prefill and blocks to decode on, where so much is held."""
+        prompt_tokens, block_size = len(request.prompt_token_ids), self._options.block_size
+        return max(0, prompt_tokens - sum(hits) * block_size), -(-prompt_tokens // block_size)
+
+    def _expect_no_more(self, now: float, internal_id: str) -> None:
+        """Take back the choice of this request, and those that were not carried out."""
+        if self._expected.pop(internal_id, None) is not None:
+            self._state.finished(internal_id)
+        for other, since in list(self._expected.items()):
+            if now - since < EXPECTED_S:
+                return
+            del self._expected[other]
+            self._state.finished(other)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """The request has ended, in whatever way."""
         self._in_prefill.pop(internal_request_id, None)
+        self._expected.pop(internal_request_id, None)
         self._state.finished(internal_request_id)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:

@@ -142,16 +142,30 @@ class RoutingState:
         ``hashes`` are its prompt's, for `with_in_flight`. A request that is sent again, elsewhere or not, no longer
         counts where it was.
         """
+        self.expect(request_id, replica, uncached_tokens, blocks, now, hashes)
+        load = self._loads[replica]
+        load.recent_tokens = load.recent(now) + uncached_tokens
+        load.recent_at = now
+        self._routed += 1
+        load.last_used = self._routed
+
+    def expect(
+        self,
+        request_id: str,
+        replica: str,
+        uncached_tokens: int,
+        blocks: int,
+        now: float,
+        hashes: Sequence[BlockHash] = (),
+    ) -> None:
+        """Note that a request will probably go to ``replica``, as `route` does, but leave what was sent lately alone:
+        a request may be expected several times, here and there, until it is routed or `finished`."""
         self.finished(request_id)
         self._in_flight[request_id] = _InFlight(replica, uncached_tokens, blocks, now, hashes)
         self._coming.add(replica, hashes)
         load = self._loads.setdefault(replica, _Load())
         load.prefill_tokens += uncached_tokens
         load.decode_blocks += blocks
-        load.recent_tokens = load.recent(now) + uncached_tokens
-        load.recent_at = now
-        self._routed += 1
-        load.last_used = self._routed
 
     def first_token(self, request_id: str) -> None:
         """Note that a request's prefill is done. Unknown requests are ignored: their end may be told twice."""

@@ -37,6 +37,8 @@ from app.launch.cluster import ray_options
 from configs.settings import load_settings
 
 _REPORT_EVERY_S = 0.5
+_REPORT_RUNNING_EVERY_S = 5.0
+"""Once the application has run: a report costs Serve's controller and this process several milliseconds each."""
 
 
 def main() -> None:
@@ -79,7 +81,7 @@ def _report(status: Any, app_name: str, running: threading.Event) -> None:
             return
         except ValueError:  # closed: main() is ending
             return
-        time.sleep(_REPORT_EVERY_S)
+        time.sleep(_REPORT_RUNNING_EVERY_S if running.is_set() else _REPORT_EVERY_S)
 
 
 def _application_status(app_name: str) -> dict[str, Any]:

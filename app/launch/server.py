@@ -64,7 +64,6 @@ class Server:
     @property
     def exit_code(self) -> int | None:
         """The child's exit code; None while it runs."""
-        self._descendants.note()
         return self._child.poll() if self._child else None
 
     def stop(self, impatient: threading.Event, takes_long: Callable[[], None] = lambda: None) -> int:

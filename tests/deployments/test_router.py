@@ -88,14 +88,20 @@ class Routing:
         first, self._last = self._last + 1, self._last + len(events)
         assert mirror.apply(Deltas(1, first, self._last, list(events), snapshot=first == 1))
 
-    async def order(self, request: Any) -> list[str]:
-        ranks = await self.router.choose_replicas(REPLICAS, pending(request))
+    async def choose(self, request: Any, request_id: str) -> list[str]:
+        ranks = await self.router.choose_replicas(REPLICAS, pending(request, request_id))
         assert all(len(rank) == 1 for rank in ranks)
         return [rank[0].replica_id.unique_id for rank in ranks]
 
+    async def order(self, request: Any) -> list[str]:
+        """What would be chosen; the request never comes."""
+        order = await self.choose(request, "never")
+        self.complete("", "never")
+        return order
+
     async def send(self, request: GenerateRequest, replica: str, request_id: str) -> None:
         """As Serve does: ask for a choice, then say what was chosen."""
-        await self.order(request)
+        await self.choose(request, request_id)
         chosen = ReplicaID(unique_id=replica, deployment_id=DEPLOYMENT)
         result: Any = None
         self.router.on_request_routed(pending(request, request_id), chosen, result)
@@ -169,6 +175,29 @@ def test_a_burst_of_unrelated_prompts_does_not_herd(routed: Any) -> None:
     async def check(routing: Routing) -> None:
         prompts = [ask(block_names(100 * number, 10), 330) for number in range(30)]
         assert await burst(routing, prompts) == [10, 10, 10]
+
+    routed(check)
+
+
+def test_prompts_that_are_chosen_for_at_one_time_do_not_herd(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        prompts = [ask(block_names(100 * number, 10), 330) for number in range(6)]
+        first = [(await routing.choose(prompt, str(number)))[0] for number, prompt in enumerate(prompts)]
+        assert sorted(first) == list("aabbcc"), "Serve carries none of them out before all are chosen"
+        again = [(await routing.choose(prompt, str(number)))[0] for number, prompt in enumerate(prompts)]
+        assert sorted(again) == list("aabbcc"), "it asks again where a replica was full"
+
+    routed(check)
+
+
+def test_a_choice_that_is_never_carried_out_is_forgotten(routed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(routing: Routing) -> None:
+        long, short = ask(block_names(0, 60), 1950), ask(block_names(100, 10), 330)
+        cancelled = (await routing.choose(long, "cancelled"))[0]
+        assert (await routing.order(short))[-1] == cancelled
+        monkeypatch.setattr(router, "EXPECTED_S", 0.0)
+        await routing.order(short)
+        assert [routing.router._state.wait(name, None, 330) for name in "abc"] == [330.0] * 3
 
     routed(check)
 
