@@ -14,7 +14,7 @@ second device and drives other KV out: a replica busy for the share u of its tim
 ties, of which a half idle server has many, add up to lasting differences unless something remembers them:
 ``recent_prefill`` is what a replica was sent lately, decayed, and breaks what is nearly a tie.
 
-The load of a replica is what this router has sent there and not heard the end of; it counts from the moment of routing,
+The load of a replica is what this router has sent there and not heard the end of; it counts from the moment of choice,
 before any replica reports it, or a burst of equal prompts would herd to one. What is on its way to a device in that
 manner counts as being there (`RoutingState.with_in_flight`). Ties go to the replica that was used least recently.
 One thread.
