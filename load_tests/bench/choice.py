@@ -31,7 +31,7 @@ class Defaults:
 
 
 FULL = Defaults("365m", "long-document-qa,multi-round-qa", "0.5,1.5,3", 3, 64)
-QUICK = Defaults("40m", "long-document-qa,multi-round-qa", "0.5,1.5", 1, 32)
+QUICK = Defaults("40m", "long-document-qa", "1.5", 1, 32)
 
 
 @dataclass(frozen=True)
