@@ -150,5 +150,7 @@ def measure(wanted: list[Point], journal: Journal, log: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: the engine is ended, what is there is kept
+    # SIGTERM as Ctrl-C, which a shell's background jobs ignore unless told: the engine is ended, what is there is kept.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     typer.run(main)
