@@ -55,4 +55,8 @@ def _row(name: str, figures: dict[str, Any]) -> str:
 
 
 def _milliseconds(times: dict[str, float] | None) -> str:
-    return "-" if times is None else f"{1e3 * times['p50']:.3g} / {1e3 * times['p95']:.3g}"
+    return "-" if times is None else f"{_three_digits(1e3 * times['p50'])} / {_three_digits(1e3 * times['p95'])}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
