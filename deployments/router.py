@@ -34,7 +34,8 @@ from kvmanager.routing import RoutingState
 from kvmanager.spreading import Spreading
 
 EXPECTED_S = 5.0
-"""How long a choice counts that Serve does not carry out: it asks again sooner, unless the request was cancelled."""
+"""How long a choice counts that Serve does not carry out: by default it asks again within 0.5 s, unless the request was
+cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ from configs.settings import load_settings
 
 _REPORT_EVERY_S = 0.5
 _REPORT_RUNNING_EVERY_S = 5.0
-"""Once the application has run: a report costs Serve's controller and this process several milliseconds each."""
+"""Once the application has run: Serve pickles the router's class for each report (some 35 ms of a slow core). So long,
+too, may it take until a parent that was killed is noticed."""
 
 
 def main() -> None:
