@@ -155,7 +155,6 @@ def expected(seed: int, segments: int) -> list[bytes]:
     return [buffer.tobytes() for buffer in sealed(sequence(seed, segments)[1])]
 
 
-@pytest.mark.timeout(300)
 def test_what_a_node_made_serves_the_other_and_still_does_from_redis_when_the_node_is_lost(tmp_path: Path) -> None:
     # In a process of its own: this one may be the driver of another Ray, and can be of one only.
     with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as process:

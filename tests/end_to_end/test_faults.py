@@ -7,7 +7,7 @@ import pytest
 from load_tests.faults.catalogue import FAULTS, Fault, World
 from load_tests.faults.trial import Trials
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.server
 
 MORE_FILES = 12
 """File descriptors that a process may have more than before: connections come and go, leaks of a fault add up."""

@@ -21,7 +21,6 @@ WITHOUT_SHARING = {
 }
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("private_server", [WITHOUT_SHARING], indirect=True)
 def test_a_server_without_sharing_serves_and_recomputes_everything(private_server: RunningServer) -> None:
     def ask(key: str, **headers: str) -> httpx.Response:
