@@ -24,15 +24,9 @@ import statistics
 import torch
 
 from kernels.packing import MAX_BITS, MIN_BITS, packed_bytes
-from kernels.quant_cpu import (
-    dequantize_groups_cpu,
-    dequantize_steps_cpu,
-    quantize_groups_cpu,
-    quantize_steps_cpu,
-    quantize_vectors_cpu,
-)
+from kernels.quant_cpu import quantize_groups_cpu, quantize_steps_cpu, quantize_vectors_cpu
+from kernels.quant_decode_cpu import dequantize_groups_cpu, dequantize_steps_cpu, dequantize_vectors_cpu
 from kernels.quant_reference import bits_of, dequantize_vectors_reference, quantize_vectors_reference
-from kernels.quant_vectors_cpu import dequantize_vectors_cpu
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 MAX_LIMIT = 127  # a symbol is at most twice the limit, and a byte

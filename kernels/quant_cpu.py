@@ -1,6 +1,6 @@
 """The quantizers of ``kernels.quant`` for the CPU, compiled by Numba, on one thread, without the GIL.
 
-Decoding of vectors is in ``quant_vectors_cpu.py``.
+Decoding is in ``quant_decode_cpu.py``.
 
 Every step rounds as ``quant_reference.py`` does, so the results are the same bits: fastmath is off, and LLVM fuses no
 multiplication with an addition of its own accord. The inner loops are of a fixed length where they can be, because LLVM
@@ -21,7 +21,7 @@ from numba import njit, types  # type: ignore[import-untyped]
 from numba.extending import intrinsic  # type: ignore[import-untyped]
 
 from kernels import quant_reference as reference
-from kernels.packing_cpu import pack_cpu, unpack_cpu
+from kernels.packing_cpu import pack_cpu
 
 CHUNK = 32  # columns in an inner loop of fixed length
 LARGEST = np.float32(reference.LARGEST)
@@ -37,15 +37,6 @@ def quantize_groups_cpu(x: torch.Tensor, bits: int, group: int) -> tuple[torch.T
     return pack_cpu(codes, bits), scale, zero
 
 
-def dequantize_groups_cpu(
-    codes: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, bits: int, out: torch.Tensor
-) -> None:
-    """``kernels.quant.dequantize_groups``; as above."""
-    cols = out.shape[1]
-    unpacked = unpack_cpu(codes, bits, cols)
-    _dequantize_groups(unpacked.numpy(), _array(scale), _array(zero), cols // scale.shape[1], _array(out))
-
-
 def quantize_vectors_cpu(x: torch.Tensor, codebook: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``kernels.quant.quantize_vectors``; as above."""
     codes = torch.empty(x.shape, dtype=torch.uint8)
@@ -59,11 +50,6 @@ def quantize_steps_cpu(x: torch.Tensor, step: torch.Tensor, limit: int) -> torch
     symbols = torch.empty(x.shape, dtype=torch.uint8)
     _quantize_steps(_array(x), reference.inverse(step).numpy(), np.float32(limit), symbols.numpy())
     return symbols
-
-
-def dequantize_steps_cpu(symbols: torch.Tensor, step: torch.Tensor, limit: int, out: torch.Tensor) -> None:
-    """``kernels.quant.dequantize_steps``; as above."""
-    _dequantize_steps(symbols.numpy(), step.numpy(), np.float32(limit), _array(out))
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -130,21 +116,6 @@ def _group_code(stored: Any, zero: np.float32, inverse: np.float32, top: np.floa
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _dequantize_groups(codes: np.ndarray, scale: np.ndarray, zero: np.ndarray, group: int, out: np.ndarray) -> None:
-    whole = group - group % CHUNK
-    for row in range(out.shape[0]):
-        for index in range(scale.shape[1]):
-            values = codes[row, index * group : (index + 1) * group]
-            target = out[row, index * group : (index + 1) * group]
-            s, z = _widen(scale[row, index]), _widen(zero[row, index])
-            for start in range(0, whole, CHUNK):
-                for column in range(start, start + CHUNK):
-                    target[column] = _narrow(np.float32(values[column]) * s + z, target[column])
-            for column in range(whole, group):
-                target[column] = _narrow(np.float32(values[column]) * s + z, target[column])
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
 def _quantize_vectors(x: np.ndarray, boundaries: np.ndarray, codes: np.ndarray, scale: np.ndarray) -> None:
     scaled = np.empty(x.shape[1], dtype=np.float32)
     for row in range(x.shape[0]):
@@ -185,14 +156,6 @@ def _quantize_steps(x: np.ndarray, inverse: np.ndarray, limit: np.float32, symbo
             steps = _widen(values[column]) * inverse[column]
             steps = steps if steps == steps else np.float32(0.0)  # NaN
             target[column] = np.uint8(np.int32(np.rint(_clamp(steps, -limit, limit)) + limit))
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _dequantize_steps(symbols: np.ndarray, step: np.ndarray, limit: np.float32, out: np.ndarray) -> None:
-    for row in range(out.shape[0]):
-        values, target = symbols[row], out[row]
-        for column in range(len(target)):
-            target[column] = _narrow((np.float32(values[column]) - limit) * step[column], target[column])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
