@@ -22,7 +22,7 @@ from load_tests.bench.cases import Case, make_cases
 from load_tests.bench.figures import Figures, figures
 from load_tests.bench.journal import Journal
 from load_tests.bench.plan import Key, Plan
-from load_tests.bench.resources import CPUMeter, pss_bytes
+from load_tests.bench.resources import CPUMeter, pss_bytes, wait_until_quiet
 from load_tests.bench.servers import BenchServer, last_lines, running
 from load_tests.client import Measured, ServerError, run_workload
 from load_tests.models import model_folder, token_counter
@@ -109,6 +109,8 @@ def _one_server(
             _send(server, folder.name, warm_up, None)
             counts = None if arm.is_crosskv else settled(metrics_port, len(warm_up.requests) + 1)
             for key, case in wanted.items():
+                watch.now(f"{title}: waiting until the server rests")
+                wait_until_quiet(server.process)
                 watch.now(f"{title}: {key.workload}, {key.working_set:g} x the device pools")
                 found, cpu_s, pss = _send_measured(server, folder.name, case.workload, watch)
                 if arm.is_crosskv:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import psutil
 
 from load_tests.footprint import pss_by_process
+
+QUIET_CORES = 0.9
+"""An idle crosskv takes half a core of a slow machine; a part that is starting, or a copy, takes a whole one more."""
+QUIET_LIMIT_S = 60.0
+_QUIET_LOOK_S = 2.0
 
 
 class CPUMeter:
@@ -30,6 +36,19 @@ class CPUMeter:
                 times = process.cpu_times()
                 self._last[process.pid, process.create_time()] = times.user + times.system
         return sum(self._last.values())
+
+
+def wait_until_quiet(top: psutil.Process) -> None:
+    """Until the process tree takes less than `QUIET_CORES` of a core, for at most `QUIET_LIMIT_S`.
+
+    crosskv answers before its prefetch workers are there, and copies to lower tiers after the last answer.
+    """
+    deadline = time.monotonic() + QUIET_LIMIT_S
+    while time.monotonic() < deadline:
+        meter = CPUMeter(top)
+        time.sleep(_QUIET_LOOK_S)
+        if meter.seconds() < QUIET_CORES * _QUIET_LOOK_S:
+            return
 
 
 def pss_bytes(top: psutil.Process) -> int:

@@ -68,8 +68,8 @@ def plot(rows: Sequence[Row], figure: Figure) -> None:
 
 
 def capped_batch(rows: Sequence[Row]) -> int | None:
-    """The smallest measured batch of which not all requests ran at once; None: all did."""
-    return next((row["batch"] for row in rows if row["running"] < row["batch"]), None)
+    """The smallest measured batch that filled the pool; None: none did."""
+    return next((row["batch"] for row in rows if row["kv_bytes"] >= row["pool_bytes"]), None)
 
 
 def conclusion(rows: Sequence[Row]) -> str:
@@ -79,7 +79,7 @@ def conclusion(rows: Sequence[Row]) -> str:
     for model, own in by_model(rows).items():
         capped = capped_batch(own)
         if capped is None:
-            caps.append(f"none measured ({model})")
+            caps.append(f"more than {own[-1]['batch']} ({model})")
             continue
         before = [row for row in own if row["batch"] < capped]
         gain = own[-1]["tokens_per_s"] / before[-1]["tokens_per_s"] if before else 1.0
@@ -90,10 +90,9 @@ def conclusion(rows: Sequence[Row]) -> str:
     seqs = settings.engine.max_num_seqs
     each = tokens // seqs
     return (
-        f"Once the pool is full requests wait, from a batch of {listed(caps)}; `engine.device_blocks` by default holds "
-        f"{tokens:,} tokens, so all {seqs} requests of `engine.max_num_seqs` run at once only while they have at most "
-        f"{each} tokens each: "
-        "with longer ones raise it."
+        f"The pool is full from a batch of {listed(caps)}, and requests beyond it wait or lose their KV to others; "
+        f"`engine.device_blocks` by default holds {tokens:,} tokens, so all {seqs} requests of `engine.max_num_seqs` "
+        f"run at once only while they have at most {each} tokens each: with longer ones raise it."
     )
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import typer
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
+from configs.model_folder import PROJECT_ROOT
 from configs.settings import Settings
 from load_tests.experiments import __main__ as program
 from load_tests.experiments import (
@@ -68,7 +74,7 @@ class FakeEngine:
     def run(self, prompts: list[int], max_tokens: int, step_tokens: int = 2048, pool_blocks: int = 639) -> Any:
         first = sum(prompts) / 1000
         times = [[first + 0.01 * token for token in range(max_tokens)] for _ in prompts]
-        held = min(pool_blocks, sum(-(-tokens // 32) for tokens in prompts))
+        held = min(pool_blocks, sum(-(-(tokens + max_tokens) // 32) for tokens in prompts))
         running = min(len(prompts), pool_blocks * 32 // (prompts[0] + max_tokens))
         steps = [(sum(prompts), running, first, held)] + [(len(prompts), running, 0.01, held)] * (max_tokens - 1)
         return {"requests": times, "steps": steps}
@@ -219,8 +225,8 @@ def test_where_decoding_takes_over_is_the_first_answer_with_less_than_half() -> 
     assert "10.0 % (m)" in output_share.conclusion(rows)
 
 
-def test_kv_caps_the_batch_of_which_not_all_ran_at_once() -> None:
-    rows = [{"batch": batch, "running": min(batch, 10)} for batch in (1, 4, 8, 16, 32)]
+def test_kv_caps_the_batch_that_fills_the_pool() -> None:
+    rows = [{"batch": batch, "kv_bytes": 5 * min(batch, 10), "pool_bytes": 50} for batch in (1, 4, 8, 16, 32)]
     assert batch_limits.capped_batch(rows) == 16
     assert batch_limits.capped_batch(rows[:3]) is None
 
@@ -457,6 +463,28 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(tmp_path: Path, monkeypatch: 
     assert len(said) == 1
     assert "are kept in" in said[0]
     assert "the same command goes on" in said[0]
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_background_job_is_interrupted_too_and_ends_its_engine(tmp_path: Path, number: int) -> None:
+    """A shell starts such a job with SIGINT ignored."""
+    words = ["--quick", "--only", "kv_bytes", "--model", "10m", "--state", str(tmp_path), "--docs", str(tmp_path)]
+    program = [sys.executable, "-m", "load_tests.experiments", *words]
+    command = ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "job", *program]
+    job = subprocess.Popen(command, cwd=PROJECT_ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        while not (tmp_path / "engine.log").exists():  # it is opened by the engine's process
+            assert job.poll() is None
+            time.sleep(0.1)
+        below = psutil.Process(job.pid).children(recursive=True)
+        job.send_signal(number)
+        _, said = job.communicate(timeout=120)
+    finally:
+        job.kill()
+    assert job.returncode == 130
+    assert "the same command goes on" in said
+    assert psutil.wait_procs(below, timeout=30)[1] == []
 
 
 def test_the_program_writes_report_and_json_and_fails_when_points_failed(
