@@ -22,6 +22,9 @@ from configs.model_folder import PROJECT_ROOT
 
 GRACEFUL_STOP_S = 45.0
 """Serve lets its replicas finish running requests (`app.builder.DRAIN_LIMIT_S`, 30 s), then Ray ends its daemons."""
+STARTING_STOP_S = 10.0
+"""Before the application runs there is no request to wait for. An interrupt may be lost then: Python drops one that
+comes while an import calls back."""
 LONG_STOP_S = 8.0
 """A server without requests has ended by then."""
 
@@ -33,6 +36,7 @@ class Server:
         self.log_path = plan.run_folder / "server.log"
         self.status: dict[str, Any] = {"phase": "start"}
         self._plan = plan
+        self._has_run = False
         self._child: subprocess.Popen[bytes] | None = None
         self._descendants = Descendants(psutil.Process())
 
@@ -77,10 +81,11 @@ class Server:
         self._descendants.note()
         if self._child is not None and self._child.poll() is None:
             self._child.send_signal(signal.SIGINT)
+            patience_s = GRACEFUL_STOP_S if self._has_run else STARTING_STOP_S
             started, told = time.monotonic(), False
             while self._child.poll() is None and not impatient.is_set():
                 waited_s = time.monotonic() - started
-                if waited_s > GRACEFUL_STOP_S:
+                if waited_s > patience_s:
                     break
                 if waited_s > LONG_STOP_S and not told:
                     told = True
@@ -104,3 +109,4 @@ class Server:
         with os.fdopen(fd) as lines:
             for line in lines:
                 self.status = json.loads(line)
+                self._has_run = self._has_run or self.status.get("status") == "RUNNING"

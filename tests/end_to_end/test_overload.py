@@ -34,7 +34,7 @@ def test_a_thousand_clients_get_an_answer_or_a_429_with_retry_after(server: Runn
     assert answers[200] + answers[429] == CLIENTS, answers
     assert answers[200] >= 64, answers
     server.wait_until_idle()
-    assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
+    server.wait_until(lambda: server.health()["status"] == "ok", "/health is ok")
 
 
 def test_a_client_that_leaves_mid_stream_frees_its_blocks_and_leases(server: RunningServer) -> None:
