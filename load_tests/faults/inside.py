@@ -75,7 +75,10 @@ def undo_lose_objects() -> None:
 
 
 def break_engine() -> None:
-    """Make the engine of one replica raise in its next step."""
+    """Make the engine of one replica raise in its next step; of one that has requests where there is one."""
+
+    def is_busy(actor: Any) -> bool:
+        return bool(_replica(actor)._thread.core.scheduler.has_requests())
 
     def break_step(actor: Any) -> None:
         def fail() -> None:
@@ -83,7 +86,9 @@ def break_engine() -> None:
 
         _replica(actor)._thread.core.step_fn = fail
 
-    ray.get(_actors("#Replica#")[0].__ray_call__.remote(break_step))
+    replicas = _actors("#Replica#")
+    busy = [actor for actor in replicas if ray.get(actor.__ray_call__.remote(is_busy))]
+    ray.get((busy or replicas)[0].__ray_call__.remote(break_step))
 
 
 def undo_break_engine() -> None:
