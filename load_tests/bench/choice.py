@@ -24,14 +24,15 @@ class Defaults:
     """What is measured where nothing is said."""
 
     models: str
+    arms: str
     workloads: str
     working_sets: str
     alternations: int
     device_blocks: int
 
 
-FULL = Defaults("365m", "long-document-qa,multi-round-qa", "0.5,1.5,3", 3, 64)
-QUICK = Defaults("40m", "long-document-qa", "1.5", 1, 32)
+FULL = Defaults("365m", ",".join(ARMS), "long-document-qa,multi-round-qa", "0.5,1.5,3", 3, 64)
+QUICK = Defaults("40m", "plain,serve-llm,crosskv", "long-document-qa", "1.5", 1, 32)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Choice:
     ) -> Choice:
         """Lists have commas between their words; None is the default. Raises InputError."""
         default = QUICK if quick else FULL
-        wanted = _listed("arm", arms or ",".join(ARMS), ARMS)
+        wanted = _listed("arm", arms or default.arms, ARMS)
         skipped = {name: reason for name in wanted if (reason := ARMS[name].unfit())}
         fit = tuple(name for name in wanted if name not in skipped)
         if not fit:

@@ -68,16 +68,19 @@ def running(command: Sequence[str], url: str, model: str, log: Path, start_s: fl
 def _wait_until_ready(child: subprocess.Popen[bytes], url: str, model: str, log: Path, start_s: float) -> None:
     body = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
     deadline = time.monotonic() + start_s
-    while True:
-        with contextlib.suppress(httpx.HTTPError):
-            # Serve's proxy answers 404 before the application is there, and 503 before a replica is.
-            if httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200:
-                return
-        if child.poll() is not None:
-            raise ServerError(f"The server ended with code {child.returncode} before it was ready:\n{last_lines(log)}")
-        if time.monotonic() > deadline:
-            raise ServerError(f"The server was not ready after {start_s:g} s:\n{last_lines(log)}")
-        time.sleep(READY_POLL_S)
+    with httpx.Client(timeout=60) as client:  # one for all: making one takes as long as many a prompt
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                # Serve's proxy answers 404 before the application is there, and 503 before a replica is.
+                if client.post(f"{url}/v1/chat/completions", json=body).status_code == 200:
+                    return
+            if child.poll() is not None:
+                raise ServerError(
+                    f"The server ended with code {child.returncode} before it was ready:\n{last_lines(log)}"
+                )
+            if time.monotonic() > deadline:
+                raise ServerError(f"The server was not ready after {start_s:g} s:\n{last_lines(log)}")
+            time.sleep(READY_POLL_S)
 
 
 def last_lines(log: Path) -> str:
