@@ -6,8 +6,8 @@ Every step rounds as ``quant_reference.py`` does, so the results are the same bi
 multiplication with an addition of its own accord. The inner loops are of a fixed length where they can be, because LLVM
 otherwise leaves what is shorter than four vectors, such as a group of 32, to a scalar loop.
 
-Numba knows neither bfloat16 nor float16: compiled code sees bfloat16 as uint16 and float16 as int16, and ``_widen`` and
-``_narrow`` turn them into float32 and back.
+Numba knows neither bfloat16 nor float16: compiled code sees bfloat16 as uint16 and float16 as int16, and ``_widen``
+turns them into float32.
 """
 # Numba has no type hints: mypy cannot see through its decorators.
 # mypy: disallow-untyped-decorators=False
@@ -199,7 +199,7 @@ def _float16_above(value: np.float32) -> np.int16:
 @njit(nogil=True, cache=True, error_model="numpy")
 def _float16_below(value: np.float32) -> np.int16:
     """The bits of the largest float16 that is no larger than the float32."""
-    bits = _narrow(value, np.int16(0))
+    bits = _to_float16(value)
     next_below = np.int16(bits - 1 if bits > 0 else bits + 1)
     next_below = next_below if bits & np.int16(0x7FFF) else np.int16(-0x7FFF)
     return bits if _widen(bits) <= value else next_below
@@ -222,23 +222,10 @@ def _widen(typing_context: Any, stored: Any) -> Any:
 
 
 @intrinsic
-def _narrow(typing_context: Any, value: Any, stored: Any) -> Any:
-    """``value`` as an element of the kind of ``stored``, whose own value is not looked at: rounded half to even."""
+def _to_float16(typing_context: Any, value: Any) -> Any:
+    """The bits of the float16 that is nearest to a float32: rounded half to even."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> ir.Value:
-        value, _ = arguments
-        if stored == types.int16:
-            return builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16))
-        if stored != types.uint16:
-            return value
-        word = ir.IntType(32)
-        bits = builder.bitcast(value, word)
-        odd = builder.and_(builder.lshr(bits, word(16)), word(1))
-        rounded = builder.add(builder.add(bits, word(0x7FFF)), odd)
-        quiet = builder.or_(
-            bits, word(0x400000)
-        )  # of a NaN: rounding could carry it into an infinity, or round to zero
-        kept = builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
-        return builder.trunc(builder.lshr(kept, word(16)), ir.IntType(16))
+        return builder.bitcast(builder.fptrunc(arguments[0], ir.HalfType()), ir.IntType(16))
 
-    return stored(types.float32, stored), codegen
+    return types.int16(types.float32), codegen

@@ -11,10 +11,10 @@ multiplication with an addition of its own accord.
   eight at a time, from a word of 64 bits.
 - **steps**: a loop that LLVM vectorises.
 
-A NaN needs care when it is rounded to bfloat16, which takes a third of the time of the rest. So it is ruled out
-beforehand where it can be.
+Rounding to bfloat16 takes further instructions for each element that may be a NaN: that is ruled out beforehand where
+it can be.
 
-bfloat16 is uint16 to compiled code, and float16 int16, as in ``quant_cpu.py``; ``_widen`` and ``_narrow`` are here once
+bfloat16 is uint16 to compiled code, and float16 int16, as in ``quant_cpu.py``; ``_widen`` is here once
 more because Numba's cache on disk notices edits of the compiled function's own file only. Bytes are in little-endian
 order, as on everything that Numba compiles for.
 """
@@ -175,7 +175,7 @@ def _word(typing_context: Any, packed: Any, offset: Any) -> Any:
 @intrinsic
 def _compute_bytes(typing_context: Any, codes: Any, start: Any, scale: Any, zero: Any, out: Any, count: Any) -> Any:
     """``out[start + i] = codes[start + i] * scale + zero`` for ``count`` codes, a multiple of 16, where scale and zero
-    are finite. LLVM would find the vectors itself, but not that ``codes`` and ``out`` are different memory."""
+    are finite."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> ir.Value:
         _, start, scale, zero, _, count = arguments

@@ -24,7 +24,7 @@ def ray_environment(settings: Settings) -> dict[str, str]:
         "RAY_AUTH_MODE": "disabled",  # a local `ray.init` may switch token auth on: say what is meant
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's coming default; unset, it warns at every start
-        # Serve kills an HTTP proxy that takes longer than this to start, 5 s unless told, and `serve run` ends with it.
+        # Serve kills an HTTP proxy that is not ready three times within this, 5 s unless told; `serve run` may end so.
         # (Read by ray.serve._private.constants, ray 2.60.)
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "VLLM_NO_USAGE_STATS": "1",

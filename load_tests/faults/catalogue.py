@@ -11,7 +11,7 @@ from typing import Any
 
 from load_tests.faults.inside import Inside
 from load_tests.faults.redis_process import Proxy, RedisProcess
-from load_tests.running_server import RunningServer, started
+from load_tests.running_server import RunningServer, ServerError, started
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,13 @@ def _spoilt(spoil: Callable[[Any, bytes, bytes], None]) -> Callable[[World], con
     @contextlib.contextmanager
     def inject(world: World) -> Iterator[None]:
         client = world.redis.client
-        keys = world.redis.segment_keys()
+        keys, spoilt = world.redis.segment_keys(), 0
         for key, other in zip(keys, keys[1:] + keys[:1], strict=True):
             if client.exists(key, other) == 2:  # nobody has thrown one away meanwhile
                 spoil(client, key, other)
+                spoilt += 1
+        if not spoilt:
+            raise ServerError("Redis has no segment that could be spoilt")
         yield
 
     return inject

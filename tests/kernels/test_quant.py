@@ -105,6 +105,17 @@ def test_any_bytes_decode_as_the_reference_decodes_them(groups, group, bits, see
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_steps_that_are_no_numbers_decode_as_the_reference_decodes_them(dtype):
+    step = torch.tensor([1.0, float("inf"), float("nan"), 1e38])
+    symbols = torch.tensor([[0, 3, 3, 6], [6, 0, 0, 0]], dtype=torch.uint8)
+    out, expected = torch.empty(2, 2, 4, dtype=dtype)
+    dequantize_steps(symbols, step, 3, out)
+    dequantize_steps_reference(symbols, step, 3, expected)
+    assert torch.equal(out.isnan(), expected.isnan())
+    assert same_bits(out.nan_to_num(nan=0.0), expected.nan_to_num(nan=0.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("value", [0.0, -1.5, 1024.0])
 def test_a_constant_group_returns_exactly(value, dtype):
     x = torch.full((2, 64), value, dtype=dtype)

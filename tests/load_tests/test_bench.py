@@ -3,12 +3,14 @@ import random
 import re
 from dataclasses import replace
 
+import psutil
 import pytest
 import typer
 import yaml
 
 from load_tests.bench import __main__ as program
 from load_tests.bench import measure as measuring
+from load_tests.bench import resources
 from load_tests.bench.arms import ARMS, BASE, EXACT, crosskv_settings, rotated
 from load_tests.bench.balance import added, by_metrics, by_usage, variation
 from load_tests.bench.cases import Case, parameters_of
@@ -436,3 +438,16 @@ def test_a_picture_is_drawn_for_each_quantity(tmp_path):
     paths = draw(found, tmp_path, "bench")
     assert len(paths) == 4
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+@pytest.mark.parametrize(("used", "looks"), [([2.0, 1.9, 0.1, 2.0], 3), ([2.0] * 100, 30)])
+def test_a_server_is_waited_for_until_it_rests_but_not_for_ever(
+    used: list[float], looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPU seconds in each look of two seconds, by a clock that only waiting moves."""
+    slept: list[float] = []
+    monkeypatch.setattr(resources.time, "sleep", slept.append)
+    monkeypatch.setattr(resources.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(resources.CPUMeter, "seconds", lambda self: used[len(slept) - 1])
+    resources.wait_until_quiet(psutil.Process())
+    assert len(slept) == looks

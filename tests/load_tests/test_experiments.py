@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import typer
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
-from configs.model_folder import PROJECT_ROOT
 from configs.settings import Settings
 from load_tests.experiments import __main__ as program
 from load_tests.experiments import (
@@ -463,28 +457,6 @@ def test_ctrl_c_says_what_is_kept_and_how_to_go_on(tmp_path: Path, monkeypatch: 
     assert len(said) == 1
     assert "are kept in" in said[0]
     assert "the same command goes on" in said[0]
-
-
-@pytest.mark.server
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_background_job_is_interrupted_too_and_ends_its_engine(tmp_path: Path, number: int) -> None:
-    """A shell starts such a job with SIGINT ignored."""
-    words = ["--quick", "--only", "kv_bytes", "--model", "10m", "--state", str(tmp_path), "--docs", str(tmp_path)]
-    program = [sys.executable, "-m", "load_tests.experiments", *words]
-    command = ["/bin/sh", "-c", 'trap "" INT; exec "$@"', "job", *program]
-    job = subprocess.Popen(command, cwd=PROJECT_ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        while not (tmp_path / "engine.log").exists():  # it is opened by the engine's process
-            assert job.poll() is None
-            time.sleep(0.1)
-        below = psutil.Process(job.pid).children(recursive=True)
-        job.send_signal(number)
-        _, said = job.communicate(timeout=120)
-    finally:
-        job.kill()
-    assert job.returncode == 130
-    assert "the same command goes on" in said
-    assert psutil.wait_procs(below, timeout=30)[1] == []
 
 
 def test_the_program_writes_report_and_json_and_fails_when_points_failed(
