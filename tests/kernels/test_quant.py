@@ -105,8 +105,20 @@ def test_any_bytes_decode_as_the_reference_decodes_them(groups, group, bits, see
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_scale_or_zero_that_is_no_number_gives_none(bits, dtype):
+    nan = torch.tensor([0x7FFF], dtype=torch.int16).view(torch.float16)  # rounding it as a number would make a zero
+    codes, one = torch.full((1, packed_bytes(64, bits)), 17, dtype=torch.uint8), torch.ones(1, dtype=torch.float16)
+    for scale, zero in ((nan, one), (one, nan)):
+        out = torch.empty(1, 64, dtype=dtype)
+        dequantize_groups(codes, scale.view(1, 1), zero.view(1, 1), bits, out)
+        assert out.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_steps_that_are_no_numbers_decode_as_the_reference_decodes_them(dtype):
-    step = torch.tensor([1.0, float("inf"), float("nan"), 1e38])
+    step = torch.tensor([1.0, float("inf"), 0.0, 1e38])
+    step.view(torch.int32)[2] = 0x7FFFFFFF  # a NaN that rounding as a number would make a zero
     symbols = torch.tensor([[0, 3, 3, 6], [6, 0, 0, 0]], dtype=torch.uint8)
     out, expected = torch.empty(2, 2, 4, dtype=dtype)
     dequantize_steps(symbols, step, 3, out)
