@@ -1,7 +1,9 @@
 """Sends a workload to any OpenAI-compatible server and times the answers as they stream in.
 
-A request goes out when its time has come, the request that it follows has ended, and fewer than
-`Workload.concurrency` are under way. An assistant's message whose content is None becomes what the server answered.
+A request goes out when its time has come and the request that it follows has ended. Where `Workload.concurrency`
+says how many may be under way, requests go out in the order of their numbers besides, none before an earlier one that
+waits: the order is the workload's, not that in which answers end. An assistant's message whose content is None becomes
+what the server answered.
 Answers are greedy and, where the server takes vLLM's `ignore_eos`, exactly `max_tokens` long. A request that fails is
 a `Measured` with an `error`; nothing is raised for it.
 """
@@ -138,7 +140,8 @@ class _Run:
         self._timeout_s = timeout_s
         self._extra = extra_body
         self._vllm_fields = _VLLM_FIELDS
-        self._slots = asyncio.Semaphore(workload.concurrency) if workload.concurrency else contextlib.nullcontext()
+        self._slots = asyncio.Semaphore(workload.concurrency) if workload.concurrency else None
+        self._turn = asyncio.Lock()  # given in the order of asking, which is that of the requests
         self._ended = {request.number: asyncio.Event() for request in workload.requests}
         self._answers: dict[int, str] = {}
         self._began = time.perf_counter()
@@ -146,14 +149,30 @@ class _Run:
     async def send(self, request: Request) -> Measured:
         """Wait until it may go, send it, and read its answer."""
         await asyncio.sleep(request.at_s - self._now())
-        if request.after is not None:
-            await self._ended[request.after].wait()
-        async with self._slots:
+        async with self._allowed(request):
             measured = await self._measured(request)
         self._ended[request.number].set()
         if self._on_done:
             self._on_done(measured)
         return measured
+
+    @contextlib.asynccontextmanager
+    async def _allowed(self, request: Request) -> AsyncIterator[None]:
+        if self._slots is None:
+            await self._wait_for_predecessor(request)
+            yield
+            return
+        async with self._turn:
+            await self._wait_for_predecessor(request)
+            await self._slots.acquire()
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    async def _wait_for_predecessor(self, request: Request) -> None:
+        if request.after is not None:
+            await self._ended[request.after].wait()
 
     def _now(self) -> float:
         return time.perf_counter() - self._began

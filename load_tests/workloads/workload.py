@@ -40,6 +40,7 @@ class Workload:
     name: str
     requests: tuple[Request, ...]
     concurrency: int | None
-    """Most requests under way at a time; None: an open loop, requests go out when their time has come."""
+    """Most requests under way at a time, sent in the order of their numbers; None: an open loop, requests go out when
+    their time has come."""
     characters_per_token: float = 5.0
     """Of the texts in the messages, as the tokenizer cut them; turns lengths of text into tokens."""

@@ -175,6 +175,17 @@ def test_no_more_requests_than_the_concurrency_are_under_way(fake, url):
     assert fake.most_under_way == 2
 
 
+def test_with_a_concurrency_the_order_is_the_workloads_even_where_a_request_has_to_wait(fake, url):
+    fake.seconds_per_token = 0.01
+    order = [request(number) for number in range(4)]
+    order += [request(number, after=after) for number, after in enumerate((3, 0, 2, 0, 1), start=4)]
+    found = run(url, *order, concurrency=2)
+    assert [one.error for one in found] == [None] * 9
+    assert [one.number for one in sorted(found, key=lambda one: one.sent_s)] == list(range(9))
+    assert found[4].sent_s >= found[3].ended_s
+    assert fake.most_under_way == 2
+
+
 def test_an_open_loop_sends_every_request_at_its_time(fake, url):
     fake.seconds_per_token = 0.1
     found = run(url, request(0), request(1, at_s=0.05))
