@@ -2,7 +2,8 @@
 
 An actor call costs both sides some 0.3 ms of processor time whatever it carries, more than the manager needs for most
 of what it is asked. So a caller has at most `MOST_UNDER_WAY` calls under way, and what is asked meanwhile goes with the
-next one. Alone, a call is not delayed; the busier the manager, the larger the batches.
+next one. Alone, a call is not delayed; the busier the manager, the larger the batches. What a replica reports travels
+together as well (`ManagerClient.tell_together`).
 
 Only methods that never wait for anything (`BATCHED`) take part, so none of a batch holds up the others. They run in the
 order in which they were asked, and each has its own answer or its own error.
@@ -14,7 +15,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-BATCHED = frozenset({"plan", "release", "commit"})
+BATCHED = frozenset({"plan", "release", "commit", "abandon", "report_placement", "report_rates", "report_answers"})
 """Methods of the manager's actor that do not await anything."""
 MOST_UNDER_WAY = 2
 """One is worked on while the other travels."""

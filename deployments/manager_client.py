@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -65,6 +66,10 @@ class ManagerClient:
             getattr(self._find(), method).remote(*args)
         except ray.exceptions.RayError as error:
             raise self._lost(error) from error
+
+    def tell_together(self, calls: Sequence[tuple[str, Sequence[Any]]]) -> None:
+        """The same for calls (method of `BATCHED`, arguments), carried out in order; none of them stops the others."""
+        self.tell("batch", *calls)
 
     def _queue_for(self, handle: Any) -> CallQueue:
         """This event loop's queue of calls to a manager; a new manager gets a new one."""

@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 POLL_WAIT_S = 5.0
 ANSWER_S = 5.0
+PAUSE_S = 0.02
+"""Between an answer and the next question: changes come in bursts, and each answer costs the manager more than what is
+in it. A change that follows no other is told at once."""
 RETRY_S = 0.5
 MOVE_DEADLINE_S = 10.0
 """A prefix that takes longer to move has been computed by then."""
@@ -77,6 +80,7 @@ class PlacementFeed:
                     "deltas", self.mirror.seq, POLL_WAIT_S, timeout_s=POLL_WAIT_S + ANSWER_S
                 )
                 self.hear(*answer)
+                await asyncio.sleep(PAUSE_S)
             except ManagerUnavailableError:
                 self._metrics.failed_polls.inc()
                 await asyncio.sleep(RETRY_S)

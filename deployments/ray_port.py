@@ -212,24 +212,26 @@ class RayPort:
             self._send(items)
 
     def _send(self, items: list[tuple[str, Any]]) -> None:
+        calls: list[tuple[str, tuple[Any, ...]]] = []
+        if changes := [value for kind, value in items if kind == "placement"]:
+            calls.append(("report_placement", (self._replica, changes)))
+        if samples := [value for kind, value in items if kind == "rate"]:
+            calls.append(("report_rates", (self._replica, samples)))
+        if answers := [value for kind, value in items if kind == "answer"]:
+            calls.append(("report_answers", (self._replica, answers)))
+        if leases := [value for kind, value in items if kind == "release"]:
+            calls.append(("release", (leases,)))
+        calls += [("abandon", (value,)) for kind, value in items if kind == "abandon"]
         try:
-            if changes := [value for kind, value in items if kind == "placement"]:
-                self.manager.tell("report_placement", self._replica, changes)
-            if samples := [value for kind, value in items if kind == "rate"]:
-                self.manager.tell("report_rates", self._replica, samples)
-            if answers := [value for kind, value in items if kind == "answer"]:
-                self.manager.tell("report_answers", self._replica, answers)
-            if leases := [value for kind, value in items if kind == "release"]:
-                self.manager.tell("release", leases)
+            if calls:
+                self.manager.tell_together(calls)
             for kind, value in items:
-                if kind == "abandon":
-                    self.manager.tell("abandon", value)
-                elif kind == "bad_segment":
+                if kind == "bad_segment":
                     self.manager.tell("bad_segment", value.tier, value.holder, value.key)
                 elif kind == "lost":
                     self.manager.tell("lost", value.tier, value.holder, [value.key])
         except ManagerUnavailableError:
-            self.count("reports_lost", len(items))
+            self.count("reports_lost", sum(kind != "flush" for kind, _ in items))
         except Exception:
             logger.exception("a report to the KV manager failed")
         finally:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import inspect
+import textwrap
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from deployments.call_batches import MOST_UNDER_WAY, CallBatches, CallFailedError, CallQueue
+from deployments.call_batches import BATCHED, MOST_UNDER_WAY, CallBatches, CallFailedError, CallQueue
+from deployments.manager_actor import KVManagerActor
 
 
 class Manager(CallBatches):
@@ -54,6 +58,13 @@ def test_what_is_asked_while_calls_are_under_way_travels_together_in_order() -> 
         assert manager.batches == [*([number] for number in range(MOST_UNDER_WAY)), list(range(10, 20))]
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("method", sorted(BATCHED))
+def test_what_may_travel_in_a_batch_waits_for_nothing(method: str) -> None:
+    source = ast.parse(textwrap.dedent(inspect.getsource(getattr(KVManagerActor, method))))
+    waits = (ast.Await, ast.AsyncFor, ast.AsyncWith)
+    assert not [node for node in ast.walk(source) if isinstance(node, waits)]
 
 
 def test_an_error_is_its_own_calls_and_no_others() -> None:

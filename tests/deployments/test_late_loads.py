@@ -22,9 +22,10 @@ class Manager:
     def __init__(self) -> None:
         self.samples: list[tuple[Any, ...]] = []
 
-    def tell(self, method: str, replica: str, samples: Sequence[Any]) -> None:
-        assert method == "report_rates"
-        self.samples += samples
+    def tell_together(self, calls: Sequence[tuple[str, Sequence[Any]]]) -> None:
+        for method, (_, samples) in calls:
+            assert method == "report_rates"
+            self.samples += samples
 
 
 class Reader:

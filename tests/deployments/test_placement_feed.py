@@ -84,6 +84,7 @@ def follow(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Following], A
             manager = ManagerStub()
             monkeypatch.setattr(placement_feed, "ManagerClient", lambda app_name: manager)
             monkeypatch.setattr(placement_feed, "RETRY_S", 0.0)
+            monkeypatch.setattr(placement_feed, "PAUSE_S", 0.0)
             router_metrics()
             await test(Following(manager, PlacementFeed("chat", 1)))
 
@@ -157,6 +158,15 @@ def test_a_manager_that_is_gone_costs_nothing_but_a_count(follow: Any) -> None:
         following.manager.brain.device_stored("a", BLOCKS[3:4])
         await following.poll(2)
         assert following.held() == 4
+
+    follow(check)
+
+
+def test_after_an_answer_changes_gather_before_the_next_question(follow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(following: Following) -> None:
+        monkeypatch.setattr(placement_feed, "PAUSE_S", 60.0)
+        await following.poll(2)
+        assert not following.manager.permits.locked(), "the second question is not asked yet"
 
     follow(check)
 

@@ -105,7 +105,13 @@ def other_tier(cluster: KVCluster) -> Iterator[Any]:
 def told(port: RayPort, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the port tells the manager from now on."""
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(port.manager, "tell", lambda *call: calls.append(call))
+
+    def note(method: str, *arguments: Any) -> None:
+        calls.extend((name, *rest) for name, rest in arguments) if method == "batch" else calls.append(
+            (method, *arguments)
+        )
+
+    monkeypatch.setattr(port.manager, "tell", note)
     return calls
 
 
