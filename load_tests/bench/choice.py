@@ -31,7 +31,7 @@ class Defaults:
     device_blocks: int
 
 
-FULL = Defaults("365m", ",".join(ARMS), "long-document-qa,multi-round-qa", "0.5,1.5,3", 3, 64)
+FULL = Defaults("365m", ",".join(ARMS), "long-document-qa,multi-round-qa", "0.5,1.5,3", 3, 128)
 QUICK = Defaults("40m", "plain,serve-llm,crosskv", "long-document-qa", "1.5", 1, 32)
 
 
