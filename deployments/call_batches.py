@@ -12,8 +12,11 @@ order in which they were asked, and each has its own answer or its own error.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 BATCHED = frozenset({"plan", "release", "commit", "abandon", "report_placement", "report_rates", "report_answers"})
 """Methods of the manager's actor that do not await anything."""
@@ -39,6 +42,7 @@ class CallBatches:
         try:
             return True, await getattr(self, method)(*arguments)
         except Exception as error:
+            logger.exception("%s failed", method)  # of what is told, nobody looks at the answer
             return False, f"{type(error).__name__}: {error}"
 
 

@@ -107,9 +107,7 @@ def told(port: RayPort, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]
     calls: list[tuple[Any, ...]] = []
 
     def note(method: str, *arguments: Any) -> None:
-        calls.extend((name, *rest) for name, rest in arguments) if method == "batch" else calls.append(
-            (method, *arguments)
-        )
+        calls.extend([(name, *rest) for name, rest in arguments] if method == "batch" else [(method, *arguments)])
 
     monkeypatch.setattr(port.manager, "tell", note)
     return calls

@@ -34,7 +34,7 @@ class Manager(ManagerClient):
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     # Long enough for all that a test reports to wait together.
-    monkeypatch.setattr(ray_port, "REPORT_EVERY_S", 0.2)
+    monkeypatch.setattr(ray_port, "REPORT_EVERY_S", 1.0)
     settings = KVSettings(cpu_tier_bytes=0, speculative_prefetch=True)  # type: ignore[arg-type]
     made: Any = RayPort("app", "replica", "node", settings, Manager())
     yield made
