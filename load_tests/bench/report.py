@@ -128,7 +128,7 @@ def _targets(judged: Sequence[Verdict]) -> list[str]:
         where = f"{row.model}, {row.workload}, working set {row.working_set:g} x the pools"
         lines.append(
             f"- {'Met' if verdict.is_met else '**Missed**'}: {where}: {FIGURES[target.figure][0]} is "
-            f"{_ratio(verdict.ratio)} of `{BASE}`'s; the target is {_bound(target)}."
+            f"{_spread(verdict.ratio)} of `{BASE}`'s; the target is {_bound(target)}."
         )
     return lines
 
@@ -176,7 +176,7 @@ def _resource_line(row: Row) -> str:
 
 def _ratios_of(row: Row) -> Callable[[str], str]:
     """The cell of a figure's ratio; the base arm's own is one."""
-    return lambda figure: "1" if row.arm == BASE else _ratio(row.ratios[figure])
+    return lambda figure: "1" if row.arm == BASE else _spread(row.ratios[figure])
 
 
 def _number(spread: Spread | None, factor: float = 1.0, places: int | None = None) -> str:
@@ -191,12 +191,6 @@ def _spread(spread: Spread | None, factor: float = 1.0) -> str:
     if spread is None:
         return "n/a"
     return f"{_digits(spread.median * factor)} ({_digits(spread.least * factor)} to {_digits(spread.most * factor)})"
-
-
-def _ratio(spread: Spread | None) -> str:
-    if spread is None:
-        return "n/a"
-    return f"{spread.median:.2f} ({spread.least:.2f} to {spread.most:.2f})"
 
 
 def _percent(spread: Spread | None) -> str:

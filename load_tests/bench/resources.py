@@ -38,8 +38,8 @@ class CPUMeter:
         return sum(self._last.values())
 
 
-def wait_until_quiet(top: psutil.Process) -> None:
-    """Until the process tree takes less than `QUIET_CORES` of a core, for at most `QUIET_LIMIT_S`.
+def wait_until_quiet(top: psutil.Process) -> bool:
+    """Until the process tree takes less than `QUIET_CORES` of a core, for at most `QUIET_LIMIT_S`; whether it does.
 
     crosskv answers before its prefetch workers are there, and copies to lower tiers after the last answer.
     """
@@ -48,7 +48,8 @@ def wait_until_quiet(top: psutil.Process) -> None:
         meter = CPUMeter(top)
         time.sleep(_QUIET_LOOK_S)
         if meter.seconds() < QUIET_CORES * _QUIET_LOOK_S:
-            return
+            return True
+    return False
 
 
 def pss_bytes(top: psutil.Process) -> int:
