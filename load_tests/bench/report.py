@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 
 from configs import machine
-from load_tests.bench.arms import ARMS, BASE
+from load_tests.bench.arms import ARMS, BASE, EXACT
 from load_tests.bench.plan import Plan
-from load_tests.bench.summary import FIGURES, Row, Spread, Target, Verdict
+from load_tests.bench.summary import FIGURES, TARGETS_MODEL, Row, Spread, Target, Verdict
 
 BEGIN, END = "<!-- results: written by python -m load_tests.bench --write-docs -->", "<!-- end of results -->"
 
@@ -105,7 +105,7 @@ def write_docs(page: Path, text: str) -> None:
 def closing(judged: Sequence[Verdict]) -> str:
     """One sentence: how many targets were met."""
     if not judged:
-        return "No target could be judged: crosskv and the base arm were not both measured."
+        return f"No target was judged: they are of `{EXACT}` beside `{BASE}`, both measured with {TARGETS_MODEL}."
     met = sum(verdict.is_met for verdict in judged)
     return f"{met} of {len(judged)} targets are met." if met < len(judged) else f"All {met} targets are met."
 

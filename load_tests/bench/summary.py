@@ -92,6 +92,8 @@ class Verdict:
         return self.target.is_met(self.ratio.median)
 
 
+TARGETS_MODEL = "365m"
+"""The shape that the targets are of: what a smaller model spares is small beside what every server costs."""
 TARGETS = (
     Target("ttft_returning_s", 0.15, True, lambda working_set: working_set > 1),
     Target("output_tokens_per_s", 2.0, False, lambda working_set: working_set > 1),
@@ -117,11 +119,11 @@ def rows(measured: Mapping[Key, Mapping[str, Any]]) -> list[Row]:
 
 
 def verdicts(found: Sequence[Row]) -> list[Verdict]:
-    """Every target in every row of crosskv that it applies to and whose ratio is known."""
+    """Every target in every row of crosskv, with the targets' model, that it applies to and whose ratio is known."""
     return [
         Verdict(row, target, ratio)
         for row in found
-        if row.arm == EXACT
+        if (row.arm, row.model) == (EXACT, TARGETS_MODEL)
         for target in TARGETS
         if target.applies(row.working_set) and (ratio := row.ratios[target.figure])
     ]

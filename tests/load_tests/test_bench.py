@@ -1,7 +1,9 @@
+import contextlib
 import json
 import random
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -38,7 +40,7 @@ def from_tiers(replica="0", **tokens):
 
 
 def key(arm=EXACT, alternation=0, working_set=1.5, workload="qa"):
-    return Key("40m", alternation, arm, workload, working_set)
+    return Key("365m", alternation, arm, workload, working_set)
 
 
 def measurement(ttft_s, tokens_per_s=10.0, balance=0.1):
@@ -392,15 +394,19 @@ def test_a_target_is_judged_by_the_median_ratio(ttft_s, tokens_per_s, met):
 
 def test_without_the_base_arm_nothing_is_judged():
     assert verdicts(rows({key(): measurement(0.1)})) == []
-    assert "No target could be judged" in closing([])
+    assert "No target was judged" in closing([])
+
+
+def test_a_small_model_is_not_judged_by_the_large_ones_targets():
+    assert verdicts(rows({replace(name, model="40m"): found for name, found in measured_runs().items()})) == []
 
 
 def test_the_table_has_every_arm_and_says_what_was_missed_and_skipped():
     runs = {key(BASE): measurement(1.0), key(): measurement(0.151, 30.0, balance=None)}
     found = rows(runs)
     text = markdown(found, verdicts(found), {"lmcache": "no connector"}, {"replicas": "2"})
-    assert "**Missed**: 40m, qa, working set 1.5 x the pools: TTFT of returning prompts, mean is 0.151 (0.151 " in text
-    assert "Met: 40m, qa, working set 1.5 x the pools: output tokens per second is 3 (" in text
+    assert "**Missed**: 365m, qa, working set 1.5 x the pools: TTFT of returning prompts, mean is 0.151 (0.151 " in text
+    assert "Met: 365m, qa, working set 1.5 x the pools: output tokens per second is 3 (" in text
     assert "Not run: plain vLLM with LMCache (no connector)." in text
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         lines = table.splitlines()
@@ -451,3 +457,31 @@ def test_a_server_is_waited_for_until_it_rests_but_not_for_ever(
     monkeypatch.setattr(resources.CPUMeter, "seconds", lambda self: used[len(slept) - 1])
     assert resources.wait_until_quiet(psutil.Process()) is rests
     assert len(slept) == looks
+
+
+@pytest.mark.parametrize("rests", [True, False])
+def test_a_measurement_says_when_its_server_had_not_come_to_rest(
+    rests: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One server's turn, with a process that is no server and answers that were made up."""
+    plan = choose(models="10m", arms=EXACT, device_blocks=16).plan
+    workload = long_document_qa(random.Random(0), WORDS, documents=1, document_tokens=10, repeats=1)
+    this = psutil.Process()
+
+    @contextlib.contextmanager
+    def running(command, url, model, log, start_s):
+        yield measuring.BenchServer(url, this, log)
+
+    monkeypatch.setattr(measuring, "running", running)
+    monkeypatch.setattr(measuring, "model_folder", lambda name: tmp_path / name)
+    monkeypatch.setattr(measuring, "_warm_up", lambda folder: workload)
+    monkeypatch.setattr(measuring, "_send", lambda *_: [one(0), one(1, returning=True)])
+    monkeypatch.setattr(measuring, "REST_S", 0.0)
+    monkeypatch.setattr(measuring, "wait_until_quiet", lambda process: rests)
+    said: list[str] = []
+    watch = measuring.Watch(now=lambda text: None, done=lambda request: None, measured=said.append)
+    wanted = {key(): Case(workload, 1.5)}
+    journal = Journal(tmp_path / "journal.jsonl")
+    measuring._one_server(plan, ARMS[EXACT], wanted, journal, tmp_path, 8000, 1.0, "10m", watch)
+    assert any("had not come to rest" in line for line in said) is not rests
+    assert list(journal.figures) == [key()]
