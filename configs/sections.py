@@ -57,8 +57,11 @@ class EngineSettings(Section):
         description="KV blocks in each replica's device pool. Empty: 256 on CPU, what vLLM finds room for on CUDA.",
     )
     max_num_seqs: int = Field(32, ge=1, description="Requests that one replica computes at the same time.")
-    max_num_batched_tokens: int = Field(
-        2048, ge=1, description="Tokens that one engine step computes at most; longer prompts are prefilled in chunks."
+    max_num_batched_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens that one engine step computes at most; longer prompts are prefilled in chunks, and others "
+        "decode between them. Empty: 512 on CPU, 2048 on CUDA, or `max_num_seqs` where that is more.",
     )
     enforce_eager: bool = Field(
         True,

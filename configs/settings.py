@@ -33,6 +33,10 @@ _DEFAULT_DEVICE_BLOCKS = {
     "cpu": 256,
     "cuda": None,
 }  # CPU memory is shared by all replicas, so the pool has a fixed size
+_DEFAULT_STEP_TOKENS = {
+    "cpu": 512,
+    "cuda": 2048,
+}  # docs/experiments.md, 11: more saturate no CPU that was measured, and hold up decoding for longer
 
 
 class Settings(Section):
@@ -88,6 +92,12 @@ class Settings(Section):
     def device_blocks(self) -> int | None:
         """KV blocks per replica, with this machine's default filled in; None: vLLM takes what it finds room for."""
         return self.engine.device_blocks or _DEFAULT_DEVICE_BLOCKS[machine.accelerator()]
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens of one engine step at most, with this machine's default filled in; vLLM wants one per sequence."""
+        default = max(_DEFAULT_STEP_TOKENS[machine.accelerator()], self.engine.max_num_seqs)
+        return self.engine.max_num_batched_tokens or default
 
     @property
     def device_pool_tokens(self) -> int | None:

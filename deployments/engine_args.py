@@ -61,7 +61,7 @@ def engine_args(settings: Settings) -> AsyncEngineArgs:
         "block_size": settings.block_size_tokens,
         "num_gpu_blocks_override": settings.device_blocks,
         "max_num_seqs": settings.engine.max_num_seqs,
-        "max_num_batched_tokens": settings.engine.max_num_batched_tokens,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
         "enforce_eager": settings.engine.enforce_eager,
         "disable_log_stats": not settings.engine.log_stats,
         "enable_prefix_caching": settings.kv.enabled,

@@ -31,6 +31,7 @@ from deployments.redis_tier import RedisTier, RedisTierConfig
 from deployments.wire import KV_CACHE_USAGE, GenerateRequest
 from kvmanager.keys import block_hashes, cache_salt
 from kvmanager.segments import SegmentSpan
+from load_tests.experiments.engine_specs import STEP_TOKENS
 from load_tests.prefetch_chain import MIB, until
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Timed:
 
 def engine_settings(model: str, dtype: str, kv: dict[str, Any]) -> Settings:
     """The same engine for all arms."""
-    engine = {"device_blocks": 512, "max_num_seqs": 16}
+    engine = {"device_blocks": 512, "max_num_seqs": 16, "max_num_batched_tokens": STEP_TOKENS}
     return load_settings({"model": model, "dtype": dtype, "engine": engine, "kv": kv})
 
 

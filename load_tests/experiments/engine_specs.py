@@ -9,7 +9,8 @@ from typing import Any
 DEVICE_BLOCKS = 640
 """Of plain vLLM; blocks of 32 tokens: a prompt of 16K and its answer."""
 MOST_SEQUENCES = 64
-DEFAULT_STEP_TOKENS = 2048
+STEP_TOKENS = 2048
+"""Of one engine step at most. Not the setting's default, so that machines with another default can be compared."""
 WIDEST_STEP_TOKENS = 4096
 
 

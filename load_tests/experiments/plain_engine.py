@@ -13,7 +13,7 @@ from typing import Any
 from configs.settings import load_settings
 from deployments.engine_args import engine_config
 from deployments.engine_host import start_engine
-from load_tests.experiments.engine_specs import DEFAULT_STEP_TOKENS, DEVICE_BLOCKS, MOST_SEQUENCES, WIDEST_STEP_TOKENS
+from load_tests.experiments.engine_specs import DEVICE_BLOCKS, MOST_SEQUENCES, STEP_TOKENS, WIDEST_STEP_TOKENS
 from load_tests.overhead_arms import sampling
 from load_tests.throttled_engine import prompt
 
@@ -46,7 +46,7 @@ class PlainEngine:
         self,
         prompts: Sequence[int],
         max_tokens: int,
-        step_tokens: int = DEFAULT_STEP_TOKENS,
+        step_tokens: int = STEP_TOKENS,
         pool_blocks: int | None = None,
     ) -> dict[str, Any]:
         """New prompts of these lengths, in one batch; each answer has exactly `max_tokens` tokens.

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from configs.settings import Settings
 from load_tests.experiments import charts
-from load_tests.experiments.engine_specs import DEFAULT_STEP_TOKENS
 from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, by_model, listed, spread
 from load_tests.experiments.sizes import Sizes
 
@@ -110,5 +109,5 @@ EXPERIMENT = Experiment(
     measure,
     plot,
     conclusion,
-    note=f"Steps of {DEFAULT_STEP_TOKENS:,} tokens, as by default. Longest prompts by model: see Sizes.",
+    note="Longest prompts by model: see Sizes.",
 )

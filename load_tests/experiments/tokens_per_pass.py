@@ -62,12 +62,12 @@ def plot(rows: Sequence[Row], figure: Figure) -> None:
     charts.lines(right, rows, "tokens", "tokens_per_s")
     charts.finish(right, "tokens in one pass", "tokens/s", ylog=True)
     for axes in (left, right):
-        axes.axvline(Settings().engine.max_num_batched_tokens, color="grey", linestyle="--")
+        axes.axvline(Settings().max_num_batched_tokens, color="grey", linestyle="--")
 
 
 def conclusion(rows: Sequence[Row]) -> str:
     """What the token budget should be."""
-    budget = Settings().engine.max_num_batched_tokens
+    budget = Settings().max_num_batched_tokens
     parts, knees = [], []
     for model, own in by_model(rows).items():
         knee = saturating_tokens(own)

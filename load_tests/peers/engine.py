@@ -62,7 +62,7 @@ def engine_arguments(settings: Settings, connector: Connector | None = None, off
         "block_size": settings.block_size_tokens,
         "num_gpu_blocks_override": settings.device_blocks,
         "max_num_seqs": settings.engine.max_num_seqs,
-        "max_num_batched_tokens": settings.engine.max_num_batched_tokens,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
         "enforce_eager": settings.engine.enforce_eager,
         "enable_prefix_caching": True,
         "enable_prompt_tokens_details": True,

@@ -236,6 +236,8 @@ def test_the_token_budget_is_the_fewest_tokens_near_the_best_rate() -> None:
     rows = [{"model": "m", "tokens": n, "tokens_per_s": rate, "pass_s": n / rate} for n, rate in rates.items()]
     assert tokens_per_pass.saturating_tokens(rows) == 256
     assert "saturates every one" in tokens_per_pass.conclusion(rows)
+    early = [row | {"tokens_per_s": 2000} for row in rows[1:]]
+    assert "64 would do so with shorter waits" in tokens_per_pass.conclusion(early)
     late = [row | {"tokens_per_s": row["tokens"]} for row in rows]
     assert "4,096 would not" in tokens_per_pass.conclusion(late)
 

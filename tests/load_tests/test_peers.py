@@ -39,7 +39,7 @@ def test_a_peer_has_the_engine_that_crosskv_would_have(settings):
     for ours, theirs in (
         (settings.block_size_tokens, "block_size"),
         (settings.engine.max_num_seqs, "max_num_seqs"),
-        (settings.engine.max_num_batched_tokens, "max_num_batched_tokens"),
+        (settings.max_num_batched_tokens, "max_num_batched_tokens"),
         (settings.engine.enforce_eager, "enforce_eager"),
     ):
         assert arguments[theirs] == ours
