@@ -51,8 +51,9 @@ class Sizes:
         return min(self.pool_tokens, MAX_POSITIONS)
 
     def digest(self) -> str:
-        """Measurements of different sizes lie in different files."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
+        """Measurements of different sizes, or of engines that step otherwise, lie in different files."""
+        sizes = asdict(self) | {"step_tokens": load_settings({}).max_num_batched_tokens}
+        return hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)

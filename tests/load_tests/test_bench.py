@@ -260,10 +260,13 @@ def test_fresh_forgets(tmp_path):
     assert Journal(journal.path).figures == {}
 
 
-def test_other_sizes_are_other_measurements():
+def test_other_sizes_are_other_measurements(monkeypatch):
     assert Sizes().digest() == Sizes().digest()
     assert Sizes(device_blocks=65).digest() != Sizes().digest()
     assert Sizes(seed=1).digest() != Sizes().digest()
+    before = Sizes().digest()
+    monkeypatch.setattr("configs.settings._DEFAULT_STEP_TOKENS", {"cpu": 64, "cuda": 64})
+    assert Sizes().digest() != before
 
 
 @pytest.fixture
