@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import ray
 
@@ -33,9 +33,6 @@ from kvmanager.keys import block_hashes, cache_salt
 from kvmanager.segments import SegmentSpan
 from load_tests.experiments.engine_specs import STEP_TOKENS
 from load_tests.prefetch_chain import MIB, until
-
-if TYPE_CHECKING:
-    pass
 
 APP = "overhead"
 NAME = "replica"
