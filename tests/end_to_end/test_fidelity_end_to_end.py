@@ -35,6 +35,16 @@ def ask(server: RunningServer, messages: list[dict[str, str]], salt: str, **more
     return choice["message"]["content"], logprobs, answer["usage"]["kv_cache"]
 
 
+def ask_redis(server: RunningServer, messages: list[dict[str, str]], salt: str, **more: Any) -> Any:
+    """As `ask`, when Redis alone has any KV."""
+
+    def trial() -> Any:
+        server.clear("device", "cpu")
+        return ask(server, messages, salt, **more)
+
+    return server.in_time(trial)
+
+
 def segments(server: RunningServer, tier: str) -> float:
     return server.metric("crosskv_tier_segments", tier=tier)
 
@@ -60,13 +70,11 @@ def test_a_tolerant_turn_comes_from_lossy_kv_and_exact_answers_stay_what_they_we
     turn = [*QUESTION, {"role": "assistant", "content": LONG_ANSWER}, {"role": "user", "content": "What is Ben?"}]
     ask(server, turn, salt, **TOLERANT)
     server.wait_until(lambda: segments(server, "redis") == segments(server, "cpu"), "all of it is in Redis")
-    server.clear("device", "cpu")
-    _, _, second = ask(server, turn, salt, **TOLERANT)
+    _, _, second = ask_redis(server, turn, salt, **TOLERANT)
     assert (second["device"], second["cpu"], second["fidelity"]) == (0, 0, "tolerant")
-    assert second["redis"] > first["cpu"] + 64, "the turn's, which no exact prompt has had"
+    assert second["redis"] > first["cpu"] + 64, f"the turn's, which no exact prompt has had: {second}"
 
-    server.clear("device", "cpu")
-    again, logprobs_again, warm = ask(server, QUESTION, salt)
+    again, logprobs_again, warm = ask_redis(server, QUESTION, salt)
     assert (warm["device"], warm["cpu"], warm["fidelity"]) == (0, 0, "exact")
     assert warm["redis"] > 256
     assert again == text

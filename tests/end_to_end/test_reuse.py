@@ -45,11 +45,15 @@ def test_what_one_replica_computed_the_other_loads(server: RunningServer, stream
     salt = f"cross-{stream}"
     before = segments(server, "cpu")
 
+    def elsewhere() -> dict[str, int]:
+        server.clear("device")
+        return ask(server, 1, salt, stream)
+
     cold = ask(server, 0, salt, stream)
     server.wait_until(lambda: segments(server, "cpu") > before, "the prompt is in the CPU tier")
     server.wait_until_idle()
     warm = ask(server, 0, salt, stream)
-    crossed = ask(server, 1, salt, stream)
+    crossed = server.in_time(elsewhere)
 
     assert (cold["device"], cold["cpu"], cold["replica"]) == (0, 0, "0")
     assert warm["device"] > 256
@@ -62,14 +66,15 @@ def test_each_cleared_tier_leaves_the_slower_ones_and_clearing_all_leaves_nothin
     server.wait_until_idle()
     server.wait_until(lambda: segments(server, "redis") == segments(server, "cpu") > 1, "the prompt is in Redis")
 
-    server.clear("device")
-    loaded = ask(server, 0, "clear")
-    server.wait_until_idle()
-    server.clear("device", "cpu")
-    from_redis = ask(server, 0, "clear")
-    server.wait_until_idle()
-    server.clear("redis", "cpu", "device")
-    recomputed = ask(server, 0, "clear")
+    def without(*tiers: str) -> dict[str, int]:
+        server.clear(*tiers)
+        kv = ask(server, 0, "clear")
+        server.wait_until_idle()
+        return kv
+
+    loaded = server.in_time(lambda: without("device"))
+    from_redis = server.in_time(lambda: without("device", "cpu"))
+    recomputed = without("redis", "cpu", "device")
 
     assert loaded["device"] == 0
     assert loaded["cpu"] > 256
