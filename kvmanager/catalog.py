@@ -100,10 +100,8 @@ class Catalog:
     ) -> tuple[Copy, list[Copy]] | None:
         """Promise ``nbytes`` to a node that is upheld and has no copy here; None if too little may be evicted for it.
 
-        Returns the copy and the copies evicted for it, children first. A refusal changes nothing. The policy decides
-        who deserves the room, but for two cases. ``for_hotter``: only what has a lower score is evicted. And a node
-        that lies nowhere gets the room of a victim that lies elsewhere too: the victim is read from there, the node
-        would have to be computed anew. O(log n) per victim.
+        Returns the copy and the copies evicted for it, children first. A refusal changes nothing. ``for_hotter``: only
+        what has a lower score is evicted for it, whatever the policy thinks. O(log n) per victim.
         """
         copy = Copy(node, store, nbytes)
         if nbytes > copy.partition.budget_bytes:
@@ -216,7 +214,7 @@ class Catalog:
             victim = policy.victim()
             if (
                 victim is None
-                or not (_only_one_is_lost(copy.node, victim) or policy.admits(copy.node, victim))
+                or not policy.admits(copy.node, victim)
                 or (for_hotter and victim.node.score >= copy.node.score)
             ):
                 for spared in reversed(victims):
@@ -298,8 +296,3 @@ class Catalog:
             if copy.children:
                 below = (child.copy_at(copy.store) for child in copy.node.children())
                 pending.extend(child for child in below if child is not None and child.upholds)
-
-
-def _only_one_is_lost(newcomer: Node, victim: Copy) -> bool:
-    """Return whether the newcomer, if it is refused, lies nowhere, while the victim, if it goes, lies elsewhere."""
-    return newcomer.copies is None and any(copy.resident and copy is not victim for copy in victim.node.all_copies())

@@ -52,10 +52,7 @@ class EvictionPolicy(ABC):
 
     @abstractmethod
     def admits(self, newcomer: Node, victim: Copy) -> bool:
-        """Return whether ``newcomer`` deserves the room of ``victim`` more than the victim does.
-
-        Not asked where the newcomer lies nowhere and the victim elsewhere too (`kvmanager.catalog.Catalog.reserve`).
-        """
+        """Return whether ``newcomer`` deserves the room of ``victim`` more than the victim does."""
 
     def stored(self, copy: Copy) -> None:  # noqa: B027 - most policies need not know
         """Note that ``copy`` has been reserved here: it has its room now. Once per copy, before it can be exposed."""

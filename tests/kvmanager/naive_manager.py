@@ -304,14 +304,8 @@ class NaiveManager:
     def evict_for(self, location, span, victim):
         assert self.evicted.popleft() == (location, victim)
         self.check_victim(victim, self.leaves(location, self.share(location, span.key)) - {span.parent})
-        colder = self.score(victim) < self.score(span.key) + EPSILON
-        assert not self.coldest_first or colder or self.only_one_is_lost(location, span.key, victim)
+        assert not self.coldest_first or self.score(victim) < self.score(span.key) + EPSILON
         del self.copies[location][victim]
-
-    def only_one_is_lost(self, location, key, victim):
-        """Whether ``key`` lies nowhere, and ``victim`` elsewhere too."""
-        elsewhere = [place for place in self.copies if place != location and victim in self.resident(place)]
-        return bool(elsewhere) and not any(key in held for held in self.copies.values())
 
     def room_at_most(self, location, span):
         """Return the bytes that ``span`` could get by evicting all that is clearly colder, leaf by leaf."""

@@ -88,26 +88,3 @@ def test_neither_reason_starves_the_other(brain_with):
     served = [brain.next_demotion(most_bytes=1).keys[0] for _ in range(4)]
     cold, earned = set(brain.keys("ab") + brain.keys("cd")), set(brain.keys("uv") + brain.keys("wx"))
     assert set(served) == cold | earned
-
-
-def test_what_lies_nowhere_gets_the_room_of_hotter_segments_that_redis_has_too(brain_with):
-    brain = brain_with(budget=2, redis=20)
-    for _ in range(3):
-        brain.serve("abcd")
-    assert brain.offer("uvwx").keys == (), "it is colder, and the others would be lost"
-
-    brain.demote_all()
-    offer = brain.offer("uvwx")
-    assert offer.keys == brain.keys("uvwx")
-    assert freed(offer.evict, brain.cpu) == list(brain.keys("abcd")[::-1])
-    brain.commit(offer.keys)
-    assert (brain.stored("uvwx"), brain.stored("abcd"), brain.kept("abcd")) == (4, 0, 4)
-
-
-def test_what_redis_has_is_no_reason_to_evict_hotter_segments(brain_with):
-    brain = brain_with(budget=2, redis=20)
-    for _ in range(3):
-        brain.serve("abcd")
-    brain.demote_all()
-    brain.manager.adopt(0, brain.redis, brain.spans("uv"), [1])
-    assert brain.offer("uv").keys == ()
