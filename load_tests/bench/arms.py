@@ -39,14 +39,15 @@ class Arm:
 def crosskv_settings(peer: Peer, folder: Path, compressed: bool) -> dict[str, Any]:
     """`args:` of serve_config.yaml over the shipped ones.
 
-    `compressed`: prompts of fidelity `tolerant`, and a CPU tier of one device pool, so that what returns comes from
-    Redis, where CacheGen's codec has made it small.
+    `compressed`: prompts of fidelity `tolerant`, and a CPU tier as large as the device pools together, so that
+    most of what returns to a larger working set comes from Redis, where CacheGen's codec has made it small. Not less:
+    KV reaches Redis by way of the CPU tier, which has to hold whatever is being computed.
     """
     kv: dict[str, Any] = {"redis_folder": str(folder / "redis")}
     if compressed:
         settings = peer.settings()
-        pool_bytes = peer.device_blocks * kv_block_bytes(settings)
-        kv |= {"fidelity": "tolerant", "tolerant_codec": "cachegen", "cpu_tier_bytes": pool_bytes}
+        pools_bytes = peer.replicas * peer.device_blocks * kv_block_bytes(settings)
+        kv |= {"fidelity": "tolerant", "tolerant_codec": "cachegen", "cpu_tier_bytes": pools_bytes}
     return {
         "model": peer.model,
         "dtype": peer.dtype,
