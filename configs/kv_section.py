@@ -31,7 +31,10 @@ class KVSettings(Section):
         description="Tokens per segment, the unit that is stored, moved and evicted. A multiple of the block size.",
     )
     cpu_tier_bytes: ByteSize = Field(
-        ByteSize(1024**3), ge=0, description="Budget of the CPU tier on each node, such as `1GiB`. 0: no CPU tier."
+        ByteSize(1024**3),
+        ge=0,
+        description="Budget of the CPU tier on each node, such as `1GiB`; best no less than the node's device pools, "
+        "for KV reaches Redis through it. 0: no CPU tier.",
     )
     cpu_high_water: float = Field(
         0.9,

@@ -154,11 +154,11 @@ def test_crosskv_is_started_with_the_shared_sizes_and_valid_settings(name, tmp_p
     assert settings.kv.fidelity == ("exact" if name == EXACT else "tolerant")
 
 
-def test_the_compressed_arm_keeps_one_pool_in_the_cpu_tier(tmp_path):
+def test_the_compressed_arm_keeps_as_much_as_the_pools_in_the_cpu_tier(tmp_path):
     peer = Peer("models/demo", 8001, 2, 64, 999)
     exact, compressed = (crosskv_settings(peer, tmp_path, lossy)["kv"] for lossy in (False, True))
     assert "cpu_tier_bytes" not in exact
-    assert compressed["cpu_tier_bytes"] == 64 * 6 * 2 * 2 * 64 * 2 * peer.settings().block_size_tokens
+    assert compressed["cpu_tier_bytes"] == 2 * 64 * 6 * 2 * 2 * 64 * 2 * peer.settings().block_size_tokens
 
 
 def test_arms_that_this_machine_cannot_run_say_why(monkeypatch):
