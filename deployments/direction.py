@@ -22,6 +22,7 @@ from deployments.replica_seat import ReplicaSeat
 from kvmanager.directives import DirectiveKind, Outcome
 from kvmanager.director import Director
 from kvmanager.keys import BlockHash
+from kvmanager.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.segments import SegmentSpan
 
@@ -163,8 +164,9 @@ class Direction:
         begin = self._looked_after % max(1, len(names))
         for replica in islice(names[begin:] + names[:begin], MOST_LOOKED_AFTER):
             self._looked_after += 1
-            if takes_segments.get(self._seats[replica].node_id) and not self._director.in_flight_at(replica):
-                spans = self._brain.offloads.candidates(replica, MOST_OFFLOADED)
+            node_id = self._seats[replica].node_id
+            if takes_segments.get(node_id) and not self._director.in_flight_at(replica):
+                spans = self._brain.offloads.candidates(replica, MOST_OFFLOADED, Location(Tier.CPU, node_id))
                 if spans:
                     self._order_offload(replica, spans)
 

@@ -1,16 +1,18 @@
 """Offloads: what a device holds that no shared tier has, and which of it is worth a copy before it is overwritten.
 
 A replica saves what it computes, so this is for what was not saved then or is stored no longer: the CPU tier was gone
-or full of hotter segments, too many saves were under way, or the segment was evicted and has become hot since.
+or full of hotter segments, too many saves were under way, the segment was evicted and has become hot since, or its
+parent had left the CPU tier when it was saved, for each tier keeps whole chains: then the parent goes there once more.
 `candidates` looks at a few blocks of a device per call and goes round its whole pool in many; `lacking` answers for one
 sequence. Both name segments, not blocks: the replica knows which blocks end in a segment's key. One thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvmanager.device_index import DeviceIndex
 from kvmanager.hotness import HotnessClock
 from kvmanager.keys import BlockHash
+from kvmanager.locations import Location
 from kvmanager.nodes import Node
 from kvmanager.plans import Planner
 from kvmanager.segments import SegmentSpan, split_segments
@@ -38,11 +40,12 @@ class Offloads:
         self._left_out: dict[str, set[BlockHash]] = {}
         """What lay on each device when somebody cleared the shared tiers, as far as it still does."""
 
-    def candidates(self, replica: str, most_segments: int) -> list[SegmentSpan]:
+    def candidates(self, replica: str, most_segments: int, to: Location) -> list[SegmentSpan]:
         """Return the hottest chain of at most ``most_segments`` segments that should be offloaded from a device now.
 
-        Parents first; the first one's parent is stored. Empty: nothing among the blocks looked at. O(`MOST_LOOKED_AT`),
-        and once per round O(blocks of the device).
+        Parents first; the first one's parent is stored at ``to``: segments that only others have, and on which those
+        follow, come before them and do not count. Empty: nothing among the blocks looked at. O(`MOST_LOOKED_AT`), and
+        once per round O(blocks of the device).
         """
         ahead = self._rounds.get(replica)
         if not ahead:
@@ -60,7 +63,9 @@ class Offloads:
                 hottest = node
         if hottest is None or self._clock.uses(hottest.score) < WORTH_USES:
             return []
-        return _unstored_chain(hottest)[:most_segments]
+        chain = _unstored_chain(hottest)
+        above = None if chain[0].parent is None else self._trie.nodes[chain[0].parent]
+        return _chain(above, lambda node: _upheld(node, to)) + chain[:most_segments]
 
     def leave_out_present(self) -> None:
         """Make no candidate of what lies on devices now: somebody wants it out of the shared tiers. O(blocks).
@@ -101,11 +106,20 @@ def _rank(node: Node) -> tuple[float, int]:
 
 def _unstored_chain(node: Node) -> list[SegmentSpan]:
     """Return ``node`` and its ancestors up to the first that is stored anywhere, parents first."""
+    return _chain(node, lambda step: step.copies is not None)
+
+
+def _upheld(node: Node, at: Location) -> bool:
+    """Return whether what follows ``node`` may be stored at a location."""
+    return any(copy.store.location == at and copy.upholds for copy in node.all_copies())
+
+
+def _chain(node: Node | None, until: Callable[[Node], bool]) -> list[SegmentSpan]:
+    """Return ``node`` and its ancestors up to the first of which something holds, parents first."""
     chain: list[SegmentSpan] = []
-    step: Node | None = node
-    while step is not None and step.copies is None:
-        parent = None if step.parent is None else step.parent.key
-        chain.append(SegmentSpan(step.key, parent, step.start_block, step.num_blocks, step.kind, step.tenant))
-        step = step.parent
+    while node is not None and not until(node):
+        parent = None if node.parent is None else node.parent.key
+        chain.append(SegmentSpan(node.key, parent, node.start_block, node.num_blocks, node.kind, node.tenant))
+        node = node.parent
     chain.reverse()
     return chain

@@ -9,7 +9,7 @@ import pytest
 from kvmanager import offloads
 from kvmanager.config import ManagerConfig
 from kvmanager.keys import BlockHash
-from kvmanager.locations import Location, Tier
+from kvmanager.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.segments import SegmentSpan, split_segments
 
@@ -47,7 +47,7 @@ def lose_all(manager: KVManager) -> None:
 def all_candidates(manager: KVManager, most_segments: int = 100) -> list[list[SegmentSpan]]:
     """One round over the replica's device."""
     calls = 1 + len(manager.offloads._devices.held("replica")) // offloads.MOST_LOOKED_AT
-    found = [manager.offloads.candidates("replica", most_segments) for _ in range(calls)]
+    found = [manager.offloads.candidates("replica", most_segments, HERE) for _ in range(calls)]
     return [spans for spans in found if spans]
 
 
@@ -80,7 +80,7 @@ def test_what_lay_on_the_device_when_the_tiers_were_cleared_is_left_out(manager:
     assert all_candidates(manager) == [new]
     assert manager.offloads.lacking("replica", hashes) == spans, "by order it is offloaded all the same"
     manager.device_stored("other", hashes)
-    assert manager.offloads.candidates("other", 8) == spans, "on another device it came later"
+    assert manager.offloads.candidates("other", 8, HERE) == spans, "on another device it came later"
 
 
 def test_only_what_the_tier_lacks_is_named_and_no_more_than_asked(manager: KVManager) -> None:
@@ -92,6 +92,23 @@ def test_only_what_the_tier_lacks_is_named_and_no_more_than_asked(manager: KVMan
     manager.device_removed("replica", hashes[12:])
     assert manager.offloads.lacking("replica", hashes) == spans[2:3]
     assert all_candidates(manager, most_segments=1) == [spans[2:3]]
+
+
+def test_a_parent_that_only_redis_has_goes_to_the_cpu_tier_with_what_follows_it(manager: KVManager) -> None:
+    manager.set_budget(REDIS, 1000)
+    hashes = sequence(13, 16)
+    spans = save(manager, hashes, segments=2)
+    demotion = manager.next_demotion(0.0, 100)
+    assert demotion is not None
+    manager.finish_demotion(0.0, demotion.demotion_id, dict.fromkeys(demotion.keys, 1))
+    manager.dropped(0.0, HERE, [spans[0].key])  # and what hangs on it
+    assert manager.offer(0.0, "replica", HERE, spans_of(hashes)[2:], [1, 1]).keys == ()
+    manager.device_stored("replica", hashes)
+
+    assert all_candidates(manager, most_segments=1) == [spans_of(hashes)[:3]]
+    assert manager.offer(0.0, "replica", HERE, spans_of(hashes), [1] * 4).keys == tuple(
+        span.key for span in spans_of(hashes)
+    )
 
 
 def test_what_is_not_hot_is_not_worth_it(manager: KVManager) -> None:
@@ -134,7 +151,7 @@ def test_one_call_looks_at_a_bounded_number_of_blocks_and_a_round_at_all(
             return super().get(key, default)
 
     manager.offloads._trie.nodes = Counted(looked)
-    found = [manager.offloads.candidates("replica", 9) for _ in range(8)]
+    found = [manager.offloads.candidates("replica", 9, HERE) for _ in range(8)]
     assert Counted.asked == 64
     assert [spans] == [one for one in found if one]
 
@@ -146,7 +163,7 @@ def test_what_the_index_does_not_know_is_cut_at_the_fixed_cuts(manager: KVManage
     manager.device_removed("replica", hashes[11:])  # the rest of a segment is worth nothing by itself
     assert manager.offloads.lacking("replica", hashes) == spans_of(hashes)[:2]
     assert manager.offloads.lacking("stranger", hashes) == []
-    assert manager.offloads.candidates("stranger", 8) == []
+    assert manager.offloads.candidates("stranger", 8, HERE) == []
 
 
 def test_a_reservation_leases_what_a_plan_would_load_and_counts_nothing(manager: KVManager) -> None:
