@@ -44,8 +44,8 @@ class Offloads:
         """Return the hottest chain of at most ``most_segments`` segments that should be offloaded from a device now.
 
         Parents first; the first one's parent is stored at ``to``: segments that only others have, and on which those
-        follow, come before them and do not count. Empty: nothing among the blocks looked at. O(`MOST_LOOKED_AT`), and
-        once per round O(blocks of the device).
+        follow, come before them and do not count. Empty: nothing among the blocks looked at.
+        O(`MOST_LOOKED_AT` + chain), and once per round O(blocks of the device).
         """
         ahead = self._rounds.get(replica)
         if not ahead:

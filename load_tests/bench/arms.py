@@ -40,8 +40,8 @@ def crosskv_settings(peer: Peer, folder: Path, compressed: bool) -> dict[str, An
     """`args:` of serve_config.yaml over the shipped ones.
 
     `compressed`: prompts of fidelity `tolerant`, and a CPU tier as large as the device pools together, so that
-    most of what returns to a larger working set comes from Redis, where CacheGen's codec has made it small. Not less:
-    KV reaches Redis by way of the CPU tier, which has to hold whatever is being computed.
+    much of a larger working set comes from Redis, where CacheGen's codec has made it small. Not less: KV reaches
+    Redis by way of the CPU tier, which has to hold whatever is being computed.
     """
     kv: dict[str, Any] = {"redis_folder": str(folder / "redis")}
     if compressed:
