@@ -74,7 +74,7 @@ class Direction:
 
     async def offload(self, replica: str, hashes: Sequence[BlockHash], deadline_s: float) -> Ended:
         """Copy to the CPU tier what a device holds of a sequence and no shared tier has."""
-        spans = self._brain.offloads.lacking(replica, hashes)
+        spans = self._lacking(replica, hashes)
         if not spans:
             here = replica in self._seats and self._brain.offloads.device_blocks(replica, hashes)
             return Ended(self._director.count(DirectiveKind.OFFLOAD, Outcome.DONE if here else Outcome.REFUSED_GONE))
@@ -120,8 +120,7 @@ class Direction:
         Unless `keep`, the source frees its own once the target has it.
         """
         deadline = time.monotonic() + deadline_s
-        offloads = self._brain.offloads
-        if target in self._seats and offloads.lacking(source, hashes):
+        if target in self._seats and self._lacking(source, hashes):
             ended = await self.offload(source, hashes, deadline_s)
             if ended.outcome is not Outcome.DONE:
                 logger.info("a move begins with what is stored already: the offload ended %s", ended.outcome.value)
@@ -166,7 +165,7 @@ class Direction:
             self._looked_after += 1
             node_id = self._seats[replica].node_id
             if takes_segments.get(node_id) and not self._director.in_flight_at(replica):
-                spans = self._brain.offloads.candidates(replica, MOST_OFFLOADED, Location(Tier.CPU, node_id))
+                spans = self._brain.offloads.candidates(replica, MOST_OFFLOADED, _cpu_tier(node_id))
                 if spans:
                     self._order_offload(replica, spans)
 
@@ -175,6 +174,11 @@ class Direction:
         return self._director.report()
 
     # Inside.
+
+    def _lacking(self, replica: str, hashes: Sequence[BlockHash]) -> list[SegmentSpan]:
+        """What an offload of a sequence has to copy; nothing for a replica that nobody knows."""
+        seat = self._seats.get(replica)
+        return [] if seat is None else self._brain.offloads.lacking(replica, hashes, _cpu_tier(seat.node_id))
 
     def _order_offload(self, replica: str, spans: Sequence[SegmentSpan]) -> None:
         order = self._send(DirectiveKind.OFFLOAD, replica, OFFLOAD_S, {"spans": list(spans)})
@@ -213,3 +217,7 @@ class Direction:
         future = self._waiting.pop(order_id, None)
         if future is not None and not future.done():
             future.set_result(ended)
+
+
+def _cpu_tier(node_id: str) -> Location:
+    return Location(Tier.CPU, node_id)

@@ -249,7 +249,9 @@ class LoadChoice:
         choice.load_s, choice.recompute_s = split.seconds, split.recompute_s
         if split.parts == len(parts):
             waits = any(choice.ahead.values())  # for others: then the time says little of the tier
-            if not waits and self._probes.computing_is_due(choice.replica, split.seconds, split.recompute_s):
+            queue_s = self._queue_s(choice)
+            own_s, recompute_s = split.seconds - queue_s, split.recompute_s - queue_s
+            if not waits and self._probes.computing_is_due(choice.replica, own_s, recompute_s):
                 return 0, PlanReason.PROBE
             return split.parts, PlanReason.HIT
         skipped = parts[split.parts].tier
@@ -274,6 +276,7 @@ class LoadChoice:
         load_s = min(self._most_load_s, load_times(upto, times, choice.ahead)[-1])
         covered = min(upto[-1].end_token, choice.prompt_tokens - 1)
         after_s = prefill.seconds(choice.prompt_tokens - covered, covered)
-        loss_s = max(self._queue_s(choice), load_s) + after_s - split.seconds
+        queue_s = self._queue_s(choice)
+        loss_s = max(queue_s, load_s) + after_s - split.seconds
         measured_at = self._rates.tier(choice.replica, tier).sampled_at(tier)
-        return self._probes.tier_is_due(choice.replica, tier, choice.now, split.seconds, loss_s, measured_at)
+        return self._probes.tier_is_due(choice.replica, tier, choice.now, split.seconds - queue_s, loss_s, measured_at)

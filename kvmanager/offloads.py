@@ -64,8 +64,7 @@ class Offloads:
         if hottest is None or self._clock.uses(hottest.score) < WORTH_USES:
             return []
         chain = _unstored_chain(hottest)
-        above = None if chain[0].parent is None else self._trie.nodes[chain[0].parent]
-        return _chain(above, lambda node: _upheld(node, to)) + chain[:most_segments]
+        return self._parents(chain[0], to) + chain[:most_segments]
 
     def leave_out_present(self) -> None:
         """Make no candidate of what lies on devices now: somebody wants it out of the shared tiers. O(blocks).
@@ -79,10 +78,11 @@ class Offloads:
         """Return how many leading blocks of a sequence a device holds. O(result)."""
         return self._devices.leading_blocks(replica, hashes)
 
-    def lacking(self, replica: str, hashes: Sequence[BlockHash]) -> list[SegmentSpan]:
+    def lacking(self, replica: str, hashes: Sequence[BlockHash], to: Location) -> list[SegmentSpan]:
         """Return the segments of a sequence's beginning that a device holds and no shared tier has, parents first.
 
-        What the index knows is cut as it is known; the rest at the fixed cuts, and where ``hashes`` end.
+        What the index knows is cut as it is known; the rest at the fixed cuts, and where ``hashes`` end. Before them
+        come those on which they follow and that only others than ``to`` have, as in `candidates`.
         """
         device_blocks = self._devices.leading_blocks(replica, hashes)
         held = hashes[:device_blocks]
@@ -96,7 +96,13 @@ class Offloads:
         end = device_blocks
         if device_blocks < len(hashes):
             end = max(start, device_blocks - device_blocks % self._blocks_per_segment)
-        return spans + split_segments(hashes, start, end, self._blocks_per_segment, len(hashes))
+        spans += split_segments(hashes, start, end, self._blocks_per_segment, len(hashes))
+        return self._parents(spans[0], to) + spans if spans else []
+
+    def _parents(self, first: SegmentSpan, to: Location) -> list[SegmentSpan]:
+        """Return what has to be stored at a location before ``first`` can be, parents first. O(result)."""
+        above = None if first.parent is None else self._trie.nodes.get(first.parent)
+        return _chain(above, lambda node: _upheld(node, to))
 
 
 def _rank(node: Node) -> tuple[float, int]:

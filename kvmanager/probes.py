@@ -12,7 +12,8 @@ saved. So probing costs little on average, what is nearly worth it is probed oft
 tier's probe is due too, however dear it is, when the tier has not been measured for `PROBE_AGE_S` and `PROBE_PLANS`
 plans have left it out: it may have been repaired.
 
-Times are seconds on any clock that does not jump. One thread.
+Expected times are of the prompt itself, without what it waits for others: else a long queue would make computing look
+as good as loading, and pay for its probe. Times are seconds on any clock that does not jump. One thread.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Probes:
     ) -> bool:
         """Note a plan that leaves a tier out; return whether it shall probe it.
 
-        ``expected_s``: of the plan; ``loss_s``: what a probe adds to that; ``measured_at``: when a load from the tier
-        was reported last.
+        ``expected_s``: of the plan, after the queue; ``loss_s``: what a probe adds to that; ``measured_at``: when a
+        load from the tier was reported last.
         """
         without = self._without_tier.setdefault((replica, tier), _Without())
         without.add(expected_s)
@@ -66,7 +67,10 @@ class Probes:
         return True
 
     def computing_is_due(self, replica: str, load_s: float, recompute_s: float) -> bool:
-        """Note a plan that loads all that is stored; return whether it shall load nothing instead."""
+        """Note a plan that loads all that is stored; return whether it shall load nothing instead.
+
+        Both times are after the queue.
+        """
         if recompute_s >= NEAR * load_s:
             return False
         without = self._without_computing.setdefault(replica, _Without())

@@ -316,6 +316,24 @@ def test_nothing_is_computed_to_measure_it_where_loading_is_far_better():
     assert {server.serve(IN_REDIS)[2] for _ in range(2000)} == {PlanReason.HIT}
 
 
+def test_nothing_is_computed_to_measure_it_because_the_queue_is_long():
+    server = Server().warm_up()
+    reasons = set()
+    for _ in range(10 * PREFILL_PROBE):
+        _, reason, lease = server.plan(IN_REDIS, queued=20_000)  # 8 s, and 0.4 s of computing saved
+        server.choice.ended(lease)
+        reasons.add(reason)
+    assert reasons == {PlanReason.HIT}
+
+
+def test_a_long_queue_does_not_pay_for_probes_of_a_slow_link():
+    server = Server()
+    server.rates[Tier.REDIS] = 1e5  # never within the deadline
+    server.warm_up()
+    reasons = [server.plan(IN_REDIS, queued=1000)[1] for _ in range(60)]
+    assert set(reasons) == {PlanReason.RECOMPUTE_FASTER}
+
+
 # The envelope.
 
 

@@ -56,7 +56,7 @@ def test_what_lies_in_a_tier_is_no_candidate(manager: KVManager) -> None:
     save(manager, hashes)
     manager.device_stored("replica", hashes)
     assert all_candidates(manager) == []
-    assert manager.offloads.lacking("replica", hashes) == []
+    assert manager.offloads.lacking("replica", hashes, HERE) == []
 
 
 def test_what_a_tier_has_lost_is_offloaded_with_its_chain(manager: KVManager) -> None:
@@ -65,7 +65,7 @@ def test_what_a_tier_has_lost_is_offloaded_with_its_chain(manager: KVManager) ->
     manager.device_stored("replica", hashes)
     lose_all(manager)
     assert all_candidates(manager) == [spans]
-    assert manager.offloads.lacking("replica", hashes) == spans
+    assert manager.offloads.lacking("replica", hashes, HERE) == spans
 
 
 def test_what_lay_on_the_device_when_the_tiers_were_cleared_is_left_out(manager: KVManager) -> None:
@@ -78,7 +78,7 @@ def test_what_lay_on_the_device_when_the_tiers_were_cleared_is_left_out(manager:
     manager.device_stored("replica", later)
     lose_all(manager)
     assert all_candidates(manager) == [new]
-    assert manager.offloads.lacking("replica", hashes) == spans, "by order it is offloaded all the same"
+    assert manager.offloads.lacking("replica", hashes, HERE) == spans, "by order it is offloaded all the same"
     manager.device_stored("other", hashes)
     assert manager.offloads.candidates("other", 8, HERE) == spans, "on another device it came later"
 
@@ -88,9 +88,9 @@ def test_only_what_the_tier_lacks_is_named_and_no_more_than_asked(manager: KVMan
     spans = save(manager, hashes)
     manager.dropped(0.0, HERE, [spans[2].key])  # and what hangs on it
     manager.device_stored("replica", hashes)
-    assert manager.offloads.lacking("replica", hashes) == spans[2:]
+    assert manager.offloads.lacking("replica", hashes, HERE) == spans[2:]
     manager.device_removed("replica", hashes[12:])
-    assert manager.offloads.lacking("replica", hashes) == spans[2:3]
+    assert manager.offloads.lacking("replica", hashes, HERE) == spans[2:3]
     assert all_candidates(manager, most_segments=1) == [spans[2:3]]
 
 
@@ -106,6 +106,8 @@ def test_a_parent_that_only_redis_has_goes_to_the_cpu_tier_with_what_follows_it(
     manager.device_stored("replica", hashes)
 
     assert all_candidates(manager, most_segments=1) == [spans_of(hashes)[:3]]
+    assert manager.offloads.lacking("replica", hashes, HERE) == spans_of(hashes)
+    assert manager.offloads.lacking("replica", hashes, REDIS) == spans_of(hashes)[2:]
     assert manager.offer(0.0, "replica", HERE, spans_of(hashes), [1] * 4).keys == tuple(
         span.key for span in spans_of(hashes)
     )
@@ -159,10 +161,10 @@ def test_one_call_looks_at_a_bounded_number_of_blocks_and_a_round_at_all(
 def test_what_the_index_does_not_know_is_cut_at_the_fixed_cuts(manager: KVManager) -> None:
     hashes = sequence(9, 14)
     manager.device_stored("replica", hashes)
-    assert manager.offloads.lacking("replica", hashes) == spans_of(hashes)
+    assert manager.offloads.lacking("replica", hashes, HERE) == spans_of(hashes)
     manager.device_removed("replica", hashes[11:])  # the rest of a segment is worth nothing by itself
-    assert manager.offloads.lacking("replica", hashes) == spans_of(hashes)[:2]
-    assert manager.offloads.lacking("stranger", hashes) == []
+    assert manager.offloads.lacking("replica", hashes, HERE) == spans_of(hashes)[:2]
+    assert manager.offloads.lacking("stranger", hashes, HERE) == []
     assert manager.offloads.candidates("stranger", 8, HERE) == []
 
 
