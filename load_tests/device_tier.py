@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 
 from configs.settings import PROJECT_ROOT
-from load_tests.device_engine import DeviceEngine
+from load_tests.device_engine import HERE, DeviceEngine
 from load_tests.engine_threads import start_with_engine_threads
 
 out = Console(stderr=True, highlight=False)
@@ -106,7 +106,7 @@ async def direct_all(engine: DeviceEngine, tokens: Sequence[int], until: asyncio
             elif kind == "offload":
                 engine.port.lose_all()
                 with engine.port.lock:
-                    order["spans"] = engine.port.brain.offloads.lacking("replica", hashes)
+                    order["spans"] = engine.port.brain.offloads.lacking("replica", hashes, HERE)
             await engine.orders.carry_out(order)
             await asyncio.sleep(PAUSE_S)
             if plan is not None:

@@ -5,6 +5,7 @@ All arms have the same model, engine settings, device KV budget and number of re
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,14 +16,14 @@ import yaml
 
 from configs import machine
 from configs.model_folder import PROJECT_ROOT
-from load_tests.peers.engine import Peer, kv_block_bytes
+from load_tests.peers.engine import Connector, Peer, kv_block_bytes
 from load_tests.peers.serve_llm import missing_packages
 
 BASE = "serve-llm"
 """The arm that ratios are to: what a user of Ray would take."""
 EXACT = "crosskv"
 OFFLOAD_GIB = 1.0
-"""Host memory per replica of vLLM's OffloadingConnector; crosskv's CPU tier has as much for all replicas."""
+"""Host memory per replica of vLLM's OffloadingConnector and of LMCache; crosskv's CPU tier has as much for all."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,13 @@ def _offloading_unfit() -> str | None:
 def _lmcache_unfit() -> str | None:
     if machine.accelerator() == "cpu":
         return "LMCache has no connector for vLLM's CPU backend"
-    return "LMCache is not among this project's packages, and nobody has run this arm"
+    if importlib.util.find_spec("lmcache") is None:
+        return "it needs lmcache, which is not among this project's packages: .venv/bin/python -m pip install lmcache"
+    return None
+
+
+def _with_offload(connector: Connector) -> Callable[[Peer, Path, int], list[str]]:
+    return _peer("plain_serve", "--connector", connector, "--offload-gib", str(OFFLOAD_GIB))
 
 
 ARMS = {
@@ -114,12 +121,9 @@ ARMS = {
         Arm(EXACT, "crosskv, exact", _crosskv(compressed=False), is_crosskv=True),
         Arm("crosskv-compressed", "crosskv, compressed Redis", _crosskv(compressed=True), is_crosskv=True),
         Arm(
-            "offloading",
-            "plain vLLM with its OffloadingConnector",
-            _peer("plain_serve", "--connector", "offloading", "--offload-gib", str(OFFLOAD_GIB)),
-            _offloading_unfit,
+            "offloading", "plain vLLM with its OffloadingConnector", _with_offload("offloading"), _offloading_unfit
         ),
-        Arm("lmcache", "plain vLLM with LMCache", _peer("plain_serve"), _lmcache_unfit),
+        Arm("lmcache", "plain vLLM with LMCache", _with_offload("lmcache"), _lmcache_unfit),
     )
 }
 

@@ -17,8 +17,10 @@ from configs.settings import Settings, SettingsError, load_settings
 from deployments.engine_args import engine_environment
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
-Connector = Literal["offloading"]
-"""KV connectors of vLLM itself that a plain replica can have."""
+Connector = Literal["offloading", "lmcache"]
+"""What can keep a plain replica's evicted KV: vLLM's own connector, or LMCache's, within the replica's process."""
+
+GIB = 1024**3
 
 _CROSSKV_ONLY = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES")
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -49,11 +51,34 @@ class Peer:
         )
 
 
-def engine_arguments(settings: Settings, connector: Connector | None = None, offload_bytes: int = 0) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Offload:
+    """Host memory of a replica where `connector` keeps evicted KV. CUDA only."""
+
+    connector: Connector
+    gib: float
+
+    def transfer_config(self) -> dict[str, Any]:
+        """vLLM's `kv_transfer_config`."""
+        if self.connector == "lmcache":
+            return {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
+        return {
+            "kv_connector": "OffloadingConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"cpu_bytes_to_use": int(self.gib * GIB)},
+        }
+
+    def environment(self) -> dict[str, str]:
+        """LMCache's settings (docs.lmcache.ai, configurations); vLLM's own connector has none here."""
+        if self.connector == "lmcache":
+            return {"LMCACHE_LOCAL_CPU": "True", "LMCACHE_MAX_LOCAL_CPU_SIZE": str(self.gib)}
+        return {}
+
+
+def engine_arguments(settings: Settings, offload: Offload | None = None) -> dict[str, Any]:
     """vLLM's AsyncEngineArgs and FrontendArgs by name, without the model's.
 
-    `connector` keeps evicted KV in `offload_bytes` of host memory per replica. Raises SettingsError where the backend
-    has no such connector.
+    Raises SettingsError for an `offload` where the backend has none.
     """
     arguments: dict[str, Any] = {
         "dtype": settings.dtype,
@@ -70,14 +95,11 @@ def engine_arguments(settings: Settings, connector: Connector | None = None, off
     if machine.accelerator() == "cpu":
         # Else the CPU backend reserves a share of the whole machine's memory, once per replica.
         arguments["kv_cache_memory_bytes"] = (settings.device_blocks or 0) * kv_block_bytes(settings)
-    if connector:
+    if offload is not None:
+        transfer = offload.transfer_config()
         if machine.accelerator() == "cpu":
-            raise SettingsError("vLLM's OffloadingConnector refuses the CPU backend; run this peer on CUDA.")
-        arguments["kv_transfer_config"] = {
-            "kv_connector": "OffloadingConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"cpu_bytes_to_use": offload_bytes},
-        }
+            raise SettingsError(f"{transfer['kv_connector']} refuses vLLM's CPU backend; run this peer on CUDA.")
+        arguments["kv_transfer_config"] = transfer
     return arguments
 
 

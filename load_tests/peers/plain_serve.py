@@ -12,25 +12,25 @@ from typing import Annotated, Any
 import typer
 
 from configs.settings import Settings, SettingsError
-from load_tests.peers.engine import Connector, Dtype, Peer, engine_arguments, peer_environment
+from load_tests.peers.engine import Connector, Dtype, Offload, Peer, engine_arguments, peer_environment
 from load_tests.peers.serving import serve_until_signal
 
-GIB = 1024**3
 
-
-def application(settings: Settings, arguments: dict[str, Any]) -> Any:
-    """The Serve application: one deployment, the HTTP proxy's target itself."""
+def application(settings: Settings, offload: Offload | None = None) -> Any:
+    """The Serve application: one deployment, the HTTP proxy's target itself. Raises SettingsError."""
     from ray import serve
 
     from load_tests.peers.plain_replica import PlainReplica
 
+    arguments = engine_arguments(settings, offload)
+    environment = {**peer_environment(settings), **(offload.environment() if offload is not None else {})}
     served = {"model": settings.model_source, "served_model_name": [settings.model_name], **arguments}
     deployment: Any = serve.deployment(
         serve.ingress()(PlainReplica),
         name="plain",
         num_replicas=settings.replicas,
         max_ongoing_requests=settings.http.max_ongoing_requests,  # Serve's default, 5, would starve the engines
-        ray_actor_options={"num_cpus": 1, "runtime_env": {"env_vars": dict(peer_environment(settings))}}
+        ray_actor_options={"num_cpus": 1, "runtime_env": {"env_vars": environment}}
         | ({"num_gpus": 1} if "kv_cache_memory_bytes" not in arguments else {}),
     )
     return deployment.bind(served)
@@ -51,8 +51,9 @@ def main(
     peer = Peer(str(model), port, replicas, device_blocks, max_model_len, dtype)
     try:
         settings = peer.settings()
-        arguments = engine_arguments(settings, connector, int(offload_gib * GIB))
-        serve_until_signal(peer, settings, lambda: application(settings, arguments), metrics_port)
+        offload = Offload(connector, offload_gib) if connector is not None else None
+        engine_arguments(settings, offload)  # before Ray is started, for what cannot be
+        serve_until_signal(peer, settings, lambda: application(settings, offload), metrics_port)
     except SettingsError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None

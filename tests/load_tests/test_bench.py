@@ -130,7 +130,7 @@ def test_every_arm_has_each_place_in_the_order_once():
     assert all(sorted(at) == names for at in zip(*orders, strict=True))
 
 
-@pytest.mark.parametrize("name", ["plain", BASE, "offloading"])
+@pytest.mark.parametrize("name", ["plain", BASE, "offloading", "lmcache"])
 def test_peers_are_started_with_the_shared_sizes(name, tmp_path):
     words = ARMS[name].command(Peer("m", 8001, 3, 77, 999, "float32"), tmp_path, 8002)
     options = dict(zip(words[3::2], words[4::2], strict=True))
@@ -166,6 +166,10 @@ def test_arms_that_this_machine_cannot_run_say_why(monkeypatch):
     assert "refuses the CPU backend" in ARMS["offloading"].unfit()
     assert "CPU backend" in ARMS["lmcache"].unfit()
     assert ARMS["plain"].unfit() is None
+    monkeypatch.setattr("configs.machine.accelerator", lambda: "cuda")
+    assert ARMS["offloading"].unfit() is None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install lmcache" in ARMS["lmcache"].unfit()
     monkeypatch.setattr("load_tests.bench.arms.missing_packages", lambda: ["pandas", "pyarrow"])
     assert "needs pandas and pyarrow" in ARMS[BASE].unfit()
 

@@ -5,7 +5,7 @@ import pytest
 
 from configs.settings import SettingsError
 from load_tests.peers import plain_serve, serve_llm
-from load_tests.peers.engine import Peer, engine_arguments, kv_block_bytes, peer_environment
+from load_tests.peers.engine import Offload, Peer, engine_arguments, kv_block_bytes, peer_environment
 from load_tests.peers.serving import require_free
 
 
@@ -83,13 +83,27 @@ def test_serve_llm_gets_gpu_bundles_where_there_are_gpus(settings, monkeypatch):
     assert serve_llm.llm_config(settings)["placement_group_config"] == {"bundle_per_worker": {"CPU": 1, "GPU": 1}}
 
 
-def test_the_offloading_connector_is_refused_on_cpu_and_given_its_memory_on_cuda(settings, monkeypatch):
-    with pytest.raises(SettingsError, match="refuses the CPU backend"):
-        engine_arguments(settings, "offloading", 1 << 30)
+@pytest.mark.parametrize(
+    ("connector", "name", "extra", "environment"),
+    [
+        ("offloading", "OffloadingConnector", {"cpu_bytes_to_use": 3 << 29}, {}),
+        ("lmcache", "LMCacheConnectorV1", {}, {"LMCACHE_LOCAL_CPU": "True", "LMCACHE_MAX_LOCAL_CPU_SIZE": "1.5"}),
+    ],
+)
+def test_an_offload_is_refused_on_cpu_and_given_its_memory_on_cuda(
+    connector, name, extra, environment, settings, monkeypatch
+):
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    offload = Offload(connector, 1.5)
+    with pytest.raises(SettingsError, match=f"{name} refuses vLLM's CPU backend"):
+        engine_arguments(settings, offload)
     monkeypatch.setattr("configs.machine.accelerator", lambda: "cuda")
-    transfer = engine_arguments(settings, "offloading", 1 << 30)["kv_transfer_config"]
-    assert transfer["kv_connector"] == "OffloadingConnector"
-    assert transfer["kv_connector_extra_config"] == {"cpu_bytes_to_use": 1 << 30}
+    transfer = KVTransferConfig(**engine_arguments(settings, offload)["kv_transfer_config"])
+    assert transfer.kv_connector_extra_config == extra
+    assert offload.environment() == environment
+    assert KVConnectorFactory.get_connector_class(transfer).__name__ == name
 
 
 def test_a_port_in_use_is_one_sentence():
