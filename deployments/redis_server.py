@@ -223,7 +223,10 @@ class EmbeddedRedis:
                         stderr=log,  # where it says what is wrong with the configuration
                         cwd=self._folder.path,
                         pass_fds=(lock,),
-                        start_new_session=True,  # Ctrl-C is for the parent, which ends the server in its own time
+                        # Ctrl-C is for the parent, which ends the server in its own time. Not a new session: where
+                        # Linux groups tasks by session (sched_autogroup), the server would wait for the CPU up to
+                        # tens of milliseconds at each turn while the replicas of the parent's session compute.
+                        process_group=0,
                     )
             except OSError as error:
                 started.append(error)

@@ -193,6 +193,13 @@ def test_stopping_leaves_no_process_and_no_socket(folder: Path) -> None:
     assert not found.server.running
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="sessions are scheduled as groups by Linux only")
+def test_a_terminals_interrupt_does_not_reach_it_and_it_is_scheduled_with_its_parent(running: RedisForTests) -> None:
+    pid = running.server.pid or 0
+    assert os.getpgid(pid) != os.getpgrp()
+    assert os.getsid(pid) == os.getsid(0)
+
+
 _PARENT = """
 import sys, threading, time
 from pathlib import Path
