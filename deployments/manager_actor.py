@@ -355,7 +355,7 @@ class KVManagerActor(CallBatches, ControlOrders):
                 await asyncio.wait_for(self._changed.wait(), wait_s)
             found = self._brain.deltas_since(seen, MOST_DELTAS)
         ranks = {replica: seat.rank for replica, seat in self._replicas.items()}
-        return found, ranks, self._loads.credits()
+        return found, ranks, self._loads.credits(time.monotonic())
 
     async def lookup(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
         """Where the leading blocks of a prompt lie. Replicas are named by rank."""
@@ -371,7 +371,7 @@ class KVManagerActor(CallBatches, ControlOrders):
         """The brain's books, and every tier's own count beside them."""
         stats = self._brain.stats(time.monotonic())
         stats["replicas"] = {str(seat.rank): replica for replica, seat in self._replicas.items()}
-        stats["credits"] = self._loads.credits().get(ALL_REPLICAS, {})
+        stats["credits"] = self._loads.credits(time.monotonic()).get(ALL_REPLICAS, {})
         stats["load_or_recompute"] = self._loads.describe()
         stats["directives"] = self._direction.report()
         stats["speculation"] = self._speculation.report()

@@ -188,9 +188,9 @@ class LoadChoice:
         """Let this decide for one replica instead of the setting. For measurements."""
         self._modes[replica] = mode
 
-    def credits(self) -> dict[str, dict[str, float]]:
+    def credits(self, now: float) -> dict[str, dict[str, float]]:
         """Return what share of its prefill a token from each tier saves, by replica; only what is known."""
-        found = self._rates.credits()
+        found = self._rates.credits(now)
         if self._mode is LoadMode.RECOMPUTE:
             found[ALL_REPLICAS] = {tier.value: 0.0 for tier in _SHARED}
         return found

@@ -33,6 +33,8 @@ ENOUGH = 4
 PREFILL_HALF_LIFE_SAMPLES, PREFILL_HALF_LIFE_S = 32.0, 600.0
 LOAD_HALF_LIFE_SAMPLES, LOAD_HALF_LIFE_S = 8.0, 30.0
 """A network changes sooner than a processor. After so many samples, or so much time, a sample counts half."""
+SAME_CREDIT = 0.1
+"""Credits of two replicas that are no further apart tell nothing: loads vary by as much from one to the next."""
 _SIZE_HALF_LIFE = 16.0
 
 
@@ -236,7 +238,20 @@ class ClusterRates:
         if replica != ALL_REPLICAS:
             self._rates.pop(replica, None)
 
-    def credits(self) -> dict[str, dict[str, float]]:
-        """Return the measured credits by replica (`ALL_REPLICAS` too) and tier, to be sent to routers."""
+    def credits(self, now: float = 0.0) -> dict[str, dict[str, float]]:
+        """Return the measured credits by replica (`ALL_REPLICAS` too) and tier, to be sent to routers.
+
+        A replica's own differs from that of all only where it differs by more than `SAME_CREDIT`, or chance would send
+        every prompt to the replica that was luckier; and less and less with the time since it was measured, for a
+        replica that no router chooses measures nothing that could redeem it.
+        """
         measured = {name: rates.measured() for name, rates in self._rates.items()}
-        return {name: {tier.value: share for tier, share in found.items()} for name, found in measured.items() if found}
+        common = measured[ALL_REPLICAS]
+        found: dict[str, dict[str, float]] = {}
+        for name, shares in measured.items():
+            for tier, share in shares.items():
+                age_s = max(0.0, now - self._rates[name].sampled_at(tier))
+                apart = (share - common.get(tier, share)) * 0.5 ** (age_s / LOAD_HALF_LIFE_S)
+                credit = share if tier not in common else common[tier] + (apart if abs(apart) > SAME_CREDIT else 0.0)
+                found.setdefault(name, {})[tier.value] = credit
+        return found

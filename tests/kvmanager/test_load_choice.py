@@ -356,13 +356,13 @@ def test_the_time_to_the_first_token_follows_the_better_of_both_while_the_link_i
 def test_a_tier_that_is_not_worth_a_load_has_no_credit():
     server = Server()
     server.rates[Tier.REDIS] = SLOW
-    credits = server.warm_up().choice.credits()["replica"]
+    credits = server.warm_up().choice.credits(server.now)["replica"]
     assert credits["redis"] == 0.0
     assert credits["cpu"] > 0.9
 
 
 def test_where_nothing_is_loaded_no_shared_tier_has_a_credit():
-    assert Server(LoadMode.RECOMPUTE).choice.credits() == {"": {"cpu": 0.0, "redis": 0.0}}
+    assert Server(LoadMode.RECOMPUTE).choice.credits(0.0) == {"": {"cpu": 0.0, "redis": 0.0}}
 
 
 def test_prompts_below_the_measured_break_even_need_no_plan():
