@@ -21,7 +21,7 @@ from typing import Any
 
 from kvmanager.load_rates import ALL_REPLICAS, ClusterRates, LateSample, LinearTime, PrefillTime, Sample
 from kvmanager.load_split import Split, StoredPart, best_split, load_times
-from kvmanager.loads_under_way import LoadSize, LoadsUnderWay
+from kvmanager.loads_under_way import LoadsUnderWay
 from kvmanager.locations import Location, Tier
 from kvmanager.plans import PlannedSegment, PlanReason
 from kvmanager.probes import Probes
@@ -56,8 +56,8 @@ class PromptChoice:
     """Expected until the first token with what is loaded, 0 while not known."""
     recompute_s: float = 0.0
     """Expected until the first token without."""
-    sizes: dict[Location, LoadSize] = field(default_factory=dict)
-    """What is loaded, from where."""
+    sizes: dict[Location, int] = field(default_factory=dict)
+    """Bytes that are loaded, as they are stored, by where they are."""
     ahead: dict[Tier, float] = field(default_factory=dict)
     """Bytes that others are loading from the tiers in question."""
 
@@ -127,8 +127,7 @@ class LoadChoice:
             choice.ahead[tier] = max(choice.ahead.get(tier, 0.0), self._under_way.nbytes(segment.location))
         count, reason = self._choose(choice, parts, on_device)
         for segment in segments[on_device:count]:
-            stored, raw = choice.sizes.get(segment.location, LoadSize(0, 0))
-            choice.sizes[segment.location] = LoadSize(stored + segment.nbytes, raw + segment.raw_nbytes)
+            choice.sizes[segment.location] = choice.sizes.get(segment.location, 0) + segment.nbytes
         return count, reason
 
     def _choose(self, choice: PromptChoice, parts: Sequence[StoredPart], on_device: int) -> tuple[int, PlanReason]:
@@ -169,9 +168,7 @@ class LoadChoice:
 
     def report(self, now: float, replica: str, samples: Iterable[Sample | LateSample]) -> None:
         """Take in what a replica measured."""
-        self._rates.report(
-            replica, samples, now, lambda tier, raw_bytes: self._under_way.reported(replica, tier, raw_bytes)
-        )
+        self._rates.report(replica, samples, now, lambda tier, nbytes: self._under_way.ahead_of(replica, tier, nbytes))
 
     def tier_is_back(self, tier: Tier) -> None:
         """Note that a tier has started anew: that it brought nothing before says nothing now."""

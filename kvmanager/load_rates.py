@@ -175,8 +175,8 @@ Sample: TypeAlias = (
     | tuple[Literal["prefill"], int, float, int]
     | tuple[Literal["load"], str, int, int, float]
 )
-"""What a replica reports: ("prefill", tokens, seconds, tokens before them if any) or ("load", tier, tokens, bytes,
-seconds)."""
+"""What a replica reports: ("prefill", tokens, seconds, tokens before them if any) or ("load", tier, tokens, bytes as
+they are stored at the tier, seconds)."""
 LateSample: TypeAlias = tuple[Literal["late"], str, int, float]
 """("late", tier, bytes that had not all come, seconds after which they were given up)."""
 
@@ -196,12 +196,11 @@ class ClusterRates:
         replica: str,
         samples: Iterable[Sample | LateSample],
         now: float = 0.0,
-        about: Callable[[Tier, int], tuple[float, float]] = lambda tier, raw_bytes: (raw_bytes, 0.0),
+        ahead_of: Callable[[Tier, int], float] = lambda tier, nbytes: 0.0,
     ) -> None:
         """Take in what a replica measured at ``now``. Samples of unknown tiers are ignored.
 
-        ``about(tier, raw_bytes)``: of a load of so many bytes in memory, the bytes at the tier, and those that had been
-        on their way from there before it.
+        ``ahead_of(tier, nbytes)``: the bytes that had been on their way from a tier before a load of so many.
         """
         known = {tier.value: tier for tier in Tier}
         own = self._rates.setdefault(replica, LoadRates(self._starting))
@@ -211,7 +210,8 @@ class ClusterRates:
                 for rates in (own, self._rates[ALL_REPLICAS]):
                     rates.prefilled(sample[1], sample[2], context, now=now)
             elif (tier := known.get(sample[1])) is not None:
-                nbytes, before = about(tier, sample[2] if sample[0] == "late" else sample[3])
+                nbytes = sample[2] if sample[0] == "late" else sample[3]
+                before = ahead_of(tier, nbytes)
                 for rates in (own, self._rates[ALL_REPLICAS]):
                     if sample[0] == "late":
                         rates.given_up(tier, nbytes, sample[3], before, now=now)

@@ -3,39 +3,25 @@
 A load is here from its plan to its lease's release; one whose release was lost, until its deadline. Deadlines are
 expected to grow from load to load, and one that does not is only forgotten late.
 
+All bytes are as they are stored at the tier; a coded segment is larger in memory.
+
 Reports of finished loads name no plan. They come before the release that ends the load here, so each is taken for the
-load of that replica that comes nearest to it in size, which says what was ahead of it, and how large the bytes that
-arrived had been where they were stored: a coded segment is larger in memory. One thread.
+load of that replica that comes nearest to it in size, which says what was ahead of it. One thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from kvmanager.locations import Location, Tier
-
-
-class LoadSize(NamedTuple):
-    """Bytes of a load at its tier, and in memory once they have arrived."""
-
-    stored: int
-    raw: int
-
-
-class ReportedLoad(NamedTuple):
-    """What a report was about: bytes at the tier, and bytes that were on their way from there before."""
-
-    stored: float
-    ahead: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Load:
     replica: str
     deadline: float
-    sizes: Mapping[Location, LoadSize]
+    sizes: Mapping[Location, int]
     ahead: Mapping[Tier, float]
 
 
@@ -50,14 +36,14 @@ class LoadsUnderWay:
         self,
         lease_id: int,
         replica: str,
-        sizes: Mapping[Location, LoadSize],
+        sizes: Mapping[Location, int],
         ahead: Mapping[Tier, float],
         deadline: float,
     ) -> None:
         """Note a planned load: its bytes by location, and what was on its way from each tier before it."""
         self._loads[lease_id] = _Load(replica, deadline, sizes, ahead)
         for location, size in sizes.items():
-            self._nbytes[location] = self._nbytes.get(location, 0) + size.stored
+            self._nbytes[location] = self._nbytes.get(location, 0) + size
 
     def end(self, lease_id: int) -> None:
         """Note that a load has ended; one that is not here is no error."""
@@ -65,7 +51,7 @@ class LoadsUnderWay:
         if load is None:
             return
         for location, size in load.sizes.items():
-            self._nbytes[location] -= size.stored
+            self._nbytes[location] -= size
             if not self._nbytes[location]:
                 del self._nbytes[location]
 
@@ -90,15 +76,14 @@ class LoadsUnderWay:
         """Return how many loads are under way from a tier. O(loads)."""
         return sum(any(location.tier is tier for location in load.sizes) for load in self._loads.values())
 
-    def reported(self, replica: str, tier: Tier, raw_bytes: int) -> ReportedLoad:
-        """Return what a report of ``raw_bytes`` from a tier was about; without such a load, what it says. O(loads)."""
-        nearest: tuple[int, ReportedLoad] | None = None
+    def ahead_of(self, replica: str, tier: Tier, nbytes: int) -> float:
+        """Return what was on its way from a tier before the load of which ``nbytes`` are reported; 0 without one.
+
+        O(loads).
+        """
+        nearest: tuple[int, float] | None = None
         for load in self._loads.values():
-            raw = sum(size.raw for location, size in load.sizes.items() if location.tier is tier)
-            if load.replica != replica or not raw:
-                continue
-            stored = sum(size.stored for location, size in load.sizes.items() if location.tier is tier)
-            apart = abs(raw - raw_bytes)
-            if nearest is None or apart < nearest[0]:
-                nearest = apart, ReportedLoad(raw_bytes * stored / raw, load.ahead.get(tier, 0.0))
-        return nearest[1] if nearest is not None else ReportedLoad(raw_bytes, 0.0)
+            own = sum(size for location, size in load.sizes.items() if location.tier is tier)
+            if load.replica == replica and own and (nearest is None or abs(own - nbytes) < nearest[0]):
+                nearest = abs(own - nbytes), load.ahead.get(tier, 0.0)
+        return nearest[1] if nearest is not None else 0.0

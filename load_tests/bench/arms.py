@@ -120,9 +120,7 @@ ARMS = {
         Arm(BASE, "Ray Serve LLM, PrefixCacheAffinityRouter", _peer("serve_llm"), _serve_llm_unfit),
         Arm(EXACT, "crosskv, exact", _crosskv(compressed=False), is_crosskv=True),
         Arm("crosskv-compressed", "crosskv, compressed Redis", _crosskv(compressed=True), is_crosskv=True),
-        Arm(
-            "offloading", "plain vLLM with its OffloadingConnector", _with_offload("offloading"), _offloading_unfit
-        ),
+        Arm("offloading", "plain vLLM with its OffloadingConnector", _with_offload("offloading"), _offloading_unfit),
         Arm("lmcache", "plain vLLM with LMCache", _with_offload("lmcache"), _lmcache_unfit),
     )
 }

@@ -385,14 +385,18 @@ def test_where_nothing_pays_short_prompts_are_those_of_a_segment_at_most():
     assert server.warm_up().choice.short_tokens("replica") == SEGMENT_TOKENS
 
 
-def test_a_coded_segment_is_judged_by_its_bytes_at_the_tier():
+@pytest.mark.parametrize("started_late", [False, True])
+def test_a_coded_segment_is_judged_by_its_bytes_at_the_tier(started_late):
     server = Server().warm_up(tiers=[Tier.CPU])
     coded = [segment._replace(nbytes=SEGMENT_BYTES // 8) for segment in IN_REDIS]
     for _ in range(6):
         lease = server.plan(coded)[2]
-        server.now += 0.1
-        server.choice.report(server.now, "replica", [("load", "redis", 4 * SEGMENT_TOKENS, 4 * SEGMENT_BYTES, 0.25)])
+        server.now += 10 * DEADLINE_S if started_late else 0.1  # the engine was in a long step, and the plan forgotten
+        server.plan([coded[0]._replace(location=CPU)])
+        sample = ("load", "redis", 4 * SEGMENT_TOKENS, 4 * SEGMENT_BYTES // 8, 0.25)
+        server.choice.report(server.now, "replica", [sample])
         server.choice.ended(lease)
+    assert server.choice.describe()["tiers"]["redis"]["bytes_per_s"] == pytest.approx(2e6, rel=0.3)
     assert server.plan(coded)[0] == 4
     assert server.plan(IN_REDIS)[0] == 0, "of these, eight times as much has to come"
 

@@ -1,4 +1,4 @@
-from kvmanager.loads_under_way import LoadSize, LoadsUnderWay
+from kvmanager.loads_under_way import LoadsUnderWay
 from kvmanager.locations import REDIS, Location, Tier
 
 HERE, THERE = Location(Tier.CPU, "here"), Location(Tier.CPU, "there")
@@ -12,7 +12,7 @@ def begun(*loads):
 
 
 def test_bytes_are_counted_by_location_until_their_load_ends():
-    under_way = begun(("a", {HERE: LoadSize(10, 10), REDIS: LoadSize(3, 6)}, {}), ("b", {HERE: LoadSize(5, 5)}, {}))
+    under_way = begun(("a", {HERE: 10, REDIS: 3}, {}), ("b", {HERE: 5}, {}))
     assert [under_way.nbytes(place) for place in (HERE, THERE, REDIS)] == [15, 0, 3]
     assert [under_way.count(tier) for tier in (Tier.CPU, Tier.REDIS)] == [2, 1]
     under_way.end(1)
@@ -21,7 +21,7 @@ def test_bytes_are_counted_by_location_until_their_load_ends():
 
 
 def test_loads_end_with_their_deadline_and_with_their_replica():
-    under_way = begun(*[(replica, {REDIS: LoadSize(1, 1)}, {}) for replica in "abab"])
+    under_way = begun(*[(replica, {REDIS: 1}, {}) for replica in "abab"])
     under_way.expire(9.0)
     assert under_way.nbytes(REDIS) == 4
     under_way.expire(10.0)
@@ -32,12 +32,12 @@ def test_loads_end_with_their_deadline_and_with_their_replica():
 
 def test_a_report_is_of_the_replicas_load_that_is_nearest_in_size():
     under_way = begun(
-        ("a", {REDIS: LoadSize(50, 100)}, {Tier.REDIS: 7.0}),
-        ("a", {REDIS: LoadSize(500, 1000), HERE: LoadSize(9, 9)}, {Tier.REDIS: 8.0}),
-        ("b", {REDIS: LoadSize(900, 900)}, {Tier.REDIS: 9.0}),
+        ("a", {REDIS: 50}, {Tier.REDIS: 7.0}),
+        ("a", {REDIS: 500, HERE: 9}, {Tier.REDIS: 8.0}),
+        ("b", {REDIS: 900}, {Tier.REDIS: 9.0}),
     )
-    assert under_way.reported("a", Tier.REDIS, 90) == (45, 7.0)
-    assert under_way.reported("a", Tier.REDIS, 900) == (450, 8.0)
-    assert under_way.reported("a", Tier.CPU, 9) == (9, 0.0)
-    assert under_way.reported("b", Tier.CPU, 9) == (9, 0.0)
-    assert under_way.reported("stranger", Tier.REDIS, 90) == (90, 0.0)
+    assert under_way.ahead_of("a", Tier.REDIS, 45) == 7.0
+    assert under_way.ahead_of("a", Tier.REDIS, 450) == 8.0
+    assert under_way.ahead_of("a", Tier.CPU, 9) == 0.0
+    assert under_way.ahead_of("b", Tier.CPU, 9) == 0.0
+    assert under_way.ahead_of("stranger", Tier.REDIS, 90) == 0.0
