@@ -239,20 +239,19 @@ class LoadChoice:
             else:
                 crowded = True
 
+        queue_s = self._queue_s(choice)
         split = best_split(
-            parts, choice.prompt_tokens, choice.device_tokens, prefill, times, choice.ahead, self._queue_s(choice),
-            self._most_load_s,
-        )  # fmt: skip
+            parts, choice.prompt_tokens, choice.device_tokens, prefill, times, choice.ahead, queue_s, self._most_load_s
+        )
         choice.load_s, choice.recompute_s = split.seconds, split.recompute_s
         if split.parts == len(parts):
             waits = any(choice.ahead.values())  # for others: then the time says little of the tier
-            queue_s = self._queue_s(choice)
             own_s, recompute_s = split.seconds - queue_s, split.recompute_s - queue_s
             if not waits and self._probes.computing_is_due(choice.replica, own_s, recompute_s):
                 return 0, PlanReason.PROBE
             return split.parts, PlanReason.HIT
         skipped = parts[split.parts].tier
-        if skipped in times and self._probe_is_due(choice, parts, on_device, split, times, prefill):
+        if skipped in times and self._probe_is_due(choice, parts, on_device, split, times, prefill, queue_s):
             return split.parts + 1, PlanReason.PROBE
         if split.parts > on_device:
             return split.parts, PlanReason.PARTIAL
@@ -266,6 +265,7 @@ class LoadChoice:
         split: Split,
         times: Mapping[Tier, LinearTime],
         prefill: PrefillTime,
+        queue_s: float,
     ) -> bool:
         """Whether to probe the first tier that the split leaves out, with one segment."""
         tier = parts[split.parts].tier
@@ -273,7 +273,6 @@ class LoadChoice:
         load_s = min(self._most_load_s, load_times(upto, times, choice.ahead)[-1])
         covered = min(upto[-1].end_token, choice.prompt_tokens - 1)
         after_s = prefill.seconds(choice.prompt_tokens - covered, covered)
-        queue_s = self._queue_s(choice)
         loss_s = max(queue_s, load_s) + after_s - split.seconds
         measured_at = self._rates.tier(choice.replica, tier).sampled_at(tier)
         return self._probes.tier_is_due(choice.replica, tier, choice.now, split.seconds - queue_s, loss_s, measured_at)

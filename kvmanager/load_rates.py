@@ -34,7 +34,7 @@ PREFILL_HALF_LIFE_SAMPLES, PREFILL_HALF_LIFE_S = 32.0, 600.0
 LOAD_HALF_LIFE_SAMPLES, LOAD_HALF_LIFE_S = 8.0, 30.0
 """A network changes sooner than a processor. After so many samples, or so much time, a sample counts half."""
 SAME_CREDIT = 0.1
-"""Credits of two replicas that are no further apart tell nothing: loads vary by as much from one to the next."""
+"""A replica's credit that is no further from that of all is taken for chance. Chosen, not measured."""
 _SIZE_HALF_LIFE = 16.0
 
 
@@ -251,7 +251,7 @@ class ClusterRates:
         for name, shares in measured.items():
             for tier, share in shares.items():
                 age_s = max(0.0, now - self._rates[name].sampled_at(tier))
-                apart = (share - common.get(tier, share)) * 0.5 ** (age_s / LOAD_HALF_LIFE_S)
-                credit = share if tier not in common else common[tier] + (apart if abs(apart) > SAME_CREDIT else 0.0)
-                found.setdefault(name, {})[tier.value] = credit
+                of_all = common.get(tier, share)
+                apart = (share - of_all) * 0.5 ** (age_s / LOAD_HALF_LIFE_S)
+                found.setdefault(name, {})[tier.value] = of_all + (apart if abs(apart) > SAME_CREDIT else 0.0)
         return found

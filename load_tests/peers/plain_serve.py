@@ -16,14 +16,12 @@ from load_tests.peers.engine import Connector, Dtype, Offload, Peer, engine_argu
 from load_tests.peers.serving import serve_until_signal
 
 
-def application(settings: Settings, offload: Offload | None = None) -> Any:
-    """The Serve application: one deployment, the HTTP proxy's target itself. Raises SettingsError."""
+def application(settings: Settings, arguments: dict[str, Any], environment: dict[str, str]) -> Any:
+    """The Serve application: one deployment, the HTTP proxy's target itself."""
     from ray import serve
 
     from load_tests.peers.plain_replica import PlainReplica
 
-    arguments = engine_arguments(settings, offload)
-    environment = {**peer_environment(settings), **(offload.environment() if offload is not None else {})}
     served = {"model": settings.model_source, "served_model_name": [settings.model_name], **arguments}
     deployment: Any = serve.deployment(
         serve.ingress()(PlainReplica),
@@ -52,8 +50,9 @@ def main(
     try:
         settings = peer.settings()
         offload = Offload(connector, offload_gib) if connector is not None else None
-        engine_arguments(settings, offload)  # before Ray is started, for what cannot be
-        serve_until_signal(peer, settings, lambda: application(settings, offload), metrics_port)
+        arguments = engine_arguments(settings, offload)
+        environment = {**peer_environment(settings), **(offload.environment() if offload is not None else {})}
+        serve_until_signal(peer, settings, lambda: application(settings, arguments, environment), metrics_port)
     except SettingsError as error:
         typer.echo(str(error), err=True)
         raise typer.Exit(2) from None
