@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from vllm.config import VllmConfig
-from vllm.v1.engine import EngineCoreOutputs, EngineCoreRequest
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -171,7 +171,7 @@ class EngineThread:
 class InProcessClient:
     """What AsyncLLM needs of vLLM's `AsyncMPClient`, over an `EngineThread` instead of sockets.
 
-    Built before or inside the event loop; every async method belongs to the loop that first awaits `get_output_async`.
+    Built before or inside the event loop; every async method belongs to the loop that first awaits one of them.
     """
 
     def __init__(self, thread: EngineThread) -> None:
@@ -183,15 +183,18 @@ class InProcessClient:
 
     async def get_output_async(self) -> EngineCoreOutputs:
         """The next step's outputs. Raises EngineDeadError once the engine has died."""
+        self._subscribe()
+        item = await self._outputs.get()
+        if isinstance(item, BaseException):
+            raise EngineDeadError() from item
+        return item
+
+    def _subscribe(self) -> None:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self.thread.subscribe(self._post, self._die)
             if self.thread.error is not None:
                 self._die(self.thread.error)
-        item = await self._outputs.get()
-        if isinstance(item, BaseException):
-            raise EngineDeadError() from item
-        return item
 
     def _post(self, item: EngineCoreOutputs | BaseException) -> None:
         assert self._loop is not None
@@ -205,17 +208,31 @@ class InProcessClient:
         self._post(error)
 
     async def _call(self, function: Callable[[], T]) -> T:
-        return await asyncio.wrap_future(self.thread.call(function))
+        # Shielded: whoever stops waiting does not take back what was asked, an abort above all.
+        return await asyncio.shield(asyncio.wrap_future(self.thread.call(function)))
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
-        """Hand a request to the engine."""
+        """Hand a request to the engine, which takes it before its next step.
+
+        Does not wait for the step under way: `AsyncLLM.generate` aborts only what it has added, so a client that left
+        meanwhile would leave its request behind, computed to the end for nobody. A request that the engine cannot take
+        ends with vLLM's finish reason "error", as in vLLM's own engine process. Raises EngineDeadError.
+        """
+        self._subscribe()  # the engine may answer before anybody awaits its first output
         core = self.thread.core
 
         def add() -> None:
-            prepared, wave = core.preprocess_add_request(request)
-            core.add_request(prepared, wave)
+            try:
+                prepared, wave = core.preprocess_add_request(request)
+                core.add_request(prepared, wave)
+            except Exception:
+                logger.exception("the engine cannot take request %s", request.request_id)
+                refused = EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ERROR)
+                self._post(EngineCoreOutputs(outputs=[refused]))
 
-        await self._call(add)
+        added = self.thread.call(add)
+        if added.done():  # at once: the engine is dead, or has taken it
+            added.result()
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
         """Abort requests, by the engine's own ids."""

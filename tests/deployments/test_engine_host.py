@@ -69,19 +69,31 @@ def test_sixteen_requests_at_once_answer_as_one_by_one(engine: LiveEngine) -> No
     assert engine.run(together()) == alone
 
 
-@pytest.mark.parametrize("how", ["cancel", "close"])
-def test_a_client_that_leaves_aborts_the_request_and_frees_its_blocks(
-    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    ends: list[RequestStatus] = []
+@pytest.fixture
+def ends(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> list[RequestStatus]:
+    """How each request ends, in this order."""
+    seen: list[RequestStatus] = []
     finished = engine.scheduler.connector.request_finished
 
     def watch(request: Any, block_ids: list[int]) -> Any:
-        ends.append(request.status)
+        seen.append(request.status)
         return finished(request, block_ids)
 
     monkeypatch.setattr(engine.scheduler.connector, "request_finished", watch)
+    return seen
 
+
+def assert_nothing_is_left(engine: LiveEngine) -> None:
+    engine.settle()
+    assert engine.llm.get_num_unfinished_requests() == 0
+    assert engine.scheduler.requests == {}
+    assert engine.blocks_in_use() == 0
+
+
+@pytest.mark.parametrize("how", ["cancel", "close"])
+def test_a_client_that_leaves_aborts_the_request_and_frees_its_blocks(
+    engine: LiveEngine, ends: list[RequestStatus], how: str
+) -> None:
     async def leave() -> None:
         started = asyncio.Event()
 
@@ -102,12 +114,53 @@ def test_a_client_that_leaves_aborts_the_request_and_frees_its_blocks(
             await stream.aclose()
 
     engine.run(leave())
-    engine.settle()
 
+    assert_nothing_is_left(engine)
     assert ends == [RequestStatus.FINISHED_ABORTED]
-    assert engine.llm.get_num_unfinished_requests() == 0
-    assert engine.scheduler.requests == {}
-    assert engine.blocks_in_use() == 0
+
+
+@pytest.mark.parametrize("cancels", [1, 2], ids=["cancelled", "cancelled again while it is aborted"])
+def test_a_client_that_leaves_during_a_step_before_the_engine_took_its_request_aborts_it(
+    engine: LiveEngine, ends: list[RequestStatus], cancels: int
+) -> None:
+    async def begin() -> asyncio.Task[Any]:
+        return asyncio.create_task(engine.answer(prompt(132, 40), greedy(1000), planned=False))
+
+    async def leave(task: asyncio.Task[Any]) -> None:
+        for _ in range(cancels):
+            task.cancel()
+            await asyncio.sleep(0.01)
+
+    async def end(task: asyncio.Task[Any]) -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with stepwise(engine):
+        staying = engine.start(engine.answer(prompt(131, 40), greedy(4), planned=False))
+        until(lambda: len(engine.scheduler.requests) == 1, "the engine waits in its first step")
+        leaving = engine.run(begin())
+        until(lambda: engine.llm.get_num_unfinished_requests() == 2, "vLLM's front knows both")
+        engine.run(leave(leaving))
+
+    engine.run(end(leaving))
+    assert len(staying.result(PATIENCE_S).outputs[0].token_ids) == 4
+    assert_nothing_is_left(engine)
+    assert sorted(ends) == [RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_ABORTED]
+
+
+def test_a_request_the_engine_cannot_take_ends_with_an_error_and_harms_nobody(
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(request: Any) -> Any:
+        raise RuntimeError("no grammar")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.thread.core, "preprocess_add_request", refuse)
+        output = engine.run(engine.answer(prompt(133, 40), greedy(4), planned=False))
+
+    assert output.outputs[0].finish_reason == "error"
+    assert_nothing_is_left(engine)
+    assert len(engine.ask(prompt(133, 40))[0]) == 8
 
 
 def test_calls_run_on_the_engine_thread_between_steps_while_a_request_streams(engine: LiveEngine) -> None:
