@@ -4,6 +4,7 @@ Leans on vllm 0.32.0, and this module is the only one that does so for running t
 
 * `vllm.v1.engine.core.EngineCore` — `preprocess_add_request`, `add_request`, `abort_requests`, `step_fn`, `post_step`,
   `scheduler`, `get_supported_tasks`, `reset_prefix_cache`, `shutdown`;
+* `vllm.v1.engine` — `EngineCoreRequest`, `EngineCoreOutputs`, and `EngineCoreOutput` with `FinishReason.ERROR`;
 * `vllm.v1.engine.async_llm.AsyncLLM` — takes its engine from `EngineCoreClient.make_async_mp_client`, which we replace
   for the time of the constructor; of that client it uses only what `InProcessClient` defines.
 
