@@ -35,6 +35,8 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
+from deployments.seeded_sampling import keep_seeds_exact
+
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -109,6 +111,7 @@ class EngineThread:
     def _run(self, vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool) -> None:
         try:
             core = EngineCore(vllm_config, executor_class, log_stats)
+            keep_seeds_exact(core)
         except BaseException as error:
             self._built.set_exception(error)
             return
