@@ -15,13 +15,14 @@ segments whatever their age: LFU, LRU and MRU are all in it, and which one holds
 
 Costs: a use costs one append on the request's path (`used`); the rest is done by `offered` and `request`, O(features)
 per cohort and age interval, and slows to a sample once `LEARN_ALL` requests were seen. Memory: a cohort of about 250
-bytes for each request and profile. One thread.
+bytes for each request and profile, as long as one of its segments is known. One thread.
 """
 
 from collections import deque
 from itertools import pairwise
 from math import exp, log, log2
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+from weakref import WeakValueDictionary, ref
 
 from kvmanager.segments import NodeKind
 
@@ -83,7 +84,7 @@ class _Turn(NamedTuple):
 class Profile:
     """What segments look like that are treated alike."""
 
-    __slots__ = ("index", "key", "ranked", "rows", "squares")
+    __slots__ = ("__weakref__", "index", "key", "ranked", "rows", "squares")
 
     def __init__(self, key: Key, rows: list[list[float]], squares: list[list[float]]) -> None:
         self.key = key
@@ -140,17 +141,25 @@ def _is_head(node: "Node") -> bool:
 
 
 class ReuseModel:
-    """See the module. Belongs to the manager's `HotnessClock`; whoever counts uses tells it."""
+    """See the module. Belongs to the manager's `HotnessClock`; whoever counts uses tells it.
+
+    Learns from the moment on that a policy sets `wanted`.
+    """
 
     def __init__(self) -> None:
+        self.wanted = False
+        """Whether some policy orders by it. Until then nothing is learned, and nothing costs anything."""
         self.requests = 0
-        self._profiles: dict[Key, Profile] = {}
-        self._order: list[Profile] = []
-        self._next = 0
+        self._profiles: WeakValueDictionary[Key, Profile] = WeakValueDictionary()
+        """What some cohort looks like. What was learned is in `_weights`, so a profile without one is not kept."""
+        self._order: deque[ref[Profile]] = deque()
+        """The same, the next to be refreshed first."""
         self._base = list(FIRST_CHANCES)
         self._base_squares = [1.0] * AGES
         self._weights: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
-        self._ages: list[deque[Cohort]] = [deque() for _ in range(AGES)]
+        self._ages: list[deque[Cohort]] = [deque() for _ in range(AGES - 1)]
+        """Cohorts by interval, those that enter it first at the head. Nobody leaves the last interval, so it has no
+        list: who is there is remembered by its segments alone."""
         self._used: list[Node] = []
         self._cohorts: dict[Key, Cohort] = {}
         self._prompt_end = 0
@@ -162,6 +171,8 @@ class ReuseModel:
 
     def request(self, prompt_blocks: int) -> None:
         """Count one request; the uses that follow are its."""
+        if not self.wanted:
+            return
         self._settle()
         self.requests += 1
         self._prompt_end = prompt_blocks
@@ -171,19 +182,27 @@ class ReuseModel:
 
     def used(self, node: "Node") -> None:
         """Note that the request used a node; the deepest comes first. O(1)."""
-        self._used.append(node)
+        if self.wanted:
+            self._used.append(node)
 
     def offered(self, end_block: int) -> None:
         """Note that the nodes made next belong to a sequence that ends at ``end_block``."""
+        if not self.wanted:
+            return
         self._settle()
         self._end_block, self._new = end_block, None
-        if self._order and self._learns:
+        if self._learns:
             for _ in range(min(REFRESH, len(self._order))):
-                self._next = (self._next + 1) % len(self._order)
-                self._refresh(self._order[self._next])
+                next_one = self._order.popleft()
+                profile = next_one()
+                if profile is not None:
+                    self._refresh(profile)
+                    self._order.append(next_one)
 
     def made(self, node: "Node") -> None:
         """Note a node that was not known before; parents come first."""
+        if not self.wanted:
+            return
         self._settle()
         parent = node.parent
         if self._new is None or parent is None or parent is not self._made:
@@ -276,7 +295,7 @@ class ReuseModel:
             pairs = [self._row(feature, value) for feature, value in enumerate(key)]
             profile = Profile(key, [row for row, _ in pairs], [squares for _, squares in pairs])
             self._profiles[key] = profile
-            self._order.append(profile)
+            self._order.append(ref(profile))
             self._refresh(profile)
         return profile
 
@@ -302,12 +321,10 @@ class ReuseModel:
                 elif not cohort.shelves:
                     continue
                 cohort.age = age + 1
-                ages[age + 1].append(cohort)
+                if age + 1 < len(ages):
+                    ages[age + 1].append(cohort)
                 for shelf in cohort.shelves:
                     shelf.aged()
-        oldest = ages[-1]
-        while oldest and not oldest[0].shelves:
-            oldest.popleft()  # its age does not change any more
 
     def _learn(self, cohort: Cohort, number: int, *, used_again: bool) -> None:
         if not self._learns:

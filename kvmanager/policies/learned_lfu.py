@@ -38,10 +38,11 @@ def _cost(num_blocks: int, nbytes: int) -> int:
 class _Rank:
     """Shelves of one profile, age and cost, the first that came first."""
 
-    __slots__ = ("age", "cost", "heap", "position", "profile", "shelves")
+    __slots__ = ("age", "cost", "heap", "position", "profile", "ranks", "shelves")
 
-    def __init__(self, heap: ScoreHeap[_Rank], profile: Profile, age: int, cost: int) -> None:
-        self.heap = heap
+    def __init__(self, policy: LearnedLfu, profile: Profile, age: int, cost: int) -> None:
+        self.heap = policy.heap
+        self.ranks = policy.ranks
         self.profile = profile
         self.age = age
         self.cost = cost
@@ -55,6 +56,7 @@ class _Rank:
     def add(self, shelf: _Shelf) -> None:
         self.shelves[shelf] = None
         if self.position == OUTSIDE:
+            self.ranks[self.profile, self.age, self.cost] = self
             self.profile.ranked.append(self)
             self.heap.push(self, self.score)
 
@@ -63,6 +65,7 @@ class _Rank:
         if not self.shelves:
             self.heap.discard(self)
             self.profile.ranked.remove(self)
+            del self.ranks[self.profile, self.age, self.cost]
 
     def reranked(self) -> None:
         self.heap.update(self, self.score)
@@ -110,16 +113,15 @@ class LearnedLfu(EvictionPolicy):
     def __init__(self, setting: PolicySetting) -> None:
         super().__init__(setting)
         self._model = setting.clock.reuse
-        self._heap: ScoreHeap[_Rank] = ScoreHeap()
-        self._ranks: dict[tuple[Profile, int, int], _Rank] = {}
+        self._model.wanted = True
+        self.heap: ScoreHeap[_Rank] = ScoreHeap()
+        self.ranks: dict[tuple[Profile, int, int], _Rank] = {}
+        """Those that are not empty."""
 
     def rank(self, cohort: Cohort, cost: int) -> _Rank:
         """Return the rank of a cohort's segments now."""
         key = (cohort.profile, cohort.age, cost)
-        rank = self._ranks.get(key)
-        if rank is None:
-            rank = self._ranks[key] = _Rank(self._heap, *key)
-        return rank
+        return self.ranks.get(key) or _Rank(self, *key)
 
     def expose(self, copy: Copy) -> None:  # noqa: D102 - the interface says it
         cohort = self._model.cohort_of(copy.node)
@@ -139,7 +141,7 @@ class LearnedLfu(EvictionPolicy):
         """Nothing yet: `victim` finds it in its old place and moves it."""
 
     def victim(self) -> Copy | None:  # noqa: D102
-        while (rank := self._heap.lowest()) is not None:
+        while (rank := self.heap.lowest()) is not None:
             shelf = next(iter(rank.shelves))
             copy = shelf.copies[-1]
             if self._model.cohort_of(copy.node) is shelf.cohort:

@@ -1,10 +1,18 @@
-"""What the model learns of reuse, fed without a manager."""
+"""What the model learns of reuse, fed without a manager; and what it keeps, in one with tenants."""
+
+import gc
+import random
 
 import pytest
 
+from kvmanager import reuse_model
+from kvmanager.config import ManagerConfig
+from kvmanager.locations import Location, Tier
+from kvmanager.manager import KVManager
 from kvmanager.nodes import Node
-from kvmanager.reuse_model import AGES, EDGES, ReuseModel
-from kvmanager.segments import NodeKind, SegmentSpan
+from kvmanager.policies.learned_lfu import LearnedLfu, _Rank
+from kvmanager.reuse_model import AGES, EDGES, Cohort, Profile, ReuseModel
+from kvmanager.segments import NodeKind, SegmentSpan, split_segments
 
 
 class Stream:
@@ -12,6 +20,7 @@ class Stream:
 
     def __init__(self):
         self.model = ReuseModel()
+        self.model.wanted = True
         self.nodes = {}
 
     def request(self, number):
@@ -70,3 +79,65 @@ def test_a_cohort_is_in_the_interval_of_its_age(number):
     for later in range(1, number + 1):
         stream.request(later)
     assert EDGES[cohort.age] <= number < EDGES[cohort.age + 1]
+
+
+CPU = Location(Tier.CPU, "node")
+YOUNG_EDGES = (*(edge / 100 for edge in EDGES),)
+
+
+def churning(policy, requests, monkeypatch):
+    """A manager with a tenant that stored one prompt and went, and others that come and go; how much it keeps."""
+    monkeypatch.setattr(reuse_model, "EDGES", YOUNG_EDGES)
+    manager = KVManager(ManagerConfig(2, eviction_policy=policy, max_ghosts=2000), epoch=1)
+    manager.set_budget(CPU, 60)
+    manager.set_quotas(Tier.CPU, {"idle": 10})
+    rng = random.Random(0)
+
+    def serve(tenant):
+        hashes = [rng.randbytes(32) for _ in range(2 * rng.randint(1, 6))]
+        manager.release(manager.plan(0, "replica", "node", hashes).lease_id)
+        spans = split_segments(hashes, 0, len(hashes), 2, len(hashes), tenant)
+        offer = manager.offer(0, "replica", CPU, spans, [1] * len(spans))
+        manager.commit(0, CPU, offer.keys, [1] * len(offer.keys))
+
+    def kept():
+        gc.collect()
+        counts = dict.fromkeys((Cohort, Profile, _Rank, LearnedLfu), 0)
+        for each in gc.get_objects():
+            if type(each) in counts:
+                counts[type(each)] += 1
+        return counts
+
+    serve("idle")
+    seen = []
+    for _ in range(2):
+        for _ in range(requests):
+            serve("busy")
+        seen.append(kept())
+    return manager, seen
+
+
+def test_an_idle_tenant_beside_churn_makes_the_model_keep_nothing_more(monkeypatch):
+    """What is kept follows from the segments that are known, two thousand here, not from the requests there were."""
+    _, (early, late) = churning("lfu", 2000, monkeypatch)
+    assert early[Cohort] < 2500
+    for kind, number in late.items():
+        assert number <= 1.2 * early[kind] + 20, kind
+
+
+def test_a_look_that_no_known_segment_has_is_not_kept():
+    stream, rng = Stream(), random.Random(0)
+    for _ in range(3000):
+        stream.request(int(40 * rng.random() ** 3))
+    looks = len(stream.model._profiles)
+    for node in stream.nodes.values():
+        stream.model.forgot(node)
+    for number in range(50):
+        stream.request(1000 + number % 2)
+    assert looks > 20
+    assert len(stream.model._profiles) < looks / 4
+
+
+def test_a_policy_that_does_not_ask_the_model_does_not_pay_for_it(monkeypatch):
+    _, (early, late) = churning("lru", 50, monkeypatch)
+    assert early[Cohort] == late[Cohort] == late[Profile] == 0
