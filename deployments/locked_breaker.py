@@ -29,6 +29,11 @@ class LockedBreaker:
         with self._lock:
             self._breaker.failed(now)
 
+    def abandoned(self) -> None:
+        """See `CircuitBreaker.abandoned`."""
+        with self._lock:
+            self._breaker.abandoned()
+
     @property
     def state(self) -> CircuitState:
         """See `CircuitBreaker.state`."""

@@ -86,6 +86,9 @@ class RayPort:
             self._plan_circuit.failed(time.monotonic())
             self.count("plan_unanswered")
             return None
+        except BaseException:
+            self._plan_circuit.abandoned()  # the client has gone, or something is wrong here
+            raise
         finally:
             self.waits.plan.observe(time.monotonic() - began)
         self._plan_circuit.succeeded()

@@ -45,6 +45,11 @@ class TierCall:
     refs: dict[bytes, Any] | None = None
     asked_again: bool = False
 
+    @property
+    def open(self) -> bool:
+        """Whether nobody knows yet whether the tier answers."""
+        return self.refs is None and self.answer is not None
+
 
 class _Place(NamedTuple):
     """Whom a segment is asked of, and in the how manieth call."""
@@ -86,16 +91,22 @@ class TierReader:
         """See `KVPort.fetch`."""
         places = self._places(loads)
         calls: dict[_Place, TierCall] = {}
-        for load, place in zip(loads, places, strict=True):
-            for near in dict.fromkeys(places):
-                if near not in calls and near.window <= place.window + 1:
-                    calls[near] = self._ask(near, [each for each, at in zip(loads, places, strict=True) if at == near])
-            with self._waits.segment.labels(load.tier).time():
-                patience_ends = time.monotonic() + self._patience_s[load.tier]
-                sealed = self._take(load, calls[place], min(deadline, patience_ends))
-            yield sealed
-            if sealed is None:
-                return
+        try:
+            for load, place in zip(loads, places, strict=True):
+                for near in dict.fromkeys(places):
+                    if near not in calls and near.window <= place.window + 1:
+                        there = [each for each, at in zip(loads, places, strict=True) if at == near]
+                        calls[near] = self._ask(near, there)
+                with self._waits.segment.labels(load.tier).time():
+                    patience_ends = time.monotonic() + self._patience_s[load.tier]
+                    sealed = self._take(load, calls[place], min(deadline, patience_ends))
+                yield sealed
+                if sealed is None:
+                    return
+        finally:
+            for call in calls.values():
+                if call.open:  # nobody looks at its answer any more
+                    self._circuit(call.node_id).abandoned()
 
     def circuits(self) -> dict[str, str]:
         """The state of each CPU tier's circuit breaker, by node."""
@@ -193,12 +204,13 @@ class TierReader:
 
     def _answer(self, call: TierCall, deadline: float) -> dict[bytes, Any] | None:
         """The references that a tier has answered; None when it does not. Raises GetTimeoutError."""
-        if call.refs is None and call.answer is not None:
+        if call.open:
             circuit = self._circuit(call.node_id)
             try:
                 found = ray.get(call.answer, timeout=max(0.0, deadline - time.monotonic()))
             except ray.exceptions.GetTimeoutError:
                 circuit.failed(time.monotonic())
+                call.answer = None
                 raise
             except ray.exceptions.RayError as error:
                 gone = isinstance(error, ray.exceptions.RayActorError)

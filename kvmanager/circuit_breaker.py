@@ -10,8 +10,9 @@ open       nobody                                       after ``open_s``, with t
 half-open  the one whose question left the open state   its success: closed; its failure: open, for twice as long
 =========  ===========================================  ========================================================
 
-An answer that arrives while the circuit is open was asked for before and changes nothing. A probe that never reports,
-because its caller died, counts as lost after ``longest_open_s``, and the next caller probes. Not thread-safe: who
+An answer that arrives while the circuit is open was asked for before and changes nothing. A probe whose caller does not
+wait for its end (its client has gone) is given up by `abandoned`, and the next caller probes at once. One that never
+reports, because its caller died, counts as lost after ``longest_open_s``. Not thread-safe: who
 shares one holds a lock around each call. No clock: ``now`` is seconds on any clock that does not go backwards.
 """
 
@@ -27,7 +28,7 @@ class CircuitState(StrEnum):
 
 
 class CircuitBreaker:
-    """Guards the calls to one peer: `allows` before each, then `succeeded` or `failed`.
+    """Guards the calls to one peer: `allows` before each, then `succeeded`, `failed` or `abandoned`.
 
     Raises ValueError for limits that cannot work.
     """
@@ -79,3 +80,9 @@ class CircuitBreaker:
         self.state = CircuitState.OPEN
         self.opened += 1
         self._wait_until = now + self._open_s
+
+    def abandoned(self) -> None:
+        """Report that nobody will know how a call ended."""
+        if self.state is CircuitState.HALF_OPEN:
+            self.state = CircuitState.OPEN
+            self._wait_until = float("-inf")

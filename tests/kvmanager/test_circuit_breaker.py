@@ -44,6 +44,29 @@ def test_a_successful_probe_closes_it_and_forgets_the_failures():
     assert breaker.allows(1.0)
 
 
+def test_a_probe_that_is_given_up_lets_the_next_caller_probe():
+    breaker = opened(open_s=1.0, longest_open_s=30.0)
+    assert breaker.allows(1.0)
+    breaker.abandoned()
+    assert breaker.state is CircuitState.OPEN
+    assert breaker.allows(1.0)
+    assert not breaker.allows(1.0)
+    breaker.failed(1.0)
+    assert not breaker.allows(2.9)
+    assert breaker.allows(3.0)
+    assert breaker.opened == 2
+
+
+def test_giving_up_a_call_says_nothing_about_the_peer():
+    breaker = CircuitBreaker(failures_to_open=2)
+    breaker.failed(0.0)
+    breaker.abandoned()
+    breaker.failed(0.0)
+    breaker.abandoned()
+    assert breaker.state is CircuitState.OPEN
+    assert not breaker.allows(0.5)
+
+
 def test_it_waits_twice_as_long_after_each_failed_probe_up_to_the_limit():
     breaker = opened(open_s=1.0, longest_open_s=5.0)
     now, waits = 0.0, []
