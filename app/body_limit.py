@@ -1,7 +1,11 @@
-"""A limit on request bodies that also holds when no Content-Length is sent."""
+"""Limits on what is read of a request: its body's size and time, its query's and its headers' size.
+
+They hold when no Content-Length is sent, when the body comes byte by byte, and when its end never comes.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
@@ -10,49 +14,82 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.errors import error_response
 
 _LONGEST_LENGTH = 18  # digits; a longer Content-Length is over any limit, and not worth converting
+MOST_PATH_BYTES = 8 * 1024
+MOST_QUERY_BYTES = 1024 * 1024  # GET /api/v1/kv/lookup takes a prompt there
+MOST_HEADER_BYTES = 64 * 1024
+
+
+class RefusedBodyError(Exception):
+    """A body that is too large or too slow: a status, and a sentence for the client."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class BodyLimitMiddleware:
-    """Reads the whole body before the application runs, and answers 413 once it is larger than the limit.
+    """Reads the whole body before the application runs: 413 once it is too large, 408 when its end does not come.
 
     Every route of ours parses its whole body as JSON, so reading it here costs no memory that is not needed anyway.
+    A path or query that is too long is answered 414, too large headers 431.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float) -> None:
         self.app = app
         self.max_body_bytes = max_body_bytes
+        self.body_timeout_s = body_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One ASGI request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        messages = await self._read(Headers(scope=scope), receive)
-        if messages is None:
-            refusal = error_response(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"The request body is larger than {self.max_body_bytes} bytes.",
-                headers={"connection": "close"},
-            )
-            await refusal(scope, receive, send)
+        try:
+            _check_head(scope)
+            async with asyncio.timeout(self.body_timeout_s):
+                rest = await self._read(Headers(scope=scope), receive)
+        except TimeoutError:
+            late = f"The request body did not end within {self.body_timeout_s:g} s."
+            await _refuse(HTTPStatus.REQUEST_TIMEOUT, late, scope, receive, send)
+            return
+        except RefusedBodyError as error:
+            await _refuse(error.status, str(error), scope, receive, send)
             return
 
         async def replay() -> Message:
-            return messages.pop(0) if messages else await receive()
+            return rest.pop(0) if rest else await receive()
 
         await self.app(scope, replay, send)
 
-    async def _read(self, headers: Headers, receive: Receive) -> list[Message] | None:
-        """The body's messages up to its end or the client's disconnect; None when it is too large."""
+    async def _read(self, headers: Headers, receive: Receive) -> list[Message]:
+        """The body as one message, followed by the client's disconnect when that came first."""
+        too_large = RefusedBodyError(
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The request body is larger than {self.max_body_bytes} bytes."
+        )
         declared = headers.get("content-length", "")
         if declared.isdecimal() and (len(declared) > _LONGEST_LENGTH or int(declared) > self.max_body_bytes):
-            return None
-        messages: list[Message] = []
-        size = 0
-        while not messages or messages[-1].get("more_body", False):
+            raise too_large
+        body = bytearray()  # one, however many chunks: a message for each byte would weigh hundreds of times the body
+        while True:
             message = await receive()
-            size += len(message.get("body", b""))
-            if size > self.max_body_bytes:
-                return None
-            messages.append(message)
-        return messages
+            if message["type"] != "http.request":
+                return [message]
+            body += message.get("body", b"")
+            if len(body) > self.max_body_bytes:
+                raise too_large
+            if not message.get("more_body", False):
+                return [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+
+def _check_head(scope: Scope) -> None:
+    if len(scope.get("raw_path") or b"") > MOST_PATH_BYTES or len(scope["query_string"]) > MOST_QUERY_BYTES:
+        raise RefusedBodyError(HTTPStatus.REQUEST_URI_TOO_LONG, "The path or the query of the request is too long.")
+    if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADER_BYTES:
+        raise RefusedBodyError(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"The headers are larger than {MOST_HEADER_BYTES} bytes."
+        )
+
+
+async def _refuse(status: HTTPStatus, message: str, scope: Scope, receive: Receive, send: Send) -> None:
+    refusal = error_response(status, message, headers={"connection": "close"})
+    await refusal(scope, receive, send)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.errors import UnavailableError
 from app.fidelity import read_fidelity
+from app.json_route import JsonRoute
 from app.prompt_choice import PromptChoice
 from app.prompt_keys import PromptKeys
 from app.replica_handle import ControlPlane
+from app.request_bounds import RequestBounds
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +39,11 @@ class ClearRequest(BaseModel):
 
 def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys) -> APIRouter:
     """The routes under /api/v1/kv."""
-    router = APIRouter(prefix="/api/v1/kv")
+    router = APIRouter(prefix="/api/v1/kv", route_class=JsonRoute)
 
     @router.get("/lookup")
     async def lookup(
+        request: Request,
         text: str | None = None,
         tokens: Annotated[str | None, Query(description="token ids, separated by commas")] = None,
         messages: Annotated[str | None, Query(description="a chat's messages, as JSON")] = None,
@@ -49,12 +51,15 @@ def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
         fidelity: str | None = None,
     ) -> dict[str, Any]:
         """Where the KV of a prompt of this tenant lies: give exactly one of `text`, `tokens` and `messages`."""
+        bounds: RequestBounds = request.app.state.request_bounds
+        given = {
+            "text": text,
+            "tokens": _parse_tokens(tokens, bounds.most_tokens),
+            "messages": None if messages is None else _parse_messages(messages, bounds),
+        }
+        bounds.check(given, len(request.scope["query_string"]))
         prompt = PromptChoice(
-            text=text,
-            tokens=_parse_tokens(tokens),
-            messages=_parse_messages(messages),
-            cache_salt=cache_salt,
-            kv_cache={"fidelity": read_fidelity(fidelity, "fidelity")},
+            **given, cache_salt=cache_salt, kv_cache={"fidelity": read_fidelity(fidelity, "fidelity")}
         )
         token_ids = await prompt.token_ids(renderer)
         found = await ask(control.lookup(prompt.hashes_of(token_ids, keys)))
@@ -108,22 +113,19 @@ async def ask(answer: Awaitable[T]) -> T:
         raise UnavailableError("The KV manager does not answer. Please try again later.") from error
 
 
-def _parse_tokens(tokens: str | None) -> list[int] | None:
+def _parse_tokens(tokens: str | None, most: int) -> list[int] | None:
     if tokens is None:
         return None
+    if tokens.count(",") >= most:
+        raise VLLMValidationError(f"`tokens` is longer than the model's context, {most} tokens.", parameter="tokens")
     parts = [part.strip() for part in tokens.split(",")]
     if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
         raise VLLMValidationError("`tokens` must be token ids separated by commas, such as 1,17,2.", parameter="tokens")
     return [int(part) for part in parts]
 
 
-def _parse_messages(messages: str | None) -> list[Any] | None:
-    if messages is None:
-        return None
-    try:
-        parsed = json.loads(messages)
-    except json.JSONDecodeError as error:
-        raise VLLMValidationError(f"`messages` is not JSON: {error}.", parameter="messages") from None
+def _parse_messages(messages: str, bounds: RequestBounds) -> list[Any]:
+    parsed = bounds.read_text(messages.encode("utf-8", "surrogatepass"), "messages")
     if not isinstance(parsed, list):
         raise VLLMValidationError("`messages` must be a list of a chat's messages.", parameter="messages")
     return parsed

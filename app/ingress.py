@@ -76,7 +76,7 @@ def create_app(
             Middleware(DefectMiddleware),
             Middleware(RetryAfterMiddleware, http.retry_after_s),
             Middleware(AuthMiddleware, ApiKeys(http.api_keys)),
-            Middleware(BodyLimitMiddleware, int(http.max_body_bytes)),
+            Middleware(BodyLimitMiddleware, int(http.max_body_bytes), http.body_timeout_s),
             Middleware(RequestContextMiddleware, queue, http.request_timeout_s, http.debug_headers),
         ],
     )

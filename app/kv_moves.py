@@ -12,6 +12,7 @@ from vllm.exceptions import GracefulHTTPError
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.control_api import ask
+from app.json_route import JsonRoute
 from app.kv_jobs import Job, Jobs
 from app.prompt_choice import PromptChoice
 from app.prompt_keys import PromptKeys
@@ -59,7 +60,7 @@ class MoveBody(PromptChoice):
 
 def moves_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys) -> APIRouter:
     """The routes for orders, under /api/v1/kv."""
-    router = APIRouter(prefix=PREFIX)
+    router = APIRouter(prefix=PREFIX, route_class=JsonRoute)
     jobs = Jobs()
 
     async def hashes_of(prompt: PromptChoice) -> list[bytes]:

@@ -12,14 +12,11 @@ Leans on vllm 0.32.0, and `tests/app/test_vllm_contract.py` fails when one of th
 from __future__ import annotations
 
 import json
-import logging
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar, cast
+from collections.abc import AsyncGenerator
+from typing import TypeVar, cast
 
 from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.routing import APIRoute
-from starlette.responses import Response
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
@@ -31,7 +28,7 @@ from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
-from vllm.entrypoints.serve.tokenize.api_router import detokenize, tokenize
+from vllm.entrypoints.serve.tokenize.api_router import detokenize
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.exceptions import VLLMValidationError
@@ -41,10 +38,11 @@ from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.engine_client import HandleEngineClient
 from app.fidelity import FIELD, read_field
+from app.json_route import JsonRoute
+from app.request_bounds import RequestBounds
 from app.request_context import RequestContext, current_request
+from app.tokenize_route import tokenize_within_context
 from configs.settings import PROJECT_ROOT, Settings
-
-logger = logging.getLogger(__name__)
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"})
 
@@ -137,25 +135,6 @@ async def _open_stream(
     return stream()
 
 
-class ParsingRoute(APIRoute):
-    """A route for which a body that vLLM's validators stumble over is a bad body, not a defect of the server."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """See FastAPI's."""
-        handle = super().get_route_handler()
-
-        async def handle_parsed(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except (AttributeError, LookupError, AssertionError, RecursionError) as error:
-                if current_request().parsed:
-                    raise
-                logger.info("vLLM cannot parse a body", exc_info=True)
-                raise VLLMValidationError("The request body has a field of the wrong type.") from error
-
-        return handle_parsed
-
-
 def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settings) -> OnlineRenderer:
     """Build vLLM's serving classes into `app.state`, and add their routes and exception handlers."""
     http = settings.http
@@ -174,6 +153,9 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         reasoning_parser=http.reasoning_parser,
     )
     renderer.warmup()
+    app.state.request_bounds = RequestBounds(
+        engine.model_config.max_model_len, engine.renderer.get_tokenizer().max_chars_per_token
+    )
     app.state.args = Namespace(log_error_stack=False, sse_keep_alive_interval=0)
     app.state.engine_client = engine
     app.state.openai_serving_models = models
@@ -197,12 +179,12 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         models, renderer, chat_template=chat_template, chat_template_content_format="auto"
     )
     init_exception_handler(app)
-    routes = APIRouter(route_class=ParsingRoute)
+    routes = APIRouter(route_class=JsonRoute)
     takes_json = [Depends(validate_json_request)]
     for path, endpoint in {
         "/v1/chat/completions": create_chat_completion,
         "/v1/completions": create_completion,
-        "/tokenize": tokenize,
+        "/tokenize": tokenize_within_context,
         "/detokenize": detokenize,
     }.items():
         routes.add_api_route(path, endpoint, methods=["POST"], dependencies=takes_json, response_model=None)

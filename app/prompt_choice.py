@@ -44,6 +44,8 @@ class PromptChoice(BaseModel):
         if self.tokens is not None:
             if not self.tokens or not all(0 <= token <= LARGEST_TOKEN_ID for token in self.tokens):
                 raise VLLMValidationError("`tokens` must be token ids, such as 1, 17 and 2.", parameter="tokens")
+            if len(self.tokens) > renderer.model_config.max_model_len:
+                raise VLLMValidationError("`tokens` is longer than the model's context.", parameter="tokens")
             return self.tokens
         if self.messages is not None:
             return await _render_chat(renderer, self.messages)

@@ -98,6 +98,9 @@ class HTTPSettings(Section):
     max_body_bytes: ByteSize = Field(
         ByteSize(10 * 1024**2), ge=1024, description="Largest request body; more is answered 413."
     )
+    body_timeout_s: float = Field(
+        60.0, gt=0, description="Longest time from a request's headers to the end of its body; more is answered 408."
+    )
     max_ongoing_requests: int = Field(512, ge=1, description="Requests that the ingress works on at the same time.")
     max_queued_requests: int = Field(
         256, ge=0, description="Requests that may wait for a replica; more are answered 429."

@@ -129,12 +129,6 @@ def test_malformed_json(server: Server, path: str, body: bytes):
     check_error(post(server, path, body), 400)
 
 
-@pytest.mark.parametrize("path", [CHAT_PATH, COMPLETION_PATH, "/tokenize"])
-def test_a_body_of_another_type(server: Server, path: str):
-    with server.http() as client:
-        check_error(client.post(path, content=b"a=1", headers={"content-type": "text/plain"}), 400)
-
-
 def test_malformed_messages_name_the_parameter_and_what_is_wrong(server: Server):
     error = check_error(post(server, CHAT_PATH, {**CHAT, "messages": []}), 400)
     assert error["param"] == "messages"

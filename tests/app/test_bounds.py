@@ -1,0 +1,133 @@
+"""What a request may hold is bounded before it is tokenized, hashed, validated, or kept in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from fake_backend import FakeControl, FakeReplicas, backend
+from ingress_server import CHAT, COMPLETION, CONTEXT
+from vllm.exceptions import VLLMValidationError
+
+from app.body_limit import MOST_HEADER_BYTES, MOST_PATH_BYTES, BodyLimitMiddleware
+from app.request_bounds import MOST_MESSAGES, RequestBounds
+
+TOO_MANY = [5] * (CONTEXT + 1)
+TOO_LONG = "x " * 2 * CONTEXT
+
+
+@pytest.mark.parametrize("order", ["pin", "unpin", "prefetch", "move"])
+@pytest.mark.parametrize("prompt", [{"tokens": TOO_MANY}, {"text": TOO_LONG}], ids=["tokens", "text"])
+def test_an_order_about_a_prompt_beyond_the_context_is_400_and_hashes_nothing(start, order: str, prompt):
+    control = FakeControl()
+    server = start(behind=backend(FakeReplicas(), control))
+    rest = {"prefetch": {"replica": 0}, "move": {"source": 0, "target": 1}}.get(order, {})
+    with server.http() as client:
+        answer = client.post(f"/api/v1/kv/{order}", json={**prompt, **rest})
+    assert answer.status_code == 400, answer.text
+    assert "context" in answer.json()["error"]["message"]
+    assert control.orders == []
+
+
+def test_a_lookup_beyond_the_context_is_400_and_hashes_nothing(start):
+    control = FakeControl()
+    server = start(behind=backend(FakeReplicas(), control))
+    with server.http() as client:
+        for query in ({"tokens": ",".join(map(str, TOO_MANY))}, {"text": TOO_LONG}):
+            answer = client.get("/api/v1/kv/lookup", params=query)
+            assert answer.status_code == 400, answer.text
+    assert control.looked_up == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": TOO_LONG}),
+        ("/tokenize", {"messages": [{"role": "user", "content": TOO_LONG}]}),
+        ("/detokenize", {"tokens": TOO_MANY}),
+        ("/v1/completions", {**COMPLETION, "prompt": [[5], TOO_MANY]}),
+        ("/v1/completions", {**COMPLETION, "prompt": TOO_LONG * 50, "truncate_prompt_tokens": 5}),
+        ("/v1/completions", {**COMPLETION, "logit_bias": {str(token): 1 for token in range(1025)}}),
+        ("/v1/completions", {**COMPLETION, "request_id": "x" * 257}),
+        ("/v1/chat/completions", {**CHAT, "messages": CHAT["messages"] * (MOST_MESSAGES + 1)}),
+        ("/v1/chat/completions", {**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}] * 129}),
+        ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"x": "x" * 70_000}}),
+        ("/v1/chat/completions", {**CHAT, "kv_cache": None, "x": [0] * 110_000}),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_is_beyond_a_bound_is_400_on_every_route(server, path: str, body: dict[str, Any]):
+    sent = len(server.replicas.requests)
+    with server.http() as client:
+        answer = client.post(path, json=body)
+    assert answer.status_code == 400, answer.text
+    assert len(answer.content) < 2000
+    assert len(server.replicas.requests) == sent
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x"}},
+        {"type": "image_url", "image_url": {"url": "file:///etc/passwd"}},
+        {"type": "text", "text": "a", "image_url": "http://127.0.0.1:9/x"},
+        {"image_url": "http://127.0.0.1:9/x"},
+        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
+        {"type": "video_url", "video_url": {"url": "http://127.0.0.1:9/x"}},
+        {"type": ["text"]},
+    ],
+    ids=lambda part: str(part)[:40],
+)
+def test_content_that_is_no_text_is_refused_before_anybody_looks_at_it(part: dict[str, Any]):
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
+    with pytest.raises(VLLMValidationError, match="text only"):
+        RequestBounds(512, 8).check({"messages": messages}, 100)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"content-type": "text/plain"}, {}, {"content-type": "application/json", "content-encoding": "gzip"}],
+    ids=str,
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/api/v1/kv/pin"])
+def test_a_body_that_is_not_plain_json_is_415(server, path: str, headers: dict[str, str]):
+    with server.http() as client:
+        answer = client.post(path, content=b"{}", headers=headers)
+    assert answer.status_code == 415, answer.text
+    assert answer.json()["error"]["code"] == 415
+
+
+def test_a_target_or_headers_that_are_too_long_are_refused(server):
+    with server.http() as client:
+        assert client.get("/" + "x" * MOST_PATH_BYTES).status_code == 414
+        assert client.get("/health", headers={"x": "x" * MOST_HEADER_BYTES}).status_code == 431
+
+
+def test_a_body_whose_end_does_not_come_is_408(start):
+    server = start(body_timeout_s=0.2)
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+        connection.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        answer = b""
+        while received := connection.recv(65536):
+            answer += received
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":408' in answer
+
+
+def test_a_body_of_many_chunks_is_kept_as_one_message():
+    seen = []
+
+    async def app(scope, receive, send):
+        seen.append(await receive())
+
+    async def receive():
+        return {"type": "http.request", "body": b"x", "more_body": next(left, 0) > 0}
+
+    left = iter(range(5000, -1, -1))
+    scope = {"type": "http", "headers": [], "query_string": b"", "raw_path": b"/"}
+    asyncio.run(BodyLimitMiddleware(app, 10_000, 5.0)(scope, receive, None))  # type: ignore[arg-type]
+    assert seen == [{"type": "http.request", "body": b"x" * 5001, "more_body": False}]
