@@ -24,6 +24,8 @@ from deployments.redis_config import RedisTierConfig, require_redis
 from deployments.redis_tier import RedisTier
 from deployments.replica import Replica
 from deployments.router import PrefixAffinityRouter, RouterOptions
+from deployments.secret_file import server_secret
+from kvmanager.server_secret import ServerSecret
 
 REDIS_ACTOR = "redis_tier"
 MANAGER_CONCURRENCY = 10_000
@@ -40,6 +42,7 @@ def build(args: Mapping[str, Any]) -> Application:
     require_policy(settings)
     require_redis(settings)
     plain = dict(args)
+    secret = server_secret(settings.kv.redis_folder_path)
     replica: Any = serve.deployment(
         Replica,
         name="Replica",
@@ -51,7 +54,7 @@ def build(args: Mapping[str, Any]) -> Application:
             request_router_class=PrefixAffinityRouter,  # type: ignore[arg-type]  # a validator's type hides the class's
             request_router_kwargs={"options": RouterOptions.from_settings(settings).as_dict()},
         ),
-        deployment_actors=[_manager(settings), *_redis_tier(settings)],
+        deployment_actors=[_manager(settings, secret), *_redis_tier(settings)],
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
@@ -67,7 +70,7 @@ def build(args: Mapping[str, Any]) -> Application:
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         graceful_shutdown_timeout_s=DRAIN_LIMIT_S,
     )
-    return ingress.bind(plain, replica.bind(plain))
+    return ingress.bind(plain, secret, replica.bind(plain))
 
 
 def _replica_resources(settings: Settings) -> dict[str, Any]:
@@ -77,7 +80,7 @@ def _replica_resources(settings: Settings) -> dict[str, Any]:
     return {"num_cpus": settings.engine.threads, **resources}
 
 
-def _manager(settings: Settings) -> DeploymentActorConfig:
+def _manager(settings: Settings, secret: ServerSecret) -> DeploymentActorConfig:
     return DeploymentActorConfig(
         name=MANAGER_ACTOR,
         actor_class=ray.remote(KVManagerActor),
@@ -85,7 +88,7 @@ def _manager(settings: Settings) -> DeploymentActorConfig:
             "config": manager_config(settings),
             "with_redis": settings.kv.enabled and settings.kv.redis_url is not None,
             "speculation_share": settings.kv.speculation_blocks_share if settings.kv.speculative_prefetch else 0.0,
-            "quotas": tenant_quotas(settings),
+            "quotas": tenant_quotas(settings, secret),
         },
         actor_options={"num_cpus": 0, "max_concurrency": MANAGER_CONCURRENCY},
     )

@@ -37,7 +37,6 @@ from app.replica_handle import ReplicaHandle
 from app.request_context import RequestContext, current_request
 from app.usage import prompt_usage
 from deployments.wire import KV_CACHE_USAGE, GenerateRequest
-from kvmanager.keys import tenant_tag
 
 _LONGEST_ID_ECHOED = 64  # characters of the client's own request id that go into ours, for reading logs
 _MOST_ANSWERS = 128  # OpenAI's own limit on `n`
@@ -129,7 +128,7 @@ class HandleEngineClient(EngineClient):
             sampling_params=sampling_params,
             cache_salt=salt,
             block_hashes=self._keys.hashes(token_ids, salt),
-            tenant=tenant_tag(context.tenant) if context.tenant else "",
+            tenant=self._keys.tag(context.tenant),
             fidelity=fidelity,
             exact_block_hashes=self._keys.twin_hashes(token_ids, context.tenant, prompt.get("cache_salt"), fidelity),
             priority=priority,

@@ -35,6 +35,7 @@ from app.prompt_keys import PromptKeys
 from app.replica_handle import Backend
 from app.request_context import RequestContextMiddleware
 from configs.settings import Settings
+from kvmanager.server_secret import ServerSecret
 
 _COUNTED_PATHS = openai_api.PATHS | control_api.PATHS | kv_moves.PATHS | layerwise_api.PATHS | OPEN_PATHS
 
@@ -44,6 +45,7 @@ def create_app(
     vllm_config: VllmConfig,
     backend: Backend,
     fingerprint: bytes,
+    secret: ServerSecret,
     *,
     registry: CollectorRegistry | None = None,
 ) -> FastAPI:
@@ -51,13 +53,14 @@ def create_app(
 
     `vllm_config` is the replicas' configuration (`frontend_config`): model, lengths and block size must be theirs, or
     the keys computed here are not the keys of their blocks. `fingerprint` is `ModelIdentity.fingerprint()`, theirs too.
+    `secret` keys the names of all KV.
     Call it in the process, and use it on the event loop, that serves it; loads the tokenizer, no weights.
     """
     http = settings.http
     queue = AdmissionQueue(http.max_ongoing_requests, http.max_queued_requests)
     metrics = IngressMetrics(registry or CollectorRegistry(), queue)
     fidelity = FidelityRule(settings.kv.fidelity, settings.kv.tenant_fidelity)
-    keys = PromptKeys(fingerprint, vllm_config.cache_config.block_size, fidelity)
+    keys = PromptKeys(secret, fingerprint, vllm_config.cache_config.block_size, fidelity)
     engine = HandleEngineClient(
         vllm_config, renderer_from_config(vllm_config), backend.replicas, keys, queue, metrics, settings.replicas
     )

@@ -7,16 +7,24 @@ from collections.abc import Sequence
 from app.fidelity import FidelityRule
 from kvmanager import keys
 from kvmanager.keys import EXACT, Fidelity
+from kvmanager.server_secret import ServerSecret
 
 
 class PromptKeys:
     """Derives salts and hashes for one model, and knows which fidelity its tenants have."""
 
-    def __init__(self, fingerprint: bytes, block_size: int, fidelity: FidelityRule | None = None) -> None:
-        """`fingerprint` is the replicas' `ModelIdentity.fingerprint()`, `block_size` theirs in tokens."""
+    def __init__(
+        self, secret: ServerSecret, fingerprint: bytes, block_size: int, fidelity: FidelityRule | None = None
+    ) -> None:
+        """`secret` is the server's, `fingerprint` is the replicas' `ModelIdentity.fingerprint()`, `block_size` theirs in tokens."""
+        self._secret = secret
         self.fingerprint = fingerprint
         self.block_size = block_size
         self.fidelity = fidelity or FidelityRule()
+
+    def tag(self, tenant: str) -> str:
+        """A tenant's name in the index, in quotas and in metrics; "" for no tenant."""
+        return keys.tenant_tag(self._secret, tenant)
 
     def salt(self, tenant: str, user_salt: str | None, fidelity: Fidelity = EXACT) -> str:
         """What separates this prompt's KV from everybody else's, at every tier and in the engine's own prefix cache.
@@ -25,7 +33,7 @@ class PromptKeys:
         pair can be read from the joined string in one way only. Tolerant prompts have a salt of their own: no name that
         an exact prompt has can be that of KV which was stored with loss.
         """
-        return keys.cache_salt(self.fingerprint, f"{tenant}\0{user_salt or ''}", fidelity)
+        return keys.cache_salt(self._secret, self.fingerprint, f"{tenant}\0{user_salt or ''}", fidelity)
 
     def hashes(self, token_ids: Sequence[int], salt: str) -> list[bytes]:
         """The hashes, 32 bytes each, of the prompt's full blocks."""

@@ -10,6 +10,7 @@ from ray import serve
 
 from configs.settings import load_settings
 from deployments.engine_args import engine_args, engine_environment, model_identity
+from kvmanager.server_secret import ServerSecret
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 class Ingress:
     """Holds no engine and no weights; vLLM is imported for its serving classes and the tokenizer."""
 
-    def __init__(self, args: Mapping[str, Any], replicas: DeploymentHandle) -> None:
+    def __init__(self, args: Mapping[str, Any], secret: ServerSecret, replicas: DeploymentHandle) -> None:
         self._settings = load_settings(args)
+        self._secret = secret
         self._replicas = replicas
         os.environ.update(engine_environment(self._settings))
 
@@ -33,4 +35,4 @@ class Ingress:
         app_name = serve.get_replica_context().app_name
         config = frontend_config(engine_args(self._settings))
         backend = serve_backend(self._replicas, app_name, self._settings)
-        return create_app(self._settings, config, backend, model_identity(config).fingerprint())
+        return create_app(self._settings, config, backend, model_identity(config).fingerprint(), self._secret)

@@ -57,7 +57,8 @@ class KVSettings(Section):
     redis_folder: str = Field(
         ".crosskv/redis",
         min_length=1,
-        description="Folder (relative to the project) where an embedded Redis keeps its data over restarts.",
+        description="Folder (relative to the project) where an embedded Redis keeps its data over restarts, and the "
+        "server its secret (docs/operations.md).",
     )
     redis_namespace: str = Field(
         "default",

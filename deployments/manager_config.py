@@ -9,6 +9,7 @@ from kvmanager.config import ManagerConfig
 from kvmanager.keys import tenant_tag
 from kvmanager.locations import Tier
 from kvmanager.manager import KVManager
+from kvmanager.server_secret import ServerSecret
 
 
 def manager_config(settings: Settings) -> ManagerConfig:
@@ -30,9 +31,12 @@ def manager_config(settings: Settings) -> ManagerConfig:
     )
 
 
-def tenant_quotas(settings: Settings) -> dict[Tier, dict[str, int]]:
+def tenant_quotas(settings: Settings, secret: ServerSecret) -> dict[Tier, dict[str, int]]:
     """Bytes by tier and by the tag that a tenant has in the index."""
-    return {Tier.CPU: _by_tag(settings.kv.tenant_cpu_bytes), Tier.REDIS: _by_tag(settings.kv.tenant_redis_bytes)}
+    return {
+        Tier.CPU: _by_tag(settings.kv.tenant_cpu_bytes, secret),
+        Tier.REDIS: _by_tag(settings.kv.tenant_redis_bytes, secret),
+    }
 
 
 def require_policy(settings: Settings) -> None:
@@ -43,5 +47,5 @@ def require_policy(settings: Settings) -> None:
         raise SettingsError(f"kv.eviction_policy: {error}.") from None
 
 
-def _by_tag(quotas: Mapping[str, int]) -> dict[str, int]:
-    return {tenant_tag(tenant): int(nbytes) for tenant, nbytes in quotas.items()}
+def _by_tag(quotas: Mapping[str, int], secret: ServerSecret) -> dict[str, int]:
+    return {tenant_tag(secret, tenant): int(nbytes) for tenant, nbytes in quotas.items()}

@@ -5,16 +5,22 @@ the ingress, the manager, every tier and the engine's prefix cache name the same
 decides a KV value beside the tokens (model, tenant, fidelity) is folded into the *salt*, which enters the first block
 and through the chain of hashes every later one. Equal key, equal KV; nothing else has to be compared.
 
+Salts and tags are keyed with the server's secret, that of no tenant too: whoever sees a key, a tag or the fingerprint
+cannot find out by trying which prompt or which name it stands for.
+
 Needs ``PYTHONHASHSEED`` unset in the engine's process: vLLM derives the root of the chain from it when it is set.
 Pure functions: any thread.
 """
 
 import hashlib
+import hmac
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import Final, Literal, NewType, TypeAlias
 
 import cbor2
+
+from kvmanager.server_secret import ServerSecret
 
 BlockHash = NewType("BlockHash", bytes)
 """Hash (32 bytes) of a full block's tokens and of everything before them."""
@@ -69,24 +75,27 @@ class ModelIdentity:
         return _sha256_cbor(("crosskv-model", astuple(self)))
 
 
-def cache_salt(fingerprint: bytes, tenant: str, fidelity: Fidelity = EXACT) -> str:
-    """Return the salt (64 hex characters) that separates models, tenants and fidelities in every key.
+def cache_salt(secret: ServerSecret, fingerprint: bytes, tenant: str, fidelity: Fidelity = EXACT) -> str:
+    """Return the salt (64 hex characters) that separates servers, models, tenants and fidelities in every key.
 
     Each part is hashed with its length before it, so that no two triples run together into one.
     """
-    digest = hashlib.sha256(b"crosskv-salt")
+    digest = hmac.new(secret.key_for(b"salt"), digestmod=hashlib.sha256)
     for part in (fingerprint, tenant.encode(), fidelity.encode()):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()
 
 
-def tenant_tag(tenant: str) -> str:
-    """Return the name (16 hex characters) that a tenant has in the index, in stored segments and in quotas.
+def tenant_tag(secret: ServerSecret, tenant: str) -> str:
+    """Return the name (16 hex characters) that a tenant has in the index, in stored segments, quotas and metrics.
 
-    For accounting only, so 8 bytes are enough: what keeps tenants apart is the salt. A tag does not tell the name.
+    For accounting only, so 8 bytes are enough: what keeps tenants apart is the salt. Only who knows the secret can tell
+    the name of a tag, or find it by trying names. No tenant ("") has the empty tag.
     """
-    return hashlib.sha256(b"crosskv-tenant" + tenant.encode()).hexdigest()[: 2 * TENANT_BYTES]
+    if not tenant:
+        return ""
+    return hmac.digest(secret.key_for(b"tag"), tenant.encode(), "sha256").hex()[: 2 * TENANT_BYTES]
 
 
 def block_hashes(token_ids: Sequence[int], block_size: int, salt: str) -> list[BlockHash]:

@@ -18,10 +18,12 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from app.ingress import create_app
 from app.replica_handle import Backend
 from configs.settings import Settings, load_settings
+from kvmanager.server_secret import ServerSecret
 
 MODEL = "demo"
 CONTEXT = 512
 FINGERPRINT = bytes(range(32))
+SECRET = ServerSecret(b"the server's secret of 32 bytes.")
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Where is the red ball?"}], "max_tokens": 3}
 COMPLETION = {"model": MODEL, "prompt": "The red ball", "max_tokens": 3}
 
@@ -64,7 +66,7 @@ def serve(vllm_config: VllmConfig, behind: Backend, **http: object) -> Iterator[
     holder: list[uvicorn.Server] = []
 
     def run() -> None:
-        app = create_app(settings_with(**http), vllm_config, behind, FINGERPRINT)
+        app = create_app(settings_with(**http), vllm_config, behind, FINGERPRINT, SECRET)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", backlog=4096))
         holder.append(server)
         ready.set()

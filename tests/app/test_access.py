@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
-from ingress_server import CHAT, COMPLETION, FINGERPRINT
+from ingress_server import CHAT, COMPLETION, FINGERPRINT, SECRET
 
 from app.auth import ApiKeys
 from app.prompt_keys import PromptKeys
@@ -63,16 +63,16 @@ def test_a_request_carries_the_hashes_of_its_full_blocks(start):
     server = start()
     server.client().completions.create(**{**COMPLETION, "prompt": [5] * 100})
     (request,) = server.replicas.requests
-    assert request.cache_salt == keys.cache_salt(FINGERPRINT, "\0", "exact")
+    assert request.cache_salt == keys.cache_salt(SECRET, FINGERPRINT, "\0", "exact")
     assert request.block_hashes == keys.block_hashes([5] * 100, 32, request.cache_salt)
     assert len(request.block_hashes) == 3
 
 
 def test_tenant_and_salt_cannot_be_mistaken_for_another_pair():
-    made = PromptKeys(FINGERPRINT, 32)
+    made = PromptKeys(SECRET, FINGERPRINT, 32)
     assert made.salt("alice", "bob") != made.salt("alicebob", None)
     assert made.salt("alice", "bob") != made.salt("alice\0bob", None)
-    assert PromptKeys(bytes(32), 32).salt("alice", None) != made.salt("alice", None)
+    assert PromptKeys(SECRET, bytes(32), 32).salt("alice", None) != made.salt("alice", None)
 
 
 def test_a_tenant_looks_up_its_own_keys_only(start):

@@ -12,7 +12,7 @@ import ingress_server
 import openai
 import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
-from ingress_server import CHAT, COMPLETION, CONTEXT, FINGERPRINT, MODEL, Server, serve
+from ingress_server import CHAT, COMPLETION, CONTEXT, FINGERPRINT, MODEL, SECRET, Server, serve
 from vllm.config import VllmConfig
 
 from app.fidelity import FidelityRule
@@ -72,7 +72,7 @@ def tenants(vllm_config: VllmConfig) -> Iterator[Tenants]:
 
 
 def salt(tenant: str, fidelity: keys.Fidelity, user_salt: str = "") -> str:
-    return keys.cache_salt(FINGERPRINT, f"{tenant}\0{user_salt}", fidelity)
+    return keys.cache_salt(SECRET, FINGERPRINT, f"{tenant}\0{user_salt}", fidelity)
 
 
 def prompt(body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -223,5 +223,5 @@ def test_a_tenant_that_nobody_has_a_key_for_is_refused_at_start() -> None:
 
 
 def test_the_salt_of_each_fidelity_is_another() -> None:
-    derive = PromptKeys(FINGERPRINT, 32)
+    derive = PromptKeys(SECRET, FINGERPRINT, 32)
     assert derive.salt("alice", "x") == derive.salt("alice", "x", "exact") != derive.salt("alice", "x", "tolerant")

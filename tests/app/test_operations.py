@@ -7,7 +7,7 @@ import json
 
 import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
-from ingress_server import CHAT, COMPLETION, FINGERPRINT
+from ingress_server import CHAT, COMPLETION, FINGERPRINT, SECRET
 from prometheus_client.parser import text_string_to_metric_families
 
 from app import health, metrics
@@ -56,7 +56,7 @@ def test_lookup_takes_token_ids(start):
     server = start(behind=backend(FakeReplicas(), control))
     with server.http() as client:
         client.get("/api/v1/kv/lookup", params={"tokens": ",".join(map(str, range(70)))})
-    assert control.looked_up == [keys.block_hashes(range(70), 32, keys.cache_salt(FINGERPRINT, "\0"))]
+    assert control.looked_up == [keys.block_hashes(range(70), 32, keys.cache_salt(SECRET, FINGERPRINT, "\0"))]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from deployments.kv_reuse import KVReuse
 from deployments.kv_transfer import SaveJob
 from deployments.wire import KV_CACHE_USAGE
 from kvmanager.keys import block_hashes, cache_salt
+from kvmanager.server_secret import ServerSecret
 
 T = TypeVar("T")
 
@@ -81,7 +82,7 @@ class LiveEngine:
         )
         self.llm, self.thread = start_engine(engine_config(settings), log_stats=False)
         self.fingerprint = model_identity(self.llm.vllm_config).fingerprint()
-        self.salt = cache_salt(self.fingerprint, "")
+        self.salt = cache_salt(ServerSecret(bytes(32)), self.fingerprint, "")
         self._switch = PortSwitch(MemoryPort())
         self.reuse = KVReuse(self.thread, self.llm.vllm_config, settings, self._switch, self.fingerprint, "0")
         self.transfer = self.reuse.transfer

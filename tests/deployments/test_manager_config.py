@@ -8,6 +8,9 @@ from configs.settings import SettingsError, load_settings
 from deployments.manager_config import manager_config, require_policy, tenant_quotas
 from kvmanager.keys import tenant_tag
 from kvmanager.locations import Tier
+from kvmanager.server_secret import ServerSecret
+
+SECRET = ServerSecret(bytes(32))
 
 
 def test_every_policy_by_name_and_a_class_of_the_users_can_be_set():
@@ -41,6 +44,6 @@ def test_quotas_are_given_by_tag_in_bytes():
         "kv": {"tenant_cpu_bytes": {"alice": "1MiB"}, "tenant_redis_bytes": {"bob": 5}, "pin_budget_bytes": 7},
     }
     settings = load_settings(args)
-    quotas = {Tier.CPU: {tenant_tag("alice"): 1024**2}, Tier.REDIS: {tenant_tag("bob"): 5}}
-    assert tenant_quotas(settings) == quotas
+    quotas = {Tier.CPU: {tenant_tag(SECRET, "alice"): 1024**2}, Tier.REDIS: {tenant_tag(SECRET, "bob"): 5}}
+    assert tenant_quotas(settings, SECRET) == quotas
     assert manager_config(settings).pin_budget_bytes == 7

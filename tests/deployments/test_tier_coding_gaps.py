@@ -22,6 +22,7 @@ from deployments.kv_port import FIDELITY, PLAN
 from deployments.kv_transfer import SaveJob
 from deployments.segment_codecs import SegmentCodecs
 from kvmanager.keys import EXACT, TOLERANT, Fidelity, block_hashes, cache_salt
+from kvmanager.server_secret import ServerSecret
 from kvmanager.segment_format import SegmentMismatch, read_header
 from kvmanager.segments import SegmentSpan, split_segments
 
@@ -30,7 +31,7 @@ TOKENS = list(range(BLOCK * BLOCKS))
 
 
 def hashes_of(fidelity: Fidelity) -> list[Any]:
-    return block_hashes(TOKENS, BLOCK, cache_salt(FINGERPRINT, "somebody", fidelity))
+    return block_hashes(TOKENS, BLOCK, cache_salt(ServerSecret(bytes(32)), FINGERPRINT, "somebody", fidelity))
 
 
 def spans_of(fidelity: Fidelity) -> list[SegmentSpan]:

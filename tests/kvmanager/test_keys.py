@@ -1,13 +1,16 @@
 import dataclasses
+import pickle
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvmanager.keys import HASH_BYTES, ROOT_HASH, ModelIdentity, block_hashes, cache_salt
+from kvmanager.keys import HASH_BYTES, ROOT_HASH, ModelIdentity, block_hashes, cache_salt, tenant_tag
+from kvmanager.server_secret import ServerSecret
 
 tokens = st.lists(st.integers(0, 200_000), max_size=40)
 words = st.text(max_size=4)
+SECRET = ServerSecret(bytes(range(32)))
 fingerprints = st.binary(min_size=1, max_size=4)
 
 MODEL = ModelIdentity(
@@ -54,7 +57,7 @@ def test_root_is_vllms_none_hash(vllm_hashing):
 def test_block_hashes_are_vllms(vllm_hashing):
     kv_cache_utils, sha256_cbor = vllm_hashing
     prompt = [0, 23, 24, 255, 256, 65_535, 65_536, 151_935, *range(1000, 1090)]
-    salt = cache_salt(MODEL.fingerprint(), "tenant")
+    salt = cache_salt(SECRET, MODEL.fingerprint(), "tenant")
     parent, expected = None, []
     for start in range(0, len(prompt) - 15, 16):
         extra = (("cache_salt", salt),) if start == 0 else None
@@ -68,7 +71,7 @@ def test_block_hashes_are_those_of_a_vllm_request(vllm_hashing):
     kv_cache_utils, sha256_cbor = vllm_hashing
     request = pytest.importorskip("vllm.v1.request")
     sampling_params = pytest.importorskip("vllm.sampling_params")
-    salt = cache_salt(MODEL.fingerprint(), "tenant")
+    salt = cache_salt(SECRET, MODEL.fingerprint(), "tenant")
     hasher = kv_cache_utils.get_request_block_hasher(32, sha256_cbor)
     engine_request = request.Request(
         request_id="0",
@@ -103,13 +106,49 @@ def test_hashes_share_exactly_the_common_full_blocks(left, right, block_size):
     )
 )
 def test_different_model_tenant_fidelity_or_tokens_never_share_a_key(contexts):
-    keys = [block_hashes(prompt, 1, cache_salt(model, tenant, kind))[-1] for model, tenant, kind, prompt in contexts]
+    keys = [block_hashes(prompt, 1, cache_salt(SECRET, model, tenant, kind))[-1] for model, tenant, kind, prompt in contexts]
     assert len(set(keys)) == len(keys)
 
 
 def test_parts_of_the_salt_do_not_run_together():
-    assert cache_salt(b"ab", "c") != cache_salt(b"a", "bc")
-    assert cache_salt(b"a", "tenantexact", "") != cache_salt(b"a", "tenant", "exact")
+    assert cache_salt(SECRET, b"ab", "c") != cache_salt(SECRET, b"a", "bc")
+    assert cache_salt(SECRET, b"a", "tenantexact", "") != cache_salt(SECRET, b"a", "tenant", "exact")
+
+
+def test_without_the_secret_nobody_confirms_a_guessed_prompt_or_name():
+    another = ServerSecret(bytes(32))
+    for tenant in ("", "acme"):
+        salts = {cache_salt(secret, MODEL.fingerprint(), tenant) for secret in (SECRET, another)}
+        assert len(salts) == 2
+        assert len({block_hashes([1, 2, 3], 1, salt)[0] for salt in salts}) == 2
+    assert tenant_tag(SECRET, "acme") != tenant_tag(another, "acme")
+    assert cache_salt(SECRET, b"m", "acme") == cache_salt(ServerSecret(bytes(range(32))), b"m", "acme")
+
+
+def test_the_keys_of_purposes_tell_nothing_of_each_other():
+    made = {SECRET.key_for(purpose) for purpose in (b"tag", b"salt", b"redis")}
+    assert len(made) == 3
+    assert SECRET.key_for(b"tag") == hkdf(bytes(range(32)), b"tag")
+
+
+def hkdf(secret: bytes, info: bytes) -> bytes:
+    hashes = pytest.importorskip("cryptography.hazmat.primitives.hashes")
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(hashes.SHA256(), 32, b"crosskv-server-secret", info).derive(secret)
+
+
+def test_a_secret_shows_itself_nowhere():
+    for shown in (repr(SECRET), str(SECRET), f"{SECRET!r:>20}", repr([SECRET])):
+        assert "***" in shown
+        assert bytes(range(32)).hex() not in shown
+    assert pickle.loads(pickle.dumps(SECRET)) == SECRET != ServerSecret(bytes(32))
+    with pytest.raises(ValueError, match="32 bytes, got 31"):
+        ServerSecret(bytes(31))
+
+
+def test_no_tenant_has_the_empty_tag():
+    assert tenant_tag(SECRET, "") == ""
 
 
 def test_every_field_of_the_model_is_in_the_fingerprint():

@@ -2,9 +2,11 @@ import pytest
 
 from kvmanager import quotas
 from kvmanager.keys import tenant_tag
+from kvmanager.server_secret import ServerSecret
 from kvmanager.locations import Location, Tier
 
-A, B = tenant_tag("a"), tenant_tag("b")
+SECRET = ServerSecret(bytes(32))
+A, B = tenant_tag(SECRET, "a"), tenant_tag(SECRET, "b")
 OTHER_NODE = Location(Tier.CPU, "other")
 
 
@@ -39,7 +41,7 @@ def test_a_tenant_holds_no_more_than_its_quota_and_evicts_only_its_own(divided):
 
 def test_those_without_a_quota_share_what_is_left(divided):
     fill(divided, "", 9)
-    fill(divided, tenant_tag("c"), 9)
+    fill(divided, tenant_tag(SECRET, "c"), 9)
     assert divided.manager.stats(0)["locations"][0]["bytes"] == 3
 
 

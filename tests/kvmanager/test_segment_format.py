@@ -8,6 +8,7 @@ import xxhash
 from hypothesis import assume, given
 
 from kvmanager.keys import tenant_tag
+from kvmanager.server_secret import ServerSecret
 from kvmanager.segment_format import (
     HEADER_BYTES,
     LOSSY_CODECS,
@@ -33,7 +34,8 @@ from kvmanager.segments import NodeKind, SegmentSpan
 
 KEY, FINGERPRINT, PARENT = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
 PROFILE = bytes(range(100, 116))
-TENANT = tenant_tag("acme")
+SECRET = ServerSecret(bytes(32))
+TENANT = tenant_tag(SECRET, "acme")
 SHAPE, DTYPE = (2, 2, 4, 1, 8), "bfloat16"
 LAYERS = SHAPE[0]
 PAYLOAD = bytes(index * 7 % 256 for index in range(payload_bytes(SHAPE, DTYPE)))
@@ -363,7 +365,7 @@ def test_two_layers_that_changed_places_are_refused():
     [
         ({"key": b"short"}, "32 bytes"),
         ({"tenant": "acme"}, "tenant tag"),
-        ({"tenant": tenant_tag("acme").upper()}, "tenant tag"),
+        ({"tenant": tenant_tag(SECRET, "acme").upper()}, "tenant tag"),
         ({"tenant": "0" * 16}, "tenant tag"),
         ({"codec": "zip"}, "codec"),
         ({"codec": "int8"}, "exact segment has no lossy form"),
@@ -418,5 +420,5 @@ def test_a_segment_of_the_version_before_is_refused_by_name():
 
 
 def test_the_tag_of_a_tenant_survives_in_the_header_and_does_not_tell_the_name():
-    assert read_header(SEALED).tenant == TENANT == tenant_tag("acme") != tenant_tag("acm")
+    assert read_header(SEALED).tenant == TENANT == tenant_tag(SECRET, "acme") != tenant_tag(SECRET, "acm")
     assert b"acme" not in SEALED
