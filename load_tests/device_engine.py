@@ -19,6 +19,7 @@ from kvmanager.load_rates import Sample
 from kvmanager.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.segments import SegmentSpan
+from kvmanager.server_secret import ServerSecret
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -132,7 +133,7 @@ class DeviceEngine:
         self.block_size: int = self.llm.vllm_config.cache_config.block_size
         self.port = port_type(segment_tokens // self.block_size)
         fingerprint = model_identity(self.llm.vllm_config).fingerprint()
-        self._salt = cache_salt(fingerprint, "")
+        self._salt = cache_salt(ServerSecret(bytes(32)), fingerprint, "")
         self.reuse = KVReuse(self.thread, self.llm.vllm_config, settings, self.port, fingerprint, "0")
         self.orders = DeviceOrders(self.reuse.control, self.thread.call)
         self._ids = 0

@@ -31,6 +31,7 @@ from deployments.redis_tier import RedisTier, RedisTierConfig
 from deployments.wire import KV_CACHE_USAGE, GenerateRequest
 from kvmanager.keys import block_hashes, cache_salt
 from kvmanager.segments import SegmentSpan
+from kvmanager.server_secret import ServerSecret
 from load_tests.experiments.engine_specs import STEP_TOKENS
 from load_tests.prefetch_chain import MIB, until
 
@@ -114,7 +115,7 @@ class ReusingEngine:
         self._node = ray.get_runtime_context().get_node_id()
         config = engine_config(settings)
         self._fingerprint = model_identity(config).fingerprint()
-        self._salt = cache_salt(self._fingerprint, "")
+        self._salt = cache_salt(ServerSecret(bytes(32)), self._fingerprint, "")
         self._block_tokens = settings.block_size_tokens
         self._redis = redis
         self._parts = self._start_parts(server, settings)

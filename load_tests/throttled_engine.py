@@ -35,6 +35,7 @@ from deployments.redis_server import EmbeddedRedis
 from deployments.redis_tier import RedisTier, RedisTierConfig
 from deployments.wire import KV_CACHE_USAGE, GenerateRequest
 from kvmanager.keys import block_hashes, cache_salt
+from kvmanager.server_secret import ServerSecret
 from load_tests.prefetch_chain import MIB
 
 APP = "throttle"
@@ -108,7 +109,7 @@ class ThrottledEngine:
         self._node = ray.get_runtime_context().get_node_id()
         config = engine_config(settings)
         self._fingerprint = model_identity(config).fingerprint()
-        self._salt = cache_salt(self._fingerprint, "")
+        self._salt = cache_salt(ServerSecret(bytes(32)), self._fingerprint, "")
         self.block_tokens = settings.block_size_tokens
         self._start_parts(server, settings)
         self._llm, self._thread = start_engine(config, log_stats=True)

@@ -27,6 +27,7 @@ from deployments.wire import GenerateRequest
 from kvmanager.keys import EXACT, TOLERANT, Fidelity, block_hashes, cache_salt
 from kvmanager.segment_format import RAW
 from kvmanager.segments import SegmentSpan
+from kvmanager.server_secret import ServerSecret
 from load_tests.overhead_arms import APP, PATIENCE_S, ReusingEngine, Timed
 from load_tests.prefetch_chain import running, until
 from load_tests.throttled_engine import prompt
@@ -75,7 +76,7 @@ class CodedEngine(ReusingEngine):
     async def choose(self, codec: str) -> None:
         """Forget everything; from now on Redis stores with `codec` (of `CODECS`), and prompts have its fidelity."""
         coding, self._fidelity = CODECS[codec]
-        self._salt = cache_salt(self._fingerprint, "", self._fidelity)
+        self._salt = cache_salt(ServerSecret(bytes(32)), self._fingerprint, "", self._fidelity)
         await self.clear()
         if coding == self._coding:
             return

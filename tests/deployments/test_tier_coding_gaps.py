@@ -22,9 +22,9 @@ from deployments.kv_port import FIDELITY, PLAN
 from deployments.kv_transfer import SaveJob
 from deployments.segment_codecs import SegmentCodecs
 from kvmanager.keys import EXACT, TOLERANT, Fidelity, block_hashes, cache_salt
-from kvmanager.server_secret import ServerSecret
 from kvmanager.segment_format import SegmentMismatch, read_header
 from kvmanager.segments import SegmentSpan, split_segments
+from kvmanager.server_secret import ServerSecret
 
 BLOCK, SEGMENT_BLOCKS, BLOCKS = 4, 2, 6
 TOKENS = list(range(BLOCK * BLOCKS))

@@ -106,7 +106,9 @@ def test_hashes_share_exactly_the_common_full_blocks(left, right, block_size):
     )
 )
 def test_different_model_tenant_fidelity_or_tokens_never_share_a_key(contexts):
-    keys = [block_hashes(prompt, 1, cache_salt(SECRET, model, tenant, kind))[-1] for model, tenant, kind, prompt in contexts]
+    keys = [
+        block_hashes(prompt, 1, cache_salt(SECRET, model, tenant, kind))[-1] for model, tenant, kind, prompt in contexts
+    ]
     assert len(set(keys)) == len(keys)
 
 

@@ -2,8 +2,8 @@ import pytest
 
 from kvmanager import quotas
 from kvmanager.keys import tenant_tag
-from kvmanager.server_secret import ServerSecret
 from kvmanager.locations import Location, Tier
+from kvmanager.server_secret import ServerSecret
 
 SECRET = ServerSecret(bytes(32))
 A, B = tenant_tag(SECRET, "a"), tenant_tag(SECRET, "b")

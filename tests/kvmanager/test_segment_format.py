@@ -8,7 +8,6 @@ import xxhash
 from hypothesis import assume, given
 
 from kvmanager.keys import tenant_tag
-from kvmanager.server_secret import ServerSecret
 from kvmanager.segment_format import (
     HEADER_BYTES,
     LOSSY_CODECS,
@@ -31,6 +30,7 @@ from kvmanager.segment_format import (
     verify,
 )
 from kvmanager.segments import NodeKind, SegmentSpan
+from kvmanager.server_secret import ServerSecret
 
 KEY, FINGERPRINT, PARENT = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
 PROFILE = bytes(range(100, 116))
