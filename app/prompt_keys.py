@@ -16,7 +16,8 @@ class PromptKeys:
     def __init__(
         self, secret: ServerSecret, fingerprint: bytes, block_size: int, fidelity: FidelityRule | None = None
     ) -> None:
-        """`secret` is the server's, `fingerprint` is the replicas' `ModelIdentity.fingerprint()`, `block_size` theirs in tokens."""
+        """`secret` is the server's, `fingerprint` the replicas' `ModelIdentity.fingerprint()`, `block_size` theirs in
+        tokens."""
         self._secret = secret
         self.fingerprint = fingerprint
         self.block_size = block_size

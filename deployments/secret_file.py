@@ -1,8 +1,8 @@
 """Where the server's secret comes from: the environment, else a file that is made once.
 
-* `CROSSKV_SECRET`, 64 hexadecimal digits, wins. Servers that shall find each other's KV in one Redis need the same one.
-* Else the file `server_secret` in `kv.redis_folder`, beside the data that it belongs to. The first start makes it: whole
-  or not at all, readable by its owner only, and of two starts at once both take the same.
+* `CROSSKV_SECRET`, 64 hexadecimal digits, wins. Servers that shall find each other's KV in one Redis need the same.
+* Else the file `server_secret` in `kv.redis_folder`, beside the data that it belongs to. The first start makes it:
+  whole or not at all, readable by its owner only, and of two starts at once both take the same.
 * Where the folder cannot be written the server starts with a secret of its own, and says so: what it stores in Redis
   is not found again by the next start.
 
@@ -78,7 +78,7 @@ def _made(path: Path) -> ServerSecret:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{FILE_NAME}.{secrets.token_hex(8)}")
     try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
             file.write(secrets.token_hex(SECRET_BYTES) + "\n")
             file.flush()
             os.fsync(file.fileno())
