@@ -63,6 +63,8 @@ class CallQueue:
         """Ask for a call of a method in `BATCHED`; raises there CallFailedError and what Ray raises."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
+        if len(self._waiting) >= MOST_CALLS:  # a manager that hangs lets them wait; nobody waits for most of them
+            self._waiting = [call for call in self._waiting if not call[2].done()]
         self._waiting.append((method, arguments, answer))
         if self._under_way < MOST_UNDER_WAY:
             self._under_way += 1

@@ -9,7 +9,8 @@ name is looked up in the list of named actors.
 from __future__ import annotations
 
 import asyncio
-import time
+import collections
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -17,12 +18,13 @@ from typing import Any
 import ray
 from ray.util import list_named_actors
 
+from deployments.actor_finder import SEARCH_S, ActorFinder
 from deployments.call_batches import BATCHED, CallFailedError, CallQueue
 
 MANAGER_ACTOR = "kv_manager"
 SERVE_NAMESPACE = "serve"
-LOOKUP_PAUSE_S = 0.25
-"""Least time between two searches by name, so that a manager that is gone costs each caller next to nothing."""
+MOST_TOLD = 256
+"""Calls that were told and have not been carried out. A manager that hangs is told no more: Ray would keep them all."""
 
 
 class ManagerUnavailableError(Exception):
@@ -33,64 +35,94 @@ class ManagerClient:
     """A handle on the manager that survives the manager. Safe from any thread."""
 
     def __init__(self, app_name: str) -> None:
-        self._app_name = app_name
-        self._handle: Any = None
-        self._next_lookup = 0.0
+        self._finder = ActorFinder(lambda: _find_actor(app_name))
+        self._lock = threading.Lock()
         self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, CallQueue] = weakref.WeakKeyDictionary()
+        self._told: collections.deque[Any] = collections.deque()
 
     async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Call and await a method, together with others where that may be. Raises ManagerUnavailableError."""
-        handle = self._find()
+        handle = self._finder.handle
         try:
-            if method in BATCHED:
-                return await asyncio.wait_for(self._queue_for(handle).call(method, args), timeout_s)
-            return await asyncio.wait_for(getattr(handle, method).remote(*args), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                if handle is None:
+                    handle = await self._search()
+                if method in BATCHED:
+                    return await self._queue_for(handle).call(method, args)
+                return await getattr(handle, method).remote(*args)
         except TimeoutError as error:
             raise ManagerUnavailableError(f"the KV manager did not answer {method} within {timeout_s} s") from error
         except (ray.exceptions.RayError, CallFailedError) as error:
-            raise self._lost(error) from error
+            raise self._lost(handle, error) from error
 
     def ask_blocking(self, method: str, *args: Any, timeout_s: float) -> Any:
         """The same from a thread that is not an event loop's. Raises ManagerUnavailableError."""
-        handle = self._find()
+        handle = self.find(timeout_s)
         try:
             return ray.get(getattr(handle, method).remote(*args), timeout=timeout_s)
         except ray.exceptions.GetTimeoutError as error:
             raise ManagerUnavailableError(f"the KV manager did not answer {method} within {timeout_s} s") from error
         except ray.exceptions.RayError as error:
-            raise self._lost(error) from error
+            raise self._lost(handle, error) from error
 
     def tell(self, method: str, *args: Any) -> None:
-        """Call a method and do not wait. Raises ManagerUnavailableError when the manager is known to be gone."""
+        """Call a method and do not wait for it. Raises ManagerUnavailableError when the manager is not known.
+
+        On an event loop it does not wait for a search either; another thread waits `SEARCH_S` at the longest. Raises
+        it too while `MOST_TOLD` calls have not been carried out.
+        """
+        handle = self._finder.handle
+        if handle is None:
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                handle = self.find(SEARCH_S)
+            else:
+                self._finder.search()
+                raise ManagerUnavailableError("the KV manager is being looked for")
+        with self._lock:
+            if len(self._told) >= MOST_TOLD:
+                _, left = ray.wait(list(self._told), num_returns=len(self._told), timeout=0, fetch_local=False)
+                self._told = collections.deque(left)
+                if len(left) >= MOST_TOLD:
+                    raise ManagerUnavailableError(f"the KV manager has not carried out {len(left)} calls yet")
         try:
-            getattr(self._find(), method).remote(*args)
+            told = getattr(handle, method).remote(*args)
         except ray.exceptions.RayError as error:
-            raise self._lost(error) from error
+            raise self._lost(handle, error) from error
+        with self._lock:
+            self._told.append(told)
 
     def tell_together(self, calls: Sequence[tuple[str, Sequence[Any]]]) -> None:
         """The same for calls (method of `BATCHED`, arguments), carried out in order; none of them stops the others."""
         self.tell("batch", *calls)
 
+    def find(self, timeout_s: float) -> Any:
+        """The manager's handle, for a thread that may wait. Raises ManagerUnavailableError."""
+        try:
+            return self._finder.wait(timeout_s)
+        except TimeoutError as error:
+            raise ManagerUnavailableError("the KV manager was not found in time") from error
+
+    async def _search(self) -> Any:
+        try:
+            async with asyncio.timeout(SEARCH_S):
+                return await asyncio.shield(asyncio.wrap_future(self._finder.search()))
+        except TimeoutError as error:
+            raise ManagerUnavailableError("the KV manager was not found in time") from error
+
     def _queue_for(self, handle: Any) -> CallQueue:
         """This event loop's queue of calls to a manager; a new manager gets a new one."""
         loop = asyncio.get_running_loop()
-        queue = self._queues.get(loop)
-        if queue is None or queue.handle is not handle:
-            queue = self._queues[loop] = CallQueue(handle)
-        return queue
+        with self._lock:
+            queue = self._queues.get(loop)
+            if queue is None or queue.handle is not handle:
+                queue = self._queues[loop] = CallQueue(handle)
+            return queue
 
-    def _find(self) -> Any:
-        if self._handle is None:
-            now = time.monotonic()
-            if now < self._next_lookup:
-                raise ManagerUnavailableError("the KV manager is not running")
-            self._next_lookup = now + LOOKUP_PAUSE_S
-            self._handle = _find_actor(self._app_name)
-        return self._handle
-
-    def _lost(self, error: Exception) -> ManagerUnavailableError:
+    def _lost(self, handle: Any, error: Exception) -> ManagerUnavailableError:
         if isinstance(error, ray.exceptions.RayActorError):
-            self._handle = None
+            self._finder.lost(handle)
         return ManagerUnavailableError(f"the KV manager failed: {error}")
 
 
@@ -101,6 +133,6 @@ def _find_actor(app_name: str) -> Any:
             name = actor["name"]
             if actor["namespace"] == SERVE_NAMESPACE and app_part in name and name.endswith(name_part):
                 return ray.get_actor(name, namespace=SERVE_NAMESPACE)
-    except (ValueError, ray.exceptions.RayError) as error:
-        raise ManagerUnavailableError("the KV manager is being recreated") from error
+    except Exception as error:
+        raise ManagerUnavailableError(f"the KV manager is being recreated: {error}") from error
     raise ManagerUnavailableError("the KV manager is not running")

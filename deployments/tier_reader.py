@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import ray
 
+from deployments.actor_finder import SEARCH_S, ActorFinder
 from deployments.cpu_tier import tier_name
 from deployments.kv_port import PlannedLoad
 from deployments.locked_breaker import LockedBreaker
@@ -41,7 +42,8 @@ class TierCall:
 
     node_id: str
     loads: Sequence[PlannedLoad]
-    answer: Any
+    handle: Any = None
+    answer: Any = None
     refs: dict[bytes, Any] | None = None
     asked_again: bool = False
 
@@ -83,7 +85,7 @@ class TierReader:
         self._report = report
         self._waits = waits
         self._patience_s = patience_s
-        self._handles: dict[str, Any] = {}
+        self._finders: dict[str, ActorFinder] = {}
         self._circuits: dict[str, LockedBreaker] = {}
         self._lock = threading.Lock()
 
@@ -131,16 +133,16 @@ class TierReader:
         node_id = place.node_id
         if not self._circuit(node_id).allows(time.monotonic()):
             self._count("fetch_not_asked")
-            return TierCall(node_id, loads, None)
+            return TierCall(node_id, loads)
         try:
-            handle = self._handle(node_id)
-        except ValueError:
+            handle = self._finder(node_id).wait(SEARCH_S)
+        except Exception:  # none of that name, or Ray's directory does not answer
             self._circuit(node_id).failed(time.monotonic())
             self._count("fetch_tier_gone")
-            return TierCall(node_id, loads, None)
+            return TierCall(node_id, loads)
         if place.tier == Tier.CPU.value:
-            return TierCall(node_id, loads, handle.fetch.remote([load.key for load in loads]))
-        return TierCall(node_id, loads, handle.promote.remote(self._replica, _wanted(loads)))
+            return TierCall(node_id, loads, handle, handle.fetch.remote([load.key for load in loads]))
+        return TierCall(node_id, loads, handle, handle.promote.remote(self._replica, _wanted(loads)))
 
     def _take(self, load: PlannedLoad, call: TierCall, deadline: float) -> memoryview | None:
         """Wait for one segment; what is wrong with it, or with its tier, is counted and reported."""
@@ -198,7 +200,7 @@ class TierReader:
         """Have the tier ask other workers for what the worker of this segment has not brought."""
         self._count("redis_asked_again")
         rest = [each for each in call.loads if each.start_block >= load.start_block]
-        answer = self._handle(call.node_id).promote.remote(self._replica, _wanted(rest), load.key)
+        answer = call.handle.promote.remote(self._replica, _wanted(rest), load.key)
         found = ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
         refs.update({each.key: ref for each, ref in zip(rest, found, strict=True) if ref is not None})
 
@@ -215,7 +217,7 @@ class TierReader:
             except ray.exceptions.RayError as error:
                 gone = isinstance(error, ray.exceptions.RayActorError)
                 if gone:
-                    self._handles.pop(call.node_id, None)
+                    self._finder(call.node_id).lost(call.handle)
                 circuit.failed(time.monotonic())
                 self._count("fetch_tier_gone" if gone else "fetch_failed")
                 call.answer = None
@@ -224,11 +226,13 @@ class TierReader:
             call.refs = {load.key: ref for load, ref in zip(call.loads, found, strict=True)}
         return call.refs
 
-    def _handle(self, node_id: str) -> Any:
-        """The tier of any node. Raises ValueError when there is none."""
-        if node_id not in self._handles:
-            self._handles[node_id] = ray.get_actor(tier_name(self._app_name, node_id), namespace=SERVE_NAMESPACE)
-        return self._handles[node_id]
+    def _finder(self, node_id: str) -> ActorFinder:
+        """Of the tier of any node."""
+        name = tier_name(self._app_name, node_id)
+        with self._lock:
+            if node_id not in self._finders:
+                self._finders[node_id] = ActorFinder(lambda: ray.get_actor(name, namespace=SERVE_NAMESPACE))
+            return self._finders[node_id]
 
     def _circuit(self, node_id: str) -> LockedBreaker:
         with self._lock:

@@ -136,7 +136,7 @@ class Caller:
         return await self._client.ask(method, *args, timeout_s=PATIENCE_S)
 
     async def _ask_alone(self, method: str, *args: Any) -> Any:
-        return await getattr(self._client._find(), method).remote(*args)
+        return await getattr(self._client.find(PATIENCE_S), method).remote(*args)
 
 
 @dataclass(slots=True)

@@ -84,10 +84,11 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> TierReader:
             raise ray.exceptions.RayActorError
         return [("far", [key]) for key in keys] if isinstance(keys, list) and len(keys[0]) > 1 else b"segment"
 
-    monkeypatch.setattr(tier_reader, "ray", SimpleNamespace(get=get, exceptions=ray.exceptions))
-    made = TierReader("app", "replica", "near", lambda what: None, lambda what, load: None, PortWaits(), {"cpu": 1.0})
-    made._handles = {name: Tier(name) for name in ("near", "far")}
-    return made
+    def get_actor(name: str, namespace: str) -> Tier:
+        return Tier(name.split("::")[-1])
+
+    monkeypatch.setattr(tier_reader, "ray", SimpleNamespace(get=get, get_actor=get_actor, exceptions=ray.exceptions))
+    return TierReader("app", "replica", "near", lambda what: None, lambda what, load: None, PortWaits(), {"cpu": 1.0})
 
 
 def load(number: int, holder: str) -> PlannedLoad:
