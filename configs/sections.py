@@ -7,33 +7,13 @@ A field's name carries its unit (`_bytes`, `_s`, `_tokens`); its description is 
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
 
-from configs.engine_arguments import engine_argument_names
+from configs.engine_arguments import check_extra_args
 
 CPU_BLOCK_MULTIPLE_TOKENS = 32  # vLLM's CPU attention kernels work on blocks of a multiple of 32 tokens
-# vLLM arguments that other settings decide, with the setting to use instead.
-_OWNED_ENGINE_ARGS = {
-    "model": "model",
-    "tokenizer": "model",
-    "served_model_name": "served_model_name",
-    "dtype": "dtype",
-    "max_model_len": "max_model_len",
-    "seed": "seed",
-    "trust_remote_code": "trust_remote_code",
-    "block_size": "engine.block_size_tokens",
-    "num_gpu_blocks_override": "engine.device_blocks",
-    "max_num_seqs": "engine.max_num_seqs",
-    "max_num_batched_tokens": "engine.max_num_batched_tokens",
-    "enforce_eager": "engine.enforce_eager",
-    "disable_log_stats": "engine.log_stats",
-    "enable_prefix_caching": "kv.enabled",
-    "kv_transfer_config": "kv.enabled",
-    "prefix_caching_hash_algo": "kv.enabled",
-}
 
 
 class Section(BaseModel):
@@ -72,20 +52,15 @@ class EngineSettings(Section):
     )
     log_stats: bool = Field(True, description="Let vLLM count its own metrics, which /metrics then shows.")
     extra_args: dict[str, Any] = Field(
-        default_factory=dict, description="Anything else for vLLM's AsyncEngineArgs, by vLLM's own names."
+        default_factory=dict,
+        description="Anything else for vLLM's AsyncEngineArgs, by vLLM's own names. "
+        "What would undo the exactness of shared KV is refused.",
     )
 
     @field_validator("extra_args")
     @classmethod
-    def _leave_owned_arguments_to_their_settings(cls, value: dict[str, Any]) -> dict[str, Any]:
-        for name in value:
-            if name in _OWNED_ENGINE_ARGS:
-                raise ValueError(f"{name!r} has a setting of its own; use {_OWNED_ENGINE_ARGS[name]!r}")
-            known = engine_argument_names()
-            if known and name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else "docs.vllm.ai lists its engine arguments"
-                raise ValueError(f"vLLM knows no argument {name!r}; {hint}")
+    def _extra_arguments_undo_nothing(cls, value: dict[str, Any]) -> dict[str, Any]:
+        check_extra_args(value)
         return value
 
 

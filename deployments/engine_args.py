@@ -35,6 +35,8 @@ def engine_environment(settings: Settings) -> Mapping[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
+        # Runner V2, vLLM's choice on CUDA, computes from the wrong position after a failed layerwise load (vllm#49250).
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CONFIGURE_LOGGING": os.environ.get("VLLM_CONFIGURE_LOGGING", "1"),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),

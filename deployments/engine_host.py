@@ -35,6 +35,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
+from deployments.engine_checks import check_engine_config
 from deployments.seeded_sampling import keep_seeds_exact
 
 logger = logging.getLogger(__name__)
@@ -262,12 +263,9 @@ class InProcessClient:
 def start_engine(config: VllmConfig, log_stats: bool) -> tuple[AsyncLLM, EngineThread]:
     """Load the model and return vLLM's AsyncLLM over an engine thread of this process. Blocks while loading.
 
-    Raises whatever vLLM raises for a configuration it refuses, and ValueError for parallelism across processes.
+    Raises whatever vLLM raises for a configuration it refuses, and ValueError for one with which KV would not be exact.
     """
-    if config.parallel_config.world_size != 1:
-        raise ValueError(
-            "a replica's engine runs in one process: set tensor_parallel_size and pipeline_parallel_size to 1"
-        )
+    check_engine_config(config)
     # The root of all block hashes must be the same everywhere (kvmanager.keys); vLLM would take it from this variable.
     os.environ.pop("PYTHONHASHSEED", None)
     with _client_in_process() as threads, _tolerant_module_scan():

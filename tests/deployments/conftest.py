@@ -14,6 +14,7 @@ os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
     VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES="0",
     VLLM_LOGGING_LEVEL="WARNING",
+    VLLM_USE_V2_MODEL_RUNNER="0",
     TORCHDYNAMO_DISABLE="1",  # else the first request for logprobs waits half a minute for a C++ compiler
 )
 sys.path.insert(0, str(Path(__file__).parent))

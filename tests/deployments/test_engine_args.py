@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from live_engine import BLOCK, LiveEngine, greedy, prompt
 
 from configs.settings import PROJECT_ROOT, load_settings
 from deployments.engine_args import engine_config, model_identity
-from deployments.engine_host import start_engine
 from kvmanager.keys import ROOT_HASH, block_hashes
 
 ENGINE: dict[str, Any] = {"device_blocks": 100}
@@ -119,9 +117,3 @@ def test_keys_are_the_engines_own_block_hashes(engine: LiveEngine, monkeypatch: 
     tokens, hashes = seen[0]
     assert len(tokens) == 140
     assert hashes == block_hashes(tokens, BLOCK, salt)
-
-
-def test_parallelism_across_processes_is_refused_in_words() -> None:
-    config: Any = SimpleNamespace(parallel_config=SimpleNamespace(world_size=2))
-    with pytest.raises(ValueError, match="tensor_parallel_size and pipeline_parallel_size to 1"):
-        start_engine(config, log_stats=False)

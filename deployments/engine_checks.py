@@ -1,0 +1,61 @@
+"""What a built engine configuration must say, so that no two KVs share a name and none is stored before it is computed.
+
+`configs.engine_arguments` refuses the same by name when the settings are read. Here the result counts, whatever led to
+it: vLLM's defaults, its platforms, environment variables.
+
+Leans on vllm 0.32.0, `vllm.config.VllmConfig`; `tests/deployments/test_engine_checks.py` builds real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def check_engine_config(config: VllmConfig) -> None:
+    """Raise ValueError, in words, for the first thing that the connector's exactness does not bear."""
+    for wrong in _defects(config):
+        raise ValueError(f"vLLM's configuration does not keep KV exact: {wrong}")
+
+
+def _defects(config: VllmConfig) -> Iterator[str]:
+    parallel, scheduler, cache, transfer = (
+        config.parallel_config, config.scheduler_config, config.cache_config, config.kv_transfer_config,
+    )  # fmt: skip
+    if parallel.world_size != 1 or parallel.data_parallel_size != 1:
+        yield (
+            "a replica's engine runs in one process; set tensor_parallel_size, pipeline_parallel_size and "
+            "data_parallel_size to 1, and raise `replicas`"
+        )
+    if scheduler.async_scheduling or config.max_concurrent_batches > 1:
+        yield (
+            "steps overlap, and tokens of a step under way would count as computed; leave async_scheduling out of "
+            "engine.extra_args"
+        )
+    if config.use_v2_model_runner:
+        yield (
+            "vLLM chose its model runner V2, which answers a failed layerwise load with wrong tokens; set "
+            "VLLM_USE_V2_MODEL_RUNNER=0, and leave features that need V2 out of engine.extra_args"
+        )
+    if scheduler.scheduler_cls is not None or not parallel.worker_cls.startswith("vllm.v1.worker."):
+        yield (
+            f"the scheduler ({scheduler.scheduler_cls}) or the worker ({parallel.worker_cls}) is not vLLM's own; leave "
+            "scheduler_cls and worker_cls out of engine.extra_args, and uninstall vLLM plug-ins that bring their own"
+        )
+    if cache.enable_prefix_caching and cache.prefix_caching_hash_algo != "sha256_cbor":
+        yield (
+            f"blocks are hashed by {cache.prefix_caching_hash_algo}, not by sha256_cbor, so the ingress and the engine "
+            "would name them differently"
+        )
+    if config.lora_config is not None:
+        yield "KV of a LoRA adapter has no name of its own; leave enable_lora out of engine.extra_args"
+    if transfer is not None and transfer.kv_connector != "CrossKVConnector":
+        yield (
+            f"{transfer.kv_connector} has taken the place of crosskv's connector; leave kv_offloading_size out of "
+            "engine.extra_args"
+        )
+    if transfer is not None and transfer.kv_load_failure_policy != "recompute":
+        yield f"a failed load must be recomputed, not be answered by {transfer.kv_load_failure_policy!r}"
