@@ -7,6 +7,7 @@ is what the user reads: one sentence from `configs.settings`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -19,7 +20,7 @@ from configs.settings import Settings, load_settings
 from deployments.engine_args import engine_environment
 from deployments.manager_actor import KVManagerActor
 from deployments.manager_client import MANAGER_ACTOR
-from deployments.manager_config import manager_config, require_policy, tenant_quotas
+from deployments.manager_config import manager_config, pin_shares, require_policy, tenant_quotas
 from deployments.redis_config import RedisTierConfig, require_redis
 from deployments.redis_tier import RedisTier
 from deployments.replica import Replica
@@ -85,7 +86,7 @@ def _manager(settings: Settings, secret: ServerSecret) -> DeploymentActorConfig:
         name=MANAGER_ACTOR,
         actor_class=ray.remote(KVManagerActor),
         init_kwargs={
-            "config": manager_config(settings),
+            "config": replace(manager_config(settings), tenant_pin_bytes=pin_shares(settings, secret)),
             "with_redis": settings.kv.enabled and settings.kv.redis_url is not None,
             "speculation_share": settings.kv.speculation_blocks_share if settings.kv.speculative_prefetch else 0.0,
             "quotas": tenant_quotas(settings, secret),

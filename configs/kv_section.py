@@ -156,6 +156,10 @@ class KVSettings(Section):
         ge=0,
         description="KV that may be pinned (`POST /api/v1/kv/pin`) at most. 0: nothing can be pinned.",
     )
+    tenant_pin_bytes: dict[str, Quota] = Field(
+        default_factory=dict,
+        description="By tenant, its own part of `pin_budget_bytes`. The other tenants get equal parts of the rest.",
+    )
     tenant_cpu_bytes: dict[str, Quota] = Field(
         default_factory=dict,
         description="By tenant, the part of each CPU tier that is its own: it gets no more, and nobody else gets it. "

@@ -93,6 +93,11 @@ class HTTPSettings(Section):
         description="vLLM's parser for the model's reasoning, such as `qwen3`. Empty: reasoning stays in the answer.",
     )
 
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """Who may ask, by name; empty: everybody, and there are no tenants."""
+        return tuple(sorted(set(self.api_keys.values())))
+
     @field_validator("api_keys")
     @classmethod
     def _keys_and_tenants_are_not_empty(cls, value: dict[str, str]) -> dict[str, str]:

@@ -216,7 +216,11 @@ class Settings(Section):
             )
 
     def _check_quotas(self) -> None:
-        for field, of in (("tenant_cpu_bytes", "cpu_tier_bytes"), ("tenant_redis_bytes", "redis_bytes")):
+        for field, of in (
+            ("tenant_cpu_bytes", "cpu_tier_bytes"),
+            ("tenant_redis_bytes", "redis_bytes"),
+            ("tenant_pin_bytes", "pin_budget_bytes"),
+        ):
             quotas: Mapping[str, int] = getattr(self.kv, field)
             budget: int = getattr(self.kv, of)
             self._check_tenants(field, quotas)
@@ -227,7 +231,7 @@ class Settings(Section):
                 )
 
     def _check_tenants(self, field: str, by_tenant: Mapping[str, object]) -> None:
-        tenants = set(self.http.api_keys.values())
+        tenants = set(self.http.tenants)
         for tenant in by_tenant:
             if tenant not in tenants:
                 raise ValueError(

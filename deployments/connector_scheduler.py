@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from deployments.device_owners import DeviceOwners
 from deployments.device_queue import HotnessQueue
 from deployments.kv_port import FIDELITY, PLAN, TENANT, KVPort, PlanDict, PlannedLoad
 from deployments.kv_transfer import KVTransfer, LoadJob
@@ -80,6 +81,8 @@ class SchedulerSide:
         self._ttft_target_s = ttft_target_s
         self.queue: HotnessQueue | None = None
         """The pool's free blocks by hotness; None: vLLM's own order."""
+        self.owners = DeviceOwners()
+        """Whose the blocks of the pool are."""
         self._tracked: dict[str, TrackedRequest] = {}
 
     def add(self, request: Request) -> None:
@@ -132,6 +135,8 @@ class SchedulerSide:
         tracked = self._tracked.get(request.request_id)
         if tracked is None:
             return
+        if request.block_hashes:
+            self.owners.claim(bytes(request.block_hashes[0]), tracked.tenant)
         tracked.hidden = ()  # those of before a preemption
         if num_tokens == 0:
             if tracked.sources is None:
@@ -250,6 +255,11 @@ class SchedulerSide:
         blocks = min(request.num_computed_tokens // self._block_size, len(request.block_hashes))
         if blocks >= prompt_blocks and blocks and not request.mm_features:
             self._port.report_answer([bytes(block) for block in request.block_hashes[:blocks]], prompt_blocks)
+
+    def tenant_of_block(self, block_hash: bytes) -> str:
+        """The tenant whose request has this block; empty: none. O(blocks of all requests here): for rare cases."""
+        found = (tracked for tracked in self._tracked.values() if block_hash in tracked.request.block_hashes)
+        return next((tracked.tenant for tracked in found), "")
 
     def nothing_runs(self) -> None:
         """No request is scheduled in this step: unless all wait for loads, some want blocks that nobody will free."""

@@ -41,10 +41,10 @@ class ControlOrders:
     _order_ids: Iterator[int]
     _wake_pollers: Callable[[], None]
 
-    async def pin(self, hashes: Sequence[BlockHash], ttl_s: float) -> dict[str, Any]:
-        """Keep the known beginning of a prompt in the shared tiers for so long."""
+    async def pin(self, hashes: Sequence[BlockHash], ttl_s: float, tenant: str = "") -> dict[str, Any]:
+        """Keep the known beginning of a tenant's prompt in the shared tiers for so long; `tenant` is its tag."""
         try:
-            report = self._brain.pin(time.monotonic(), [self._deepest_known(hashes)], ttl_s)
+            report = self._brain.pin(time.monotonic(), [self._deepest_known(hashes)], ttl_s, tenant)
         except UnknownKeyError:
             return _refused("unknown_key", "No KV of this prompt is known.")
         except PinBudgetError as error:
@@ -56,29 +56,32 @@ class ControlOrders:
             "budget_bytes": report.budget_bytes,
         }  # fmt: skip
 
-    async def unpin(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
-        """End a pin."""
+    async def unpin(self, hashes: Sequence[BlockHash], tenant: str = "") -> dict[str, Any]:
+        """End a tenant's pin."""
         try:
-            return {"unpinned": len(self._brain.unpin(time.monotonic(), [self._deepest_known(hashes)]))}
+            return {"unpinned": len(self._brain.unpin(time.monotonic(), [self._deepest_known(hashes)], tenant))}
         except UnknownKeyError:
             return _refused("unknown_key", "No KV of this prompt is known.")
 
-    async def clear(self, tiers: Sequence[str], deadline_s: float) -> dict[str, Any]:
-        """Empty tiers everywhere. Leased segments stay until their lease ends. Returns what was cleared, by tier."""
+    async def clear(self, tiers: Sequence[str], deadline_s: float, tenant: str | None = None) -> dict[str, Any]:
+        """Empty tiers everywhere, or of what one tenant (by tag) has there. Returns what was cleared, by tier.
+
+        Leased segments stay until their lease ends.
+        """
         cleared: dict[str, Any] = {}
         if {"cpu", "redis"} & set(tiers):
-            self._brain.offloads.leave_out_present()
+            self._brain.offloads.leave_out_present(tenant)
         for tier in (Tier.CPU, Tier.REDIS):
             if tier.value in tiers:
-                directives = self._brain.clear({tier})
+                directives = self._brain.clear({tier}, tenant)
                 cleared[tier.value] = sum(len(directive.keys) for directive in directives)
                 await self._seats.carry_out(directives)
         if "device" in tiers:
-            self._speculation.clear()
+            if tenant is None:
+                self._speculation.clear()
+            order = {"kind": "clear_device"} if tenant is None else {"kind": "clear_device", "tenant": tenant}
             seats = dict(self._replicas)
-            counts = await asyncio.gather(
-                *(self._order(seat, {"kind": "clear_device"}, deadline_s) for seat in seats.values())
-            )
+            counts = await asyncio.gather(*(self._order(seat, order, deadline_s) for seat in seats.values()))
             cleared["device"] = {str(seat.rank): n for seat, n in zip(seats.values(), counts, strict=True)}
         self._wake_pollers()
         return cleared

@@ -13,6 +13,7 @@ stored never gets a hash; it is free again and empty.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_events import BlockStored
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
+from deployments.device_owners import DeviceOwners
 from deployments.device_pins import DevicePins
 from deployments.device_queue import HotnessQueue
 from deployments.held_save import submit_held_save
@@ -49,10 +51,12 @@ class Promotion:
     """Per block, never rising: the beginning of a sequence is as hot as its end, or hotter."""
     deadline: float
     """On `time.monotonic`'s clock."""
+    tenant: str = ""
+    """Tag of whose it is; empty: not known."""
 
 
 class DeviceControl:
-    """See the module's docstring. `publish` reports the pool's events; `parents` is `PlacementPublisher.parents`."""
+    """See the module's docstring. `publish` reports the pool's events; `PlacementPublisher` has the other two."""
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class DeviceControl:
         transfer: KVTransfer,
         block_size: int,
         parents: Mapping[bytes, bytes | None],
+        owners: DeviceOwners,
         publish: Callable[[], None],
         on_engine_thread: Callable[[Callable[[], None]], Any],
     ) -> None:
@@ -72,9 +77,11 @@ class DeviceControl:
         self._transfer = transfer
         self._block_size = block_size
         self._parents = parents
+        self._owners = owners
         self._publish = publish
         self._on_engine_thread = on_engine_thread
-        self._clears = 0
+        self._clears: Counter[str | None] = Counter()
+        """Times that all (None) or a tenant's blocks were cleared."""
 
     def cached_hashes(self) -> list[bytes]:
         """Every block hash in the pool, once. O(blocks)."""
@@ -89,14 +96,30 @@ class DeviceControl:
             "pinned_blocks": len(self.pins),
         }
 
-    def clear(self) -> int:
-        """Empty the prefix cache, pins and promotions under way too; returns how many blocks it held. O(blocks)."""
-        self._clears += 1
+    def clear(self, tenant: str | None = None) -> int:
+        """Empty the prefix cache, pins and promotions under way too; returns how many blocks it held. O(blocks).
+
+        With a `tenant` (by tag), of what belongs to it, and nothing else.
+        """
+        self._clears[tenant] += 1
+        if tenant is not None:
+            return self._clear_tenant(tenant)
         self.pins.release_all()
         blocks = list(self._cached_blocks())
         self._evict(blocks)
         self._publish()
         return len(blocks)
+
+    def _clear_tenant(self, tenant: str) -> int:
+        hashes = self._owners.blocks_of(tenant)
+        self.pins.unpin(hashes)
+        cleared = 0
+        for block_hash in hashes:
+            while (block := self._cached(block_hash)) is not None:  # it may lie here twice
+                self._evict([block])
+                cleared += 1
+        self._publish()
+        return cleared
 
     def evict(self, hashes: Iterable[bytes]) -> int:
         """Take blocks that nobody uses out of the prefix cache; returns how many there were."""
@@ -169,11 +192,15 @@ class DeviceControl:
         if blocks is None:
             return None
         done: Future[int] = Future()
-        clears = self._clears
+        clears = self._clears_of(promotion)
+        if first == 0:
+            self._owners.claim(promotion.hashes[0], promotion.tenant)
 
         def finish(arrived: int) -> None:
             try:
-                done.set_result(self._enter(promotion, first, arrived if clears == self._clears else first, blocks))
+                done.set_result(
+                    self._enter(promotion, first, arrived if clears == self._clears_of(promotion) else first, blocks)
+                )
             except BaseException as error:
                 done.set_exception(error)
             finally:
@@ -190,6 +217,9 @@ class DeviceControl:
         )
         self._transfer.submit_load(job, promotion.deadline)
         return done
+
+    def _clears_of(self, promotion: Promotion) -> int:
+        return self._clears[None] + self._clears[promotion.tenant]
 
     def _take_free(self, wanted: int, score: float) -> list[KVCacheBlock] | None:
         reserve = int(self._pool.num_gpu_blocks * PROMOTION_RESERVE)

@@ -11,6 +11,7 @@ from typing import Any
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
+from deployments.device_owners import DeviceOwners
 from deployments.kv_port import KVPort
 
 
@@ -18,13 +19,15 @@ class PlacementPublisher:
     """Stands in for vLLM's event publisher. Called on the engine thread after each step that changed the pool.
 
     `parents` tells, for each block hash in the pool, the hash of the block before it (None for a sequence's first),
-    which vLLM's pool does not remember. `on_cleared` is called when vLLM has emptied its prefix cache.
+    which vLLM's pool does not remember; `owners`, whose they are. `on_cleared` is called when vLLM has emptied its
+    prefix cache.
     """
 
     def __init__(
         self, port: KVPort, in_pool: Callable[[bytes], bool], on_cleared: Callable[[], None] = lambda: None
     ) -> None:
         self.parents: dict[bytes, bytes | None] = {}
+        self.owners = DeviceOwners()
         self._port = port
         self._in_pool = in_pool
         self._on_cleared = on_cleared
@@ -44,6 +47,7 @@ class PlacementPublisher:
             if isinstance(event, BlockStored):
                 parent = event.parent_block_hash
                 before = None if parent is None else _whole(parent)
+                self.owners.stored([_whole(block_hash) for block_hash in event.block_hashes], before)
                 for block_hash in event.block_hashes:
                     self.parents[_whole(block_hash)] = before
                     before = _whole(block_hash)
@@ -57,6 +61,7 @@ class PlacementPublisher:
             for block_hash in list(self.parents) if cleared else removed:
                 if not self._in_pool(block_hash):
                     self.parents.pop(block_hash, None)
+                    self.owners.removed(block_hash)
             self._port.report_placement(stored, removed, cleared)
 
     def shutdown(self) -> None:

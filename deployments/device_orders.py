@@ -156,7 +156,8 @@ class DeviceOrders:
         control, kind = self._control, DirectiveKind.PROMOTE
         loads = [PlannedLoad(*segment) for segment in order["segments"]]
         hashes = order["hashes"][: loads[-1].end_block]
-        promotion = Promotion(hashes, loads, list(_per_block(order["scores"], order["now"], len(hashes))), deadline)
+        scores = list(_per_block(order["scores"], order["now"], len(hashes)))
+        promotion = Promotion(hashes, loads, scores, deadline, order.get("tenant", ""))
         position = 0
         if not await self._slice(kind, done, partial(control.hear, order["epoch"], order["now"])):
             raise _RefusedError(Outcome.REFUSED_LATE)

@@ -107,6 +107,7 @@ class Direction:
                 "scores": list(plan.scores),
                 "now": plan.now_score,
                 "epoch": self._brain.epoch,
+                "tenant": self._brain.tenant_of(plan.segments[-1].key),
             }
             return await self._send(kind, replica, deadline_s, order)
         finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import torch
@@ -111,12 +112,15 @@ class KVReuse:
             ttft_target_s=settings.kv.ttft_target_s,
         )
         publisher = PlacementPublisher(port, self._in_pool, self._on_cleared)
+        self._scheduler_side.owners = publisher.owners
+        publisher.owners.find = self._scheduler_side.tenant_of_block
         self.control = DeviceControl(
             pool=pool,
             pins=pins,
             transfer=self.transfer,
             block_size=block_size,
             parents=publisher.parents,
+            owners=publisher.owners,
             publish=self._publish_events,
             on_engine_thread=thread.call,
         )
@@ -145,9 +149,9 @@ class KVReuse:
         """Every block hash in the device pool."""
         return self._thread.call(self.control.cached_hashes)
 
-    def clear_device(self) -> Future[int]:
-        """Empty the device's prefix cache; returns the number of blocks that it held. Running requests keep theirs."""
-        return self._thread.call(self.control.clear)
+    def clear_device(self, tenant: str | None = None) -> Future[int]:
+        """Empty the device's prefix cache, or of a tenant's blocks; returns how many. Running requests keep theirs."""
+        return self._thread.call(partial(self.control.clear, tenant))
 
     def pool_usage(self) -> Future[dict[str, int]]:
         """Device blocks: all, free, cached, pinned. All but the null block are free when nobody uses or pins any."""

@@ -378,6 +378,10 @@ class KVManagerActor(CallBatches, ControlOrders):
         stats["cpu_tiers"], stats["redis"] = await self._seats.stats()
         return stats
 
+    async def tenant_stats(self, tenant: str) -> dict[str, Any]:
+        """What a tenant (by tag) may know of the cache: its own share, and nothing of where it lies."""
+        return self._brain.tenant_stats(time.monotonic(), tenant)
+
     async def parts(self) -> dict[str, Any]:
         """Who is registered, for /health: replicas by rank with the seconds since they last reported, and tiers."""
         now = time.monotonic()

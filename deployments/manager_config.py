@@ -31,6 +31,19 @@ def manager_config(settings: Settings) -> ManagerConfig:
     )
 
 
+def pin_shares(settings: Settings, secret: ServerSecret) -> dict[str, int] | None:
+    """Bytes that may be pinned, by the tag of each tenant; None where there are none, and all who pin share them.
+
+    What `kv.tenant_pin_bytes` says; the others share the rest of `kv.pin_budget_bytes` evenly.
+    """
+    tenants, own = settings.http.tenants, settings.kv.tenant_pin_bytes
+    if not tenants:
+        return None
+    rest = int(settings.kv.pin_budget_bytes) - sum(own.values())
+    even = rest // max(1, len(tenants) - len(own))
+    return _by_tag({tenant: own.get(tenant, even) for tenant in tenants}, secret)
+
+
 def tenant_quotas(settings: Settings, secret: ServerSecret) -> dict[Tier, dict[str, int]]:
     """Bytes by tier and by the tag that a tenant has in the index."""
     return {

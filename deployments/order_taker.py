@@ -93,7 +93,8 @@ class OrderTaker:
             if order["kind"] != "clear_device":
                 result = await self._device.carry_out(order) if self._device else NO_CACHE
             else:
-                result = await asyncio.wrap_future(self._reuse.clear_device()) if self._reuse else 0
+                cleared = self._reuse.clear_device(order.get("tenant")) if self._reuse else None
+                result = 0 if cleared is None else await asyncio.wrap_future(cleared)
             if self._port:
                 # The manager shall know what is on the device when it hears that the order is done.
                 await asyncio.to_thread(self._port.flush)

@@ -194,9 +194,13 @@ class Catalog:
             copy.state = CopyState.GONE
             self._part(copy)
 
-    def copies_at(self, store: Store) -> list[Copy]:
-        """Return all copies at a location, heads of chains first. O(n log n) in the copies there: not for requests."""
-        return sorted(store.copies(), key=lambda copy: copy.node.start_block)
+    def copies_at(self, store: Store, tenant: str | None = None) -> list[Copy]:
+        """Return all copies at a location, or a tenant's, heads of chains first.
+
+        O(copies there) and O(n log n) in the result: not for requests.
+        """
+        copies = (copy for copy in store.copies() if tenant is None or copy.node.tenant == tenant)
+        return sorted(copies, key=lambda copy: copy.node.start_block)
 
     def placement(self) -> Iterator[Event]:
         """Yield the events that would build the present placement. O(index)."""
@@ -252,8 +256,7 @@ class Catalog:
         ready = [head]
         while ready:
             copy = ready.pop()
-            copy.state = CopyState.RESIDENT
-            copy.store.resident_segments += 1
+            copy.store.publish(copy)
             node = copy.node
             tier, holder = copy.store.location
             self._log.append(("seg+", tier.value, holder, node.key, node.start_block, node.num_blocks))
@@ -265,10 +268,8 @@ class Catalog:
                 copy.partition.policy.expose(copy)
 
     def _withdraw(self, copy: Copy) -> None:
-        if copy.state is CopyState.RESERVED:
-            copy.store.reserved_bytes -= copy.nbytes
-        elif copy.state is CopyState.RESIDENT:
-            copy.store.resident_segments -= 1
+        copy.store.withdraw(copy)
+        if copy.state is CopyState.RESIDENT:
             tier, holder = copy.store.location
             self._log.append(("seg-", tier.value, holder, copy.node.key))
 

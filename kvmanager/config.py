@@ -1,5 +1,6 @@
 """What the manager can be told."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -33,6 +34,8 @@ class ManagerConfig:
     """A segment used so often (`kvmanager.demotion_queue`) is copied to Redis; 1: every segment when it is stored."""
     pin_budget_bytes: int = 0
     """Bytes that pins may keep from being evicted, each segment counted once; 0: nothing can be pinned."""
+    tenant_pin_bytes: Mapping[str, int] | None = None
+    """By tenant tag, its part of ``pin_budget_bytes``, others may pin nothing; None: who pins shares all of it."""
     longest_pin_s: float = 86_400.0
     """The longest time to live of a pin."""
 

@@ -93,6 +93,11 @@ class KVManager(ManagerParts):
         node = self._planner.deepest_known(hashes)
         return None if node is None else node.key
 
+    def tenant_of(self, key: SegmentKey) -> str:
+        """Return the tag of the tenant that a known segment belongs to; empty: none, or not known."""
+        node = self._trie.nodes.get(key)
+        return "" if node is None else node.tenant
+
     def release(self, lease_id: int) -> None:
         """End a plan's lease; one that has ended already is no error. What waited for it, `expire` will evict."""
         self._due.add(self._planner.release(lease_id))
@@ -212,21 +217,23 @@ class KVManager(ManagerParts):
 
     # Pins
 
-    def pin(self, now: float, keys: Sequence[SegmentKey], ttl_s: float) -> PinReport:
+    def pin(self, now: float, keys: Sequence[SegmentKey], ttl_s: float, tenant: str = "") -> PinReport:
         """Keep the chains that end with ``keys`` from eviction at every shared location, for ``ttl_s`` seconds.
+
+        ``tenant``: tag of whose pin it is, whose budget it counts in, and who alone may end it.
 
         `clear`, `dropped` and `forget_holder` take them all the same. Raises `kvmanager.pins.UnknownKeyError`,
         `PinBudgetError`, and ValueError for a time out of bounds; nothing is changed then.
         """
         self._advance(now)
         self._pins.expire(self._now)
-        return self._pins.pin(self._now, keys, ttl_s)
+        return self._pins.pin(self._now, keys, ttl_s, tenant)
 
-    def unpin(self, now: float, keys: Sequence[SegmentKey]) -> list[SegmentKey]:
-        """End the pins of ``keys``; return those that had one. Raises UnknownKeyError, and changes nothing then."""
+    def unpin(self, now: float, keys: Sequence[SegmentKey], tenant: str = "") -> list[SegmentKey]:
+        """End a tenant's pins of ``keys``; return those that had one. UnknownKeyError: nothing is changed."""
         self._advance(now)
         self._pins.expire(self._now)
-        unpinned = self._pins.unpin(keys)
+        unpinned = self._pins.unpin(keys, tenant)
         self._trie.forget_coldest_ghosts()
         return unpinned
 
@@ -270,18 +277,19 @@ class KVManager(ManagerParts):
         self.set_budget(location, 0)
         self._trie.forget_coldest_ghosts()
 
-    def clear(self, tiers: set[Tier]) -> tuple[Directive, ...]:
-        """Order whole tiers to be emptied; leased segments follow when their lease ends. Hotness stays.
+    def clear(self, tiers: set[Tier], tenant: str | None = None) -> tuple[Directive, ...]:
+        """Order whole tiers to be emptied, or of what a tenant (by tag) has in ``cpu`` and ``redis``; hotness stays.
 
-        O(n log n) in the segments there.
+        Leased segments follow when their lease ends. O(segments there), and O(n log n) in those that go. A device knows
+        itself which of its blocks are whose: with a ``tenant`` nothing is ordered for devices.
         """
         freed: list[Copy] = []
         for location, store in self._catalog.stores.items():
             if location.tier in tiers:
-                for copy in reversed(self._catalog.copies_at(store)):
+                for copy in reversed(self._catalog.copies_at(store, tenant)):
                     freed += self._catalog.uproot(copy, bytes_lost=False)
         directives = self._evict(freed)
-        if Tier.DEVICE in tiers:
+        if Tier.DEVICE in tiers and tenant is None:
             directives += tuple(evict(Location(Tier.DEVICE, replica), ()) for replica, _ in self._devices.replicas())
         return directives
 

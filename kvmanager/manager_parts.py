@@ -23,7 +23,7 @@ from kvmanager.pins import Pins
 from kvmanager.plans import Planner
 from kvmanager.policies import EvictionPolicy, PolicySetting, make_policy
 from kvmanager.quotas import Quotas
-from kvmanager.report import lookup_report, store_report
+from kvmanager.report import lookup_report, store_report, tenant_report
 from kvmanager.saves import Saves
 from kvmanager.trie import PrefixTrie
 
@@ -48,7 +48,7 @@ class ManagerParts:
         self._planner = Planner(self._catalog, self._counters, config.blocks_per_segment, config.lease_s)
         self._saves = Saves(self._catalog, self._counters, config.blocks_per_segment, config.save_s)
         self._demotions = Demotions(self._catalog, self._queue, self._counters, config.cpu_high_water, config.save_s)
-        self._pins = Pins(self._catalog, config.pin_budget_bytes, config.longest_pin_s)
+        self._pins = Pins(self._catalog, config.pin_budget_bytes, config.longest_pin_s, config.tenant_pin_bytes)
         self._quotas = Quotas(self._catalog, self._counters)
         self._devices = DeviceIndex()
         self.offloads = Offloads(self._trie, self._planner, self._devices, self._clock, config.blocks_per_segment)
@@ -80,6 +80,11 @@ class ManagerParts:
             "last_delta": self._log.last,
             "counters": asdict(self._counters),
         }
+
+    def tenant_stats(self, now: float, tenant: str) -> dict[str, Any]:
+        """Return what a tenant (by tag) may know of the cache: its own share. O(locations and pins)."""
+        self._advance(now)
+        return tenant_report(tenant, self._catalog.stores.values(), self._pins)
 
     def _make_policy(self, budget_bytes: Callable[[], int]) -> EvictionPolicy:
         setting = PolicySetting(self._clock, budget_bytes, self._config.policy_seed)

@@ -66,13 +66,16 @@ class Offloads:
         chain = _unstored_chain(hottest)
         return self._parents(chain[0], to) + chain[:most_segments]
 
-    def leave_out_present(self) -> None:
+    def leave_out_present(self, tenant: str | None = None) -> None:
         """Make no candidate of what lies on devices now: somebody wants it out of the shared tiers. O(blocks).
 
-        A request that uses it saves it again, as it saves everything.
+        With a ``tenant`` (by tag), of what is known as its own. A request that uses it saves it again, as it saves
+        everything.
         """
         self._rounds.clear()
-        self._left_out = {replica: set(held) for replica, held in self._devices.replicas()}
+        for replica, held in self._devices.replicas():
+            left_out = self._left_out.setdefault(replica, set())
+            left_out.update(held if tenant is None else (block for block in held if self._belongs(block, tenant)))
 
     def device_blocks(self, replica: str, hashes: Sequence[BlockHash]) -> int:
         """Return how many leading blocks of a sequence a device holds. O(result)."""
@@ -98,6 +101,11 @@ class Offloads:
             end = max(start, device_blocks - device_blocks % self._blocks_per_segment)
         spans += split_segments(hashes, start, end, self._blocks_per_segment, len(hashes))
         return self._parents(spans[0], to) + spans if spans else []
+
+    def _belongs(self, block: BlockHash, tenant: str) -> bool:
+        """Return whether a block ends a known segment of a tenant; no other block can become a candidate."""
+        node = self._trie.nodes.get(block)
+        return node is not None and node.tenant == tenant
 
     def _parents(self, first: SegmentSpan, to: Location) -> list[SegmentSpan]:
         """Return what has to be stored at a location before ``first`` can be, parents first. O(result)."""

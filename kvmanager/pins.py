@@ -5,11 +5,14 @@ not about a place: it keeps every copy that a shared location has or gets meanwh
 stored. It does not bring anything, and it does not hold up what a location loses or an operator clears: the pin stays
 on the ghost then, and keeps what comes back.
 
-Every pin ends by itself after its time to live, and all together keep no more than a budget of bytes, in which a
-segment counts once, however many pins and copies it has. ``now`` never goes backwards. One thread.
+Every pin ends by itself after its time to live. A pin belongs to a tenant, who alone may end it sooner. The pins of a
+tenant together keep no more than its budget of bytes, in which a segment counts once, however many pins and copies it
+has. What the answer and the refusals tell is about the tenant's own pins. Chains of two tenants share no segment, for
+the salt is in every key. ``now`` never goes backwards. One thread.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvmanager.catalog import Catalog
@@ -23,7 +26,7 @@ class UnknownKeyError(ValueError):
 
 
 class PinBudgetError(ValueError):
-    """The pins would keep more bytes than they may. Nothing was changed."""
+    """The tenant's pins would keep more bytes than they may. Nothing was changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +38,18 @@ class PinReport:
     nbytes: int
     """Size of these, each counted once."""
     pinned_bytes: int
-    """Of all pins, now."""
+    """Of all pins of the tenant, now."""
     budget_bytes: int
     until: float
     """The manager's clock when the pin ends; a key that was pinned for longer stays so."""
 
 
 class _Pin:
-    __slots__ = ("deadline", "node", "position", "since")
+    __slots__ = ("deadline", "node", "position", "since", "tenant")
 
-    def __init__(self, node: Node, now: float, deadline: float) -> None:
+    def __init__(self, node: Node, tenant: str, now: float, deadline: float) -> None:
         self.node = node
+        self.tenant = tenant
         self.since = now
         self.deadline = deadline
         self.position = OUTSIDE
@@ -54,16 +58,24 @@ class _Pin:
 class Pins:
     """The pinned chains, by the key of their last segment."""
 
-    def __init__(self, catalog: Catalog, budget_bytes: int, longest_s: float) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        budget_bytes: int,
+        longest_s: float,
+        tenant_budgets: Mapping[str, int] | None = None,
+    ) -> None:
+        """``tenant_budgets``: by tag, the parts of ``budget_bytes``; None: it belongs to all who pin together."""
         self._catalog = catalog
         self._budget_bytes = budget_bytes
+        self._tenant_budgets = tenant_budgets
         self._longest_s = longest_s
         self._pins: dict[SegmentKey, _Pin] = {}
         self._by_deadline: ScoreHeap[_Pin] = ScoreHeap()
-        self.nbytes = 0
-        """Bytes that the pins keep."""
+        self._bytes: Counter[str] = Counter()
+        """Bytes that the pins keep, by tenant."""
 
-    def pin(self, now: float, keys: Sequence[SegmentKey], ttl_s: float) -> PinReport:
+    def pin(self, now: float, keys: Sequence[SegmentKey], ttl_s: float, tenant: str = "") -> PinReport:
         """Pin the chains that end with ``keys`` for ``ttl_s`` seconds; a key pinned before, for the longer of both.
 
         Raises ValueError for a time out of bounds, `UnknownKeyError` and `PinBudgetError`; nothing is changed then.
@@ -71,34 +83,41 @@ class Pins:
         """
         if not 0 < ttl_s <= self._longest_s:
             raise ValueError(f"a pin lasts more than 0 and up to {self._longest_s:g} seconds, got {ttl_s}")
+        payer = self._payer(tenant)
         ends = self._nodes(keys)
+        if any((pin := self._pins.get(end.key)) is not None and pin.tenant != tenant for end in ends):
+            raise UnknownKeyError("a segment is pinned by another tenant, so it cannot be one of this one")
         members = {node: None for end in ends for node in _chain(end)}
-        grown = self.nbytes + sum(node.nbytes for node in members if not node.pins)
-        if grown > self._budget_bytes:
+        budget = self._budget_of(tenant)
+        grown = self._bytes[payer] + sum(node.nbytes for node in members if not node.pins)
+        if grown > budget:
+            setting = "kv.pin_budget_bytes" if self._tenant_budgets is None else "kv.tenant_pin_bytes"
             raise PinBudgetError(
-                f"the pins would keep {grown} bytes, more than their budget of {self._budget_bytes}; unpin something "
-                "or raise kv.pin_budget_bytes"
+                f"the pins would keep {grown} bytes, more than their budget of {budget}; unpin something or raise "
+                f"{setting}"
             )
         deadline = now + ttl_s
         for end in ends:
             pin = self._pins.get(end.key)
             if pin is None:
-                pin = self._pins[end.key] = _Pin(end, now, deadline)
+                pin = self._pins[end.key] = _Pin(end, tenant, now, deadline)
                 self._by_deadline.push(pin, deadline)
                 for node in _chain(end):
                     self._catalog.pin(node)
             elif deadline > pin.deadline:
                 pin.deadline = deadline
                 self._by_deadline.update(pin, deadline)
-        self.nbytes = grown
-        return PinReport(len(members), sum(node.nbytes for node in members), grown, self._budget_bytes, deadline)
+        self._bytes[payer] = grown
+        return PinReport(len(members), sum(node.nbytes for node in members), grown, budget, deadline)
 
-    def unpin(self, keys: Sequence[SegmentKey]) -> list[SegmentKey]:
-        """End the pins of ``keys``; return those that had one. Raises `UnknownKeyError`, and nothing is changed then.
+    def unpin(self, keys: Sequence[SegmentKey], tenant: str = "") -> list[SegmentKey]:
+        """End a tenant's pins of ``keys``; return those that had one of it.
 
-        What other pins share with them stays pinned. O(segments of the chains).
+        What other pins share with them stays pinned. Raises `UnknownKeyError`, and nothing is changed then.
+        O(segments of the chains).
         """
-        ended = [node.key for node in self._nodes(keys) if node.key in self._pins]
+        pins = [self._pins.get(node.key) for node in self._nodes(keys)]
+        ended = [pin.node.key for pin in pins if pin is not None and pin.tenant == tenant]
         for key in ended:
             self._end(self._pins[key])
         return ended
@@ -112,10 +131,25 @@ class Pins:
         """Return numbers for the statistics. O(pins)."""
         return {
             "pins": len(self._pins),
-            "pinned_bytes": self.nbytes,
+            "pinned_bytes": self._bytes.total(),
             "pin_budget_bytes": self._budget_bytes,
             "oldest_pin_s": now - min((pin.since for pin in self._pins.values()), default=now),
         }
+
+    def report_of(self, tenant: str) -> dict[str, int]:
+        """Return a tenant's own numbers. O(pins)."""
+        return {
+            "pins": sum(pin.tenant == tenant for pin in self._pins.values()),
+            "pinned_bytes": self._bytes[self._payer(tenant)],
+            "pin_budget_bytes": self._budget_of(tenant),
+        }
+
+    def _payer(self, tenant: str) -> str:
+        """Whose budget a tenant's pins count in: its own, or the one that all share."""
+        return "" if self._tenant_budgets is None else tenant
+
+    def _budget_of(self, tenant: str) -> int:
+        return self._budget_bytes if self._tenant_budgets is None else self._tenant_budgets.get(tenant, 0)
 
     def _end(self, pin: _Pin) -> None:
         del self._pins[pin.node.key]
@@ -123,7 +157,7 @@ class Pins:
         for node in _chain(pin.node):
             self._catalog.unpin(node)
             if not node.pins:
-                self.nbytes -= node.nbytes
+                self._bytes[self._payer(pin.tenant)] -= node.nbytes
 
     def _nodes(self, keys: Sequence[SegmentKey]) -> list[Node]:
         nodes = self._catalog.trie.nodes

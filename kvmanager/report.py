@@ -1,6 +1,6 @@
 """Readable descriptions of the index, for the control API. Nothing here changes anything or counts a use."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvmanager.catalog import Catalog
@@ -9,6 +9,7 @@ from kvmanager.hotness import HotnessClock
 from kvmanager.keys import BlockHash
 from kvmanager.locations import Tier
 from kvmanager.nodes import Node
+from kvmanager.pins import Pins
 from kvmanager.plans import Planner
 from kvmanager.stores import Store
 
@@ -42,6 +43,23 @@ def lookup_report(
         for node in reversed(path)
     ]
     return report
+
+
+def tenant_report(tenant: str, stores: Iterable[Store], pins: Pins) -> dict[str, Any]:
+    """Describe what one tenant (by tag) has, and nothing of anybody else or of where the tiers are."""
+    tiers: dict[str, dict[str, int | None]] = {}
+    for store in stores:
+        share = store.shares.get(tenant)
+        quota = store.quotas.get(tenant)
+        sums = tiers.setdefault(store.location.tier.value, {"segments": 0, "bytes": 0, "quota_bytes": None})
+        for name, value in (
+            ("segments", share.segments if share else 0),
+            ("bytes", share.nbytes if share else 0),
+            ("quota_bytes", quota),
+        ):
+            if value is not None:
+                sums[name] = (sums[name] or 0) + value
+    return {"tiers": tiers, **pins.report_of(tenant)}
 
 
 def store_report(store: Store) -> dict[str, Any]:

@@ -43,6 +43,19 @@ class Partition:
         return min(self.budget_bytes - self.used_bytes, store.budget_bytes - store.used_bytes)
 
 
+class Share:
+    """What one tenant has at a location, with a quota or without: for its own statistics."""
+
+    __slots__ = ("copies", "nbytes", "segments")
+
+    def __init__(self) -> None:
+        self.copies = 0
+        self.nbytes = 0
+        """Of its copies, in any state but GONE."""
+        self.segments = 0
+        """Of these the RESIDENT ones."""
+
+
 class Store:
     """The books of one shared location."""
 
@@ -55,6 +68,7 @@ class Store:
         "quotas",
         "reserved_bytes",
         "resident_segments",
+        "shares",
         "tenants",
         "used_bytes",
     )
@@ -72,6 +86,8 @@ class Store:
         self.reserved_bytes = 0
         """The part of ``used_bytes`` that is only promised."""
         self.resident_segments = 0
+        self.shares: dict[str, Share] = {}
+        """By tenant tag, of all that have something here, so that nobody has to walk the copies to know."""
         self._first: Copy | None = None
         """Of a list through all copies, so that a location that is lost costs what it held, not the whole index."""
 
@@ -116,6 +132,9 @@ class Store:
         partition.used_bytes += copy.nbytes
         self.used_bytes += copy.nbytes
         self.reserved_bytes += copy.nbytes
+        share = self.shares.setdefault(copy.node.tenant, Share())
+        share.copies += 1
+        share.nbytes += copy.nbytes
         copy.later = self._first
         if self._first is not None:
             self._first.earlier = copy
@@ -127,8 +146,23 @@ class Store:
         self.reserved_bytes -= copy.nbytes
         self.used_bytes += nbytes - copy.nbytes
         copy.partition.used_bytes += nbytes - copy.nbytes
+        self.shares[copy.node.tenant].nbytes += nbytes - copy.nbytes
         copy.nbytes = nbytes
         copy.state = CopyState.HELD
+
+    def publish(self, copy: Copy) -> None:
+        """Count a HELD copy as one that plans may contain."""
+        copy.state = CopyState.RESIDENT
+        self.resident_segments += 1
+        self.shares[copy.node.tenant].segments += 1
+
+    def withdraw(self, copy: Copy) -> None:
+        """Count out what a copy was promised or shown as, before it goes or waits for its leases."""
+        if copy.state is CopyState.RESERVED:
+            self.reserved_bytes -= copy.nbytes
+        elif copy.state is CopyState.RESIDENT:
+            self.resident_segments -= 1
+            self.shares[copy.node.tenant].segments -= 1
 
     def move(self, copy: Copy, partition: Partition) -> None:
         """Count a copy in another partition from now on; it is exposed in neither."""
@@ -145,6 +179,7 @@ class Store:
             copy.earlier = copy.later = None
         self._first = None
         self.used_bytes = self.reserved_bytes = self.resident_segments = 0
+        self.shares.clear()
         self.common, self.tenants = Partition(self, "", self._make_policy), {}
         self.set_quotas(self.quotas)
         return lost
@@ -154,6 +189,11 @@ class Store:
         copy.state = CopyState.GONE
         copy.partition.used_bytes -= copy.nbytes
         self.used_bytes -= copy.nbytes
+        share = self.shares[copy.node.tenant]
+        share.copies -= 1
+        share.nbytes -= copy.nbytes
+        if not share.copies:
+            del self.shares[copy.node.tenant]  # those who have nothing are not remembered
         before, after = copy.earlier, copy.later
         if before is None:
             self._first = after

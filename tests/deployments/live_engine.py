@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,16 +20,17 @@ from configs.settings import load_settings
 from deployments.device_orders import DeviceOrders
 from deployments.engine_args import engine_config, model_identity
 from deployments.engine_host import start_engine
-from deployments.kv_port import PLAN
+from deployments.kv_port import PLAN, TENANT
 from deployments.kv_reuse import KVReuse
 from deployments.kv_transfer import SaveJob
 from deployments.wire import KV_CACHE_USAGE
-from kvmanager.keys import block_hashes, cache_salt
+from kvmanager.keys import block_hashes, cache_salt, tenant_tag
 from kvmanager.server_secret import ServerSecret
 
 T = TypeVar("T")
 
 BLOCK = 32
+SECRET = ServerSecret(bytes(32))
 SEGMENT_BLOCKS = 4
 DEVICE_BLOCKS = 100
 PATIENCE_S = 60.0
@@ -82,7 +84,8 @@ class LiveEngine:
         )
         self.llm, self.thread = start_engine(engine_config(settings), log_stats=False)
         self.fingerprint = model_identity(self.llm.vllm_config).fingerprint()
-        self.salt = cache_salt(ServerSecret(bytes(32)), self.fingerprint, "")
+        self.salt = cache_salt(SECRET, self.fingerprint, "")
+        self.tenant = ""
         self._switch = PortSwitch(MemoryPort())
         self.reuse = KVReuse(self.thread, self.llm.vllm_config, settings, self._switch, self.fingerprint, "0")
         self.transfer = self.reuse.transfer
@@ -118,7 +121,8 @@ class LiveEngine:
         """vLLM's output generator for a prompt, with whatever plan the port has for it."""
         self._ids += 1
         if planned:
-            params.extra_args = {"kv_transfer_params": {PLAN: self.port.plan(self.hashes(tokens))}}
+            plan = {PLAN: self.port.plan(self.hashes(tokens)), **({TENANT: self.tenant} if self.tenant else {})}
+            params.extra_args = {"kv_transfer_params": plan}
         request = {"type": "token", "prompt_token_ids": list(tokens), "cache_salt": self.salt}
         return self.llm.generate(request, params, f"request-{self._ids}")
 
@@ -141,7 +145,7 @@ class LiveEngine:
         hashes = self.hashes(tokens)
         plan = self.port.plan(hashes, used=False)
         named = {name: plan[name] for name in ("segments", "scores", "now", "epoch")}
-        return self.direct("promote", deadline_s, hashes=hashes, **named)
+        return self.direct("promote", deadline_s, hashes=hashes, tenant=self.tenant, **named)
 
     def settle(self) -> None:
         """Wait until everything submitted so far is saved or dropped and all blocks are given back."""
@@ -151,8 +155,18 @@ class LiveEngine:
         assert saved.wait(PATIENCE_S)
         self.on_engine_thread(lambda: None)
 
-    def clear_device(self) -> None:
-        self.reuse.clear_device().result(PATIENCE_S)
+    @contextlib.contextmanager
+    def acting_for(self, name: str) -> Iterator[None]:
+        """What is asked and promoted meanwhile belongs to this tenant."""
+        before = self.salt, self.tenant
+        self.salt, self.tenant = cache_salt(SECRET, self.fingerprint, name), tenant_tag(SECRET, name)
+        try:
+            yield
+        finally:
+            self.salt, self.tenant = before
+
+    def clear_device(self, tenant: str | None = None) -> int:
+        return self.reuse.clear_device(tenant).result(PATIENCE_S)
 
     def blocks_in_use(self) -> int:
         """Device blocks that a request or a save holds; the null block is nobody's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,6 +91,25 @@ def test_clear_returns_when_every_replica_has_acknowledged(managed: Any) -> None
         assert not clearing.done()
         await manager.acknowledge(second["id"], 5)
         assert await clearing == {"device": {"0": 7, "1": 5}}
+
+    managed(check)
+
+
+def test_a_tenants_clear_names_the_tenant_to_every_part_and_leaves_what_others_have(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        (hashes, own), (others_hashes, others) = sequence(21, 2), sequence(22, 2)
+        await save(manager, [replace(span, tenant="a" * 16) for span in own])
+        await save(manager, [replace(span, tenant="b" * 16) for span in others])
+        clearing = asyncio.create_task(manager.clear(["cpu", "device"], 10.0, "a" * 16))
+        order = (await manager.take_orders(REPLICA, 1.0) or [])[0]
+        assert (order["kind"], order["tenant"]) == ("clear_device", "a" * 16)
+        await manager.acknowledge(order["id"], 3)
+        assert await clearing == {"cpu": 2, "device": {"0": 3}}
+        assert tier.evicted == [span.key for span in reversed(own)]
+        stats = await manager.tenant_stats("b" * 16)
+        assert stats["tiers"]["cpu"]["segments"] == 2
+        assert (await manager.tenant_stats("a" * 16))["tiers"]["cpu"]["segments"] == 0
+        assert (await manager.lookup(hashes))["cpu"] == 0 < (await manager.lookup(others_hashes))["cpu"]
 
     managed(check)
 

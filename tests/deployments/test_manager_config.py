@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from configs.settings import SettingsError, load_settings
-from deployments.manager_config import manager_config, require_policy, tenant_quotas
+from deployments.manager_config import manager_config, pin_shares, require_policy, tenant_quotas
 from kvmanager.keys import tenant_tag
 from kvmanager.locations import Tier
 from kvmanager.server_secret import ServerSecret
@@ -47,3 +47,11 @@ def test_quotas_are_given_by_tag_in_bytes():
     quotas = {Tier.CPU: {tenant_tag(SECRET, "alice"): 1024**2}, Tier.REDIS: {tenant_tag(SECRET, "bob"): 5}}
     assert tenant_quotas(settings, SECRET) == quotas
     assert manager_config(settings).pin_budget_bytes == 7
+
+
+def test_the_pin_budget_is_shared_out_among_the_tenants_and_belongs_to_all_where_there_are_none():
+    http = {"api_keys": {"a": "alice", "b": "bob", "c": "carol"}}
+    settings = load_settings({"http": http, "kv": {"pin_budget_bytes": 1000, "tenant_pin_bytes": {"alice": 600}}})
+    parts = {"alice": 600, "bob": 200, "carol": 200}
+    assert pin_shares(settings, SECRET) == {tenant_tag(SECRET, name): part for name, part in parts.items()}
+    assert pin_shares(load_settings({}), SECRET) is None

@@ -18,6 +18,7 @@ from deployments.codec_meter import CodecMeter
 from deployments.coded_store import CodedStore
 from deployments.connector_scheduler import SchedulerSide
 from deployments.device_control import DeviceControl
+from deployments.device_owners import DeviceOwners
 from deployments.kv_port import FIDELITY, PLAN
 from deployments.kv_transfer import SaveJob
 from deployments.segment_codecs import SegmentCodecs
@@ -78,7 +79,7 @@ def test_an_offload_that_nobody_asked_for_never_loses_anything(redis: CodedStore
     device = Device(TOLERANT)
     control = DeviceControl(
         pool=device, pins=None, transfer=device, block_size=BLOCK, parents=device.parents,
-        publish=lambda: None, on_engine_thread=lambda function: function(),
+        owners=DeviceOwners(), publish=lambda: None, on_engine_thread=lambda function: function(),
     )  # type: ignore[arg-type]  # fmt: skip
     spans = spans_of(TOLERANT)
     assert control.offload(spans)[:2] == (len(spans), BLOCKS)

@@ -96,7 +96,7 @@ def brain():
     return make_brain()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def brain_with():
     return make_brain
 

@@ -1,0 +1,101 @@
+"""A tenant clears its own blocks of a real engine's device, and nobody else's."""
+
+from __future__ import annotations
+
+import threading
+
+from live_engine import BLOCK, PATIENCE_S, SECRET, LiveEngine, prompt
+
+from deployments.device_owners import MOST_CLAIMS, DeviceOwners
+from kvmanager.keys import tenant_tag
+
+TOKENS = 8 * BLOCK + 8
+ALICE, BOB = "alice", "bob"
+
+
+def cached(engine: LiveEngine, tokens: list[int]) -> int:
+    """Leading blocks of a prompt that the device holds."""
+    held = set(engine.reuse.device_hashes().result(PATIENCE_S))
+    return sum(block in held for block in engine.hashes(tokens))
+
+
+def test_a_tenants_clear_takes_what_its_requests_brought_prompt_and_answer(engine: LiveEngine) -> None:
+    tokens = prompt(900, TOKENS)
+    with engine.acting_for(ALICE):
+        engine.ask(tokens, max_tokens=BLOCK * 2)
+    with engine.acting_for(BOB):
+        engine.ask(tokens, max_tokens=2)
+    engine.ask(tokens, max_tokens=2)
+    with engine.acting_for(ALICE):
+        assert engine.clear_device(engine.tenant) == 10
+        assert cached(engine, tokens) == 0
+        assert engine.clear_device(engine.tenant) == 0
+    with engine.acting_for(BOB):
+        assert cached(engine, tokens) == 8
+    assert cached(engine, tokens) == 8
+
+
+def test_a_tenants_clear_takes_what_was_loaded_and_what_was_promoted_for_it(engine: LiveEngine) -> None:
+    loaded, promoted = prompt(901, TOKENS), prompt(902, TOKENS)
+    with engine.acting_for(ALICE):
+        engine.ask(loaded)
+        engine.ask(promoted)
+        engine.clear_device()
+        assert engine.ask(loaded)[1]["cpu"] == 8 * BLOCK
+        assert engine.promote(promoted).result(PATIENCE_S)["outcome"] == "done"
+        assert (cached(engine, loaded), cached(engine, promoted)) == (8, 8)
+        engine.clear_device(engine.tenant)
+        assert (cached(engine, loaded), cached(engine, promoted)) == (0, 0)
+
+
+def test_a_tenants_clear_ends_its_own_promotions_and_pins_and_not_those_of_others(engine: LiveEngine) -> None:
+    tokens = prompt(903, TOKENS)
+    for name in (ALICE, BOB):
+        with engine.acting_for(name):
+            engine.ask(tokens)
+    engine.clear_device()
+    opened = threading.Event()
+    engine.port.before_fetch = opened.wait
+    with engine.acting_for(BOB):
+        under_way = engine.promote(tokens)
+    engine.clear_device(tenant_tag(SECRET, ALICE))
+    opened.set()
+    assert under_way.result(PATIENCE_S)["outcome"] == "done"
+    for name in (ALICE, BOB):
+        with engine.acting_for(name):
+            engine.ask(tokens)
+            engine.direct("pin", hashes=engine.hashes(tokens), ttl_s=PATIENCE_S).result(PATIENCE_S)
+    try:
+        engine.clear_device(tenant_tag(SECRET, ALICE))
+        assert len(engine.reuse.control.pins) == 8
+    finally:
+        engine.on_engine_thread(engine.reuse.control.pins.release_all)
+
+
+def test_blocks_that_nobody_owns_are_not_remembered_and_those_that_left_are_forgotten() -> None:
+    owners = DeviceOwners()
+    owners.claim(b"root", "")
+    owners.stored([b"root", b"next"], None)
+    owners.claim(b"alices", "a")
+    owners.stored([b"alices", b"second"], None)
+    owners.stored([b"third"], b"second")
+    owners.removed(b"second")
+    assert owners.blocks_of("a") == [b"alices", b"third"]
+    assert owners.blocks_of("") == []
+
+
+def test_a_block_whose_predecessor_was_cleared_is_looked_up_among_the_running_requests() -> None:
+    owners = DeviceOwners()
+    owners.claim(b"root", "a")
+    owners.find = {b"late": "b"}.get  # type: ignore[assignment]
+    owners.stored([b"late", b"later"], b"gone")
+    assert owners.blocks_of("b") == [b"late", b"later"]
+
+
+def test_beginnings_that_never_came_are_bounded() -> None:
+    owners = DeviceOwners()
+    for number in range(MOST_CLAIMS + 1):
+        owners.claim(number.to_bytes(4, "little"), "a")
+    owners.stored([(0).to_bytes(4, "little")], None)
+    owners.stored([(1).to_bytes(4, "little")], None)
+    assert owners.blocks_of("a") == [(1).to_bytes(4, "little")]
