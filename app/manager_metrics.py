@@ -74,6 +74,8 @@ class _StatsCollector:
         yield _gauge(
             "tenant_bytes", "Bytes of a tenant with a quota, by its tag.", ["tier", "holder", "tenant"], tenants
         )
+        ended = [((why,), count) for why, count in _mapping(self._stats.get("replicas_ended")).items()]
+        yield _counter("replicas_ended", "Replicas that ended because their engine was dead or hung.", ["why"], ended)
         yield from self._directives()
         yield from self._nodes()
         yield from self._redis()

@@ -50,6 +50,12 @@ class EngineSettings(Section):
     threads: int = Field(
         1, ge=1, description="OpenMP threads per replica (CPU backend). Replicas x threads: at most the cores."
     )
+    hang_s: float = Field(
+        10.0,
+        ge=1.0,
+        description="A step of the engine hangs, and its replica is replaced, when it takes so much longer than four "
+        "times the slowest step of its size so far. Raise it where the machine itself stands still for seconds.",
+    )
     log_stats: bool = Field(True, description="Let vLLM count its own metrics, which /metrics then shows.")
     extra_args: dict[str, Any] = Field(
         default_factory=dict,

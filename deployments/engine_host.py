@@ -3,7 +3,8 @@
 Leans on vllm 0.32.0, and this module is the only one that does so for running the engine:
 
 * `vllm.v1.engine.core.EngineCore` — `preprocess_add_request`, `add_request`, `abort_requests`, `step_fn`, `post_step`,
-  `scheduler`, `get_supported_tasks`, `reset_prefix_cache`, `shutdown`;
+  `scheduler`, `get_supported_tasks`, `reset_prefix_cache`, `shutdown`; of the scheduler `has_requests` and `schedule`,
+  and of what that returns `num_scheduled_tokens`, `scheduled_new_reqs`, `scheduled_cached_reqs`;
 * `vllm.v1.engine` — `EngineCoreRequest`, `EngineCoreOutputs`, and `EngineCoreOutput` with `FinishReason.ERROR`;
 * `vllm.v1.engine.async_llm.AsyncLLM` — takes its engine from `EngineCoreClient.make_async_mp_client`, which we replace
   for the time of the constructor; of that client it uses only what `InProcessClient` defines.
@@ -36,7 +37,9 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
 from deployments.engine_checks import check_engine_config
+from deployments.heartbeat import Heartbeat
 from deployments.seeded_sampling import keep_seeds_exact
+from kvmanager.step_pace import StepWork
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -46,16 +49,23 @@ IDLE_STEP_EVERY_S = 0.005
 the loading thread, which wakes the engine (`EngineThread.wake`)."""
 
 
+class EngineHungError(Exception):
+    """The engine thread does not come back from a step, or from a call."""
+
+
 class EngineThread:
     """Owns an `EngineCore`: builds it, steps it and calls it, all on one thread.
 
-    `call` may be used from any thread. After a failed step the engine is dead: `error` is set, every later call raises
-    `EngineDeadError`, and the waiting client is told.
+    `call` may be used from any thread. After a failed step, or `give_up`, the engine is dead: `error` is set, every
+    later call raises `EngineDeadError`, and the waiting client is told.
     """
 
     def __init__(self, vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool) -> None:
         self.core: EngineCore
         self.error: BaseException | None = None
+        self.heartbeat = Heartbeat()
+        self.on_turn: Callable[[], None] = lambda: None
+        """Called on the engine thread after every step and after calls between steps; must not block or raise."""
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._awake = threading.Event()
         self._on_outputs: Callable[[EngineCoreOutputs], None] = lambda outputs: None
@@ -72,7 +82,7 @@ class EngineThread:
     def subscribe(
         self, on_outputs: Callable[[EngineCoreOutputs], None], on_death: Callable[[BaseException], None]
     ) -> None:
-        """Both callbacks run on the engine thread and must not block."""
+        """Both callbacks run on the engine thread, `on_death` also on `give_up`'s, and must not block."""
         self._on_outputs, self._on_death = on_outputs, on_death
 
     def call(self, function: Callable[[], T]) -> Future[T]:
@@ -101,6 +111,13 @@ class EngineThread:
         """What the engine may be waiting for has happened: it need not wait for its next idle step. From any thread."""
         self._awake.set()
 
+    def give_up(self, error: BaseException) -> None:
+        """The engine thread hangs: it is dead to everybody from now on, even if it comes back. From another thread."""
+        if self.error is None and not self._ended:
+            self.error = error
+            self._refuse_what_waits()
+            self._on_death(error)
+
     def shutdown(self, timeout_s: float = 10.0) -> None:
         """Stop stepping and release the engine. Idempotent; from any thread but the engine's."""
         if not self._closing:
@@ -116,13 +133,17 @@ class EngineThread:
         except BaseException as error:
             self._built.set_exception(error)
             return
+        _watch_schedule(core.scheduler, self.heartbeat)
+        forget_compilation = self.heartbeat.hear_compilation()
         self._built.set_result(core)
         try:
             self._step_until_closed(core)
         except BaseException as error:
             logger.exception("the engine died")
-            self.error = error
-            self._on_death(error)
+            if self.error is None:
+                self.error = error
+                self._on_death(error)
+        forget_compilation()
         self._refuse_what_waits()
         with contextlib.suppress(Exception):
             core.shutdown()
@@ -133,9 +154,14 @@ class EngineThread:
             if not self._drain_inbox(block=not core.scheduler.has_requests()):
                 return
             if not core.scheduler.has_requests():
+                self.on_turn()
                 continue
-            outputs, executed = core.step_fn()
-            core.post_step(executed)
+            with self.heartbeat.turn():
+                outputs, executed = core.step_fn()
+                core.post_step(executed)
+                self.on_turn()
+            if self._ended:  # it was given up
+                return
             if outputs:
                 for output in outputs.values():
                     self._on_outputs(output)
@@ -155,9 +181,10 @@ class EngineThread:
         left = self._inbox.qsize()
         while block or left > 0:
             item = self._inbox.get()
-            if item is None:
+            if item is None or self._ended:
                 return False
-            item()
+            with self.heartbeat.turn():
+                item()
             left = self._inbox.qsize() if block else left - 1
             block = False
         return True
@@ -171,6 +198,25 @@ class EngineThread:
                 if item is not None:
                     with contextlib.suppress(Exception):
                         item()
+
+
+def _watch_schedule(scheduler: Any, heartbeat: Heartbeat) -> None:
+    """Have the heartbeat hear what each step computes, as soon as it is planned."""
+    schedule = scheduler.schedule
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        planned = schedule(*args, **kwargs)
+        running, tokens = planned.scheduled_cached_reqs, planned.num_scheduled_tokens
+        work = StepWork()
+        for new in planned.scheduled_new_reqs:
+            work = work.plus(tokens[new.req_id], new.num_computed_tokens)
+        for request_id, computed in zip(running.req_ids, running.num_computed_tokens, strict=True):
+            work = work.plus(tokens[request_id], computed)
+        if work.tokens:
+            heartbeat.scheduled(work)
+        return planned
+
+    scheduler.schedule = watched
 
 
 class InProcessClient:

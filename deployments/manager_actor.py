@@ -16,6 +16,7 @@ everything again (DESIGN §4, rule 9).
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import itertools
 import logging
@@ -71,6 +72,7 @@ class KVManagerActor(CallBatches, ControlOrders):
         for tier, shares in (quotas or {}).items():
             self._brain.set_quotas(tier, shares)
         self._replicas: dict[str, ReplicaSeat] = {}
+        self._ended: collections.Counter[str] = collections.Counter({"dead": 0, "hung": 0})
         self._fingerprint: bytes | None = None
         self._seats = TierSeats(self._brain, with_redis, self._wake_pollers)
         self._demoter = Demoter(self._brain, self._seats)
@@ -115,6 +117,12 @@ class KVManagerActor(CallBatches, ControlOrders):
         self._speculation.forget_replica(replica)
         self._speculation.seen(replica)
         self._wake_pollers()
+
+    async def replica_ends(self, replica: str, why: str) -> None:
+        """A replica's last words: its engine is "dead" or "hung", and its process ends in a moment."""
+        self._ended[why] += 1
+        if replica in self._replicas:
+            self._forget_replica(replica)
 
     async def plan(
         self,
@@ -371,6 +379,7 @@ class KVManagerActor(CallBatches, ControlOrders):
         """The brain's books, and every tier's own count beside them."""
         stats = self._brain.stats(time.monotonic())
         stats["replicas"] = {str(seat.rank): replica for replica, seat in self._replicas.items()}
+        stats["replicas_ended"] = dict(self._ended)
         stats["credits"] = self._loads.credits(time.monotonic()).get(ALL_REPLICAS, {})
         stats["load_or_recompute"] = self._loads.describe()
         stats["directives"] = self._direction.report()

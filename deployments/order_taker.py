@@ -7,6 +7,7 @@ One long poll at a time, which is the replica's heartbeat too. Every order is a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -50,12 +51,18 @@ class OrderTaker:
         self._reuse = reuse
         self._device = device
         self._orders: set[asyncio.Task[None]] = set()
-        self._polling = asyncio.get_running_loop().create_task(self._poll())
+        self._loop = asyncio.get_running_loop()
+        self._polling = self._loop.create_task(self._poll())
 
     def close(self) -> None:
         """Hear no more, and give up what is under way; the engine ends it by itself."""
         for task in (self._polling, *self._orders):
             task.cancel()
+
+    def close_from_thread(self) -> None:
+        """The same from another thread than the loop's, as soon as the loop comes to it."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing is heard any more
+            self._loop.call_soon_threadsafe(self.close)
 
     async def _poll(self) -> None:
         while True:

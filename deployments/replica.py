@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -16,7 +17,9 @@ from ray import serve
 from configs.settings import Settings, load_settings
 from deployments.engine_args import engine_config, engine_environment, model_identity
 from deployments.faulty_manager import manager_client
+from deployments.heartbeat import HangWatch
 from deployments.kv_port import FIDELITY, PLAN, TENANT
+from deployments.manager_client import ManagerUnavailableError
 from deployments.order_taker import OrderTaker
 from deployments.prompt_plans import PromptPlans
 from deployments.ray_port import RayPort
@@ -54,6 +57,7 @@ class Replica:
         self._settings = settings
         self._orders: OrderTaker | None = None
         self._device: Any = None
+        self._watch: HangWatch | None = None
         self._ending = False
         self._manager = manager_client(context.app_name, settings.faults)
         self._port: RayPort | None = None
@@ -67,6 +71,10 @@ class Replica:
         if settings.kv.enabled:
             self._join_cache(context.app_name, settings)
         self._plans = PromptPlans(self._port, settings.block_size_tokens)
+        # A step may wait for a layerwise load.
+        slack_s = settings.engine.hang_s + (settings.kv.load_deadline_s if settings.kv.enabled else 0.0)
+        self._watch = HangWatch(self._thread.heartbeat, slack_s, self._give_up)
+        self._watch.start()
         self._orders = OrderTaker(
             self._manager,
             self._name,
@@ -97,6 +105,9 @@ class Replica:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs for one prompt, as they come. Cancelling the call aborts the request in the engine."""
+        if self._llm.errored:
+            self._end_soon()
+            raise self._llm.dead_error
         planned = await self._plans.ask(request)
         plan = planned.plan
         params = request.sampling_params
@@ -152,18 +163,35 @@ class Replica:
             self._end_soon()
             raise RuntimeError(f"the engine of replica {self.rank} is dead: {self._thread.error!r}")
 
-    def _end_soon(self) -> None:
+    def _give_up(self, why: str) -> None:
+        """The engine hangs: its requests end at once, to be tried elsewhere. On the watch's thread."""
+        from deployments.engine_host import EngineHungError
+
+        self._thread.give_up(EngineHungError(why))
+        self._end_soon("hung")
+
+    def _end_soon(self, why: str = "dead") -> None:
         """The engine is dead: end the process, so that routers know at once and Serve starts another replica.
 
-        Until then the replica would fail every request quickly and look idle, hence attractive.
+        Until then the replica would fail every request quickly and look idle, hence attractive. From any thread.
         """
         if not self._ending:
             self._ending = True
             logger.error("the engine of replica %d is dead, and the replica ends: %r", self.rank, self._thread.error)
             threading.Timer(LAST_WORDS_S, os._exit, (1,)).start()
+            threading.Thread(target=self._say_that_it_ends, args=(why,), name="crosskv-last-words", daemon=True).start()
+
+    def _say_that_it_ends(self, why: str) -> None:
+        """The manager forgets the replica at once: it shall not count as running while its process still ends."""
+        if self._orders:
+            self._orders.close_from_thread()
+        with contextlib.suppress(ManagerUnavailableError):
+            self._manager.tell("replica_ends", self._name, why)
 
     def __del__(self) -> None:
         """Serve calls this after it has drained the replica's requests."""
+        if self._watch:
+            self._watch.close()
         if self._orders:
             self._orders.close()
         if self._device:

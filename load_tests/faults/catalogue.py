@@ -201,4 +201,5 @@ FAULTS = (
     Fault("manager", "replies lost", _called("lose_replies")),
     Fault("replica", "killed mid-stream", _one_replica_killed, breaks_streams=True, missing="replicas"),
     Fault("replica", "engine exception", _called("break_engine"), breaks_streams=True, missing="replicas"),
+    Fault("replica", "engine hangs", _called("hang_engine"), breaks_streams=True, missing="replicas"),
 )

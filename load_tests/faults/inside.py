@@ -77,22 +77,28 @@ def undo_lose_objects() -> None:
 def break_engine() -> None:
     """Make the engine of one replica raise in its next step; of one that has requests where there is one."""
 
-    def is_busy(actor: Any) -> bool:
-        return bool(_replica(actor)._thread.core.scheduler.has_requests())
+    def fail() -> None:
+        raise RuntimeError("injected: the engine fails")
 
-    def break_step(actor: Any) -> None:
-        def fail() -> None:
-            raise RuntimeError("injected: the engine fails")
-
-        _replica(actor)._thread.core.step_fn = fail
-
-    replicas = _actors("#Replica#")
-    busy = [actor for actor in replicas if ray.get(actor.__ray_call__.remote(is_busy))]
-    ray.get((busy or replicas)[0].__ray_call__.remote(break_step))
+    _replace_step(fail)
 
 
 def undo_break_engine() -> None:
     """Nothing: Serve replaces the replica."""
+
+
+def hang_engine() -> None:
+    """Make the engine of one replica, chosen in the same way, hang in its next step, and never come back."""
+
+    def hang() -> None:
+        while True:
+            time.sleep(1.0)
+
+    _replace_step(hang)
+
+
+def undo_hang_engine() -> None:
+    """Nothing: the replica finds out, ends, and Serve replaces it."""
 
 
 def lose_replies() -> None:
@@ -117,6 +123,18 @@ def undo_lose_replies() -> None:
     _in_replicas(unwrap)
 
 
+def _replace_step(step: Callable[[], None]) -> None:
+    def is_busy(actor: Any) -> bool:
+        return bool(_replica(actor)._thread.core.scheduler.has_requests())
+
+    def replace(actor: Any) -> None:
+        _replica(actor)._thread.core.step_fn = step
+
+    replicas = _actors("#Replica#")
+    busy = [actor for actor in replicas if ray.get(actor.__ray_call__.remote(is_busy))]
+    ray.get((busy or replicas)[0].__ray_call__.remote(replace))
+
+
 def _in_replicas(act: Callable[[Any], None]) -> None:
     for actor in _actors("#Replica#"):
         ray.get(actor.__ray_call__.remote(act))
@@ -137,6 +155,8 @@ ACTIONS: tuple[Callable[[], None], ...] = (
     undo_lose_objects,
     break_engine,
     undo_break_engine,
+    hang_engine,
+    undo_hang_engine,
     lose_replies,
     undo_lose_replies,
 )

@@ -50,6 +50,12 @@ def test_demotions_and_new_counters_are_shown():
     assert found["crosskv_manager_moved_segments_total{}"] == 4
 
 
+def test_ended_replicas_are_counted_by_why():
+    found = samples({**brain_stats(), "replicas_ended": {"dead": 1, "hung": 2}})
+    assert found["crosskv_replicas_ended_total{why=dead}"] == 1
+    assert found["crosskv_replicas_ended_total{why=hung}"] == 2
+
+
 def test_every_node_says_how_it_gets_on_with_redis():
     found = samples({**brain_stats(), "cpu_tiers": {NODE: TIER}})
     assert found["crosskv_pulls_in_flight{node=01234567}"] == 2

@@ -17,6 +17,7 @@ from vllm.triton_utils import dispatcher
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.engine.async_llm import AsyncLLM, EngineCoreClient
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
@@ -103,10 +104,18 @@ def test_cache_events_carry_block_hashes() -> None:
     assert "parent_block_hash" in BlockStored.__struct_fields__, f"vllm {vllm.__version__} changed BlockStored"
 
 
+def test_a_planned_step_says_what_it_computes() -> None:
+    fields = set(SchedulerOutput.__dataclass_fields__)
+    assert {"num_scheduled_tokens", "scheduled_new_reqs", "scheduled_cached_reqs"} <= fields
+    assert {"req_id", "num_computed_tokens"} <= set(NewRequestData.__dataclass_fields__)
+    assert {"req_ids", "num_computed_tokens"} <= set(CachedRequestData.__dataclass_fields__)
+
+
 def test_a_built_engine_has_the_parts_that_reuse_reaches_for(engine: LiveEngine) -> None:
     core = engine.thread.core
     assert core.async_scheduling is False, "the connector reads num_computed_tokens as written KV"
     assert callable(core.step_fn)
+    assert core.scheduler.schedule.__name__ == "watched", "the heartbeat hears what a step computes"
     assert isinstance(engine.scheduler.connector, CrossKVConnector)
     assert isinstance(get_kv_transfer_group(), CrossKVConnector)
     assert engine.scheduler.connector.kv_cache_manager is engine.scheduler.kv_cache_manager

@@ -79,6 +79,17 @@ def test_an_unregistered_replica_is_told_to_register(managed: Any) -> None:
     managed(check)
 
 
+def test_a_replicas_last_words_make_the_manager_forget_it_at_once_and_are_counted(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        await manager.replica_ends(REPLICA, "hung")
+        await manager.replica_ends(REPLICA, "hung")  # of one that is not known any more
+        assert (await manager.parts())["replicas"] == {}
+        assert await manager.plan(REPLICA, NODE, []) is None
+        assert (await manager.stats())["replicas_ended"] == {"dead": 0, "hung": 2}
+
+    managed(check)
+
+
 def test_clear_returns_when_every_replica_has_acknowledged(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         await manager.register_replica("second", 1, NODE, [], FINGERPRINT)

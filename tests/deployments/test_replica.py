@@ -30,6 +30,7 @@ class FakeEngine:
     def __init__(self, outputs: int = 1) -> None:
         self.params: list[SamplingParams] = []
         self.errored = False
+        self.dead_error = EngineDeadError()
         self._outputs = outputs
 
     async def generate(self, prompt: Any, params: SamplingParams, request_id: str, **_: Any) -> AsyncIterator[Any]:
@@ -65,7 +66,9 @@ class FakePort:
 def replica(engine: FakeEngine, port: FakePort | None) -> Any:
     made: Any = object.__new__(Replica)
     made._llm, made._port, made._reuse, made._orders = engine, port, None, None
-    made._device = None
+    made._device = made._watch = None
+    made.told = []
+    made._manager = SimpleNamespace(tell=lambda *what: made.told.append(what))
     made._plans = PromptPlans(made._port, 32)
     made._name, made._node_id, made.rank = "replica", "node", 0
     made._thread = SimpleNamespace(error=RuntimeError("out of memory"))
@@ -146,17 +149,47 @@ def test_a_dead_engine_fails_the_health_check() -> None:
         made.check_health()
 
 
-def test_a_replica_whose_engine_is_dead_ends_its_process_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, ended = FakeEngine(outputs=0), []
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """With which status the process would have ended, as often as it would."""
+    statuses: list[int] = []
     monkeypatch.setattr(replica_module, "LAST_WORDS_S", 0.0)
-    monkeypatch.setattr(replica_module.os, "_exit", ended.append)
+    monkeypatch.setattr(replica_module.os, "_exit", statuses.append)
+    return statuses
+
+
+def last_words(made: Any) -> list[Any]:
+    """What the manager is told, once all is said."""
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer) or thread.name == "crosskv-last-words":
+            thread.join(10)
+    return list(made.told)
+
+
+def test_a_replica_whose_engine_is_dead_ends_its_process_once_and_tells_the_manager(ended: list[int]) -> None:
+    engine = FakeEngine(outputs=0)
     made = replica(engine, None)
     made._ending = False
     engine.errored = True
     for _ in range(2):
         with pytest.raises(EngineDeadError):
             ask(made, request(None))
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer):
-            thread.join(10)
+    assert last_words(made) == [("replica_ends", "replica", "dead")]
+    assert ended == [1]
+
+
+def test_a_replica_whose_engine_hangs_fails_its_health_check_and_asks_for_no_plan(ended: list[int]) -> None:
+    engine, port = FakeEngine(), FakePort(PLAN_OF_FIVE)
+    made = replica(engine, port)
+    made._ending = False
+    made._thread.give_up = lambda error: setattr(engine, "errored", True)
+
+    made._give_up("a step of 7 tokens has not ended")
+
+    with pytest.raises(RuntimeError, match="replica 0 is dead"):
+        made.check_health()
+    with pytest.raises(EngineDeadError):
+        ask(made, request(None))
+    assert port.asked == []
+    assert last_words(made) == [("replica_ends", "replica", "hung")]
     assert ended == [1]

@@ -1,0 +1,64 @@
+"""A step's expected time bounds every step of an engine whose time grows with its work, however little is measured."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvmanager.step_pace import FORGET, StepPace, StepWork
+
+constants = st.floats(0.0, 10.0)
+works = st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 200_000)), min_size=1, max_size=8).map(
+    lambda requests: _step(requests)
+)
+
+
+def _step(requests: list[tuple[int, int]]) -> StepWork:
+    work = StepWork()
+    for tokens, context in requests:
+        work = work.plus(tokens, context)
+    return work
+
+
+def test_the_work_of_a_step_counts_every_token_that_is_attended_to() -> None:
+    pairs = sum(position + 1 for position in range(100, 103)) + sum(position + 1 for position in range(7, 8))
+    assert _step([(3, 100), (1, 7)]) == StepWork(4, pairs)
+
+
+@given(st.lists(works, min_size=1, max_size=10), works, constants, constants, constants)
+def test_no_step_takes_longer_than_expected_where_time_grows_with_work(
+    measured: list[StepWork], asked: StepWork, a: float, b: float, c: float
+) -> None:
+    def seconds(work: StepWork) -> float:
+        return 1e-3 * (a + b * work.tokens) + 1e-9 * c * work.attended
+
+    pace = StepPace()
+    for work in measured:
+        pace.took(work, seconds(work))
+    expected = pace.expected_s(asked)
+    # What is kept of several like steps has been forgotten a little.
+    assert expected is not None
+    assert seconds(asked) <= expected * (1 + 1e-9) / FORGET ** len(measured)
+
+
+def test_nothing_is_expected_before_a_token_was_computed() -> None:
+    pace = StepPace()
+    pace.took(StepWork(), 5.0)
+    assert pace.expected_s(StepWork().plus(1, 0)) is None
+
+
+def test_one_slow_step_is_forgotten_after_many_quick_ones() -> None:
+    pace, work = StepPace(), StepWork().plus(1, 10)
+    pace.took(work, 60.0)
+    pace.took(work, 0.01)
+    assert pace.expected_s(work) == FORGET * 60.0
+    for _ in range(3000):
+        pace.took(work, 0.01)
+    assert pace.expected_s(work) == 0.01
+
+
+def test_what_is_kept_does_not_grow_with_the_number_of_steps() -> None:
+    pace = StepPace()
+    for number in range(20_000):
+        pace.took(StepWork().plus(1 + number % 2048, number), 0.01)
+    assert len(pace._slowest) < 200
