@@ -7,6 +7,7 @@ by token. Text comes from the demo model's worlds; any model can tokenize it.
 from __future__ import annotations
 
 import asyncio
+import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from random import Random
@@ -19,6 +20,7 @@ from models.training import worlds
 TIERS = ("device", "cpu", "redis")
 SHORTEST_PROMPT_TOKENS = 10
 REQUEST_TIMEOUT_S = 300.0
+TOKENIZED_CHARACTERS = 4000
 
 
 @dataclass(frozen=True)
@@ -114,10 +116,12 @@ async def _converse(
 
 
 async def tokenize(client: httpx.AsyncClient, model: str, prompt: str) -> list[int]:
-    """The server's tokens of a text."""
-    response = await client.post("/tokenize", json={"model": model, "prompt": prompt, "add_special_tokens": False})
-    response.raise_for_status()
-    tokens: list[int] = response.json()["tokens"]
+    """The server's tokens of a text, asked for in parts: it takes none that is longer than the model's context."""
+    tokens: list[int] = []
+    for part in textwrap.wrap(prompt, TOKENIZED_CHARACTERS, drop_whitespace=False):
+        response = await client.post("/tokenize", json={"model": model, "prompt": part, "add_special_tokens": False})
+        response.raise_for_status()
+        tokens += response.json()["tokens"]
     return tokens
 
 
