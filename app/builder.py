@@ -55,7 +55,7 @@ def build(args: Mapping[str, Any]) -> Application:
             request_router_class=PrefixAffinityRouter,  # type: ignore[arg-type]  # a validator's type hides the class's
             request_router_kwargs={"options": RouterOptions.from_settings(settings).as_dict()},
         ),
-        deployment_actors=[_manager(settings, secret), *_redis_tier(settings)],
+        deployment_actors=[_manager(settings, secret), *_redis_tier(settings, secret)],
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
@@ -95,7 +95,7 @@ def _manager(settings: Settings, secret: ServerSecret) -> DeploymentActorConfig:
     )
 
 
-def _redis_tier(settings: Settings) -> list[DeploymentActorConfig]:
+def _redis_tier(settings: Settings, secret: ServerSecret) -> list[DeploymentActorConfig]:
     """The Redis tier's actor, where there is one: Serve's controller starts it beside the manager and recreates it."""
     config = RedisTierConfig.from_settings(settings)
     if config is None:
@@ -104,7 +104,7 @@ def _redis_tier(settings: Settings) -> list[DeploymentActorConfig]:
         DeploymentActorConfig(
             name=REDIS_ACTOR,
             actor_class=ray.remote(RedisTier),
-            init_kwargs={"config": config},
+            init_kwargs={"config": config, "secret": secret},
             actor_options={"num_cpus": 0},
         )
     ]

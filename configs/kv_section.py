@@ -76,6 +76,11 @@ class KVSettings(Section):
     redis_deadline_s: float = Field(
         0.5, gt=0, description="Longest wait for one answer of Redis. At most `load_deadline_s`."
     )
+    redis_encrypt: bool = Field(
+        False,
+        description="Encrypt KV that goes to Redis: AES-256-GCM under the server's secret (docs/operations.md). What "
+        "lies there already stays readable.",
+    )
     redis_codec: Literal["lossless", "raw"] = Field(
         "lossless",
         description="How KV is stored in Redis: `lossless` (entropy-coded, bit by bit the same when it is read) or "

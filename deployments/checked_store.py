@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.segment_store import SegmentStore, StoredHeader
-from kvmanager.segment_format import SegmentHeader, SegmentMismatch, read_header, verify
+from kvmanager.segment_format import HEADER_BYTES, Buffer, SegmentHeader, SegmentMismatch, read_header, verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class CheckedStore:
         self._inner = inner
         self._fingerprint = fingerprint
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes) -> Buffer | None:
         """The verified segment. Raises SegmentMismatch, StoreWrongTypeError, StoreUnavailableError."""
         sealed = self._inner.get(key)
         if sealed is not None:
@@ -33,8 +33,9 @@ class CheckedStore:
         return sealed
 
     def put(self, key: bytes, sealed: Any) -> None:
-        """See `SegmentStore.put`."""
-        self._inner.put(key, sealed)
+        """Store a contiguous buffer. See `SegmentStore.put`."""
+        view = memoryview(sealed).cast("B")
+        self._inner.put(key, view[:HEADER_BYTES], view[HEADER_BYTES:])
 
     def delete(self, keys: Sequence[bytes]) -> int:
         """See `SegmentStore.delete`."""

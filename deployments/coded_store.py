@@ -27,6 +27,7 @@ from kvmanager.segment_format import (
     CHECKSUM_BYTES,
     HEADER_BYTES,
     RAW,
+    Buffer,
     MismatchReason,
     SegmentHeader,
     SegmentLayers,
@@ -61,11 +62,11 @@ class CodedStore:
         self._profiles = profiles
         self._meter = meter
 
-    def fetch(self, key: bytes) -> bytes | None:
+    def fetch(self, key: bytes) -> Buffer | None:
         """The verified segment as it is stored; see `CheckedStore.get`."""
         return self._store.get(key)
 
-    def decode(self, key: bytes, stored: bytes) -> bytes | Bytes:
+    def decode(self, key: bytes, stored: Buffer) -> Buffer | Bytes:
         """The raw segment of what `fetch` brought.
 
         Raises SegmentMismatch for a codec or profile that is not known, and for what no codec can have written;
@@ -94,7 +95,7 @@ class CodedStore:
         self._meter.decoded(header.codec, time.monotonic() - began)
         return raw
 
-    def get(self, key: bytes) -> bytes | Bytes | None:
+    def get(self, key: bytes) -> Buffer | Bytes | None:
         """The raw segment; None when there is none. Raises as `fetch` and `decode`."""
         stored = self.fetch(key)
         return None if stored is None else self.decode(key, stored)

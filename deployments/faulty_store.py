@@ -10,10 +10,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from deployments.link_emulation import NO_LINK, EmulatedLink
-from deployments.segment_store import SegmentStore, StoredHeader, StoreTimeoutError, StoreUnavailableError
+from deployments.segment_store import OwnBuffer, SegmentStore, StoredHeader, StoreTimeoutError, StoreUnavailableError
+from kvmanager.segment_format import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,18 @@ class FaultyStore:
         self._rng = rng
         self._lock = threading.Lock()
 
-    def get(self, key: bytes) -> bytes | None:
-        """Damages one byte of a copy, wherever it is."""
+    def get(self, key: bytes) -> OwnBuffer | None:
+        """Damages one byte, wherever it is."""
         self._misbehave()
         sealed = self._inner.get(key)
         if sealed and self._drawn(self._faults.corrupt_share):
-            damaged = bytearray(sealed)
-            damaged[int(self._draw() * len(damaged))] ^= 0xFF
-            return bytes(damaged)
+            sealed[int(self._draw() * len(sealed))] ^= 0xFF
         return sealed
 
-    def put(self, key: bytes, sealed: Any) -> None:
+    def put(self, key: bytes, header: Buffer, body: Buffer) -> None:
         """See `SegmentStore.put`."""
         self._misbehave()
-        self._inner.put(key, sealed)
+        self._inner.put(key, header, body)
 
     def delete(self, keys: Sequence[bytes]) -> int:
         """See `SegmentStore.delete`."""

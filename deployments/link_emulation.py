@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deployments.redis_store import PART_BYTES
-from deployments.segment_store import SegmentStore, StoredHeader, StoreTimeoutError
+from deployments.segment_store import OwnBuffer, SegmentStore, StoredHeader, StoreTimeoutError
+from kvmanager.segment_format import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +68,18 @@ class LinkedStore:
         self._link = link
         self._deadline_s = deadline_s
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes) -> OwnBuffer | None:
         """See `SegmentStore.get`."""
         link, began = self._begin()
         sealed = self._inner.get(key)
         _pace(link, began, len(sealed or b""))
         return sealed
 
-    def put(self, key: bytes, sealed: Any) -> None:
+    def put(self, key: bytes, header: Buffer, body: Buffer) -> None:
         """See `SegmentStore.put`."""
         link, began = self._begin()
-        self._inner.put(key, sealed)
-        _pace(link, began, memoryview(sealed).nbytes)
+        self._inner.put(key, header, body)
+        _pace(link, began, memoryview(header).nbytes + memoryview(body).nbytes)
 
     def delete(self, keys: Sequence[bytes]) -> int:
         """See `SegmentStore.delete`."""

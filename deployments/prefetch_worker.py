@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deployments.codec_meter import CodecMeter
 from deployments.redis_endpoint import RedisEndpoint, open_coded_store
 from deployments.segment_store import StoreFullError, StoreTimeoutError, StoreUnavailableError, StoreWrongTypeError
-from kvmanager.segment_format import SegmentMismatch
+from kvmanager.segment_format import Buffer, SegmentMismatch
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class PrefetchWorker:
         """Never answers: for an owner who wants to know at once when this worker has died."""
         threading.Event().wait()
 
-    def _fetch(self, key: bytes) -> bytes | str:
+    def _fetch(self, key: bytes) -> Buffer | str:
         """The segment as it is stored, or why not."""
         if self._blocked():
             return UNREACHABLE
@@ -122,7 +122,7 @@ class PrefetchWorker:
         self._outage = False
         return MISSING if stored is None else stored
 
-    def _decoded(self, key: bytes, stored: bytes) -> Sealed | str:
+    def _decoded(self, key: bytes, stored: Buffer) -> Sealed | str:
         """The raw segment, or why not."""
         try:
             return np.frombuffer(self._store.decode(key, stored), np.uint8)

@@ -40,6 +40,7 @@ class RedisTierConfig:
     """Without the profile of `model`, which is looked for in `profiles_folder` (absolute; empty: nowhere)."""
     profiles_folder: str = ""
     model: str = ""
+    encrypt: bool = False
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RedisTierConfig | None:
@@ -55,6 +56,7 @@ class RedisTierConfig:
             budget_bytes=int(kv.redis_bytes),
             expire_s=kv.redis_expire_s,
             deadline_s=kv.redis_deadline_s,
+            encrypt=kv.redis_encrypt,
             faults=StoreFaults(
                 faults.redis_delay_s,
                 faults.redis_error_share,

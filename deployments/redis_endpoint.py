@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import random
 import re
+import secrets
 from dataclasses import dataclass, field
 
 from deployments.checked_store import CheckedStore
 from deployments.codec_meter import CodecMeter
 from deployments.coded_store import CodedStore
 from deployments.faulty_store import NO_FAULTS, FaultyStore, StoreFaults
+from deployments.guarded_store import GuardedStore
 from deployments.link_emulation import LinkedStore
 from deployments.redis_profiles import RedisProfiles
 from deployments.redis_store import RedisStore
 from deployments.segment_codecs import RAW_CODING, Coding, SegmentCodecs
 from deployments.segment_store import SegmentStore
+from kvmanager.segment_guard import ContentTag, SegmentGuard
+from kvmanager.server_secret import ServerSecret
 
 KEY_ROOT = b"crosskv:1:"
 """Of everything that crosskv keeps in a Redis; 1 is the version of this naming."""
@@ -34,6 +38,9 @@ class RedisEndpoint:
     fingerprint: bytes
     deadline_s: float
     expire_s: int
+    secret: ServerSecret
+    encrypt: bool = False
+    """Whether what is stored from now on is encrypted."""
     faults: StoreFaults = NO_FAULTS
     coding: Coding = RAW_CODING
 
@@ -70,12 +77,14 @@ def open_store(endpoint: RedisEndpoint) -> CheckedStore:
         store = LinkedStore(store, endpoint.faults.link, endpoint.deadline_s)
     if endpoint.faults:
         store = FaultyStore(store, endpoint.faults, endpoint.deadline_s, random.Random())
-    return CheckedStore(store, endpoint.fingerprint)
+    guard = SegmentGuard(endpoint.secret, encrypts=endpoint.encrypt)
+    return CheckedStore(GuardedStore(store, guard, secrets.token_bytes), endpoint.fingerprint)
 
 
 def open_profiles(endpoint: RedisEndpoint) -> RedisProfiles:
     """The codec profiles beside the segments; connects at the first call. Raises RedisUnavailableError."""
-    return RedisProfiles(endpoint.url, endpoint.profile_prefix, endpoint.deadline_s, endpoint.expire_s)
+    tags = ContentTag(endpoint.secret)
+    return RedisProfiles(endpoint.url, endpoint.profile_prefix, endpoint.deadline_s, endpoint.expire_s, tags)
 
 
 def open_coded_store(endpoint: RedisEndpoint, meter: CodecMeter) -> CodedStore:

@@ -4,7 +4,9 @@ A profile is a hash of one field, so that an ACL user needs no further commands.
 no scan of segments meets it, and clearing other models' segments leaves it (`RedisStore.delete_foreign`).
 
 * It outlives what was coded with it: whoever writes a segment renews its profile first, for longer than the segment.
-* What is read is bounded in size, and is the caller's to verify by its digest.
+* What is read is bounded in size, and was stored under the server's secret: nothing else is given to a parser. It is
+  the caller's to verify by its digest.
+* The first time that a process needs a profile it writes it, whatever lies there: perhaps another secret's.
 """
 
 from __future__ import annotations
@@ -15,8 +17,10 @@ import redis
 
 from deployments.redis_connection import connect, explain
 from deployments.segment_store import StoreUnavailableError
+from kvmanager.segment_guard import ContentTag
 
-FIELD = "p"
+FIELD = "t"
+"""The profile after its keyed tag."""
 MOST_PROFILE_BYTES = 16 << 20
 """Far more than a profile of any model has: some kilobytes per layer."""
 MARGIN_S = 3600
@@ -29,14 +33,16 @@ class RedisProfiles:
     `expire_s` is the segments', 0: they do not expire.
     """
 
-    def __init__(self, url: str, prefix: bytes, deadline_s: float, expire_s: int) -> None:
+    def __init__(self, url: str, prefix: bytes, deadline_s: float, expire_s: int, tags: ContentTag) -> None:
         self._client = connect(url, deadline_s)
         self._url = url
         self._prefix = prefix
+        self._tags = tags
+        self._written: set[bytes] = set()
         self._expire_ms = 1000 * (expire_s + MARGIN_S) if expire_s else 0
 
     def get(self, digest: bytes) -> bytes | None:
-        """The bytes of a profile, not verified; None for none, or far too many. Raises StoreUnavailableError."""
+        """The bytes of a profile; None for none, for others', or far too many. Raises StoreUnavailableError."""
         name = self._name(digest)
         try:
             if not 0 < self._client.hstrlen(name, FIELD) <= MOST_PROFILE_BYTES:
@@ -44,19 +50,21 @@ class RedisProfiles:
             found: Any = self._client.hmget(name, [FIELD])[0]
         except redis.RedisError as error:
             raise self._unavailable(error) from error
-        return found
+        return None if found is None else self._tags.content(name, found)
 
     def keep(self, digest: bytes, content: bytes) -> None:
         """Have a profile there, for longer than a segment written after this. Raises StoreUnavailableError."""
         name = self._name(digest)
         try:
             there = self._client.pexpire(name, self._expire_ms) if self._expire_ms else self._client.hlen(name)
-            if not there:
+            if not there or digest not in self._written:
                 pipeline = self._client.pipeline(transaction=False)
-                pipeline.hset(name, FIELD, content)
+                pipeline.unlink(name)
+                pipeline.hset(name, FIELD, self._tags.tagged(name, content))
                 if self._expire_ms:
                     pipeline.pexpire(name, self._expire_ms)
                 pipeline.execute()
+                self._written.add(digest)
         except redis.RedisError as error:
             raise self._unavailable(error) from error
 

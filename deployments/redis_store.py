@@ -30,7 +30,7 @@ from deployments.segment_store import (
     StoreWrongTypeError,
 )
 from kvmanager.keys import HASH_BYTES
-from kvmanager.segment_format import HEADER_BYTES, stated_body_bytes
+from kvmanager.segment_format import HEADER_BYTES, Buffer, stated_body_bytes
 
 PART_BYTES = 4 << 20
 """The largest value: reads of 8 MB are two to three times slower than those of 1 to 4 MB, and each part is sent and
@@ -74,14 +74,14 @@ class RedisStore:
         self._prefix = prefix
         self._expire_ms = 1000 * expire_s
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes) -> bytearray | None:
         """HMGET of the header and the first part, and one for each further part."""
         head, part = self._read(key, 0)
         if head is None:
             return None
         body_bytes = _stated_bytes(head)
         if body_bytes is None:
-            return head + (part or b"")
+            return bytearray(head + (part or b""))
         pieces = [head]
         for number in range(_parts(body_bytes)):
             if number:
@@ -91,18 +91,17 @@ class RedisStore:
             pieces.append(part or b"")
             if len(pieces[-1]) != min(PART_BYTES, body_bytes - number * PART_BYTES):
                 break
-        return b"".join(pieces)
+        return bytearray().join(pieces)
 
-    def put(self, key: bytes, sealed: Any) -> None:
+    def put(self, key: bytes, header: Buffer, body: Buffer) -> None:
         """UNLINK, HSET of the parts from the last to the first and of the header, in one pipeline.
 
-        The buffer goes to the socket without a copy. The entry expires from its first field on, so that what a dying
+        The buffers go to the socket without a copy. The entry expires from its first field on, so that what a dying
         writer leaves behind does too; what a failed one leaves is deleted, if Redis answers.
         """
-        name, view = self._name(key), memoryview(sealed).cast("B")
-        header, body = view[:HEADER_BYTES], view[HEADER_BYTES:]
-        parts = [body[start : start + PART_BYTES] for start in range(0, len(body), PART_BYTES)]
-        fields = [(HEADER_FIELD, header), *((b"%d" % number, part) for number, part in enumerate(parts))]
+        name, view = self._name(key), memoryview(body).cast("B")
+        parts = [view[start : start + PART_BYTES] for start in range(0, len(view), PART_BYTES)]
+        fields = [(HEADER_FIELD, memoryview(header)), *((b"%d" % number, part) for number, part in enumerate(parts))]
         pipeline = self._client.pipeline(transaction=False)
         pipeline.unlink(name)  # HSET would leave another's fields, and refuses another type
         pipeline.hset(name, *fields.pop())

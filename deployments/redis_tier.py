@@ -44,6 +44,7 @@ from deployments.redis_endpoint import RedisEndpoint, open_profiles, open_store,
 from deployments.redis_index import read_index
 from deployments.segment_store import StoreUnavailableError
 from deployments.tier_seats import OK
+from kvmanager.server_secret import ServerSecret
 
 __all__ = ["RedisTier", "RedisTierConfig", "check_now"]
 
@@ -67,8 +68,9 @@ INDEX_DEADLINE_S = 2.0
 class RedisTier:
     """See the module's docstring. An asyncio actor."""
 
-    def __init__(self, config: RedisTierConfig) -> None:
+    def __init__(self, config: RedisTierConfig, secret: ServerSecret) -> None:
         self._config = config
+        self._secret = secret
         self._manager = ManagerClient(config.app_name or serve.get_deployment_actor_context().app_name)
         self._access = RedisAccess(config)
         self._state = "Redis is starting"
@@ -149,6 +151,8 @@ class RedisTier:
             fingerprint=fingerprint,
             deadline_s=self._config.deadline_s,
             expire_s=self._config.expire_s,
+            secret=self._secret,
+            encrypt=self._config.encrypt,
             faults=self._config.faults,
             coding=replace(self._config.coding, profile=profile.digest if profile else b""),
         )

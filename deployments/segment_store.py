@@ -1,14 +1,20 @@
 """What a store of sealed segments can do, and how it fails: the one interface of the Redis tier's layers.
 
-The layers, from the outside in: `CheckedStore` (nothing unverified gets out), `FaultyStore` (only when a test asks for
-faults), `RedisStore` (the transport). `deployments.redis_endpoint.open_store` puts them together. Every method blocks,
-may be called from any thread, and raises nothing but the errors below (and SegmentMismatch, from `CheckedStore`).
+The layers, from the outside in: `CheckedStore` (nothing unverified gets out), `GuardedStore` (nothing gets in that was
+not stored under the server's secret), `FaultyStore` (only when a test asks for faults), `RedisStore` (the transport).
+`deployments.redis_endpoint.open_store` puts them together. Every method blocks, may be called from any thread, and
+raises nothing but the errors below (and SegmentMismatch, from the outer two).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
+
+from kvmanager.segment_format import Buffer
+
+OwnBuffer: TypeAlias = bytearray | memoryview
+"""Writable, and nobody else's."""
 
 
 class StoreUnavailableError(Exception):
@@ -38,12 +44,15 @@ class StoredHeader(NamedTuple):
 class SegmentStore(Protocol):
     """Sealed segments by key. A layer need not know what is in them."""
 
-    def get(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes) -> OwnBuffer | None:
         """The whole segment; None when there is none. Raises StoreWrongTypeError, StoreUnavailableError."""
         ...
 
-    def put(self, key: bytes, sealed: Any) -> None:
-        """Store a contiguous buffer, replacing what was there. Raises StoreFullError, StoreUnavailableError."""
+    def put(self, key: bytes, header: Buffer, body: Buffer) -> None:
+        """Store a segment, in two contiguous buffers, in place of what was there.
+
+        Raises StoreFullError, StoreUnavailableError.
+        """
         ...
 
     def delete(self, keys: Sequence[bytes]) -> int:

@@ -12,7 +12,8 @@
         36      4  start block
         40      4  number of blocks
         44      2  level of the codec; 0 for one without levels
-        46      2  fidelity code (0 = exact, 1 = tolerant)
+        46      1  fidelity code (0 = exact, 1 = tolerant)
+        47      1  zero; in Redis how it is guarded (`kvmanager.segment_guard`)
         48      8  body length: everything after the header
         56     32  segment key
         88     32  key of the parent segment; zeros for none
@@ -20,7 +21,7 @@
        152      8  tenant tag (`kvmanager.keys.tenant_tag`); zeros for none
        160     16  digest of the codec's profile; zeros for none
        176     16  xxh3_128 over the table of sections (`kvmanager.segment_format`)
-       192     48  zeros
+       192     48  zeros; in Redis what guards it
        240     16  xxh3_128 over bytes 0..239
 
 The header names the segment's place in its sequence and can be trusted by itself, so that a tier which outlives the
@@ -42,13 +43,14 @@ from kvmanager.segments import NodeKind, SegmentSpan
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 RAW: Final = "raw"
 CHECKSUM_BYTES = 16
 PROFILE_BYTES = 16
 
 _MAGIC = b"CROSSKV\0"
-_FIELDS = struct.Struct("<8sHHHH5IIIHHQ32s32s32s8s16s16s48s")
+_FIELDS = struct.Struct("<8sHHHH5IIIHBBQ32s32s32s8s16s16s48s")
+PROTECTION_OFFSET, KEY_OFFSET, GUARD_OFFSET, GUARD_BYTES = 47, 56, 192, 48
 _DTYPES = {"float16": 1, "bfloat16": 2, "float32": 3}
 _CODECS = {RAW: 0, "lossless": 1, "int8": 2, "int4": 3, "cachegen": 4}
 LOSSY_CODECS = frozenset({"int8", "int4", "cachegen"})
@@ -57,7 +59,7 @@ _KINDS = {NodeKind.REQUEST: 1, NodeKind.ANSWER: 2}
 _NO_PARENT = bytes(HASH_BYTES)
 _NO_TENANT = bytes(TENANT_BYTES)
 _NO_PROFILE = bytes(PROFILE_BYTES)
-_ZEROS = bytes(48)
+_ZEROS = bytes(GUARD_BYTES)
 _LARGEST = 2**32 - 1
 _LARGEST_LEVEL = 2**16 - 1
 
@@ -182,6 +184,7 @@ class SegmentHeader:
             self.num_blocks,
             self.level,
             _FIDELITIES[self.fidelity],
+            0,
             self.body_bytes,
             self.key,
             self.parent or _NO_PARENT,
@@ -191,14 +194,29 @@ class SegmentHeader:
             table_digest,
             _ZEROS,
         )
-        buffer[_FIELDS.size : HEADER_BYTES] = checksum(buffer[: _FIELDS.size])
+        reseal_header(buffer)
+
+
+def reseal_header(buffer: bytearray | memoryview) -> None:
+    """Write the header's own checksum anew."""
+    view = memoryview(buffer)
+    view[_FIELDS.size : HEADER_BYTES] = checksum(view[: _FIELDS.size])
 
 
 def stated_body_bytes(buffer: Buffer) -> int | None:
     """Return the length that a header states, unverified, to fetch the body by; None for what is no header."""
     view = bytes_of(buffer)
-    magic, version, *_, length = _FIELDS.unpack_from(view)[:15]
+    magic, version, *_, length = _FIELDS.unpack_from(view)[:16]
     return int(length) if (magic, version) == (_MAGIC, FORMAT_VERSION) else None
+
+
+def stated_format(view: memoryview) -> None:
+    """Raise SegmentMismatch for a header that states another format than this one."""
+    magic, version = _FIELDS.unpack_from(view)[:2]
+    if magic != _MAGIC:
+        raise SegmentMismatch(MismatchReason.MAGIC)
+    if version != FORMAT_VERSION:
+        raise SegmentMismatch(MismatchReason.VERSION)
 
 
 def read_header(buffer: Buffer) -> SegmentHeader:
@@ -207,14 +225,13 @@ def read_header(buffer: Buffer) -> SegmentHeader:
     Says nothing of the body. Raises SegmentMismatch, and nothing else, whatever the bytes are.
     """
     view = bytes_of(buffer)
-    magic, version, dtype, codec, kind, *rest = _FIELDS.unpack_from(view)
-    layers, halves, tokens, heads, dim, start_block, num_blocks, level, fidelity, length, *digests = rest
+    _, _, dtype, codec, kind, *rest = _FIELDS.unpack_from(view)
+    layers, halves, tokens, heads, dim, start_block, num_blocks, level, fidelity, protection, length, *digests = rest
     key, parent, fingerprint, tag, profile, _, zeros = digests
+    stated_format(view)
     checks = (
-        (magic == _MAGIC, MismatchReason.MAGIC),
-        (version == FORMAT_VERSION, MismatchReason.VERSION),
         (view[_FIELDS.size : HEADER_BYTES] == checksum(view[: _FIELDS.size]), MismatchReason.HEADER),
-        (zeros == _ZEROS, MismatchReason.HEADER),
+        (not protection and zeros == _ZEROS, MismatchReason.HEADER),
     )
     for matches, reason in checks:
         if not matches:

@@ -11,6 +11,8 @@ class MismatchReason(StrEnum):
     VERSION = "version"
     HEADER = "header"
     """The header's checksum differs, or its fields contradict each other."""
+    KEYED = "keyed_checksum"
+    """In Redis: damaged, stored under another secret, or put there by somebody who does not know it."""
     KEY = "key"
     FINGERPRINT = "fingerprint"
     SHAPE = "shape"

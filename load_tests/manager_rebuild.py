@@ -31,6 +31,7 @@ from kvmanager.keys import BlockHash
 from kvmanager.locations import Tier
 from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, seal, sealed_bytes
 from kvmanager.segments import SegmentSpan
+from kvmanager.server_secret import ServerSecret
 from load_tests.index_scale import SEGMENT_BLOCKS, prompts, quantile
 from load_tests.manager_calls import FINGERPRINT, start_manager
 
@@ -180,7 +181,7 @@ def _kill_and_rebuild(segments: int, redis_url: str, prober: Any, tiers: Sequenc
                 app_name=APP, url=redis_url, folder="", namespace="bench", budget_bytes=10**12, expire_s=0,
                 deadline_s=5.0,
             )  # fmt: skip
-            actors.append(ray.remote(RedisTier).options(num_cpus=0).remote(config))
+            actors.append(ray.remote(RedisTier).options(num_cpus=0).remote(config, ServerSecret(bytes(32))))
         ray.get(prober.until_full.remote(names), timeout=PATIENCE_S)
         ray.kill(manager)
         probing = prober.until_full.remote(names)

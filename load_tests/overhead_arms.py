@@ -186,7 +186,7 @@ class ReusingEngine:
             return [self._tier, self._manager]
         config = RedisTierConfig(APP, server.url, "", APP, int(kv.redis_bytes), 0, kv.redis_deadline_s)
         tier: Any = ray.remote(RedisTier).options(num_cpus=0)
-        return [tier.remote(config), self._tier, self._manager]
+        return [tier.remote(config, ServerSecret(bytes(32))), self._tier, self._manager]
 
     def _wait_until_ready(self) -> None:
         end = time.monotonic() + PATIENCE_S

@@ -35,6 +35,7 @@ from kvmanager.keys import BlockHash
 from kvmanager.locations import Tier
 from kvmanager.segment_format import verify
 from kvmanager.segments import SegmentSpan, split_segments
+from kvmanager.server_secret import ServerSecret
 
 FINGERPRINT = b"p" * 32
 LAYERS = 24
@@ -116,7 +117,7 @@ class Application:
         self._app = f"prefetch-{'emulated' if link else 'plain'}"
         self._node = ray.get_runtime_context().get_node_id()
         prefix = segment_prefix(self._app, FINGERPRINT)
-        self._endpoint = RedisEndpoint(server.url, prefix, FINGERPRINT, PATIENCE_S, 0)
+        self._endpoint = RedisEndpoint(server.url, prefix, FINGERPRINT, PATIENCE_S, 0, ServerSecret(bytes(32)))
         store = open_store(self._endpoint)
         for span, buffer in cache.sealed():
             store.put(span.key, buffer.data)
@@ -132,7 +133,7 @@ class Application:
         )
         self.ask("parts")
         self.tier = get_or_start_tier(self._app, self._node, 128 * MIB, WORKERS)
-        self.redis_tier = ray.remote(RedisTier).options(num_cpus=0).remote(config)
+        self.redis_tier = ray.remote(RedisTier).options(num_cpus=0).remote(config, ServerSecret(bytes(32)))
         until(lambda: self._node in self.ask("parts")["cpu_tiers"], "the CPU tier registers")
         until(self._ready, "Redis is indexed and the workers have started")
         self._reader = TierReader(

@@ -167,7 +167,7 @@ class ThrottledEngine:
             APP, server.url, "", APP, int(kv.redis_bytes), 0, kv.redis_deadline_s, StoreFaults(link=self.link)
         )
         tier: Any = ray.remote(RedisTier).options(num_cpus=0)
-        self._redis_tier = tier.remote(config)
+        self._redis_tier = tier.remote(config, ServerSecret(bytes(32)))
 
     def _wait_until_ready(self) -> None:
         end = time.monotonic() + PATIENCE_S

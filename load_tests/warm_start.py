@@ -30,6 +30,7 @@ from kvmanager.locations import REDIS
 from kvmanager.manager import KVManager
 from kvmanager.segment_format import SegmentHeader, seal, sealed_bytes
 from kvmanager.segments import SegmentSpan, split_segments
+from kvmanager.server_secret import ServerSecret
 
 out = Console(stderr=True, highlight=False)
 FINGERPRINT = b"w" * 32
@@ -56,7 +57,8 @@ def sealed(span: SegmentSpan, buffer: np.ndarray[Any, np.dtype[np.uint8]]) -> me
 
 def endpoint_of(server: EmbeddedRedis) -> RedisEndpoint:
     """How the store reaches the server."""
-    return RedisEndpoint(server.url, segment_prefix("default", FINGERPRINT), FINGERPRINT, PATIENT_S, 0)
+    prefix, secret = segment_prefix("default", FINGERPRINT), ServerSecret(bytes(32))
+    return RedisEndpoint(server.url, prefix, FINGERPRINT, PATIENT_S, 0, secret)
 
 
 def index(endpoint: RedisEndpoint) -> tuple[float, float, RedisIndex]:

@@ -137,7 +137,7 @@ class CodedEngine(ReusingEngine):
 
     def _redis_tier(self) -> Any:
         tier: Any = ray.remote(RedisTier).options(num_cpus=0)
-        return tier.remote(replace(self._redis_config, coding=self._coding))
+        return tier.remote(replace(self._redis_config, coding=self._coding), ServerSecret(bytes(32)))
 
     def _restart_redis_tier(self) -> None:
         ray.get(self._parts[0].close.remote(), timeout=PATIENCE_S)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import ray
-from redis_fixture import FINGERPRINT, MIB, PATIENCE_S, until
+from redis_fixture import FINGERPRINT, MIB, PATIENCE_S, SECRET, until
 
 from deployments import redis_tier
 from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
@@ -107,7 +107,7 @@ class Deployment:
         async def start() -> RedisTier:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(redis_tier, "ManagerClient", lambda app_name: SimpleNamespace(ask=self.ask_manager))
-                tier = RedisTier(self.config)
+                tier = RedisTier(self.config, SECRET)
             tier._address = lambda: tier  # type: ignore[method-assign]
             return tier
 
@@ -154,7 +154,7 @@ class RayDeployment(Deployment):
         self.report()
 
     def start_tier(self) -> None:
-        self.tier = ray.remote(num_cpus=0, max_restarts=-1)(RedisTier).remote(self.config)
+        self.tier = ray.remote(num_cpus=0, max_restarts=-1)(RedisTier).remote(self.config, SECRET)
 
     def ask(self, method: str, *args: Any) -> Any:
         return ray.get(getattr(self.manager, method).remote(*args), timeout=PATIENCE_S)

@@ -16,9 +16,13 @@ from deployments.redis_endpoint import RedisEndpoint, segment_prefix
 from deployments.redis_server import EmbeddedRedis
 from deployments.redis_store import PART_BYTES
 from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, seal
+from kvmanager.segment_guard import SegmentGuard
 from kvmanager.segments import SegmentSpan, split_segments
+from kvmanager.server_secret import ServerSecret
 
 FINGERPRINT = b"F" * 32
+SECRET = ServerSecret(b"the server's secret of 32 bytes.")
+SALT = b"sixteen bytes of"
 OTHER_FINGERPRINT = b"G" * 32
 SEGMENT_BLOCKS = 4
 SHAPE = (2, 2, SEGMENT_BLOCKS * 32, 2, 8)
@@ -71,9 +75,8 @@ def endpoint(url: str, **changes: Any) -> RedisEndpoint:
     """Of the model FINGERPRINT in the namespace "tests"."""
     fingerprint = changes.pop("fingerprint", FINGERPRINT)
     prefix = segment_prefix(changes.pop("namespace", "tests"), fingerprint)
-    return RedisEndpoint(
-        **{"url": url, "prefix": prefix, "fingerprint": fingerprint, "deadline_s": 5.0, "expire_s": 1000, **changes}
-    )
+    made: dict[str, Any] = {"deadline_s": 5.0, "expire_s": 1000, "secret": SECRET, **changes}
+    return RedisEndpoint(url=url, prefix=prefix, fingerprint=fingerprint, **made)
 
 
 def redis_name(key: bytes, **changes: Any) -> bytes:
@@ -99,6 +102,11 @@ def sealed(
     return buffer
 
 
+def guarded(whole: bytes, secret: ServerSecret = SECRET) -> bytes:
+    """A segment as it goes to Redis."""
+    return b"".join(SegmentGuard(secret).guard(whole[:HEADER_BYTES], whole[HEADER_BYTES:], SALT))
+
+
 def fields_of(whole: bytes) -> dict[str, bytes]:
     """A segment as it lies in its hash, from the header on; of any bytes, however short."""
     header, body = whole[:HEADER_BYTES], whole[HEADER_BYTES:]
@@ -110,7 +118,7 @@ def fill(client: redis.Redis, spans: Sequence[SegmentSpan], **changes: Any) -> N
     """Put segments into Redis beside the store under test."""
     pipeline = client.pipeline(transaction=False)
     for span in spans:
-        whole = sealed(span, changes.get("fingerprint", FINGERPRINT)).tobytes()
+        whole = guarded(sealed(span, changes.get("fingerprint", FINGERPRINT)).tobytes())
         pipeline.hset(redis_name(span.key, **changes), mapping=fields_of(whole))
     pipeline.execute()
 

@@ -45,11 +45,12 @@ class MemoryStore:
     def __init__(self) -> None:
         self.held: dict[bytes, bytes] = {}
 
-    def get(self, key: bytes) -> bytes | None:
-        return self.held.get(key)
+    def get(self, key: bytes) -> bytearray | None:
+        held = self.held.get(key)
+        return None if held is None else bytearray(held)
 
-    def put(self, key: bytes, sealed: Any) -> None:
-        self.held[key] = bytes(sealed)
+    def put(self, key: bytes, header: Any, body: Any) -> None:
+        self.held[key] = bytes(header) + bytes(body)
 
     def delete(self, keys: Sequence[bytes]) -> int:
         return sum(self.held.pop(key, None) is not None for key in keys)

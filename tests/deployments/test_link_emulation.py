@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from redis_fixture import SECRET
 
 from deployments import link_emulation
 from deployments.faulty_store import StoreFaults
@@ -42,7 +43,7 @@ class Store:
         self._clock.sleep(self._seconds)
         return self._found
 
-    def put(self, key: bytes, sealed: Any) -> None:
+    def put(self, key: bytes, header: Any, body: Any) -> None:
         self._clock.sleep(self._seconds)
 
     def delete(self, keys: Any) -> int:
@@ -79,7 +80,9 @@ def test_a_real_transfer_that_is_slower_than_the_link_is_not_slowed(clock: Clock
 
 
 def test_a_write_is_paced_as_a_read(clock: Clock) -> None:
-    linked(clock, None, bytes_per_s=100e6, delay_s=0.0005).put(KEY, memoryview(MEGABYTE).cast("I"))
+    linked(clock, None, bytes_per_s=100e6, delay_s=0.0005).put(
+        KEY, MEGABYTE[:256], memoryview(MEGABYTE)[256:].cast("I")
+    )
     assert clock.now == pytest.approx(100.0105)
 
 
@@ -112,7 +115,7 @@ def test_a_link_is_said_in_words() -> None:
 
 def test_the_stores_of_an_endpoint_have_its_link_and_without_one_none(clock: Clock) -> None:
     def layers(faults: StoreFaults) -> list[str]:
-        store: Any = open_store(RedisEndpoint("unix:///nonexistent", b"", KEY, 1.0, 0, faults))
+        store: Any = open_store(RedisEndpoint("unix:///nonexistent", b"", KEY, 1.0, 0, SECRET, faults=faults))
         names = []
         while hasattr(store, "_inner"):
             store = store._inner
@@ -120,9 +123,10 @@ def test_the_stores_of_an_endpoint_have_its_link_and_without_one_none(clock: Clo
         return names
 
     assert not NO_LINK
-    assert layers(StoreFaults()) == ["RedisStore"]
-    assert layers(StoreFaults(link=EmulatedLink(delay_s=1.0))) == ["LinkedStore", "RedisStore"]
-    assert layers(StoreFaults(1.0, link=EmulatedLink(1.0))) == ["FaultyStore", "LinkedStore", "RedisStore"]
+    assert layers(StoreFaults()) == ["GuardedStore", "RedisStore"]
+    assert layers(StoreFaults(link=EmulatedLink(delay_s=1.0))) == ["GuardedStore", "LinkedStore", "RedisStore"]
+    faulty = layers(StoreFaults(1.0, link=EmulatedLink(1.0)))
+    assert faulty == ["GuardedStore", "FaultyStore", "LinkedStore", "RedisStore"]
 
 
 def test_a_link_is_throttled_while_it_is_used(clock: Clock, tmp_path: Path) -> None:

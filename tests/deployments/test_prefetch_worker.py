@@ -12,12 +12,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from redis_fixture import FINGERPRINT, RedisForTests, chain, endpoint, fields_of, fill, redis_name, sealed, until
+from redis_fixture import (
+    FINGERPRINT,
+    SECRET,
+    RedisForTests,
+    chain,
+    endpoint,
+    fields_of,
+    fill,
+    guarded,
+    redis_name,
+    sealed,
+    until,
+)
 
 from deployments.faulty_store import StoreFaults
 from deployments.prefetch_worker import PrefetchWorker, start_worker
 from deployments.segment_codecs import Coding
 from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, body_offset, read_header, seal, verify
+from kvmanager.segment_guard import SegmentGuard
 from kvmanager.segments import SegmentSpan
 
 pytestmark = pytest.mark.server
@@ -74,7 +87,7 @@ def test_a_read_answers_what_was_written(worker: PrefetchWorker) -> None:
 def test_every_failure_of_a_read_has_its_reason(running: RedisForTests, worker: PrefetchWorker) -> None:
     missing, listed, swapped, damaged, short = chain(2, 5)
     running.client.rpush(redis_name(listed.key), "a list")
-    running.client.hset(redis_name(swapped.key), mapping=fields_of(sealed(missing).tobytes()))
+    running.client.hset(redis_name(swapped.key), mapping=fields_of(guarded(sealed(missing).tobytes())))
     running.client.hset(redis_name(short.key), mapping=fields_of(b"short"))
     fill(running.client, [damaged])
     running.client.hset(redis_name(damaged.key), "0", bytes(sealed(damaged).nbytes - HEADER_BYTES))
@@ -82,7 +95,7 @@ def test_every_failure_of_a_read_has_its_reason(running: RedisForTests, worker: 
     assert worker.read(listed.key) == "wrong_type"
     assert worker.read(swapped.key) == "mismatch_key"
     assert worker.read(short.key) == "mismatch_truncated"
-    assert worker.read(damaged.key) == "mismatch_checksum"
+    assert worker.read(damaged.key) == "mismatch_keyed_checksum"
     running.client.flushall()
     assert worker.read(damaged.key) == "missing"
 
@@ -197,7 +210,8 @@ def test_segments_are_coded_in_redis_and_raw_when_they_come_back(
     segment = normal_segment(span, fidelity)
     (stored,), reason = worker.write([span.key], segment)
     assert reason == ""
-    header = read_header(running.client.hget(redis_name(span.key), "h"))  # type: ignore[arg-type]
+    guarded_header: Any = running.client.hget(redis_name(span.key), "h")
+    header = read_header(SegmentGuard(SECRET).open_header(guarded_header))
     assert (header.codec, header.fidelity, header.sealed_bytes) == (codec, fidelity, stored)
     assert segment.nbytes / stored >= least_ratio
     other = PrefetchWorker(endpoint(running.url))  # which stores raw, and must find out how to read this

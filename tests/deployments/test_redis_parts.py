@@ -113,7 +113,7 @@ def test_the_index_counts_the_bytes_of_all_parts(
     monkeypatch.setattr(redis_store, "PART_BYTES", 1000)  # 17 parts each, more than one pipeline takes
     spans = chain(2, 60)
     for span in spans:
-        transport.put(span.key, sealed(span))
+        CheckedStore(transport, FINGERPRINT).put(span.key, sealed(span))
     entries = [entry for chunk in transport.headers() for entry in chunk]
     assert {entry.key: entry.total_bytes for entry in entries} == {span.key: sealed(span).nbytes for span in spans}
     assert sum(len(chunk.headers) for chunk in store.scan()) == len(spans)
@@ -229,7 +229,7 @@ def test_a_put_whose_last_command_is_refused_leaves_nothing(
 
     monkeypatch.setattr(transport, "_execute", spoil_the_last)
     with pytest.raises(StoreUnavailableError):
-        transport.put(SPAN.key, large(SPAN))
+        CheckedStore(transport, FINGERPRINT).put(SPAN.key, large(SPAN))
     assert running.client.dbsize() == 0
 
 
@@ -246,7 +246,7 @@ def test_what_a_dying_writer_leaves_is_not_found_and_expires(
 
     with monkeypatch.context() as patched:
         patched.setattr(transport, "_execute", die_early)
-        transport.put(SPAN.key, large(SPAN))
+        CheckedStore(transport, FINGERPRINT).put(SPAN.key, large(SPAN))
     assert transport.get(SPAN.key) is None
     assert 990 <= running.client.ttl(NAME) <= 1000
     assert not is_listed(CheckedStore(transport, FINGERPRINT))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from redis_fixture import OTHER_FINGERPRINT, RedisForTests, chain, endpoint, fields_of, redis_name
+from redis_fixture import OTHER_FINGERPRINT, SECRET, RedisForTests, chain, endpoint, fields_of, redis_name
 from redis_fixture import sealed as random_segment
 from small_codecs import SmallKit, SmallProfile, kv_segment
 
@@ -21,10 +21,12 @@ from deployments.codec_meter import CodecMeter
 from deployments.redis_connection import ACL_RIGHTS
 from deployments.redis_endpoint import open_coded_store, open_profiles, open_store
 from deployments.redis_index import read_index
-from deployments.redis_profiles import MARGIN_S, RedisProfiles
+from deployments.redis_profiles import FIELD, MARGIN_S, RedisProfiles
 from deployments.segment_codecs import Coding
 from deployments.segment_store import StoreUnavailableError
 from kvmanager.segment_format import HEADER_BYTES, MismatchReason, SegmentMismatch, read_header
+from kvmanager.segment_guard import ContentTag
+from kvmanager.server_secret import ServerSecret
 
 PROFILE = SmallProfile(5)
 NAME = b"crosskv:1:tests:profile:" + PROFILE.digest.hex().encode()
@@ -81,10 +83,28 @@ def test_where_segments_do_not_expire_profiles_do_not(running: RedisForTests) ->
 
 def test_what_is_far_too_large_is_not_read(running: RedisForTests, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_profiles, "MOST_PROFILE_BYTES", 100)
-    running.client.hset(NAME, "p", b"x" * 101)
+    tags = ContentTag(SECRET)
+    running.client.hset(NAME, FIELD, tags.tagged(NAME, b"x" * 85))
     assert profiles(running).get(PROFILE.digest) is None
-    running.client.hset(NAME, "p", b"x" * 100)
-    assert profiles(running).get(PROFILE.digest) == b"x" * 100
+    running.client.hset(NAME, FIELD, tags.tagged(NAME, b"x" * 84))
+    assert profiles(running).get(PROFILE.digest) == b"x" * 84
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        PROFILE.to_bytes(),
+        ContentTag(ServerSecret(bytes(32))).tagged(NAME, PROFILE.to_bytes()),
+        ContentTag(SECRET).tagged(NAME + b"0", PROFILE.to_bytes()),
+    ],
+    ids=["without a tag", "under another secret", "another name's"],
+)
+def test_a_profile_that_was_planted_is_not_read_and_does_not_stay(running: RedisForTests, planted: bytes) -> None:
+    running.client.hset(NAME, FIELD, planted)
+    found = profiles(running)
+    assert found.get(PROFILE.digest) is None
+    found.keep(PROFILE.digest, PROFILE.to_bytes())
+    assert found.get(PROFILE.digest) == PROFILE.to_bytes()
 
 
 def test_a_redis_that_fails_is_unavailable(running: RedisForTests) -> None:

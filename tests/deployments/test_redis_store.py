@@ -11,11 +11,13 @@ import pytest
 from redis_fixture import (
     FINGERPRINT,
     OTHER_FINGERPRINT,
+    SECRET,
     RedisForTests,
     chain,
     endpoint,
     fields_of,
     fill,
+    guarded,
     redis_name,
     sealed,
     until,
@@ -23,11 +25,14 @@ from redis_fixture import (
 
 from deployments.checked_store import CheckedStore
 from deployments.faulty_store import FaultyStore, StoreFaults
+from deployments.guarded_store import GuardedStore
 from deployments.redis_endpoint import open_store
 from deployments.redis_store import RedisStore
 from deployments.segment_store import StoreFullError, StoreTimeoutError, StoreUnavailableError, StoreWrongTypeError
 from kvmanager.segment_format import SegmentMismatch
+from kvmanager.segment_guard import SegmentGuard
 from kvmanager.segments import SegmentSpan
+from kvmanager.server_secret import ServerSecret
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +127,20 @@ def flip(sealed_bytes: bytes, offset: int) -> bytes:
     return sealed_bytes[:offset] + bytes([sealed_bytes[offset] ^ 1]) + sealed_bytes[offset + 1 :]
 
 
+def in_redis(span: SegmentSpan, fingerprint: bytes = FINGERPRINT) -> bytes:
+    return guarded(sealed(span, fingerprint).tobytes())
+
+
 DAMAGES: list[tuple[str, Callable[[SegmentSpan, SegmentSpan], bytes], bool]] = [
-    ("a flipped bit of the header", lambda span, other: flip(sealed(span).tobytes(), 60), True),
-    ("a flipped bit of the payload", lambda span, other: flip(sealed(span).tobytes(), 9999), False),
-    ("truncated", lambda span, other: sealed(span).tobytes()[:-1], True),
-    ("truncated in the header", lambda span, other: sealed(span).tobytes()[:100], True),
-    ("prolonged", lambda span, other: sealed(span).tobytes() + b"\0", True),
-    ("another segment", lambda span, other: sealed(other).tobytes(), True),
-    ("another model's", lambda span, other: sealed(span, OTHER_FINGERPRINT).tobytes(), True),
+    ("a flipped bit of the header", lambda span, other: flip(in_redis(span), 60), True),
+    ("a flipped bit of the payload", lambda span, other: flip(in_redis(span), 9999), False),
+    ("truncated", lambda span, other: in_redis(span)[:-1], True),
+    ("truncated in the header", lambda span, other: in_redis(span)[:100], True),
+    ("prolonged", lambda span, other: in_redis(span) + b"\0", True),
+    ("another segment", lambda span, other: in_redis(other), True),
+    ("another model's", lambda span, other: in_redis(span, OTHER_FINGERPRINT), True),
+    ("under another secret", lambda span, other: guarded(sealed(span).tobytes(), ServerSecret(bytes(32))), True),
+    ("not guarded", lambda span, other: sealed(span).tobytes(), True),
     ("rubbish", lambda span, other: b"x" * 20_000, True),
 ]
 
@@ -244,7 +255,8 @@ def test_what_does_not_belong_to_the_model_can_be_deleted(running: RedisForTests
 
 def faulty(running: RedisForTests, **faults: float) -> CheckedStore:
     transport = RedisStore(running.url, endpoint("").prefix, 5.0, 0)
-    return CheckedStore(FaultyStore(transport, StoreFaults(**faults), 0.05, random.Random(1)), FINGERPRINT)
+    injured = FaultyStore(transport, StoreFaults(**faults), 0.05, random.Random(1))
+    return CheckedStore(GuardedStore(injured, SegmentGuard(SECRET), random.Random(2).randbytes), FINGERPRINT)
 
 
 def test_injected_damage_meets_the_check_as_often_as_told(running: RedisForTests, store: CheckedStore) -> None:
@@ -284,5 +296,6 @@ def test_an_injected_delay_beyond_the_deadline_is_a_timeout(running: RedisForTes
 
 
 def test_without_faults_there_is_no_such_layer(running: RedisForTests) -> None:
-    assert isinstance(open_store(endpoint(running.url))._inner, RedisStore)
-    assert isinstance(open_store(endpoint(running.url, faults=StoreFaults(error_share=0.5)))._inner, FaultyStore)
+    faulty = endpoint(running.url, faults=StoreFaults(error_share=0.5))
+    below = [open_store(made)._inner._inner for made in (endpoint(running.url), faulty)]  # type: ignore[attr-defined]
+    assert list(map(type, below)) == [RedisStore, FaultyStore]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from redis_deployment import Deployment
-from redis_fixture import RedisForTests, chain, endpoint, fields_of, redis_name, sealed, until
+from redis_fixture import SECRET, RedisForTests, chain, endpoint, fields_of, redis_name, sealed, until
 from small_codecs import SmallKit, SmallProfile, kv_segment
 
 import kernels
@@ -23,7 +23,9 @@ from deployments.codec_files import model_digest, profile_path
 from deployments.codec_meter import CodecMeter
 from deployments.redis_config import RedisTierConfig
 from deployments.redis_endpoint import open_coded_store
+from deployments.redis_profiles import FIELD
 from deployments.segment_codecs import Coding
+from kvmanager.segment_guard import ContentTag
 
 TOLERANT = Coding("lossless", "cachegen", 2)
 OWN = SmallProfile(5, model_digest("org/model"))
@@ -80,7 +82,10 @@ def test_the_models_profile_is_brought_into_redis_and_kept_there(
     where = {"profiles_folder": str(tmp_path), "model": "org/model", "coding": TOLERANT, "expire_s": 1000}
     with deployed(external, **where) as running:
         assert running.until_ok()["endpoint"].coding == Coding("lossless", "cachegen", 2, OWN.digest)
-        until(lambda: external.client.hget(OWN_NAME, "p") == OWN.to_bytes(), "the profile is there")
+        until(
+            lambda: external.client.hget(OWN_NAME, FIELD) == ContentTag(SECRET).tagged(OWN_NAME, OWN.to_bytes()),
+            "the profile is there",
+        )
         external.client.expire(OWN_NAME, 100)
         until(lambda: external.client.ttl(OWN_NAME) > 1000, "it is renewed though nobody writes")
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import ray
 from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence, until
+from redis_fixture import SECRET
 
 from configs.kv_section import KVSettings
 from deployments import tier_reader
@@ -50,7 +51,7 @@ class ThreeTiers(KVCluster):
             deadline_s=REDIS_DEADLINE_S,
             coding=Coding("lossless", "cachegen", 2),
         )
-        self.redis_tier = ray.remote(RedisTier).options(num_cpus=0).remote(config)
+        self.redis_tier = ray.remote(RedisTier).options(num_cpus=0).remote(config, SECRET)
         self.wait_for_redis()
         settings = KVSettings(
             cpu_tier_bytes=self.budget_bytes,
@@ -185,7 +186,7 @@ def test_a_damaged_segment_is_refused_by_the_worker_and_deleted(tiers: ThreeTier
 
     assert tiers.load(hashes) == [expected(4)[0], None]
 
-    assert tiers.port.counters == {"redis_mismatch_checksum": 1}
+    assert tiers.port.counters == {"redis_mismatch_keyed_checksum": 1}
     until(lambda: not tiers.redis.exists(name), "the damaged segment is deleted")
 
 

@@ -17,6 +17,7 @@ from kv_cluster import FINGERPRINT, PATIENCE_S, SEGMENT_BLOCKS, SEGMENT_BYTES, s
 from ray import cloudpickle
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from redis_fixture import SECRET
 
 from configs.kv_section import KVSettings
 from deployments import tier_seats
@@ -108,7 +109,8 @@ class TwoNodes:
             app_name=APP, url=self.redis_server.url, folder="", namespace="test", budget_bytes=100 * SEGMENT_BYTES,
             expire_s=0, deadline_s=DEADLINE_S,
         )  # fmt: skip
-        self.redis_tier = ray.remote(RedisTier).options(num_cpus=0, scheduling_strategy=here).remote(redis_config)
+        redis_tier = ray.remote(RedisTier).options(num_cpus=0, scheduling_strategy=here)
+        self.redis_tier = redis_tier.remote(redis_config, SECRET)
         added = [self.cluster.add_node(num_cpus=2, object_store_memory=80 << 20) for _ in range(2)]
         self.nodes = dict(zip("ab", added, strict=True))
         self.ids = {name: node.node_id for name, node in self.nodes.items()}

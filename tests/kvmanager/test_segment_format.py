@@ -261,11 +261,11 @@ def test_the_first_segment_has_no_parent():
 
 def test_the_offsets_are_those_of_the_table():
     # Redis outlives releases: a change of the layout needs a new version.
-    fields = struct.unpack_from("<8sHHHH5I2IHHQ32s32s32s8s16s16s48s16s", CODED)
-    assert fields[:5] == (b"CROSSKV\0", 4, 2, 4, 2)
-    assert fields[5:15] == (*SHAPE, 6, 2, 2, 1, len(CODED) - HEADER_BYTES)
-    assert fields[15:20] == (KEY, PARENT, FINGERPRINT, bytes.fromhex(TENANT), PROFILE)
-    assert fields[20:] == (xxhash.xxh3_128_digest(CODED[256:320]), bytes(48), xxhash.xxh3_128_digest(CODED[:240]))
+    fields = struct.unpack_from("<8sHHHH5I2IHBBQ32s32s32s8s16s16s48s16s", CODED)
+    assert fields[:5] == (b"CROSSKV\0", 5, 2, 4, 2)
+    assert fields[5:16] == (*SHAPE, 6, 2, 2, 1, 0, len(CODED) - HEADER_BYTES)
+    assert fields[16:21] == (KEY, PARENT, FINGERPRINT, bytes.fromhex(TENANT), PROFILE)
+    assert fields[21:] == (xxhash.xxh3_128_digest(CODED[256:320]), bytes(48), xxhash.xxh3_128_digest(CODED[:240]))
     entries = [(len(section), xxhash.xxh3_128_digest(section)) for section in SECTIONS]
     assert [*struct.iter_unpack("<Q16s", CODED[256:304])] == entries
     assert CODED[304:320] == bytes(16)
