@@ -5,7 +5,7 @@ Leans on vllm 0.32.0:
 * `vllm.engine.protocol.EngineClient`, an ABC of which the serving classes use configs, renderer, input processor,
   `errored` / `dead_error`, `check_admission` and `generate`;
 * `generate` is called, but not awaited, before a response starts: what it raises itself becomes the response's status;
-* `InputProcessor.process_inputs` and `SamplingParams.verify`, with which the engine itself will check the request.
+* `InputProcessor.process_inputs`, with which the engine itself will check the request.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from vllm.config import VllmConfig
 from vllm.engine.protocol import EngineClient
-from vllm.exceptions import VLLMClientError, VLLMValidationError
+from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.renderers import BaseRenderer
@@ -29,6 +29,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from app.admission import AdmissionQueue
 from app.attempts import Attempts
+from app.constraint_pool import ConstraintPool
 from app.errors import UnavailableError
 from app.metrics import IngressMetrics
 from app.prompt_keys import PromptKeys
@@ -59,6 +60,7 @@ class HandleEngineClient(EngineClient):
         queue: AdmissionQueue,
         metrics: IngressMetrics,
         most_retries: int,
+        constraints: ConstraintPool,
     ) -> None:
         """`most_retries`: how often a prompt may be sent again, elsewhere, when its replica is gone."""
         self.vllm_config = vllm_config
@@ -70,6 +72,7 @@ class HandleEngineClient(EngineClient):
         self._queue = queue
         self._metrics = metrics
         self._most_retries = most_retries
+        self._constraints = constraints
         self._aborts: set[asyncio.Task[None]] = set()
 
     @property
@@ -195,29 +198,20 @@ class HandleEngineClient(EngineClient):
         output.kv_transfer_params = None  # vLLM would show it to the client
 
     async def check_constraint(self, constraint: StructuredOutputsParams | None) -> None:
-        """Raise what the engine would raise for this constraint. Building its grammar may take seconds: on a thread."""
-        if constraint is None:
-            return
-        params = SamplingParams(structured_outputs=copy.deepcopy(constraint))
-        try:
-            async with asyncio.timeout_at(current_request().deadline):
-                await asyncio.to_thread(self._verify, params)
-        except Exception as error:
-            if isinstance(error, VLLMClientError):
-                raise
-            raise VLLMValidationError("No grammar can be built for the structured output constraint.") from error
+        """Raise what the engine would raise for this constraint, or would be held up by (`app.constraint_pool`)."""
+        if constraint is not None:
+            context = current_request()
+            try:
+                async with asyncio.timeout_at(context.deadline):
+                    await self._constraints.check(constraint, context.tenant)
+            except TimeoutError:
+                raise UnavailableError("The request took too long and was ended. Please try again later.") from None
 
     def _check(self, prompt: dict[str, Any], params: SamplingParams) -> None:
         """Raise what the engine would raise for this prompt, but for its constraint (`check_constraint`)."""
         others = copy.copy(params)
         others.structured_outputs = None
         self.input_processor.process_inputs("check", prompt, others, supported_tasks=("generate",))  # type: ignore[arg-type]
-
-    def _verify(self, params: SamplingParams) -> None:
-        config = self.vllm_config
-        params.verify(
-            config.model_config, config.speculative_config, config.structured_outputs_config, self.renderer.tokenizer
-        )
 
     def _check_pin(self, context: RequestContext) -> None:
         ranks = self._replicas.ranks()
@@ -257,7 +251,8 @@ class HandleEngineClient(EngineClient):
         """Nothing to do: /metrics shows the figures."""
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the tokenizer's threads."""
+        """End the tokenizer's threads, and the process that tries constraints."""
+        self._constraints.close()
         self.renderer.shutdown()
 
     encode: Any = _lives_on_the_replica

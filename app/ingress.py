@@ -23,6 +23,7 @@ from app import control_api, kv_moves, layerwise_api, openai_api
 from app.admission import AdmissionQueue
 from app.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
 from app.body_limit import BodyLimitMiddleware
+from app.constraint_pool import ConstraintPool
 from app.control_api import control_router
 from app.engine_client import HandleEngineClient
 from app.errors import DefectMiddleware, RetryAfterMiddleware, answer_router_error
@@ -62,7 +63,14 @@ def create_app(
     fidelity = FidelityRule(settings.kv.fidelity, settings.kv.tenant_fidelity)
     keys = PromptKeys(secret, fingerprint, vllm_config.cache_config.block_size, fidelity)
     engine = HandleEngineClient(
-        vllm_config, renderer_from_config(vllm_config), backend.replicas, keys, queue, metrics, settings.replicas
+        vllm_config,
+        renderer_from_config(vllm_config),
+        backend.replicas,
+        keys,
+        queue,
+        metrics,
+        settings.replicas,
+        ConstraintPool(vllm_config, http.constraint_timeout_s, metrics.count_constraint),
     )
 
     @asynccontextmanager

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.admission import AdmissionQueue
+from app.constraint_worker import OUTCOMES
 from app.replica_errors import GONE_REASONS
 from app.usage import SOURCES
 from deployments.wire import KVCacheUsage
@@ -60,6 +61,12 @@ class IngressMetrics:
         )  # fmt: skip
         for reason in GONE_REASONS:
             self.retried.labels(reason)
+        self.constraints = Counter(
+            "crosskv_constraints_checked", "Structured output constraints that were tried, by what came of it.",
+            ["outcome"], registry=registry,
+        )  # fmt: skip
+        for outcome in OUTCOMES:
+            self.constraints.labels(outcome)
         self.missing_sources = Counter(
             "crosskv_metrics_sources_missing", "Times that a part did not give its metrics.", registry=registry
         )
@@ -71,6 +78,10 @@ class IngressMetrics:
         Gauge("crosskv_prompts_waiting", "Prompts that wait in the ingress.", registry=registry).set_function(
             lambda: queue.waiting
         )
+
+    def count_constraint(self, outcome: str) -> None:
+        """A constraint has been tried (`app.constraint_worker`)."""
+        self.constraints.labels(outcome).inc()
 
     def count_prompt(self, usage: KVCacheUsage) -> None:
         """One prompt has been computed."""

@@ -82,6 +82,12 @@ class HTTPSettings(Section):
     body_timeout_s: float = Field(
         60.0, gt=0, description="Longest time from a request's headers to the end of its body; more is answered 408."
     )
+    constraint_timeout_s: float = Field(
+        5.0,
+        gt=0,
+        description="Longest time to build the grammar of a structured output, a regular expression or a tool call; "
+        "what takes longer is answered 400.",
+    )
     max_ongoing_requests: int = Field(512, ge=1, description="Requests that the ingress works on at the same time.")
     max_queued_requests: int = Field(
         256, ge=0, description="Requests that may wait for a replica; more are answered 429."

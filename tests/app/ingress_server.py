@@ -56,7 +56,7 @@ class Server:
         return openai.OpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, **options})  # type: ignore[arg-type]
 
     def http(self, **options: object) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, **options)  # type: ignore[arg-type]
+        return httpx.Client(base_url=self.url, timeout=120, **options)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

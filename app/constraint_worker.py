@@ -1,0 +1,154 @@
+"""The process in which structured-output constraints are tried: compiled as a replica's engine will compile them.
+
+A thread that compiles a grammar cannot be ended, and a native compiler may end its whole process. So the ingress starts
+a process that runs `main` (`app.constraint_pool`). It loads vLLM and the tokenizer once and forks a child for each
+constraint. The child has a memory limit, and the kernel ends it when its time is over. No threads exist when it forks.
+
+Messages, pickled: in, `Trial`; out, once `READY`, then `Verdict`s in any order. It ends when its pipe closes.
+
+Leans on vllm 0.32.0: `SamplingParams.verify`, and `StructuredOutputManager.grammar_init`, which the engine calls for a
+`Request` and which leaves a grammar, or its exception, in `request.structured_output_request.grammar`.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import pickle
+import resource
+import signal
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+logger = logging.getLogger(__name__)
+
+READY = "ready"
+FITS, REFUSED, TOO_LONG, TOO_LARGE = "fits", "refused", "too_long", "too_large"
+OUTCOMES = (FITS, REFUSED, TOO_LONG, TOO_LARGE)
+MOST_MEMORY_BYTES = 2 << 30
+"""Address space that a trial may take beside what the process has when it starts."""
+
+
+class Trial(NamedTuple):
+    """A constraint to be compiled within `timeout_s` seconds of real time."""
+
+    number: int
+    constraint: Any
+    timeout_s: float
+
+
+class Verdict(NamedTuple):
+    """`FITS`; `REFUSED`, and vLLM's sentence; or that it took too much time or memory."""
+
+    number: int
+    outcome: str
+    message: str = ""
+
+
+def main(descriptor: int) -> None:
+    """Serve trials on this end of a pipe until its other end is closed."""
+    parent = Connection(descriptor)
+    vllm_config = pickle.loads(parent.recv_bytes())
+    try_it = _compiler(vllm_config)
+    gc.freeze()  # children then share these pages for longer
+    parent.send(READY)
+    children: dict[Connection, tuple[int, int]] = {}  # its pipe -> its process id, the trial's number
+    while True:
+        for ready in wait([parent, *children]):
+            if ready is parent:
+                try:
+                    trial = parent.recv()
+                except EOFError:
+                    _end(children)
+                    return
+                pipe, pid = _fork(trial, try_it)
+                children[pipe] = (pid, trial.number)
+            else:
+                assert isinstance(ready, Connection)
+                parent.send(_reap(ready, *children.pop(ready)))
+
+
+def _compiler(vllm_config: Any) -> Any:
+    """What raises vLLM's error for a constraint that cannot be compiled."""
+    from vllm.sampling_params import SamplingParams
+    from vllm.tokenizers import cached_tokenizer_from_config
+    from vllm.v1.request import Request
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    tokenizer = cached_tokenizer_from_config(model_config=vllm_config.model_config)
+
+    def compile_it(constraint: Any) -> None:
+        params = SamplingParams(structured_outputs=constraint)
+        params.verify(
+            vllm_config.model_config,
+            vllm_config.speculative_config,
+            vllm_config.structured_outputs_config,
+            tokenizer,
+        )
+        request = Request("trial", [1], params, None)
+        manager = StructuredOutputManager(vllm_config)
+        manager.grammar_init(request)
+        assert request.structured_output_request is not None
+        compiling: Any = request.structured_output_request._grammar
+        grammar = compiling.result()
+        assert manager.backend is not None
+        grammar.fill_bitmask(manager.backend.allocate_token_bitmask(1), 0)
+
+    return compile_it
+
+
+def _fork(trial: Trial, try_it: Any) -> tuple[Connection, int]:
+    ours, theirs = Pipe(duplex=False)
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return ours, pid
+    try:
+        signal.setitimer(signal.ITIMER_REAL, trial.timeout_s)  # unhandled, SIGALRM ends the process in native code too
+        _limit_memory()
+        theirs.send(_try(trial, try_it))
+    finally:
+        os._exit(0)
+
+
+def _limit_memory() -> None:
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + MOST_MEMORY_BYTES, now + MOST_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _try(trial: Trial, try_it: Any) -> Verdict:
+    from vllm.exceptions import VLLMClientError
+
+    try:
+        try_it(trial.constraint)
+    except VLLMClientError as error:
+        return Verdict(trial.number, REFUSED, error.args[0] if error.args else "")
+    except MemoryError:
+        return Verdict(trial.number, TOO_LARGE)
+    except BaseException:  # a panic of a compiler in Rust is no Exception
+        logger.info("no grammar can be built for a constraint", exc_info=True)
+        return Verdict(trial.number, REFUSED)
+    return Verdict(trial.number, FITS)
+
+
+def _reap(pipe: Connection, pid: int, number: int) -> Verdict:
+    """What a child has said; one that said nothing was ended by the clock, or by its own compiler."""
+    try:
+        verdict = pipe.recv()
+    except EOFError:
+        verdict = None
+    pipe.close()
+    _, status = os.waitpid(pid, 0)
+    if isinstance(verdict, Verdict):
+        return verdict
+    timed_out = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+    return Verdict(number, TOO_LONG if timed_out else TOO_LARGE)
+
+
+def _end(children: dict[Connection, tuple[int, int]]) -> None:
+    for pid, _ in children.values():
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

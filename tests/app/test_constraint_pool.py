@@ -1,0 +1,114 @@
+"""Structured-output constraints: tried where a pathological one harms nobody, before a replica compiles them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from ingress_server import CHAT
+from vllm.config import VllmConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import StructuredOutputsParams
+
+from app.constraint_pool import MOST_WAITING, ConstraintPool
+from app.constraint_worker import TOO_LONG, Verdict
+from app.errors import OverloadedError
+
+SIMPLE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+def slow(number: int) -> StructuredOutputsParams:
+    """Takes minutes to compile, with whatever vocabulary."""
+    return StructuredOutputsParams(
+        regex="(" + "|".join(f"[a-z]{{{count + number}}}" for count in range(1, 2000)) + ")*"
+    )
+
+
+def of(schema: object) -> StructuredOutputsParams:
+    return StructuredOutputsParams(json=schema)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def pool(vllm_config: VllmConfig, timeout_s: float, counted: list[str]) -> AsyncIterator[ConstraintPool]:
+    checks = ConstraintPool(vllm_config, timeout_s, counted.append)
+    try:
+        yield checks
+    finally:
+        checks.close()
+
+
+def test_constraints_are_tried_in_time_and_one_tenants_slow_ones_hold_up_no_other(vllm_config: VllmConfig):
+    """One process for all of it, since it takes seconds to start."""
+    counted: list[str] = []
+
+    async def scene() -> None:
+        async with pool(vllm_config, 3.0, counted) as checks:
+            await checks.check(of(SIMPLE), "alice")
+            await checks.check(of(SIMPLE), "bob")
+            assert counted == ["fits"], "what was tried is remembered"
+            for refused in ({"type": "nonsense"}, {"$ref": "#/nowhere"}):
+                with pytest.raises(VLLMValidationError):
+                    await checks.check(of(refused), "alice")
+            with pytest.raises(VLLMValidationError):
+                await checks.check(StructuredOutputsParams(regex="(("), "alice")
+            assert counted == ["fits", "refused", "refused", "refused"]
+
+            pending = asyncio.create_task(checks.check(slow(0), "mallory"))
+            gone = asyncio.create_task(checks.check(slow(1), "mallory"))
+            await asyncio.sleep(0.2)
+            gone.cancel()
+            for number in range(3):  # they pass while mallory's is tried
+                await checks.check(of({**SIMPLE, "title": str(number)}), "alice")
+            assert not pending.done()
+            assert counted[4:] == ["fits"] * 3
+            with pytest.raises(VLLMValidationError, match="3 s"):
+                await pending
+            with pytest.raises(VLLMValidationError, match="3 s"):
+                await checks.check(slow(0), "alice")
+            assert counted[7:8] == ["too_long"]
+            await checks.check(of({**SIMPLE, "title": "after"}), "mallory")  # waits for the trial nobody waits for
+            assert counted[8:] == ["too_long", "fits"]
+
+            first = checks._process
+            assert first is not None
+            first._process.kill()
+            first._process.wait()
+            await asyncio.sleep(0.1)
+            await checks.check(of({**SIMPLE, "title": "replaced"}), "alice")
+            assert checks._process is not first
+
+    asyncio.run(scene())
+
+
+def test_a_tenant_that_asks_too_often_is_429_and_others_are_not(vllm_config: VllmConfig, monkeypatch):
+    async def scene() -> None:
+        checks = ConstraintPool(vllm_config, 5.0, lambda _: None)
+        never = asyncio.Event()
+        monkeypatch.setattr(checks, "_try", lambda _: never.wait())
+        waiting = [asyncio.create_task(checks.check(of({"title": str(i)}), "mallory")) for i in range(MOST_WAITING + 1)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await checks.check(of(SIMPLE), "mallory")
+        other = asyncio.create_task(checks.check(of(SIMPLE), "alice"))
+        await asyncio.sleep(0.05)
+        assert not other.done(), "it is tried, not refused"
+        for task in [*waiting, other, *checks._trials]:
+            task.cancel()
+
+    asyncio.run(scene())
+
+
+def test_a_constraint_that_takes_too_long_is_400_and_no_replica_sees_it(start, monkeypatch):
+    async def too_long(self: ConstraintPool, constraint: StructuredOutputsParams) -> Verdict:
+        return Verdict(1, TOO_LONG)
+
+    monkeypatch.setattr(ConstraintPool, "_try", too_long)
+    server = start(constraint_timeout_s=7.0)
+    with server.http() as client:
+        answer = client.post("/v1/chat/completions", json={**CHAT, "structured_outputs": {"regex": "a"}})
+    assert answer.status_code == 400, answer.text
+    assert "7 s" in answer.json()["error"]["message"]
+    assert not server.replicas.requests
