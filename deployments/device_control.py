@@ -1,7 +1,8 @@
 """What directives do to a replica's device pool, in slices that run on the engine thread between two steps.
 
 Leans on vllm 0.32.0's `BlockPool`: `get_cached_block`, `get_new_blocks`, `evict_blocks`, `touch`, `free_blocks`,
-`_insert_block_hash`, `kv_event_queue`; and on no step being under way, so that a cached block's KV is written.
+`_insert_block_hash`, `kv_event_queue`, `cached_block_hash_to_block`; and on no step being under way, so that a cached
+block's KV is written.
 
 Every method is one slice: it touches at most `MOST_BLOCKS` blocks (looks up `MOST_LOOKUPS`), changes the pool's books
 completely, reports what changed, and returns. `deployments.device_orders` makes directives of slices.
@@ -88,11 +89,11 @@ class DeviceControl:
         return list(dict.fromkeys(block.block_hash[:32] for block in self._cached_blocks() if block.block_hash))
 
     def usage(self) -> dict[str, int]:
-        """Blocks: all, free, cached, pinned. O(blocks)."""
+        """Blocks: all, free, cached (a prefix that lies there twice counts once), pinned. O(1)."""
         return {
             "blocks": self._pool.num_gpu_blocks,
             "free_blocks": self._pool.get_num_free_blocks(),
-            "cached_blocks": sum(1 for _ in self._cached_blocks()),
+            "cached_blocks": len(self._pool.cached_block_hash_to_block),
             "pinned_blocks": len(self.pins),
         }
 

@@ -125,7 +125,14 @@ class KVReuse:
             on_engine_thread=thread.call,
         )
 
+        self.usage = self.control.usage()
+        """`pool_usage` at the end of the engine's last step: for anyone to read, at once, whatever the engine does."""
+
+        def note_usage() -> None:
+            self.usage = self.control.usage()
+
         def attach() -> None:
+            thread.on_turn = note_usage
             scheduler_connector.attach(self._scheduler_side, self.transfer, self.layerwise)
             worker_connector.attach(None, self.transfer, self.layerwise)
             scheduler.kv_event_publisher = publisher
@@ -154,7 +161,7 @@ class KVReuse:
         return self._thread.call(partial(self.control.clear, tenant))
 
     def pool_usage(self) -> Future[dict[str, int]]:
-        """Device blocks: all, free, cached, pinned. All but the null block are free when nobody uses or pins any."""
+        """Device blocks now: all, free, cached, pinned. All but the null block are free if nobody uses or pins any."""
         return self._thread.call(self.control.usage)
 
     def close(self) -> None:

@@ -144,17 +144,16 @@ class Replica:
                 self._end_soon()
 
     async def metrics(self, call: PinnedCall) -> str:
-        """This process's Prometheus text: vLLM's own metrics and the transfer counters."""
+        """This process's Prometheus text: vLLM's own and the transfer counters. Does not wait for the engine."""
         from deployments.replica_metrics import replica_metrics_text
 
         del call
         rank = str(self.rank)
         if self._reuse is None:
             return await asyncio.to_thread(replica_metrics_text, rank)
-        pool = await asyncio.wrap_future(self._reuse.pool_usage())
         reuse, layers = self._reuse, self._reuse.layerwise.times
         return await asyncio.to_thread(
-            replica_metrics_text, rank, self._port, reuse.transfer, pool, self._device, layers
+            replica_metrics_text, rank, self._port, reuse.transfer, reuse.usage, self._device, layers
         )
 
     def check_health(self) -> None:

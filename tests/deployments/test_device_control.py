@@ -70,6 +70,21 @@ def test_a_promoted_prompt_is_on_the_device_and_answered_as_if_computed(engine: 
     assert engine.ask(tokens)[0] == answer
 
 
+def test_a_promotion_is_done_when_its_blocks_are_free_and_reported(
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens, _ = stored(engine, 712)
+    publish = engine.reuse.control._publish
+
+    def slow_publish() -> None:
+        time.sleep(0.1)
+        publish()
+
+    monkeypatch.setattr(engine.reuse.control, "_publish", slow_publish)
+    engine.promote(tokens).result(PATIENCE_S)
+    assert set(engine.hashes(tokens)) == engine.port.on_device
+
+
 def test_what_is_promoted_can_be_saved_again_as_the_bytes_that_came(engine: LiveEngine) -> None:
     tokens, _ = stored(engine, 701)
     original = {key: sealed for key, (_, sealed) in engine.port.segments.items()}
