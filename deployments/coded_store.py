@@ -37,12 +37,10 @@ from kvmanager.segment_format import (
     read_layers,
     seal,
 )
+from kvmanager.segment_sizes import MOST_SEGMENT_BYTES
 
 if TYPE_CHECKING:
     import torch
-
-MOST_DECODED_BYTES = 1 << 30
-"""A header that states more was not written here: segments are megabytes."""
 
 # Stored segments are read-only, and so are the tensors made of them here: encoders only read.
 warnings.filterwarnings("ignore", message="The given (NumPy array|buffer) is not writable")
@@ -76,7 +74,7 @@ class CodedStore:
         header = layers.header
         if header.codec == RAW:
             return stored
-        if header.raw_sealed_bytes > MOST_DECODED_BYTES:
+        if header.raw_sealed_bytes > MOST_SEGMENT_BYTES:
             raise SegmentMismatch(MismatchReason.SHAPE)
         codec = self._codecs.for_reading(header)
         began = time.monotonic()

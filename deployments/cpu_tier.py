@@ -44,6 +44,8 @@ ORPHAN_S = 60.0
 MANAGER_ANSWER_S = 5.0
 TELL_CHUNK = 1000
 """Segments in one call of a registration: the manager makes no plan while it takes them in."""
+ROOM_WAIT_S = 0.25
+"""For the turn of a segment as large as all that may be under way; less than a replica waits for the answer."""
 PUSH_S = 20.0
 """Longest time for one batch to Redis; the manager gives a demotion up after `kv.save_deadline_s`."""
 
@@ -86,12 +88,15 @@ class CPUTier:
     ) -> list[ray.ObjectRef[Any] | None]:
         """Begin to fetch segments (key, size in bytes; parents first) from Redis, for a replica that waits for them.
 
-        Returns at once: references to objects that will be the sealed bytes, or a reason (str) why they are not; None
+        Returns at once, or, where the first is as large as all that may be under way, when those before it are through:
+        references to objects that will be the sealed bytes, or a reason (str) why they are not; None
         where nothing was begun. What arrives stays in this tier if the manager grants it room.
 
         `late` is for a replica that asks again, because this segment has not come though later ones have: what its
         worker has not brought yet is asked of other workers.
         """
+        if loads:
+            await self._redis.room_for(loads[0][1], ROOM_WAIT_S)
         slow = self._pulls[late].worker if late in self._pulls else None
         under_way = {
             key: pull

@@ -7,6 +7,7 @@ of the CPU backend's cache, `vllm.v1.attention.backends.cpu_attn._get_attn_isa`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -34,6 +35,9 @@ from deployments.layerwise_choice import LayerwiseChoice, MeasuredRates, group_b
 from deployments.layerwise_streams import streams_for
 from deployments.segment_copy import SegmentCopier
 from kernels.layout import LayoutKind, PagedLayout, cpu_layout_for
+from kvmanager.segment_sizes import check_segment_bytes
+
+logger = logging.getLogger(__name__)
 
 HELD_POOL_SHARE = 0.5
 """Largest share of the device pool that saves in flight may hold; what is beyond is not saved."""
@@ -68,6 +72,7 @@ class KVReuse:
         layers = layer_tensors(worker_connector.kv_caches)
         block_size = config.cache_config.block_size
         self.copier = SegmentCopier(layers, _layout(config, layers[0]), fingerprint)
+        _check_segments(self.copier.sealed_bytes(settings.kv.segment_tokens // block_size), settings.kv.segment_tokens)
         ends = group_ends(len(layers), settings.kv.layerwise.layers_per_group(len(layers)))
         buffer_bytes = layerwise_buffer_bytes(settings, self.copier, ends, config.model_config.max_model_len)
         self.copier.warm_up()
@@ -180,6 +185,16 @@ class KVReuse:
         events = self._manager.take_events()
         if events:
             self._scheduler.kv_event_publisher.publish(KVEventBatch(ts=0.0, events=events))
+
+
+def _check_segments(nbytes: int, segment_tokens: int) -> None:
+    """Say that segments are large. Raises SettingsError where they cannot be stored."""
+    try:
+        said = check_segment_bytes(nbytes, segment_tokens)
+    except ValueError as error:
+        raise SettingsError(f"{error}.") from None
+    if said is not None:
+        logger.warning("%s", said)
 
 
 def layerwise_buffer_bytes(settings: Settings, copier: SegmentCopier, ends: Sequence[int], max_tokens: int) -> int:

@@ -27,13 +27,13 @@ from deployments.prefetch_worker import UNREACHABLE, start_worker
 from deployments.redis_endpoint import RedisEndpoint
 from kvmanager.circuit_breaker import CircuitBreaker, CircuitState
 from kvmanager.fan_out import FanOut, assign
+from kvmanager.segment_sizes import MOST_BYTES_IN_FLIGHT
 
 logger = logging.getLogger(__name__)
 
-MOST_BYTES_IN_FLIGHT = 128 * 1024**2
-"""Pulled, but neither owned within the tier's budget nor dropped: fits the headroom of Ray's object store."""
 STUCK_S = 10.0
-"""A worker answers within Redis's deadline. One that has not for so long is killed, and another takes its place."""
+"""A worker that brings nothing for so long is killed, and another takes its place. It reads one after the other, so the
+time runs from its previous answer, however much it was asked for at once."""
 
 _WORKER_GONE = ("worker_stuck", "worker_lost")
 """Counts against Redis once for each worker, however much it had been asked for."""
@@ -80,6 +80,10 @@ class PrefetchPool:
         self._workers: list[Any] = []
         self._starting: set[Any] = set()
         self._watches: set[asyncio.Task[None]] = set()
+        self._last_answer: dict[Any, float] = {}
+        """By worker that has something to bring: when it brought something last."""
+        self._room = asyncio.Event()
+        """Set whenever there may be room for more."""
         self._queued_bytes: collections.Counter[Any] = collections.Counter()
         """By worker: what it has been asked for and has not brought yet."""
         self._loads: list[Load] = []
@@ -128,9 +132,11 @@ class PrefetchPool:
         Returns as many of the first as can be asked for now. Each must be awaited with `arrival`.
         """
         workers = [worker for worker in self.ready_workers() if worker is not avoid]
-        room = MOST_BYTES_IN_FLIGHT - self._bytes_in_flight
         sizes = [nbytes for _, nbytes in segments]
+        room = MOST_BYTES_IN_FLIGHT - self._bytes_in_flight
         fitting = sum(total <= room for total in itertools.accumulate(sizes))
+        if not fitting and sizes and self._fits(sizes[0]):
+            fitting = 1
         if not workers or fitting < len(segments):
             self._fail("not_asked")
         if not workers or not fitting:
@@ -148,6 +154,19 @@ class PrefetchPool:
             for (key, nbytes), index in zip(segments[:fitting], chosen, strict=True)
         ]
 
+    async def room_for(self, nbytes: int, patience_s: float) -> None:
+        """Return when a segment could be asked for; a larger one than fits beside others waits its turn, at most so
+        long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s if nbytes > MOST_BYTES_IN_FLIGHT // 2 else 0):
+                while not self._fits(nbytes):
+                    self._room.clear()
+                    await self._room.wait()
+
+    def _fits(self, nbytes: int) -> bool:
+        """Whether so much may be pulled now: beside what is, or alone."""
+        return not self._bytes_in_flight or self._bytes_in_flight + nbytes <= MOST_BYTES_IN_FLIGHT
+
     def count_late(self, segments: int) -> None:
         """Note segments that were asked of another worker again, because theirs was late."""
         self._late += segments
@@ -158,6 +177,7 @@ class PrefetchPool:
             answer = await pull.answer
         finally:
             self._bytes_in_flight -= pull.nbytes
+            self._room.set()
             self._pulls_in_flight -= 1
         return None if isinstance(answer, str) else answer
 
@@ -229,7 +249,7 @@ class PrefetchPool:
         """What a worker answers to a pull, or why it does not; counted, and learned from."""
         replaced = False
         try:
-            answer = await asyncio.wait_for(ref, STUCK_S)
+            answer = await self._brought(ref, worker)
         except TimeoutError:
             replaced = self._replace(worker)
             answer = "worker_stuck"
@@ -239,8 +259,9 @@ class PrefetchPool:
         except ray.exceptions.RayError:  # the object, not the worker
             answer = "lost"
         self._queued_bytes[worker] -= nbytes
+        self._last_answer[worker] = time.monotonic()
         if not self._queued_bytes[worker]:
-            del self._queued_bytes[worker]
+            del self._queued_bytes[worker], self._last_answer[worker]
         came = not isinstance(answer, str)
         load.left -= 1
         load.undisturbed = load.undisturbed and came
@@ -257,6 +278,19 @@ class PrefetchPool:
         elif came or answer not in _WORKER_GONE:  # an answer, if not the wished one: the segment is at fault, not Redis
             self._breaker.succeeded()
         return answer
+
+    async def _brought(self, ref: Any, worker: Any) -> Any:
+        """What a worker answers. Raises TimeoutError when it has brought nothing at all for `STUCK_S`, RayError."""
+        asked = time.monotonic()
+        answer = asyncio.ensure_future(ref)
+        while True:
+            since = max(asked, self._last_answer.get(worker, asked))
+            await asyncio.wait([answer], timeout=since + STUCK_S - time.monotonic())
+            if answer.done():
+                return answer.result()
+            if self._last_answer.get(worker, asked) <= since:
+                answer.cancel()
+                raise TimeoutError
 
     def ready_workers(self) -> list[Any]:
         """Those that can be asked."""

@@ -1,9 +1,10 @@
 """Reads planned segments from the CPU tiers, and from Redis by way of this node's CPU tier.
 
 All tiers are asked at once (for more than `WINDOW_BYTES` from Redis: again and again, so that the object store need not
-hold it all); then the segments are handed on in order, as they arrive. The first that does not come ends the read, for
-the tokens after it would have to be recomputed anyway. A tier that does not answer several times in a row is not asked
-for a while (`kvmanager.circuit_breaker`), so that not every request waits for it.
+hold it all, and one by one where segments are as large as that); then the segments are handed on in order, as they
+arrive. The first that does not come ends the read, for the tokens after it would have to be recomputed anyway. A tier
+that does not answer several times in a row is not asked for a while (`kvmanager.circuit_breaker`), so that not every
+request waits for it.
 
 A segment whose prefetch worker has died, or is late while others have brought what comes after it, is asked of another
 worker, once in a read.
@@ -31,7 +32,8 @@ from kvmanager.locations import Tier
 
 WINDOW_BYTES = 48 * 1024**2
 """From Redis, asked for in one call. Two calls are under way at a time: so a load fits what a tier's workers may have
-under way (`deployments.prefetch_pool.MOST_BYTES_IN_FLIGHT`), however long it is."""
+under way (`kvmanager.segment_sizes.MOST_BYTES_IN_FLIGHT`), however long it is. A segment that is larger is a call of
+its own, and under way alone."""
 LATE_S = 0.25
 """A wait of so long, while later segments are there, is the worker's fault and not Redis's: they come about evenly."""
 
@@ -92,11 +94,12 @@ class TierReader:
     def read(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
         """See `KVPort.fetch`."""
         places = self._places(loads)
+        ahead = int(all(load.memory_bytes <= WINDOW_BYTES for load in loads if load.tier == Tier.REDIS.value))
         calls: dict[_Place, TierCall] = {}
         try:
             for load, place in zip(loads, places, strict=True):
                 for near in dict.fromkeys(places):
-                    if near not in calls and near.window <= place.window + 1:
+                    if near not in calls and near.window <= place.window + ahead:
                         there = [each for each, at in zip(loads, places, strict=True) if at == near]
                         calls[near] = self._ask(near, there)
                 with self._waits.segment.labels(load.tier).time():

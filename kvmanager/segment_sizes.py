@@ -3,6 +3,11 @@
 import math
 from typing import TypeAlias
 
+MOST_SEGMENT_BYTES = 1 << 30
+"""Of a raw segment: a header that states more was not written here, and nothing is allocated for it."""
+MOST_BYTES_IN_FLIGHT = 128 << 20
+"""Of segments that a node fetches from Redis at a time; a larger one goes through by itself."""
+
 Shape: TypeAlias = tuple[int, int, int, int, int]
 """(layers, 2, tokens, kv_heads, head_dim)"""
 
@@ -24,6 +29,25 @@ def payload_bytes(shape: Shape, dtype: str) -> int:
     if len(shape) != 5 or shape[1] != 2 or min(shape) < 1:
         raise ValueError(f"a segment has shape (layers, 2, tokens, kv_heads, head_dim), got {shape}")
     return math.prod(shape) * ITEM_BYTES[dtype]
+
+
+def check_segment_bytes(nbytes: int, segment_tokens: int) -> str | None:
+    """Return a sentence about segments of so many bytes that are slow to move; None where there is nothing to say.
+
+    Raises ValueError, which says what works, where they cannot be stored at all.
+    """
+    if nbytes > MOST_SEGMENT_BYTES:
+        raise ValueError(
+            f"kv.segment_tokens: {segment_tokens} tokens of this model's KV are a segment of {nbytes >> 20} MiB, more "
+            f"than the {MOST_SEGMENT_BYTES >> 20} MiB that can be stored; use at most "
+            f"{segment_tokens * MOST_SEGMENT_BYTES // nbytes}, a multiple of the block size"
+        )
+    if nbytes > MOST_BYTES_IN_FLIGHT:
+        return (
+            f"segments of {nbytes >> 20} MiB come from Redis one at a time; with kv.segment_tokens of at most "
+            f"{segment_tokens * MOST_BYTES_IN_FLIGHT // nbytes} several would at once"
+        )
+    return None
 
 
 def table_bytes(layers: int) -> int:

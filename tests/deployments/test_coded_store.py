@@ -18,7 +18,7 @@ from small_codecs import Lossless, SmallKit, SmallProfile, kv_segment
 
 from deployments.checked_store import CheckedStore
 from deployments.codec_meter import CodecMeter
-from deployments.coded_store import MOST_DECODED_BYTES, CodedStore
+from deployments.coded_store import CodedStore
 from deployments.segment_codecs import RAW_CODING, Coding, SegmentCodecs
 from deployments.segment_store import StoredHeader, StoreUnavailableError
 from kvmanager.segment_format import (
@@ -33,6 +33,7 @@ from kvmanager.segment_format import (
     table_bytes,
     verify,
 )
+from kvmanager.segment_sizes import MOST_SEGMENT_BYTES
 
 SPAN = chain(1, 1)[0]
 CODING = Coding("lossless", "cachegen", 2)
@@ -281,7 +282,7 @@ def test_a_codec_or_level_that_is_not_known_is_a_mismatch(world: World) -> None:
 
 def test_nothing_is_allocated_for_a_raw_size_that_a_header_merely_states(world: World) -> None:
     world.store.put(SPAN.key, kv_segment(SPAN).data)
-    tokens = 4 * (MOST_DECODED_BYTES // payload_bytes((2, 2, 4, 2, 8), "bfloat16") + 1)
+    tokens = 4 * (MOST_SEGMENT_BYTES // payload_bytes((2, 2, 4, 2, 8), "bfloat16") + 1)
     world.replace_sections([b"x" * 10, b"x" * 10], shape=(2, 2, tokens, 2, 8))
     tracemalloc.start()
     try:

@@ -13,7 +13,8 @@ import pytest
 import ray
 
 from deployments import prefetch_pool
-from deployments.prefetch_pool import MOST_BYTES_IN_FLIGHT, PrefetchPool
+from deployments.prefetch_pool import STUCK_S, PrefetchPool
+from kvmanager.segment_sizes import MOST_BYTES_IN_FLIGHT
 
 KEY = b"k" * 32
 MIB = 1 << 20
@@ -32,6 +33,7 @@ class Worker:
         self.gate = asyncio.Event()
         self.gate.set()
         self.asked: list[bytes] = []
+        self.turns: Any = None
         self._answer = answer
 
     def _read(self, key: bytes) -> Any:
@@ -45,6 +47,8 @@ class Worker:
 
     async def _call(self, *args: Any) -> Any:
         await self.gate.wait()
+        if self.turns is not None:
+            return await next(self.turns)
         if isinstance(self._answer, Exception):
             raise self._answer
         return self._answer
@@ -140,6 +144,88 @@ def test_no_more_is_pulled_at_once_than_the_object_store_has_room_for(pool_of: A
         assert pool.stats()["pulls_in_flight"] == 0
 
     asyncio.run(check())
+
+
+def test_segments_larger_than_the_budget_go_through_one_at_a_time(pool_of: Any) -> None:
+    async def check() -> None:
+        pool = pool_of(np.zeros(8, np.uint8))
+        await connected(pool)
+        wanted = segments(2, MOST_BYTES_IN_FLIGHT + 1)
+        (first,) = pool.pull(wanted)
+        assert pool.pull(wanted[1:]) == [], "not beside the first"
+        waits = asyncio.create_task(pool.room_for(wanted[1][1], 60.0))
+        await asyncio.sleep(0)
+        assert not waits.done()
+        assert await pool.arrival(first) is not None
+        await waits
+        assert len(await bring(pool, wanted[1:])) == 1
+
+    asyncio.run(check())
+
+
+def test_nobody_waits_long_for_a_turn_and_small_segments_do_not_wait_at_all(pool_of: Any) -> None:
+    async def check() -> None:
+        pool = pool_of(np.zeros(8, np.uint8))
+        await connected(pool)
+        (first,) = pool.pull(segments(1, MOST_BYTES_IN_FLIGHT))
+        await pool.room_for(MIB, 3600.0)
+        await pool.room_for(MOST_BYTES_IN_FLIGHT, 0.0)
+        assert pool.pull(segments(1)) == []
+        assert await pool.arrival(first) is not None
+
+    asyncio.run(check())
+
+
+def test_a_worker_that_brings_one_segment_after_the_other_is_not_stuck_however_many_wait(
+    pool_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        pool = pool_of(np.zeros(8, np.uint8))
+        await connected(pool)
+        clock = SlowClock(monkeypatch)
+        pulls = pool.pull(segments(6))
+        answers = [asyncio.get_running_loop().create_future() for _ in pulls]
+        pool.started[0].turns = iter(answers)
+        for answer in answers:  # each well within the time, the last long after it
+            await clock.passes(0.6 * STUCK_S)
+            assert pool.killed == []
+            answer.set_result(np.zeros(8, np.uint8))
+        assert [await pool.arrival(pull) is not None for pull in pulls] == [True] * 6
+        late = pool.pull(segments(1))
+        pool.started[0].turns = iter([asyncio.get_running_loop().create_future()])
+        await clock.passes(0.6 * STUCK_S)
+        await clock.passes(0.6 * STUCK_S)
+        assert pool.killed == [pool.started[0]]
+        assert await pool.arrival(late[0]) is None
+
+    asyncio.run(check())
+
+
+class SlowClock:
+    """The time that the pool sees: it stands still, but for `passes`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now, self._until = 1000.0, asyncio.Event()
+        monkeypatch.setattr(prefetch_pool, "time", SimpleNamespace(monotonic=lambda: self._now))
+        self._wait = asyncio.wait
+        monkeypatch.setattr(prefetch_pool.asyncio, "wait", self._wait_by_this_clock)
+
+    async def passes(self, seconds: float) -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        self._now += seconds
+        self._until.set()
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def _wait_by_this_clock(self, awaited: Any, *, timeout: float) -> Any:  # noqa: ASYNC109 - as asyncio.wait
+        ends = self._now + timeout
+        while self._now < ends and not any(each.done() for each in awaited):
+            self._until.clear()
+            tick = asyncio.ensure_future(self._until.wait())
+            await self._wait([tick, *awaited], return_when=asyncio.FIRST_COMPLETED)
+            tick.cancel()
+        return {each for each in awaited if each.done()}, set()
 
 
 def test_a_redis_that_fails_three_times_is_not_asked_a_fourth_time(pool_of: Any) -> None:

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 
 from kvmanager.keys import block_hashes
+from kvmanager.segment_sizes import check_segment_bytes
 from kvmanager.segments import NodeKind, SegmentSpan, split_segments
 
 HASHES = block_hashes(range(24), 1, "s")
@@ -49,3 +50,14 @@ def test_segments_of_no_blocks_are_refused():
 def test_a_span_that_contradicts_itself_is_refused(parent, start, blocks):
     with pytest.raises(ValueError, match="segment"):
         SegmentSpan(HASHES[3], parent, start, blocks, NodeKind.REQUEST)
+
+
+def test_a_segment_too_large_to_store_is_refused_and_one_too_large_to_share_the_way_is_named():
+    mib = 1 << 20
+    assert check_segment_bytes(128 * mib, 256) is None
+    said = check_segment_bytes(210 * mib, 256)  # Llama-2-13B in bfloat16
+    assert said is not None
+    assert "one at a time" in said
+    assert "at most 156" in said
+    with pytest.raises(ValueError, match=r"kv\.segment_tokens: 256 .* use at most 128"):
+        check_segment_bytes(2048 * mib, 256)
