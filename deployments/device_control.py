@@ -198,15 +198,19 @@ class DeviceControl:
             self._owners.claim(promotion.hashes[0], promotion.tenant)
 
         def finish(arrived: int) -> None:
+            failure: BaseException | None = None
+            end = first
             try:
-                done.set_result(
-                    self._enter(promotion, first, arrived if clears == self._clears_of(promotion) else first, blocks)
-                )
+                end = self._enter(promotion, first, arrived if clears == self._clears_of(promotion) else first, blocks)
             except BaseException as error:
-                done.set_exception(error)
-            finally:
-                self._pool.free_blocks(reversed(blocks))
-                self._publish()
+                failure = error
+            self._pool.free_blocks(reversed(blocks))
+            self._publish()
+            # Last: who hears that it is done may ask what the device holds, and tell it on.
+            if failure is None:
+                done.set_result(end)
+            else:
+                done.set_exception(failure)
 
         job = LoadJob(
             request_id="a promotion",
