@@ -56,7 +56,7 @@ class Attempts:
             except Exception as error:
                 reason = replica_gone(error)
                 final = answered or retries >= self._most_retries or self._request.replica_pin is not None
-                if reason is None or final or not self._somebody_is_left():
+                if reason is None or final or self._replicas.none_left():
                     raise
             finally:
                 await _close(outputs)
@@ -80,10 +80,6 @@ class Attempts:
             avoid=avoid,
             progress=Progress(),
         )
-
-    def _somebody_is_left(self) -> bool:
-        ranks = self._replicas.ranks()
-        return ranks is None or bool(ranks)
 
 
 async def _close(outputs: AsyncIterator[RequestOutput]) -> None:

@@ -35,7 +35,7 @@ from app.metrics import IngressMetrics
 from app.prompt_keys import PromptKeys
 from app.replica_errors import translate
 from app.replica_handle import ReplicaHandle
-from app.request_context import RequestContext, current_request
+from app.request_context import PIN_HEADER, RequestContext, current_request
 from app.usage import prompt_usage
 from deployments.wire import KV_CACHE_USAGE, GenerateRequest
 
@@ -59,10 +59,10 @@ class HandleEngineClient(EngineClient):
         keys: PromptKeys,
         queue: AdmissionQueue,
         metrics: IngressMetrics,
-        most_retries: int,
+        replica_count: int,
         constraints: ConstraintPool,
     ) -> None:
-        """`most_retries`: how often a prompt may be sent again, elsewhere, when its replica is gone."""
+        """`replica_count`: how many replicas there shall be, and how often a prompt may be sent again, elsewhere."""
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
         self.renderer = renderer
@@ -71,15 +71,14 @@ class HandleEngineClient(EngineClient):
         self._keys = keys
         self._queue = queue
         self._metrics = metrics
-        self._most_retries = most_retries
+        self._replica_count = replica_count
         self._constraints = constraints
         self._aborts: set[asyncio.Task[None]] = set()
 
     @property
     def errored(self) -> bool:
         """Whether a request sent now would find no replica."""
-        ranks = self._replicas.ranks()
-        return ranks is not None and not ranks
+        return self._replicas.none_left()
 
     @property
     def dead_error(self) -> BaseException:
@@ -147,7 +146,7 @@ class HandleEngineClient(EngineClient):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Wait for a turn, send the request, and yield what a local engine would have yielded."""
         request_id, params = request.request_id, request.sampling_params
-        attempts = Attempts(request, self._replicas, self._metrics, self._most_retries)
+        attempts = Attempts(request, self._replicas, self._metrics, self._replica_count)
         first = True
         try:
             async with contextlib.AsyncExitStack() as stack:
@@ -214,9 +213,14 @@ class HandleEngineClient(EngineClient):
         self.input_processor.process_inputs("check", prompt, others, supported_tasks=("generate",))  # type: ignore[arg-type]
 
     def _check_pin(self, context: RequestContext) -> None:
-        ranks = self._replicas.ranks()
-        if context.replica_pin is not None and ranks is not None and context.replica_pin not in ranks:
-            raise VLLMValidationError(f"There is no replica {context.replica_pin}; there are {sorted(ranks)}.")
+        pin, ranks = context.replica_pin, self._replicas.ranks()
+        if pin is None or ranks is None or pin in ranks:
+            return
+        if pin < self._replica_count:
+            raise UnavailableError(
+                f"Replica {pin} is not running now. Please try again later, or without {PIN_HEADER}."
+            )
+        raise VLLMValidationError(f"There is no replica {pin}; there are {sorted(ranks)}.")
 
     def _abort_if_live(self, request_id: str, context: RequestContext) -> None:
         abort = context.live.pop(request_id, None)

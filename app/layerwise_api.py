@@ -9,12 +9,13 @@ import asyncio
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter
 
 from app.metrics import SOURCE_TIMEOUT_S
+from app.replica_handle import MetricsSource
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +25,11 @@ _SAMPLE = re.compile(r"crosskv_layerwise_layer_(loads|load_ms|waits|wait_ms)_tot
 _LABEL = re.compile(r'(replica|layer)="(\d+)"')
 
 
-def layerwise_router(sources: Sequence[Callable[[], Awaitable[str]]]) -> APIRouter:
+def layerwise_router(sources: Callable[[], Sequence[MetricsSource]]) -> APIRouter:
     """The route; `sources` are `app.replica_handle.Backend.metrics`."""
     router = APIRouter()
 
-    async def text_of(source: Callable[[], Awaitable[str]]) -> str:
+    async def text_of(source: MetricsSource) -> str:
         try:
             async with asyncio.timeout(SOURCE_TIMEOUT_S):
                 return await source()
@@ -39,7 +40,7 @@ def layerwise_router(sources: Sequence[Callable[[], Awaitable[str]]]) -> APIRout
     @router.get("/api/v1/layerwise/stats")
     async def stats() -> dict[str, Any]:
         """By replica and layer, over all its layerwise loads; a replica that does not answer is left out."""
-        return {"layer_times": layer_times(await asyncio.gather(*map(text_of, sources)))}
+        return {"layer_times": layer_times(await asyncio.gather(*map(text_of, sources())))}
 
     return router
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.admission import AdmissionQueue
 from app.constraint_worker import OUTCOMES
 from app.replica_errors import GONE_REASONS
+from app.replica_handle import MetricsSource
 from app.usage import SOURCES
 from deployments.wire import KVCacheUsage
 
@@ -145,11 +146,11 @@ def join_families(texts: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def metrics_router(metrics: IngressMetrics, sources: Sequence[Callable[[], Awaitable[str]]]) -> APIRouter:
+def metrics_router(metrics: IngressMetrics, sources: Callable[[], Sequence[MetricsSource]]) -> APIRouter:
     """GET /metrics: the ingress's own, then what every source gives in time."""
     router = APIRouter()
 
-    async def text_of(source: Callable[[], Awaitable[str]]) -> str:
+    async def text_of(source: MetricsSource) -> str:
         try:
             async with asyncio.timeout(SOURCE_TIMEOUT_S):
                 return await source()
@@ -160,7 +161,7 @@ def metrics_router(metrics: IngressMetrics, sources: Sequence[Callable[[], Await
 
     @router.get("/metrics")
     async def show_metrics() -> Response:
-        others = await asyncio.gather(*map(text_of, sources))
+        others = await asyncio.gather(*map(text_of, sources()))
         own = generate_latest(metrics.registry).decode()
         return Response(join_families([own, *others]), media_type=CONTENT_TYPE_LATEST)
 

@@ -28,6 +28,10 @@ class ReplicaHandle(Protocol):
         """The client no longer waits for `request_id`. Idempotent, also for requests that have ended or never began."""
         ...
 
+    def none_left(self) -> bool:
+        """Whether this process knows that no replica can be sent to."""
+        ...
+
     def ranks(self) -> Collection[int] | None:
         """The ranks of the replicas that can be sent to now, from local knowledge; None when not known."""
         ...
@@ -79,6 +83,10 @@ class HealthReport:
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+MetricsSource = Callable[[], Awaitable[str]]
+"""Gives one part's Prometheus text."""
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """Everything behind the ingress."""
@@ -86,5 +94,5 @@ class Backend:
     replicas: ReplicaHandle
     control: ControlPlane
     health: Callable[[], Awaitable[HealthReport]]
-    metrics: Sequence[Callable[[], Awaitable[str]]] = ()
-    """Each gives Prometheus text that /metrics appends to the ingress's own (the replicas', the manager's)."""
+    metrics: Callable[[], Sequence[MetricsSource]] = tuple
+    """The parts that there are now, whose text /metrics appends to the ingress's own (the replicas', the manager's)."""

@@ -5,33 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.errors import UnavailableError
 from app.manager_metrics import manager_metrics_text
+from app.parts_watch import PARTS_ANSWER_S, PartsWatch, health_probe
 from app.replica_errors import replica_gone
-from app.replica_handle import Backend, HealthReport
+from app.replica_handle import Backend, MetricsSource
 from configs.settings import Settings
 from deployments.failed_replicas import FailedReplicas
-from deployments.manager_client import ManagerClient, ManagerUnavailableError
-from deployments.order_taker import ORDERS_WAIT_S
-from deployments.replica import PinnedCall
+from deployments.manager_client import ManagerClient
 from deployments.router_metrics import router_metrics_text
-from deployments.wire import GenerateRequest, Progress
+from deployments.running_replicas import RunningReplicas, running_replicas
+from deployments.wire import GenerateRequest, PinnedCall, Progress
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from vllm.outputs import RequestOutput
 
-PARTS_EVERY_S = 1.0
-SILENT_S = 3 * ORDERS_WAIT_S
-"""A replica reports at least every `ORDERS_WAIT_S`. After so long /health calls it missing; it is still sent requests,
-for Serve knows better whether it lives."""
-PARTS_ANSWER_S = 2.0
-INTRODUCTION_S = 10.0
-"""Replicas that run introduce themselves to a new manager within their next poll."""
 CLEAR_S = 8.0
 REROUTE_S = 5.0
 """How long a prompt whose replica is gone may look for another one; without any, Serve would wait for a new one."""
@@ -40,9 +32,10 @@ REROUTE_S = 5.0
 class ServeReplicas:
     """The replicas behind their router. One per ingress, on its event loop."""
 
-    def __init__(self, handle: DeploymentHandle, parts: PartsWatch) -> None:
-        self._handle = handle.options(stream=True)
+    def __init__(self, handle: DeploymentHandle, parts: PartsWatch, running: RunningReplicas) -> None:
+        self._handle = handle.options(stream=True)  # starts the router, which tells `running`
         self._parts = parts
+        self._running = running
         self._live: dict[str, Any] = {}
         self._failed = FailedReplicas()
 
@@ -53,7 +46,7 @@ class ServeReplicas:
         outputs: Any = outside_http_request(self._handle.generate.remote, request)
         self._live[request.request_id] = outputs
         try:
-            if request.avoid:
+            if request.avoid or request.replica_pin is not None:
                 output = await _first_output(outputs, progress)
                 if output is None:
                     return
@@ -76,45 +69,22 @@ class ServeReplicas:
         if outputs is not None:
             outputs.cancel()
 
+    def living(self) -> frozenset[str] | None:
+        """Names of those that run, live, and have not just failed a request; None before Serve has told."""
+        names = self._running.names()
+        return None if names is None else frozenset(name for name in names if name not in self._failed)
+
+    def none_left(self) -> bool:
+        """See `app.replica_handle.ReplicaHandle`."""
+        living = self.living()
+        return living is not None and not living
+
     def ranks(self) -> Collection[int] | None:
-        """As the manager last said; None when it does not answer."""
-        return self._parts.ranks
-
-
-class PartsWatch:
-    """Asks the manager every second who is there, so that neither a request nor a health probe has to."""
-
-    def __init__(self, manager: ManagerClient) -> None:
-        self.ranks: Collection[int] | None = None
-        self.silence_s: dict[int, float] = {}
-        self.cpu_tiers: int | None = None
-        self.redis: Mapping[str, Any] | None = None
-        self.error = "not asked yet"
-        self._some_at = float("-inf")
-        self._manager = manager
-        self._task = asyncio.get_running_loop().create_task(self._watch())
-
-    def hear(self, parts: Mapping[str, Any], now: float) -> None:
-        """Take in what the manager said.
-
-        A manager that knows no replica may have just started: for `INTRODUCTION_S` that says nothing about replicas.
-        """
-        self.silence_s = parts["replicas"]
-        self.cpu_tiers, self.redis, self.error = len(parts["cpu_tiers"]), parts.get("redis"), ""
-        self.ranks = frozenset(self.silence_s)
-        if self.ranks:
-            self._some_at = now
-        elif now - self._some_at < INTRODUCTION_S:
-            self.ranks, self.error = None, "it has just started, and the replicas are introducing themselves"
-
-    async def _watch(self) -> None:
-        while True:
-            try:
-                parts = await self._manager.ask("parts", timeout_s=PARTS_ANSWER_S)
-                self.hear(parts, time.monotonic())
-            except ManagerUnavailableError as error:
-                self.ranks, self.cpu_tiers, self.redis, self.error = None, None, None, str(error)
-            await asyncio.sleep(PARTS_EVERY_S)
+        """Ranks as the manager last said, of the replicas that live; None when too little is known."""
+        living, ranks = self.living(), self._parts.ranks
+        if living is None or not ranks:
+            return None
+        return frozenset(rank for name, rank in ranks.items() if name in living)
 
 
 class ManagerControl:
@@ -164,7 +134,7 @@ class ManagerControl:
 
 
 async def _first_output(outputs: AsyncIterator[RequestOutput], progress: Progress) -> RequestOutput | None:
-    """The first output of a prompt that is sent again; None when there is none.
+    """The first output of a prompt that is sent again, or to one replica only; None when there is none.
 
     Raises:
         UnavailableError: no replica has taken the prompt within `REROUTE_S`.
@@ -194,41 +164,21 @@ def serve_backend(handle: DeploymentHandle, app_name: str, settings: Settings) -
     manager = ManagerClient(app_name)
     parts = PartsWatch(manager)
     control = ManagerControl(manager)
+    replicas = ServeReplicas(handle, parts, running_replicas(app_name))
+
+    def metrics() -> list[MetricsSource]:
+        names = sorted(replicas.living() or parts.ranks)
+        return [_manager_text(control), _router_text, *(_replica_text(handle, name) for name in names)]
+
     return Backend(
-        replicas=ServeReplicas(handle, parts),
+        replicas=replicas,
         control=control,
-        health=health_probe(parts, settings),
-        metrics=[
-            _manager_text(control),
-            _router_text,
-            *(_replica_text(handle, rank) for rank in range(settings.replicas)),
-        ],
+        health=health_probe(parts, replicas.living, settings),
+        metrics=metrics,
     )
 
 
-def health_probe(parts: PartsWatch, settings: Settings) -> Callable[[], Awaitable[HealthReport]]:
-    """What GET /health asks; answers from what `parts` last heard, without asking anybody."""
-
-    async def health() -> HealthReport:
-        if parts.ranks is None:
-            # Requests do not need the manager: only what it knows is missing here.
-            return HealthReport(True, {"kv_manager": {"state": parts.error}})
-        running = sorted(rank for rank, silence_s in parts.silence_s.items() if silence_s < SILENT_S)
-        missing = settings.replicas - len(running)
-        replicas = {"state": "ok" if missing <= 0 else f"{missing} of {settings.replicas} missing", "running": running}
-        tier_wanted = settings.kv.enabled and settings.kv.cpu_tier_bytes > 0
-        tier = {"state": "ok" if parts.cpu_tiers or not tier_wanted else "missing", "running": parts.cpu_tiers}
-        report: dict[str, Mapping[str, Any]] = {
-            "kv_manager": {"state": "ok"}, "replicas": replicas, "cpu_tier": tier,
-        }  # fmt: skip
-        if settings.kv.enabled and settings.kv.redis_url is not None and parts.redis is not None:
-            report["redis"] = parts.redis
-        return HealthReport(bool(running), report)
-
-    return health
-
-
-def _manager_text(control: ManagerControl) -> Callable[[], Awaitable[str]]:
+def _manager_text(control: ManagerControl) -> MetricsSource:
     async def text() -> str:
         return manager_metrics_text(await control.stats())
 
@@ -240,9 +190,9 @@ async def _router_text() -> str:
     return router_metrics_text()
 
 
-def _replica_text(handle: DeploymentHandle, rank: int) -> Callable[[], Awaitable[str]]:
+def _replica_text(handle: DeploymentHandle, name: str) -> MetricsSource:
     async def text() -> str:
-        response = outside_http_request(handle.metrics.remote, PinnedCall(rank))
+        response = outside_http_request(handle.metrics.remote, PinnedCall(name))
         try:
             return str(await response)
         except asyncio.CancelledError:

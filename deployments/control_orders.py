@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from deployments.direction import Direction, Ended
-from deployments.replica_seat import ReplicaSeat
+from deployments.replica_seat import ReplicaSeat, names_by_rank
 from deployments.speculator import SpeculationLoop
 from deployments.tier_seats import TierSeats
 from kvmanager.directives import DirectiveKind, Outcome
@@ -82,7 +82,8 @@ class ControlOrders:
             order = {"kind": "clear_device"} if tenant is None else {"kind": "clear_device", "tenant": tenant}
             seats = dict(self._replicas)
             counts = await asyncio.gather(*(self._order(seat, order, deadline_s) for seat in seats.values()))
-            cleared["device"] = {str(seat.rank): n for seat, n in zip(seats.values(), counts, strict=True)}
+            by_name = dict(zip(seats, counts, strict=True))
+            cleared["device"] = {str(rank): by_name[name] for rank, name in names_by_rank(seats).items()}
         self._wake_pollers()
         return cleared
 
@@ -145,7 +146,7 @@ class ControlOrders:
         """The unique name of a registered replica; None when there is none."""
         if isinstance(replica, str):
             return replica if replica in self._replicas else None
-        return next((name for name, seat in self._replicas.items() if seat.rank == replica), None)
+        return names_by_rank(self._replicas).get(replica) if replica is not None else None
 
     def _deepest_known(self, hashes: Sequence[BlockHash]) -> SegmentKey:
         key = self._brain.deepest_known(hashes)

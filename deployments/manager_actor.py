@@ -31,7 +31,7 @@ from deployments.demoter import Demoter
 from deployments.direction import Direction
 from deployments.index_garbage import IndexGarbage
 from deployments.kv_port import PlanExpectation
-from deployments.replica_seat import ReplicaSeat
+from deployments.replica_seat import ReplicaSeat, names_by_rank, succeeded_by
 from deployments.speculator import SpeculationLoop
 from deployments.tier_seats import TierSeats
 from kvmanager.config import ManagerConfig
@@ -108,9 +108,8 @@ class KVManagerActor(CallBatches, ControlOrders):
         `fingerprint` is its model's: all replicas of an application serve one model.
         """
         self._fingerprint = fingerprint
-        for other, seat in list(self._replicas.items()):
-            if seat.rank == rank and other != replica:
-                self._forget_replica(other)
+        for other in succeeded_by(self._replicas, replica, rank, time.monotonic()):
+            self._forget_replica(other)
         self._replicas[replica] = ReplicaSeat(rank, node_id, time.monotonic())
         self._brain.device_cleared(replica)
         self._brain.device_stored(replica, device_hashes)
@@ -224,12 +223,18 @@ class KVManagerActor(CallBatches, ControlOrders):
         """Let this decide for one replica's plans instead of `kv.load_or_recompute`. For measurements."""
         self._loads.fix(replica, LoadMode(mode))
 
-    async def take_orders(self, replica: str, wait_s: float) -> list[dict[str, Any]] | None:
-        """The orders for a replica, as soon as there are any; None: not registered, register first."""
+    async def take_orders(self, replica: str, wait_s: float, rank: int | None = None) -> list[dict[str, Any]] | None:
+        """The orders for a replica, as soon as there are any; None: not registered, register first.
+
+        `rank`: its number now, if it says so.
+        """
         seat = self._replicas.get(replica)
         if seat is None:
             return None
         seat.last_seen = time.monotonic()
+        if rank is not None and rank != seat.rank:
+            seat.rank = rank
+            self._wake_pollers()
         orders: list[dict[str, Any]] = []
         try:
             orders.append(await asyncio.wait_for(seat.orders.get(), wait_s))
@@ -369,16 +374,16 @@ class KVManagerActor(CallBatches, ControlOrders):
         """Where the leading blocks of a prompt lie. Replicas are named by rank."""
         found = self._brain.lookup(hashes)
         found["device"] = {
-            str(self._replicas[replica].rank): blocks
-            for replica, blocks in found["device"].items()
-            if replica in self._replicas
+            str(rank): found["device"][replica]
+            for rank, replica in names_by_rank(self._replicas).items()
+            if replica in found["device"]
         }
         return found
 
     async def stats(self) -> dict[str, Any]:
         """The brain's books, and every tier's own count beside them."""
         stats = self._brain.stats(time.monotonic())
-        stats["replicas"] = {str(seat.rank): replica for replica, seat in self._replicas.items()}
+        stats["replicas"] = {str(rank): replica for rank, replica in names_by_rank(self._replicas).items()}
         stats["replicas_ended"] = dict(self._ended)
         stats["credits"] = self._loads.credits(time.monotonic()).get(ALL_REPLICAS, {})
         stats["load_or_recompute"] = self._loads.describe()
@@ -392,10 +397,10 @@ class KVManagerActor(CallBatches, ControlOrders):
         return self._brain.tenant_stats(time.monotonic(), tenant)
 
     async def parts(self) -> dict[str, Any]:
-        """Who is registered, for /health: replicas by rank with the seconds since they last reported, and tiers."""
+        """Who is registered, for /health: each replica's rank and the seconds since it last reported, and tiers."""
         now = time.monotonic()
         return {
-            "replicas": {seat.rank: now - seat.last_seen for seat in self._replicas.values()},
+            "replicas": {name: (seat.rank, now - seat.last_seen) for name, seat in self._replicas.items()},
             "cpu_tiers": sorted(self._seats.cpu),
             "redis": self._seats.redis_report(),
         }
@@ -432,7 +437,7 @@ class KVManagerActor(CallBatches, ControlOrders):
                 self._demoter.wake()
                 for replica, seat in list(self._replicas.items()):
                     if now - seat.last_seen > REPLICA_SILENCE_S:
-                        logger.warning("replica %s is silent and forgotten", seat.rank)
+                        logger.warning("replica %s (rank %d) is silent and forgotten", replica, seat.rank)
                         self._forget_replica(replica)
                 self._seats.forget_silent(now)
                 self._direction.keep_house({node: self._seats.takes_segments(node) for node in self._seats.cpu})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from deployments.manager_client import ManagerClient, ManagerUnavailableError
@@ -29,13 +30,16 @@ NO_CACHE = {"outcome": "refused_gone"}
 
 
 class OrderTaker:
-    """See the module's docstring. On the replica's event loop. Without a cache, `reuse` and the like are None."""
+    """See the module's docstring. On the replica's event loop. Without a cache, `reuse` and the like are None.
+
+    `rank` says which number the replica has now: Serve may change it.
+    """
 
     def __init__(
         self,
         manager: ManagerClient,
         name: str,
-        rank: int,
+        rank: Callable[[], int],
         node_id: str,
         fingerprint: bytes,
         port: RayPort | None,
@@ -68,7 +72,7 @@ class OrderTaker:
         while True:
             try:
                 orders = await self._manager.ask(
-                    "take_orders", self._name, ORDERS_WAIT_S, timeout_s=ORDERS_WAIT_S + MANAGER_ANSWER_S
+                    "take_orders", self._name, ORDERS_WAIT_S, self._rank(), timeout_s=ORDERS_WAIT_S + MANAGER_ANSWER_S
                 )
                 if orders is None:
                     await self._register()
@@ -87,7 +91,7 @@ class OrderTaker:
         await self._manager.ask(
             "register_replica",
             self._name,
-            self._rank,
+            self._rank(),
             self._node_id,
             hashes,
             self._fingerprint,

@@ -8,7 +8,6 @@ import logging
 import os
 import threading
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -23,11 +22,13 @@ from deployments.manager_client import ManagerUnavailableError
 from deployments.order_taker import OrderTaker
 from deployments.prompt_plans import PromptPlans
 from deployments.ray_port import RayPort
-from deployments.wire import GenerateRequest
+from deployments.wire import KV_CACHE_USAGE, GenerateRequest, PinnedCall
 from kvmanager.keys import EXACT
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
+
+    from deployments.wire import KVCacheUsage
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +36,8 @@ LAST_WORDS_S = 0.5
 """Between an engine's death and its process's end: time for the errors to reach the requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class PinnedCall:
-    """An argument that sends a call of any method to one replica: the router reads `replica_pin`."""
-
-    replica_pin: int
+def _rank_now() -> int:
+    return int(serve.get_replica_context().rank.rank)
 
 
 class Replica:
@@ -51,7 +49,6 @@ class Replica:
         from deployments.engine_host import start_engine
 
         context = serve.get_replica_context()
-        self.rank = context.rank.rank
         self._name = context.replica_id.unique_id
         self._node_id = ray.get_runtime_context().get_node_id()
         self._settings = settings
@@ -78,13 +75,18 @@ class Replica:
         self._orders = OrderTaker(
             self._manager,
             self._name,
-            self.rank,
+            _rank_now,
             self._node_id,
             self._fingerprint,
             self._port,
             self._reuse,
             self._device,
         )
+
+    @property
+    def rank(self) -> int:
+        """The replica's number now. Serve gives numbers anew when replicas come and go, so it is never kept."""
+        return _rank_now()
 
     def _join_cache(self, app_name: str, settings: Settings) -> None:
         from deployments.device_orders import DeviceOrders
@@ -135,6 +137,7 @@ class Replica:
                 planned.begun()
                 if output.finished:
                     planned.ended(output)
+                    self._sign(output)
                 yield output
         finally:
             planned.begun()
@@ -142,6 +145,12 @@ class Replica:
                 self._port.release(plan["lease_id"])
             if self._llm.errored:
                 self._end_soon()
+
+    def _sign(self, output: RequestOutput) -> None:
+        """Say in the usage which replica this is by now."""
+        usage: KVCacheUsage | None = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE)
+        if usage is not None:
+            usage["replica"] = str(self.rank)
 
     async def metrics(self, call: PinnedCall) -> str:
         """This process's Prometheus text: vLLM's own and the transfer counters. Does not wait for the engine."""

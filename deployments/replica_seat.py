@@ -1,17 +1,41 @@
-"""A replica as the KV manager sees it."""
+"""A replica as the KV manager sees it: known by its unique name; its rank is only what people call it.
+
+Serve gives ranks anew when replicas come and go, and for a while two replicas may report the same one: a draining
+replica and its replacement, or one that has not heard yet that it was renumbered. So nothing is decided by a rank but
+whom a number in a request means.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+MISSED_POLLS_S = 10.0
+"""A replica polls every 2 s (`deployments.order_taker`). One that has missed so many and whose rank somebody else
+reports is gone: its successor need not wait until it is forgotten for its silence alone."""
 
 
 @dataclass(slots=True)
 class ReplicaSeat:
-    """A registered replica: `rank` is its number in the debug header, `orders` what it has to do."""
+    """A registered replica: `rank` is what it last said its number is, `orders` what it has to do."""
 
     rank: int
     node_id: str
     last_seen: float
     orders: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
+
+
+def names_by_rank(seats: Mapping[str, ReplicaSeat]) -> dict[int, str]:
+    """The name that a rank means: of several replicas that report it, the one that was heard of last."""
+    return {seat.rank: name for name, seat in sorted(seats.items(), key=lambda item: item[1].last_seen)}
+
+
+def succeeded_by(seats: Mapping[str, ReplicaSeat], replica: str, rank: int, now: float) -> list[str]:
+    """The silent replicas whose rank `replica` has now. Never one that polled lately: that one lives."""
+    return [
+        name
+        for name, seat in seats.items()
+        if name != replica and seat.rank == rank and now - seat.last_seen > MISSED_POLLS_S
+    ]

@@ -5,10 +5,10 @@ Translation only: the mirror, the cost with its reservations, and what a hot pre
 class too.
 
 Leans on ray 2.60.0: `RequestRouter` (alpha) with `initialize_state`, `choose_replicas`, `on_request_routed`,
-`on_request_completed`; `PendingRequest.args` and `routing_context.should_backoff`; the router of a handle lives in the
-handle's process, on a loop of its own, and sees the very objects that were passed to `remote()`; `on_request_routed`
-comes before the caller sees an output or a failure of the replica that took the request. `FIFOMixin` is left out: it
-would hand one request's choice to another.
+`on_request_completed`, `update_replicas` with `RunningReplica._actor_handle`; `PendingRequest.args` and
+`routing_context.should_backoff`; the router of a handle lives in the handle's process, on a loop of its own, and sees
+the very objects that were passed to `remote()`; `on_request_routed` comes before the caller sees an output or a failure
+of the replica that took the request. `FIFOMixin` is left out: it would hand one request's choice to another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from ray.serve._private.request_router.request_router import RequestRouter
 
 from configs.settings import Settings
 from deployments.placement_feed import PlacementFeed
-from deployments.wire import GenerateRequest
+from deployments.running_replicas import running_replicas
+from deployments.wire import GenerateRequest, PinnedCall
 from kvmanager.keys import BlockHash
 from kvmanager.load_rates import ALL_REPLICAS
 from kvmanager.locations import Tier
@@ -98,11 +99,12 @@ class PrefixAffinityRouter(RequestRouter):
         pending_request.routing_context.should_backoff = True
         request = pending_request.args[0] if pending_request.args else None
         by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        pin = getattr(request, "replica_pin", None)
-        if pin is not None:
-            return [[replica] for name, replica in by_name.items() if feed.ranks.get(name) == pin]
+        if isinstance(request, PinnedCall):
+            return [[replica] for name, replica in by_name.items() if name == request.replica]
         if not isinstance(request, GenerateRequest):
             return [candidate_replicas]
+        if request.replica_pin is not None:
+            return [[replica] for name, replica in by_name.items() if feed.ranks.get(name) == request.replica_pin]
         self._note_first_tokens()
         names = [name for name in by_name if name not in request.avoid] or list(by_name)
         self._state.credits = {**self._starting_credits, **feed.credits.get(ALL_REPLICAS, {})}
@@ -154,7 +156,11 @@ class PrefixAffinityRouter(RequestRouter):
             self._state.finished(other)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """The request has ended, in whatever way."""
+        """The request has ended, in whatever way; or one attempt at it, of which Serve tells late, while the next one,
+        under the same id, is on its way to another replica.
+        """
+        if self._state.replica_of(internal_request_id) not in (None, replica_id.unique_id):
+            return
         self._in_prefill.pop(internal_request_id, None)
         self._expected.pop(internal_request_id, None)
         self._state.finished(internal_request_id)
@@ -163,6 +169,8 @@ class PrefixAffinityRouter(RequestRouter):
         """Serve tells which replicas run; forget the load of those that are gone."""
         gone = {replica_id.unique_id for replica_id in self._replicas} - {r.replica_id.unique_id for r in replicas}
         super().update_replicas(replicas)
+        handles = {replica.replica_id.unique_id: replica._actor_handle for replica in replicas}
+        running_replicas(self._deployment_id.app_name).tell(handles)
         for name in gone:
             self._state.forget_replica(name)
 

@@ -50,6 +50,13 @@ class Progress:
         return Progress, ()
 
 
+@dataclass(frozen=True, slots=True)
+class PinnedCall:
+    """An argument that sends a call of any method to one replica: the router reads its unique name here."""
+
+    replica: str
+
+
 @dataclass(slots=True)
 class GenerateRequest:
     """One prompt for one replica.

@@ -182,6 +182,11 @@ class RoutingState:
             self._loads[request.replica].decode_blocks -= request.decode_blocks
             self._coming.remove(request.replica, request.hashes)
 
+    def replica_of(self, request_id: str) -> str | None:
+        """Return where a request is, or is expected; None when it is not known."""
+        request = self._in_flight.get(request_id)
+        return None if request is None else request.replica
+
     def forget_replica(self, replica: str) -> None:
         """Note that a replica is gone, and with it its requests. O(requests in flight)."""
         self._in_flight = {name: request for name, request in self._in_flight.items() if request.replica != replica}

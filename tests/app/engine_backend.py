@@ -42,5 +42,8 @@ class EngineReplicas:
         self.aborted.append(request_id)
         await self.llm.abort(request_id)
 
+    def none_left(self) -> bool:
+        return False
+
     def ranks(self) -> Collection[int]:
         return {0}

@@ -99,6 +99,9 @@ class FakeReplicas:
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
+    def none_left(self) -> bool:
+        return self.known_ranks is not None and not self.known_ranks
+
     def ranks(self) -> Collection[int] | None:
         return self.known_ranks
 

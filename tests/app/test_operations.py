@@ -191,7 +191,7 @@ def test_metrics_join_what_the_parts_give_in_time(start, monkeypatch):
     async def gone() -> str:
         raise RuntimeError("gone")
 
-    server = start(behind=backend(FakeReplicas(), metrics=[gone, engine, hanging]))  # type: ignore[list-item]
+    server = start(behind=backend(FakeReplicas(), metrics=lambda: [gone, engine, hanging]))  # type: ignore[list-item]
     with server.http() as client:
         found = samples(client.get("/metrics").text)
         again = samples(client.get("/metrics").text)

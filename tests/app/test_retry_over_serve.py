@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -24,6 +24,7 @@ from app.replica_errors import replica_gone
 from app.serve_backend import ServeReplicas
 from configs.settings import load_settings
 from deployments.router import PrefixAffinityRouter, RouterOptions
+from deployments.running_replicas import RunningReplicas
 from deployments.wire import GenerateRequest
 
 pytestmark = pytest.mark.server
@@ -63,7 +64,7 @@ class Voice:
 class Nobody:
     """Stands in for the watch on the manager's parts."""
 
-    ranks = None
+    ranks: ClassVar[dict[str, int]] = {}
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def on_a_loop(handle: DeploymentHandle, test: Callable[[ServeReplicas, IngressMe
     async def run() -> None:
         metrics = IngressMetrics(CollectorRegistry(), AdmissionQueue(1, 1))
         async with asyncio.timeout(PATIENCE_S):
-            await test(ServeReplicas(handle, parts), metrics)
+            await test(ServeReplicas(handle, parts, RunningReplicas()), metrics)
 
     asyncio.run(run())
 

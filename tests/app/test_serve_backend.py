@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.core.generated.gcs_pb2 import ActorTableData
 from ray.exceptions import ActorDiedError
 from ray.serve.context import _get_serve_request_context, _RequestContext, _serve_request_context
 
-from app import serve_backend
+from app import serve_backend as backend_module
 from app.errors import UnavailableError
+from app.parts_watch import SILENT_S, PartsWatch, health_probe
 from app.replica_handle import HealthReport
-from app.serve_backend import INTRODUCTION_S, SILENT_S, PartsWatch, ServeReplicas, health_probe, outside_http_request
+from app.serve_backend import ServeReplicas, outside_http_request, serve_backend
 from configs.settings import load_settings
 from deployments.manager_client import ManagerUnavailableError
-from deployments.wire import GenerateRequest
+from deployments.running_replicas import RunningReplicas, running_replicas
+from deployments.wire import GenerateRequest, PinnedCall
 
 
 class FakeManager:
@@ -31,13 +36,19 @@ class FakeManager:
         return self.parts
 
 
-def health(parts: dict[str, Any] | None, **kv: Any) -> HealthReport:
+def health(parts: dict[str, Any] | None, living: Collection[str] | None = "ab", **kv: Any) -> HealthReport:
     async def probe() -> HealthReport:
         watch = PartsWatch(FakeManager(parts))  # type: ignore[arg-type]
         await asyncio.sleep(0.01)
-        return await health_probe(watch, load_settings({"replicas": 2, "kv": kv}))()
+        known = None if living is None else frozenset(living)
+        return await health_probe(watch, lambda: known, load_settings({"replicas": 2, "kv": kv}))()
 
     return asyncio.run(probe())
+
+
+def reporting(**silence_s: float) -> dict[str, tuple[int, float]]:
+    """What the manager says of replicas: a has rank 0, b rank 1."""
+    return {name: ("ab".index(name), seconds) for name, seconds in silence_s.items()}
 
 
 class FakeHandle:
@@ -74,9 +85,19 @@ async def read(replicas: ServeReplicas, request: GenerateRequest) -> list[Any]:
     return [output async for output in replicas.generate(request)]
 
 
-def replicas_over(handle: FakeHandle) -> ServeReplicas:
-    parts: Any = None
-    return ServeReplicas(handle, parts)  # type: ignore[arg-type]
+def replicas_over(handle: FakeHandle, running: RunningReplicas | None = None, **ranks: int) -> ServeReplicas:
+    parts: Any = SimpleNamespace(ranks=ranks)
+    return ServeReplicas(handle, parts, running or RunningReplicas())  # type: ignore[arg-type]
+
+
+class Actor:
+    """Ray's handle of a replica, as far as its local state goes."""
+
+    def __init__(self, state: Any = ActorTableData.ActorState.ALIVE) -> None:
+        self.state = state
+
+    def _get_local_state(self) -> Any:
+        return self.state
 
 
 @pytest.mark.parametrize("words", [0, 2])
@@ -114,7 +135,7 @@ def test_a_replica_that_refuses_a_request_is_not_taken_for_gone() -> None:
 
 
 def test_a_prompt_sent_again_that_no_replica_takes_is_refused_and_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_backend, "REROUTE_S", 0.05)
+    monkeypatch.setattr(backend_module, "REROUTE_S", 0.05)
 
     async def nobody(request: GenerateRequest) -> Any:
         await asyncio.Event().wait()
@@ -134,7 +155,7 @@ def test_a_prompt_sent_again_that_no_replica_takes_is_refused_and_cancelled(monk
 def test_a_prompt_that_a_replica_has_taken_may_take_its_time(
     monkeypatch: pytest.MonkeyPatch, avoid: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(serve_backend, "REROUTE_S", 0.05)
+    monkeypatch.setattr(backend_module, "REROUTE_S", 0.05)
 
     async def slow(request: GenerateRequest) -> Any:
         request.progress.replica = "b"
@@ -173,23 +194,34 @@ def test_a_call_outside_the_http_request_does_not_carry_its_internal_id() -> Non
     assert outside == ""
 
 
-def test_all_is_well_when_every_replica_reports() -> None:
-    report = health({"replicas": {0: 0.1, 1: 1.9}, "cpu_tiers": ["node"]})
+def test_all_is_well_when_every_replica_lives_and_reports() -> None:
+    report = health({"replicas": reporting(a=0.1, b=1.9), "cpu_tiers": ["node"]})
 
     assert report.serving
     assert {part["state"] for part in report.parts.values()} == {"ok"}
+    assert report.parts["replicas"]["running"] == [0, 1]
 
 
-@pytest.mark.parametrize("replicas", [{0: 0.1, 1: SILENT_S + 1}, {0: 0.1}])
-def test_a_replica_that_does_not_report_is_named_missing(replicas: dict[int, float]) -> None:
-    report = health({"replicas": replicas, "cpu_tiers": ["node"]})
+def test_a_replica_that_does_not_report_is_named_missing() -> None:
+    report = health({"replicas": reporting(a=0.1, b=SILENT_S + 1), "cpu_tiers": ["node"]})
 
     assert report.serving
     assert report.parts["replicas"] == {"state": "1 of 2 missing", "running": [0]}
 
 
-def test_without_any_replica_nothing_is_served() -> None:
-    assert not health({"replicas": {}, "cpu_tiers": ["node"]}).serving
+@pytest.mark.parametrize(("living", "serving"), [({"a"}, True), (set(), False)])
+def test_a_dead_replica_is_missing_though_the_manager_heard_of_it_a_moment_ago(living: set[str], serving: bool) -> None:
+    report = health({"replicas": reporting(a=0.1, b=0.1), "cpu_tiers": ["node"]}, living)
+
+    assert report.serving is serving
+    assert report.parts["replicas"] == {"state": f"{2 - len(living)} of 2 missing", "running": [0][: len(living)]}
+
+
+def test_a_manager_that_knows_nobody_yet_makes_no_replica_missing() -> None:
+    report = health({"replicas": {}, "cpu_tiers": ["node"]})
+
+    assert report.serving
+    assert report.parts["replicas"]["state"] == "ok"
 
 
 def test_a_manager_that_is_gone_is_named_and_requests_go_on() -> None:
@@ -197,13 +229,20 @@ def test_a_manager_that_is_gone_is_named_and_requests_go_on() -> None:
 
     assert report.serving
     assert report.parts["kv_manager"]["state"] == "the KV manager is not running"
+    assert report.parts["replicas"]["state"] == "ok"
+
+
+def test_before_serve_has_told_the_manager_is_believed() -> None:
+    assert health(None, None).serving
+    assert not health({"replicas": {}, "cpu_tiers": []}, None).serving
+    assert health({"replicas": reporting(a=0.1), "cpu_tiers": []}, None).parts["replicas"]["running"] == [0]
 
 
 def test_a_missing_cpu_tier_is_named() -> None:
-    assert health({"replicas": {0: 0, 1: 0}, "cpu_tiers": []}).parts["cpu_tier"]["state"] == "missing"
+    assert health({**ALL_WELL, "cpu_tiers": []}).parts["cpu_tier"]["state"] == "missing"
 
 
-ALL_WELL = {"replicas": {0: 0, 1: 0}, "cpu_tiers": ["node"]}
+ALL_WELL = {"replicas": reporting(a=0, b=0), "cpu_tiers": ["node"]}
 
 
 @pytest.mark.parametrize("state", ["ok", "Redis does not answer"])
@@ -225,15 +264,55 @@ def test_a_manager_that_says_nothing_of_redis_is_believed(parts: dict[str, Any])
     assert set(health(parts).parts) == {"kv_manager", "replicas", "cpu_tier"}
 
 
-def test_a_manager_that_has_just_started_does_not_say_that_no_replica_runs() -> None:
-    parts = PartsWatch.__new__(PartsWatch)
-    parts._some_at = float("-inf")
-    nobody = {"replicas": {}, "cpu_tiers": []}
-    parts.hear(nobody, 0.0)
-    assert parts.ranks == frozenset()
-    parts.hear({"replicas": {0: 0.1}, "cpu_tiers": []}, 1.0)
-    assert parts.ranks == {0}
-    parts.hear(nobody, 2.0)
-    assert parts.ranks is None
-    parts.hear(nobody, 1.0 + INTRODUCTION_S)
-    assert parts.ranks == frozenset()
+async def nobody(request: GenerateRequest) -> Any:
+    await asyncio.Event().wait()
+    yield
+
+
+def test_who_is_left_is_what_serve_and_ray_say_and_not_the_manager() -> None:
+    running, actors = RunningReplicas(), {"a": Actor(), "b": Actor()}
+    replicas = replicas_over(FakeHandle(nobody), running)
+    assert (replicas.none_left(), replicas.ranks()) == (False, None), "nobody has told"
+    running.tell(actors)
+    assert (replicas.none_left(), replicas.ranks()) == (False, None), "a manager that knows nobody takes nobody away"
+    replicas._parts.ranks = {"a": 0, "b": 1, "gone": 2}
+    assert replicas.ranks() == {0, 1}
+    actors["a"].state = ActorTableData.ActorState.DEAD
+    assert (replicas.none_left(), replicas.ranks()) == (False, {1})
+    replicas._failed.note("b")
+    assert (replicas.none_left(), replicas.ranks()) == (True, frozenset())
+
+
+def test_a_pinned_prompt_whose_replica_is_gone_is_refused_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_module, "REROUTE_S", 0.05)
+
+    async def check() -> None:
+        with pytest.raises(UnavailableError):
+            await asyncio.wait_for(read(replicas_over(FakeHandle(nobody)), prompt(replica_pin=0)), 10)
+
+    asyncio.run(check())
+
+
+def test_metrics_are_asked_of_the_replicas_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Metrics(FakeHandle):
+        @property
+        def metrics(self) -> Any:
+            return SimpleNamespace(remote=self._answer)
+
+        async def _answer(self, call: PinnedCall) -> str:
+            asked.append(call.replica)
+            return ""
+
+    async def check() -> None:
+        monkeypatch.setattr(backend_module, "ManagerClient", lambda app_name: FakeManager(ALL_WELL))
+        running = running_replicas("metrics-test")
+        behind = serve_backend(Metrics(nobody), "metrics-test", load_settings({"replicas": 2}))  # type: ignore[arg-type]
+        for names in ("pq", "qr"):
+            running.tell({name: Actor() for name in names})
+            for source in behind.metrics()[2:]:
+                await source()
+
+    asyncio.run(check())
+    assert asked == ["p", "q", "q", "r"]

@@ -15,6 +15,7 @@ from deployments import direction, manager_actor
 from deployments.kv_port import PlanDict, SaveGrant
 from deployments.manager_actor import KVManagerActor
 from deployments.order_taker import OrderTaker
+from deployments.replica_seat import MISSED_POLLS_S
 from kvmanager.config import ManagerConfig
 from kvmanager.segments import SegmentSpan
 
@@ -121,7 +122,7 @@ def directed(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         async def obey() -> OrderTaker:
             client: Any = Client(port)
             switch: Any = port
-            return OrderTaker(client, REPLICA, 0, NODE, FINGERPRINT, switch, engine.reuse, engine.orders)
+            return OrderTaker(client, REPLICA, lambda: 0, NODE, FINGERPRINT, switch, engine.reuse, engine.orders)
 
         started.extend((port, engine.run(obey())))
         until(lambda: port.ask("parts")["replicas"], "the replica is registered")
@@ -364,6 +365,7 @@ def test_a_replica_that_goes_during_a_directive_ends_it_at_once(
     )
     asking.start()
     assert port.ask("take_orders", "mute", PATIENCE_S)
+    port.manager._replicas["mute"].last_seen -= MISSED_POLLS_S
 
     port.ask("register_replica", "successor", 1, NODE, [], FINGERPRINT)
 

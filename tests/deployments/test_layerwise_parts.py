@@ -313,7 +313,7 @@ def test_times_are_shown_by_layer_and_read_back() -> None:
 
     async def ask() -> Any:
         app = FastAPI()
-        app.include_router(layerwise_router([source, gone]))
+        app.include_router(layerwise_router(lambda: [source, gone]))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
             return (await client.get("/api/v1/layerwise/stats")).json()
 

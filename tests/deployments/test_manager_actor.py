@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, sequence
 
-from deployments import manager_actor, tier_seats
+from deployments import manager_actor, replica_seat, tier_seats
 from deployments.manager_actor import KVManagerActor
 from kvmanager.config import ManagerConfig
 from kvmanager.mirror import PlacementMirror
@@ -251,13 +251,41 @@ def test_a_silent_tiers_segments_are_not_planned(managed: Any, monkeypatch: pyte
     managed(check)
 
 
-def test_a_replica_of_the_same_rank_replaces_its_predecessor(managed: Any) -> None:
+def test_a_silent_predecessor_is_forgotten_when_a_successor_reports_its_rank(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         hashes, _ = sequence(9, 1)
         await manager.report_placement(REPLICA, [(hashes, [], False)])
+        manager._replicas[REPLICA].last_seen -= replica_seat.MISSED_POLLS_S + 1
         await manager.register_replica("successor", 0, NODE, hashes[:2], FINGERPRINT)
         assert (await manager.lookup(hashes))["device"] == {"0": 2}
         assert await manager.take_orders(REPLICA, 1.0) is None
+
+    managed(check)
+
+
+def test_two_replicas_that_report_one_rank_do_not_forget_each_other(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        hashes, _ = sequence(9, 1)
+        await manager.report_placement(REPLICA, [(hashes, [], False)])
+        await manager.register_replica("replacement", 0, NODE, hashes[:2], FINGERPRINT)
+        for _ in range(3):
+            for name in (REPLICA, "replacement"):
+                assert await manager.take_orders(name, 0.0, 0) == []
+        assert manager._brain.offloads.device_blocks(REPLICA, hashes) == len(hashes)
+        # A number means the one that was heard of last.
+        assert (await manager.lookup(hashes))["device"] == {"0": 2}
+        assert (await manager.stats())["replicas"] == {"0": "replacement"}
+
+    managed(check)
+
+
+def test_a_replica_that_serve_renumbers_is_called_by_its_new_number(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        polling = asyncio.create_task(manager.deltas((await manager.deltas(-1, 0.0))[0].last, 3600.0))
+        await asyncio.sleep(0)
+        assert await manager.take_orders(REPLICA, 0.0, 5) == []
+        assert (await polling)[1] == {REPLICA: 5}, "routers hear of it at once"
+        assert (await manager.parts())["replicas"][REPLICA][0] == 5
 
     managed(check)
 

@@ -63,6 +63,12 @@ class FakePort:
         pass
 
 
+@pytest.fixture(autouse=True)
+def _numbered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside Serve there is no rank."""
+    monkeypatch.setattr(Replica, "rank", 0)
+
+
 def replica(engine: FakeEngine, port: FakePort | None) -> Any:
     made: Any = object.__new__(Replica)
     made._llm, made._port, made._reuse, made._orders = engine, port, None, None
@@ -70,7 +76,7 @@ def replica(engine: FakeEngine, port: FakePort | None) -> Any:
     made.told = []
     made._manager = SimpleNamespace(tell=lambda *what: made.told.append(what))
     made._plans = PromptPlans(made._port, 32)
-    made._name, made._node_id, made.rank = "replica", "node", 0
+    made._name, made._node_id = "replica", "node"
     made._thread = SimpleNamespace(error=RuntimeError("out of memory"))
     made._ending = True  # the process of the tests shall not end
     return made

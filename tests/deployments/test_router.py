@@ -18,9 +18,8 @@ from configs.settings import load_settings
 from deployments import placement_feed, router
 from deployments.failed_replicas import KEEP_S, FailedReplicas
 from deployments.manager_client import ManagerUnavailableError
-from deployments.replica import PinnedCall
 from deployments.router import EXPECTED_S, PrefixAffinityRouter, RouterOptions
-from deployments.wire import GenerateRequest, Progress
+from deployments.wire import GenerateRequest, PinnedCall, Progress
 from kvmanager.deltas import Deltas, Event
 from kvmanager.load_rates import ALL_REPLICAS
 from kvmanager.locations import Tier
@@ -46,6 +45,7 @@ class NamedReplica:
 
     def __init__(self, name: str) -> None:
         self.replica_id = ReplicaID(unique_id=name, deployment_id=DEPLOYMENT)
+        self._actor_handle = None
 
 
 REPLICAS: list[Any] = [NamedReplica(name) for name in ("a", "b", "c")]
@@ -96,7 +96,7 @@ class Routing:
     async def order(self, request: Any) -> list[str]:
         """What would be chosen; the request never comes."""
         order = await self.choose(request, "never")
-        self.complete("", "never")
+        self.complete(order[0] if order else "", "never")
         return order
 
     async def send(self, request: GenerateRequest, replica: str, request_id: str) -> None:
@@ -227,6 +227,20 @@ def test_the_first_token_ends_the_prefill_that_a_request_counts_for(routed: Any)
     routed(check)
 
 
+def test_the_late_end_of_a_first_attempt_leaves_the_second_ones_load_alone(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        request = ask([], 650)
+        await routing.send(request, "a", "r")
+        await routing.send(request, "b", "r")  # Serve asks again, under the same id: the first replica refused, or died
+        loaded = routing.router._state.wait("b", None, 0)
+        routing.complete("a", "r")
+        assert routing.router._state.wait("b", None, 0) == loaded > 0
+        routing.complete("b", "r")
+        assert routing.router._state.wait("b", None, 0) == 0
+
+    routed(check)
+
+
 def test_a_completed_request_counts_no_more(routed: Any) -> None:
     async def check(routing: Routing) -> None:
         request = ask(block_names(0, 60), 1950)
@@ -293,7 +307,7 @@ def test_a_pinned_request_has_one_choice_and_an_unknown_pin_none(routed: Any) ->
     async def check(routing: Routing) -> None:
         routing.router._follow_placement().ranks = {"a": 2, "b": 0, "c": 1}
         assert await routing.order(ask([], 70, replica_pin=2)) == ["a"]
-        assert await routing.order(PinnedCall(replica_pin=1)) == ["c"]
+        assert await routing.order(PinnedCall("c")) == ["c"]
         assert await routing.order(ask([], 70, replica_pin=9)) == []
 
     routed(check)

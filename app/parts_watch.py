@@ -1,0 +1,87 @@
+"""What GET /health says: who lives as this process knows it, and what the KV manager last said of the cache's parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from app.replica_handle import HealthReport
+from configs.settings import Settings
+from deployments.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.order_taker import ORDERS_WAIT_S
+
+PARTS_EVERY_S = 1.0
+PARTS_ANSWER_S = 2.0
+SILENT_S = 3 * ORDERS_WAIT_S
+"""A replica reports at least every `ORDERS_WAIT_S`. After so long /health calls it missing; it is still sent requests,
+for Serve knows better whether it lives."""
+
+
+class PartsWatch:
+    """Asks the manager every second who is there, so that neither a request nor a health probe has to.
+
+    Whether requests can be served is not its business: a manager that has just started knows nobody.
+    """
+
+    def __init__(self, manager: ManagerClient) -> None:
+        self.ranks: Mapping[str, int] = {}
+        """By the replica's unique name, as last heard: the manager may be gone while replicas are not."""
+        self.silence_s: Mapping[str, float] = {}
+        """By name, the seconds that a replica had not reported for."""
+        self.cpu_tiers: int | None = None
+        self.redis: Mapping[str, Any] | None = None
+        self.error = "not asked yet"
+        """Why nothing is known of the cache's parts; empty while the manager answers."""
+        self._manager = manager
+        self._task = asyncio.get_running_loop().create_task(self._watch())
+
+    def hear(self, parts: Mapping[str, Any]) -> None:
+        """Take in what the manager said."""
+        replicas: Mapping[str, tuple[int, float]] = parts["replicas"]
+        if replicas:  # a manager that has just started knows nobody yet
+            self.ranks = {name: rank for name, (rank, _) in replicas.items()}
+        self.silence_s = {name: silence_s for name, (_, silence_s) in replicas.items()}
+        self.cpu_tiers, self.redis, self.error = len(parts["cpu_tiers"]), parts.get("redis"), ""
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                self.hear(await self._manager.ask("parts", timeout_s=PARTS_ANSWER_S))
+            except ManagerUnavailableError as error:
+                self.silence_s, self.cpu_tiers, self.redis, self.error = {}, None, None, str(error)
+            await asyncio.sleep(PARTS_EVERY_S)
+
+
+def health_probe(
+    parts: PartsWatch, living: Callable[[], frozenset[str] | None], settings: Settings
+) -> Callable[[], Awaitable[HealthReport]]:
+    """What GET /health asks; answers from what is known here, without asking anybody.
+
+    `living`: names of the replicas that can be sent to now; None: Serve has not told yet, and the manager is believed.
+    """
+
+    async def health() -> HealthReport:
+        alive = living()
+        if alive is None and parts.error:
+            return HealthReport(True, {"kv_manager": {"state": parts.error}})
+        if alive is None:
+            alive = frozenset(parts.silence_s)
+        reporting = {name for name in alive if parts.silence_s.get(name, 0.0) < SILENT_S}
+        missing = settings.replicas - len(reporting)
+        report: dict[str, Mapping[str, Any]] = {
+            "kv_manager": {"state": parts.error or "ok"},
+            "replicas": {
+                "state": "ok" if missing <= 0 else f"{missing} of {settings.replicas} missing",
+                "running": sorted(parts.ranks[name] for name in reporting if name in parts.ranks),
+            },
+        }
+        if not parts.error:
+            tier_wanted = settings.kv.enabled and settings.kv.cpu_tier_bytes > 0
+            state = "ok" if parts.cpu_tiers or not tier_wanted else "missing"
+            report["cpu_tier"] = {"state": state, "running": parts.cpu_tiers}
+            if settings.kv.enabled and settings.kv.redis_url is not None and parts.redis is not None:
+                report["redis"] = parts.redis
+        return HealthReport(bool(alive), report)
+
+    return health
