@@ -40,6 +40,7 @@ class ControlOrders:
     _pending: dict[int, asyncio.Future[Any]]
     _order_ids: Iterator[int]
     _wake_pollers: Callable[[], None]
+    _sweeping: asyncio.Future[None]
 
     async def pin(self, hashes: Sequence[BlockHash], ttl_s: float, tenant: str = "") -> dict[str, Any]:
         """Keep the known beginning of a tenant's prompt in the shared tiers for so long; `tenant` is its tag."""
@@ -66,16 +67,17 @@ class ControlOrders:
     async def clear(self, tiers: Sequence[str], deadline_s: float, tenant: str | None = None) -> dict[str, Any]:
         """Empty tiers everywhere, or of what one tenant (by tag) has there. Returns what was cleared, by tier.
 
-        Leased segments stay until their lease ends.
+        From now on no plan contains any of it. Leased segments stay until their lease ends. Waits until the tiers have
+        evicted the others, `deadline_s` at the longest; what takes longer goes on.
         """
         cleared: dict[str, Any] = {}
-        if {"cpu", "redis"} & set(tiers):
+        deadline = time.monotonic() + deadline_s
+        shared = [tier for tier in (Tier.CPU, Tier.REDIS) if tier.value in tiers]
+        before = {tier: self._brain.cleared(tier) for tier in shared}
+        if shared:
             self._brain.offloads.leave_out_present(tenant)
-        for tier in (Tier.CPU, Tier.REDIS):
-            if tier.value in tiers:
-                directives = self._brain.clear({tier}, tenant)
-                cleared[tier.value] = sum(len(directive.keys) for directive in directives)
-                await self._seats.carry_out(directives)
+            self._seats.send(self._brain.clear(set(shared), tenant))
+            self._wake_pollers()
         if "device" in tiers:
             if tenant is None:
                 self._speculation.clear()
@@ -84,8 +86,10 @@ class ControlOrders:
             counts = await asyncio.gather(*(self._order(seat, order, deadline_s) for seat in seats.values()))
             by_name = dict(zip(seats, counts, strict=True))
             cleared["device"] = {str(rank): by_name[name] for rank, name in names_by_rank(seats).items()}
-        self._wake_pollers()
-        return cleared
+        if shared:
+            await asyncio.wait([self._sweeping], timeout=max(0.0, deadline - time.monotonic()))
+            await self._seats.all_settled(shared, max(0.0, deadline - time.monotonic()))
+        return cleared | {tier.value: self._brain.cleared(tier) - before[tier] for tier in shared}
 
     async def prefetch(self, hashes: Sequence[BlockHash], replica: int, deadline_s: float) -> dict[str, Any]:
         """Bring a prompt's known beginning to a replica's device."""

@@ -16,6 +16,7 @@ import time
 from deployments.tier_seats import TierSeats
 from kvmanager.demotions import Demotion
 from kvmanager.keys import SegmentKey
+from kvmanager.locations import REDIS
 from kvmanager.manager import KVManager
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Demoter:
     async def _start_what_is_due(self) -> None:
         if not self._seats.redis_is_ready:
             return
-        await self._seats.carry_out(self._brain.relieve(time.monotonic()))
+        self._seats.send(self._brain.relieve(time.monotonic()))
         while self._free and self._seats.redis_is_ready and time.monotonic() >= self._paused_until:
             demotion = self._brain.next_demotion(time.monotonic(), MOST_BYTES)
             if demotion is None:
@@ -72,7 +73,8 @@ class Demoter:
         reason = "no_answer"
         try:
             seat = self._seats.cpu.get(demotion.source.holder)
-            if seat is not None and await self._seats.carry_out(demotion.evict):
+            self._seats.send(demotion.evict)
+            if seat is not None and await self._seats.settled(REDIS):
                 sizes, reason = await asyncio.wait_for(seat.handle.demote.remote(list(demotion.keys)), ANSWER_S)
                 stored = dict(zip(demotion.keys, sizes, strict=False))  # as many of the first as were stored
         except Exception as error:
@@ -83,4 +85,4 @@ class Demoter:
                 self._paused_until = time.monotonic() + PAUSE_S
             due = self._brain.finish_demotion(time.monotonic(), demotion.demotion_id, stored)
             self.wake()
-        await self._seats.carry_out(due)
+        self._seats.send(due)

@@ -91,6 +91,8 @@ class KVManagerActor(CallBatches, ControlOrders):
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._order_ids = itertools.count(1)
         self._changed = asyncio.Event()
+        self._sweeping: asyncio.Future[None] = asyncio.get_event_loop().create_future()
+        self._sweeping.set_result(None)
         self._housekeeping = asyncio.get_event_loop().create_task(self._keep_house())
 
     # Replicas.
@@ -180,8 +182,9 @@ class KVManagerActor(CallBatches, ControlOrders):
             return None
         location = Location(Tier.CPU, node_id)
         offer = self._brain.offer(time.monotonic(), replica, location, spans, segment_bytes)
+        self._seats.send(offer.evict)
         # The room must be free before the replica sends: the tier refuses what does not fit.
-        if not await self._seats.carry_out(offer.evict):
+        if not await self._seats.settled(location):
             self._brain.abandon(offer.save_id)
             return None
         return offer.save_id, list(offer.keys)
@@ -192,7 +195,7 @@ class KVManagerActor(CallBatches, ControlOrders):
 
     async def bad_segment(self, tier: str, holder: str, key: SegmentKey) -> None:
         """A replica found that a stored segment is not what its header says."""
-        await self._drop_and_evict(Location(Tier(tier), holder), [key])
+        self._drop_and_evict(Location(Tier(tier), holder), [key])
 
     async def report_placement(
         self, replica: str, changes: Sequence[tuple[list[BlockHash], list[BlockHash], bool]]
@@ -300,8 +303,10 @@ class KVManagerActor(CallBatches, ControlOrders):
         """A node's tier fetches segments from Redis for a replica: which of them shall stay, under which save id."""
         if not self._seats.takes_segments(node_id):
             return 0, []
-        offer = self._brain.promote(time.monotonic(), replica, Location(Tier.CPU, node_id), keys)
-        if not await self._seats.carry_out(offer.evict):
+        location = Location(Tier.CPU, node_id)
+        offer = self._brain.promote(time.monotonic(), replica, location, keys)
+        self._seats.send(offer.evict)
+        if not await self._seats.settled(location):
             self._brain.abandon(offer.save_id)
             return 0, []
         return offer.save_id, list(offer.keys)
@@ -319,7 +324,7 @@ class KVManagerActor(CallBatches, ControlOrders):
 
     async def lost(self, tier: str, holder: str, keys: Sequence[SegmentKey]) -> None:
         """A tier does not have segments that the index says it has."""
-        await self._drop_and_evict(Location(Tier(tier), holder), keys)
+        self._drop_and_evict(Location(Tier(tier), holder), keys)
 
     # Redis.
 
@@ -407,15 +412,11 @@ class KVManagerActor(CallBatches, ControlOrders):
 
     # Inside.
 
-    async def _drop_and_evict(self, location: Location, keys: Sequence[SegmentKey]) -> None:
-        """Free segments that cannot be used, and what hangs on them.
-
-        The tier frees them first: once the brain has forgotten them they may be saved anew.
-        """
-        await self._seats.carry_out([evict(location, tuple(keys))])
-        unreachable = self._brain.dropped(time.monotonic(), location, keys)
+    def _drop_and_evict(self, location: Location, keys: Sequence[SegmentKey]) -> None:
+        """Free segments that cannot be used, and what hangs on them."""
+        self._seats.send([evict(location, tuple(keys))])
+        self._seats.send(self._brain.dropped(time.monotonic(), location, keys))
         self._wake_pollers()
-        await self._seats.carry_out(unreachable)
 
     def _forget_replica(self, replica: str) -> None:
         del self._replicas[replica]
@@ -427,13 +428,25 @@ class KVManagerActor(CallBatches, ControlOrders):
 
     def _wake_pollers(self) -> None:
         self._changed.set()
+        if self._brain.sweeping and self._sweeping.done():
+            self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        """Do what the brain does in slices (`kvmanager.sweeps`); after each, whoever waits for a plan gets it."""
+        try:
+            while self._brain.sweeping:
+                self._seats.send(self._brain.sweep(time.monotonic()))
+                await asyncio.sleep(0)
+        except Exception:
+            logger.exception("the index could not be swept")
 
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_EVERY_S)
             now = time.monotonic()
             try:
-                await self._seats.carry_out(self._brain.expire(now))
+                self._seats.send(self._brain.expire(now))
+                self._wake_pollers()
                 self._demoter.wake()
                 for replica, seat in list(self._replicas.items()):
                     if now - seat.last_seen > REPLICA_SILENCE_S:

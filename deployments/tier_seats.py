@@ -1,9 +1,9 @@
 """The shared tiers as the KV manager sees them: a seat for every CPU tier and one for Redis.
 
 A seat says who sits there (handle and incarnation: a process that was started again is another incarnation, and empty)
-and when it was last heard. Who loses the seat, by silence, by its own word or by not answering an eviction, has
-everything it holds forgotten by the brain; it registers again and tells anew what it has. Nothing here is on a
-request's path. Runs on the manager's event loop.
+and when it was last heard. Who loses the seat, by silence, by its own word or by failing at an eviction, has everything
+it holds forgotten by the brain; it registers again and tells anew what it has. Who is slow keeps it
+(`deployments.eviction_queue`). Nothing here is on a request's path. Runs on the manager's event loop.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from deployments.eviction_queue import EvictionQueue
 from kvmanager.directives import Directive
 from kvmanager.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
@@ -28,7 +29,7 @@ NO_WORKER = "no prefetch worker is ready yet"
 TIER_SILENCE_S = 15.0
 """A tier that was not heard for so long loses its seat."""
 ANSWER_S = 1.0
-"""Longest wait for a tier to evict or to count."""
+"""Longest wait for a tier to count, and of a save for a tier to make room."""
 
 
 @dataclass(slots=True)
@@ -38,6 +39,7 @@ class TierSeat:
     handle: Any
     incarnation: str
     last_seen: float
+    evictions: EvictionQueue
     workers: int = 0
     """Prefetch workers of this node that are ready."""
     told: bool = True
@@ -59,7 +61,7 @@ class TierSeats:
 
     def __init__(self, brain: KVManager, with_redis: bool, changed: Callable[[], None]) -> None:
         self.cpu: dict[str, TierSeat] = {}
-        self._redis = RedisSeat(None, "", float("-inf")) if with_redis else None
+        self._redis = RedisSeat(None, "", float("-inf"), EvictionQueue(None, _nothing)) if with_redis else None
         self._brain = brain
         self._changed = changed
 
@@ -78,9 +80,17 @@ class TierSeats:
     ) -> None:
         """Give a node's tier its seat; what was known of that node is forgotten. `told`: see `TierSeat`."""
         location = Location(Tier.CPU, node_id)
+        if node_id in self.cpu:
+            self.cpu[node_id].evictions.close()
         self._brain.forget_holder(location)
         self._brain.set_budget(location, budget_bytes)
-        self.cpu[node_id] = TierSeat(handle, incarnation, now, told=told)
+
+        def failed(error: Exception) -> None:
+            logger.warning("the CPU tier %s did not evict: %r", node_id[:8], error)
+            seat.incarnation = ""  # what it holds is unknown now: it shall register anew
+
+        seat = self.cpu[node_id] = TierSeat(handle, incarnation, now, EvictionQueue(handle, failed), told=told)
+        self._changed()
 
     def cpu_told(self, now: float, node_id: str, incarnation: str, told: bool) -> bool:
         """A tier has told some more of what it holds, or all of it (`told`); False: it does not sit here."""
@@ -125,9 +135,18 @@ class TierSeats:
     def seat_redis(self, now: float, handle: Any, incarnation: str, endpoint: RedisEndpoint, budget_bytes: int) -> None:
         """Give the Redis tier its seat; what was known of Redis is forgotten."""
         if self._redis is not None:
+            self._redis.evictions.close()
             self._brain.forget_holder(REDIS)
             self._brain.set_budget(REDIS, budget_bytes)
-            self._redis = RedisSeat(handle, incarnation, now, state=self._redis.state, endpoint=endpoint)
+
+            def failed(error: Exception) -> None:
+                logger.warning("the Redis tier did not evict: %r", error)
+                if self.is_redis(incarnation):
+                    self.lose_redis("an eviction failed; registering again")
+
+            evictions = EvictionQueue(handle, failed)
+            self._redis = RedisSeat(handle, incarnation, now, evictions, state=self._redis.state, endpoint=endpoint)
+            self._changed()
 
     def redis_indexed(self) -> None:
         """All that lies in Redis has been told: copying to it may begin."""
@@ -139,6 +158,7 @@ class TierSeats:
         """Nothing in Redis can be used until it is registered again."""
         if self._redis is not None:
             logger.warning("Redis is not used: %s", state)
+            self._redis.evictions.close()
             self._brain.forget_holder(REDIS)
             self._redis.incarnation, self._redis.indexed, self._redis.state = "", False, state
             self._changed()
@@ -155,12 +175,33 @@ class TierSeats:
 
     # All.
 
-    async def carry_out(self, directives: Sequence[Directive]) -> bool:
-        """Send evictions to their tiers and wait; False when one did not answer."""
-        if not directives:
-            return True
-        self._changed()
-        return all(await asyncio.gather(*map(self._evict, directives)))
+    def send(self, directives: Sequence[Directive]) -> None:
+        """Let tiers evict what they are ordered to, after all that they were ordered before. Does not wait."""
+        for directive in directives:
+            assert directive.source is not None
+            seat = self._seat(directive.source)
+            if seat is not None and seat.incarnation:  # else it is forgotten as a whole already
+                seat.evictions.add(directive.keys)
+        if directives:
+            self._changed()
+
+    async def settled(self, location: Location) -> bool:
+        """Wait until a tier has evicted all that it was ordered to, for `ANSWER_S`; False when it has not by then.
+
+        Nothing is stored at a location before: the room that it was promised would not be there.
+        """
+        seat = self._seat(location)
+        return seat is None or await seat.evictions.settled(ANSWER_S)
+
+    async def all_settled(self, tiers: Sequence[Tier], patience_s: float) -> None:
+        """The same for whole tiers, in time or not."""
+        seats: list[TierSeat] = list(self.cpu.values()) if Tier.CPU in tiers else []
+        if self._redis is not None and Tier.REDIS in tiers:
+            seats.append(self._redis)
+        await asyncio.gather(*(seat.evictions.settled(patience_s) for seat in seats))
+
+    def _seat(self, location: Location) -> TierSeat | None:
+        return self._redis if location.tier is Tier.REDIS else self.cpu.get(location.holder)
 
     async def stats(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Each tier's own count: the CPU tiers' by node, and Redis's."""
@@ -174,30 +215,11 @@ class TierSeats:
         for node_id, seat in list(self.cpu.items()):
             if now - seat.last_seen > TIER_SILENCE_S:
                 logger.warning("the CPU tier of node %s is silent: its segments are misses", node_id[:8])
-                del self.cpu[node_id]
+                self.cpu.pop(node_id).evictions.close()
                 self._brain.forget_holder(Location(Tier.CPU, node_id))
                 self._changed()
         if self._redis and self._redis.incarnation and now - self._redis.last_seen > TIER_SILENCE_S:
             self.lose_redis("its actor is silent")
-
-    async def _evict(self, directive: Directive) -> bool:
-        assert directive.source is not None
-        tier, holder = directive.source
-        seat = self._redis if tier is Tier.REDIS else self.cpu.get(holder)
-        if seat is None or not seat.incarnation:
-            return True  # forgotten as a whole already
-        incarnation = seat.incarnation
-        try:
-            await asyncio.wait_for(seat.handle.evict.remote(list(directive.keys)), ANSWER_S)
-        except Exception as error:
-            logger.warning("the %s tier %s did not evict: %r", tier.value, holder[:8], error)
-            # What it holds is unknown now: it shall register anew.
-            if tier is Tier.CPU:
-                seat.incarnation = ""
-            elif self.is_redis(incarnation):
-                self.lose_redis("it did not answer an eviction; registering again")
-            return False
-        return True
 
     def _redis_segments(self) -> int:
         stores = self._brain.stats(float("-inf"))["locations"]
@@ -212,3 +234,7 @@ async def _count(seat: TierSeat) -> dict[str, Any]:
     except Exception as error:
         return {"error": str(error)}
     return own
+
+
+def _nothing(error: Exception) -> None:
+    """Of a queue that is never asked."""

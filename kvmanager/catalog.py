@@ -2,13 +2,14 @@
 
 Invariants, per location, after every public method (`tests/kvmanager` checks them after random operations):
 
-- **Closed chains.** The parent of a RESIDENT copy is RESIDENT; that of a HELD or RESERVED one is any of the three. Each
-  location stands by itself, so that losing one location orphans nothing at another, and Redis can outlive all others.
+- **Closed chains.** The parent of a RESIDENT copy is RESIDENT; that of a HELD or RESERVED one is any of the three; but
+  for what hangs on a copy that is being uprooted in slices (`kvmanager.sweeps`). Each location stands by itself, so
+  that losing one location orphans nothing at another, and Redis can outlive all others.
 - **Leaf-first.** A copy is exposed to the eviction policy of its partition exactly while it is RESIDENT, without
   children and leases, and its node without pins.
 - **Budgets.** The bytes of all copies, promised ones included, never exceed the budget of the location, nor those of a
   partition its own, except in a partition that was cut down (`kvmanager.quotas`) until its excess is evicted.
-- **Told.** A copy is RESIDENT exactly between its "seg+" and its "seg-" event.
+- **Told.** A copy may be in plans exactly between its "seg+" event and its "seg-", or the "seg0" of its location.
 
 Costs: each method is O(log n) per copy that it changes, unless its docstring says otherwise. One thread.
 """
@@ -22,6 +23,7 @@ from kvmanager.locations import Location, Tier
 from kvmanager.nodes import Copy, CopyState, Node
 from kvmanager.segments import SegmentSpan
 from kvmanager.stores import MakePolicy, Store
+from kvmanager.sweeps import Retirement, Sweeps
 from kvmanager.trie import PrefixTrie
 
 
@@ -42,6 +44,7 @@ class Catalog:
         self._log = log
         self._make_policy = make_policy
         self._demotion_queue = demotion_queue
+        self.sweeps = Sweeps(self)
         self.quotas: dict[Tier, Mapping[str, int]] = {}
         """What `kvmanager.quotas` has set, for locations that come later."""
 
@@ -109,7 +112,7 @@ class Catalog:
         self._cover_parent(copy)
         victims = self._make_room(copy, for_hotter)
         if victims is None:
-            self._uncover_parent(copy)
+            self.uncover_parent(copy)
             return None
         if node.copies is None:
             self.trie.no_longer_ghost(node)
@@ -139,8 +142,15 @@ class Catalog:
         copy.leases -= 1
         if copy.evictable:
             copy.partition.policy.expose(copy)
-        if copy.state is CopyState.DOOMED and copy.leases == 0:
-            self._forget(copy)
+        if copy.state is CopyState.DOOMED and copy.leases == 0 and copy not in self.sweeps.leaving:
+            self.forget(copy)
+            return not copy.store.lost
+        return False
+
+    def may_have_come(self, copy: Copy) -> bool:
+        """Note that a tier may have the bytes of a copy that is on its way out; return whether it will be freed."""
+        if copy in self.sweeps.leaving:
+            self.sweeps.leaving[copy] = False
             return True
         return False
 
@@ -164,49 +174,38 @@ class Catalog:
         """Take a copy and all that counts on it out of its location; return what the tier must free, children first.
 
         ``bytes_lost``: the tier has lost the bytes of ``copy`` itself, or never got them. ``evicted``: it goes to make
-        room. Leased copies leave the index at once, and the tier when the lease ends. O(subtree and its siblings).
+        room. Leased copies leave the index at once, and the tier when the lease ends. More than a slice's work is left
+        to `kvmanager.sweeps`, as is the uprooting of a copy while another one is under way. O(slice).
         """
-        if copy.state is CopyState.DOOMED:
-            if bytes_lost:
-                self._forget(copy)
-            return []
-        freed: list[Copy] = []
-        for member in reversed(list(self._subtree(copy))):
-            lost = member.state is CopyState.RESERVED or (member is copy and bytes_lost)
-            if member.evictable:
-                member.partition.policy.shield(member)
-            self._uncover_parent(member)
-            self._withdraw(member)
-            if member.leases and not lost:
-                member.state = CopyState.DOOMED
-                continue
-            self._forget(member, evicted=evicted)
-            if not lost:
-                freed.append(member)
-        return freed
+        return self.sweeps.uproot(copy, bytes_lost=bytes_lost, evicted=evicted)
 
     def lose(self, store: Store) -> None:
-        """Forget all that a location held, and what it was promised: it is gone. O(copies there)."""
-        for copy in store.lose():
-            if copy.resident:
-                tier, holder = store.location
-                self._log.append(("seg-", tier.value, holder, copy.node.key))
-            copy.state = CopyState.GONE
-            self._part(copy)
+        """Forget all that a location held, and what it was promised: it is gone. O(tenants), and the rest in slices."""
+        self.stores[store.location] = heir = Store(store.location, self._make_policy)
+        heir.set_quotas(store.quotas)
+        store.lost = True
+        for copy in list(store.waiting):
+            self.forget(copy)
+        self._retire(store, None)
 
-    def copies_at(self, store: Store, tenant: str | None = None) -> list[Copy]:
-        """Return all copies at a location, or a tenant's, heads of chains first.
+    def clear(self, store: Store, tenant: str | None) -> None:
+        """Begin to empty a location, or what one tenant has there; leased copies follow when their lease ends."""
+        self._retire(store, tenant)
 
-        O(copies there) and O(n log n) in the result: not for requests.
-        """
-        copies = (copy for copy in store.copies() if tenant is None or copy.node.tenant == tenant)
-        return sorted(copies, key=lambda copy: copy.node.start_block)
+    def _retire(self, store: Store, tenant: str | None) -> None:
+        shares = [share for share in store.shares.values() if tenant in (None, share.tenant)]
+        if tenant is None and store.resident_segments:
+            tier, holder = store.location
+            self._log.append(("seg0", tier.value, holder))
+        for share in shares:
+            store.retire(share, told=tenant is None)
+        self.sweeps.begin(Retirement(self.sweeps, self, store))
 
     def placement(self) -> Iterator[Event]:
         """Yield the events that would build the present placement. O(index)."""
         for node in self.trie.nodes.values():
             for copy in node.all_copies():
-                if copy.state is CopyState.RESIDENT:
+                if copy.resident:
                     tier, holder = copy.store.location
                     yield ("seg+", tier.value, holder, node.key, node.start_block, node.num_blocks)
 
@@ -225,18 +224,20 @@ class Catalog:
                     self._cover_parent(spared)
                     policy.expose(spared)
                 return None
-            self._uncover_parent(victim)  # first, so that a chain keeps its place among the coldest
+            self.uncover_parent(victim)  # first, so that a chain keeps its place among the coldest
             policy.shield(victim)
             victims.append(victim)
             missing -= victim.nbytes
         for victim in victims:
-            self._withdraw(victim)
-            self._forget(victim, evicted=True)
+            self.withdraw(victim)
+            self.forget(victim, evicted=True)
         return victims
 
     def _parent_of(self, copy: Copy) -> Copy | None:
+        """Return the copy on which ``copy`` counts. Its parent may have been stored anew while it is on its way out."""
         parent = copy.node.parent
-        return None if parent is None else parent.copy_at(copy.store)
+        found = None if parent is None else parent.copy_at(copy.store)
+        return found if found is not None and found.share is copy.share else None
 
     def _cover_parent(self, copy: Copy) -> None:
         parent = self._parent_of(copy)
@@ -245,7 +246,8 @@ class Catalog:
                 parent.partition.policy.shield(parent)
             parent.children += 1
 
-    def _uncover_parent(self, copy: Copy) -> None:
+    def uncover_parent(self, copy: Copy) -> None:
+        """Note that a copy counts on its parent no more."""
         parent = self._parent_of(copy)
         if parent is not None:
             parent.children -= 1
@@ -263,17 +265,20 @@ class Catalog:
             self._demotion_queue.consider(node)
             if copy.children:
                 below = (child.copy_at(copy.store) for child in node.children())
-                ready.extend(child for child in below if child is not None and child.state is CopyState.HELD)
+                held = (child for child in below if child is not None and child.state is CopyState.HELD)
+                ready.extend(child for child in held if child.share is copy.share)
             elif not node.pins:
                 copy.partition.policy.expose(copy)
 
-    def _withdraw(self, copy: Copy) -> None:
+    def withdraw(self, copy: Copy) -> None:
+        """Note that nobody may plan with a copy any more, and that nothing is promised for it."""
         copy.store.withdraw(copy)
-        if copy.state is CopyState.RESIDENT:
+        if copy.state is CopyState.RESIDENT and not (copy.share.told or copy.store.lost):
             tier, holder = copy.store.location
             self._log.append(("seg-", tier.value, holder, copy.node.key))
 
-    def _forget(self, copy: Copy, *, evicted: bool = False) -> None:
+    def forget(self, copy: Copy, *, evicted: bool = False) -> None:
+        """Count a withdrawn copy out; ``evicted``: to make room."""
         copy.store.remove(copy, evicted=evicted)
         self._part(copy)
 
@@ -288,12 +293,3 @@ class Catalog:
         copy.next = None
         if node.copies is None:
             self.trie.became_ghost(node)
-
-    def _subtree(self, head: Copy) -> Iterator[Copy]:
-        pending = [head]
-        while pending:
-            copy = pending.pop()
-            yield copy
-            if copy.children:
-                below = (child.copy_at(copy.store) for child in copy.node.children())
-                pending.extend(child for child in below if child is not None and child.upholds)

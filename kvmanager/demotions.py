@@ -121,7 +121,7 @@ class Demotions:
             return [], strays
         for target in flight.batch.targets:
             nbytes = stored.get(target.node.key)
-            if nbytes is not None and nbytes <= target.nbytes and target.state is CopyState.RESERVED:
+            if nbytes is not None and nbytes <= target.nbytes and target.state is CopyState.RESERVED and target.upholds:
                 self._catalog.commit(target, nbytes)
                 self._counters.demoted_segments += 1
         return self._land(flight), []
@@ -160,7 +160,12 @@ class Demotions:
         """Return whether nobody would account for ``key`` if Redis had it. One that is away is indexed anew later."""
         redis = self._redis()
         node = self._catalog.trie.nodes.get(key)
-        return redis is not None and (node is None or node.copy_at(redis) is None)
+        if redis is None:
+            return False
+        there = None if node is None else node.copy_at(redis)
+        if there is not None:
+            self._catalog.may_have_come(there)
+        return there is None
 
     def _redis(self) -> Store | None:
         redis = self._catalog.stores.get(REDIS)
@@ -185,8 +190,8 @@ class Demotions:
             )
             excess = self._excess(partition) - leaving
             while batch.nbytes < excess and (leaf := partition.policy.victim()) is not None:
-                if leaf.node.copy_at(redis) is not None:
-                    break  # `relieve` can evict it, or could soon
+                if leaf.node.copy_at(redis) is not None or not leaf.resident:
+                    break  # `relieve` can evict it, or could soon; or it is on its way out
                 added = self._add_chain(redis, leaf, batch, most_bytes)
                 share = partition.store.location, partition.tenant
                 if added is _Added.REFUSED and self._refused_leaf.get(share) != leaf.node.key:
@@ -223,6 +228,8 @@ class Demotions:
         chain: list[Copy] = []
         copy: Copy | None = leaf
         while copy is not None:
+            if not copy.resident:  # on its way out, and the leaf with it
+                return _Added.REFUSED
             chain.append(copy)
             if self._catalog.upheld(copy.node, redis):
                 break
@@ -263,7 +270,7 @@ class Demotions:
         for target in reversed(flight.batch.targets):
             if target.state is CopyState.RESERVED:
                 freed += self._catalog.uproot(target, bytes_lost=True)
-            if self._is_stray(target.node.key):
+            if not self._catalog.may_have_come(target) and self._is_stray(target.node.key):
                 freed.append(target)
         freed += [source for source in reversed(flight.batch.sources) if self._catalog.unlease(source)]
         return freed

@@ -34,7 +34,7 @@ class KVManager(ManagerParts):
     def set_budget(self, location: Location, nbytes: int) -> None:
         """Let a location hold ``nbytes``. Raises ValueError for a device, and for less than the location holds.
 
-        O(index) when Redis gets its first bytes: what CPU tiers hold may have earned a copy there before it came.
+        When Redis gets its first bytes, `sweep` looks for what CPU tiers hold that has earned a copy there before.
         """
         store = self._catalog.store(location)
         if nbytes < store.used_bytes:
@@ -42,7 +42,10 @@ class KVManager(ManagerParts):
         store.set_budget(nbytes)
         self._quotas.divided(store)
         if location == REDIS and nbytes:
-            self._queue.open(self._trie.nodes.values())
+            survey = self._queue.open(self._trie.nodes.values())
+            if survey is not None:
+                self._catalog.sweeps.begin(survey)
+                self._due.add(self._catalog.sweeps.step())
         elif location == REDIS:
             self._queue.close()
 
@@ -267,31 +270,50 @@ class KVManager(ManagerParts):
         self._trie.forget_coldest_ghosts()
 
     def forget_holder(self, location: Location) -> None:
-        """Note that a location is gone with all it held; its budget becomes zero. O(segments there).
+        """Note that a location is gone with all it held; its budget becomes zero. `sweep` does what is left of it.
 
-        Demotions and promotions under way may go on, but nothing is committed at a location that is gone.
+        Demotions and promotions under way may go on, but nothing is committed at a location that is gone. The location
+        may come back at once, with the same segments.
         """
         store = self._catalog.store(location)
         self._catalog.lose(store)
         self._due.drop(location)
         self.set_budget(location, 0)
+        self._due.add(self._catalog.sweeps.step())
         self._trie.forget_coldest_ghosts()
 
     def clear(self, tiers: set[Tier], tenant: str | None = None) -> tuple[Directive, ...]:
         """Order whole tiers to be emptied, or of what a tenant (by tag) has in ``cpu`` and ``redis``; hotness stays.
 
-        Leased segments follow when their lease ends. O(segments there), and O(n log n) in those that go. A device knows
-        itself which of its blocks are whose: with a ``tenant`` nothing is ordered for devices.
+        From now on no plan contains what is there, and nothing of it is kept from being cleared; what is stored from
+        now on stays, though a segment that has not left yet is not stored anew before it has. Leased segments leave
+        when their lease ends. This orders the first evictions, `sweep` the others; meanwhile all of it counts in the
+        budget. A device knows itself which of its blocks are whose: with a ``tenant`` nothing is ordered for devices.
         """
-        freed: list[Copy] = []
         for location, store in self._catalog.stores.items():
             if location.tier in tiers:
-                for copy in reversed(self._catalog.copies_at(store, tenant)):
-                    freed += self._catalog.uproot(copy, bytes_lost=False)
-        directives = self._evict(freed)
+                self._catalog.clear(store, tenant)
+        directives = self._evict(self._catalog.sweeps.step())
         if Tier.DEVICE in tiers and tenant is None:
             directives += tuple(evict(Location(Tier.DEVICE, replica), ()) for replica, _ in self._devices.replicas())
         return directives
+
+    @property
+    def sweeping(self) -> bool:
+        """Whether there is something left for `sweep` to do."""
+        return bool(self._catalog.sweeps)
+
+    def cleared(self, tier: Tier) -> int:
+        """Return how many segments a tier was ever told to free because it was cleared."""
+        return self._catalog.sweeps.cleared[tier]
+
+    def sweep(self, now: float) -> tuple[Directive, ...]:
+        """Go on with what is done in slices (`kvmanager.sweeps`): one slice. Returns the evictions that are due.
+
+        To be called again as long as `sweeping`, with time for plans in between.
+        """
+        self._advance(now)
+        return self._evict(self._catalog.sweeps.step())
 
     def expire(self, now: float) -> tuple[Directive, ...]:
         """End the leases, saves and pins whose time is over, and order all evictions that are due.

@@ -82,7 +82,9 @@ class PlacementMirror:
             case ("seg+", tier, holder, key, _, _):
                 self._shared.setdefault((tier, holder), set()).add(key)
             case ("seg-", tier, holder, key):
-                self._shared[tier, holder].discard(key)
+                self._shared.setdefault((tier, holder), set()).discard(key)
+            case ("seg0", tier, holder):
+                self._shared.pop((tier, holder), None)
             case ("dev+", replica, blocks):
                 self._devices.stored(replica, blocks)
             case ("dev-", replica, blocks):

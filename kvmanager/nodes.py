@@ -9,11 +9,13 @@ RESERVED   somebody may store the bytes                           yes           
 HELD       the tier owns the bytes, but not yet those of the      yes                 no
            parent: a chain is published from its head on
 RESIDENT   the tier owns the bytes and the whole chain before     yes                 yes
-DOOMED     to be evicted when the last lease on it ends           yes                 no
+DOOMED     to be evicted when the last lease on it, and all       yes                 no
+           that counts on it, is gone
 GONE       forgotten; only a lease may still point to it          no                  no
 =========  =====================================================  ==================  ================
 
-RESERVED -> HELD -> RESIDENT -> DOOMED -> GONE; each state may lead straight to GONE, RESERVED straight to RESIDENT.
+RESERVED -> HELD -> RESIDENT -> DOOMED -> GONE; each state may lead straight to DOOMED or GONE, RESERVED straight to
+RESIDENT. A copy in a *retired* share (`kvmanager.stores`) is on its way out, and in no plan, whatever its state.
 
 A million nodes are the size to plan for: slots, intrusive links, no container per node.
 """
@@ -29,7 +31,7 @@ from kvmanager.segments import SegmentSpan
 
 if TYPE_CHECKING:
     from kvmanager.reuse_model import Cohort
-    from kvmanager.stores import Partition, Store
+    from kvmanager.stores import Partition, Share, Store
 
 
 class CopyState(Enum):
@@ -132,6 +134,7 @@ class Copy:
         "node",
         "partition",
         "position",
+        "share",
         "shelf",
         "state",
     )
@@ -139,7 +142,9 @@ class Copy:
     def __init__(self, node: Node, store: Store, nbytes: int) -> None:
         self.node = node
         self.partition: Partition = store.partition_of(node.tenant)
-        """The share of the location that it counts in."""
+        """The part of the location's budget that it counts in."""
+        self.share: Share = store.share_of(node.tenant)
+        """What its tenant has at the location."""
         self.nbytes = nbytes
         """What it takes here; Redis' copies may be coded, and smaller than the node's raw size."""
         self.state = CopyState.RESERVED
@@ -150,7 +155,7 @@ class Copy:
         """Of the same node, at another location."""
         self.earlier: Copy | None = None
         self.later: Copy | None = None
-        """Neighbours in the list of its location."""
+        """Neighbours in the list of its share."""
         self.position = OUTSIDE
         """In the heap of the eviction policy, or wherever that keeps it."""
         self.shelf: object | None = None
@@ -163,15 +168,18 @@ class Copy:
 
     @property
     def evictable(self) -> bool:
-        """Whether it may go now: a leaf of what its location holds, nobody is copying it, and no pin keeps it."""
+        """Whether it may go now: a leaf of what its location holds, nobody is copying it, and no pin keeps it.
+
+        One that was cleared, and has not gone yet, may too.
+        """
         return self.state is CopyState.RESIDENT and self.children == 0 and self.leases == 0 and self.node.pins == 0
 
     @property
     def resident(self) -> bool:
         """Whether a plan may contain it."""
-        return self.state is CopyState.RESIDENT
+        return self.state is CopyState.RESIDENT and not self.share.retired
 
     @property
     def upholds(self) -> bool:
         """Whether a child may count on it: it has bytes, or a promise of them, and is not on its way out."""
-        return self.state in (CopyState.RESIDENT, CopyState.HELD, CopyState.RESERVED)
+        return not self.share.retired and self.state in (CopyState.RESIDENT, CopyState.HELD, CopyState.RESERVED)

@@ -187,15 +187,21 @@ class Planner:
         scores = _visit(known, stored, visit)
         now_score = self._catalog.clock.now
         chain: list[Node] = []
+        copies: list[Copy] = []
         step = stored
+        reason = PlanReason.DEVICE if stored else PlanReason.EVICTED if known else PlanReason.COLD
         while step is not None and step.end_block > device_blocks:
-            chain.append(step)
+            copy = _nearest(step, node)
+            if copy is None:  # it is being uprooted, and what lies behind it with it
+                chain, copies, reason = [], [], PlanReason.EVICTED
+            else:
+                chain.append(step)
+                copies.append(copy)
             step = step.parent
         if not chain:
-            reason = PlanReason.DEVICE if stored else PlanReason.EVICTED if known else PlanReason.COLD
             return Plan(0, (), reason, scores, now_score)
         chain.reverse()
-        copies = [_nearest(link, node) for link in chain]
+        copies.reverse()
         segments = tuple(
             PlannedSegment(link.key, link.start_block, link.num_blocks, copy.store.location, copy.nbytes, link.nbytes)
             for link, copy in zip(chain, copies, strict=True)
@@ -236,14 +242,14 @@ def _is_stored(node: Node | None, tier: Tier | None) -> bool:
     return any(copy.resident and tier in (None, copy.store.location.tier) for copy in node.all_copies())
 
 
-def _nearest(node: Node, reader: str) -> Copy:
+def _nearest(node: Node, reader: str) -> Copy | None:
     """Return the RESIDENT copy that a process on node ``reader`` reads fastest: own CPU tier, another's, Redis."""
     only = node.copies
-    if only is not None and only.next is None:
-        return only
+    if only is None or only.next is None:
+        return only if only is not None and only.resident else None
 
     def distance(copy: Copy) -> tuple[bool, bool]:
         tier, holder = copy.store.location
         return tier is not Tier.CPU, holder != reader
 
-    return min((copy for copy in node.all_copies() if copy.resident), key=distance)
+    return min((copy for copy in node.all_copies() if copy.resident), key=distance, default=None)

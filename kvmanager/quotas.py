@@ -59,7 +59,7 @@ class Quotas:
 
     def divided(self, store: Store) -> None:
         """Note that a location has been divided anew."""
-        others = [partition for partition in self._excessive if partition.store is not store]
+        others = [each for each in self._excessive if each.store is not store and not each.store.lost]
         cut_down = [partition for partition in store.partitions() if partition.used_bytes > partition.budget_bytes]
         self._excessive = dict.fromkeys(others + cut_down)
 

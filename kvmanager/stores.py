@@ -44,33 +44,63 @@ class Partition:
 
 
 class Share:
-    """What one tenant has at a location, with a quota or without: for its own statistics."""
+    """What one tenant has at a location, with a quota or without.
 
-    __slots__ = ("copies", "nbytes", "segments")
+    To clear it, or to lose the location, *retires* it: its copies leave one after the other (`kvmanager.sweeps`), and
+    what the tenant stores meanwhile belongs to another share.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("copies", "first", "nbytes", "retired", "segments", "tenant", "told")
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant = tenant
+        self.retired = False
+        self.told = False
+        """Whether mirrors know that all of it is gone."""
+        self.first: Copy | None = None
+        """Of a list through its copies, the newest first, and so children before parents."""
         self.copies = 0
         self.nbytes = 0
         """Of its copies, in any state but GONE."""
         self.segments = 0
         """Of these the RESIDENT ones."""
 
+    def link(self, copy: Copy) -> None:
+        """Put a copy at the head of the list."""
+        copy.later = self.first
+        if self.first is not None:
+            self.first.earlier = copy
+        self.first = copy
+
+    def unlink(self, copy: Copy) -> None:
+        """Take a copy out of the list; one that is in none stays as it is."""
+        before, after = copy.earlier, copy.later
+        if before is not None:
+            before.later = after
+        elif self.first is copy:
+            self.first = after
+        if after is not None:
+            after.earlier = before
+        copy.earlier = copy.later = None
+
 
 class Store:
     """The books of one shared location."""
 
     __slots__ = (
-        "_first",
         "_make_policy",
         "budget_bytes",
         "common",
         "location",
+        "lost",
         "quotas",
         "reserved_bytes",
         "resident_segments",
+        "retiring",
         "shares",
         "tenants",
         "used_bytes",
+        "waiting",
     )
 
     def __init__(self, location: Location, make_policy: MakePolicy) -> None:
@@ -88,8 +118,12 @@ class Store:
         self.resident_segments = 0
         self.shares: dict[str, Share] = {}
         """By tenant tag, of all that have something here, so that nobody has to walk the copies to know."""
-        self._first: Copy | None = None
-        """Of a list through all copies, so that a location that is lost costs what it held, not the whole index."""
+        self.retiring: list[Share] = []
+        """Retired shares with copies that have not left yet."""
+        self.waiting: dict[Copy, None] = {}
+        """Copies of retired shares that wait for their leases to end."""
+        self.lost = False
+        """Whether the location is gone with all it held; another store has its name then."""
 
     def partition_of(self, tenant: str) -> Partition:
         """Return where the segments of a tenant count."""
@@ -101,11 +135,17 @@ class Store:
         yield from self.tenants.values()
 
     def copies(self) -> Iterator[Copy]:
-        """Yield all copies, newest first. O(copies here); nothing may be added or removed meanwhile."""
-        copy = self._first
-        while copy is not None:
-            yield copy
-            copy = copy.later
+        """Yield all copies, each share's newest first. O(copies); nothing may be added or removed meanwhile."""
+        yield from self.waiting
+        for share in (*self.retiring, *self.shares.values()):
+            copy = share.first
+            while copy is not None:
+                yield copy
+                copy = copy.later
+
+    def share_of(self, tenant: str) -> Share:
+        """Return what a tenant has here: a new one, not yet remembered, for who has nothing."""
+        return self.shares.get(tenant) or Share(tenant)
 
     def set_budget(self, nbytes: int) -> None:
         """Give the location another budget and divide it anew. O(partitions)."""
@@ -132,13 +172,10 @@ class Store:
         partition.used_bytes += copy.nbytes
         self.used_bytes += copy.nbytes
         self.reserved_bytes += copy.nbytes
-        share = self.shares.setdefault(copy.node.tenant, Share())
+        share = self.shares[copy.node.tenant] = copy.share
         share.copies += 1
         share.nbytes += copy.nbytes
-        copy.later = self._first
-        if self._first is not None:
-            self._first.earlier = copy
-        self._first = copy
+        share.link(copy)
         partition.policy.stored(copy)
 
     def commit(self, copy: Copy, nbytes: int) -> None:
@@ -146,15 +183,21 @@ class Store:
         self.reserved_bytes -= copy.nbytes
         self.used_bytes += nbytes - copy.nbytes
         copy.partition.used_bytes += nbytes - copy.nbytes
-        self.shares[copy.node.tenant].nbytes += nbytes - copy.nbytes
+        copy.share.nbytes += nbytes - copy.nbytes
         copy.nbytes = nbytes
         copy.state = CopyState.HELD
+
+    def retire(self, share: Share, *, told: bool) -> None:
+        """Let nobody see what a tenant has here any more. ``told``: mirrors know it."""
+        share.retired, share.told = True, told
+        del self.shares[share.tenant]
+        self.retiring.append(share)
 
     def publish(self, copy: Copy) -> None:
         """Count a HELD copy as one that plans may contain."""
         copy.state = CopyState.RESIDENT
         self.resident_segments += 1
-        self.shares[copy.node.tenant].segments += 1
+        copy.share.segments += 1
 
     def withdraw(self, copy: Copy) -> None:
         """Count out what a copy was promised or shown as, before it goes or waits for its leases."""
@@ -162,7 +205,7 @@ class Store:
             self.reserved_bytes -= copy.nbytes
         elif copy.state is CopyState.RESIDENT:
             self.resident_segments -= 1
-            self.shares[copy.node.tenant].segments -= 1
+            copy.share.segments -= 1
 
     def move(self, copy: Copy, partition: Partition) -> None:
         """Count a copy in another partition from now on; it is exposed in neither."""
@@ -172,34 +215,21 @@ class Store:
         partition.used_bytes += copy.nbytes
         partition.policy.stored(copy)
 
-    def lose(self) -> list[Copy]:
-        """Count out all copies, and start with new policies; return the copies. O(copies here)."""
-        lost = list(self.copies())
-        for copy in lost:
-            copy.earlier = copy.later = None
-        self._first = None
-        self.used_bytes = self.reserved_bytes = self.resident_segments = 0
-        self.shares.clear()
-        self.common, self.tenants = Partition(self, "", self._make_policy), {}
-        self.set_quotas(self.quotas)
-        return lost
+    def wait_for_leases(self, copy: Copy) -> None:
+        """Keep a DOOMED copy of a retired share where a loss of the location finds it."""
+        copy.share.unlink(copy)
+        self.waiting[copy] = None
 
     def remove(self, copy: Copy, *, evicted: bool) -> None:
         """Count a copy out that has been withdrawn; ``evicted``: to make room."""
         copy.state = CopyState.GONE
         copy.partition.used_bytes -= copy.nbytes
         self.used_bytes -= copy.nbytes
-        share = self.shares[copy.node.tenant]
+        self.waiting.pop(copy, None)
+        share = copy.share
         share.copies -= 1
         share.nbytes -= copy.nbytes
-        if not share.copies:
-            del self.shares[copy.node.tenant]  # those who have nothing are not remembered
-        before, after = copy.earlier, copy.later
-        if before is None:
-            self._first = after
-        else:
-            before.later = after
-        if after is not None:
-            after.earlier = before
-        copy.earlier = copy.later = None
+        share.unlink(copy)
+        if not share.copies and self.shares.get(share.tenant) is share:
+            del self.shares[share.tenant]  # those who have nothing are not remembered
         copy.partition.policy.left(copy, evicted=evicted)

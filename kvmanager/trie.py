@@ -12,6 +12,7 @@ one holds up requests. Every operation is O(1) or O(log ghosts).
 
 import sys
 from collections.abc import Callable
+from typing import Protocol
 
 from kvmanager.keys import BlockHash, SegmentKey
 from kvmanager.nodes import Node
@@ -20,6 +21,12 @@ from kvmanager.segments import SegmentSpan
 
 MOST_FORGOTTEN = 1024
 """Ghosts that one call forgets at most, in a few milliseconds; more wait for the next call."""
+
+
+class Cursor(Protocol):
+    """Goes through the children of a node, a few at a time."""
+
+    next_child: Node | None
 
 
 class PrefixTrie:
@@ -32,6 +39,8 @@ class PrefixTrie:
         self._max_ghosts = max_ghosts
         self._forgotten = forgotten
         self._leaf_ghosts: ScoreHeap[Node] = ScoreHeap()
+        self.cursors: dict[Node, list[Cursor]] = {}
+        """Who stopped at which node on its way through siblings; one that leaves sends them to the next."""
 
     def insert(self, span: SegmentSpan, score: float) -> Node | None:
         """Add a segment as a ghost; None when its parent is not known, for nothing can reach it then."""
@@ -121,6 +130,11 @@ class PrefixTrie:
         parent, before, after = node.parent, node.previous_sibling, node.next_sibling
         if parent is None:
             return
+        if self.cursors and (stopped := self.cursors.pop(node, None)):
+            for cursor in stopped:
+                cursor.next_child = after
+            if after is not None:
+                self.cursors.setdefault(after, []).extend(stopped)
         if before is None:
             parent.first_child = after
         else:

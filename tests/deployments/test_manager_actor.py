@@ -11,8 +11,10 @@ import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, sequence
 
 from deployments import manager_actor, replica_seat, tier_seats
+from deployments.eviction_queue import EvictionQueue
 from deployments.manager_actor import KVManagerActor
 from kvmanager.config import ManagerConfig
+from kvmanager.locations import REDIS, Location, Tier
 from kvmanager.mirror import PlacementMirror
 
 NODE, REPLICA = "node", "replica"
@@ -24,6 +26,7 @@ class FakeTier:
     def __init__(self) -> None:
         self.evicted: list[bytes] = []
         self.answers = True
+        self.fails = False
         self.evict = self.stats = self
 
     def remote(self, keys: Any = ()) -> Awaitable[int]:
@@ -31,8 +34,10 @@ class FakeTier:
         return self._answer(len(keys))
 
     async def _answer(self, count: int) -> int:
-        if not self.answers:
-            await asyncio.sleep(3600)
+        while not self.answers:  # noqa: ASYNC110 - a test sets it
+            await asyncio.sleep(0.01)
+        if self.fails:
+            raise RuntimeError("broken in this test")
         return count
 
 
@@ -169,6 +174,7 @@ def test_a_bad_segment_leaves_the_index_and_the_tier_and_may_be_saved_anew(manag
         hashes, spans = sequence(3, 3)
         await save(manager, spans)
         await manager.bad_segment("cpu", NODE, spans[1].key)
+        await manager._seats.settled(Location(Tier.CPU, NODE))
         assert set(tier.evicted) == {spans[1].key, spans[2].key}, "what hangs on it cannot be reached any more"
         plan = await manager.plan(REPLICA, NODE, hashes)
         assert [segment[0] for segment in (plan or (0, []))[1]] == [spans[0].key]
@@ -191,15 +197,49 @@ def test_room_is_promised_only_when_the_tier_has_made_it(managed: Any) -> None:
     managed(check)
 
 
-def test_a_tier_that_missed_an_eviction_must_tell_again_what_it_holds(managed: Any) -> None:
+def test_a_tier_that_failed_at_an_eviction_must_tell_again_what_it_holds(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         assert (await manager.tier_alive(NODE, "first life", 0))[0]
         await save(manager, sequence(6, 1)[1])
-        tier.answers = False
+        tier.fails = True
         await manager.clear(["cpu"], 1.0)
         assert not (await manager.tier_alive(NODE, "first life", 0))[0]
 
     managed(check)
+
+
+def test_a_tier_that_is_slow_keeps_its_seat_and_is_given_nothing_until_it_has_evicted(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        spans = sequence(6, 1)[1]
+        await save(manager, spans)
+        tier.answers = False
+        assert await manager.clear(["cpu"], 0.2) == {"cpu": 1}
+        assert await save(manager, spans) == [], "the eviction of its first copy would take the new one"
+        assert (await manager.tier_alive(NODE, "first life", 0))[0]
+        tier.answers = True
+        assert await manager._seats.settled(Location(Tier.CPU, NODE))
+        assert await save(manager, spans) == [spans[0].key]
+
+    managed(check)
+
+
+def test_what_redis_is_to_evict_does_not_hold_up_a_save_in_a_cpu_tier(managed: Any) -> None:
+    async def check(manager: KVManagerActor, tier: FakeTier) -> None:
+        manager._seats._redis = tier_seats.RedisSeat(None, "", 0.0, EvictionQueue(None, lambda error: None))
+        redis, spans = FakeTier(), sequence(7, 2)[1]
+        await manager.register_redis(redis, "life", None, 10 * SEGMENT_BYTES)  # type: ignore[arg-type]
+        await manager.adopt_redis("life", spans, [SEGMENT_BYTES] * 2, [SEGMENT_BYTES] * 2)
+        redis.answers = False
+        manager._brain._due.add(manager._brain._catalog.uproot(next(iter(_copies(manager))), bytes_lost=False))
+        assert await save(manager, sequence(8, 1)[1]) == [sequence(8, 1)[1][0].key]
+        assert redis.evicted == [spans[1].key]
+
+    managed(check)
+
+
+def _copies(manager: KVManagerActor) -> Any:
+    """Redis's, the last of a chain first."""
+    return manager._brain._catalog.store(REDIS).copies()
 
 
 def test_a_restarted_tier_is_not_the_one_that_was_known(managed: Any) -> None:

@@ -208,7 +208,9 @@ def test_only_the_hottest_wait_when_redis_comes_to_a_full_tier():
     clock, counters = HotnessClock(10), Counters()
     queue = DemotionQueue(clock, counters, 1.0, capacity=2)
     nodes = [_stored(key, score) for key, score in ((b"a", 1.0), (b"b", 3.0), (b"c", 2.0))]
-    queue.open(nodes)
+    survey = queue.open(nodes)
+    while not survey.done:
+        survey.step(1)
     assert (len(queue), queue.first()) == (2, b"b")
     queue.open(nodes)
     assert counters.dropped_demotions == 0
