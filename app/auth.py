@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import error_response
 
-OPEN_PATHS = frozenset({"/health", "/metrics"})
+OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", "/docs"})
 """Probes and scrapers carry no key, and these paths tell nothing about anybody's prompts."""
 
 TENANT = "crosskv.tenant"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
 from app.admission import AdmissionQueue
@@ -17,12 +18,20 @@ TIMEOUT_S = 2.0
 """A probe must not hang because a part does."""
 
 
+class Health(BaseModel):
+    """`status`: ok, degraded (it serves, and a part is not well) or unavailable."""
+
+    status: Literal["ok", "degraded", "unavailable"]
+    parts: dict[str, dict[str, Any]]
+
+
 def health_router(probe: Callable[[], Awaitable[HealthReport]], queue: AdmissionQueue) -> APIRouter:
     """200 while requests can be served, also when the cache cannot (`degraded`); 503 when they cannot."""
     router = APIRouter()
 
-    @router.get("/health")
+    @router.get("/health", response_model=Health, responses={503: {"model": Health, "description": "It cannot serve."}})
     async def show_health() -> JSONResponse:
+        """Whether requests can be served, and the state of each part."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 report = await probe()

@@ -19,7 +19,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.renderers import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 
-from app import control_api, kv_moves, layerwise_api, openai_api
+from app import control_api, kv_moves, layerwise_api, openai_api, openapi_schema
 from app.admission import AdmissionQueue
 from app.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
 from app.body_limit import BodyLimitMiddleware
@@ -38,7 +38,9 @@ from app.request_context import RequestContextMiddleware
 from configs.settings import Settings
 from kvmanager.server_secret import ServerSecret
 
-_COUNTED_PATHS = openai_api.PATHS | control_api.PATHS | kv_moves.PATHS | layerwise_api.PATHS | OPEN_PATHS
+_COUNTED_PATHS = (
+    openai_api.PATHS | control_api.PATHS | kv_moves.PATHS | layerwise_api.PATHS | openapi_schema.PATHS | OPEN_PATHS
+)
 
 
 def create_app(
@@ -97,6 +99,7 @@ def create_app(
     app.include_router(health_router(backend.health, queue))
     app.include_router(metrics_router(metrics, backend.metrics))
     app.include_router(layerwise_api.layerwise_router(backend.metrics))
+    openapi_schema.add_description(app, OPEN_PATHS)
     app.add_exception_handler(HTTPException, answer_router_error)
     return app
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import JSONResponse
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GracefulHTTPError
 from vllm.renderers.online_renderer import OnlineRenderer
 
@@ -22,6 +23,7 @@ from app.request_context import current_request
 PREFIX = "/api/v1/kv"
 PATHS = frozenset(f"{PREFIX}/{name}" for name in ("pin", "unpin", "prefetch", "move"))
 
+ACCEPTED: Any = {"status_code": HTTPStatus.ACCEPTED, "response_model": dict[str, Any]}
 Rank = Annotated[int, Field(ge=0, lt=100_000, strict=True)]
 
 # Why the manager refuses, and the status that says so.
@@ -30,6 +32,15 @@ REFUSALS = {
     "no_replica": HTTPStatus.NOT_FOUND,
     "pin_budget": HTTPStatus.CONFLICT,
     "bad_value": HTTPStatus.BAD_REQUEST,
+}
+
+
+UNKNOWN: dict[int | str, dict[str, Any]] = {
+    HTTPStatus.NOT_FOUND.value: {"model": ErrorResponse, "description": "Nothing is known of it."}
+}
+REFUSED = {
+    **UNKNOWN,
+    HTTPStatus.CONFLICT.value: {"model": ErrorResponse, "description": "The manager refuses, and says why."},
 }
 
 
@@ -74,17 +85,17 @@ def moves_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKe
         url = f"{PREFIX}/jobs/{job.job_id}"
         return JSONResponse({**job.report(), "url": url}, status_code=HTTPStatus.ACCEPTED, headers={"Location": url})
 
-    @router.post("/pin")
+    @router.post("/pin", responses=REFUSED)
     async def pin(body: PinBody) -> dict[str, Any]:
         """Keep the KV of a prompt's known beginning in the shared tiers for `ttl_s` seconds."""
         return granted(await ask(control.pin(await hashes_of(body), body.ttl_s)))
 
-    @router.post("/unpin")
+    @router.post("/unpin", responses=REFUSED)
     async def unpin(body: PromptChoice) -> dict[str, Any]:
         """End what `pin` began; a prompt that is not pinned stays as it is."""
         return granted(await ask(control.unpin(await hashes_of(body))))
 
-    @router.post("/prefetch")
+    @router.post("/prefetch", **ACCEPTED)
     async def prefetch(body: PrefetchBody) -> JSONResponse:
         """Bring the KV of a prompt's known beginning to a replica's device, before it is asked for."""
         hashes = await hashes_of(body)
@@ -94,7 +105,7 @@ def moves_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKe
             )
         )
 
-    @router.post("/move")
+    @router.post("/move", **ACCEPTED)
     async def move(body: MoveBody) -> JSONResponse:
         """Move the KV of a prompt's known beginning from one replica's device to another's."""
         if body.source == body.target:
@@ -108,7 +119,7 @@ def moves_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKe
             )
         )
 
-    @router.get("/jobs/{job_id}")
+    @router.get("/jobs/{job_id}", responses=UNKNOWN)
     async def job(job_id: str) -> dict[str, Any]:
         """How far a job of this tenant is."""
         found = jobs.find(job_id, current_request().tenant)

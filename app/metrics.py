@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.admission import AdmissionQueue
@@ -159,8 +159,9 @@ def metrics_router(metrics: IngressMetrics, sources: Callable[[], Sequence[Metri
             logger.warning("a part gave no metrics", exc_info=True)
             return ""
 
-    @router.get("/metrics")
+    @router.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> Response:
+        """Prometheus text: the ingress's metrics, the replicas', the manager's and the tiers'."""
         others = await asyncio.gather(*map(text_of, sources()))
         own = generate_latest(metrics.registry).decode()
         return Response(join_families([own, *others]), media_type=CONTENT_TYPE_LATEST)

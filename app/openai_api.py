@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import AsyncGenerator
-from typing import TypeVar, cast
+from collections.abc import AsyncGenerator, Callable
+from http import HTTPStatus
+from typing import Any, TypeVar, cast
 
 from fastapi import APIRouter, Depends, FastAPI, Request
+from pydantic import BaseModel
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
@@ -26,9 +28,10 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.models.api_router import show_available_models
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse, ModelList
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.entrypoints.serve.tokenize.api_router import detokenize
+from vllm.entrypoints.serve.tokenize.protocol import DetokenizeResponse, TokenizeResponse
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.exceptions import VLLMValidationError
@@ -45,6 +48,14 @@ from app.tokenize_route import tokenize_within_context
 from configs.settings import PROJECT_ROOT, Settings
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"})
+
+# Path -> vLLM's route function, what it answers, whether that may be a stream.
+_ROUTES: dict[str, tuple[Callable[..., Any], type[BaseModel], bool]] = {
+    "/v1/chat/completions": (create_chat_completion, ChatCompletionResponse, True),
+    "/v1/completions": (create_completion, CompletionResponse, True),
+    "/tokenize": (tokenize_within_context, TokenizeResponse, False),
+    "/detokenize": (detokenize, DetokenizeResponse, False),
+}
 
 ResponseT = TypeVar("ResponseT", ChatCompletionResponse, CompletionResponse)
 
@@ -181,13 +192,20 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     init_exception_handler(app)
     routes = APIRouter(route_class=JsonRoute)
     takes_json = [Depends(validate_json_request)]
-    for path, endpoint in {
-        "/v1/chat/completions": create_chat_completion,
-        "/v1/completions": create_completion,
-        "/tokenize": tokenize_within_context,
-        "/detokenize": detokenize,
-    }.items():
-        routes.add_api_route(path, endpoint, methods=["POST"], dependencies=takes_json, response_model=None)
-    routes.add_api_route("/v1/models", show_available_models, methods=["GET"], response_model=None)
+    for path, (endpoint, answer, streams) in _ROUTES.items():
+        success: dict[str, Any] = {"model": answer, "description": "The answer."}
+        if streams:
+            success["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        routes.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            dependencies=takes_json,
+            response_model=None,
+            responses={HTTPStatus.OK.value: success},
+        )
+    routes.add_api_route(
+        "/v1/models", show_available_models, response_model=None, responses={200: {"model": ModelList}}
+    )
     app.include_router(routes)
     return renderer
