@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help serve demo demo-model bench experiments load-test bench-manager bench-kernels bench-codec profile-codec \
-	test lint format lock install install-bench install-dev clean
+	test fuzz lint format lock install install-bench install-dev clean
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -57,6 +57,9 @@ profile-codec: install ## Measure a model's codec profile and write it beside it
 
 test: install-dev ## Run the test suite; ARGS= goes to pytest
 	@exec $(RUN) -m pytest $(ARGS)
+
+fuzz: install-dev ## Hostile requests to every route, hostile bytes to every decoder; ARGS="--cases N --seed S"
+	@exec $(RUN) tests/fuzz $(ARGS)
 
 lint: install-dev ## ruff, mypy, and whether docs/settings.md is up to date
 	$(RUN) -m ruff check .

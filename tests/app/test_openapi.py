@@ -1,0 +1,46 @@
+"""The description of the API: served, complete, and usable where there is no internet. `tests/fuzz` holds it true."""
+
+from __future__ import annotations
+
+import re
+
+from fake_backend import FakeReplicas, backend
+from fastapi.routing import APIRoute
+from ingress_server import FINGERPRINT, SECRET, settings_with
+
+from app.auth import OPEN_PATHS
+from app.ingress import create_app
+
+
+def described(server):
+    with server.http() as client:
+        answer = client.get("/openapi.json")
+    assert answer.status_code == 200
+    return answer.json()
+
+
+def test_every_route_is_described_with_its_answers(server, vllm_config):
+    paths = described(server)["paths"]
+    app = create_app(settings_with(), vllm_config, backend(FakeReplicas()), FINGERPRINT, SECRET)
+    routes = {(route.path, method) for route in app.routes if isinstance(route, APIRoute) for method in route.methods}
+    shown = {(path, method.upper()) for path, item in paths.items() for method in item}
+    assert routes - shown == {("/openapi.json", "GET"), ("/docs", "GET")}
+    for path, item in paths.items():
+        for operation in item.values():
+            answers = set(operation["responses"])
+            assert {"400", "413", "429", "503"} <= answers
+            assert "422" not in answers
+            assert ("401" in answers) == (path not in OPEN_PATHS) == ("security" in operation)
+            assert ("415" in answers) == ("requestBody" in operation)
+
+
+def test_it_can_be_read_without_a_key_and_without_the_internet(start):
+    server = start(api_keys={"key-a": "alice"})
+    paths = described(server)["paths"]
+    with server.http() as client:
+        page = client.get("/docs")
+    assert page.status_code == 200
+    assert page.headers["content-type"].startswith("text/html")
+    assert all(path in page.text for path in paths)
+    assert not re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", page.text)
+    assert "<script" not in page.text

@@ -1,0 +1,83 @@
+"""Requests that no schema describes: values that break parsers, validators and templates, and mutated bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import strategies as st
+
+TOKENS = list(range(5, 69))
+MESSAGES = [{"role": "user", "content": "Where is the red ball?"}]
+BASES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "demo", "messages": MESSAGES, "max_tokens": 3},
+    "/v1/completions": {"model": "demo", "prompt": "The red ball", "max_tokens": 3},
+    "/tokenize": {"prompt": "The red ball"},
+    "/detokenize": {"tokens": [5, 6, 7]},
+    "/api/v1/kv/clear": {"tiers": ["cpu"]},
+    "/api/v1/kv/pin": {"tokens": TOKENS},
+    "/api/v1/kv/unpin": {"tokens": TOKENS},
+    "/api/v1/kv/prefetch": {"tokens": TOKENS, "replica": 0},
+    "/api/v1/kv/move": {"tokens": TOKENS, "source": 0, "target": 1},
+}
+"""A valid body of each route that takes one."""
+
+VALUES: list[Any] = [
+    None, True, False, 0, -1, 1, 128, 129, 2**31, 2**63, -(2**63) - 1, 10**300, 0.5, -0.0, 1e308, 5e-324,
+    "", " ", "\0", "a" * 10_000, "\U0010ffff", "e\u0301" * 50, "\u202e", "<|end|>", "<|assistant|>", "{{ 7*7 }}",
+    "{% for x in range(10**9) %}x{% endfor %}", "../../etc/passwd", "http://127.0.0.1:9/", "file:///etc/passwd",
+    "data:image/png;base64,AAAA", "NaN", "1e400", "a\r\nx: y",
+    [], [[]], [None], [""], ["\0"], [0] * 600, [2**70], [[5, 6], "a"], [{}], [[[[]]]], [-1], [1.5], [True],
+    {}, {"": ""}, {"a": {"a": {"a": {}}}}, {"type": "json_object"}, {"type": "text"}, {"include_usage": True},
+    {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#"}}},
+    {"type": "json_schema", "json_schema": {"name": "a", "schema": {"patternProperties": {"((": {}}}}},
+    {"type": "json_schema", "json_schema": {"name": "a", "schema": {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}}},
+    {"type": "json_schema"}, {"type": "json_schema", "json_schema": None},
+    {"type": "structural_tag", "format": {}}, {"type": "structural_tag", "structures": [], "triggers": []},
+    {"regex": "(a+)+$"}, {"regex": "\0"}, {"regex": ""}, {"json": {"type": "object"}}, {"grammar": "root ::= root"},
+    {"grammar": "start: start"}, {"choice": ["", "a"]}, {"json_object": False}, {"structural_tag": "{}"},
+    [{"type": "function", "function": {"name": "f"}}], [{"type": "function", "function": {"name": ""}}],
+    [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/nowhere"}, "strict": True}}],
+    {"type": "function", "function": {"name": "g"}}, "auto", "required", "none",
+    [{"role": "user", "content": None}], [{"role": "", "content": ""}], [{"role": "user", "content": []}],
+    [{"role": "assistant", "tool_calls": [{}]}], [{"role": "tool", "content": "a", "tool_call_id": 5}],
+    [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": [{"type": "image_url"}]}],
+    [{"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
+    [{"role": "user", "content": {"a": 1}}], [{"role": ["user"], "content": "a"}], ["a"], [5],
+    {"fidelity": "tolerant"}, {"fidelity": []}, {"5": 1e308}, {"99999999": 1}, {"x": 1}, {"-1": 1},
+    {"chat_template": "{{ 1/0 }}"}, {"tokenize": True}, {"return_dict": True}, {"add_generation_prompt": 5},
+    {"messages": []}, {"tools": 5}, {"crosskv_plan": "x"}, {"documents": [{}]},
+]  # fmt: skip
+FIELDS = [
+    "kv_cache", "chat_template", "chat_template_kwargs", "documents", "tools", "tool_choice", "echo", "logprobs", "n",
+    "top_logprobs", "prompt_logprobs", "stream", "stream_options", "truncate_prompt_tokens", "truncation_side",
+    "priority", "vllm_xargs", "add_special_tokens", "response_format", "structured_outputs", "stop", "logit_bias",
+    "cache_salt", "request_id", "repetition_detection", "thinking_token_budget", "prompt_embeds", "suffix",
+    "continue_final_message", "add_generation_prompt", "mm_processor_kwargs", "media_io_kwargs", "reasoning_effort",
+    "include_reasoning", "parallel_tool_calls", "bad_words", "allowed_token_ids", "min_tokens", "stop_token_ids",
+    "return_tokens_as_token_ids", "return_token_ids", "kv_transfer_params", "use_beam_search", "seed", "temperature",
+]  # fmt: skip
+RAW = [
+    b"", b"{", b"[]", b"null", b'"', b"\xff\xfe", b"\xef\xbb\xbf{}", b"[" * 500, b'{"a":' * 500, b"9" * 5000, b"{}" * 2,
+    b'{"tokens": [1e400]}', b'{"tokens": NaN}', b'{"model": "\\ud800"}', b'{"tokens":[1],"tokens":[2]}', b"{}\0",
+]  # fmt: skip
+
+
+def bodies(path: str, fields: list[str]) -> st.SearchStrategy[bytes]:
+    """Bodies for a route whose schema names `fields`: a valid one with some fields replaced, or with mutated bytes."""
+    base = BASES[path]
+    names = st.sampled_from(sorted({*fields, *FIELDS, *base}) if path.startswith("/v1/") else sorted({*fields, *base}))
+    replaced = st.dictionaries(names, st.sampled_from(VALUES), min_size=1, max_size=3).map(
+        lambda changes: json.dumps({**base, **changes}).encode()
+    )
+    return st.one_of(replaced, replaced, replaced, _mutated(json.dumps(base).encode()), st.sampled_from(RAW))
+
+
+def _mutated(text: bytes) -> st.SearchStrategy[bytes]:
+    places = st.integers(0, len(text))
+    return st.builds(
+        lambda start, length, by: text[:start] + by + text[start + length :],
+        places,
+        st.integers(0, 12),
+        st.binary(max_size=8),
+    )
