@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_events import BlockStored
@@ -140,7 +140,8 @@ class DeviceControl:
         """Start saving the first of `spans`, as far as they are here and one slice reaches.
 
         Returns how many segments were begun, how many blocks they have, and a future with how many of them are stored
-        (None: a part failed). 0 segments: the first one is not here; no future: too many blocks are held for saves.
+        (None: a part failed). They are saved as the tenant's whose KV this is: a manager that was started again may not
+        know. 0 segments: the first one is not here; no future: too many blocks are held for saves.
         """
         found: list[SegmentSpan] = []
         ids: list[list[int]] = []
@@ -149,7 +150,7 @@ class DeviceControl:
             blocks = self._blocks_of(span)
             if blocks is None or (found and total + len(blocks) > MOST_BLOCKS):
                 break
-            found.append(span)
+            found.append(replace(span, tenant=self._owners.owner(span.key) or span.tenant))
             ids.append([block.block_id for block in blocks])
             total += len(blocks)
         if not found:

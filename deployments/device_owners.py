@@ -44,6 +44,10 @@ class DeviceOwners:
         """A block has left the pool."""
         self._owners.pop(block_hash, None)
 
+    def owner(self, block_hash: bytes) -> str:
+        """The tenant that a block in the pool belongs to; empty: none, or not known."""
+        return self._owners.get(block_hash, "")
+
     def blocks_of(self, tenant: str) -> list[bytes]:
         """The blocks in the pool that belong to a tenant, beginnings of sequences first. O(blocks with an owner)."""
         return [block_hash for block_hash, owner in self._owners.items() if owner == tenant]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +17,16 @@ from redis.retry import Retry
 SCHEMES = ("redis", "rediss", "unix")
 READ_BYTES = 1 << 18
 """What one recv asks for: of 32 KiB (redis-py's own, 1.3 GB/s) to 4 MiB the fastest for segments (2.4 GB/s)."""
+
+_KEPT_ALIVE: dict[str, Any] = {
+    "socket_keepalive": True,
+    # Firewalls and balancers forget idle connections after some minutes, the shortest after one.
+    "socket_keepalive_options": {
+        getattr(socket, name): value
+        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+        if hasattr(socket, name)
+    },
+}
 
 NEEDED_COMMANDS = (
     "ping",
@@ -58,7 +69,9 @@ class ServerFacts:
 def connect(url: str, deadline_s: float) -> redis.Redis:
     """A client that connects at its first command; thread-safe.
 
-    No answer is waited for longer than `deadline_s` (a large value: each piece of it), and nothing is tried twice.
+    No answer is waited for longer than `deadline_s` (a large value: each piece of it), and what was not answered then is
+    not tried again. A connection that was dropped, as firewalls and servers do with idle ones, is opened once more:
+    every command here may be repeated. TCP probes keep idle connections known to whatever lies between.
     RESP2, so that an ACL user needs no +hello and the handshake no round trips. Raises RedisUnavailableError for a URL
     that is none.
     """
@@ -72,7 +85,8 @@ def connect(url: str, deadline_s: float) -> redis.Redis:
             socket_timeout=deadline_s,
             socket_connect_timeout=deadline_s,
             socket_read_size=READ_BYTES,
-            retry=Retry(NoBackoff(), 0),
+            retry=Retry(NoBackoff(), 1, supported_errors=(redis.exceptions.ConnectionError,)),
+            **(_KEPT_ALIVE if urlsplit(url).scheme != "unix" else {}),
             protocol=2,
             driver_info=None,
         )

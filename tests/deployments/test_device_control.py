@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -415,6 +416,17 @@ def test_what_no_tier_has_is_offloaded_from_the_device_bit_for_bit(engine: LiveE
     assert engine.blocks_in_use() == 0
     engine.clear_device()
     assert engine.ask(tokens) == (answer, {"device": 0, "cpu": 384, "redis": 0, "recomputed": 16})
+
+
+def test_what_is_offloaded_counts_for_its_tenant_though_the_manager_does_not_know_whose_it_is(
+    engine: LiveEngine,
+) -> None:
+    with engine.acting_for("alice"):
+        engine.ask(prompt(738, TOKENS))
+        wanted = [replace(span, tenant="") for span in spans(engine)]  # as after the manager's restart
+        engine.port = MemoryPort()
+        assert outcome(engine.direct("offload", spans=wanted)) == "done"
+        assert {span.tenant for span in spans(engine)} == {engine.tenant}
 
 
 def test_an_offload_of_what_has_left_the_device_is_refused(engine: LiveEngine) -> None:

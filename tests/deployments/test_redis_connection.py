@@ -8,11 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from redis_fixture import FINGERPRINT, RedisForTests, chain, endpoint, sealed, until
 
 from deployments import redis_connection
@@ -278,3 +280,36 @@ def test_no_password_is_shown_by_any_of_the_data_classes(tmp_path: Path) -> None
     shown = repr(config("redis://:s3cret@host", tmp_path)) + repr(endpoint("redis://:s3cret@host"))
     assert "s3cret" not in shown
     assert redis_connection.server_name("rediss://me:s3cret@host:1/0") == "rediss://host:1"
+
+
+def test_idle_tcp_connections_are_kept_alive_and_a_late_answer_is_not_asked_for_twice() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        client = connect(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", 0.05)
+        with pytest.raises(redis.exceptions.TimeoutError):
+            client.ping()
+        silent.setblocking(False)
+        assert silent.accept()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+        options = client.connection_pool.connection_kwargs
+        assert options["socket_keepalive"]
+        assert options["socket_keepalive_options"][socket.TCP_KEEPIDLE] == 30
+
+
+def test_a_connection_that_turns_out_to_be_dropped_when_it_is_used_costs_no_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            for answers in (b"+PONG\r\n", b""), (b"+PONG\r\n",):
+                connection, _ = server.accept()
+                with connection:
+                    for answer in answers:
+                        connection.recv(1024)
+                        connection.sendall(answer)  # the last of the first: it ends without an answer
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        client = connect(f"redis://127.0.0.1:{server.getsockname()[1]}/0", 10.0)
+        assert [client.ping(), client.ping()] == [True, True]
+        client.close()
+        thread.join()
