@@ -26,7 +26,11 @@ from deployments.redis_connection import (
     read_facts,
 )
 from deployments.redis_endpoint import namespace_root, owner_key
+from deployments.redis_neighbours import Neighbours
 from deployments.redis_server import EmbeddedRedis
+
+SCAN_DEADLINE_S = 2.0
+"""Least patience for answers that no request waits for."""
 
 
 class RedisAccess:
@@ -40,6 +44,7 @@ class RedisAccess:
         self._closed = False
         self._client: redis.Redis | None = None
         self._claim: NamespaceClaim | None = None
+        self._neighbours: Neighbours | None = None
 
     @property
     def url(self) -> str:
@@ -80,6 +85,29 @@ class RedisAccess:
                 self._renew_claim()
             except redis.RedisError as error:
                 raise RedisUnavailableError(self.explain(error)) from error
+
+    def look_at_neighbours(self, prefix: bytes) -> int:
+        """Find out what other models have in an embedded Redis, and delete what is nobody's; returns how much that was.
+
+        Raises RedisUnavailableError.
+        """
+        if self._server is None or self._client is None:
+            return 0
+        client = connect(self.url, max(SCAN_DEADLINE_S, self._config.deadline_s))
+        self._neighbours = Neighbours(client, prefix, self._config.budget_bytes)
+        try:
+            return self._neighbours.survey()
+        except redis.RedisError as error:
+            raise RedisUnavailableError(self.explain(error)) from error
+
+    @property
+    def neighbour_segments(self) -> int:
+        """How many segments of other models an embedded Redis holds, as far as is known."""
+        return self._neighbours.segments if self._neighbours is not None else 0
+
+    def make_room(self, facts: ServerFacts) -> int:
+        """Let other models' segments leave an embedded Redis that is nearly full. Raises redis.RedisError."""
+        return 0 if self._neighbours is None else self._neighbours.make_room(facts.used_memory_bytes)
 
     def probe(self) -> ServerFacts:
         """Ask for a sign of life and renew the claim.

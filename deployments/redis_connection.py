@@ -69,8 +69,8 @@ class ServerFacts:
 def connect(url: str, deadline_s: float) -> redis.Redis:
     """A client that connects at its first command; thread-safe.
 
-    No answer is waited for longer than `deadline_s` (a large value: each piece of it), and what was not answered then is
-    not tried again. A connection that was dropped, as firewalls and servers do with idle ones, is opened once more:
+    No answer is waited for longer than `deadline_s` (a large value: each piece of it), and what was not answered then
+    is not tried again. A connection that was dropped, as firewalls and servers do with idle ones, is opened once more:
     every command here may be repeated. TCP probes keep idle connections known to whatever lies between.
     RESP2, so that an ACL user needs no +hello and the handshake no round trips. Raises RedisUnavailableError for a URL
     that is none.

@@ -1,7 +1,7 @@
 """Codec profiles in Redis: what a lossy form was coded with lies beside the segments, once, under its digest.
 
 A profile is a hash of one field, so that an ACL user needs no further commands. It lies outside every model's prefix:
-no scan of segments meets it, and clearing other models' segments leaves it (`RedisStore.delete_foreign`).
+no scan of segments meets it.
 
 * It outlives what was coded with it: whoever writes a segment renews its profile first, for longer than the segment.
 * What is read is bounded in size, and was stored under the server's secret: nothing else is given to a parser. It is

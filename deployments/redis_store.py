@@ -140,18 +140,6 @@ class RedisStore:
             for start in range(0, len(keys), BATCH):
                 yield self._read_headers(keys[start : start + BATCH])
 
-    def delete_foreign(self, but: bytes) -> int:
-        """Delete everything in this Redis that lies neither under the prefix nor under `but`.
-
-        For a Redis that is ours alone.
-        """
-        deleted, cursor = 0, -1
-        while cursor != 0:
-            cursor, names = self._ask(lambda: self._client.scan(max(cursor, 0), count=SCAN_COUNT))  # noqa: B023
-            if foreign := [name for name in names if not name.startswith((self._prefix, but))]:
-                deleted += self._ask(lambda: self._client.unlink(*foreign))
-        return deleted
-
     def _read(self, key: bytes, number: int) -> tuple[bytes | None, bytes | None]:
         """The header and one part, as they are now."""
         head, part = self._ask(lambda: self._client.hmget(self._name(key), [HEADER_FIELD, b"%d" % number]))

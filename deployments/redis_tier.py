@@ -84,6 +84,9 @@ class RedisTier:
         self._facts: ServerFacts | None = None
         self._budget_bytes = config.budget_bytes
         self._unusable = 0
+        self._neighbours_gone = 0
+        self._deletions: set[asyncio.Task[int]] = set()
+        """Threads that delete segments now."""
         loop = asyncio.get_event_loop()
         self._tasks = [loop.create_task(self._run()), loop.create_task(self._keep_alive())]
 
@@ -91,7 +94,10 @@ class RedisTier:
         """Delete segments, by the manager's order; returns how many there were. Raises when Redis does not do it."""
         if self._store is None:
             raise RedisUnavailableError(self._state)
-        return await asyncio.to_thread(self._store.delete, list(keys))
+        deletion = asyncio.get_running_loop().create_task(asyncio.to_thread(self._store.delete, list(keys)))
+        self._deletions.add(deletion)
+        deletion.add_done_callback(self._deletions.discard)
+        return await asyncio.shield(deletion)  # the thread goes on, whatever becomes of who asked
 
     async def stats(self) -> dict[str, Any]:
         """What Redis last said of itself; asks nobody."""
@@ -100,6 +106,8 @@ class RedisTier:
             "state": self._state,
             "budget_bytes": self._budget_bytes,
             "unusable": self._unusable,
+            "neighbours": self._access.neighbour_segments,
+            "neighbours_gone": self._neighbours_gone,
             "version": facts.version if facts else None,
             "used_memory_bytes": facts.used_memory_bytes if facts else 0,
             "maxmemory_bytes": facts.maxmemory_bytes if facts else 0,
@@ -157,6 +165,11 @@ class RedisTier:
             coding=replace(self._config.coding, profile=profile.digest if profile else b""),
         )
         keep_profile = partial(open_profiles(endpoint).keep, profile.digest, profile.content) if profile else None
+        deleted = await asyncio.to_thread(self._access.look_at_neighbours, endpoint.prefix)
+        if neighbours := self._access.neighbour_segments:
+            logger.info("Redis keeps %d segments of other models while there is room", neighbours)
+        if deleted:
+            logger.warning("%d entries of this server's own Redis were nobody's; they are deleted", deleted)
         self._start_over.clear()
         index = asyncio.get_running_loop().create_task(self._index(endpoint))
         try:
@@ -173,7 +186,9 @@ class RedisTier:
         await self._ask("register_redis", self._address(), incarnation, endpoint, self._budget_bytes)
         self._store = open_store(endpoint)
         patient = replace(endpoint, deadline_s=max(INDEX_DEADLINE_S, endpoint.deadline_s), faults=NO_FAULTS)
-        found = await asyncio.to_thread(read_index, patient, ours_alone=self._config.embedded)
+        while self._deletions:  # of the life before: what is about to go must not be found
+            await asyncio.wait(set(self._deletions))
+        found = await asyncio.to_thread(read_index, patient)
         self._unusable += len(found.unusable)
         headers, unwanted = found.headers, list(found.unusable)
         for start in range(0, len(headers), ADOPT_CHUNK):
@@ -198,11 +213,10 @@ class RedisTier:
         self._retry_s = RETRY_S
         self._state = OK
         logger.info(
-            "Redis: %d segments found; deleted: %d that the manager did not keep, %d unusable, %d of other models",
+            "Redis: %d segments found; deleted: %d that the manager did not keep, %d unusable",
             len(headers),
             len(unwanted) - len(found.unusable),
             len(found.unusable),
-            found.foreign,
         )
 
     async def _watch(self, run_id: str, index: asyncio.Task[None], keep_profile: Callable[[], None] | None) -> None:
@@ -229,9 +243,21 @@ class RedisTier:
                 continue
             failures = 0
             self._take_facts(facts)
+            self._neighbours_gone += await self._make_room(facts)
             if facts.run_id != run_id:
                 logger.warning("another Redis answers at the same place: what it holds is indexed anew")
                 return
+
+    async def _make_room(self, facts: ServerFacts) -> int:
+        """Let segments of other models leave when they are in the way; returns how many did."""
+        try:
+            gone = await asyncio.to_thread(self._access.make_room, facts)
+        except redis.RedisError as error:
+            logger.warning("other models' segments were not deleted: %s", self._access.explain(error))
+            return 0
+        if gone:
+            logger.info("%d segments of other models left Redis to make room", gone)
+        return gone
 
     def _take_facts(self, facts: ServerFacts) -> None:
         self._facts = facts

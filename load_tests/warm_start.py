@@ -64,7 +64,7 @@ def endpoint_of(server: EmbeddedRedis) -> RedisEndpoint:
 def index(endpoint: RedisEndpoint) -> tuple[float, float, RedisIndex]:
     """Seconds of scanning and of telling the manager's brain, and what was found. Waits for Redis to have read."""
     began = time.monotonic()
-    found = read_index(endpoint, ours_alone=True)
+    found = read_index(endpoint)
     scanned = time.monotonic()
     brain = KVManager(ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS), epoch=1)
     brain.set_budget(REDIS, 1 << 50)

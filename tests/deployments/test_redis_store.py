@@ -237,19 +237,6 @@ def test_a_restarted_redis_is_found_again_by_the_same_store(running: RedisForTes
     assert store.get(span.key) == sealed(span).tobytes()
 
 
-def test_what_does_not_belong_to_the_model_can_be_deleted(running: RedisForTests, store: CheckedStore) -> None:
-    spans = chain(12, 3)
-    fill(running.client, spans)
-    fill(running.client, spans, fingerprint=OTHER_FINGERPRINT)
-    running.client.set("anything", "else")
-    profile = endpoint("").profile_prefix + b"00" * 16
-    running.client.hset(profile, "p", "a codec profile")
-    own = RedisStore(running.url, endpoint("").prefix, 5.0, 0)
-    assert own.delete_foreign(but=endpoint("").profile_prefix) == 4
-    assert running.client.exists(profile)
-    assert listed(store)[0] == {span.key for span in spans}
-
-
 # Injected faults.
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from redis_fixture import (
     FINGERPRINT,
     MIB,
     OTHER_FINGERPRINT,
+    PATIENCE_S,
     RedisForTests,
     chain,
     endpoint,
@@ -26,11 +29,14 @@ from redis_fixture import (
     until,
 )
 
-from deployments import redis_server, redis_tier
+from deployments import redis_neighbours, redis_server, redis_tier
 from deployments.faulty_store import StoreFaults
 from deployments.manager_client import ManagerUnavailableError
 from deployments.redis_connection import RedisUnavailableError, connect
 from deployments.redis_endpoint import open_store, owner_key
+from deployments.redis_index import read_index
+from deployments.redis_neighbours import Neighbours
+from deployments.redis_profiles import FIELD
 
 pytestmark = pytest.mark.server
 
@@ -95,13 +101,92 @@ def test_after_a_restart_everything_is_found_again_parents_first_and_the_rest_is
     assert list(report["kept"].values()) == whole
     assert deployment.ask_tier("stats")["unusable"] == 1
     client = connect(report["endpoint"].url, 5.0)
-    assert client.dbsize() == 300, "orphans, unusable ones and other models' are gone"
+    assert client.dbsize() == 302, "orphans and unusable ones are gone, another model's are kept"
 
     ray.kill(deployment.tier, no_restart=False)  # a crash: the server ends with it, another is started
     report = deployment.until_ok(after=1)
     assert list(report["kept"].values()) == whole
     store = open_store(report["endpoint"])
     assert store.get(whole[299].key) == sealed(whole[299]).tobytes()
+
+
+def test_swapping_models_keeps_their_kv(deployments: Any, tmp_path: Path) -> None:
+    mine, others = chain(31, 2), chain(32, 3)
+    with_data = RedisForTests(tmp_path)
+    fill(with_data.client, mine)
+    fill(with_data.client, others, fingerprint=OTHER_FINGERPRINT)
+    with_data.client.set("anything", "else")
+    profile = endpoint("").profile_prefix + b"00" * 16
+    with_data.client.hset(profile, FIELD, "a codec profile")
+    with_data.stop()
+
+    deployment = deployments(folder=str(tmp_path))
+    assert set(deployment.until_ok()["kept"]) == {span.key for span in mine}
+    assert deployment.ask_tier("stats")["neighbours"] == 3
+    client = connect(deployment.report()["endpoint"].url, 5.0)
+    assert client.exists(profile)
+    assert not client.exists("anything")
+    client.close()
+    deployment.ask_tier("close")
+
+    swapped = deployments(folder=str(tmp_path), fingerprint=OTHER_FINGERPRINT)
+    assert set(swapped.until_ok()["kept"]) == {span.key for span in others}
+
+
+def test_of_other_models_what_was_not_used_for_longest_leaves_when_room_is_needed(
+    external: RedisForTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_neighbours, "BATCH", 2)
+    mine, others = chain(33, 2), chain(34, 8)
+    fill(external.client, mine)
+    fill(external.client, others, fingerprint=OTHER_FINGERPRINT)
+    names = [redis_name(span.key, fingerprint=OTHER_FINGERPRINT) for span in others]
+    for age, name in enumerate(names):
+        external.client.pexpire(name, 10_000_000 - 1000 * age)  # the last was not used for longest
+    neighbours = Neighbours(external.client, endpoint("").prefix, 100 * MIB)
+    assert neighbours.survey() == 0
+    assert (neighbours.segments, neighbours.make_room(94 * MIB)) == (8, 0), "there is room"
+
+    used = iter([97 * MIB, 90 * MIB, 84 * MIB])
+    monkeypatch.setattr(neighbours, "_used_bytes", lambda: next(used))
+    assert neighbours.make_room(97 * MIB) == 4
+    assert [bool(external.client.exists(name)) for name in names] == [True] * 4 + [False] * 4
+    monkeypatch.setattr(neighbours, "_used_bytes", lambda: 97 * MIB)
+    assert neighbours.make_room(97 * MIB) == 4
+    assert neighbours.segments == 0
+    assert all(external.client.exists(redis_name(span.key)) for span in mine), "the model's own stay"
+
+
+def test_redis_is_not_indexed_while_a_deletion_of_its_last_life_runs(
+    deployments: Any, external: RedisForTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = chain(35, 3)
+    fill(external.client, spans)
+    deployment = deployments(url=external.url)
+    deployment.until_ok()
+    tier, may_delete, asked = deployment.tier, threading.Event(), threading.Event()
+    delete, scanned_after = tier._store.delete, []
+
+    def delete_slowly(keys: Any) -> int:
+        assert may_delete.wait(PATIENCE_S)
+        return int(delete(keys))
+
+    def noting(where: Any) -> Any:
+        asked.set()
+        scanned_after.append(may_delete.is_set())
+        return read_index(where)
+
+    monkeypatch.setattr(tier._store, "delete", delete_slowly)
+    monkeypatch.setattr(redis_tier, "read_index", noting)
+    evicting = asyncio.run_coroutine_threadsafe(tier.evict([spans[2].key]), deployment.loop)
+    until(lambda: tier._deletions or evicting.done(), "the deletion runs")
+    deployment.loop.call_soon_threadsafe(tier._start_over.set)
+    until(lambda: deployment.report()["told"].count("registered") == 2, "a new life is told")
+    asked.wait(0.5)  # it must not come; were it to come it would come now
+    may_delete.set()
+    report = deployment.until_ok(after=1)
+    assert scanned_after == [True]
+    assert set(report["kept"]) == {span.key for span in spans[:2]}
 
 
 def test_what_the_manager_has_no_room_for_is_deleted(deployments: Any, external: RedisForTests) -> None:
