@@ -35,7 +35,7 @@ from deployments.replica_seat import ReplicaSeat, names_by_rank, succeeded_by
 from deployments.speculator import SpeculationLoop
 from deployments.tier_seats import TierSeats
 from kvmanager.config import ManagerConfig
-from kvmanager.deltas import Deltas
+from kvmanager.deltas import Deltas, Position
 from kvmanager.directives import evict
 from kvmanager.keys import BlockHash, SegmentKey
 from kvmanager.load_choice import LoadChoice, LoadMode
@@ -54,7 +54,7 @@ REPLICA_SILENCE_S = 30.0
 """A replica that has not polled for so long is forgotten, with all it had on its device."""
 EXPIRE_EVERY_S = 1.0
 MOST_DELTAS = 4096
-"""Events in one answer to a router; the rest follows in the next."""
+"""Segments and blocks in the events of one answer to a router; the rest follows in the next."""
 
 
 class KVManagerActor(CallBatches, ControlOrders):
@@ -364,10 +364,10 @@ class KVManagerActor(CallBatches, ControlOrders):
 
     # Routers and people.
 
-    async def deltas(self, seen: int, wait_s: float) -> tuple[Deltas, dict[str, int], dict[str, dict[str, float]]]:
-        """Changes after number `seen`, as soon as there are any, every replica's rank, and the measured credits."""
+    async def deltas(self, seen: Position, wait_s: float) -> tuple[Deltas, dict[str, int], dict[str, dict[str, float]]]:
+        """What comes after `seen`, as soon as there are any, every replica's rank, and the measured credits."""
         found = self._brain.deltas_since(seen, MOST_DELTAS)
-        if not found.events and not found.snapshot:
+        if not found.events and found.part is None:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), wait_s)

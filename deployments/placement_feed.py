@@ -25,8 +25,6 @@ in it. A change that follows no other is told at once."""
 RETRY_S = 0.5
 MOVE_DEADLINE_S = 10.0
 """A prefix that takes longer to move has been computed by then."""
-MOST_EVENTS = 4096
-"""In one answer of the manager; that many mean that there are more."""
 
 
 class PlacementFeed:
@@ -69,18 +67,19 @@ class PlacementFeed:
             self._metrics.resyncs.inc()
             logger.info("the router's mirror asks for a snapshot")
             return
-        self._metrics.index_events.inc(len(deltas.events))
-        if deltas.snapshot or len(deltas.events) < MOST_EVENTS:
+        self._metrics.index_events.inc(len(deltas.events) + (len(deltas.part.events) if deltas.part else 0))
+        if not deltas.more:
             self._metrics.mirror_is_whole()
 
     async def _follow(self) -> None:
         while True:
             try:
                 answer = await self._manager.ask(
-                    "deltas", self.mirror.seq, POLL_WAIT_S, timeout_s=POLL_WAIT_S + ANSWER_S
+                    "deltas", self.mirror.position, POLL_WAIT_S, timeout_s=POLL_WAIT_S + ANSWER_S
                 )
                 self.hear(*answer)
-                await asyncio.sleep(PAUSE_S)
+                if not answer[0].more:
+                    await asyncio.sleep(PAUSE_S)
             except ManagerUnavailableError:
                 self._metrics.failed_polls.inc()
                 await asyncio.sleep(RETRY_S)

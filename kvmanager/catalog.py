@@ -14,9 +14,9 @@ Invariants, per location, after every public method (`tests/kvmanager` checks th
 Costs: each method is O(log n) per copy that it changes, unless its docstring says otherwise. One thread.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from kvmanager.deltas import DeltaLog, Event
+from kvmanager.deltas import DeltaLog
 from kvmanager.demotion_queue import DemotionQueue
 from kvmanager.hotness import HotnessClock
 from kvmanager.locations import Location, Tier
@@ -200,14 +200,6 @@ class Catalog:
         for share in shares:
             store.retire(share, told=tenant is None)
         self.sweeps.begin(Retirement(self.sweeps, self, store))
-
-    def placement(self) -> Iterator[Event]:
-        """Yield the events that would build the present placement. O(index)."""
-        for node in self.trie.nodes.values():
-            for copy in node.all_copies():
-                if copy.resident:
-                    tier, holder = copy.store.location
-                    yield ("seg+", tier.value, holder, node.key, node.start_block, node.num_blocks)
 
     def _make_room(self, copy: Copy, for_hotter: bool) -> list[Copy] | None:
         policy = copy.partition.policy

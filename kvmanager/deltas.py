@@ -1,12 +1,11 @@
 """Deltas: every change of placement as a numbered event, kept in a bounded ring.
 
 A mirror (`kvmanager.mirror`) asks for what came after the last number it knows. What has left the ring cannot be told
-piecemeal any more: the answer is a snapshot then, the whole placement written as the events that would build it.
+piecemeal any more: then the answer begins a snapshot, the whole placement as the events that would build it, in parts.
 """
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from kvmanager.keys import BlockHash, SegmentKey
 
@@ -18,31 +17,59 @@ Event: TypeAlias = (
     | tuple[Literal["dev0"], str]  # replica: holds nothing any more
 )
 
-NOTHING_SEEN = -1
-"""The number to ask with when nothing is known yet: answered by a snapshot."""
+HASHES_PER_EVENT = 512
+"""Most device blocks in one event: an answer is bounded by the segments and blocks in it."""
+
+
+class Position(NamedTuple):
+    """How far a mirror is: the number of the last event it knows, and, while it is told a snapshot, the next part."""
+
+    seq: int
+    snapshot_id: int = 0
+    """0: it is told none."""
+    part: int = 0
+
+
+NOTHING_SEEN = Position(-1)
+"""What to ask with when nothing is known yet: answered by a snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Part of a snapshot (`kvmanager.snapshots`): where some segments and blocks were when it was made."""
+
+    snapshot_id: int
+    number: int
+    """From 0 on; with 0 the snapshot begins anew."""
+    last: bool
+    events: list[Event]
 
 
 @dataclass(frozen=True, slots=True)
 class Deltas:
-    """Events ``first`` to ``last`` of the manager named by ``epoch``; ``last == first - 1`` when there is none.
-
-    A snapshot is not numbered within: it describes the placement after event ``last``.
-    """
+    """Events ``first`` to ``last`` of the manager named by ``epoch``; ``last == first - 1`` when there is none."""
 
     epoch: int
     first: int
     last: int
     events: list[Event]
-    snapshot: bool
+    part: Part | None = None
+    """Made after event ``last``; when it is number 0, ``events`` do not matter."""
+    more: bool = False
+    """Whether there is something left to be told now."""
+
+
+def weight(event: Event) -> int:
+    """Return how many segments or blocks an event is about."""
+    return len(event[2]) if event[0] == "dev+" or event[0] == "dev-" else 1
 
 
 class DeltaLog:
     """The last ``capacity`` events, numbered from 1. One thread."""
 
-    def __init__(self, epoch: int, capacity: int) -> None:
+    def __init__(self, capacity: int) -> None:
         if capacity < 1:
             raise ValueError(f"the log of deltas needs room for at least one event, got {capacity}")
-        self._epoch = epoch
         self._capacity = capacity
         self._ring: list[Event] = []
         self.last = 0
@@ -56,15 +83,20 @@ class DeltaLog:
             self._ring[self.last % self._capacity] = event
         self.last += 1
 
-    def since(self, seq: int, limit: int, placement: Callable[[], Iterable[Event]]) -> Deltas:
-        """Return at most ``limit`` events after number ``seq``, or a snapshot of ``placement()`` if some are lost.
+    def since(self, seq: int, limit: int) -> list[Event] | None:
+        """Return events after number ``seq``, about ``limit`` segments and blocks; None if some are lost.
 
-        O(events returned); a snapshot is O(index) and ignores ``limit``. Raises ValueError for a limit below 1.
+        O(limit). Raises ValueError for a limit below 1.
         """
         if limit < 1:
             raise ValueError(f"limit must be at least 1 event, got {limit}")
         if seq < max(0, self.last - self._capacity) or seq > self.last:
-            return Deltas(self._epoch, first=1, last=self.last, events=list(placement()), snapshot=True)
-        last = min(self.last, seq + limit)
-        events = [self._ring[number % self._capacity] for number in range(seq, last)]
-        return Deltas(self._epoch, first=seq + 1, last=last, events=events, snapshot=False)
+            return None
+        events: list[Event] = []
+        for number in range(seq, self.last):
+            event = self._ring[number % self._capacity]
+            limit -= weight(event)
+            if limit < 0 and events:
+                break
+            events.append(event)
+        return events

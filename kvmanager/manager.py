@@ -3,7 +3,7 @@
 Who calls: the manager's actor, from one thread, never re-entrantly. It passes the time (``now``, seconds on any clock
 that does not jump; a step backwards is ignored) and carries out the returned directives in order. Everything happens in
 memory at once; nothing here waits, and nothing on a request's path (`plan`, `release`, `offer`, `commit`, `abandon`,
-the device reports, `deltas_since` without a gap) costs O(index).
+the device reports, `deltas_since`) costs O(index); what does is done in slices (`kvmanager.sweeps`, `snapshots`).
 
 This class holds no rule of its own. The rules are in its parts (`kvmanager.manager_parts`): `trie` and `nodes` (what is
 known), `catalog` (what is where), `plans`, `saves`, `demotions`, `pins`, `quotas`, `device_index`, `deltas`.
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kvmanager.config import ManagerConfig
+from kvmanager.deltas import HASHES_PER_EVENT
 from kvmanager.demotions import Demotion
 from kvmanager.directives import Directive, evict
 from kvmanager.due_evictions import evictions
@@ -244,13 +245,15 @@ class KVManager(ManagerParts):
 
     def device_stored(self, replica: str, hashes: Iterable[BlockHash]) -> None:
         """Note that a replica's device pool now holds these blocks."""
-        if new := self._devices.stored(replica, hashes):
-            self._log.append(("dev+", replica, new))
+        new = self._devices.stored(replica, hashes)
+        for start in range(0, len(new), HASHES_PER_EVENT):
+            self._log.append(("dev+", replica, new[start : start + HASHES_PER_EVENT]))
 
     def device_removed(self, replica: str, hashes: Iterable[BlockHash]) -> None:
         """Note that a replica's device pool no longer holds these blocks."""
-        if gone := self._devices.removed(replica, hashes):
-            self._log.append(("dev-", replica, gone))
+        gone = self._devices.removed(replica, hashes)
+        for start in range(0, len(gone), HASHES_PER_EVENT):
+            self._log.append(("dev-", replica, gone[start : start + HASHES_PER_EVENT]))
 
     def device_cleared(self, replica: str) -> None:
         """Note that a replica's device pool is empty."""

@@ -3,15 +3,14 @@
 `kvmanager.manager.KVManager` adds what can be asked of it. One thread.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from itertools import chain
 from typing import Any
 
 from kvmanager.catalog import Catalog
 from kvmanager.config import ManagerConfig
 from kvmanager.counters import Counters
-from kvmanager.deltas import DeltaLog, Deltas, Event
+from kvmanager.deltas import DeltaLog, Deltas, Position
 from kvmanager.demotion_queue import DemotionQueue
 from kvmanager.demotions import Demotions
 from kvmanager.device_index import DeviceIndex
@@ -25,6 +24,7 @@ from kvmanager.policies import EvictionPolicy, PolicySetting, make_policy
 from kvmanager.quotas import Quotas
 from kvmanager.report import lookup_report, store_report, tenant_report
 from kvmanager.saves import Saves
+from kvmanager.snapshots import Snapshots
 from kvmanager.trie import PrefixTrie
 
 
@@ -39,7 +39,7 @@ class ManagerParts:
         self._now = float("-inf")
         self._counters = Counters()
         self._clock = HotnessClock(config.half_life_requests)
-        self._log = DeltaLog(epoch, config.max_deltas)
+        self._log = DeltaLog(config.max_deltas)
         self._trie = PrefixTrie(config.max_ghosts, self._clock.reuse.forgot)
         self._queue = DemotionQueue(self._clock, self._counters, config.redis_min_uses)
         self._config = config
@@ -51,13 +51,27 @@ class ManagerParts:
         self._pins = Pins(self._catalog, config.pin_budget_bytes, config.longest_pin_s, config.tenant_pin_bytes)
         self._quotas = Quotas(self._catalog, self._counters)
         self._devices = DeviceIndex()
+        self._snapshots = Snapshots(self._trie, self._devices)
         self.offloads = Offloads(self._trie, self._planner, self._devices, self._clock, config.blocks_per_segment)
         """What devices hold and no shared tier has; for reading only."""
         self._due = DueEvictions(self._counters)
 
-    def deltas_since(self, seq: int, limit: int) -> Deltas:
-        """Return at most ``limit`` placement events after number ``seq``; a snapshot, O(index), if some are lost."""
-        return self._log.since(seq, limit, self._placement)
+    def deltas_since(self, seen: Position, limit: int) -> Deltas:
+        """Return what a mirror is told next: events about ``limit`` segments and blocks at most, or one event.
+
+        Where some are lost a snapshot begins; while it is told, each answer that has all events brings a part of it.
+        O(limit + part).
+        """
+        log = self._log
+        events = log.since(seen.seq, limit)
+        if events is None:
+            part = self._snapshots.part(0, 0)
+            return Deltas(self.epoch, log.last + 1, log.last, [], part, more=not part.last)
+        last = seen.seq + len(events)
+        if last < log.last or not seen.snapshot_id:
+            return Deltas(self.epoch, seen.seq + 1, last, events, more=last < log.last)
+        part = self._snapshots.part(seen.snapshot_id, seen.part)
+        return Deltas(self.epoch, seen.seq + 1, last, events, part, more=not part.last)
 
     def lookup(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
         """Describe what is known of a prompt, in blocks, without counting a use."""
@@ -92,7 +106,3 @@ class ManagerParts:
 
     def _advance(self, now: float) -> None:
         self._now = max(self._now, now)
-
-    def _placement(self) -> Iterable[Event]:
-        devices: Iterable[Event] = (("dev+", replica, list(held)) for replica, held in self._devices.replicas())
-        return chain(self._catalog.placement(), devices)

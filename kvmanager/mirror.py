@@ -8,7 +8,7 @@ choice of replica and nothing else, for plans are made by the manager. One threa
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kvmanager.deltas import NOTHING_SEEN, Deltas, Event
+from kvmanager.deltas import NOTHING_SEEN, Deltas, Event, Position
 from kvmanager.device_index import DeviceIndex
 from kvmanager.keys import BlockHash, SegmentKey
 from kvmanager.locations import Tier
@@ -23,27 +23,67 @@ class TierHits(NamedTuple):
     redis: int
 
 
+class _Placement:
+    """What is where."""
+
+    def __init__(self) -> None:
+        self.devices = DeviceIndex()
+        self.shared: dict[tuple[str, str], set[SegmentKey | BlockHash]] = {}
+
+    def apply(self, event: Event) -> None:
+        match event:
+            case ("seg+", tier, holder, key, _, _):
+                self.shared.setdefault((tier, holder), set()).add(key)
+            case ("seg-", tier, holder, key):
+                self.shared.setdefault((tier, holder), set()).discard(key)
+            case ("seg0", tier, holder):
+                self.shared.pop((tier, holder), None)
+            case ("dev+", replica, blocks):
+                self.devices.stored(replica, blocks)
+            case ("dev-", replica, blocks):
+                self.devices.removed(replica, blocks)
+            case ("dev0", replica):
+                self.devices.forget(replica)
+
+
 class PlacementMirror:
-    """What is where, as of event `seq` of the manager. Poll with ``apply(manager.deltas_since(mirror.seq, limit))``."""
+    """What is where, as of `position`. Poll with ``apply(manager.deltas_since(mirror.position, limit))``."""
 
     def __init__(self, blocks_per_segment: int) -> None:
-        self.seq = NOTHING_SEEN
+        self.position = NOTHING_SEEN
         self._blocks_per_segment = blocks_per_segment
         self._epoch: int | None = None
-        self._devices = DeviceIndex()
-        self._shared: dict[tuple[str, str], set[SegmentKey | BlockHash]] = {}
+        self._view = _Placement()
+        self._coming: _Placement | None = None
+        """What takes the place of the view once all parts of a snapshot are there."""
 
     def apply(self, deltas: Deltas) -> bool:
-        """Apply events; False if they do not follow what is known. `seq` then asks for a snapshot. O(events)."""
-        if deltas.snapshot:
-            self._devices = DeviceIndex()
-            self._shared = {}
-        elif deltas.epoch != self._epoch or deltas.first != self.seq + 1:
-            self.seq = NOTHING_SEEN
+        """Apply events; False if they do not follow what is known. `position` then asks for a snapshot. O(events)."""
+        part = deltas.part
+        if part is not None and part.number == 0:
+            self._coming = _Placement()
+            self._epoch = deltas.epoch
+        elif (
+            deltas.epoch != self._epoch
+            or deltas.first != self.position.seq + 1
+            or (part is not None and (part.snapshot_id, part.number) != self.position[1:])
+        ):
+            self.position, self._coming = NOTHING_SEEN, None
             return False
-        for event in deltas.events:
-            self._apply(event)
-        self._epoch, self.seq = deltas.epoch, deltas.last
+        else:
+            for event in deltas.events:
+                (self._coming or self._view).apply(event)
+        if part is None:
+            self.position = self.position._replace(seq=deltas.last)
+            return True
+        assert self._coming is not None  # the part continues what the first one began
+        for event in part.events:
+            self._coming.apply(event)
+        if part.last:
+            self._view, self._coming = self._coming, None
+            self.position = Position(deltas.last)
+        else:
+            self.position = Position(deltas.last, part.snapshot_id, part.number + 1)
         return True
 
     def coverage(self, hashes: Sequence[BlockHash], replica: str) -> TierHits:
@@ -64,7 +104,7 @@ class PlacementMirror:
         )
         found: dict[str, TierHits] = {}
         for replica in replicas:
-            device = self._devices.leading_blocks(replica, hashes)
+            device = self._view.devices.leading_blocks(replica, hashes)
             cpu = max(device, in_cpu)
             found[replica] = TierHits(device, cpu - device, max(cpu, in_redis) - cpu)
         return found
@@ -72,22 +112,7 @@ class PlacementMirror:
     def _reach(self, hashes: Sequence[BlockHash], tier: Tier) -> int:
         reaches = (
             prefix_reach(hashes, self._blocks_per_segment, held.__contains__)
-            for (held_tier, _), held in self._shared.items()
+            for (held_tier, _), held in self._view.shared.items()
             if held_tier == tier.value
         )
         return max(reaches, default=0)
-
-    def _apply(self, event: Event) -> None:
-        match event:
-            case ("seg+", tier, holder, key, _, _):
-                self._shared.setdefault((tier, holder), set()).add(key)
-            case ("seg-", tier, holder, key):
-                self._shared.setdefault((tier, holder), set()).discard(key)
-            case ("seg0", tier, holder):
-                self._shared.pop((tier, holder), None)
-            case ("dev+", replica, blocks):
-                self._devices.stored(replica, blocks)
-            case ("dev-", replica, blocks):
-                self._devices.removed(replica, blocks)
-            case ("dev0", replica):
-                self._devices.forget(replica)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvmanager.config import ManagerConfig
-from kvmanager.deltas import Deltas
+from kvmanager.deltas import Deltas, Position
 from kvmanager.keys import BlockHash
 from kvmanager.load_rates import LoadRates
 from kvmanager.locations import REDIS, Location, Tier
@@ -111,8 +111,8 @@ class Cluster:
         self._untold: deque[tuple[float, Deltas]] = deque()
         """Events that the mirror does not know yet, with the time when they happened."""
         self.mirror = PlacementMirror(blocks_per_segment=1)
-        self.mirror.apply(self._brain.deltas_since(self.mirror.seq, MOST_EVENTS))
-        self._numbered = self.mirror.seq
+        self.mirror.apply(self._brain.deltas_since(self.mirror.position, MOST_EVENTS))
+        self._numbered = self.mirror.position
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._event_ids = itertools.count()
         self._replicas = {
@@ -204,7 +204,7 @@ class Cluster:
 
     def _note_events(self, now: float) -> None:
         deltas = self._brain.deltas_since(self._numbered, MOST_EVENTS)
-        self._numbered = deltas.last
+        self._numbered = Position(deltas.last)
         self._untold.append((now, deltas))
 
     def _first_token(self, now: float, replica: str, job: Job) -> None:

@@ -14,6 +14,7 @@ from deployments import manager_actor, replica_seat, tier_seats
 from deployments.eviction_queue import EvictionQueue
 from deployments.manager_actor import KVManagerActor
 from kvmanager.config import ManagerConfig
+from kvmanager.deltas import NOTHING_SEEN, Position
 from kvmanager.locations import REDIS, Location, Tier
 from kvmanager.mirror import PlacementMirror
 
@@ -321,7 +322,9 @@ def test_two_replicas_that_report_one_rank_do_not_forget_each_other(managed: Any
 
 def test_a_replica_that_serve_renumbers_is_called_by_its_new_number(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
-        polling = asyncio.create_task(manager.deltas((await manager.deltas(-1, 0.0))[0].last, 3600.0))
+        polling = asyncio.create_task(
+            manager.deltas(Position((await manager.deltas(NOTHING_SEEN, 0.0))[0].last), 3600.0)
+        )
         await asyncio.sleep(0)
         assert await manager.take_orders(REPLICA, 0.0, 5) == []
         assert (await polling)[1] == {REPLICA: 5}, "routers hear of it at once"
@@ -336,13 +339,13 @@ def test_a_router_that_waits_for_changes_is_woken_by_each_kind(managed: Any) -> 
         hashes, spans = sequence(10, 2)
 
         async def heard(change: Awaitable[Any]) -> tuple[int, int, int]:
-            mirror.apply((await manager.deltas(mirror.seq, 0.0))[0])
-            polling = asyncio.create_task(manager.deltas(mirror.seq, 3600.0))
+            mirror.apply((await manager.deltas(mirror.position, 0.0))[0])
+            polling = asyncio.create_task(manager.deltas(mirror.position, 3600.0))
             await asyncio.sleep(0)
             await change
             deltas, ranks, _ = await polling
             while not deltas.events:  # woken a little early
-                deltas, ranks, _ = await manager.deltas(mirror.seq, 3600.0)
+                deltas, ranks, _ = await manager.deltas(mirror.position, 3600.0)
             assert mirror.apply(deltas)
             assert ranks == {REPLICA: 0}
             return mirror.coverage(hashes, REPLICA)
@@ -358,8 +361,8 @@ def test_a_router_that_waits_for_changes_is_woken_by_each_kind(managed: Any) -> 
 
 def test_a_poll_ends_empty_when_nothing_changes(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
-        seen = (await manager.deltas(-1, 0.0))[0].last
-        deltas, _, _ = await manager.deltas(seen, 0.05)
+        seen = (await manager.deltas(NOTHING_SEEN, 0.0))[0].last
+        deltas, _, _ = await manager.deltas(Position(seen), 0.05)
         assert deltas.events == []
 
     managed(check)

@@ -122,7 +122,7 @@ def test_a_gap_in_the_numbers_is_a_resync_that_keeps_the_last_view_meanwhile(fol
     async def check(following: Following) -> None:
         following.manager.brain.device_stored("a", BLOCKS[:3])
         await following.poll()
-        following.feed.hear(Deltas(1, first=5, last=5, events=[("dev0", "a")], snapshot=False), {"a": 0})
+        following.feed.hear(Deltas(1, first=5, last=5, events=[("dev0", "a")]), {"a": 0})
         assert following.counted("resyncs") == 1
         assert following.held() == 3
         following.manager.brain.device_stored("a", BLOCKS[3:4])
@@ -213,13 +213,12 @@ def test_a_full_page_leaves_the_mirror_as_old_as_it_was(follow: Any, monkeypatch
     async def check(following: Following) -> None:
         whole: list[None] = []
         monkeypatch.setattr(router_metrics(), "mirror_is_whole", lambda: whole.append(None))
-        monkeypatch.setattr(placement_feed, "MOST_EVENTS", 2)
         await following.poll()
         assert len(whole) == 1
         events = [("dev+", "a", [block]) for block in BLOCKS[:3]]
-        following.feed.hear(Deltas(1, 1, 2, events[:2], snapshot=False), {})
+        following.feed.hear(Deltas(1, 1, 2, events[:2], more=True), {})
         assert len(whole) == 1
-        following.feed.hear(Deltas(1, 3, 3, events[2:], snapshot=False), {})
+        following.feed.hear(Deltas(1, 3, 3, events[2:]), {})
         assert len(whole) == 2
 
     follow(check)

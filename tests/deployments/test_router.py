@@ -20,7 +20,7 @@ from deployments.failed_replicas import KEEP_S, FailedReplicas
 from deployments.manager_client import ManagerUnavailableError
 from deployments.router import EXPECTED_S, PrefixAffinityRouter, RouterOptions
 from deployments.wire import GenerateRequest, PinnedCall, Progress
-from kvmanager.deltas import Deltas, Event
+from kvmanager.deltas import Deltas, Event, Part
 from kvmanager.load_rates import ALL_REPLICAS
 from kvmanager.locations import Tier
 from kvmanager.spreading import Move
@@ -86,7 +86,9 @@ class Routing:
     def hear(self, *events: Event) -> None:
         mirror = self.router._follow_placement().mirror
         first, self._last = self._last + 1, self._last + len(events)
-        assert mirror.apply(Deltas(1, first, self._last, list(events), snapshot=first == 1))
+        if first == 1:
+            assert mirror.apply(Deltas(1, 1, 0, [], Part(1, 0, True, [])))
+        assert mirror.apply(Deltas(1, first, self._last, list(events)))
 
     async def choose(self, request: Any, request_id: str) -> list[str]:
         ranks = await self.router.choose_replicas(REPLICAS, pending(request, request_id))

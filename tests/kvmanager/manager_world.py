@@ -10,6 +10,7 @@ from checked_policies import POLICIES
 from naive_manager import HALF_LIFE, NaiveManager, hashes_of
 
 from kvmanager.config import ManagerConfig
+from kvmanager.deltas import NOTHING_SEEN
 from kvmanager.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.mirror import PlacementMirror
@@ -386,7 +387,7 @@ class ManagerWorld:
     # Reports
 
     def mirror_catches_up(self, limit, prompt, tenant):
-        while not self.mirror.apply(deltas := self.manager.deltas_since(self.mirror.seq, limit)) or deltas.events:
+        while not self.mirror.apply(deltas := self.manager.deltas_since(self.mirror.position, limit)) or deltas.more:
             pass
         report = self.manager.lookup(hashes_of(prompt, tenant))
         for replica in REPLICAS:
@@ -396,7 +397,7 @@ class ManagerWorld:
             assert hits == (device, cpu - device, redis - cpu)
 
     def mirror_polls_once(self, limit):
-        self.mirror.apply(self.manager.deltas_since(self.mirror.seq, limit))
+        self.mirror.apply(self.manager.deltas_since(self.mirror.position, limit))
 
     def lookup_tells_the_truth(self, prompt, tenant):
         hashes = hashes_of(prompt, tenant)
@@ -423,9 +424,9 @@ class ManagerWorld:
         self.budgets_and_counts_hold()
 
     def resident_is_what_was_committed_and_nothing_is_orphaned(self):
-        told = {
-            (Tier(event[1]), event[2], event[3]) for event in self.manager.deltas_since(-1, 1).events if len(event) == 6
-        }
+        part = self.manager.deltas_since(NOTHING_SEEN, 1).part
+        assert part.last
+        told = {(Tier(event[1]), event[2], event[3]) for event in part.events if len(event) == 6}
         for location in LOCATIONS:
             resident = {key for tier, holder, key in told if (tier, holder) == location}
             assert resident == self.naive.resident(location)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvmanager.deltas import Deltas
+from kvmanager.deltas import Deltas, Part
 from kvmanager.keys import block_hashes
 from kvmanager.locations import Tier
 from kvmanager.mirror import PlacementMirror, TierHits
@@ -90,7 +90,7 @@ def test_a_router_counts_the_twin_in_shared_tiers_only_for_no_device_knows_its_n
     events = [("seg+", "cpu", "node", key, start, 2) for start, key in ((0, exact[1]), (2, exact[3]))]
     events += [("seg+", "redis", "redis", key, start, 2) for start, key in enumerate(exact[1:6:2])]
     events += [("dev+", "a", exact), ("dev+", "b", own[:1])]
-    mirror.apply(Deltas(1, 1, len(events), events, snapshot=True))
+    mirror.apply(Deltas(1, 1, 0, [], Part(1, 0, True, events)))
 
     assert mirror.coverages(own, "ab", exact) == {"a": TierHits(0, 4, 2), "b": TierHits(1, 3, 2)}
     assert mirror.coverages(own, "ab") == {"a": TierHits(0, 0, 0), "b": TierHits(1, 0, 0)}

@@ -1,6 +1,7 @@
 import pytest
 
 from kvmanager.config import ManagerConfig
+from kvmanager.deltas import NOTHING_SEEN, Position
 from kvmanager.hotness import HotnessClock
 from kvmanager.locations import Location, Tier
 from kvmanager.manager import KVManager
@@ -65,7 +66,7 @@ def test_a_child_committed_first_waits_for_its_parent(brain):
     first, second = brain.offer("abcd").keys
     assert brain.commit([second]) == [second]
     assert brain.stored("abcd") == 0
-    assert brain.manager.deltas_since(-1, 1).events == []
+    assert brain.manager.deltas_since(NOTHING_SEEN, 1).part.events == []
     brain.commit([first])
     assert brain.stored("abcd") == 4
 
@@ -269,7 +270,7 @@ def test_losing_one_location_orphans_nothing_at_another(brain):
 def test_losing_a_location_tells_of_nothing_that_was_never_told(brain):
     brain.offer("abcd")
     brain.manager.forget_holder(brain.cpu)
-    assert brain.manager.deltas_since(0, 10).events == []
+    assert brain.manager.deltas_since(Position(0), 10).events == []
 
 
 def test_a_lost_location_may_come_back_and_its_saves_and_leases_end_without_harm(brain):

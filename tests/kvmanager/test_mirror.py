@@ -1,12 +1,13 @@
 import pytest
 
 from kvmanager.config import ManagerConfig
+from kvmanager.deltas import Position
 from kvmanager.manager import KVManager
 from kvmanager.mirror import PlacementMirror, TierHits
 
 
 def catch_up(mirror, manager, limit=100):
-    while not mirror.apply(deltas := manager.deltas_since(mirror.seq, limit)) or deltas.events:
+    while not mirror.apply(deltas := manager.deltas_since(mirror.position, limit)) or deltas.more:
         pass
 
 
@@ -37,8 +38,8 @@ def test_a_mirror_that_missed_events_keeps_its_view_and_fetches_a_snapshot(brain
     brain.serve("ab")
     catch_up(mirror, brain.manager)
     brain.serve("uvwxyz")
-    deltas = brain.manager.deltas_since(mirror.seq, 100)
-    assert deltas.snapshot
+    deltas = brain.manager.deltas_since(mirror.position, 100)
+    assert deltas.part.last
     mirror.apply(deltas)
     assert mirror.coverage(brain.hashes("uvwxyz"), "replica").cpu == 6
 
@@ -46,7 +47,7 @@ def test_a_mirror_that_missed_events_keeps_its_view_and_fetches_a_snapshot(brain
 def test_events_out_of_order_are_refused(brain, mirror):
     catch_up(mirror, brain.manager)
     brain.serve("abcd")
-    late = brain.manager.deltas_since(1, 100)
+    late = brain.manager.deltas_since(Position(1), 100)
     assert not mirror.apply(late)
     assert mirror.coverage(brain.hashes("abcd"), "replica").cpu == 0
     catch_up(mirror, brain.manager)
@@ -68,7 +69,7 @@ def test_a_new_manager_is_noticed_whatever_its_numbers(brain, mirror):
 def test_deltas_come_in_pages(brain, mirror):
     catch_up(mirror, brain.manager)
     brain.serve("abcdef")
-    page = brain.manager.deltas_since(mirror.seq, 2)
-    assert (page.first, page.last, len(page.events), page.snapshot) == (1, 2, 2, False)
+    page = brain.manager.deltas_since(mirror.position, 2)
+    assert (page.first, page.last, len(page.events), page.part, page.more) == (1, 2, 2, None, True)
     with pytest.raises(ValueError, match="limit"):
-        brain.manager.deltas_since(0, 0)
+        brain.manager.deltas_since(Position(0), 0)

@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 
-from kvmanager.deltas import Deltas
+from kvmanager.deltas import Deltas, Part
 from kvmanager.mirror import PlacementMirror
 from kvmanager.routing import STARTING_CREDITS
 from kvmanager.simulator.routers import Prompt, make_router, router_names
@@ -28,7 +28,7 @@ class View:
 
     def hold(self, **blocks):
         events = [("dev+", name[1:], [block_key(n) for n in ids]) for name, ids in blocks.items()]
-        assert self.mirror.apply(Deltas(1, 1, len(events), events, snapshot=True))
+        assert self.mirror.apply(Deltas(1, 1, 0, [], Part(1, 0, True, events)))
 
 
 @pytest.fixture

@@ -9,11 +9,13 @@ from checked_policies import POLICIES
 from naive_manager import hashes_of
 from test_scale import calls_of
 
-from kvmanager import sweeps
+from kvmanager import snapshots, sweeps
 from kvmanager.config import ManagerConfig
+from kvmanager.deltas import HASHES_PER_EVENT, Position
 from kvmanager.demotion_queue import CAPACITY
 from kvmanager.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.mirror import PlacementMirror
 from kvmanager.nodes import CopyState
 from kvmanager.plans import PlanReason
 from kvmanager.segments import split_segments
@@ -48,6 +50,7 @@ class SlicedWorld:
         self.inventory = {CPU: {}, REDIS: {}}
         self.forbidden = {CPU: set(), REDIS: set()}
         self.leased, self.saves, self.demotions = {}, [], []
+        self.mirror = PlacementMirror(1)
 
     def prompt(self):
         tenant = self.rng.choice(TENANTS)
@@ -197,10 +200,28 @@ class SlicedWorld:
     def sweep(self):
         self.carry_out(self.manager.sweep(self.now))
 
+    def poll(self):
+        """A router asks once; now and then the answer is lost on its way."""
+        deltas = self.manager.deltas_since(self.mirror.position, self.rng.choice([1, 3, 10]))
+        assert len(deltas.events) <= 10
+        assert deltas.part is None or len(deltas.part.events) <= 3 * snapshots.MOST_TOLD
+        if self.rng.random() < 0.9:
+            self.mirror.apply(deltas)
+        return deltas
+
+    def device_changes(self):
+        hashes, _ = self.prompt()
+        replica = self.rng.choice(["replica", "other"])
+        change = self.rng.choice([self.manager.device_stored, self.manager.device_removed])
+        change(replica, hashes)
+        if self.rng.random() < 0.05:
+            self.manager.device_cleared(replica)
+
     STEPS = (
         *(plan, plan, release, offer, commit, serve, serve, serve, demote, demote, finish_demotion, finish_demotion),
         *(promote, pin, set_quotas),
         *(clear, dropped, dropped, lose, relieve, time_passes, sweep, sweep, sweep),
+        *(poll, poll, poll, device_changes, device_changes),
     )
 
     def step(self):
@@ -221,6 +242,20 @@ class SlicedWorld:
             assert not store.retiring
             assert not store.waiting
         assert not self.manager._catalog.sweeps.leaving
+        self.mirror_is_the_index()
+
+    def mirror_is_the_index(self):
+        for _ in range(1000):
+            if not self.poll().more and self.mirror.position == Position(self.manager._log.last):
+                break
+        else:
+            raise AssertionError("a snapshot without end")
+        view = self.mirror._view
+        for location, store in self.manager._catalog.stores.items():
+            resident = {copy.node.key for copy in store.copies() if copy.resident}
+            assert view.shared.get((location.tier.value, location.holder), set()) == resident
+        for replica in ("replica", "other"):
+            assert set(view.devices.held(replica)) == set(self.manager._devices.held(replica))
 
     # What holds at any time
 
@@ -259,6 +294,7 @@ class SlicedWorld:
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_between_two_slices_anything_may_happen(policy, most, monkeypatch):
     monkeypatch.setattr(sweeps, "MOST_PER_SLICE", most)
+    monkeypatch.setattr(snapshots, "MOST_TOLD", most)
     for seed in range(40):
         world = SlicedWorld(policy, seed)
         for number in range(150):
@@ -425,3 +461,40 @@ def test_siblings_that_are_forgotten_between_two_slices_do_not_lose_the_way(slow
         evicted += [key for order in brain.manager.sweep(0.0) for key in order.keys]
     assert brain.manager.stats(0.0)["locations"][0]["bytes"] == 0
     assert set(evicted) <= {brain.keys("ab" + end + end)[1] for end in "prtvxz"}
+
+
+def test_a_snapshot_comes_in_parts_of_a_bounded_size_and_the_old_view_serves_until_it_is_whole():
+    manager, root = filled(20_000, 4)
+    manager.device_stored("replica", [number.to_bytes(32, "big") for number in range(10_000)])
+    mirror = PlacementMirror(1)
+    mirror.apply(manager.deltas_since(mirror.position, 1))
+    work, parts = [], 0
+    while True:
+        deltas = []
+        work.append(calls_of(lambda into=deltas: into.append(manager.deltas_since(mirror.position, 4096))))
+        mirror.apply(deltas[0])
+        parts += 1
+        told = sum(len(event[2]) if event[0] == "dev+" else 1 for event in deltas[0].part.events)
+        assert told <= snapshots.MOST_TOLD + HASHES_PER_EVENT
+        if not deltas[0].more:
+            break
+        assert mirror.coverage([root], "replica").cpu == 0
+    assert parts >= 6
+    assert max(work) <= 12 * snapshots.MOST_TOLD
+    assert mirror.coverage([root], "replica").cpu == 1
+    assert mirror.coverage([(0).to_bytes(32, "big"), (1).to_bytes(32, "big")], "replica").device == 2
+
+
+def test_what_a_device_reports_at_once_is_told_in_events_of_a_bounded_size():
+    manager = KVManager(ManagerConfig(1), epoch=1)
+    manager.device_stored("replica", [number.to_bytes(32, "big") for number in range(10_000)])
+    manager.device_removed("replica", [number.to_bytes(32, "big") for number in range(10_000)])
+    seen, told = Position(0), []
+    while True:
+        deltas = manager.deltas_since(seen, 1024)
+        seen = Position(deltas.last)
+        told.append(sum(len(event[2]) for event in deltas.events))
+        if not deltas.more:
+            break
+    assert sum(told) == 20_000
+    assert max(told) <= 1024
