@@ -25,6 +25,18 @@ class Health(BaseModel):
     parts: dict[str, dict[str, Any]]
 
 
+def with_part(
+    probe: Callable[[], Awaitable[HealthReport]], name: str, state: str
+) -> Callable[[], Awaitable[HealthReport]]:
+    """`probe` with one more part, whose state does not change."""
+
+    async def health() -> HealthReport:
+        report = await probe()
+        return HealthReport(report.serving, {**report.parts, name: {"state": state}})
+
+    return health
+
+
 def health_router(probe: Callable[[], Awaitable[HealthReport]], queue: AdmissionQueue) -> APIRouter:
     """200 while requests can be served, also when the cache cannot (`degraded`); 503 when they cannot."""
     router = APIRouter()

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from configs.settings import load_settings
-from deployments.engine_args import engine_args, engine_environment, model_identity
+from configs.settings import Settings, load_settings
+from deployments.engine_args import engine_args, engine_environment
+from deployments.model_identity import model_identity, why_not_shared
 from kvmanager.server_secret import ServerSecret
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
     from ray.serve.handle import DeploymentHandle
+    from vllm.config import VllmConfig
+
+    from app.replica_handle import Backend
 
 
 @serve.ingress()
@@ -30,9 +35,21 @@ class Ingress:
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once, on the replica's event loop, after the constructor."""
         from app.ingress import create_app, frontend_config
-        from app.serve_backend import serve_backend
 
-        app_name = serve.get_replica_context().app_name
-        config = frontend_config(engine_args(self._settings))
-        backend = serve_backend(self._replicas, app_name, self._settings)
-        return create_app(self._settings, config, backend, model_identity(config).fingerprint(), self._secret)
+        settings = self._settings
+        config = frontend_config(engine_args(settings))
+        backend = backend_as_shared(self._replicas, serve.get_replica_context().app_name, settings, config)
+        fingerprint = model_identity(config, settings).fingerprint()
+        return create_app(settings, config, backend, fingerprint, self._secret)
+
+
+def backend_as_shared(replicas: DeploymentHandle, app_name: str, settings: Settings, config: VllmConfig) -> Backend:
+    """The backend; where the model cannot be identified, one without shared KV, whose health says why."""
+    from app.health import with_part
+    from app.serve_backend import serve_backend
+
+    why = why_not_shared(config) if settings.kv.enabled else None
+    if why is None:
+        return serve_backend(replicas, app_name, settings)
+    backend = serve_backend(replicas, app_name, settings.without_shared_kv())
+    return replace(backend, health=with_part(backend.health, "kv_sharing", f"off: {why}"))

@@ -92,8 +92,6 @@ NEUTRAL = frozenset(
         "tokenizer_mode",
         "tokenizer_revision",
         "skip_tokenizer_init",
-        "generation_config",
-        "override_generation_config",
         "logits_processors",
         "max_logprobs",
         "logprobs_mode",
@@ -123,6 +121,7 @@ NEUTRAL = frozenset(
         # memory and how weights are read, not which
         "gpu_memory_utilization",
         "kv_cache_memory_bytes",
+        "revision",  # the commit that it means is in the identity
         "download_dir",
         "hf_token",
         "safetensors_load_strategy",

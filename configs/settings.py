@@ -108,6 +108,10 @@ class Settings(Section):
         """`max_model_len` for vLLM: the setting, else the model's own limit shortened to what the device pool holds."""
         return self.max_model_len or min(models_own_limit, self.device_pool_tokens or models_own_limit)
 
+    def without_shared_kv(self) -> Settings:
+        """The same settings for parts beside an engine whose KV is not to be shared."""
+        return self.model_copy(update={"kv": self.kv.model_copy(update={"enabled": False})})
+
     @property
     def blocks_per_segment(self) -> int:
         """KV blocks in a full segment."""

@@ -1,4 +1,4 @@
-"""From crosskv's settings to vLLM's arguments, and from vLLM's configuration to the model's identity.
+"""From crosskv's settings to vLLM's arguments and configuration.
 
 The ingress and every replica build the same `VllmConfig` from the same settings, so that they agree on the fingerprint,
 and with it on every key, without asking each other. If they ever disagreed, nothing would be found: slow, never wrong.
@@ -6,26 +6,20 @@ and with it on every key, without asking each other. If they ever disagreed, not
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import xxhash
 
 from configs.model_folder import find_model, own_max_tokens
 from configs.settings import Settings
-from kvmanager.keys import ModelIdentity
+from deployments.model_identity import why_not_shared
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-KV_LAYOUT_VERSION = 1
-"""Raise it when the canonical order of a segment's payload, or what it holds, changes."""
-
-_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "config.json")
+logger = logging.getLogger(__name__)
 
 
 def engine_environment(settings: Settings) -> Mapping[str, str]:
@@ -96,11 +90,19 @@ def _max_model_len(settings: Settings) -> int:
 
 
 def engine_config(settings: Settings) -> VllmConfig:
-    """The engine's complete configuration. Reads the model's config files, loads no weights. Imports vLLM."""
+    """The engine's complete configuration. Reads the model's config files, loads no weights. Imports vLLM.
+
+    It has no KV connector where KV is not to be shared, by the settings or because it cannot be named.
+    """
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
 
-    config = engine_args(settings).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    args = engine_args(settings)
+    config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    if settings.kv.enabled and (why := why_not_shared(config)):
+        logger.warning("KV is not shared, each replica keeps its own prefix cache only: %s", why)
+        args.kv_transfer_config = args.kv_events_config = None
+        config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
     cache = config.cache_config
     if current_platform.is_cpu() and cache.num_gpu_blocks_override and cache.kv_cache_memory_bytes is None:
         # Without it the CPU backend reserves a share of the whole machine's memory, once per replica.
@@ -113,48 +115,3 @@ def _block_bytes(config: VllmConfig) -> int:
     dtype: Any = model.dtype
     per_token = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * dtype.itemsize
     return model.get_num_layers(parallel) * per_token * config.cache_config.block_size
-
-
-def model_identity(config: VllmConfig) -> ModelIdentity:
-    """What KV values depend on beside tokens. Reads the weight files of a local model once."""
-    model = config.model_config
-    text_config = model.hf_text_config
-    cache_dtype = config.cache_config.cache_dtype
-    return ModelIdentity(
-        weights=_weights_identity(
-            str(model.model), getattr(model.hf_config, "_commit_hash", None), text_config.to_dict()
-        ),
-        dtype=str(model.dtype).removeprefix("torch.") if cache_dtype == "auto" else str(cache_dtype),
-        kv_layout_version=KV_LAYOUT_VERSION,
-        block_size=config.cache_config.block_size,
-        rope=json.dumps(
-            {
-                "parameters": getattr(text_config, "rope_parameters", None),
-                "theta": getattr(text_config, "rope_theta", None),
-                "scaling": getattr(text_config, "rope_scaling", None),
-                "quantization": model.quantization,
-            },
-            sort_keys=True,
-            default=str,
-        ),
-        num_layers=model.get_num_layers(config.parallel_config),
-        num_kv_heads=model.get_num_kv_heads(config.parallel_config),
-        head_dim=model.get_head_size(),
-    )
-
-
-def _weights_identity(model: str, commit: str | None, config: Mapping[str, Any]) -> str:
-    """A hub model's commit, or a digest of every byte of a folder's weights; and of the configuration as it is used.
-
-    vLLM's `hf_overrides` change what the weights compute without changing a file.
-    """
-    folder = Path(model)
-    digest = xxhash.xxh3_128(json.dumps(config, sort_keys=True, default=str).encode())
-    if not folder.is_dir():
-        return f"{model}@{commit or 'unknown'}/{digest.hexdigest()}"
-    for file in sorted({file for pattern in _WEIGHT_FILES for file in folder.glob(pattern)}):
-        digest.update(f"{file.name}:{file.stat().st_size}:".encode())
-        with file.open("rb") as stream:
-            while chunk := stream.read(16 << 20):
-                digest.update(chunk)
-    return f"xxh3:{digest.hexdigest()}"

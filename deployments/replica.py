@@ -14,11 +14,12 @@ import ray
 from ray import serve
 
 from configs.settings import Settings, load_settings
-from deployments.engine_args import engine_config, engine_environment, model_identity
+from deployments.engine_args import engine_config, engine_environment
 from deployments.faulty_manager import manager_client
 from deployments.heartbeat import HangWatch
 from deployments.kv_port import FIDELITY, PLAN, TENANT
 from deployments.manager_client import ManagerUnavailableError
+from deployments.model_identity import model_identity, weights_identity
 from deployments.order_taker import OrderTaker
 from deployments.prompt_plans import PromptPlans
 from deployments.ray_port import RayPort
@@ -60,12 +61,12 @@ class Replica:
         self._port: RayPort | None = None
         self._reuse: Any = None
         config = engine_config(settings)
-        identity = model_identity(config)
+        identity = model_identity(config, settings)
         self._llm, self._thread = start_engine(config, settings.engine.log_stats)
-        if model_identity(config) != identity:
+        if weights_identity(config) != identity.weights:
             raise RuntimeError(f"the files of model {settings.model} changed while they were loaded; start again")
         self._fingerprint = identity.fingerprint()
-        if settings.kv.enabled:
+        if config.kv_transfer_config is not None:
             self._join_cache(context.app_name, settings)
         self._plans = PromptPlans(self._port, settings.block_size_tokens)
         # A step may wait for a layerwise load.

@@ -58,11 +58,13 @@ class ModelIdentity:
     block_size: int
     """Tokens per block."""
     rope: str
-    """Canonical text of the rotary-embedding parameters (base, scaling)."""
+    """Canonical text of the rotary-embedding parameters (base, scaling, and the length where that switches them)."""
     num_layers: int
     num_kv_heads: int
     """KV heads that one rank holds."""
     head_dim: int
+    computation: str = ""
+    """Canonical text of what computes: versions, backend, eager or compiled, quantization, engine arguments."""
     lora: str = ""
     """Identity of the LoRA adapter, empty for none."""
     rank: int = 0

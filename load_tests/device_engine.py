@@ -122,17 +122,18 @@ class DeviceEngine:
                 "kv": {"segment_tokens": segment_tokens, "load_deadline_s": 30.0},
             }
         )
-        from deployments.engine_args import engine_config, engine_environment, model_identity
+        from deployments.engine_args import engine_config, engine_environment
 
         os.environ.update(engine_environment(settings))
         from deployments.device_orders import DeviceOrders
         from deployments.engine_host import start_engine
         from deployments.kv_reuse import KVReuse
+        from deployments.model_identity import model_identity
 
         self.llm, self.thread = start_engine(engine_config(settings), log_stats=False)
         self.block_size: int = self.llm.vllm_config.cache_config.block_size
         self.port = port_type(segment_tokens // self.block_size)
-        fingerprint = model_identity(self.llm.vllm_config).fingerprint()
+        fingerprint = model_identity(self.llm.vllm_config, settings).fingerprint()
         self._salt = cache_salt(ServerSecret(bytes(32)), fingerprint, "")
         self.reuse = KVReuse(self.thread, self.llm.vllm_config, settings, self.port, fingerprint, "0")
         self.orders = DeviceOrders(self.reuse.control, self.thread.call)

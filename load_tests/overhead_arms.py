@@ -106,15 +106,16 @@ class ReusingEngine:
     def __init__(self, server: EmbeddedRedis, model: str, dtype: str, redis: bool) -> None:
         kv: dict[str, Any] = {"cpu_tier_bytes": 128 * MIB, "redis_bytes": 256 * MIB, "load_or_recompute": "load"}
         settings = engine_settings(model, dtype, kv if redis else {**kv, "redis_url": None})
-        from deployments.engine_args import engine_config, engine_environment, model_identity
+        from deployments.engine_args import engine_config, engine_environment
 
         os.environ.update(engine_environment(settings))
         from deployments.engine_host import start_engine
         from deployments.kv_reuse import KVReuse
+        from deployments.model_identity import model_identity
 
         self._node = ray.get_runtime_context().get_node_id()
         config = engine_config(settings)
-        self._fingerprint = model_identity(config).fingerprint()
+        self._fingerprint = model_identity(config, settings).fingerprint()
         self._salt = cache_salt(ServerSecret(bytes(32)), self._fingerprint, "")
         self._block_tokens = settings.block_size_tokens
         self._redis = redis

@@ -98,17 +98,18 @@ class ThrottledEngine:
                 "kv": {"cpu_tier_bytes": 128 * MIB, "redis_bytes": 256 * MIB, "prefetch_workers": 1},
             }
         )
-        from deployments.engine_args import engine_config, engine_environment, model_identity
+        from deployments.engine_args import engine_config, engine_environment
 
         os.environ.update(engine_environment(settings))
         from deployments.engine_host import start_engine
         from deployments.kv_reuse import KVReuse
+        from deployments.model_identity import model_identity
 
         self.link = EmulatedLink(control_file=str(folder / "link"))
         self.link.throttle(0.0)
         self._node = ray.get_runtime_context().get_node_id()
         config = engine_config(settings)
-        self._fingerprint = model_identity(config).fingerprint()
+        self._fingerprint = model_identity(config, settings).fingerprint()
         self._salt = cache_salt(ServerSecret(bytes(32)), self._fingerprint, "")
         self.block_tokens = settings.block_size_tokens
         self._start_parts(server, settings)

@@ -21,21 +21,22 @@ _MAY_CHANGE_KV = """
     enable_mm_embeds enable_moe_shared_loras enable_nccl_comm_suspend enable_return_routed_experts
     enable_shm_tensor_arena enable_sleep_mode enable_tower_connector_lora enable_trace_replay engram_config
     eplb_config expert_placement_strategy fault_tolerance_config fully_sharded_loras gdn_prefill_backend
-    hf_config_path hf_overrides ignore_patterns interleave_mm_strings ir_op_priority kda_decode_backend
-    kda_prefill_backend kernel_config kv_cache_dtype kv_cache_dtype_skip_layers kv_sharing_fast_prefill
-    language_model_only limit_mm_per_prompt linear_backend load_format lora_dtype lora_target_modules mamba_backend
-    mamba_block_size mamba_cache_dtype mamba_cache_mode mamba_cache_philox_rounds mamba_config mamba_ssm_cache_dtype
-    mamba_ssu_algorithm max_cpu_loras max_cudagraph_capture_size max_lora_cls_labels max_lora_rank max_loras
-    media_io_kwargs mm_device_do_normalize mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path
-    mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path mm_encoder_only mm_encoder_tp_mode
-    mm_hasher_algorithm mm_ipc_gpu_memory_gb mm_processor_cache_gb mm_processor_cache_type mm_processor_device
-    mm_processor_kwargs mm_shm_cache_max_object_size_mb mm_tensor_ipc model_class_overrides model_impl
-    model_loader_extra_config model_weights moe_backend offload_backend offload_group_size offload_num_in_group
-    offload_params offload_prefetch_step optimization_level performance_mode pooler_config
-    prefix_cache_retention_interval quantization quantization_config replayssm_buffer_len revision runner
-    skip_mm_profiling sleep_mode_offload_cudagraph sleep_preserve_parameter_names sparse_indexer_topk_backend
-    spec_method spec_model spec_tokens specialize_active_lora speculative_config swa_bounded_replay tokens_only
-    ubatch_size use_fp64_gumbel use_replayssm video_pruning_method video_pruning_rate
+    generation_config hf_config_path hf_overrides ignore_patterns interleave_mm_strings ir_op_priority
+    kda_decode_backend kda_prefill_backend kernel_config kv_cache_dtype kv_cache_dtype_skip_layers
+    kv_sharing_fast_prefill language_model_only limit_mm_per_prompt linear_backend load_format lora_dtype
+    lora_target_modules mamba_backend mamba_block_size mamba_cache_dtype mamba_cache_mode mamba_cache_philox_rounds
+    mamba_config mamba_ssm_cache_dtype mamba_ssu_algorithm max_cpu_loras max_cudagraph_capture_size
+    max_lora_cls_labels max_lora_rank max_loras media_io_kwargs mm_device_do_normalize mm_encoder_attn_backend
+    mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path
+    mm_encoder_only mm_encoder_tp_mode mm_hasher_algorithm mm_ipc_gpu_memory_gb mm_processor_cache_gb
+    mm_processor_cache_type mm_processor_device mm_processor_kwargs mm_shm_cache_max_object_size_mb mm_tensor_ipc
+    model_class_overrides model_impl model_loader_extra_config model_weights moe_backend offload_backend
+    offload_group_size offload_num_in_group offload_params offload_prefetch_step optimization_level
+    override_generation_config performance_mode pooler_config prefix_cache_retention_interval quantization
+    quantization_config replayssm_buffer_len runner skip_mm_profiling sleep_mode_offload_cudagraph
+    sleep_preserve_parameter_names sparse_indexer_topk_backend spec_method spec_model spec_tokens
+    specialize_active_lora speculative_config swa_bounded_replay tokens_only ubatch_size use_fp64_gumbel
+    use_replayssm video_pruning_method video_pruning_rate
 """
 MAY_CHANGE_KV = set(_MAY_CHANGE_KV.split())
 """Looked at in vllm 0.32.0: these may change what the model computes, or nobody has shown that they do not."""

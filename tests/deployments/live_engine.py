@@ -18,11 +18,12 @@ from vllm.outputs import RequestOutput
 
 from configs.settings import load_settings
 from deployments.device_orders import DeviceOrders
-from deployments.engine_args import engine_config, model_identity
+from deployments.engine_args import engine_config
 from deployments.engine_host import start_engine
 from deployments.kv_port import PLAN, TENANT
 from deployments.kv_reuse import KVReuse
 from deployments.kv_transfer import SaveJob
+from deployments.model_identity import model_identity
 from deployments.wire import KV_CACHE_USAGE
 from kvmanager.keys import block_hashes, cache_salt, tenant_tag
 from kvmanager.server_secret import ServerSecret
@@ -83,7 +84,7 @@ class LiveEngine:
             }
         )
         self.llm, self.thread = start_engine(engine_config(settings), log_stats=False)
-        self.fingerprint = model_identity(self.llm.vllm_config).fingerprint()
+        self.fingerprint = model_identity(self.llm.vllm_config, settings).fingerprint()
         self.salt = cache_salt(SECRET, self.fingerprint, "")
         self.tenant = ""
         self._switch = PortSwitch(MemoryPort())

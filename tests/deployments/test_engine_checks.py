@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import vllm.config.vllm
+from vllm import envs
 from vllm.config import LoRAConfig, VllmConfig
 from vllm.usage.usage_lib import UsageContext
 
@@ -69,6 +70,7 @@ def test_vllm_takes_other_arguments_than_the_settings_let_through(demo_model: Pa
 
 def test_a_replica_never_runs_the_second_model_runner(demo_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """vllm#49250: after a failed synchronous load runner V2 computes from the wrong position, and answers garbage."""
+    envs.disable_envs_cache()  # an engine that another test has started turns it on
     monkeypatch.setattr(vllm.config.vllm, "HAS_TRITON", True)
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")  # the user's wish, in the environment that replicas inherit
     config = engine_config(settings(demo_model))

@@ -32,6 +32,7 @@ OTHER = {
     "num_layers": 3,
     "num_kv_heads": 2,
     "head_dim": 128,
+    "computation": "another version",
     "lora": "adapter",
     "rank": 1,
     "world_size": 2,
