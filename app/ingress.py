@@ -35,6 +35,7 @@ from app.openai_api import add_openai_routes
 from app.prompt_keys import PromptKeys
 from app.replica_handle import Backend
 from app.request_context import RequestContextMiddleware
+from app.user_text import keep_user_text
 from configs.settings import Settings
 from kvmanager.server_secret import ServerSecret
 
@@ -64,9 +65,11 @@ def create_app(
     metrics = IngressMetrics(registry or CollectorRegistry(), queue)
     fidelity = FidelityRule(settings.kv.fidelity, settings.kv.tenant_fidelity)
     keys = PromptKeys(secret, fingerprint, vllm_config.cache_config.block_size, fidelity)
+    renderer = renderer_from_config(vllm_config)
+    keep_user_text(renderer)
     engine = HandleEngineClient(
         vllm_config,
-        renderer_from_config(vllm_config),
+        renderer,
         backend.replicas,
         keys,
         queue,
@@ -93,9 +96,9 @@ def create_app(
             Middleware(RequestContextMiddleware, queue, http.request_timeout_s, http.debug_headers),
         ],
     )
-    renderer = add_openai_routes(app, engine, settings)
-    app.include_router(control_router(backend.control, renderer, keys))
-    app.include_router(moves_router(backend.control, renderer, keys))
+    online = add_openai_routes(app, engine, settings)
+    app.include_router(control_router(backend.control, online, keys))
+    app.include_router(moves_router(backend.control, online, keys))
     app.include_router(health_router(backend.health, queue))
     app.include_router(metrics_router(metrics, backend.metrics))
     app.include_router(layerwise_api.layerwise_router(backend.metrics))
