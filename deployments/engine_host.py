@@ -29,6 +29,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
 
+import torch
 from vllm.config import VllmConfig
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -314,6 +315,10 @@ def start_engine(config: VllmConfig, log_stats: bool) -> tuple[AsyncLLM, EngineT
     check_engine_config(config)
     # The root of all block hashes must be the same everywhere (kvmanager.keys); vLLM would take it from this variable.
     os.environ.pop("PYTHONHASHSEED", None)
+    if torch.cpu._is_amx_tile_supported():
+        # Linux gives a process the tile registers when it asks. vLLM's attention uses them unasked: where oneDNN had
+        # not asked before (`load_format: dummy`), the first prompt ended the process by an illegal instruction.
+        torch.cpu._init_amx()
     with _client_in_process() as threads, _tolerant_module_scan():
         llm = AsyncLLM(
             vllm_config=config, executor_class=Executor.get_class(config), log_stats=log_stats, log_requests=False

@@ -18,6 +18,7 @@ from unittest import mock
 
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from vllm import envs
@@ -43,6 +44,12 @@ config = engine_config(settings)
 llm, _ = start_engine(config, log_stats=False)
 from vllm.v1.core import kv_cache_utils
 print("identity", model_identity(config, settings).fingerprint().hex(), kv_cache_utils.NONE_HASH.hex(), flush=True)
+import ctypes, torch
+SYS_ARCH_PRCTL, ARCH_GET_XCOMP_PERM, TILE_DATA = 158, 0x1022, 1 << 18
+granted = ctypes.c_uint64()
+if torch.cpu._is_amx_tile_supported():
+    ctypes.CDLL(None).syscall(SYS_ARCH_PRCTL, ARCH_GET_XCOMP_PERM, ctypes.byref(granted))
+    print("tiles", bool(granted.value & TILE_DATA), flush=True)
 llm.shutdown()
 """
 
@@ -246,18 +253,30 @@ def test_another_backend_or_machine_changes_the_fingerprint(model: Path) -> None
         assert len({here, elsewhere, model_identity(config, settings)}) == 3
 
 
-def test_another_process_with_another_hash_seed_and_home_agrees(model: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def other_process(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What another process prints that has started an engine, with another hash seed and another home."""
     finished = subprocess.run(
-        [sys.executable, "-c", PRINT_IDENTITY, str(model)],
+        [sys.executable, "-c", PRINT_IDENTITY, str(demo_model)],
         cwd=PROJECT_ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "123", "HOME": str(tmp_path)},
+        env={**os.environ, "PYTHONHASHSEED": "123", "HOME": str(tmp_path_factory.mktemp("home"))},
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
-    found = [line for line in finished.stdout.splitlines() if line.startswith("identity")]
-    assert found == [f"identity {identity(model).fingerprint().hex()} {ROOT_HASH.hex()}"], finished.stderr
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout.splitlines()
+
+
+def test_another_process_with_another_hash_seed_and_home_agrees(other_process: list[str], demo_model: Path) -> None:
+    expected = f"identity {identity(demo_model).fingerprint().hex()} {ROOT_HASH.hex()}"
+    assert [line for line in other_process if line.startswith("identity")] == [expected]
+
+
+@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="a CPU without tile registers")
+def test_a_started_engine_may_use_the_tile_registers(other_process: list[str]) -> None:
+    assert "tiles True" in other_process
 
 
 # What has no name.
