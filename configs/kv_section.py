@@ -71,7 +71,7 @@ class KVSettings(Section):
         description="Uses after which a segment is copied to Redis in the background. 1: every segment.",
     )
     redis_expire_s: int = Field(
-        604_800, ge=0, description="Time after which Redis forgets a segment, from its copying on. 0: never."
+        604_800, ge=0, description="Time after which Redis forgets a segment that nobody has used. 0: never."
     )
     redis_deadline_s: float = Field(
         0.5, gt=0, description="Longest wait for one answer of Redis. At most `load_deadline_s`."

@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 REPLICA_SILENCE_S = 30.0
 """A replica that has not polled for so long is forgotten, with all it had on its device."""
 EXPIRE_EVERY_S = 1.0
+MOST_RENEWED = 1000
+"""Segments of one call that keeps them from expiring in Redis, or a longer chain: some milliseconds there."""
 MOST_DELTAS = 4096
 """Segments and blocks in the events of one answer to a router; the rest follows in the next."""
 
@@ -446,6 +448,7 @@ class KVManagerActor(CallBatches, ControlOrders):
             now = time.monotonic()
             try:
                 self._seats.send(self._brain.expire(now))
+                self._seats.renew(self._brain.renewals(now, MOST_RENEWED))
                 self._wake_pollers()
                 self._demoter.wake()
                 for replica, seat in list(self._replicas.items()):

@@ -11,6 +11,10 @@ from kvmanager.locations import Tier
 from kvmanager.manager import KVManager
 from kvmanager.server_secret import ServerSecret
 
+MOST_RENEW_S = 3600.0
+RENEW_SHARE = 1 / 24
+"""Of `kv.redis_expire_s`: what is used is renewed in Redis no more often than that, nor than once an hour."""
+
 
 def manager_config(settings: Settings) -> ManagerConfig:
     """Pick it out of the settings."""
@@ -26,6 +30,7 @@ def manager_config(settings: Settings) -> ManagerConfig:
         max_ghosts=kv.max_ghosts,
         cpu_high_water=kv.cpu_high_water,
         redis_min_uses=kv.redis_min_uses,
+        redis_renew_s=min(MOST_RENEW_S, kv.redis_expire_s * RENEW_SHARE),
         eviction_policy=kv.eviction_policy,
         pin_budget_bytes=int(kv.pin_budget_bytes),
     )

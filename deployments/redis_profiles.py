@@ -3,7 +3,8 @@
 A profile is a hash of one field, so that an ACL user needs no further commands. It lies outside every model's prefix:
 no scan of segments meets it.
 
-* It outlives what was coded with it: whoever writes a segment renews its profile first, for longer than the segment.
+* It outlives what was coded with it: whoever writes a segment renews its profile first, for longer than the segment,
+  and the Redis tier renews all of them now and then, because segments that are used are renewed too.
 * What is read is bounded in size, and was stored under the server's secret: nothing else is given to a parser. It is
   the caller's to verify by its digest.
 * The first time that a process needs a profile it writes it, whatever lies there: perhaps another secret's.
@@ -23,6 +24,7 @@ FIELD = "t"
 """The profile after its keyed tag."""
 MOST_PROFILE_BYTES = 16 << 20
 """Far more than a profile of any model has: some kilobytes per layer."""
+SCAN_COUNT = 1000
 MARGIN_S = 3600
 """So much longer than a segment a profile stays, though it was renewed before that was written."""
 
@@ -65,6 +67,16 @@ class RedisProfiles:
                     pipeline.pexpire(name, self._expire_ms)
                 pipeline.execute()
                 self._written.add(digest)
+        except redis.RedisError as error:
+            raise self._unavailable(error) from error
+
+    def renew_all(self) -> None:
+        """Keep all that are there for longer than any segment that is renewed now. Raises StoreUnavailableError."""
+        if not self._expire_ms:
+            return
+        try:
+            for name in self._client.scan_iter(match=self._prefix + b"*", count=SCAN_COUNT):
+                self._client.pexpire(name, self._expire_ms)
         except redis.RedisError as error:
             raise self._unavailable(error) from error
 

@@ -126,6 +126,14 @@ class RedisStore:
             deleted += int(self._ask(lambda names=names: self._client.unlink(*names)))  # type: ignore[misc]
         return deleted
 
+    def renew(self, keys: Sequence[bytes]) -> None:
+        """PEXPIRE, one after the other in this order. Raises StoreUnavailableError."""
+        for start in range(0, len(keys) if self._expire_ms else 0, BATCH):
+            pipeline = self._client.pipeline(transaction=False)
+            for key in keys[start : start + BATCH]:
+                pipeline.pexpire(self._name(key), self._expire_ms)
+            self._execute(pipeline)
+
     def headers(self) -> Iterator[list[StoredHeader]]:
         """SCAN, then the header and the parts' lengths of what it names."""
         seen: set[bytes] = set()  # SCAN may name a key twice

@@ -42,6 +42,7 @@ from deployments.redis_config import RedisTierConfig, check_now
 from deployments.redis_connection import RedisLoadingError, RedisUnavailableError, ServerFacts
 from deployments.redis_endpoint import RedisEndpoint, open_profiles, open_store, segment_prefix
 from deployments.redis_index import read_index
+from deployments.redis_store import RedisStore
 from deployments.segment_store import StoreUnavailableError
 from deployments.tier_seats import OK
 from kvmanager.server_secret import ServerSecret
@@ -60,7 +61,7 @@ LONGEST_RETRY_S = 5.0
 MANAGER_ANSWER_S = 5.0
 ADOPT_CHUNK = 1000
 PROFILE_RENEWAL_S = 600.0
-"""How often the codec profile is kept from expiring, though nothing is coded with it."""
+"""How often the codec profiles are kept from expiring, though nothing is coded with them."""
 INDEX_DEADLINE_S = 2.0
 """Least patience for the answers that the index needs: they are no request's, and starting over costs more."""
 
@@ -81,6 +82,7 @@ class RedisTier:
         self._start_over = asyncio.Event()
         self._retry_s = RETRY_S
         self._store: CheckedStore | None = None
+        self._transport: RedisStore | None = None
         self._facts: ServerFacts | None = None
         self._budget_bytes = config.budget_bytes
         self._unusable = 0
@@ -98,6 +100,12 @@ class RedisTier:
         self._deletions.add(deletion)
         deletion.add_done_callback(self._deletions.discard)
         return await asyncio.shield(deletion)  # the thread goes on, whatever becomes of who asked
+
+    async def renew(self, keys: Sequence[bytes]) -> None:
+        """Keep segments from expiring, by the manager's order: children first. Raises when Redis does not do it."""
+        if self._transport is None:
+            raise RedisUnavailableError(self._state)
+        await asyncio.to_thread(self._transport.renew, list(keys))
 
     async def stats(self) -> dict[str, Any]:
         """What Redis last said of itself; asks nobody."""
@@ -164,7 +172,10 @@ class RedisTier:
             faults=self._config.faults,
             coding=replace(self._config.coding, profile=profile.digest if profile else b""),
         )
-        keep_profile = partial(open_profiles(endpoint).keep, profile.digest, profile.content) if profile else None
+        profiles = open_profiles(endpoint)
+        keep_profiles = [profiles.renew_all]
+        if profile is not None:
+            keep_profiles.append(partial(profiles.keep, profile.digest, profile.content))
         deleted = await asyncio.to_thread(self._access.look_at_neighbours, endpoint.prefix)
         if neighbours := self._access.neighbour_segments:
             logger.info("Redis keeps %d segments of other models while there is room", neighbours)
@@ -173,7 +184,7 @@ class RedisTier:
         self._start_over.clear()
         index = asyncio.get_running_loop().create_task(self._index(endpoint))
         try:
-            await self._watch(facts.run_id, index, keep_profile)
+            await self._watch(facts.run_id, index, keep_profiles)
         finally:
             index.cancel()
             await asyncio.gather(index, return_exceptions=True)
@@ -185,6 +196,7 @@ class RedisTier:
         self._registered = True  # from the asking on: an answer that does not come leaves open whether it was heard
         await self._ask("register_redis", self._address(), incarnation, endpoint, self._budget_bytes)
         self._store = open_store(endpoint)
+        self._transport = RedisStore(endpoint.url, endpoint.prefix, endpoint.deadline_s, endpoint.expire_s)
         patient = replace(endpoint, deadline_s=max(INDEX_DEADLINE_S, endpoint.deadline_s), faults=NO_FAULTS)
         while self._deletions:  # of the life before: what is about to go must not be found
             await asyncio.wait(set(self._deletions))
@@ -219,12 +231,13 @@ class RedisTier:
             len(found.unusable),
         )
 
-    async def _watch(self, run_id: str, index: asyncio.Task[None], keep_profile: Callable[[], None] | None) -> None:
+    async def _watch(self, run_id: str, index: asyncio.Task[None], keep_profiles: Sequence[Callable[[], None]]) -> None:
         """Return when a new life is to be told; raise when Redis is lost or could not be indexed."""
         failures, renewed = 0, -PROFILE_RENEWAL_S
         while True:
-            if keep_profile is not None and time.monotonic() - renewed > PROFILE_RENEWAL_S:
-                await asyncio.to_thread(keep_profile)
+            if time.monotonic() - renewed > PROFILE_RENEWAL_S:
+                for keep in keep_profiles:
+                    await asyncio.to_thread(keep)
                 renewed = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._start_over.wait(), PROBE_EVERY_S)
@@ -277,7 +290,7 @@ class RedisTier:
         if state != self._state and not by_itself:
             logger.warning("%s", state)
         self._state = state
-        self._store = None
+        self._store = self._transport = None
         if self._registered:
             self._registered = False
             with contextlib.suppress(ManagerUnavailableError):

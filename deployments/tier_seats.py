@@ -163,6 +163,11 @@ class TierSeats:
             self._redis.incarnation, self._redis.indexed, self._redis.state = "", False, state
             self._changed()
 
+    def renew(self, keys: Sequence[bytes]) -> None:
+        """Let Redis keep segments from expiring. Does not wait: what is not renewed now is with a later use."""
+        if keys and self._redis is not None and self._redis.incarnation:
+            self._redis.handle.renew.remote(list(keys))
+
     def redis_report(self) -> dict[str, Any] | None:
         """For /health; None: this server has no Redis. `indexing`: it is there, and about to be usable."""
         seat = self._redis

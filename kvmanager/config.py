@@ -32,6 +32,8 @@ class ManagerConfig:
     """Share of a CPU tier's budget above which its coldest segments move to Redis."""
     redis_min_uses: float = 1.0
     """A segment used so often (`kvmanager.demotion_queue`) is copied to Redis; 1: every segment when it is stored."""
+    redis_renew_s: float = 0.0
+    """How long a segment at Redis that is used needs no renewal (`kvmanager.renewals`); 0: nothing expires there."""
     pin_budget_bytes: int = 0
     """Bytes that pins may keep from being evicted, each segment counted once; 0: nothing can be pinned."""
     tenant_pin_bytes: Mapping[str, int] | None = None
@@ -53,5 +55,7 @@ class ManagerConfig:
             raise ValueError(f"max_ghosts must not be negative, got {self.max_ghosts}")
         if not 0 < self.cpu_high_water <= 1:
             raise ValueError(f"cpu_high_water must be a share above 0 and up to 1, got {self.cpu_high_water}")
+        if not self.redis_renew_s >= 0:
+            raise ValueError(f"redis_renew_s must not be negative, got {self.redis_renew_s}")
         if not self.redis_min_uses >= 1:
             raise ValueError(f"redis_min_uses must be at least 1, got {self.redis_min_uses}")

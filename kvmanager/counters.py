@@ -38,6 +38,8 @@ class Counters:
     """Written to Redis by a demotion that had ended; ordered evicted there."""
     relieved_segments: int = 0
     """Evicted from a CPU tier above its high-water mark, while Redis keeps them."""
+    renewed_segments: int = 0
+    """Kept from expiring in Redis because they, or what follows on them, were used."""
     promoted_segments: int = 0
     """Copied from Redis to a CPU tier and committed there."""
     refused_promotions: int = 0

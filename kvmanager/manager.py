@@ -198,9 +198,18 @@ class KVManager(ManagerParts):
         """
         self._end_overdue(now)
         freed, strays = self._demotions.finish(demotion_id, stored)
+        self._renewals.written(self._now, stored)
         due = self._due.keys(REDIS)
         strays = [key for key in strays if key not in due]
         return self._evict(freed) + ((evict(REDIS, tuple(strays)),) if strays else ())
+
+    def renewals(self, now: float, most: int) -> list[SegmentKey]:
+        """Return some ``most`` segments that Redis shall keep from expiring now, in this order: children first.
+
+        To be called every second or so.
+        """
+        self._advance(now)
+        return self._renewals.take(self._now, most)
 
     def relieve(self, now: float) -> tuple[Directive, ...]:
         """Order CPU tiers above their high-water mark to free the coldest segments that Redis has, and what is due."""

@@ -22,6 +22,7 @@ from kvmanager.pins import Pins
 from kvmanager.plans import Planner
 from kvmanager.policies import EvictionPolicy, PolicySetting, make_policy
 from kvmanager.quotas import Quotas
+from kvmanager.renewals import Renewals
 from kvmanager.report import lookup_report, store_report, tenant_report
 from kvmanager.saves import Saves
 from kvmanager.snapshots import Snapshots
@@ -45,7 +46,10 @@ class ManagerParts:
         self._config = config
         self._make_policy(lambda: 0)  # what is no policy is refused now, not when the first tier comes
         self._catalog = Catalog(self._trie, self._clock, self._log, self._make_policy, self._queue)
-        self._planner = Planner(self._catalog, self._counters, config.blocks_per_segment, config.lease_s)
+        self._renewals = Renewals(self._trie, self._catalog.stores, self._counters, config.redis_renew_s)
+        self._planner = Planner(
+            self._catalog, self._counters, self._renewals, config.blocks_per_segment, config.lease_s
+        )
         self._saves = Saves(self._catalog, self._counters, config.blocks_per_segment, config.save_s)
         self._demotions = Demotions(self._catalog, self._queue, self._counters, config.cpu_high_water, config.save_s)
         self._pins = Pins(self._catalog, config.pin_budget_bytes, config.longest_pin_s, config.tenant_pin_bytes)

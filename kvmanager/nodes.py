@@ -134,6 +134,7 @@ class Copy:
         "node",
         "partition",
         "position",
+        "renewed",
         "share",
         "shelf",
         "state",
@@ -151,6 +152,8 @@ class Copy:
         self.children = 0
         """Copies of child nodes at this location that count on this one: RESERVED, HELD or RESIDENT."""
         self.leases = 0
+        self.renewed = float("-inf")
+        """At Redis: when it was last kept from expiring (`kvmanager.renewals`), as far as this manager knows."""
         self.next: Copy | None = None
         """Of the same node, at another location."""
         self.earlier: Copy | None = None

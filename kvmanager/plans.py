@@ -16,6 +16,7 @@ from kvmanager.keys import BlockHash, SegmentKey
 from kvmanager.locations import Location, Tier
 from kvmanager.nodes import Copy, Node
 from kvmanager.prefix_reach import prefix_reach
+from kvmanager.renewals import Renewals
 
 
 class PlanReason(StrEnum):
@@ -83,9 +84,12 @@ class _Lease:
 class Planner:
     """Makes plans and keeps their leases."""
 
-    def __init__(self, catalog: Catalog, counters: Counters, blocks_per_segment: int, lease_s: float) -> None:
+    def __init__(
+        self, catalog: Catalog, counters: Counters, renewals: Renewals, blocks_per_segment: int, lease_s: float
+    ) -> None:
         self._catalog = catalog
         self._counters = counters
+        self._renewals = renewals
         self._blocks_per_segment = blocks_per_segment
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
@@ -108,7 +112,7 @@ class Planner:
         That is all that is stored unless ``choose`` says less. O(segments of the prompt), plus O(log n) for the heap
         entries of leaves.
         """
-        plan = self._plan(now, replica, node, hashes, device_blocks, self._catalog.use, choose)
+        plan = self._plan(now, replica, node, hashes, device_blocks, self._catalog.use, choose, used=True)
         counters = self._counters
         counters.plans += 1
         counters.prompt_blocks += len(hashes)
@@ -181,9 +185,12 @@ class Planner:
         device_blocks: int,
         visit: Callable[[Node], float],
         choose: Choose | None = None,
+        used: bool = False,
     ) -> Plan:
         known = self.deepest_known(hashes)
         stored = self.deepest_stored(hashes)
+        if used:
+            self._renewals.used(now, stored)
         scores = _visit(known, stored, visit)
         now_score = self._catalog.clock.now
         chain: list[Node] = []

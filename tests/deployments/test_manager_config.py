@@ -38,6 +38,11 @@ def test_what_is_no_policy_is_refused_in_one_sentence_before_the_start(name, say
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("expire_s", "renew_s"), [(604_800, 3600.0), (2400, 100.0), (0, 0.0)])
+def test_what_is_used_is_renewed_in_redis_long_before_it_expires(expire_s, renew_s):
+    assert manager_config(load_settings({"kv": {"redis_expire_s": expire_s}})).redis_renew_s == renew_s
+
+
 def test_quotas_are_given_by_tag_in_bytes():
     args = {
         "http": {"api_keys": {"a": "alice", "b": "bob"}},

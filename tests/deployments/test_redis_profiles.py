@@ -75,6 +75,16 @@ def test_it_is_written_once_and_renewed_for_longer_than_a_segment_each_time(runn
     assert found.get(PROFILE.digest) == PROFILE.to_bytes()
 
 
+def test_all_profiles_can_be_renewed_though_nothing_is_coded_with_them(
+    running: RedisForTests,
+) -> None:
+    found = profiles(running, expire_s=1000)
+    found.keep(PROFILE.digest, PROFILE.to_bytes())
+    running.client.expire(NAME, 5)
+    profiles(running, expire_s=1000).renew_all()
+    assert running.client.ttl(NAME) > 1000 + MARGIN_S - 10
+
+
 def test_where_segments_do_not_expire_profiles_do_not(running: RedisForTests) -> None:
     for _ in range(2):
         profiles(running, expire_s=0).keep(PROFILE.digest, PROFILE.to_bytes())

@@ -103,6 +103,17 @@ def test_segments_expire_when_they_are_told_to(running: RedisForTests, store: Ch
     assert running.client.ttl(redis_name(span.key)) == -1
 
 
+def test_what_is_renewed_expires_as_late_as_what_is_written_now(running: RedisForTests, store: CheckedStore) -> None:
+    spans = chain(18, 3)
+    for span in spans:
+        store.put(span.key, sealed(span))
+        running.client.expire(redis_name(span.key), 5)
+    RedisStore(running.url, endpoint("").prefix, 5.0, 1000).renew([span.key for span in spans])
+    assert min(running.client.pttl(redis_name(span.key)) for span in spans) > 990_000
+    RedisStore(running.url, endpoint("").prefix, 5.0, 0).renew([spans[0].key])
+    assert running.client.pttl(redis_name(spans[0].key)) > 990_000, "where nothing expires nothing is set"
+
+
 def test_two_namespaces_and_two_models_do_not_see_each_other(running: RedisForTests, store: CheckedStore) -> None:
     span = chain(5, 1)[0]
     others = [

@@ -157,6 +157,15 @@ def test_of_other_models_what_was_not_used_for_longest_leaves_when_room_is_neede
     assert all(external.client.exists(redis_name(span.key)) for span in mine), "the model's own stay"
 
 
+def test_renewals_reach_redis(deployments: Any, external: RedisForTests) -> None:
+    spans = chain(36, 3)
+    fill(external.client, spans)
+    deployment = deployments(url=external.url, expire_s=1000)
+    deployment.until_ok()
+    deployment.ask_tier("renew", [spans[1].key, spans[0].key])
+    assert [external.client.ttl(redis_name(span.key)) > 990 for span in spans] == [True, True, False]
+
+
 def test_redis_is_not_indexed_while_a_deletion_of_its_last_life_runs(
     deployments: Any, external: RedisForTests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
