@@ -1,31 +1,41 @@
-"""How many requests the ingress works on, how many may wait, and that one more is refused at once.
+"""How many requests the ingress works on, how many may wait, and that one more is refused at once: fairly by tenant.
 
 Invariants:
 
-* `ongoing <= max_ongoing` and `ongoing + waiting <= admitted <= max_ongoing + max_queued`, at every moment;
+* turns take no more than `max_ongoing` places, and no more than `max_ongoing + max_queued` answers are admitted;
 * a request is refused (`OverloadedError`, 429) before its response starts, never after, and never once admitted;
-* turns are given in the order in which they were asked for;
+* a tenant finds room up to its slice, whatever the others do (`app.fair_shares`), among those admitted and those whose
+  turn it is;
+* turns go round over the tenants; within one they are given in the order in which they were asked for (`app.fair_line`);
 * a ticket that is closed, or a waiting caller that is cancelled, frees its room at once.
 
-Everything runs on the ingress's event loop; nothing here is thread-safe. All operations take constant time.
+Everything runs on the ingress's event loop; nothing here is thread-safe.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from vllm.exceptions import VLLMValidationError
 
 from app.errors import OverloadedError
+from app.fair_line import FairLine
+from app.fair_shares import FairShares
+from configs.settings import Settings
+
+TURN_SLICE_SHARE = 0.25
+"""Part of the turns that is divided among the tenants: what a tenant that is alone leaves unused for a newcomer."""
 
 
 class Ticket:
     """The room that one HTTP request holds in an `AdmissionQueue`, from its admission to its end."""
 
-    def __init__(self, queue: AdmissionQueue) -> None:
+    def __init__(self, queue: AdmissionQueue, tenant: str = "") -> None:
         self._queue = queue
+        self._tenant = tenant
         self._held = 0
 
     def admit(self, sequences: int) -> None:
@@ -35,43 +45,77 @@ class Ticket:
             VLLMValidationError: so many would not fit even if nobody else asked.
             OverloadedError: they do not fit now.
         """
-        if self._held + sequences > self._queue.capacity:
+        if self._held + sequences > self._queue.rooms.most:
             raise VLLMValidationError(
-                f"This server computes at most {self._queue.capacity} answers per request, over all its prompts.",
+                f"This server computes at most {self._queue.rooms.most} answers per request, over all its prompts.",
                 parameter="n",
             )
-        if self._queue.admitted + sequences > self._queue.capacity:
+        if not self._queue.rooms.take(self._tenant, sequences):
             raise OverloadedError
-        self._queue.admitted += sequences
         self._held += sequences
 
     def close(self) -> None:
         """Give the room back. Idempotent."""
-        self._queue.admitted -= self._held
+        if self._held:  # who may not ask at all has no room to give back
+            self._queue.rooms.give_back(self._tenant, self._held)
         self._held = 0
 
 
 class AdmissionQueue:
-    """A bounded queue in front of the replicas. `admitted` counts answers, `ongoing` and `waiting` count prompts."""
+    """A bounded queue in front of the replicas. `rooms` counts answers, `ongoing` and `waiting` count prompts."""
 
-    def __init__(self, max_ongoing: int, max_queued: int) -> None:
-        self.capacity = max_ongoing + max_queued
-        self.admitted = 0
+    def __init__(self, max_ongoing: int, max_queued: int, tenants: Collection[str] = (), turns: int = 0) -> None:
+        """`turns`: places that prompts may take at once, no more than `max_ongoing`; 0: that many."""
+        self.rooms = FairShares(max_ongoing + max_queued, tenants)
         self.ongoing = 0
-        self.waiting = 0
-        self._turns = asyncio.Semaphore(max_ongoing)
+        self._turns = FairShares(min(turns, max_ongoing) or max_ongoing, tenants, TURN_SLICE_SHARE)
+        self._line: FairLine[_Turn] = FairLine(self._turns)
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> AdmissionQueue:
+        """With one tenant, replicas queue what they cannot compute at once: so they know what comes.
+
+        With several, no more is sent than they compute at once. What waits in an engine waits in the order in which it
+        came, and a tenant with many requests would be before all others there.
+        """
+        http, tenants = settings.http, settings.http.tenants
+        at_once = max(settings.replicas * settings.engine.max_num_seqs, len(tenants))
+        turns = at_once if len(tenants) > 1 else 0
+        return cls(http.max_ongoing_requests, http.max_queued_requests, tenants, turns)
+
+    @property
+    def waiting(self) -> int:
+        """Prompts that wait for their turn."""
+        return len(self._line)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait until fewer than `max_ongoing` prompts are being computed, then be one of them."""
-        self.waiting += 1
+    async def turn(self, tenant: str = "", answers: int = 1) -> AsyncIterator[None]:
+        """Wait until it is this prompt's turn, then be computed."""
+        turn = _Turn(tenant, asyncio.get_running_loop().create_future())
+        self._line.join(tenant, turn, answers)
+        self._begin_turns()
         try:
-            await self._turns.acquire()
-        finally:
-            self.waiting -= 1
-        self.ongoing += 1
-        try:
+            await turn.begins
             yield
         finally:
-            self.ongoing -= 1
-            self._turns.release()
+            if turn.places:
+                self.ongoing -= 1
+                self._turns.give_back(tenant, turn.places)
+            else:
+                self._line.leave(tenant, turn)
+            self._begin_turns()  # also when one has left the line: others may have waited for it
+
+    def _begin_turns(self) -> None:
+        while (following := self._line.next()) is not None:
+            turn, turn.places = following
+            self.ongoing += 1
+            if not turn.begins.done():  # else its caller has been cancelled, and is about to give it back
+                turn.begins.set_result(None)
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    tenant: str
+    begins: asyncio.Future[None]
+    places: int = 0
+    """What it has got; 0: it waits."""

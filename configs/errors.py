@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-_SECRET_FIELDS = ("redis_url", "api_keys")
+_SECRET_FIELDS = ("redis_url", "api_keys", "metrics_key")
 """Fields whose value is not shown, nor, where it is a mapping, its keys."""
 _REDIS_URL = re.compile(r"(rediss?|unix)://.*", re.IGNORECASE | re.DOTALL)
 """Anything may follow in a password, so all that follows is left out."""

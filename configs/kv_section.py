@@ -10,7 +10,7 @@ from pydantic import ByteSize, Field, field_validator
 
 from configs.layerwise_section import LayerwiseSettings
 from configs.model_folder import PROJECT_ROOT
-from configs.sections import Section
+from configs.section import Section
 
 EMBEDDED_REDIS = "embedded"
 """Value of `kv.redis_url`: the server starts a Redis of its own."""

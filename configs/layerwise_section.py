@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import ByteSize, Field
 
-from configs.sections import Section
+from configs.section import Section
 
 GROUPS = 8
 """Groups of layers that a model has where `group_layers` does not say: an eighth is what cannot hide."""

@@ -1,4 +1,4 @@
-"""The sections of the settings tree: engine, http, routing, faults; `configs.kv_section` has kv, the largest.
+"""The sections engine, routing and faults of the settings tree; `configs.kv_section` and `http_section` have theirs.
 
 `configs.settings` joins and cross-checks them.
 
@@ -9,18 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from configs.engine_arguments import check_extra_args
+from configs.section import Section
 
 CPU_BLOCK_MULTIPLE_TOKENS = 32  # vLLM's CPU attention kernels work on blocks of a multiple of 32 tokens
-
-
-class Section(BaseModel):
-    """A section refuses what it does not know and does not change once loaded."""
-
-    # pydantic's own messages quote what was given, which may be a password; `configs.errors` quotes what may be shown.
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
 class EngineSettings(Section):
@@ -67,54 +61,6 @@ class EngineSettings(Section):
     @classmethod
     def _extra_arguments_undo_nothing(cls, value: dict[str, Any]) -> dict[str, Any]:
         check_extra_args(value)
-        return value
-
-
-class HTTPSettings(Section):
-    """The HTTP surface: who may ask, how much, and how long."""
-
-    api_keys: dict[str, str] = Field(
-        default_factory=dict, description="API key to tenant. Tenants share no KV. Empty: no key needed, one tenant."
-    )
-    max_body_bytes: ByteSize = Field(
-        ByteSize(10 * 1024**2), ge=1024, description="Largest request body; more is answered 413."
-    )
-    body_timeout_s: float = Field(
-        60.0, gt=0, description="Longest time from a request's headers to the end of its body; more is answered 408."
-    )
-    constraint_timeout_s: float = Field(
-        5.0,
-        gt=0,
-        description="Longest time to build the grammar of a structured output, a regular expression or a tool call; "
-        "what takes longer is answered 400.",
-    )
-    max_ongoing_requests: int = Field(512, ge=1, description="Requests that the ingress works on at the same time.")
-    max_queued_requests: int = Field(
-        256, ge=0, description="Requests that may wait for a replica; more are answered 429."
-    )
-    retry_after_s: int = Field(1, ge=1, description="What `Retry-After` says with a 429 or a 503.")
-    request_timeout_s: float = Field(600.0, gt=0, description="Longest time that one request may take.")
-    debug_headers: bool = Field(
-        False, description="Obey the header `X-CrossKV-Replica: 0|1|…`, which sends a request to one replica."
-    )
-    tool_call_parser: str | None = Field(
-        None, description="vLLM's parser for the model's tool calls, such as `hermes`. Empty: no automatic tool choice."
-    )
-    reasoning_parser: str | None = Field(
-        None,
-        description="vLLM's parser for the model's reasoning, such as `qwen3`. Empty: reasoning stays in the answer.",
-    )
-
-    @property
-    def tenants(self) -> tuple[str, ...]:
-        """Who may ask, by name; empty: everybody, and there are no tenants."""
-        return tuple(sorted(set(self.api_keys.values())))
-
-    @field_validator("api_keys")
-    @classmethod
-    def _keys_and_tenants_are_not_empty(cls, value: dict[str, str]) -> dict[str, str]:
-        if any(not key.strip() or not tenant.strip() for key, tenant in value.items()):
-            raise ValueError("an API key or its tenant is empty; write each as `some-key: some-tenant`")
         return value
 
 

@@ -5,6 +5,7 @@ The sections lie in `configs.sections`; this file holds what concerns the whole 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -13,16 +14,17 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from configs import machine
+from configs.api_keys import with_all_keys
 from configs.errors import SettingsError, one_sentence
+from configs.http_section import HTTPSettings
 from configs.kv_section import EMBEDDED_REDIS, KVSettings
 from configs.model_folder import DEMO_MODEL, PROJECT_ROOT, find_model, own_max_tokens
+from configs.section import Section
 from configs.sections import (
     CPU_BLOCK_MULTIPLE_TOKENS,
     EngineSettings,
     FaultSettings,
-    HTTPSettings,
     RoutingSettings,
-    Section,
 )
 
 __all__ = ["PROJECT_ROOT", "Settings", "SettingsError", "load_settings"]
@@ -138,7 +140,9 @@ class Settings(Section):
         self._check_redis()
         self._check_budgets()
         self._check_quotas()
-        self._check_tenants("tenant_fidelity", self.kv.tenant_fidelity)
+        self._check_tenants("kv.tenant_fidelity", self.kv.tenant_fidelity)
+        self._check_tenants("http.tenant_requests_per_minute", self.http.tenant_requests_per_minute)
+        self._check_tenants("http.tenant_tokens_per_minute", self.http.tenant_tokens_per_minute)
         return self
 
     def _check_block_size(self) -> None:
@@ -227,7 +231,7 @@ class Settings(Section):
         ):
             quotas: Mapping[str, int] = getattr(self.kv, field)
             budget: int = getattr(self.kv, of)
-            self._check_tenants(field, quotas)
+            self._check_tenants(f"kv.{field}", quotas)
             if sum(quotas.values()) > budget:
                 raise ValueError(
                     f"kv.{field}: the quotas add up to {sum(quotas.values())} bytes, more than kv.{of}, {budget} "
@@ -239,20 +243,20 @@ class Settings(Section):
         for tenant in by_tenant:
             if tenant not in tenants:
                 raise ValueError(
-                    f"kv.{field}: {tenant!r} is no tenant of http.api_keys; use one of {sorted(tenants)}"
+                    f"{field}: {tenant!r} is no tenant of http.api_keys; use one of {sorted(tenants)}"
                     if tenants
-                    else f"kv.{field}: there are no tenants; give them keys in http.api_keys first"
+                    else f"{field}: there are no tenants; give them keys in http.api_keys first"
                 )
 
 
 def load_settings(args: Mapping[str, Any] | None) -> Settings:
-    """The settings in `args`, every one checked.
+    """The settings in `args`, every one checked, with the keys that stand elsewhere (`configs.api_keys`).
 
     Raises:
         SettingsError: one sentence that names the wrong field and says what would work.
     """
     try:
-        return Settings.model_validate(dict(args or {}))
+        return Settings.model_validate(with_all_keys(args or {}, os.environ))
     except ValidationError as error:
         raise SettingsError(one_sentence(error, Settings)) from None
 

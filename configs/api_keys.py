@@ -1,0 +1,142 @@
+"""API keys: what one may be given as, and the three places that they may come from.
+
+A key stands in `http.api_keys`, in the file `http.api_keys_file`, or in the environment variable `CROSSKV_API_KEYS`.
+All three hold the same mapping, the last two as YAML or JSON: a key, or its SHA-256 digest as `sha256:` and 64 hex
+digits, to the name of a tenant, or to `{tenant: name, admin: true}`.
+
+No message here shows a key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, field_validator
+
+from configs.errors import SettingsError
+from configs.model_folder import PROJECT_ROOT
+from configs.section import Section
+
+ENVIRONMENT = "CROSSKV_API_KEYS"
+DIGEST_PREFIX = "sha256:"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_LONGEST_TENANT = 64
+
+
+class ApiKey(Section):
+    """Whom a key speaks for."""
+
+    tenant: str = Field(min_length=1, max_length=_LONGEST_TENANT, description="The tenant. Tenants share no KV.")
+    admin: bool = Field(False, description="Whether it may see and change what belongs to all tenants.")
+
+    @field_validator("tenant")
+    @classmethod
+    def _name_can_be_shown(cls, value: str) -> str:
+        if value != value.strip() or not value.isprintable():
+            raise ValueError("a tenant's name must be printable, without spaces around it; write it as `some-tenant`")
+        return value
+
+
+def key_digest(key: str) -> str:
+    """`sha256:…` of a key; of what is such a digest, itself.
+
+    Raises ValueError, which does not show it, for what begins like a digest and is none, and for an empty key.
+    """
+    if not key.strip():
+        raise ValueError("a key is empty; write each as `some-key: some-tenant`")
+    if not key.startswith(DIGEST_PREFIX):
+        return DIGEST_PREFIX + hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).hexdigest()
+    if not _DIGEST.fullmatch(key.lower()):
+        raise ValueError("a digest must be `sha256:` and 64 hex digits; make it with `printf %s KEY | sha256sum`")
+    return key.lower()
+
+
+def with_all_keys(args: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, Any]:
+    """`args:` with the keys of the environment and of `http.api_keys_file` among those of `http.api_keys`.
+
+    What is no mapping stays as it is: the settings' own checks name it. Raises SettingsError for a source that cannot
+    be read, and for a key that stands for two tenants.
+    """
+    http = args.get("http")
+    if http is not None and not isinstance(http, Mapping):
+        return dict(args)
+    http = dict(http or {})
+    own = http.get("api_keys") or {}
+    path = http.get("api_keys_file")
+    if not isinstance(own, Mapping) or not isinstance(path, str | None):
+        return dict(args)
+    sources = {"http.api_keys": own}
+    if path is not None:
+        sources["http.api_keys_file"] = _read_file(path)
+    if environment.get(ENVIRONMENT):
+        sources[ENVIRONMENT] = _parse(ENVIRONMENT, environment[ENVIRONMENT])
+    if len(sources) == 1:
+        return dict(args)
+    http["api_keys"] = {key: whom for source in sources.values() for key, whom in source.items()}
+    _refuse_contradictions(sources)
+    return {**args, "http": http}
+
+
+def sealed(args: Mapping[str, Any], keys: Mapping[str, str | ApiKey], metrics_key: str | None) -> dict[str, Any]:
+    """`args:` for other processes, with the digests of all `keys` in place of the keys and of where they came from.
+
+    Arguments of actors can be read by whoever may look at the cluster.
+    """
+    http = {name: value for name, value in dict(args.get("http") or {}).items() if name != "api_keys_file"}
+    http["api_keys"] = {
+        key_digest(key): whom if isinstance(whom, str) else whom.model_dump() for key, whom in keys.items()
+    }
+    if metrics_key is not None:
+        http["metrics_key"] = key_digest(metrics_key)
+    return {**args, "http": http}
+
+
+def _read_file(path: str) -> Mapping[str, Any]:
+    file = PROJECT_ROOT / Path(path).expanduser()
+    try:
+        text = file.read_text()
+        mode = file.stat().st_mode
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise SettingsError(f"http.api_keys_file: {path} cannot be read ({reason}); give the path of a file.") from None
+    keys = _parse("http.api_keys_file", text)
+    if mode & stat.S_IROTH and any(not str(key).startswith(DIGEST_PREFIX) for key in keys):
+        raise SettingsError(
+            f"http.api_keys_file: everybody on this machine can read the keys in {path}; run `chmod 600 {path}`, or "
+            f"write the keys as digests, `sha256:…`."
+        )
+    return keys
+
+
+def _parse(source: str, text: str) -> Mapping[str, Any]:
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError:  # its message shows the line, which may hold a key
+        found = None
+    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+        raise SettingsError(
+            f'{source}: it must hold a mapping in YAML or JSON, such as {{"some-key": "some-tenant"}}; a key that '
+            f"looks like a number needs quotes."
+        )
+    return found
+
+
+def _refuse_contradictions(sources: Mapping[str, Mapping[str, Any]]) -> None:
+    known: dict[str, tuple[str, Any]] = {}
+    for source, keys in sources.items():
+        for key, whom in keys.items():
+            try:
+                digest = key_digest(key)
+            except ValueError as error:
+                raise SettingsError(f"{source}: {error}.") from None
+            before, said = known.setdefault(digest, (source, whom))
+            if said != whom:
+                raise SettingsError(
+                    f"{source}: a key stands for somebody else here than in {before}; leave it in one of them."
+                )

@@ -1,0 +1,139 @@
+"""The settings of the HTTP surface: who may ask, how much, and how long."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
+
+from configs.api_keys import DIGEST_PREFIX, ApiKey, key_digest
+from configs.section import Section
+
+Rate = Annotated[int, Field(ge=0)]
+
+
+class HTTPSettings(Section):
+    """The HTTP surface: who may ask, how much, and how long."""
+
+    api_keys: dict[str, str | ApiKey] = Field(
+        default_factory=dict,
+        repr=False,
+        description="API key, or its digest as `sha256:…`, to a tenant, or to `{tenant: …, admin: true}`. Tenants "
+        "share no KV. More keys may stand in the environment variable `CROSSKV_API_KEYS`, as YAML or JSON. Empty: no "
+        "key needed, one tenant.",
+    )
+    api_keys_file: str | None = Field(
+        None,
+        min_length=1,
+        description="A file (relative to the project) with more of `api_keys`, as YAML or JSON. Where others can read "
+        "it, it may hold digests only.",
+    )
+    metrics_key: str | None = Field(
+        None,
+        repr=False,
+        description="A key, or its digest as `sha256:…`, that opens `GET /metrics` and nothing else. Keys with `admin` "
+        "open it too; without any key it is open on a server bound to loopback, to this machine.",
+    )
+    insecure: bool = Field(
+        False, description="Let a server without `api_keys` be reached from other machines, by everybody."
+    )
+    requests_per_minute: int | None = Field(
+        None, ge=1, description="Requests per minute of each tenant; more are answered 429. Empty: no limit."
+    )
+    tokens_per_minute: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens per minute of each tenant, prompts and answers; more are answered 429. Empty: no limit.",
+    )
+    tenant_requests_per_minute: dict[str, Rate] = Field(
+        default_factory=dict, description="By tenant, its own `requests_per_minute`. 0: no limit."
+    )
+    tenant_tokens_per_minute: dict[str, Rate] = Field(
+        default_factory=dict, description="By tenant, its own `tokens_per_minute`. 0: no limit."
+    )
+    max_body_bytes: ByteSize = Field(
+        ByteSize(10 * 1024**2), ge=1024, description="Largest request body; more is answered 413."
+    )
+    body_timeout_s: float = Field(
+        60.0, gt=0, description="Longest time from a request's headers to the end of its body; more is answered 408."
+    )
+    constraint_timeout_s: float = Field(
+        5.0,
+        gt=0,
+        description="Longest time to build the grammar of a structured output, a regular expression or a tool call; "
+        "what takes longer is answered 400.",
+    )
+    max_ongoing_requests: int = Field(512, ge=1, description="Requests that the ingress works on at the same time.")
+    max_queued_requests: int = Field(
+        256, ge=0, description="Requests that may wait for a replica; more are answered 429."
+    )
+    retry_after_s: int = Field(1, ge=1, description="What `Retry-After` says with a 429 or a 503.")
+    request_timeout_s: float = Field(600.0, gt=0, description="Longest time that one request may take.")
+    debug_headers: bool | None = Field(
+        None,
+        description="Obey the header `X-CrossKV-Replica: 0|1|…`, which sends a request to one replica. Empty: of "
+        "administrators, on a server bound to loopback.",
+    )
+    tool_call_parser: str | None = Field(
+        None, description="vLLM's parser for the model's tool calls, such as `hermes`. Empty: no automatic tool choice."
+    )
+    reasoning_parser: str | None = Field(
+        None,
+        description="vLLM's parser for the model's reasoning, such as `qwen3`. Empty: reasoning stays in the answer.",
+    )
+
+    @property
+    def tenants(self) -> tuple[str, ...]:
+        """Who may ask, by name; empty: everybody, and there are no tenants."""
+        return tuple(sorted({whom.tenant for whom in self.keys.values()}))
+
+    @property
+    def keys(self) -> dict[str, ApiKey]:
+        """Whom each key speaks for, by its digest (`sha256:…`)."""
+        return {
+            key_digest(key): ApiKey(tenant=whom) if isinstance(whom, str) else whom
+            for key, whom in self.api_keys.items()
+        }
+
+    @property
+    def plain_key(self) -> str | None:
+        """A key that is known in plain text, an administrator's if there is one: for what runs beside the server."""
+        plain = [key for key in self.api_keys if not key.startswith(DIGEST_PREFIX)]
+        admins = [key for key in plain if self.keys[key_digest(key)].admin]
+        return next(iter(admins or plain), None)
+
+    @field_validator("api_keys")
+    @classmethod
+    def _keys_can_be_told_apart(cls, value: dict[str, str | ApiKey]) -> dict[str, str | ApiKey]:
+        digests: dict[str, ApiKey] = {}
+        for key, whom in value.items():
+            if isinstance(whom, str) and not whom.strip():
+                raise ValueError("an API key or its tenant is empty; write each as `some-key: some-tenant`")
+            try:
+                speaks_for = ApiKey(tenant=whom) if isinstance(whom, str) else whom
+            except ValidationError:
+                raise ValueError(
+                    "a tenant's name is not 1 to 64 printable characters; write it as `some-tenant`"
+                ) from None
+            if digests.setdefault(key_digest(key), speaks_for) != speaks_for:
+                raise ValueError("one key, plain and as its digest, stands for two; leave it in once")
+        return value
+
+    @field_validator("metrics_key")
+    @classmethod
+    def _metrics_key_is_one(cls, value: str | None) -> str | None:
+        if value is not None:
+            key_digest(value)
+        return value
+
+    @model_validator(mode="after")
+    def _every_tenant_finds_room(self) -> HTTPSettings:
+        room = self.max_ongoing_requests
+        if len(self.tenants) > room:
+            raise ValueError(
+                f"http.max_ongoing_requests: {len(self.tenants)} tenants cannot each have room among {room} requests; "
+                f"use at least {len(self.tenants)}"
+            )
+        if self.metrics_key is not None and key_digest(self.metrics_key) in self.keys:
+            raise ValueError("http.metrics_key: it is a tenant's key too, and would open more; make one of its own")
+        return self
