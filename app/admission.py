@@ -6,7 +6,7 @@ Invariants:
 * a request is refused (`OverloadedError`, 429) before its response starts, never after, and never once admitted;
 * a tenant finds room up to its slice, whatever the others do (`app.fair_shares`), among those admitted and those whose
   turn it is;
-* turns go round over the tenants; within one they are given in the order in which they were asked for (`app.fair_line`);
+* turns go round over the tenants; within one they are given in the order of asking (`app.fair_line`);
 * a ticket that is closed, or a waiting caller that is cancelled, frees its room at once.
 
 Everything runs on the ingress's event loop; nothing here is thread-safe.
@@ -15,7 +15,7 @@ Everything runs on the ingress's event loop; nothing here is thread-safe.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -51,6 +51,8 @@ class Ticket:
                 parameter="n",
             )
         if not self._queue.rooms.take(self._tenant, sequences):
+            full = self._queue.rooms.held + sequences > self._queue.rooms.capacity
+            self._queue.count_refusal("full" if full else "tenant_share")
             raise OverloadedError
         self._held += sequences
 
@@ -68,6 +70,8 @@ class AdmissionQueue:
         """`turns`: places that prompts may take at once, no more than `max_ongoing`; 0: that many."""
         self.rooms = FairShares(max_ongoing + max_queued, tenants)
         self.ongoing = 0
+        self.count_refusal: Callable[[str], None] = lambda reason: None
+        """Told of every refusal: "full", or "tenant_share" while others' slices were free."""
         self._turns = FairShares(min(turns, max_ongoing) or max_ongoing, tenants, TURN_SLICE_SHARE)
         self._line: FairLine[_Turn] = FairLine(self._turns)
 
@@ -107,7 +111,8 @@ class AdmissionQueue:
 
     def _begin_turns(self) -> None:
         while (following := self._line.next()) is not None:
-            turn, turn.places = following
+            turn, places = following
+            turn.places = places
             self.ongoing += 1
             if not turn.begins.done():  # else its caller has been cancelled, and is about to give it back
                 turn.begins.set_result(None)

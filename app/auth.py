@@ -1,64 +1,204 @@
-"""API keys: who asks, and on behalf of which tenant."""
+"""API keys: who asks, on behalf of which tenant, and whether as an administrator.
+
+Where keys are configured, a key decides, wherever the request comes from. Where none are, everybody is the one tenant,
+and only this machine itself is an administrator: the server must be bound to loopback, the request must come from
+there, and nothing in it may say that somebody else sent it (`from_this_machine`).
+"""
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
+from vllm.exceptions import GracefulHTTPError
 
 from app.errors import error_response
+from configs.api_keys import DIGEST_PREFIX, ApiKey, key_digest
 
-OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json", "/docs"})
-"""Probes and scrapers carry no key, and these paths tell nothing about anybody's prompts."""
+HEALTH, METRICS = "/health", "/metrics"
+OPEN_PATHS = frozenset({HEALTH, METRICS, "/openapi.json", "/docs"})
+"""They need no tenant's key. Probes hear no more than whether the server serves; /metrics has keys of its own."""
 
-TENANT = "crosskv.tenant"
-"""Key of the tenant's name in an ASGI scope."""
+CALLER = "crosskv.caller"
+"""Key of the `Caller` in an ASGI scope."""
+
+_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_KEY_NEEDED = "A valid API key is needed: send the header 'Authorization: Bearer YOUR_KEY'."
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request."""
+
+    tenant: str
+    """Empty where there are no keys."""
+    admin: bool = False
+
+
+class ForbiddenError(GracefulHTTPError):
+    """The caller is known, and may not do this: 403."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, HTTPStatus.FORBIDDEN)
+
+
+def require_admin(caller: Caller) -> None:
+    """Raise `ForbiddenError` for who may see and change only what is its own."""
+    if not caller.admin:
+        raise ForbiddenError(
+            "Only an administrator may do this: a key with `admin: true`, or, where there are no keys, the server's "
+            "own machine while it is bound to loopback."
+        )
+
+
+def require_owner(caller: Caller) -> None:
+    """Raise `ForbiddenError` for who owns nothing here: a stranger to a server without keys."""
+    if not caller.tenant:
+        require_admin(caller)
 
 
 class ApiKeys:
-    """Maps a key to its tenant in time that does not depend on how much of the key is right."""
+    """Maps a key to who sends it in time that does not depend on how much of the key is right."""
 
-    def __init__(self, tenants: Mapping[str, str]) -> None:
-        """`tenants` maps key to tenant; empty means that everybody may ask, as the tenant ''."""
-        self._tenants = [(hashlib.sha256(key.encode()).digest(), tenant) for key, tenant in tenants.items()]
+    def __init__(self, keys: Mapping[str, ApiKey]) -> None:
+        """`keys`: by digest (`HTTPSettings.keys`); empty means that everybody may ask, as the tenant ''."""
+        self._callers = [(_raw(digest), Caller(whom.tenant, whom.admin)) for digest, whom in keys.items()]
 
-    def tenant(self, authorization: str | None) -> str | None:
-        """The tenant that an `Authorization` header speaks for; None when it speaks for nobody."""
-        if not self._tenants:
-            return ""
-        scheme, _, key = (authorization or "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
-        found = None
-        for known, tenant in self._tenants:
+    def __bool__(self) -> bool:
+        return bool(self._callers)
+
+    def caller(self, authorization: str | None) -> Caller | None:
+        """Whom an `Authorization` header speaks for; None when it speaks for nobody."""
+        digest, found = _digest_of(authorization), None
+        for known, caller in self._callers:
             if secrets.compare_digest(known, digest):
-                found = tenant
-        return found if scheme.lower() == "bearer" else None
+                found = caller
+        return found if _is_bearer(authorization) else None
 
 
 class AuthMiddleware:
-    """Answers 401 to a missing or wrong key; otherwise writes the tenant into the scope."""
+    """Answers 401 to a missing or wrong key, 403 to one that may not read /metrics; else writes the caller into the
+    scope."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        metrics_key: str | None,
+        loopback: bool,
+        count_refusal: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        """`metrics_key`: `http.metrics_key`; `loopback`: the server is bound to it; `count_refusal`: by reason."""
         self.app = app
         self.keys = keys
+        self.metrics_key = None if metrics_key is None else _raw(key_digest(metrics_key))
+        self.loopback = loopback
+        self.count_refusal = count_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One ASGI request."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        tenant = self.keys.tenant(Headers(scope=scope).get("authorization"))
-        if tenant is None:
-            refusal = error_response(
-                HTTPStatus.UNAUTHORIZED,
-                "A valid API key is needed: send the header 'Authorization: Bearer YOUR_KEY'.",
-                headers={"www-authenticate": "Bearer"},
-            )
+        if scope["type"] != "http":  # no route here speaks anything else, and nothing checks its key
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        headers = Headers(scope=scope)
+        caller = self._caller(scope, headers)
+        path = route_path(scope)
+        if path == METRICS and not (caller is not None and caller.admin) and not self._opens_metrics(headers):
+            caller_is_known = caller is not None and (caller.tenant or not self.keys)
+            await self._refuse_metrics(bool(caller_is_known), scope, receive, send)
+            return
+        if caller is None and path not in OPEN_PATHS:
+            self.count_refusal("no_key")
+            refusal = error_response(HTTPStatus.UNAUTHORIZED, _KEY_NEEDED, headers={"www-authenticate": "Bearer"})
             await refusal(scope, receive, send)
             return
-        scope[TENANT] = tenant
+        scope[CALLER] = caller or Caller("")
         await self.app(scope, receive, send)
+
+    def _caller(self, scope: Scope, headers: Headers) -> Caller | None:
+        if self.keys:
+            return self.keys.caller(headers.get("authorization"))
+        return Caller("", admin=self.loopback and from_this_machine(scope, headers))
+
+    def _opens_metrics(self, headers: Headers) -> bool:
+        authorization = headers.get("authorization")
+        right = secrets.compare_digest(self.metrics_key or b"", _digest_of(authorization))
+        return right and _is_bearer(authorization)
+
+    async def _refuse_metrics(self, caller_is_known: bool, scope: Scope, receive: Receive, send: Send) -> None:
+        self.count_refusal("forbidden" if caller_is_known else "no_key")
+        if caller_is_known:
+            refusal = error_response(
+                HTTPStatus.FORBIDDEN,
+                "The metrics are about all tenants: set http.metrics_key and send it as 'Authorization: Bearer …', or "
+                "send an administrator's key.",
+            )
+        else:
+            refusal = error_response(HTTPStatus.UNAUTHORIZED, _KEY_NEEDED, headers={"www-authenticate": "Bearer"})
+        await refusal(scope, receive, send)
+
+
+def route_path(scope: Scope) -> str:
+    """The path of a request below the application's route prefix."""
+    path, root = str(scope["path"]), str(scope.get("root_path") or "")
+    return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
+
+
+def from_this_machine(scope: Scope, headers: Headers) -> bool:
+    """Whether a request was sent by somebody who works on this machine.
+
+    Its peer is a loopback address. It was not forwarded for somebody else, as far as the headers say: they can only
+    take this right away. It was not sent by a browser for a page of another site: `Host` and `Origin` name this
+    machine.
+    """
+    client = scope.get("client")
+    if not client or not is_loopback(str(client[0])):
+        return False
+    if any(name in headers for name in _FORWARDED):
+        return False
+    origin = headers.get("origin")
+    if origin is not None and not is_loopback(_host_of(origin)):
+        return False
+    return is_loopback(_host_of(f"//{headers.get('host', '')}"))
+
+
+def is_loopback(host: str | None) -> bool:
+    """Whether only this machine can reach what is bound to, or sent from, this host or address."""
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address((host or "").strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def _host_of(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _is_bearer(authorization: str | None) -> bool:
+    return (authorization or "").partition(" ")[0].lower() == "bearer"
+
+
+def _digest_of(authorization: str | None) -> bytes:
+    key = (authorization or "").partition(" ")[2]
+    return hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+
+
+def _raw(digest: str) -> bytes:
+    return bytes.fromhex(digest.removeprefix(DIGEST_PREFIX))

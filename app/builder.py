@@ -16,6 +16,7 @@ from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 from ray.serve.deployment import Application
 
 from configs import machine
+from configs.api_keys import sealed
 from configs.settings import Settings, load_settings
 from deployments.engine_args import engine_environment
 from deployments.manager_actor import KVManagerActor
@@ -42,7 +43,7 @@ def build(args: Mapping[str, Any]) -> Application:
     settings = load_settings(args)
     require_policy(settings)
     require_redis(settings)
-    plain = dict(args)
+    plain = sealed(args, settings.http.api_keys, settings.http.metrics_key)
     secret = server_secret(settings.kv.redis_folder_path)
     replica: Any = serve.deployment(
         Replica,

@@ -1,4 +1,7 @@
-"""The control API: where a prompt's KV lies, the cache's figures, and clearing tiers."""
+"""The control API: where a prompt's KV lies, the cache's figures, and clearing tiers.
+
+A tenant sees and changes its own share; an administrator's key is about all tenants together (`app.auth`).
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,20 @@ import logging
 from collections.abc import Awaitable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from app.errors import UnavailableError
+from app.auth import require_owner
+from app.errors import OverloadedError, UnavailableError
 from app.fidelity import read_fidelity
 from app.json_route import JsonRoute
 from app.prompt_choice import PromptChoice
 from app.prompt_keys import PromptKeys
 from app.replica_handle import ControlPlane
 from app.request_bounds import RequestBounds
+from app.request_context import current_request
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +42,15 @@ class ClearRequest(BaseModel):
     tiers: list[Literal["device", "cpu", "redis"]] = Field(min_length=1)
 
 
+def owner_only() -> None:
+    """For routes about a tenant's own share. Raises ForbiddenError for strangers to a server without keys."""
+    require_owner(current_request().caller)
+
+
 def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys) -> APIRouter:
     """The routes under /api/v1/kv."""
-    router = APIRouter(prefix="/api/v1/kv", route_class=JsonRoute)
+    router = APIRouter(prefix="/api/v1/kv", route_class=JsonRoute, dependencies=[Depends(owner_only)])
+    clearing: set[str | None] = set()
 
     @router.get("/lookup")
     async def lookup(
@@ -69,13 +80,27 @@ def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
 
     @router.get("/stats")
     async def stats() -> dict[str, Any]:
-        """The cache's figures, of all tenants together."""
-        return await ask(control.stats())
+        """The cache's figures: the caller's own share, or, for an administrator, of all tenants together."""
+        caller = current_request().caller
+        if caller.admin:
+            return await ask(control.stats())
+        return {"tenant": caller.tenant, **await ask(control.tenant_stats(keys.tag(caller.tenant)))}
 
     @router.post("/clear")
     async def clear(request: ClearRequest) -> dict[str, Any]:
-        """Forget all KV in these tiers, of all tenants; running requests are not disturbed."""
-        return await ask(control.clear(list(dict.fromkeys(request.tiers))))
+        """Forget the caller's KV in these tiers, or, for an administrator, that of all tenants.
+
+        Running requests are not disturbed. One at a time for each tenant, for a clear is dear; another is answered 429.
+        """
+        caller = current_request().caller
+        whose = None if caller.admin else keys.tag(caller.tenant)
+        if whose in clearing:
+            raise OverloadedError("A clear is under way already. Please try again when it has ended.")
+        clearing.add(whose)
+        try:
+            return await ask(control.clear(list(dict.fromkeys(request.tiers)), whose))
+        finally:
+            clearing.discard(whose)
 
     return router
 

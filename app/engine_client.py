@@ -120,6 +120,9 @@ class HandleEngineClient(EngineClient):
         if context.prompts > 1:  # the first one's room was taken by check_admission
             context.ticket.admit(sampling_params.n)
         self._check_pin(context)
+        if context.spend is not None:
+            asked = min(context.max_tokens or 0, sampling_params.max_tokens or 0) * sampling_params.n
+            context.spend.reserve(len(prompt["prompt_token_ids"]), asked)
         fidelity = self._keys.fidelity.of(context.tenant, context.fidelity)
         salt = self._keys.salt(context.tenant, prompt.get("cache_salt"), fidelity)
         token_ids = list(prompt["prompt_token_ids"])
@@ -152,7 +155,9 @@ class HandleEngineClient(EngineClient):
             async with contextlib.AsyncExitStack() as stack:
                 queued = time.monotonic()
                 async with asyncio.timeout_at(context.deadline):
-                    await stack.enter_async_context(self._queue.turn())
+                    await stack.enter_async_context(self._queue.turn(context.tenant, params.n))
+                if context.spend is not None:
+                    context.spend.use(len(request.prompt_token_ids))
                 self._metrics.queue_time.observe(time.monotonic() - queued)
                 context.live[request_id] = lambda: self._abort_soon(attempts.request_id)
                 stack.callback(self._abort_if_live, request_id, context)
@@ -188,7 +193,10 @@ class HandleEngineClient(EngineClient):
             raise UnavailableError("The engine gave this request up. Please try again.")
         output.prompt_token_ids = request.prompt_token_ids
         output.prompt = prompt.get("prompt")
-        self._metrics.generated_tokens.inc(sum(len(completion.token_ids) for completion in output.outputs))
+        generated = sum(len(completion.token_ids) for completion in output.outputs)
+        self._metrics.generated_tokens.inc(generated)
+        if context.spend is not None:
+            context.spend.use(generated)
         if output.finished:
             context.live.pop(request.request_id, None)
             usage = prompt_usage(output, len(request.prompt_token_ids))

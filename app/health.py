@@ -1,4 +1,7 @@
-"""GET /health: can a request be answered, and how is each part."""
+"""GET /health: can a request be answered, and, for administrators, how is each part.
+
+Anybody may ask, without a key. What the parts say (nodes, counts, other tenants' load) is not for everybody.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from starlette.responses import JSONResponse
 
 from app.admission import AdmissionQueue
 from app.replica_handle import HealthReport
+from app.request_context import current_request
 
 TIMEOUT_S = 2.0
 """A probe must not hang because a part does."""
@@ -54,6 +58,7 @@ def health_router(probe: Callable[[], Awaitable[HealthReport]], queue: Admission
         well = all(part.get("state") == "ok" for part in parts.values())
         status = ("ok" if well else "degraded") if report.serving else "unavailable"
         code = HTTPStatus.OK if report.serving else HTTPStatus.SERVICE_UNAVAILABLE
-        return JSONResponse({"status": status, "parts": parts}, status_code=code.value)
+        shown = {"parts": parts} if current_request().caller.admin else {}
+        return JSONResponse({"status": status, **shown}, status_code=code.value)
 
     return router

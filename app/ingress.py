@@ -1,7 +1,7 @@
 """The ingress as one ASGI application. Pure: no Ray in here, everything behind it is a `Backend`.
 
-Middlewares, outermost first: count the request, answer defects, add Retry-After, check the key, limit the body, give
-the request its context.
+Middlewares, outermost first: count the request, answer defects, add Retry-After, check the key, hold its tenant to its
+rate, limit the body, give the request its context.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vllm.usage.usage_lib import UsageContext
 
 from app import control_api, kv_moves, layerwise_api, openai_api, openapi_schema
 from app.admission import AdmissionQueue
-from app.auth import OPEN_PATHS, ApiKeys, AuthMiddleware
+from app.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
 from app.body_limit import BodyLimitMiddleware
 from app.constraint_pool import ConstraintPool
 from app.control_api import control_router
@@ -30,9 +30,10 @@ from app.errors import DefectMiddleware, RetryAfterMiddleware, answer_router_err
 from app.fidelity import FidelityRule
 from app.health import health_router
 from app.kv_moves import moves_router
-from app.metrics import IngressMetrics, MetricsMiddleware, metrics_router
+from app.metrics import IngressMetrics, MetricsMiddleware, PartsMetrics, metrics_router
 from app.openai_api import add_openai_routes
 from app.prompt_keys import PromptKeys
+from app.rate_limits import RateLimitMiddleware, RateLimits
 from app.replica_handle import Backend
 from app.request_context import RequestContextMiddleware
 from app.user_text import keep_user_text
@@ -51,18 +52,21 @@ def create_app(
     fingerprint: bytes,
     secret: ServerSecret,
     *,
+    loopback: bool,
     registry: CollectorRegistry | None = None,
 ) -> FastAPI:
     """The whole HTTP surface.
 
     `vllm_config` is the replicas' configuration (`frontend_config`): model, lengths and block size must be theirs, or
     the keys computed here are not the keys of their blocks. `fingerprint` is `ModelIdentity.fingerprint()`, theirs too.
-    `secret` keys the names of all KV.
+    `secret` keys the names of all KV. `loopback`: only this machine can reach the server.
     Call it in the process, and use it on the event loop, that serves it; loads the tokenizer, no weights.
     """
     http = settings.http
-    queue = AdmissionQueue(http.max_ongoing_requests, http.max_queued_requests)
+    queue = AdmissionQueue.from_settings(settings)
     metrics = IngressMetrics(registry or CollectorRegistry(), queue)
+    parts = PartsMetrics(metrics, backend.metrics)
+    debug_headers = http.debug_headers if loopback or http.debug_headers else False
     fidelity = FidelityRule(settings.kv.fidelity, settings.kv.tenant_fidelity)
     keys = PromptKeys(secret, fingerprint, vllm_config.cache_config.block_size, fidelity)
     renderer = renderer_from_config(vllm_config)
@@ -91,18 +95,19 @@ def create_app(
             Middleware(MetricsMiddleware, metrics, _COUNTED_PATHS),
             Middleware(DefectMiddleware),
             Middleware(RetryAfterMiddleware, http.retry_after_s),
-            Middleware(AuthMiddleware, ApiKeys(http.api_keys)),
+            Middleware(AuthMiddleware, ApiKeys(http.keys), http.metrics_key, loopback, metrics.count_refusal),
+            Middleware(RateLimitMiddleware, RateLimits(http, metrics.count_refusal)),
             Middleware(BodyLimitMiddleware, int(http.max_body_bytes), http.body_timeout_s),
-            Middleware(RequestContextMiddleware, queue, http.request_timeout_s, http.debug_headers),
+            Middleware(RequestContextMiddleware, queue, http.request_timeout_s, debug_headers),
         ],
     )
     online = add_openai_routes(app, engine, settings)
     app.include_router(control_router(backend.control, online, keys))
-    app.include_router(moves_router(backend.control, online, keys))
+    app.include_router(moves_router(backend.control, online, keys, http.tenants))
     app.include_router(health_router(backend.health, queue))
-    app.include_router(metrics_router(metrics, backend.metrics))
-    app.include_router(layerwise_api.layerwise_router(backend.metrics))
-    openapi_schema.add_description(app, OPEN_PATHS)
+    app.include_router(metrics_router(metrics, parts))
+    app.include_router(layerwise_api.layerwise_router(parts))
+    openapi_schema.add_description(app, OPEN_PATHS - {METRICS})
     app.add_exception_handler(HTTPException, answer_router_error)
     return app
 

@@ -1,7 +1,9 @@
 """Long work of the control API: answered 202 with a job, which is then polled.
 
-Invariants: at most `MOST_RUNNING` jobs run and `MOST_KEPT` are remembered, the oldest ended one is forgotten first; a
-tenant sees no other's jobs; every job ends, by its own deadline. Lives in the ingress and ends with it. One event loop.
+Invariants: at most `MOST_RUNNING` jobs run, shared fairly among the tenants (`app.fair_shares`); of each tenant
+`MOST_KEPT` or, with many tenants, its part of `MOST_KEPT_IN_ALL` are remembered, its oldest ended one is forgotten
+first; a tenant sees no other's jobs; every job ends, by its own deadline. Lives in the ingress and ends with it. One
+event loop.
 """
 
 from __future__ import annotations
@@ -9,16 +11,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from app.errors import OverloadedError
+from app.fair_shares import FairShares
 
 logger = logging.getLogger(__name__)
 
 MOST_RUNNING = 64
 MOST_KEPT = 1000
+MOST_KEPT_IN_ALL = 10_000
 RUNNING, DONE, FAILED = "running", "done", "failed"
 
 
@@ -48,8 +52,12 @@ class Job:
 class Jobs:
     """See the module's docstring."""
 
-    def __init__(self) -> None:
-        self._jobs: dict[str, Job] = {}
+    def __init__(self, tenants: Collection[str] = ()) -> None:
+        """`tenants`: all that there are; none means that there is one, without a name."""
+        self._running = FairShares(max(MOST_RUNNING, 2 * len(tenants)), tenants)
+        self._most_kept = max(1, min(MOST_KEPT, MOST_KEPT_IN_ALL // max(1, len(tenants))))
+        self._jobs: dict[str, dict[str, Job]] = {}
+        """By tenant and id, oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, kind: str, tenant: str, work: Callable[[], Awaitable[dict[str, Any]]]) -> Job:
@@ -58,11 +66,12 @@ class Jobs:
         Raises:
             OverloadedError: too many jobs run already.
         """
-        if len(self._tasks) >= MOST_RUNNING:
+        if not self._running.take(tenant, 1):
             raise OverloadedError("Too many moves are under way. Please try again later.")
         job = Job(kind, tenant)
-        self._forget_ended()
-        self._jobs[job.job_id] = job
+        own = self._jobs.setdefault(tenant, {})
+        self._forget_ended(own)
+        own[job.job_id] = job
         task = asyncio.get_running_loop().create_task(self._run(job, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -70,8 +79,7 @@ class Jobs:
 
     def find(self, job_id: str, tenant: str) -> Job | None:
         """A tenant's job by its id; None when there is none (any more)."""
-        job = self._jobs.get(job_id)
-        return job if job is not None and job.tenant == tenant else None
+        return self._jobs.get(tenant, {}).get(job_id)
 
     async def _run(self, job: Job, work: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         try:
@@ -80,12 +88,14 @@ class Jobs:
             logger.warning("%s %s failed", job.kind, job.job_id, exc_info=True)
             job.status, job.message = FAILED, "The KV manager did not answer."
             return
+        finally:
+            self._running.give_back(job.tenant, 1)
         job.message = job.result.pop("message", None)
         job.status = DONE if job.result.get("outcome") == "done" else FAILED
 
-    def _forget_ended(self) -> None:
-        for job_id, job in list(self._jobs.items()):
-            if len(self._jobs) < MOST_KEPT:
+    def _forget_ended(self, own: dict[str, Job]) -> None:
+        for job_id, job in list(own.items()):
+            if len(own) < self._most_kept:
                 return
             if job.status != RUNNING:
-                del self._jobs[job_id]
+                del own[job_id]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from pydantic import Field
 from starlette.responses import JSONResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GracefulHTTPError
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from app.control_api import ask
+from app.control_api import ask, owner_only
 from app.json_route import JsonRoute
 from app.kv_jobs import Job, Jobs
 from app.prompt_choice import PromptChoice
@@ -69,10 +70,12 @@ class MoveBody(PromptChoice):
     deadline_s: float = Field(10.0, gt=0, le=60)
 
 
-def moves_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys) -> APIRouter:
-    """The routes for orders, under /api/v1/kv."""
-    router = APIRouter(prefix=PREFIX, route_class=JsonRoute)
-    jobs = Jobs()
+def moves_router(
+    control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys, tenants: Collection[str]
+) -> APIRouter:
+    """The routes for orders, under /api/v1/kv, each for the prompts of the tenant who asks."""
+    router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
+    jobs = Jobs(tenants)
 
     async def hashes_of(prompt: PromptChoice) -> list[bytes]:
         hashes = await prompt.hashes(renderer, keys)
@@ -81,6 +84,9 @@ def moves_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKe
             raise RefusedError(message, HTTPStatus.BAD_REQUEST)
         return hashes
 
+    def tag_of_caller() -> str:
+        return keys.tag(current_request().tenant)
+
     def accepted(job: Job) -> JSONResponse:
         url = f"{PREFIX}/jobs/{job.job_id}"
         return JSONResponse({**job.report(), "url": url}, status_code=HTTPStatus.ACCEPTED, headers={"Location": url})
@@ -88,12 +94,12 @@ def moves_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKe
     @router.post("/pin", responses=REFUSED)
     async def pin(body: PinBody) -> dict[str, Any]:
         """Keep the KV of a prompt's known beginning in the shared tiers for `ttl_s` seconds."""
-        return granted(await ask(control.pin(await hashes_of(body), body.ttl_s)))
+        return granted(await ask(control.pin(await hashes_of(body), body.ttl_s, tag_of_caller())))
 
     @router.post("/unpin", responses=REFUSED)
     async def unpin(body: PromptChoice) -> dict[str, Any]:
         """End what `pin` began; a prompt that is not pinned stays as it is."""
-        return granted(await ask(control.unpin(await hashes_of(body))))
+        return granted(await ask(control.unpin(await hashes_of(body), tag_of_caller())))
 
     @router.post("/prefetch", **ACCEPTED)
     async def prefetch(body: PrefetchBody) -> JSONResponse:

@@ -1,23 +1,20 @@
 """GET /api/v1/layerwise/stats: how long the layers of layerwise loads took, by replica.
 
-The replicas are asked for what they show in /metrics (`deployments.layerwise_times`): there is one way to ask them.
+It is read from what /metrics shows of the replicas (`deployments.layerwise_times`): there is one way to ask them.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
 
-from app.metrics import SOURCE_TIMEOUT_S
-from app.replica_handle import MetricsSource
-
-logger = logging.getLogger(__name__)
+from app.auth import require_admin
+from app.metrics import PartsMetrics
+from app.request_context import current_request
 
 PATHS = frozenset({"/api/v1/layerwise/stats"})
 
@@ -25,22 +22,18 @@ _SAMPLE = re.compile(r"crosskv_layerwise_layer_(loads|load_ms|waits|wait_ms)_tot
 _LABEL = re.compile(r'(replica|layer)="(\d+)"')
 
 
-def layerwise_router(sources: Callable[[], Sequence[MetricsSource]]) -> APIRouter:
-    """The route; `sources` are `app.replica_handle.Backend.metrics`."""
+def layerwise_router(parts: PartsMetrics) -> APIRouter:
+    """The route."""
     router = APIRouter()
-
-    async def text_of(source: MetricsSource) -> str:
-        try:
-            async with asyncio.timeout(SOURCE_TIMEOUT_S):
-                return await source()
-        except Exception:
-            logger.warning("a part gave no metrics", exc_info=True)
-            return ""
 
     @router.get("/api/v1/layerwise/stats")
     async def stats() -> dict[str, Any]:
-        """By replica and layer, over all its layerwise loads; a replica that does not answer is left out."""
-        return {"layer_times": layer_times(await asyncio.gather(*map(text_of, sources())))}
+        """By replica and layer, over all its layerwise loads; for administrators.
+
+        A replica that does not answer is left out.
+        """
+        require_admin(current_request().caller)
+        return {"layer_times": layer_times(await parts.texts())}
 
     return router
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from fastapi import APIRouter
@@ -23,7 +24,13 @@ logger = logging.getLogger(__name__)
 SOURCE_TIMEOUT_S = 2.0
 """A part that does not give its metrics in this time is left out of the answer, and counted."""
 
+FRESH_S = 1.0
+"""How long what the parts said is shown again."""
+
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+REFUSALS = ("no_key", "forbidden", "full", "tenant_share", "requests_per_minute", "tokens_per_minute")
 
 
 class IngressMetrics:
@@ -71,6 +78,13 @@ class IngressMetrics:
         self.missing_sources = Counter(
             "crosskv_metrics_sources_missing", "Times that a part did not give its metrics.", registry=registry
         )
+        self.refused = Counter(
+            "crosskv_refused_requests", "Requests refused for who asked, or how much (docs/operations.md).", ["reason"],
+            registry=registry,
+        )  # fmt: skip
+        for reason in REFUSALS:
+            self.refused.labels(reason)
+        queue.count_refusal = self.count_refusal
         for source in SOURCES:
             self.prompt_tokens.labels(source)
         Gauge("crosskv_prompts_ongoing", "Prompts sent to the replicas and not ended.", registry=registry).set_function(
@@ -83,6 +97,10 @@ class IngressMetrics:
     def count_constraint(self, outcome: str) -> None:
         """A constraint has been tried (`app.constraint_worker`)."""
         self.constraints.labels(outcome).inc()
+
+    def count_refusal(self, reason: str) -> None:
+        """One request has been refused, for one of `REFUSALS`."""
+        self.refused.labels(reason).inc()
 
     def count_prompt(self, usage: KVCacheUsage) -> None:
         """One prompt has been computed."""
@@ -146,23 +164,58 @@ def join_families(texts: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def metrics_router(metrics: IngressMetrics, sources: Callable[[], Sequence[MetricsSource]]) -> APIRouter:
-    """GET /metrics: the ingress's own, then what every source gives in time."""
-    router = APIRouter()
+class PartsMetrics:
+    """What the parts behind the ingress tell of themselves: asked at most once in `FRESH_S`, for all who want it.
 
-    async def text_of(source: MetricsSource) -> str:
+    A loop of requests costs the parts nothing more. Who comes while they are asked waits for the same answers.
+    """
+
+    def __init__(
+        self,
+        metrics: IngressMetrics,
+        sources: Callable[[], Sequence[MetricsSource]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`sources`: those that there are now (`Backend.metrics`); `clock`: seconds, does not jump."""
+        self._metrics = metrics
+        self._sources = sources
+        self._clock = clock
+        self._texts: list[str] = []
+        self._asked_at = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+
+    async def texts(self) -> list[str]:
+        """The text of every source, in their order; empty of one that did not answer in time."""
+        if self._asking is None and self._clock() - self._asked_at >= FRESH_S:
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
+        if self._asking is not None:
+            await asyncio.shield(self._asking)  # a client that goes away does not end it for the others
+        return self._texts
+
+    async def _ask(self) -> None:
+        try:
+            self._texts = await asyncio.gather(*map(self._text_of, self._sources()))
+        finally:
+            self._asked_at, self._asking = self._clock(), None
+
+    async def _text_of(self, source: MetricsSource) -> str:
         try:
             async with asyncio.timeout(SOURCE_TIMEOUT_S):
                 return await source()
         except Exception:
-            metrics.missing_sources.inc()
+            self._metrics.missing_sources.inc()
             logger.warning("a part gave no metrics", exc_info=True)
             return ""
+
+
+def metrics_router(metrics: IngressMetrics, parts: PartsMetrics) -> APIRouter:
+    """GET /metrics: the ingress's own as they are now, then what the other parts said lately."""
+    router = APIRouter()
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> Response:
         """Prometheus text: the ingress's metrics, the replicas', the manager's and the tiers'."""
-        others = await asyncio.gather(*map(text_of, sources()))
+        others = await parts.texts()
         own = generate_latest(metrics.registry).decode()
         return Response(join_families([own, *others]), media_type=CONTENT_TYPE_LATEST)
 

@@ -106,6 +106,8 @@ def _note_what_it_asks_for(request: ChatCompletionRequest | CompletionRequest) -
     """vLLM has made a request of the body; take out of it what is ours."""
     context = current_request()
     context.parsed = True
+    given = vars(request)  # vLLM's own access to a chat's `max_tokens` warns that it is deprecated
+    context.max_tokens = given.get("max_completion_tokens") or given["max_tokens"]
     context.fidelity = read_field((request.model_extra or {}).get(FIELD))
 
 

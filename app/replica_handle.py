@@ -48,19 +48,23 @@ class ControlPlane(Protocol):
         """The manager's figures (`KVManager.stats`)."""
         ...
 
-    async def clear(self, tiers: Collection[str]) -> dict[str, Any]:
-        """Forget all KV in these tiers (`device`, `cpu`, `redis`); returns what was cleared."""
+    async def tenant_stats(self, tenant: str) -> dict[str, Any]:
+        """What a tenant, here and below by its tag, may know of them (`KVManager.tenant_stats`)."""
         ...
 
-    async def pin(self, hashes: Sequence[bytes], ttl_s: float) -> dict[str, Any]:
-        """Keep the known beginning of a prompt for so long.
+    async def clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
+        """Forget all KV in these tiers (`device`, `cpu`, `redis`), or a tenant's; returns what was cleared."""
+        ...
+
+    async def pin(self, hashes: Sequence[bytes], ttl_s: float, tenant: str) -> dict[str, Any]:
+        """Keep the known beginning of a tenant's prompt for so long.
 
         What a pin or an unpin cannot do is answered `{"refused": reason, "message": sentence}`.
         """
         ...
 
-    async def unpin(self, hashes: Sequence[bytes]) -> dict[str, Any]:
-        """End a pin."""
+    async def unpin(self, hashes: Sequence[bytes], tenant: str) -> dict[str, Any]:
+        """End a tenant's pin."""
         ...
 
     async def prefetch(self, hashes: Sequence[bytes], replica: int, deadline_s: float) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.admission import AdmissionQueue, Ticket
-from app.auth import TENANT
+from app.auth import CALLER, Caller
 from app.errors import error_response
+from app.rate_limits import SPEND, Spend
 from app.usage import RequestKVUsage
 from kvmanager.keys import Fidelity
 
@@ -31,10 +32,14 @@ PIN_HEADER = "X-CrossKV-Replica"
 class RequestContext:
     """One HTTP request; `arrived` and `deadline` in seconds of `time.monotonic`, which asyncio's loops use too."""
 
-    tenant: str
+    caller: Caller
     ticket: Ticket
     deadline: float
     replica_pin: int | None = None
+    spend: Spend | None = None
+    """What its tokens are counted in; None: its tenant has no limit."""
+    max_tokens: int | None = None
+    """Tokens of each answer at most, as the body says; None: it says nothing."""
     fidelity: Fidelity | None = None
     """What the body asks for (`app.fidelity`); None: nothing."""
     arrived: float = field(default_factory=time.monotonic)
@@ -45,6 +50,11 @@ class RequestContext:
     """The body has become one of vLLM's request objects."""
     live: dict[str, Callable[[], None]] = field(default_factory=dict)
     """Request id on the wire -> what aborts it, for every prompt that has not ended."""
+
+    @property
+    def tenant(self) -> str:
+        """On whose behalf; empty where there are no keys."""
+        return self.caller.tenant
 
     def close(self) -> None:
         """The HTTP request has ended, in whatever way: free its room and abort what still computes for it."""
@@ -65,7 +75,8 @@ def current_request() -> RequestContext:
 class RequestContextMiddleware:
     """Gives every request its context, and ends what it left behind."""
 
-    def __init__(self, app: ASGIApp, queue: AdmissionQueue, timeout_s: float, debug_headers: bool) -> None:
+    def __init__(self, app: ASGIApp, queue: AdmissionQueue, timeout_s: float, debug_headers: bool | None) -> None:
+        """`debug_headers`: obeyed of everybody, or of nobody; None: of administrators."""
         self.app = app
         self.queue = queue
         self.timeout_s = timeout_s
@@ -82,9 +93,11 @@ class RequestContextMiddleware:
             refusal = error_response(HTTPStatus.BAD_REQUEST, str(error), param=PIN_HEADER)
             await refusal(scope, receive, send)
             return
+        caller: Caller = scope[CALLER]
         context = RequestContext(
-            tenant=scope.get(TENANT, ""),
-            ticket=Ticket(self.queue),
+            caller=caller,
+            ticket=Ticket(self.queue, caller.tenant),
+            spend=scope.get(SPEND),
             deadline=asyncio.get_running_loop().time() + self.timeout_s,
             replica_pin=pin,
         )
@@ -99,7 +112,8 @@ class RequestContextMiddleware:
         value = Headers(scope=scope).get(PIN_HEADER)
         if value is None or scope["path"] not in GENERATION_PATHS:
             return None
-        if not self.debug_headers:
+        obeyed = scope[CALLER].admin if self.debug_headers is None else self.debug_headers
+        if not obeyed:
             raise ValueError(f"{PIN_HEADER} is only obeyed when the server's setting http.debug_headers is true.")
         if not (value.isascii() and value.isdecimal() and len(value) <= 4):
             raise ValueError(f"{PIN_HEADER} must be a replica's number, such as 0 or 1.")

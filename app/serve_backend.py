@@ -103,19 +103,26 @@ class ManagerControl:
         stats: dict[str, Any] = await self._manager.ask("stats", timeout_s=PARTS_ANSWER_S)
         return stats
 
-    async def clear(self, tiers: Collection[str]) -> dict[str, Any]:
+    async def tenant_stats(self, tenant: str) -> dict[str, Any]:
         """See `app.replica_handle.ControlPlane`."""
-        cleared: dict[str, Any] = await self._manager.ask("clear", list(tiers), CLEAR_S, timeout_s=CLEAR_S + 1.0)
+        stats: dict[str, Any] = await self._manager.ask("tenant_stats", tenant, timeout_s=PARTS_ANSWER_S)
+        return stats
+
+    async def clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
+        """See `app.replica_handle.ControlPlane`."""
+        cleared: dict[str, Any] = await self._manager.ask(
+            "clear", list(tiers), CLEAR_S, tenant, timeout_s=CLEAR_S + 1.0
+        )
         return cleared
 
-    async def pin(self, hashes: Sequence[bytes], ttl_s: float) -> dict[str, Any]:
+    async def pin(self, hashes: Sequence[bytes], ttl_s: float, tenant: str) -> dict[str, Any]:
         """See `app.replica_handle.ControlPlane`."""
-        answer: dict[str, Any] = await self._manager.ask("pin", hashes, ttl_s, timeout_s=PARTS_ANSWER_S)
+        answer: dict[str, Any] = await self._manager.ask("pin", hashes, ttl_s, tenant, timeout_s=PARTS_ANSWER_S)
         return answer
 
-    async def unpin(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+    async def unpin(self, hashes: Sequence[bytes], tenant: str) -> dict[str, Any]:
         """See `app.replica_handle.ControlPlane`."""
-        answer: dict[str, Any] = await self._manager.ask("unpin", hashes, timeout_s=PARTS_ANSWER_S)
+        answer: dict[str, Any] = await self._manager.ask("unpin", hashes, tenant, timeout_s=PARTS_ANSWER_S)
         return answer
 
     async def prefetch(self, hashes: Sequence[bytes], replica: int, deadline_s: float) -> dict[str, Any]:

@@ -34,13 +34,16 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once, on the replica's event loop, after the constructor."""
+        from app.auth import is_loopback
+        from app.bound_host import require_guarded, serve_host
         from app.ingress import create_app, frontend_config
 
-        settings = self._settings
+        settings, host = self._settings, await serve_host()
+        require_guarded(settings, host)
         config = frontend_config(engine_args(settings))
         backend = backend_as_shared(self._replicas, serve.get_replica_context().app_name, settings, config)
         fingerprint = model_identity(config, settings).fingerprint()
-        return create_app(settings, config, backend, fingerprint, self._secret)
+        return create_app(settings, config, backend, fingerprint, self._secret, loopback=is_loopback(host))
 
 
 def backend_as_shared(replicas: DeploymentHandle, app_name: str, settings: Settings, config: VllmConfig) -> Backend:

@@ -128,15 +128,20 @@ def _parse(source: str, text: str) -> Mapping[str, Any]:
 
 
 def _refuse_contradictions(sources: Mapping[str, Mapping[str, Any]]) -> None:
-    known: dict[str, tuple[str, Any]] = {}
+    known: dict[str, tuple[str, tuple[Any, bool]]] = {}
     for source, keys in sources.items():
         for key, whom in keys.items():
             try:
                 digest = key_digest(key)
             except ValueError as error:
                 raise SettingsError(f"{source}: {error}.") from None
-            before, said = known.setdefault(digest, (source, whom))
-            if said != whom:
+            before, said = known.setdefault(digest, (source, _speaks_for(whom)))
+            if said != _speaks_for(whom):
                 raise SettingsError(
                     f"{source}: a key stands for somebody else here than in {before}; leave it in one of them."
                 )
+
+
+def _speaks_for(whom: Any) -> tuple[Any, bool]:
+    """Tenant and whether an administrator, of either form; what is neither is named by the settings' own checks."""
+    return (whom.get("tenant"), bool(whom.get("admin"))) if isinstance(whom, Mapping) else (whom, False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
+from pydantic import ByteSize, Field, ValidationError, field_validator
 
 from configs.api_keys import DIGEST_PREFIX, ApiKey, key_digest
 from configs.section import Section
@@ -126,8 +126,8 @@ class HTTPSettings(Section):
             key_digest(value)
         return value
 
-    @model_validator(mode="after")
-    def _every_tenant_finds_room(self) -> HTTPSettings:
+    def check_together(self) -> None:
+        """Raise ValueError, which names the field, for settings that do not fit together."""
         room = self.max_ongoing_requests
         if len(self.tenants) > room:
             raise ValueError(
@@ -136,4 +136,3 @@ class HTTPSettings(Section):
             )
         if self.metrics_key is not None and key_digest(self.metrics_key) in self.keys:
             raise ValueError("http.metrics_key: it is a tenant's key too, and would open more; make one of its own")
-        return self

@@ -140,6 +140,7 @@ class Settings(Section):
         self._check_redis()
         self._check_budgets()
         self._check_quotas()
+        self.http.check_together()
         self._check_tenants("kv.tenant_fidelity", self.kv.tenant_fidelity)
         self._check_tenants("http.tenant_requests_per_minute", self.http.tenant_requests_per_minute)
         self._check_tenants("http.tenant_tokens_per_minute", self.http.tenant_tokens_per_minute)

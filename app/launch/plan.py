@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from app.bound_host import require_guarded
 from app.launch.run_folder import run_folder
 from configs.presets import find_preset
 from configs.settings import Settings, SettingsError, load_settings
@@ -84,6 +85,7 @@ def make_plan(config_path: Path, overrides: Overrides, running: LaunchPlan | Non
     if not isinstance(port, int) or not 1 <= port <= 65535:
         raise SettingsError(f"http_options.port: {port!r} is not a port; use a number from 1 to 65535.")
     settings = load_settings(application["args"])
+    require_guarded(settings, host)
     require_policy(settings)
     require_redis(settings)
     if running is None or running.port != port:

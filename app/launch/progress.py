@@ -73,8 +73,8 @@ def ready_text(plan: LaunchPlan, seconds: float) -> str:
         "messages": [{"role": "user", "content": "Hello!"}],
         "max_tokens": 64,
     }
-    keys = plan.settings.http.api_keys
-    key = f" -H {shlex.quote(f'Authorization: Bearer {next(iter(keys))}')}" if keys else ""
+    known = plan.settings.http.plain_key or ("YOUR_KEY" if plan.settings.http.tenants else None)
+    key = f" -H {shlex.quote(f'Authorization: Bearer {known}')}" if known else ""
     return (
         f"crosskv serves {plan.settings.model_name} at {plan.address} (ready after {seconds:.0f} s)\n\n"
         f"curl -sN {plan.address}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"

@@ -15,8 +15,10 @@ class Readiness:
     """One HTTP client for all the asking. `close` it."""
 
     def __init__(self, plan: LaunchPlan) -> None:
-        keys = plan.settings.http.api_keys
-        headers = {"Authorization": f"Bearer {next(iter(keys))}"} if keys else {}
+        key = plan.settings.http.plain_key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # Where keys are known by their digests only, being asked for one shows that the server serves.
+        self._good = {httpx.codes.OK} if key or not plan.settings.http.tenants else {httpx.codes.UNAUTHORIZED}
         # trust_env=False: a proxy in the environment is not for this machine's own address.
         self._client = httpx.Client(base_url=plan.address, headers=headers, timeout=_ANSWER_S, trust_env=False)
         self._model = plan.settings.model_name
@@ -30,7 +32,7 @@ class Readiness:
         """Whether one token can be generated. The prompt is shorter than a block, so it leaves nothing in any cache."""
         body = {"model": self._model, "prompt": "Hello", "max_tokens": 1}
         try:
-            return self._client.post("/v1/completions", json=body).status_code == httpx.codes.OK
+            return self._client.post("/v1/completions", json=body).status_code in self._good
         except httpx.HTTPError:
             return False
 

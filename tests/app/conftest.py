@@ -38,8 +38,8 @@ def start(vllm_config: VllmConfig) -> Iterator[Callable[..., Server]]:
     """Start a server over a `FakeReplicas` (or another backend) with the given `http` settings."""
     with contextlib.ExitStack() as stack:
 
-        def starter(replicas: FakeReplicas | None = None, behind: Backend | None = None, **http: object) -> Server:
-            return stack.enter_context(serve(vllm_config, behind or backend(replicas or FakeReplicas()), **http))
+        def starter(replicas: FakeReplicas | None = None, behind: Backend | None = None, **more: object) -> Server:
+            return stack.enter_context(serve(vllm_config, behind or backend(replicas or FakeReplicas()), **more))
 
         yield starter
 

@@ -113,6 +113,7 @@ class FakeControl:
     error: Exception | None = None
     looked_up: list[list[bytes]] = field(default_factory=list)
     cleared: list[list[str]] = field(default_factory=list)
+    cleared_of: list[str | None] = field(default_factory=list)
     orders: list[tuple[Any, ...]] = field(default_factory=list)
     answer: dict[str, Any] = field(default_factory=lambda: {"outcome": "done", "blocks": 2})
     """To every order."""
@@ -135,16 +136,21 @@ class FakeControl:
         self._fail()
         return {"nodes": 3}
 
-    async def clear(self, tiers: Collection[str]) -> dict[str, Any]:
+    async def tenant_stats(self, tenant: str) -> dict[str, Any]:
+        self._fail()
+        return {"tag": tenant}
+
+    async def clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
         self._fail()
         self.cleared.append(list(tiers))
+        self.cleared_of.append(tenant)
         return {"cleared": list(tiers)}
 
-    async def pin(self, hashes: Sequence[bytes], ttl_s: float) -> dict[str, Any]:
-        return await self._order("pin", hashes, ttl_s)
+    async def pin(self, hashes: Sequence[bytes], ttl_s: float, tenant: str) -> dict[str, Any]:
+        return await self._order("pin", hashes, ttl_s, tenant)
 
-    async def unpin(self, hashes: Sequence[bytes]) -> dict[str, Any]:
-        return await self._order("unpin", hashes)
+    async def unpin(self, hashes: Sequence[bytes], tenant: str) -> dict[str, Any]:
+        return await self._order("unpin", hashes, tenant)
 
     async def prefetch(self, hashes: Sequence[bytes], replica: int, deadline_s: float) -> dict[str, Any]:
         return await self._order("prefetch", hashes, replica, deadline_s)

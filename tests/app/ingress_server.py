@@ -60,13 +60,13 @@ class Server:
 
 
 @contextlib.contextmanager
-def serve(vllm_config: VllmConfig, behind: Backend, **http: object) -> Iterator[Server]:
+def serve(vllm_config: VllmConfig, behind: Backend, loopback: bool = True, **http: object) -> Iterator[Server]:
     """Serve the ingress on a free port, on a thread of its own."""
     ready = threading.Event()
     holder: list[uvicorn.Server] = []
 
     def run() -> None:
-        app = create_app(settings_with(**http), vllm_config, behind, FINGERPRINT, SECRET)
+        app = create_app(settings_with(**http), vllm_config, behind, FINGERPRINT, SECRET, loopback=loopback)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", backlog=4096))
         holder.append(server)
         ready.set()

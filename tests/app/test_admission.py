@@ -16,6 +16,7 @@ from vllm.exceptions import VLLMValidationError
 
 from app.admission import AdmissionQueue, Ticket
 from app.errors import OverloadedError
+from configs.settings import load_settings
 
 
 def test_one_more_than_the_capacity_is_refused_until_room_is_given_back():
@@ -28,7 +29,7 @@ def test_one_more_than_the_capacity_is_refused_until_room_is_given_back():
     tickets[0].close()
     tickets[0].close()
     tickets[3].admit(1)
-    assert queue.admitted == 3
+    assert queue.rooms.held == 3
 
 
 def test_what_never_fits_is_a_bad_request_and_not_an_overload():
@@ -70,10 +71,10 @@ def test_room_held_is_never_more_than_there_is_and_comes_back_whole(steps, max_o
             continue
         with contextlib.suppress(OverloadedError, VLLMValidationError):
             tickets[which].admit(size)
-        assert 0 <= queue.admitted <= queue.capacity
+        assert 0 <= queue.rooms.held <= queue.rooms.capacity
     for ticket in tickets:
         ticket.close()
-    assert queue.admitted == 0
+    assert queue.rooms.held == 0
 
 
 def test_of_a_thousand_clients_each_is_answered_or_told_when_to_come_back(start):
@@ -125,3 +126,61 @@ def test_each_prompt_and_each_answer_of_a_request_takes_room(start):
         refused = client.post("/v1/completions", json=five)
     assert refused.status_code == 400
     assert "at most 4 answers" in refused.json()["error"]["message"]
+
+
+def test_a_tenant_that_fills_the_queue_leaves_another_its_room_and_its_turn():
+    async def scenario() -> None:
+        queue, refusals, stop = AdmissionQueue(8, 8, ("a", "b")), Counter(), asyncio.Event()
+        queue.count_refusal = lambda reason: refusals.update([reason])
+        begun: list[str] = []
+
+        async def ask(tenant: str) -> None:
+            Ticket(queue, tenant).admit(1)
+            async with queue.turn(tenant):
+                begun.append(tenant)
+                await stop.wait()
+
+        flood = [asyncio.create_task(ask("a")) for _ in range(100)]
+        await asyncio.sleep(0)
+        assert (len(begun), refusals) == (7, {"tenant_share": 88})
+        late = asyncio.create_task(ask("b"))
+        await asyncio.sleep(0)
+        assert begun[-1] == "b"
+        stop.set()
+        await asyncio.gather(*flood, late, return_exceptions=True)
+        assert (queue.ongoing, queue.waiting) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+@given(st.lists(st.tuples(st.sampled_from(["ask", "end", "cancel", "wait"]), st.integers(0, 99)), max_size=40))
+def test_turns_are_given_back_whole_whoever_is_cancelled_when(steps):
+    async def scenario() -> None:
+        queue = AdmissionQueue(3, 99, ("a", "b"))
+        tasks: list[tuple[asyncio.Task[None], asyncio.Event]] = []
+
+        async def ask(tenant: str, answers: int, end: asyncio.Event) -> None:
+            async with queue.turn(tenant, answers):
+                await end.wait()
+
+        for step, number in steps:
+            if step == "ask":
+                end = asyncio.Event()
+                tasks.append((asyncio.create_task(ask("ab"[number % 2], 1 + number % 3, end)), end))
+            elif step == "wait":
+                await asyncio.sleep(0)
+            elif tasks:
+                task, end = tasks[number % len(tasks)]
+                end.set() if step == "end" else task.cancel()
+        for _, end in tasks:
+            end.set()
+        await asyncio.gather(*(task for task, _ in tasks), return_exceptions=True)
+        assert (queue.ongoing, queue.waiting, queue._turns.held) == (0, 0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_with_several_tenants_no_more_is_sent_than_the_replicas_compute_at_once():
+    keys = {"api_keys": {"key-a": "a", "key-b": "b"}}
+    assert AdmissionQueue.from_settings(load_settings({"replicas": 2}))._turns.capacity == 512
+    assert AdmissionQueue.from_settings(load_settings({"replicas": 2, "http": keys}))._turns.capacity == 64

@@ -28,7 +28,7 @@ def test_pin_and_unpin_reach_the_manager_with_the_prompts_blocks(start):
         assert client.post("/api/v1/kv/pin", json={**TOKENS, "ttl_s": 60}).json() == {"segments": 1, "bytes": 10}
         assert client.post("/api/v1/kv/pin", json=TOKENS).status_code == 200
         assert client.post("/api/v1/kv/unpin", json=TOKENS).status_code == 200
-    assert control.orders == [("pin", 2, 60.0), ("pin", 2, 3600.0), ("unpin", 2)]
+    assert control.orders == [("pin", 2, 60.0, ""), ("pin", 2, 3600.0, ""), ("unpin", 2, "")]
 
 
 def test_the_three_forms_of_a_prompt_name_the_same_blocks_as_lookup_does(start):
@@ -40,7 +40,7 @@ def test_the_three_forms_of_a_prompt_name_the_same_blocks_as_lookup_does(start):
         for form in ({"text": text}, {"messages": messages}):
             assert client.post("/api/v1/kv/pin", json=form).status_code == 200
         client.get("/api/v1/kv/lookup", params={"text": text})
-    assert control.orders[0] == ("pin", len(control.looked_up[0]), 3600.0)
+    assert control.orders[0] == ("pin", len(control.looked_up[0]), 3600.0, "")
     assert control.orders[1][1] > 0
 
 

@@ -8,9 +8,11 @@ import json
 import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
 from ingress_server import CHAT, COMPLETION, FINGERPRINT, SECRET
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from app import health, metrics
+from app.admission import AdmissionQueue
 from app.replica_handle import HealthReport
 from kvmanager import keys
 
@@ -196,7 +198,7 @@ def test_metrics_join_what_the_parts_give_in_time(start, monkeypatch):
         found = samples(client.get("/metrics").text)
         again = samples(client.get("/metrics").text)
     assert found["vllm:requests{}"] == 5
-    assert again["crosskv_metrics_sources_missing_total{}"] == 4
+    assert again["crosskv_metrics_sources_missing_total{}"] == 2, "they are not asked again at once"
 
 
 def test_a_metric_that_several_replicas_have_is_described_once() -> None:
@@ -208,3 +210,28 @@ def test_a_metric_that_several_replicas_have_is_described_once() -> None:
     assert joined.count("# TYPE x_total counter") == 1
     assert joined.splitlines()[-2:] == ['x_total{replica="0"} 1.0', 'x_total{replica="1"} 1.0']
     assert [family.name for family in text_string_to_metric_families(joined)] == ["a", "x"]
+
+
+def test_a_loop_of_scrapes_asks_the_parts_once_a_second_and_those_at_once_share_the_answer():
+    async def scenario() -> None:
+        now, asked, answer = [100.0], [0], asyncio.Event()
+
+        async def source() -> str:
+            asked[0] += 1
+            await answer.wait()
+            return f"parts {asked[0]}"
+
+        own = metrics.IngressMetrics(CollectorRegistry(), AdmissionQueue(1, 1))
+        parts = metrics.PartsMetrics(own, lambda: [source], lambda: now[0])
+        several = [asyncio.create_task(parts.texts()) for _ in range(20)]
+        await asyncio.sleep(0)
+        several.pop().cancel()  # one goes away; the others get their answer
+        answer.set()
+        assert await asyncio.gather(*several) == [["parts 1"]] * 19
+        now[0] += 0.99
+        assert await parts.texts() == ["parts 1"]
+        assert asked == [1]
+        now[0] += 0.02
+        assert await parts.texts() == ["parts 2"]
+
+    asyncio.run(scenario())

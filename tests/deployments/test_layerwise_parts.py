@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
-from fastapi import FastAPI
 from memory_port import MemoryPort
 from prometheus_client import CollectorRegistry
 
-from app.layerwise_api import layer_times, layerwise_router
+from app.admission import AdmissionQueue
+from app.layerwise_api import layer_times
+from app.metrics import IngressMetrics, PartsMetrics
 from configs.layerwise_section import LayerwiseSettings
 from configs.settings import SettingsError, load_settings
 from deployments.kv_port import LayerArrival, PlannedLoad
@@ -311,18 +311,11 @@ def test_times_are_shown_by_layer_and_read_back() -> None:
     async def gone() -> str:
         raise OSError("gone")
 
-    async def ask() -> Any:
-        app = FastAPI()
-        app.include_router(layerwise_router(lambda: [source, gone]))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            return (await client.get("/api/v1/layerwise/stats")).json()
-
-    assert asyncio.run(ask()) == {
-        "layer_times": [
-            {"replica": 1, "layer": 0, "count": 2, "load_ms": 3.0, "wait_ms": 0.0},
-            {"replica": 1, "layer": 1, "count": 2, "load_ms": 3.0, "wait_ms": 2.0},
-        ]
-    }
+    parts = PartsMetrics(IngressMetrics(CollectorRegistry(), AdmissionQueue(1, 1)), lambda: [source, gone])
+    assert layer_times(asyncio.run(parts.texts())) == [
+        {"replica": 1, "layer": 0, "count": 2, "load_ms": 3.0, "wait_ms": 0.0},
+        {"replica": 1, "layer": 1, "count": 2, "load_ms": 3.0, "wait_ms": 2.0},
+    ]
     assert layer_times(["nothing of ours"]) == []
 
 

@@ -1,0 +1,180 @@
+"""Requests and tokens per minute of each tenant: 429 with `Retry-After`, and OpenAI's headers `x-ratelimit-*`.
+
+A request counts when it arrives, whatever it asks for. A prompt counts its tokens and those that its request asks for
+at most (`max_tokens`, times `n`) before it is sent; what was not generated is given back at the end, and what was
+generated without being asked for by number is taken then. So a tenant may run into debt by the answers under way, and
+waits until it is paid. Reused prompt tokens count as others do. What could never fit is refused as a bad request, for
+waiting would not help.
+
+State is a pair of buckets for each tenant of the settings. One event loop.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from vllm.exceptions import VLLMValidationError
+
+from app.auth import CALLER, OPEN_PATHS, route_path
+from app.errors import OverloadedError, error_response
+from app.token_bucket import TokenBucket
+from configs.http_section import HTTPSettings
+
+SPEND = "crosskv.spend"
+"""Key of the `Spend` in an ASGI scope; absent where its tenant has no limit."""
+
+
+class TenantRates:
+    """The buckets of one tenant; None: no limit."""
+
+    def __init__(self, requests: int | None, tokens: int | None, now: float) -> None:
+        self.requests = TokenBucket(requests, now) if requests else None
+        self.tokens = TokenBucket(tokens, now) if tokens else None
+
+    def headers(self, now: float) -> dict[str, str]:
+        """OpenAI's headers: the limit, what is left of it, and when it is whole again."""
+        found: dict[str, str] = {}
+        for name, bucket in (("requests", self.requests), ("tokens", self.tokens)):
+            if bucket is not None:
+                found[f"x-ratelimit-limit-{name}"] = str(bucket.per_minute)
+                found[f"x-ratelimit-remaining-{name}"] = str(bucket.remaining(now))
+                found[f"x-ratelimit-reset-{name}"] = duration(bucket.full_in_s(now))
+        return found
+
+
+class RateLimits:
+    """The limits of all tenants. `clock` gives seconds and does not jump."""
+
+    def __init__(
+        self,
+        http: HTTPSettings,
+        count_refusal: Callable[[str], None] = lambda reason: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self.count_refusal = count_refusal
+        self._rates = {
+            tenant: TenantRates(
+                http.tenant_requests_per_minute.get(tenant, http.requests_per_minute),
+                http.tenant_tokens_per_minute.get(tenant, http.tokens_per_minute),
+                clock(),
+            )
+            for tenant in http.tenants or ("",)
+        }
+
+    def of(self, tenant: str) -> TenantRates | None:
+        """A tenant's buckets; None when nothing is limited."""
+        rates = self._rates.get(tenant)
+        return rates if rates is not None and (rates.requests or rates.tokens) else None
+
+
+class Spend:
+    """The tokens of one HTTP request: reserved, used, and settled at its end."""
+
+    def __init__(self, limits: RateLimits, rates: TenantRates) -> None:
+        self.retry_after_s: float | None = None
+        """Set when it was refused."""
+        self._limits = limits
+        self._rates = rates
+        self._reserved = 0
+        self._used = 0
+
+    def begin(self) -> str | None:
+        """Count the request; returns the sentence with which it is refused, if it is."""
+        now, requests, tokens = self._limits.clock(), self._rates.requests, self._rates.tokens
+        if tokens is not None and tokens.wait_s(1, now):
+            return self._refuse("tokens", tokens, 1, now)
+        if requests is not None and not requests.take(1, now):
+            return self._refuse("requests", requests, 1, now)
+        return None
+
+    def reserve(self, prompt_tokens: int, answer_tokens: int) -> None:
+        """A prompt is about to be sent, and asks for so many tokens in all its answers.
+
+        Raises:
+            VLLMValidationError: more than a minute's limit.
+            OverloadedError: more than is left of it now.
+        """
+        bucket, wanted, now = self._rates.tokens, prompt_tokens + answer_tokens, self._limits.clock()
+        if bucket is None:
+            return
+        if wanted > bucket.per_minute:
+            raise VLLMValidationError(
+                f"The request is too large for the limit of {bucket.per_minute} tokens per minute: its prompt has "
+                f"{prompt_tokens} tokens and it asks for {answer_tokens} more. Shorten it or lower max_tokens.",
+                parameter="max_tokens",
+            )
+        if not bucket.take(wanted, now):
+            raise OverloadedError(self._refuse("tokens", bucket, wanted, now))
+        self._reserved += wanted
+
+    def use(self, tokens: int) -> None:
+        """So many tokens of prompts have been sent, or of answers been generated."""
+        self._used += tokens
+
+    def settle(self) -> None:
+        """The request has ended: take or give back what it used more or less than was reserved. Idempotent."""
+        if self._rates.tokens is not None:
+            self._rates.tokens.correct(self._used - self._reserved, self._limits.clock())
+        self._reserved = self._used = 0
+
+    def headers(self) -> dict[str, str]:
+        """See `TenantRates.headers`; with `retry-after` for a request that was refused."""
+        found = self._rates.headers(self._limits.clock())
+        if self.retry_after_s is not None:
+            found["retry-after"] = str(max(1, math.ceil(self.retry_after_s)))
+        return found
+
+    def _refuse(self, what: str, bucket: TokenBucket, amount: int, now: float) -> str:
+        self._limits.count_refusal(f"{what}_per_minute")
+        self.retry_after_s = bucket.wait_s(amount, now)
+        return (
+            f"Rate limit reached: {bucket.per_minute} {what} per minute. Please try again in "
+            f"{duration(self.retry_after_s)}."
+        )
+
+
+class RateLimitMiddleware:
+    """Counts every request of a limited tenant but probes, and writes OpenAI's headers into every answer to it."""
+
+    def __init__(self, app: ASGIApp, limits: RateLimits) -> None:
+        self.app = app
+        self.limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One ASGI request."""
+        rates = self.limits.of(scope[CALLER].tenant) if scope["type"] == "http" else None
+        if rates is None or route_path(scope) in OPEN_PATHS:
+            await self.app(scope, receive, send)
+            return
+        spend = scope[SPEND] = Spend(self.limits, rates)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(spend.headers())
+            await send(message)
+
+        sentence = spend.begin()
+        if sentence is not None:
+            await error_response(HTTPStatus.TOO_MANY_REQUESTS, sentence)(scope, receive, send_with_headers)
+            return
+        try:
+            await self.app(scope, receive, send_with_headers)
+        finally:
+            spend.settle()
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI's headers have it: `120ms`, `1.5s`, `6m0s`, `1h2m3s`."""
+    milliseconds = math.ceil(seconds * 1000 - 1e-6)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms" if milliseconds else "0s"
+    minutes, milliseconds = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    rest = f"{milliseconds / 1000:.3f}".rstrip("0").rstrip(".")
+    return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{rest}s"
