@@ -23,10 +23,10 @@ TIMEOUT_S = 2.0
 
 
 class Health(BaseModel):
-    """`status`: ok, degraded (it serves, and a part is not well) or unavailable."""
+    """`status`: ok, degraded (it serves, and a part is not well) or unavailable; `parts`: for administrators only."""
 
     status: Literal["ok", "degraded", "unavailable"]
-    parts: dict[str, dict[str, Any]]
+    parts: dict[str, dict[str, Any]] = {}
 
 
 def with_part(
@@ -47,7 +47,7 @@ def health_router(probe: Callable[[], Awaitable[HealthReport]], queue: Admission
 
     @router.get("/health", response_model=Health, responses={503: {"model": Health, "description": "It cannot serve."}})
     async def show_health() -> JSONResponse:
-        """Whether requests can be served, and the state of each part."""
+        """Whether requests can be served, and, for administrators, the state of each part."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 report = await probe()
