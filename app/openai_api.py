@@ -57,6 +57,13 @@ _ROUTES: dict[str, tuple[Callable[..., Any], type[BaseModel], bool]] = {
     "/detokenize": (detokenize, DetokenizeResponse, False),
 }
 
+_EVENT = {
+    "type": "object",
+    "description": "A server-sent event.",
+    "properties": {"data": {"type": "string", "description": "A chunk or an error as JSON, at last `[DONE]`."}},
+    "required": ["data"],
+}
+
 ResponseT = TypeVar("ResponseT", ChatCompletionResponse, CompletionResponse)
 
 
@@ -197,7 +204,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     for path, (endpoint, answer, streams) in _ROUTES.items():
         success: dict[str, Any] = {"model": answer, "description": "The answer."}
         if streams:
-            success["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+            success["content"] = {"text/event-stream": {"schema": _EVENT}}
         routes.add_api_route(
             path,
             endpoint,

@@ -57,6 +57,27 @@ FIELDS = [
     "include_reasoning", "parallel_tool_calls", "bad_words", "allowed_token_ids", "min_tokens", "stop_token_ids",
     "return_tokens_as_token_ids", "return_token_ids", "kv_transfer_params", "use_beam_search", "seed", "temperature",
 ]  # fmt: skip
+PLAUSIBLE: dict[str, list[Any]] = {
+    "n": [1, 2, 16], "logprobs": [0, 1, 20, True], "top_logprobs": [0, 1, 20], "prompt_logprobs": [0, 1, -1],
+    "max_tokens": [1, 2, 400], "min_tokens": [0, 1, 3], "temperature": [0, 1e-9, 0.9, 2], "top_p": [1e-9, 0.5, 1],
+    "top_k": [-1, 0, 1, 1147, 10**9, 2**31, 2**63], "min_p": [0, 1e-9, 1], "repetition_penalty": [1e-9, 1, 1e30, 1e308],
+    "presence_penalty": [-2, 2], "frequency_penalty": [-2, 2], "seed": [0, -1, 2**63 - 1, -(2**63)],
+    "logit_bias": [{"5": 100}, {"5": -100, "6": 1e308}, {"1147": 1}, {}], "ignore_eos": [True], "echo": [True],
+    "allowed_token_ids": [[5], [5] * 600, [0, 1147]], "bad_words": [["a"], ["the red", "ball"]], "stop": [["a"], "o"],
+    "stop_token_ids": [[5], [2**31], [-1], [2**63]], "stream": [True], "stream_options": [{"include_usage": True}],
+    "truncate_prompt_tokens": [-1, 0, 1, 5], "truncation_side": ["left", "right"], "priority": [0, 1, -(2**63)],
+    "vllm_xargs": [{"a": 1}, {"": [1, "a"]}], "logprob_token_ids": [[5], [5, 6], [2**40]], "return_token_ids": [True],
+    "repetition_detection": [{"max_pattern_size": 2, "min_pattern_size": 1, "min_count": 2}, {}],
+    "thinking_token_budget": [0, 5, -1], "stream_interval": [1, 100], "skip_special_tokens": [False],
+    "response_format": [{"type": "json_object"}, {"type": "text"}], "include_stop_str_in_output": [True],
+    "structured_outputs": [{"choice": ["a", "b"]}, {"regex": "[a-z]+"}, {"json_object": True}], "length_penalty": [0],
+    "spaces_between_special_tokens": [False], "routed_experts_prompt_start": [0, 100], "return_token_offsets": [True],
+    "return_tokens_as_token_ids": [True], "cache_salt": ["a"], "add_special_tokens": [False],
+    "watermarking": [True, False], "use_beam_search": [False], "prompt": [[5], [[5, 6], [7]], ["a", "b"]],
+    "kv_cache": [{"fidelity": "tolerant"}], "include_reasoning": [False], "reasoning_effort": ["low"],
+    "add_generation_prompt": [False], "continue_final_message": [True], "request_id": ["same"], "user": ["u"],
+}  # fmt: skip
+"""Values of generation's fields that may well be taken: what they do together is seen at the engine's door."""
 RAW = [
     b"", b"{", b"[]", b"null", b'"', b"\xff\xfe", b"\xef\xbb\xbf{}", b"[" * 500, b'{"a":' * 500, b"9" * 5000, b"{}" * 2,
     b'{"tokens": [1e400]}', b'{"tokens": NaN}', b'{"model": "\\ud800"}', b'{"tokens":[1],"tokens":[2]}', b"{}\0",
@@ -70,7 +91,20 @@ def bodies(path: str, fields: list[str]) -> st.SearchStrategy[bytes]:
     replaced = st.dictionaries(names, st.sampled_from(VALUES), min_size=1, max_size=3).map(
         lambda changes: json.dumps({**base, **changes}).encode()
     )
-    return st.one_of(replaced, replaced, replaced, _mutated(json.dumps(base).encode()), st.sampled_from(RAW))
+    kinds = [replaced, replaced, replaced, _mutated(json.dumps(base).encode()), st.sampled_from(RAW)]
+    if path.startswith("/v1/"):
+        kinds += [plausible(path)] * 5
+    return st.one_of(kinds)
+
+
+def plausible(path: str) -> st.SearchStrategy[bytes]:
+    """Bodies of a generation route that the front takes more often than not."""
+    field = st.sampled_from(sorted(PLAUSIBLE)).flatmap(lambda name: st.tuples(st.just(name), _one_of(name)))
+    return st.lists(field, min_size=1, max_size=5).map(lambda some: json.dumps({**BASES[path], **dict(some)}).encode())
+
+
+def _one_of(name: str) -> st.SearchStrategy[Any]:
+    return st.sampled_from(PLAUSIBLE[name])
 
 
 def _mutated(text: bytes) -> st.SearchStrategy[bytes]:
