@@ -36,6 +36,7 @@ from app.prompt_keys import PromptKeys
 from app.replica_errors import translate
 from app.replica_handle import ReplicaHandle
 from app.request_context import PIN_HEADER, RequestContext, current_request
+from app.suspects import Suspects
 from app.usage import prompt_usage
 from deployments.wire import KV_CACHE_USAGE, GenerateRequest
 
@@ -61,6 +62,7 @@ class HandleEngineClient(EngineClient):
         metrics: IngressMetrics,
         replica_count: int,
         constraints: ConstraintPool,
+        suspects: Suspects,
     ) -> None:
         """`replica_count`: how many replicas there shall be, and how often a prompt may be sent again, elsewhere."""
         self.vllm_config = vllm_config
@@ -73,6 +75,7 @@ class HandleEngineClient(EngineClient):
         self._metrics = metrics
         self._replica_count = replica_count
         self._constraints = constraints
+        self._suspects = suspects
         self._aborts: set[asyncio.Task[None]] = set()
 
     @property
@@ -149,7 +152,7 @@ class HandleEngineClient(EngineClient):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Wait for a turn, send the request, and yield what a local engine would have yielded."""
         request_id, params = request.request_id, request.sampling_params
-        attempts = Attempts(request, self._replicas, self._metrics, self._replica_count)
+        attempts = Attempts(request, self._replicas, self._metrics, self._replica_count, self._suspects)
         first = True
         try:
             async with contextlib.AsyncExitStack() as stack:

@@ -38,6 +38,28 @@ class UnavailableError(GracefulHTTPError):
         super().__init__(message, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
+class PoisonPromptError(GracefulHTTPError):
+    """The prompt has ended an engine: 500, for the prompt is not given to another one."""
+
+    def __init__(self, refused_s: float) -> None:
+        super().__init__(
+            "The engine that computed this prompt ended because of it. The prompt is not tried again, and is refused "
+            f"for {refused_s:.0f} s; change it, or tell the server's operator.",
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+        )
+
+
+class RefusedPromptError(GracefulHTTPError):
+    """The prompt ended an engine a while ago: 503 without being tried."""
+
+    def __init__(self, refused_s: float) -> None:
+        super().__init__(
+            f"This prompt has ended an engine, and is refused for another {refused_s:.0f} s. Change it, or tell the "
+            "server's operator.",
+            HTTPStatus.SERVICE_UNAVAILABLE,
+        )
+
+
 def error_response(
     status: HTTPStatus, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:

@@ -36,6 +36,7 @@ from app.prompt_keys import PromptKeys
 from app.rate_limits import RateLimitMiddleware, RateLimits
 from app.replica_handle import Backend
 from app.request_context import RequestContextMiddleware
+from app.suspects import Suspects
 from app.user_text import keep_user_text
 from configs.settings import Settings
 from kvmanager.server_secret import ServerSecret
@@ -80,6 +81,7 @@ def create_app(
         metrics,
         settings.replicas,
         ConstraintPool(vllm_config, http.constraint_timeout_s, metrics.count_constraint),
+        Suspects(http.poison_refused_s),
     )
 
     @asynccontextmanager

@@ -75,6 +75,13 @@ class IngressMetrics:
         )  # fmt: skip
         for outcome in OUTCOMES:
             self.constraints.labels(outcome)
+        self.poison_prompts = Counter(
+            "crosskv_poison_prompts", "Prompts that ended an engine: answered 500, and refused for a while.",
+            registry=registry,
+        )  # fmt: skip
+        self.poison_refusals = Counter(
+            "crosskv_poison_refusals", "Requests refused because their prompt had ended an engine.", registry=registry
+        )
         self.missing_sources = Counter(
             "crosskv_metrics_sources_missing", "Times that a part did not give its metrics.", registry=registry
         )

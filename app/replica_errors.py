@@ -2,10 +2,10 @@
 
 | answered | came back as (Ray wraps it in a `RayTaskError`) | means |
 |---|---|---|
-| 400 | vLLM's client errors, `ValueError` | the replica refused the request's content |
+| 400 | vLLM's client errors | the replica refused the request's content |
 | 429 | Serve's `BackPressureError` | every replica's queue is full |
 | 503 | other errors of Ray and Serve, vLLM's `EngineDeadError`, a timeout | nothing can serve the request now |
-| 500 | anything else | a defect of ours: logged with its traceback, which the client does not see |
+| 500 | anything else, a plain `ValueError` too | a defect of ours: logged, and the client sees nothing of it |
 
 After the response has started vLLM's classes write the same error as an event into the stream. Of what means 503,
 `replica_gone` names the failures after which another replica may well answer (`app.attempts`).
@@ -27,17 +27,23 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 from ray.serve.exceptions import BackPressureError, RayServeException, ReplicaUnavailableError
-from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError, VLLMValidationError
+from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.errors import OverloadedError, UnavailableError
+from deployments.step_witness import EngineDiedError
 
 logger = logging.getLogger(__name__)
 
 _PROCESS_GONE = (
     RayActorError, WorkerCrashedError, AsyncioActorExit, NodeDiedError, ObjectLostError, OutOfMemoryError,
 )  # fmt: skip
-ENGINE_DEAD, UNREACHABLE, PROCESS_GONE = GONE_REASONS = ("engine_dead", "unreachable", "process_gone")
+ENGINE_DEAD, UNREACHABLE, PROCESS_GONE, STOPPED = GONE_REASONS = (
+    "engine_dead", "unreachable", "process_gone", "stopped",
+)  # fmt: skip
+_MEANT = ("ray.kill", "node has died", "exit_actor")
+"""In Ray's words (2.60.0) for a death that no request can be the reason of: Serve ended the replica, or its machine is
+gone."""
 
 
 def replica_gone(error: Exception) -> str | None:
@@ -47,7 +53,20 @@ def replica_gone(error: Exception) -> str | None:
         return ENGINE_DEAD
     if isinstance(cause, ActorUnavailableError | ReplicaUnavailableError):
         return UNREACHABLE
+    if isinstance(cause, NodeDiedError) or (isinstance(cause, RayActorError) and _is_meant(cause)):
+        return STOPPED
     return PROCESS_GONE if isinstance(cause, _PROCESS_GONE) else None
+
+
+def witness(error: Exception) -> tuple[str, ...] | None:
+    """The request ids that a dying engine named as suspects; None when there is no such witness."""
+    cause = _cause(error)
+    return cause.suspects if isinstance(cause, EngineDiedError) else None
+
+
+def _is_meant(error: RayActorError) -> bool:
+    text = str(error)
+    return any(words in text for words in _MEANT)
 
 
 def translate(error: Exception, request_id: str) -> Exception:
@@ -55,8 +74,6 @@ def translate(error: Exception, request_id: str) -> Exception:
     cause = _cause(error)
     if isinstance(cause, GracefulHTTPError | VLLMClientError | GenerationError):
         return cause
-    if isinstance(cause, ValueError):
-        return VLLMValidationError(str(cause))
     if isinstance(cause, BackPressureError):
         return OverloadedError()
     if isinstance(cause, TimeoutError | EngineDeadError | RayError | RayServeException):

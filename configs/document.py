@@ -83,12 +83,14 @@ def _type_name(annotation: Any) -> str:
         return " or ".join(_type_name(part) for part in typing.get_args(annotation) if part is not type(None))
     if typing.get_origin(annotation) is dict:
         return "mapping"
+    if typing.get_origin(annotation) is list:
+        return f"list, each a {_type_name(typing.get_args(annotation)[0])}"
     return {"int": "whole number", "float": "number", "str": "text", "bool": "true or false"}[annotation.__name__]
 
 
 def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
-    if value is None or value == {}:
+    if value is None or value in ({}, []):
         return "empty"
     if isinstance(value, ByteSize):
         return f"`{value.human_readable().replace('.0', '')}`"

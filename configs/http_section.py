@@ -69,6 +69,11 @@ class HTTPSettings(Section):
     )
     retry_after_s: int = Field(1, ge=1, description="What `Retry-After` says with a 429 or a 503.")
     request_timeout_s: float = Field(600.0, gt=0, description="Longest time that one request may take.")
+    poison_refused_s: float = Field(
+        600.0,
+        ge=1,
+        description="How long a prompt is refused that has ended an engine, or that was with two that ended.",
+    )
     debug_headers: bool | None = Field(
         None,
         description="Obey the header `X-CrossKV-Replica: 0|1|…`, which sends a request to one replica. Empty: of "

@@ -93,3 +93,10 @@ class FaultSettings(Section):
     redis_link_delay_s: float = Field(0.0, ge=0, description="Emulated delay of each round trip to Redis.")
     manager_delay_s: float = Field(0.0, ge=0, description="Wait before each answer of the KV manager.")
     manager_lost_share: float = Field(0.0, ge=0, le=1, description="Share of the calls to the KV manager that fail.")
+    deadly_tokens: list[int] = Field(
+        default_factory=list,
+        description="A prompt that contains this run of token ids ends the engine that begins it. Empty: none does.",
+    )
+    deadly_to_process: bool = Field(
+        False, description="A deadly prompt ends the replica's process by SIGKILL, not its engine by an error."
+    )

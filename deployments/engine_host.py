@@ -40,6 +40,7 @@ from vllm.v1.executor import Executor
 from deployments.engine_checks import check_engine_config
 from deployments.heartbeat import Heartbeat
 from deployments.seeded_sampling import keep_seeds_exact
+from deployments.step_witness import StepWitness
 from kvmanager.step_pace import StepWork
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class EngineThread:
         self.core: EngineCore
         self.error: BaseException | None = None
         self.heartbeat = Heartbeat()
+        self.witness = StepWitness()
         self.on_turn: Callable[[], None] = lambda: None
         """Called on the engine thread after every step and after calls between steps; must not block or raise."""
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -135,6 +137,7 @@ class EngineThread:
             self._built.set_exception(error)
             return
         _watch_schedule(core.scheduler, self.heartbeat)
+        self.witness.watch(core.scheduler)
         forget_compilation = self.heartbeat.hear_compilation()
         self._built.set_result(core)
         try:

@@ -15,6 +15,7 @@ from ray import serve
 
 from configs.settings import Settings, load_settings
 from deployments.engine_args import engine_config, engine_environment
+from deployments.faulty_engine import make_mortal
 from deployments.faulty_manager import manager_client
 from deployments.heartbeat import HangWatch
 from deployments.kv_port import FIDELITY, PLAN, TENANT
@@ -57,12 +58,14 @@ class Replica:
         self._device: Any = None
         self._watch: HangWatch | None = None
         self._ending = False
+        self._named: list[str] | None = None
         self._manager = manager_client(context.app_name, settings.faults)
         self._port: RayPort | None = None
         self._reuse: Any = None
         config = engine_config(settings)
         identity = model_identity(config, settings)
         self._llm, self._thread = start_engine(config, settings.engine.log_stats)
+        make_mortal(self._thread.core, settings.faults)
         if weights_identity(config) != identity.weights:
             raise RuntimeError(f"the files of model {settings.model} changed while they were loaded; start again")
         self._fingerprint = identity.fingerprint()
@@ -108,9 +111,23 @@ class Replica:
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs for one prompt, as they come. Cancelling the call aborts the request in the engine."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        from deployments.step_witness import EngineDiedError
+
         if self._llm.errored:
             self._end_soon()
-            raise self._llm.dead_error
+            raise EngineDiedError(self._suspects())
+        try:
+            async for output in self._outputs(request):
+                yield output
+        except EngineDeadError:
+            raise EngineDiedError(self._suspects()) from None
+        finally:
+            if self._llm.errored:
+                self._end_soon()
+
+    async def _outputs(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         planned = await self._plans.ask(request)
         plan = planned.plan
         params = request.sampling_params
@@ -144,8 +161,13 @@ class Replica:
             planned.begun()
             if plan and self._port and not admitted:
                 self._port.release(plan["lease_id"])
-            if self._llm.errored:
-                self._end_soon()
+
+    def _suspects(self) -> list[str]:
+        """Who may have ended the engine; the same answer to everybody."""
+        if self._named is None:
+            self._named = self._thread.witness.suspects()
+            logger.error("suspects of the engine's death: %s", ", ".join(self._named) or "nobody")
+        return self._named
 
     def _sign(self, output: RequestOutput) -> None:
         """Say in the usage which replica this is by now."""

@@ -13,11 +13,12 @@ import pytest
 import ray.exceptions
 from fake_backend import FakeReplicas, fail_with, say, speak, speak_for_ever, think_for_ever
 from ingress_server import CHAT, COMPLETION, wait_until
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from vllm.exceptions import GenerationError, VLLMValidationError
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.replica_errors import translate
+from deployments.step_witness import EngineDiedError
 
 SECRET = "/srv/secret/engine.py"
 
@@ -28,14 +29,17 @@ def through_ray(cause: Exception) -> Exception:
     return error.as_instanceof_cause()
 
 
+STOPPED = ray.exceptions.ActorDiedError(
+    ActorDiedErrorContext(error_message="The actor is dead because it was killed by `ray.kill`.", actor_id=bytes(16))
+)
 ERRORS = [
     (through_ray(VLLMValidationError("top_k is wrong", parameter="top_k")), 400),
-    (through_ray(ValueError("no such thing")), 400),
+    (through_ray(ValueError(SECRET)), 500),
     (BackPressureError(5, 5), 429),
-    (ray.exceptions.ActorDiedError(), 503),
+    (STOPPED, 503),
     (ray.exceptions.ActorUnavailableError("gone", b"x" * 16), 503),
     (DeploymentUnavailableError("Replica"), 503),
-    (through_ray(EngineDeadError()), 503),
+    (through_ray(EngineDiedError(("another request",))), 503),
     (TimeoutError(), 503),
     (through_ray(RuntimeError(SECRET)), 500),
 ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,10 +13,11 @@ from fake_backend import FakeReplicas, gone_at, speak, speak_for_ever, think_for
 from ingress_server import CHAT, COMPLETION, Server, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
-from test_replica_errors import check_all_is_free, leave, through_ray
+from test_replica_errors import STOPPED, check_all_is_free, leave, through_ray
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.replica_errors import GONE_REASONS
+from deployments.step_witness import EngineDiedError
 from deployments.wire import GenerateRequest
 
 DIED = ray.exceptions.ActorDiedError()
@@ -23,6 +26,7 @@ GONE = [
     (through_ray(DIED), "process_gone"),
     (ray.exceptions.ActorUnavailableError("gone", b"x" * 16), "unreachable"),
     (ReplicaUnavailableError("a"), "unreachable"),
+    (STOPPED, "stopped"),
     (through_ray(EngineDeadError()), "engine_dead"),
     (ray.exceptions.RayTaskError("generate", "Traceback", EngineDeadError(), proctitle="x", pid=1), "engine_dead"),
 ]
@@ -79,13 +83,114 @@ def test_what_has_given_a_token_ends_in_an_error_event_and_is_never_sent_again(s
     assert sum(retried(server).values()) == 0
 
 
-def test_a_prompt_outlives_two_replicas_and_goes_back_to_neither(start):
-    replicas = FakeReplicas(gone_at("a", "b", error=DIED))
+def test_a_prompt_outlives_two_replicas_that_were_ended_and_goes_back_to_neither(start):
+    replicas = FakeReplicas(gone_at("a", "b", error=STOPPED))
     server = start(replicas)
     answer = ask(server, path="/v1/completions")
     assert answer.json()["choices"][0]["text"] == " one two three"
     assert [request.avoid for request in replicas.requests] == [(), ("a",), ("a", "b")]
-    assert retried(server)["process_gone"] == 2
+    assert retried(server)["stopped"] == 2
+
+
+def ended_by(server: Server) -> tuple[float, float]:
+    """Prompts that have ended an engine, and requests refused for it."""
+    with server.http() as client:
+        families = {f.name: f.samples for f in text_string_to_metric_families(client.get("/metrics").text)}
+    names = ("crosskv_poison_prompts", "crosskv_poison_refusals")
+    found = tuple(next(s.value for s in families[name] if s.name.endswith("_total")) for name in names)
+    return found[0], found[1]
+
+
+def dies_of(request: GenerateRequest, *names: str) -> Exception:
+    """As a replica raises whose engine died; it names itself, or others."""
+    return through_ray(EngineDiedError(names or (request.request_id,)))
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_a_prompt_that_its_engine_names_alone_is_given_to_no_other_and_refused_for_a_while(start, caplog, stream: bool):
+    replicas = FakeReplicas(lambda request: gone_at("a", "b", "c", error=dies_of(request))(request))
+    server = start(replicas)
+    answer = ask(server, stream=stream)
+    assert answer.status_code == 500
+    assert "refused for 600 s" in answer.json()["error"]["message"]
+    assert len(replicas.requests) == 1
+    again = ask(server, stream=stream, seed=5)
+    assert (again.status_code, "ended an engine" in again.json()["error"]["message"]) == (503, True)
+    assert again.headers["retry-after"]
+    assert len(replicas.requests) == 1
+    assert ended_by(server) == (1, 1)
+    (line,) = [record.message for record in caplog.records if "has ended an engine" in record.message]
+    assert "red ball" not in line
+    replicas.script = speak
+    assert ask(server, messages=[{"role": "user", "content": "Another prompt"}]).status_code == 200
+    check_all_is_free(server)
+
+
+def test_another_tenants_prompt_of_the_same_words_is_not_refused(start):
+    replicas = FakeReplicas(lambda request: gone_at("a", "b", "c", error=dies_of(request))(request))
+    server = start(replicas, api_keys={"key-one": "one", "key-two": "two"})
+    keys = [{"Authorization": f"Bearer key-{name}"} for name in ("one", "two")]
+    assert ask(server, headers=keys[0]).status_code == 500
+    replicas.script = speak
+    assert ask(server, headers=keys[0]).status_code == 503
+    assert ask(server, headers=keys[1]).status_code == 200
+
+
+def test_who_was_only_there_when_an_engine_died_is_answered_elsewhere_any_number_of_times(start):
+    replicas = FakeReplicas(lambda request: gone_at("a", "b", error=dies_of(request, "somebody else"))(request))
+    server = start(replicas)
+    assert ask(server).status_code == 200
+    assert [request.avoid for request in replicas.requests] == [(), ("a",), ("a", "b")]
+    assert ended_by(server) == (0, 0)
+
+
+@pytest.mark.parametrize("error", [DIED, through_ray(EngineDeadError())], ids=["killed", "engine"])
+def test_without_a_witness_a_prompt_is_tried_once_more_and_no_third_time(start, error: Exception):
+    replicas = FakeReplicas(gone_at("a", "b", "c", error=error))
+    server = start(replicas)
+    answer = ask(server)
+    assert answer.status_code == 500
+    assert len(replicas.requests) == 2
+    assert ended_by(server) == (1, 0)
+    check_all_is_free(server)
+
+
+def test_a_stream_that_ends_its_engine_after_a_token_is_refused_when_it_comes_again(start):
+    def one_word(request: GenerateRequest) -> Any:
+        return gone_at("a", "b", "c", error=dies_of(request), after_words=1)(request)
+
+    replicas = FakeReplicas(one_word)
+    server = start(replicas)
+    answer = ask(server, stream=True)
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert json.loads(events[-2])["error"]["code"] == 500
+    assert ask(server, stream=True).status_code == 503
+    assert len(replicas.requests) == 1
+
+
+def test_of_two_suspects_the_plain_one_is_answered_and_the_odd_one_is_given_to_no_other_engine(start):
+    """Both were new in the step that died: a second engine is risked for neither."""
+
+    def script(request: GenerateRequest) -> Any:
+        if request.progress.replica != "a":
+            return speak(request)
+        return both_are_there_and_die(request)
+
+    async def both_are_there_and_die(request: GenerateRequest) -> Any:
+        while len(replicas.requests) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        raise dies_of(request, *(other.request_id for other in replicas.requests[:2]))
+        yield
+
+    replicas = FakeReplicas(script)
+    server = start(replicas)
+    with ThreadPoolExecutor() as threads:
+        odd = threads.submit(ask, server, temperature=0.8, seed=7, logprobs=True)
+        plain = threads.submit(ask, server, messages=[{"role": "user", "content": "Hello"}])
+        assert plain.result().status_code == 200
+        assert odd.result().status_code == 500
+    assert len(replicas.requests) == 3
+    assert ended_by(server) == (1, 0)
 
 
 def test_each_attempt_has_an_id_and_parameters_of_its_own(start):
@@ -96,7 +201,7 @@ def test_each_attempt_has_an_id_and_parameters_of_its_own(start):
         request.sampling_params.extra_args = {"spoiled": True}
         request.sampling_params.max_tokens = 1
         request.progress.first_token = True
-        return gone_at("a", "b", error=DIED)(request)
+        return gone_at("a", "b", error=STOPPED)(request)
 
     replicas = FakeReplicas(spoil)
     server = start(replicas)
@@ -107,7 +212,7 @@ def test_each_attempt_has_an_id_and_parameters_of_its_own(start):
 
 
 def test_when_all_are_gone_it_is_503_after_as_many_retries_as_there_are_replicas(start):
-    replicas = FakeReplicas(gone_at("a", "b", "c", error=DIED))
+    replicas = FakeReplicas(gone_at("a", "b", "c", error=STOPPED))
     server = start(replicas, retry_after_s=7)
     answer = ask(server)
     assert answer.status_code == 503

@@ -22,6 +22,7 @@ from app.attempts import Attempts
 from app.metrics import IngressMetrics
 from app.replica_errors import replica_gone
 from app.serve_backend import ServeReplicas
+from app.suspects import Suspects
 from configs.settings import load_settings
 from deployments.router import PrefixAffinityRouter, RouterOptions
 from deployments.running_replicas import RunningReplicas
@@ -104,7 +105,7 @@ def on_a_loop(handle: DeploymentHandle, test: Callable[[ServeReplicas, IngressMe
 
 
 async def answer(replicas: ServeReplicas, metrics: IngressMetrics, request: GenerateRequest) -> list[Any]:
-    return [output async for output in Attempts(request, replicas, metrics, REPLICAS).outputs()]
+    return [output async for output in Attempts(request, replicas, metrics, REPLICAS, Suspects(600.0)).outputs()]
 
 
 def written(folder: Path, text: str) -> Path:
@@ -154,7 +155,7 @@ def test_a_replica_killed_in_mid_stream_ends_the_stream_with_its_loss(voices: De
     async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
         note, outputs = written(tmp_path, "speak and die"), []
         with pytest.raises(Exception) as error:  # noqa: PT012, PT011 (what Ray raises is read below)
-            async for output in Attempts(ask(note), replicas, metrics, REPLICAS).outputs():
+            async for output in Attempts(ask(note), replicas, metrics, REPLICAS, Suspects(600.0)).outputs():
                 outputs.append(output)  # noqa: PERF401 (they are wanted in spite of the error)
         assert outputs == [(reader(note), "r")]
         assert replica_gone(error.value)

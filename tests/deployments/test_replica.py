@@ -17,6 +17,7 @@ from deployments import replica as replica_module
 from deployments.kv_port import FIDELITY, PLAN, PlanDict
 from deployments.prompt_plans import PromptPlans
 from deployments.replica import Replica
+from deployments.step_witness import EngineDiedError
 from deployments.wire import GenerateRequest
 
 FORGED = {PLAN: {"lease_id": 1, "segments": [(b"k" * 32, 0, 1, "cpu", "node", 1000)]}}
@@ -77,7 +78,10 @@ def replica(engine: FakeEngine, port: FakePort | None) -> Any:
     made._manager = SimpleNamespace(tell=lambda *what: made.told.append(what))
     made._plans = PromptPlans(made._port, 32)
     made._name, made._node_id = "replica", "node"
-    made._thread = SimpleNamespace(error=RuntimeError("out of memory"))
+    made._thread = SimpleNamespace(
+        error=RuntimeError("out of memory"), witness=SimpleNamespace(suspects=lambda: ["suspect"])
+    )
+    made._named = None
     made._ending = True  # the process of the tests shall not end
     return made
 
@@ -136,9 +140,10 @@ def test_a_tolerant_prompts_fidelity_reaches_the_connector_and_its_exact_twin_th
 
 def test_a_request_that_the_engine_never_took_releases_its_lease() -> None:
     port = FakePort(PLAN_OF_FIVE)
-    with pytest.raises(EngineDeadError):
+    with pytest.raises(EngineDiedError) as error:
         ask(replica(FakeEngine(outputs=0), port), request(None))
     assert port.released == [5]
+    assert error.value.suspects == ("suspect",)
 
 
 def test_outputs_travel_without_the_prompts_tokens() -> None:

@@ -1,0 +1,98 @@
+"""A dying engine names the requests that may have ended it: on a live engine, by the ids that they were sent under."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray.exceptions
+from live_engine import PATIENCE_S, LiveEngine, greedy, prompt, until
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from configs.sections import FaultSettings
+from deployments.faulty_engine import make_mortal
+from deployments.step_witness import EngineDiedError, StepWitness, sender_id
+
+DEADLY = [7, 8, 9, 7, 8]
+
+
+def test_suspects_cross_ray_with_the_error() -> None:
+    error = ray.exceptions.RayTaskError("generate", "", EngineDiedError(["a", "b"]), proctitle="x", pid=1)
+    raised = pickle.loads(pickle.dumps(error)).as_instanceof_cause()
+    assert isinstance(raised, EngineDeadError)
+    assert raised.cause.suspects == ("a", "b")
+
+
+@pytest.mark.parametrize("engine_id", ["chatcmpl-x-1f-0123abcd", "3_chatcmpl-x-1f-0123abcd"])
+def test_an_id_is_the_one_that_it_was_sent_under(engine_id: str) -> None:
+    assert sender_id(engine_id) == "chatcmpl-x-1f"
+
+
+def scheduler(step: Any, **computed_of_prompt: tuple[int, int]) -> Any:
+    requests = {
+        f"{name}-00000000": SimpleNamespace(num_computed_tokens=computed, num_prompt_tokens=tokens)
+        for name, (computed, tokens) in computed_of_prompt.items()
+    }
+    return SimpleNamespace(requests=requests, schedule=lambda: step)
+
+
+def step(new: str = "", **running: int) -> Any:
+    tokens = {f"{name}-00000000": 1 for name in [*new, *running]}
+    return SimpleNamespace(
+        num_scheduled_tokens=tokens,
+        scheduled_new_reqs=[SimpleNamespace(req_id=f"{name}-00000000") for name in new],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[f"{name}-00000000" for name in running], num_computed_tokens=list(running.values())
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("planned", "suspects"),
+    [
+        (step("p", d=60), ["p"]),
+        (step("p", c=32, d=60), ["c", "p"]),
+        (step(c=32, d=60), ["c"]),
+        (step(d=60, e=70), ["d", "e"]),
+        (step(), ["p", "w"]),
+    ],
+    ids=["one is new", "one is new, one in its second chunk", "second chunk", "all decode", "all wait for loads"],
+)
+def test_who_is_prefilled_is_a_suspect_before_who_decodes(planned: Any, suspects: list[str]) -> None:
+    witness = StepWitness()
+    watched = scheduler(planned, p=(0, 50), w=(0, 50), c=(32, 50), d=(60, 50), e=(70, 50))
+    witness.watch(watched)
+    watched.schedule()
+    assert witness.suspects() == suspects
+
+
+def test_a_death_in_the_planning_names_what_was_not_computed_yet() -> None:
+    witness, watched = StepWitness(), scheduler(None, p=(0, 50), d=(60, 50))
+
+    def fail() -> None:
+        raise RuntimeError
+
+    watched.schedule = fail
+    witness.watch(watched)
+    with pytest.raises(RuntimeError):
+        watched.schedule()
+    assert witness.suspects() == ["p"]
+
+
+def test_a_live_engine_that_a_prompt_ends_names_it_and_not_those_that_were_decoding(engine: LiveEngine) -> None:
+    make_mortal(engine.thread.core, FaultSettings(deadly_tokens=DEADLY))
+    running = [engine.start(engine.answer(prompt(160 + n, 40), greedy(2000))) for n in range(2)]
+    until(lambda: engine.on_engine_thread(lambda: len(engine.scheduler.running)) == 2, "both are decoding")
+    first = engine._ids
+
+    twice = SamplingParams(n=2, temperature=0.8, max_tokens=4)
+    with pytest.raises(EngineDeadError):
+        engine.run(engine.answer([*prompt(180, 40), *DEADLY, 1, 2], twice))
+
+    assert engine.thread.witness.suspects() == [f"request-{first + 1}"]
+    for request in running:
+        with pytest.raises(EngineDeadError):
+            request.result(PATIENCE_S)
