@@ -42,9 +42,17 @@ _NODE_COUNTERS = {
     "pulled_bytes": ("prefetch_bytes", "Bytes of segments fetched from Redis, as they are in memory."),
     "late_pulls": ("prefetch_late_segments", "Segments asked of another worker because theirs was late."),
 }
+_REDIS_COUNTERS = {
+    "unusable_segments": (
+        "unusable",
+        "Entries that the index refused: damaged, of another format, or stored under another secret.",
+    ),
+    "neighbours_gone": ("neighbours_gone", "Segments of other models that left Redis to make room."),
+}
 _REDIS_GAUGES = {
     "used_memory_bytes": "Memory that Redis uses.",
     "maxmemory_bytes": "Memory that Redis may use; 0: no limit of its own.",
+    "neighbours": "Segments of other models in an embedded Redis, kept while there is room.",
 }
 _SPECULATION = ("next_turns", "found", "missed", "predicted", "promoted", "pinned", "used", "wasted", "refused")
 _SPECULATION_TEXT = "Next turns and what was done for them (docs/speculation.md)."
@@ -118,6 +126,8 @@ class _StatsCollector:
         yield _gauge("redis_up", "1 while Redis is usable.", [], [((), int(up))])
         for name, text in _REDIS_GAUGES.items():
             yield _gauge(f"redis_{name}", text, [], [((), redis.get(name))])
+        for name, (key, text) in _REDIS_COUNTERS.items():
+            yield _counter(f"redis_{name}", text, [], [((), redis.get(key))])
 
 
 def manager_metrics_text(stats: Mapping[str, Any]) -> str:

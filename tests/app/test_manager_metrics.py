@@ -83,6 +83,12 @@ def test_the_memory_of_redis_is_shown():
     assert (found["crosskv_redis_used_memory_bytes{}"], found["crosskv_redis_maxmemory_bytes{}"]) == (10, 11)
 
 
+def test_what_the_index_refused_and_what_left_for_room_is_counted():
+    found = samples({"redis": {**REDIS, "unusable": 3, "neighbours": 5, "neighbours_gone": 2}})
+    assert found["crosskv_redis_unusable_segments_total{}"] == 3
+    assert (found["crosskv_redis_neighbours{}"], found["crosskv_redis_neighbours_gone_total{}"]) == (5, 2)
+
+
 @pytest.mark.parametrize(
     "stats",
     [
