@@ -66,7 +66,7 @@ def create_app(
     http = settings.http
     queue = AdmissionQueue.from_settings(settings)
     metrics = IngressMetrics(registry or CollectorRegistry(), queue)
-    parts = PartsMetrics(metrics, backend.metrics)
+    parts = PartsMetrics(metrics, backend.metrics, http.metrics_max_age_s)
     debug_headers = http.debug_headers if loopback or http.debug_headers else False
     fidelity = FidelityRule(settings.kv.fidelity, settings.kv.tenant_fidelity)
     keys = PromptKeys(secret, fingerprint, vllm_config.cache_config.block_size, fidelity)

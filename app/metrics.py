@@ -24,9 +24,6 @@ logger = logging.getLogger(__name__)
 SOURCE_TIMEOUT_S = 2.0
 """A part that does not give its metrics in this time is left out of the answer, and counted."""
 
-FRESH_S = 1.0
-"""How long what the parts said is shown again."""
-
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
 
@@ -172,7 +169,7 @@ def join_families(texts: Sequence[str]) -> str:
 
 
 class PartsMetrics:
-    """What the parts behind the ingress tell of themselves: asked at most once in `FRESH_S`, for all who want it.
+    """What the parts behind the ingress tell of themselves: asked at most once in `max_age_s`, for all who want it.
 
     A loop of requests costs the parts nothing more. Who comes while they are asked waits for the same answers.
     """
@@ -181,11 +178,13 @@ class PartsMetrics:
         self,
         metrics: IngressMetrics,
         sources: Callable[[], Sequence[MetricsSource]],
+        max_age_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`sources`: those that there are now (`Backend.metrics`); `clock`: seconds, does not jump."""
         self._metrics = metrics
         self._sources = sources
+        self._max_age_s = max_age_s
         self._clock = clock
         self._texts: list[str] = []
         self._asked_at = float("-inf")
@@ -193,7 +192,7 @@ class PartsMetrics:
 
     async def texts(self) -> list[str]:
         """The text of every source, in their order; empty of one that did not answer in time."""
-        if self._asking is None and self._clock() - self._asked_at >= FRESH_S:
+        if self._asking is None and self._clock() - self._asked_at >= self._max_age_s:
             self._asking = asyncio.get_running_loop().create_task(self._ask())
         if self._asking is not None:
             await asyncio.shield(self._asking)  # a client that goes away does not end it for the others

@@ -34,6 +34,11 @@ class HTTPSettings(Section):
         description="A key, or its digest as `sha256:…`, that opens `GET /metrics` and nothing else. Keys with `admin` "
         "open it too; without any key it is open on a server bound to loopback, to this machine.",
     )
+    metrics_max_age_s: float = Field(
+        1.0,
+        ge=0,
+        description="How long `/metrics` shows again what replicas, manager and tiers said, instead of asking them.",
+    )
     insecure: bool = Field(
         False, description="Let a server without `api_keys` be reached from other machines, by everybody."
     )

@@ -178,7 +178,8 @@ def started(folder: Path, settings: Mapping[str, Any], wanted_status: str = "ok"
     config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text())
     args = config["applications"][0]["args"]
     kv = {**args["kv"], "redis_folder": str(folder / "redis"), **settings.get("kv", {})}
-    config["applications"][0]["args"] = args | {"model": str(model_folder), **settings, "kv": kv}
+    http = {**args["http"], "metrics_max_age_s": 0, **settings.get("http", {})}  # what is compared must be of now
+    config["applications"][0]["args"] = args | {"model": str(model_folder), **settings, "kv": kv, "http": http}
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(config))
     port = free_port()

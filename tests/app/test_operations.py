@@ -222,7 +222,7 @@ def test_a_loop_of_scrapes_asks_the_parts_once_a_second_and_those_at_once_share_
             return f"parts {asked[0]}"
 
         own = metrics.IngressMetrics(CollectorRegistry(), AdmissionQueue(1, 1))
-        parts = metrics.PartsMetrics(own, lambda: [source], lambda: now[0])
+        parts = metrics.PartsMetrics(own, lambda: [source], 1.0, lambda: now[0])
         several = [asyncio.create_task(parts.texts()) for _ in range(20)]
         await asyncio.sleep(0)
         several.pop().cancel()  # one goes away; the others get their answer

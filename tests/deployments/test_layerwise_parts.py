@@ -311,7 +311,7 @@ def test_times_are_shown_by_layer_and_read_back() -> None:
     async def gone() -> str:
         raise OSError("gone")
 
-    parts = PartsMetrics(IngressMetrics(CollectorRegistry(), AdmissionQueue(1, 1)), lambda: [source, gone])
+    parts = PartsMetrics(IngressMetrics(CollectorRegistry(), AdmissionQueue(1, 1)), lambda: [source, gone], 1.0)
     assert layer_times(asyncio.run(parts.texts())) == [
         {"replica": 1, "layer": 0, "count": 2, "load_ms": 3.0, "wait_ms": 0.0},
         {"replica": 1, "layer": 1, "count": 2, "load_ms": 3.0, "wait_ms": 2.0},
