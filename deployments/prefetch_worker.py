@@ -54,7 +54,7 @@ class PrefetchWorker:
     """See the module's docstring. `label` is for people who read logs."""
 
     def __init__(self, endpoint: RedisEndpoint, label: str = "") -> None:
-        _keep_freed_memory()
+        keep_freed_memory()
         self._meter = CodecMeter()
         self._store = open_coded_store(endpoint, self._meter)
         self._connection = threading.Lock()
@@ -144,7 +144,7 @@ class PrefetchWorker:
         self._outage = True
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let glibc keep what a segment has occupied for the next one, instead of giving it back to the kernel.
 
     Else each segment's buffers are mapped anew, and the page faults take four times as long as the copying (7 ms

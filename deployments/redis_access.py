@@ -142,5 +142,10 @@ class RedisAccess:
         if holder is not None:
             raise RedisUnavailableError(
                 f"namespace {self._config.namespace!r} of this Redis is used by another crosskv server "
-                f"({holder.rpartition(', ')[0]}): set kv.redis_namespace to another name"
+                f"({_shown(holder.rpartition(', ')[0])}): set kv.redis_namespace to another name"
             )
+
+
+def _shown(holder: str) -> str:
+    """What anybody may have written into Redis, as it may stand in a log and in /health."""
+    return "".join(letter if letter.isprintable() else "?" for letter in holder[:100])

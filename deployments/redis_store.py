@@ -31,6 +31,7 @@ from deployments.segment_store import (
 )
 from kvmanager.keys import HASH_BYTES
 from kvmanager.segment_format import HEADER_BYTES, Buffer, stated_body_bytes
+from kvmanager.segment_sizes import MOST_SEGMENT_BYTES
 
 PART_BYTES = 4 << 20
 """The largest value: reads of 8 MB are two to three times slower than those of 1 to 4 MB, and each part is sent and
@@ -204,5 +205,6 @@ def _parts(body_bytes: int) -> int:
 
 
 def _stated_bytes(head: bytes) -> int | None:
-    """What a header states of its body, unverified: the layers above verify; None for what is no header."""
-    return stated_body_bytes(head) if len(head) == HEADER_BYTES else None
+    """What a header states of its body, unverified: the layers above verify; None for what is no segment's header."""
+    stated = stated_body_bytes(head) if len(head) == HEADER_BYTES else None
+    return stated if stated is not None and stated <= MOST_SEGMENT_BYTES else None

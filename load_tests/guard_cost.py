@@ -33,6 +33,7 @@ from deployments.checked_store import CheckedStore
 from deployments.codec_meter import CodecMeter
 from deployments.coded_store import CodedStore
 from deployments.guarded_store import GuardedStore
+from deployments.prefetch_worker import keep_freed_memory
 from deployments.redis_endpoint import RedisEndpoint, open_profiles
 from deployments.redis_server import EmbeddedRedis
 from deployments.redis_store import RedisStore
@@ -196,6 +197,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as a worker
     speeds = primitives()
     for name, speed in speeds.items():
         print(f"{name:20} {speed / 1e9:6.1f} GB/s")
