@@ -83,12 +83,14 @@ class CrossKVConnector(KVConnectorBase_V1):
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """What this step loads layerwise of a layer is there when this returns, or given up."""
-        if self._layerwise:
-            self._layerwise.wait_for_layer(self._layer_numbers[layer_name])
+        number = self._layer_numbers.get(layer_name)
+        # A layer that vLLM did not register has nothing to wait for here. A step that heard not all others counts not.
+        if self._layerwise and number is not None:
+            self._layerwise.wait_for_layer(number)
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
         """What is saved layer by layer of this step may be copied now; everything else is saved between steps."""
-        if self._layerwise:
+        if self._layerwise and layer_name in self._layer_numbers:
             self._layerwise.layer_computed()
 
     def wait_for_save(self) -> None:

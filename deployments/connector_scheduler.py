@@ -1,8 +1,8 @@
 """The connector's scheduler side: which tokens of a request arrive from outside, and which blocks are saved when.
 
 Leans on vllm 0.32.0: `vllm.v1.request.Request` (`block_hashes`, `num_computed_tokens`, `num_prompt_tokens`,
-`num_tokens`, `num_preemptions`, `kv_transfer_params`, `mm_features`), `BlockPool.touch` / `free_blocks` / `blocks`,
-`KVCacheManager.get_block_ids`. Everything here runs on the engine thread.
+`num_tokens`, `num_preemptions`, `kv_transfer_params`, `mm_features`, `status`), `BlockPool.touch` / `free_blocks` /
+`blocks`, `KVCacheManager.get_block_ids`. Everything here runs on the engine thread.
 
 Rules that vLLM sets (DESIGN §7, traps of the connector):
 
@@ -24,6 +24,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from vllm.v1.request import RequestStatus
 
 from deployments.device_owners import DeviceOwners
 from deployments.device_queue import HotnessQueue
@@ -120,14 +122,17 @@ class SchedulerSide:
         if end <= first:
             return 0, False
         rest = request.num_tokens - end * self._block_size
-        tracked.layerwise_patience_s = self._layerwise.choice.patience_s(
-            tracked.loads_between(first, end),
-            end - first,
-            end * self._block_size,
-            min(rest, self._max_step_tokens),
-            self._num_running(),
-            self._layerwise.buffer.free_bytes,
-        )
+        tracked.layerwise_patience_s = None
+        # Without an idle load thread the engine's step would wait for the loads of others.
+        if self._transfer.has_idle_loader:
+            tracked.layerwise_patience_s = self._layerwise.choice.patience_s(
+                tracked.loads_between(first, end),
+                end - first,
+                end * self._block_size,
+                min(rest, self._max_step_tokens),
+                self._num_running(),
+                self._layerwise.buffer.free_bytes,
+            )
         return (end - first) * self._block_size, tracked.layerwise_patience_s is None
 
     def start_load(self, request: Request, block_ids: list[int], num_tokens: int) -> None:
@@ -262,8 +267,10 @@ class SchedulerSide:
         return next((tracked.tenant for tracked in found), "")
 
     def nothing_runs(self) -> None:
-        """No request is scheduled in this step: unless all wait for loads, some want blocks that nobody will free."""
-        if any(not tracked.is_loading for tracked in self._tracked.values()):
+        """No request is scheduled in this step: one that waits for neither load nor grammar wants blocks that nobody
+        will free."""
+        waits_for_blocks = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        if any(not t.is_loading and t.request.status in waits_for_blocks for t in self._tracked.values()):
             self._make_room()
 
     def _score(self, tracked: TrackedRequest, blocks: Iterable[KVCacheBlock]) -> None:

@@ -95,9 +95,11 @@ class DevicePins:
         """End all pins."""
         return self.unpin(list(self._pins))
 
-    def give_way(self) -> None:
-        """End all pins, because a request waits for blocks and nothing else can run."""
-        if self._pins:
-            self.gave_way += 1
-            logger.warning("%d pinned device blocks are released: a request cannot run beside them", len(self._pins))
-            self.release_all()
+    def give_way(self) -> bool:
+        """End all pins, because a request would wait or be preempted for want of blocks; whether there were any."""
+        if not self._pins:
+            return False
+        self.gave_way += 1
+        logger.warning("%d pinned device blocks are released: a request cannot run beside them", len(self._pins))
+        self.release_all()
+        return True

@@ -1,14 +1,15 @@
 """Wires one replica's engine to the shared KV cache: connector, transfer threads, port, placement events.
 
 The one place that reaches into a built engine (vllm 0.32.0): `EngineCore.scheduler.connector`,
-`Scheduler.kv_cache_manager`, `Scheduler.kv_event_publisher`, `get_kv_transfer_group`, `BlockPool`, and, for the layout
-of the CPU backend's cache, `vllm.v1.attention.backends.cpu_attn._get_attn_isa`.
+`Scheduler.kv_cache_manager`, `Scheduler.kv_event_publisher`, `KVCacheManager.allocate_slots` (and that a request which
+it gives nothing is preempted only then), `get_kv_transfer_group`, `BlockPool`, and, for the layout of the CPU backend's
+cache, `vllm.v1.attention.backends.cpu_attn._get_attn_isa`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -18,6 +19,8 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_events import KVEventBatch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.request import Request, RequestStatus
 
 from configs.settings import Settings, SettingsError
 from deployments.connector import CrossKVConnector, layer_tensors
@@ -86,6 +89,7 @@ class KVReuse:
             load_deadline_s=settings.kv.load_deadline_s,
             on_rate=rates.add,
             on_load_end=thread.wake,
+            streams=streams_for(layers[0]),
         )
         choice = LayerwiseChoice(
             settings.kv.layerwise, port, rates, self.copier.block_bytes, ends, settings.kv.load_deadline_s
@@ -101,6 +105,11 @@ class KVReuse:
             saves=settings.kv.layerwise.saves(layers[0].is_cuda),
         )
         pins = DevicePins(pool, int(pool_blocks * pin_share))
+
+        def make_room() -> None:
+            pins.give_way()
+            self.transfer.drop_waiting_saves()
+
         self._scheduler_side = SchedulerSide(
             port=port,
             transfer=self.transfer,
@@ -113,7 +122,7 @@ class KVReuse:
             layerwise=self.layerwise,
             num_running=lambda: len(scheduler.running),
             max_step_tokens=config.scheduler_config.max_num_batched_tokens,
-            make_room=pins.give_way,
+            make_room=make_room,
             ttft_target_s=settings.kv.ttft_target_s,
         )
         publisher = PlacementPublisher(port, self._in_pool, self._on_cleared)
@@ -137,6 +146,7 @@ class KVReuse:
             self.usage = self.control.usage()
 
         def attach() -> None:
+            before_preemption(self._manager, pins.give_way)
             thread.on_turn = note_usage
             scheduler_connector.attach(self._scheduler_side, self.transfer, self.layerwise)
             worker_connector.attach(None, self.transfer, self.layerwise)
@@ -195,6 +205,23 @@ def _check_segments(nbytes: int, segment_tokens: int) -> None:
         raise SettingsError(f"{error}.") from None
     if said is not None:
         logger.warning("%s", said)
+
+
+def before_preemption(manager: KVCacheManager, make_room: Callable[[], bool]) -> None:
+    """Have a running request that gets no block ask `make_room` first: only then vLLM preempts one, if it was in vain.
+
+    `Scheduler.schedule` preempts when `allocate_slots` answers None, having changed nothing. One that waits for its
+    first blocks waits on: others will end.
+    """
+    allocate = manager.allocate_slots
+
+    def allocate_slots(request: Request, *args: Any, **kwargs: Any) -> Any:
+        blocks = allocate(request, *args, **kwargs)
+        if blocks is None and request.status is RequestStatus.RUNNING and make_room():
+            blocks = allocate(request, *args, **kwargs)
+        return blocks
+
+    manager.allocate_slots = allocate_slots  # type: ignore[method-assign]
 
 
 def layerwise_buffer_bytes(settings: Settings, copier: SegmentCopier, ends: Sequence[int], max_tokens: int) -> int:

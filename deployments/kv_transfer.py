@@ -9,11 +9,14 @@ pace of the step that computes it.
 A load is for a request, or for a directive (`LoadJob.on_end`): then nobody waits for its blocks, and it gives no lease
 back. Loads never wait behind saves, and a load that hangs does not hold up the next one. A load always ends, at the
 latest `load_deadline_s` after it was submitted; what did not arrive is reported as failed blocks, which vLLM
-recomputes. A save is best effort: at most `max_held_blocks` device blocks are held, what is beyond is dropped.
+recomputes. A save is best effort: at most `max_held_blocks` device blocks are held (a single segment that is larger
+goes alone), what is beyond is dropped. So is what waits behind a tier that does not come to an end (`STALLED_S`), and
+what waits while a request needs its blocks (`drop_waiting_saves`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
@@ -25,18 +28,22 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.kv_port import KVPort, PlannedLoad, SaveGrant
 from deployments.layerwise_save import StepDiscardedError
+from deployments.layerwise_streams import HostStreams
 from deployments.transfer_jobs import LoadJob, LoadTime, SaveJob, TransferCounters
 from kvmanager.load_rates import Sample
 from kvmanager.segment_format import SegmentMismatch
 from kvmanager.segments import SegmentSpan
 
 if TYPE_CHECKING:
+    from deployments.layerwise_streams import TransferStreams
     from deployments.segment_copy import SegmentCopier
 
 __all__ = ["KVTransfer", "LoadJob", "SaveJob", "TransferCounters"]
 
 logger = logging.getLogger(__name__)
 
+STALLED_S = 5.0
+"""A tier that takes so long for one save is taken to hang: the blocks of those behind it are needed elsewhere."""
 LOAD_THREADS = 4
 """So many loads may wait for a tier at once. Copying is short beside waiting, so more than the cores is right."""
 
@@ -52,19 +59,25 @@ class KVTransfer:
         load_deadline_s: float,
         on_rate: Callable[[Sample], None] = lambda sample: None,
         on_load_end: Callable[[], None] = lambda: None,
+        streams: TransferStreams | None = None,
     ) -> None:
         """`on_rate` hears, from any load thread, what the port is told of how long loads took.
 
-        `on_load_end` is called, from any load thread, when a request's load is in `take_finished_loads`.
+        `on_load_end` is called, from any load thread, when a request's load is in `take_finished_loads`. `streams`: on
+        which loads are written; none for a cache in host memory.
         """
         self._on_rate = on_rate
         self._on_load_end = on_load_end
+        self._streams: TransferStreams = streams or HostStreams()
         self.counters = TransferCounters()
         self._load_deadline_s = load_deadline_s
         self._copier = copier
         self._port = port
         self._max_held_blocks = max_held_blocks
         self._held_blocks = 0
+        self._loads_under_way = 0
+        self._storing_since = math.inf
+        self._has_dropped = False
         self._lock = threading.Lock()
         self._finished: set[str] = set()
         self._failed_blocks: set[int] = set()
@@ -83,11 +96,25 @@ class KVTransfer:
 
         The job's blocks must not be read or reused until its request is in `take_finished_loads`, or `on_end` called.
         """
-        self._loads.put(partial(self._run_load, job, min(deadline, time.monotonic() + self._load_deadline_s)))
+        deadline = min(deadline, time.monotonic() + self._load_deadline_s)
+        self._submit(partial(self._run_load, job, deadline, self._streams.mark_compute()))
 
     def submit_layerwise(self, run: Callable[[KVPort], None]) -> None:
-        """Have a load thread run a layerwise load (`deployments.layerwise_load`), which ends by itself."""
-        self._loads.put(partial(run, self._port))
+        """Have a load thread run a layerwise load (`deployments.layerwise_load`), which ends by itself.
+
+        The engine's step waits for it: only when `has_idle_loader`, so that it waits for no other load.
+        """
+        self._submit(partial(run, self._port))
+
+    @property
+    def has_idle_loader(self) -> bool:
+        """Whether a load that is submitted now begins at once."""
+        return self._loads_under_way < LOAD_THREADS
+
+    def _submit(self, run: Callable[[], None]) -> None:
+        with self._lock:
+            self._loads_under_way += 1
+        self._loads.put(run)
 
     def note_layerwise(self, job: LoadJob, nbytes: int, seconds: float, arrived: int) -> None:
         """A layerwise load has ended: of `job` everything before block `arrived` is there.
@@ -118,13 +145,50 @@ class KVTransfer:
         return sum(self._copier.sealed_bytes(len(ids)) for ids in block_ids)
 
     def submit_save(self, job: SaveJob) -> bool:
-        """Start a save of blocks that the caller holds until `give_back`; False: over the limit, not started."""
+        """Start a save of blocks that the caller holds until `give_back`; False: over the limit, not started.
+
+        Not either while a save before it has been at its tier for `STALLED_S`; what waits is dropped then.
+        """
+        if time.monotonic() - self._storing_since > STALLED_S:
+            self.drop_waiting_saves()
+            return False
         with self._lock:
-            if self._held_blocks + job.num_blocks > self._max_held_blocks:
+            goes_alone = not self._held_blocks and len(job.spans) == 1
+            if not goes_alone and self._held_blocks + job.num_blocks > self._max_held_blocks:
                 return False
             self._held_blocks += job.num_blocks
         self._saves.put(job)
         return True
+
+    def segments_that_fit(self, block_ids: Sequence[Sequence[int]]) -> int:
+        """How many of the first segments a save may hold now; one at least where nothing is held."""
+        with self._lock:
+            room = self._max_held_blocks - self._held_blocks
+            alone = not self._held_blocks
+        fit = 0
+        for ids in block_ids:
+            room -= len(ids)
+            if room < 0 and not (alone and fit == 0):
+                break
+            fit += 1
+        return fit
+
+    def drop_waiting_saves(self) -> None:
+        """Give the blocks of all saves back that have not begun: a request needs them. Any thread."""
+        dropped: list[SaveJob] = []
+        with contextlib.suppress(queue.Empty):
+            while (job := self._saves.get_nowait()) is not None:
+                dropped.append(job)
+            self._saves.put(None)  # the thread shall end, as it was told
+        for job in dropped:
+            with self._lock:
+                self._held_blocks -= job.num_blocks
+                self.counters.saves_dropped += len(job.spans)
+            job.give_back()
+            job.on_end(None)
+        if any(job.spans for job in dropped) and not self._has_dropped:
+            self._has_dropped = True
+            logger.warning("saves are dropped: a tier hangs, or a request needs their blocks (counted, logged once)")
 
     def count_dropped(self, segments: int) -> None:
         """Note segments that will not be saved, because too many blocks were held when their request ended."""
@@ -158,12 +222,17 @@ class KVTransfer:
 
     def _run_loads(self) -> None:
         while (run := self._loads.get()) is not None:
-            run()
+            try:
+                run()
+            except Exception:
+                logger.exception("a load ended in an error; its thread goes on")
+            with self._lock:
+                self._loads_under_way -= 1
 
-    def _run_load(self, job: LoadJob, deadline: float) -> None:
+    def _run_load(self, job: LoadJob, deadline: float, computed: Any) -> None:
         arrived = job.first_block
         try:
-            arrived = self._load(job, deadline)
+            arrived = self._load(job, deadline, computed)
         except Exception:
             logger.exception("load of %s failed; its tokens are recomputed", job.request_id)
         failed = set(job.block_ids[arrived - job.first_block :])
@@ -178,8 +247,12 @@ class KVTransfer:
         else:
             job.on_end(arrived)
 
-    def _load(self, job: LoadJob, deadline: float) -> int:
-        """Write the job's segments in order; return the first sequence block that did not arrive."""
+    def _load(self, job: LoadJob, deadline: float, computed: Any) -> int:
+        """Write the job's segments in order; return the first sequence block that did not arrive.
+
+        `computed` marks what may still read the blocks. What is written has arrived when the device says so: the
+        engine's next step may run on any stream.
+        """
         arrived = job.first_block
         took: dict[str, LoadTime] = {}
         last = time.monotonic()
@@ -190,7 +263,9 @@ class KVTransfer:
             upto = min(load.end_block, end)
             wanted = job.block_ids[arrived - job.first_block : upto - job.first_block]
             try:
-                self._copier.write(sealed, load.key, load.num_blocks, arrived - load.start_block, wanted)
+                with self._streams.loading(computed):
+                    self._copier.write(sealed, load.key, load.num_blocks, arrived - load.start_block, wanted)
+                self._streams.await_loads()
             except SegmentMismatch as mismatch:
                 self.note_mismatch(load, mismatch)
                 break
@@ -229,11 +304,14 @@ class KVTransfer:
                     self._held_blocks -= job.num_blocks
                 job.give_back()
             kept = 0
+            self._storing_since = time.monotonic()
             try:
                 if grant is not None:
                     kept = self._port.store(grant, copied)
             except Exception:
                 logger.exception("a save failed")
+            finally:
+                self._storing_since = math.inf
             wanted = len(job.spans) if grant is None else len(grant.keys)
             with self._lock:
                 self.counters.saves_dropped += wanted - kept

@@ -1,8 +1,9 @@
-"""Streams and events of layerwise transfer: which copy may run beside which computation.
+"""Streams and events of transfer: which copy may run beside which computation.
 
 On the CPU backend a copy is over when its call returns, and the thread that computes waits for the one that copies
 (`HostStreams` has nothing to do). On CUDA copies are enqueued on streams of their own, one for loads and one for
-stores, and order is kept by events, which hold up a stream and never the host: `torch.cuda.synchronize` is not called.
+stores, and order is kept by events. Layerwise, they hold up a stream and never the engine's thread; a load beside the
+engine is awaited by its own thread (`await_loads`). `torch.cuda.synchronize` is not called.
 
 A *mark* stands for all that was enqueued before it. Marks may be made on one thread and awaited on another.
 """
@@ -38,6 +39,10 @@ class TransferStreams(Protocol):
         """What is computed from now on begins after a mark of copies."""
         ...
 
+    def await_loads(self) -> None:
+        """Return when the copies to the device so far have been made: anybody may read them now, on any stream."""
+        ...
+
     def await_stores(self) -> None:
         """Return when the copies from the device so far have been made: their bytes are about to be read."""
         ...
@@ -61,6 +66,9 @@ class HostStreams:
         """Nothing to do."""
 
     def compute_awaits(self, mark: Any) -> None:
+        """Nothing to do."""
+
+    def await_loads(self) -> None:
         """Nothing to do."""
 
     def await_stores(self) -> None:
@@ -96,6 +104,10 @@ class CUDAStreams:
     def compute_awaits(self, mark: torch.cuda.Event) -> None:
         """The current stream of the calling thread waits; the thread does not."""
         torch.cuda.current_stream(self._device).wait_event(mark)
+
+    def await_loads(self) -> None:
+        """The calling thread, which only loads, waits for one event."""
+        self._load.record_event().synchronize()
 
     def await_stores(self) -> None:
         """The calling thread, which only saves, waits for one event."""

@@ -25,6 +25,8 @@ SHORT = "short"
 """The prompt was not planned: computing it is faster than loading anything, or it is shorter than a block."""
 NO_PLAN = "no_plan"
 """The manager did not answer."""
+COMPUTED_WHOLE = "computed_whole"
+"""The request asks for something that only computing all of its prompt gives, such as the prompt's logprobs."""
 LOAD_FAILED = "load_failed"
 """Not all that was planned came, or not in time."""
 
@@ -89,6 +91,8 @@ class PromptPlans:
         """The plan for a prompt, if it is worth one and the manager answers in time."""
         if self._port is None:
             return PromptPlan(self, request, None, "")
+        if request.sampling_params.skip_reading_prefix_cache:
+            return PromptPlan(self, request, None, COMPUTED_WHOLE)
         prompt_tokens = len(request.prompt_token_ids)
         if not request.block_hashes or self._short.skips(time.monotonic(), prompt_tokens):
             return PromptPlan(self, request, None, SHORT)

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 LATE_SHARE = 0.9
 """A segment that did not come after this part of the time that it had is late; otherwise it is missing."""
+OFFER_DEADLINE_S = 1.0
+"""A save holds its device blocks until its offer is answered."""
 REPORT_EVERY_S = 0.005
 """Placement reports of one engine step may wait so long for the next step's, to travel together."""
 
@@ -44,6 +46,7 @@ class RayPort:
         self._lock = threading.Lock()
         self.waits = PortWaits()
         self._plan_circuit = LockedBreaker()
+        self._save_circuit = LockedBreaker()
         self._app_name = app_name
         self._replica = replica
         self._node_id = node_id
@@ -123,32 +126,47 @@ class RayPort:
         return in_layer_groups(self.fetch(loads, deadline), group_ends)
 
     def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
-        """One call to the manager."""
+        """One call to the manager. One circuit breaker guards it and the `store` that follows a grant."""
         if self._own_tier is None:
+            return None
+        if not self._save_circuit.allows(time.monotonic()):
+            self.count("offer_not_asked")
             return None
         try:
             answer = self.manager.ask_blocking(
                 "offer", self._replica, self._node_id, list(spans), list(segment_bytes),
-                timeout_s=self._settings.save_deadline_s,
+                timeout_s=min(OFFER_DEADLINE_S, self._settings.save_deadline_s),
             )  # fmt: skip
         except ManagerUnavailableError:
+            self._save_circuit.failed(time.monotonic())
             self.count("offer_unanswered")
             return None
-        return SaveGrant(answer[0], frozenset(answer[1])) if answer else None
+        except BaseException:
+            self._save_circuit.abandoned()
+            raise
+        if not answer:
+            self._save_circuit.abandoned()  # says nothing of the tier
+            return None
+        return SaveGrant(answer[0], frozenset(answer[1]))
 
     def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> int:
         """One call to the tier with all segments; what the tier did not take is given up."""
         kept = 0
-        if segments:
+        if not segments:
+            self._save_circuit.abandoned()
+        else:
             try:
                 kept = ray.get(
                     self._own_tier.put.remote([span for span, _ in segments], *(buffer for _, buffer in segments)),
                     timeout=self._settings.save_deadline_s,
                 )
+                self._save_circuit.succeeded()
             except ray.exceptions.RayActorError:
+                self._save_circuit.failed(time.monotonic())
                 self.count("store_tier_gone")
                 self._start_tier()
             except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+                self._save_circuit.failed(time.monotonic())
                 self.count("store_failed")
         if kept < len(grant.keys):
             self.count("segments_not_stored", len(grant.keys) - kept)
@@ -190,9 +208,10 @@ class RayPort:
         self._reporter.join(2.0)
 
     def circuits(self) -> dict[tuple[str, str], str]:
-        """The state of each circuit breaker, by part and node: the manager's plans, and the CPU tiers."""
+        """The state of each circuit breaker, by part and node: the manager's plans, saves, and the CPU tiers."""
         tiers = {(Tier.CPU.value, node): state for node, state in self._reader.circuits().items()}
-        return {("manager", ""): self._plan_circuit.state.value, **tiers}
+        own = {("manager", ""): self._plan_circuit.state.value, ("saves", ""): self._save_circuit.state.value}
+        return {**own, **tiers}
 
     def _start_tier(self) -> None:
         workers = self._settings.prefetch_workers if self._settings.redis_url else 0

@@ -64,12 +64,16 @@ class RequestSaves:
         )
         all_ids = self._kv_cache_manager.get_block_ids(request.request_id)[0]
         ids = [list(all_ids[span.start_block : span.start_block + span.num_blocks]) for span in spans]
+        wanted, fit = len(spans), self._transfer.segments_that_fit(ids)
+        if not fit:
+            return wanted
+        spans, ids = spans[:fit], ids[:fit]
         pace: LayerPace | None = None
         on_end: Callable[[int | None], None] = _nobody_waits
         if in_this_step:
             buffer, nbytes = self._layerwise.buffer, self._transfer.sealed_bytes(ids)
             if not buffer.take(nbytes):
-                return len(spans)
+                return wanted
             pace = self._layerwise.begin_save(request.request_id)
             on_end = partial(_give_back, buffer, nbytes)
         pool = self._kv_cache_manager.block_pool
@@ -77,9 +81,9 @@ class RequestSaves:
             pool, self._transfer, self._on_engine_thread, spans, ids, on_end, tracked.fidelity, pace
         ):
             on_end(None)
-            return len(spans)
-        tracked.saved_blocks = end_block
-        return 0
+            return wanted
+        tracked.saved_blocks = spans[-1].end_block
+        return wanted - fit
 
 
 def _give_back(buffer: HostBuffer, nbytes: int, stored: int | None) -> None:

@@ -269,11 +269,16 @@ def test_saves_beyond_the_limit_of_held_blocks_are_dropped_and_each_segment_coun
 ) -> None:
     dropped = engine.transfer.counters.saves_dropped
     tokens = prompt(54, LENGTH)
+    gate = threading.Event()
+    engine.port.before_offer = lambda: gate.wait(PATIENCE_S) and None
     with monkeypatch.context() as patched:
         patched.setattr(engine.transfer, "_max_held_blocks", 2)
-        engine.ask(tokens, max_tokens=4)
-    assert engine.port.segments == {}
-    assert engine.transfer.counters.saves_dropped == dropped + 4
+        engine.run(engine.answer(tokens, greedy(4)))
+        assert engine.transfer.counters.saves_dropped == dropped + 3
+    gate.set()
+    engine.settle()
+    assert len(engine.port.segments) == 1, "a segment that is larger than the limit goes alone"
+    assert engine.transfer.counters.saves_dropped == dropped + 3
 
     engine.ask(tokens, max_tokens=4)
     assert len(engine.port.segments) == 4

@@ -382,6 +382,29 @@ def test_pins_give_way_to_a_request_that_could_not_run_beside_them(engine: LiveE
     assert engine.blocks_in_use() == 0
 
 
+def test_pins_give_way_before_a_running_request_is_preempted(
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = prompt(750, 40 * BLOCK)
+    engine.ask(tokens, max_tokens=1)
+    assert outcome(engine.direct("pin", hashes=engine.hashes(tokens), ttl_s=PATIENCE_S)) == "done"
+    preempted: list[str] = []
+    preempt = engine.scheduler._preempt_request
+
+    def note(request: Any, *args: Any, **kwargs: Any) -> Any:
+        preempted.append(request.request_id)
+        return preempt(request, *args, **kwargs)
+
+    monkeypatch.setattr(engine.scheduler, "_preempt_request", note)
+    before = engine.reuse.control.pins.gave_way
+    # 40 blocks are pinned; the two have 54 when they begin to decode, and 66 in the end, of 99.
+    both = [engine.start(engine.answer(prompt(751 + n, 27 * BLOCK), greedy(6 * BLOCK), planned=False)) for n in (0, 1)]
+    for answer in both:
+        assert len(answer.result(PATIENCE_S).outputs[0].token_ids) == 6 * BLOCK
+    assert engine.reuse.control.pins.gave_way == before + 1
+    assert preempted == []
+
+
 def test_a_pin_that_is_prolonged_ends_with_the_last_order() -> None:
     class Pool:
         def get_cached_block(self, block_hash: bytes, groups: list[int]) -> list[bytes]:

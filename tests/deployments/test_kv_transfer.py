@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from memory_port import MemoryPort
 
-from deployments.kv_port import PlannedLoad
-from deployments.kv_transfer import KVTransfer, LoadJob
+from deployments import kv_transfer
+from deployments.kv_port import PlannedLoad, SaveGrant
+from deployments.kv_transfer import LOAD_THREADS, KVTransfer, LoadJob, SaveJob
+from deployments.layerwise_streams import HostStreams
+from kvmanager.segments import SegmentSpan
 
 BLOCKS = (4, 5)
 
@@ -94,3 +99,155 @@ def test_the_time_that_a_load_waits_for_its_turn_counts_against_its_deadline(
 
     assert finished(transfer) == {"one"}
     assert before + 5.0 <= port.deadlines[0] <= after + 5.0
+
+
+def until(holds: Any, what: str) -> None:
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end, f"waited in vain for: {what}"
+        time.sleep(0.005)
+
+
+def test_an_error_in_a_load_does_not_end_its_thread(transfer: KVTransfer) -> None:
+    def fail(port: Any) -> None:
+        raise RuntimeError("nobody expected this")
+
+    for _ in range(LOAD_THREADS):
+        transfer.submit_layerwise(fail)
+    transfer.submit_load(job("one", "node"))
+    assert finished(transfer) == {"one"}
+    until(lambda: transfer.has_idle_loader, "every thread is idle again")
+
+
+def test_loads_that_wait_for_a_tier_leave_no_idle_thread(transfer: KVTransfer, port: HangingPort) -> None:
+    for number in range(LOAD_THREADS):
+        assert transfer.has_idle_loader
+        transfer.submit_load(job(str(number), "slow"))
+    assert not transfer.has_idle_loader
+    port.gate.set()
+    until(lambda: transfer.has_idle_loader, "the loads have ended")
+
+
+class NotedStreams(HostStreams):
+    """Notes in which order copies are made and awaited, as a device's streams would have to."""
+
+    def __init__(self, seen: list[Any]) -> None:
+        self.seen = seen
+
+    def mark_compute(self) -> Any:
+        self.seen.append("computed")
+        return len(self.seen)
+
+    @contextlib.contextmanager
+    def loading(self, after: Any) -> Iterator[None]:
+        self.seen.append(("on the load stream after", after))
+        yield
+        self.seen.append("other streams")
+
+    def await_loads(self) -> None:
+        self.seen.append("awaited")
+
+
+@pytest.mark.parametrize("directed", [False, True], ids=["a request's", "a promotion"])
+def test_a_load_is_finished_when_the_device_has_written_it(port: HangingPort, directed: bool) -> None:
+    seen: list[Any] = []
+    ended = threading.Event()
+
+    def end(arrived: int) -> None:
+        seen.append(("ended", arrived))
+        ended.set()
+
+    copier: Any = SimpleNamespace(write=lambda *_: seen.append("written"), layout=SimpleNamespace(block_size=32))
+    on_load_end = (lambda: None) if directed else (lambda: end(-1))
+    transfer = KVTransfer(copier, port, 8, 5.0, on_load_end=on_load_end, streams=NotedStreams(seen))
+    transfer.submit_load(replace(job("one", "node"), on_end=end if directed else None))
+    assert ended.wait(10)
+    transfer.close()
+
+    arrived = len(BLOCKS) if directed else -1
+    assert seen == [
+        "computed", ("on the load stream after", 1), "written", "other streams", "awaited", ("ended", arrived),
+    ]  # fmt: skip
+
+
+# saves
+
+
+class HangingStores(MemoryPort):
+    """Grants everything; what is stored hangs until `gate` opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+        self.storing = threading.Event()
+
+    def store(self, grant: SaveGrant, segments: Sequence[tuple[Any, Any]]) -> int:
+        self.storing.set()
+        self.gate.wait(10)
+        return len(segments)
+
+
+@pytest.fixture
+def stores() -> Iterator[HangingStores]:
+    port = HangingStores()
+    yield port
+    port.gate.set()
+
+
+@pytest.fixture
+def saving(stores: HangingStores) -> Iterator[KVTransfer]:
+    """Transfers whose first save is at a tier that hangs; it holds no block any more."""
+    copier: Any = SimpleNamespace(
+        read=lambda *_: SimpleNamespace(nbytes=1), sealed_bytes=lambda blocks: blocks, layout=None
+    )
+    transfer = KVTransfer(copier, stores, max_held_blocks=8, load_deadline_s=5.0)
+    assert transfer.submit_save(save(0, []))
+    assert stores.storing.wait(10)
+    yield transfer
+    stores.gate.set()
+    transfer.close()
+
+
+def save(number: int, given_back: list[int], blocks: int = 4) -> SaveJob:
+    span = SegmentSpan(bytes([number]) * 32, None, 0, blocks, blocks)
+    return SaveJob([span], [list(range(blocks))], lambda: given_back.append(number))
+
+
+def test_a_tier_that_hangs_withholds_no_blocks(
+    saving: KVTransfer, stores: HangingStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_back: list[int] = []
+    assert saving.is_idle(), "what is being stored has been copied"
+    assert saving.submit_save(save(1, given_back))
+    assert saving.submit_save(save(2, given_back))
+    assert not saving.submit_save(save(3, given_back)), "no more than the limit"
+    assert given_back == []
+
+    monkeypatch.setattr(kv_transfer, "STALLED_S", 0.0)
+    assert not saving.submit_save(save(4, given_back))
+    assert given_back == [1, 2]
+    assert saving.is_idle()
+    assert saving.counters.saves_dropped == 2
+
+    stores.gate.set()
+    until(lambda: saving.counters.segments_saved == 1, "the tier has come back")
+    assert saving.submit_save(save(5, given_back))
+    until(lambda: saving.counters.segments_saved == 2, "saves go on")
+    assert given_back == [1, 2, 5]
+
+
+def test_saves_that_wait_are_dropped_for_a_request_that_needs_their_blocks(saving: KVTransfer) -> None:
+    given_back: list[int] = []
+    saving.submit_save(save(1, given_back))
+    saving.drop_waiting_saves()
+    assert given_back == [1]
+    assert saving.is_idle()
+
+
+def test_a_segment_that_is_larger_than_the_limit_goes_alone(saving: KVTransfer) -> None:
+    given_back: list[int] = []
+    assert saving.segments_that_fit([[0] * 4] * 5) == 2
+    assert saving.segments_that_fit([[0] * 9, [0]]) == 1, "alone it goes"
+    assert saving.submit_save(save(1, given_back, blocks=9))
+    assert saving.segments_that_fit([[0] * 9]) == 0
+    assert not saving.submit_save(save(2, given_back, blocks=1))

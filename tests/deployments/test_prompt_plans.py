@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from vllm import SamplingParams
 from app.metrics import IngressMetrics
 from app.usage import RequestKVUsage, prompt_usage
 from deployments.kv_port import PlanDict, PlanExpectation
-from deployments.prompt_plans import LOAD_FAILED, NO_PLAN, SHORT, PromptPlans
+from deployments.prompt_plans import COMPUTED_WHOLE, LOAD_FAILED, NO_PLAN, SHORT, PromptPlans
 from deployments.wire import KV_CACHE_USAGE, GenerateRequest
 from kvmanager.plans import PlanReason
 
@@ -95,6 +96,14 @@ def test_a_load_that_brought_less_than_planned_says_so() -> None:
     assert ended(plans, output(redis=4 * BLOCK))["reason"] == LOAD_FAILED
     assert ended(plans, output(redis=6 * BLOCK))["reason"] == "hit"
     assert ended(plans, output(device=6 * BLOCK))["reason"] == "hit"
+
+
+def test_a_prompt_whose_logprobs_are_asked_for_is_not_planned_and_no_load_of_it_failed() -> None:
+    port = FakePort(planned(4, PlanReason.HIT))
+    wanted = replace(request(), sampling_params=SamplingParams(prompt_logprobs=1))
+    usage = ended(PromptPlans(port, BLOCK), output(), wanted)  # type: ignore[arg-type]
+    assert port.asked == [], "no lease is asked for in vain"
+    assert usage["reason"] == COMPUTED_WHOLE
 
 
 def test_the_last_token_is_computed_whatever_was_planned() -> None:

@@ -15,10 +15,11 @@ from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence, until
 from ray import cloudpickle
 
 from configs.kv_section import KVSettings
+from deployments import ray_port
 from deployments.cpu_tier import tier_name
 from deployments.kv_port import PlannedLoad
-from deployments.manager_client import SERVE_NAMESPACE, ManagerClient
-from deployments.ray_port import RayPort
+from deployments.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
+from deployments.ray_port import OFFER_DEADLINE_S, RayPort
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
@@ -236,3 +237,50 @@ def test_without_a_manager_everything_is_nothing_and_quick(cluster: KVCluster, p
     cluster.wait_for_tier()
     cluster.register_replica()
     until(lambda: port.offer(spans, [SEGMENT_BYTES] * 2) is not None, "the port has found the new manager")
+
+
+class SilentManager:
+    """A manager that answers nothing. Remembers how long it was waited for."""
+
+    def __init__(self) -> None:
+        self.waited_s: list[float] = []
+        self.grants = False
+
+    def ask_blocking(self, method: str, *args: Any, timeout_s: float) -> Any:
+        self.waited_s.append(timeout_s)
+        if self.grants:
+            return 1, [span.key for span in args[2]]
+        raise ManagerUnavailableError("silent")
+
+    def tell_together(self, calls: Any) -> None:
+        pass
+
+
+def test_a_manager_that_hangs_is_waited_for_a_second_three_times_and_then_not_asked(port: RayPort) -> None:
+    _, spans = sequence(800, 1)
+    silent = port.manager = SilentManager()  # type: ignore[assignment]
+    for _ in range(5):
+        assert port.offer(spans, [SEGMENT_BYTES]) is None
+    assert silent.waited_s == [OFFER_DEADLINE_S] * 3
+    assert port.counters["offer_not_asked"] == 2
+    assert port.circuits()["saves", ""] == "open"
+
+
+def test_a_tier_that_fails_to_store_is_not_offered_anything_for_a_while(
+    port: RayPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, spans = sequence(801, 1)
+    silent = port.manager = SilentManager()  # type: ignore[assignment]
+    silent.grants = True
+
+    def late(*args: Any, **kwargs: Any) -> Any:
+        raise ray.exceptions.GetTimeoutError("late")
+
+    monkeypatch.setattr(ray_port.ray, "get", late)
+    for _ in range(3):
+        grant = port.offer(spans, [SEGMENT_BYTES])
+        assert grant is not None
+        assert port.store(grant, list(zip(spans, sealed(spans), strict=True))) == 0
+    assert port.offer(spans, [SEGMENT_BYTES]) is None
+    assert len(silent.waited_s) == 3
+    assert port.counters["store_failed"] == 3

@@ -1,0 +1,74 @@
+"""Single decisions of the connector's two halves, without an engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.v1.request import RequestStatus
+
+from deployments.connector import CrossKVConnector
+from deployments.connector_scheduler import SchedulerSide
+
+
+class Heard:
+    """A `LayerwiseStep` that notes the layers that it hears of."""
+
+    def __init__(self) -> None:
+        self.waited: list[int] = []
+        self.computed = 0
+
+    def wait_for_layer(self, layer: int) -> None:
+        self.waited.append(layer)
+
+    def layer_computed(self) -> None:
+        self.computed += 1
+
+
+def test_an_attention_layer_that_was_not_registered_is_passed_over() -> None:
+    connector: Any = object.__new__(CrossKVConnector)
+    heard = connector._layerwise = Heard()
+    connector._layer_numbers = {"model.layers.0.self_attn": 0, "model.layers.1.self_attn": 1}
+    for name in ("model.layers.0.self_attn", "vision.layers.0.attn", "model.layers.1.self_attn"):
+        connector.wait_for_layer_load(name)
+        connector.save_kv_layer(name, None, None)
+    assert heard.waited == [0, 1]
+    assert heard.computed == 2, "a save that follows the step layer by layer counts the cache's own layers"
+
+
+@pytest.mark.parametrize(
+    ("status", "loading_upto", "wants_blocks"),
+    [
+        (RequestStatus.WAITING, 0, True),
+        (RequestStatus.PREEMPTED, 0, True),
+        (RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR, 0, False),
+        (RequestStatus.WAITING_FOR_REMOTE_KVS, 128, False),
+    ],
+    ids=lambda value: str(value),
+)
+def test_only_a_request_that_waits_for_blocks_makes_room_when_nothing_runs(
+    status: RequestStatus, loading_upto: int, wants_blocks: bool
+) -> None:
+    side: Any = object.__new__(SchedulerSide)
+    made: list[bool] = []
+    side._make_room = lambda: made.append(True)
+    tracked = SimpleNamespace(request=SimpleNamespace(status=status), is_loading=loading_upto > 0)
+    side._tracked = {"one": tracked}
+    side.nothing_runs()
+    assert bool(made) is wants_blocks
+
+
+def test_no_load_goes_layer_by_layer_while_every_load_thread_waits_for_a_tier() -> None:
+    side: Any = object.__new__(SchedulerSide)
+    choice = SimpleNamespace(patience_s=lambda *_: 0.5)
+    tracked = SimpleNamespace(
+        loadable_end=lambda first, size: 4, loads_between=lambda first, end: [], layerwise_patience_s=None
+    )
+    request: Any = SimpleNamespace(request_id="one", num_tokens=200)
+    side._tracked, side._block_size, side._max_step_tokens = {"one": tracked}, 32, 512
+    side._num_running = lambda: 0
+    side._layerwise = SimpleNamespace(choice=choice, buffer=SimpleNamespace(free_bytes=1))
+    for idle in (True, False):
+        side._transfer = SimpleNamespace(has_idle_loader=idle)
+        assert side.tokens_to_load(request, 0) == (128, not idle)
