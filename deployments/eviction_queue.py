@@ -71,6 +71,8 @@ class EvictionQueue:
             while self._waiting:
                 chunk = [self._waiting[place] for place in range(min(CHUNK_KEYS, len(self._waiting)))]
                 await asyncio.wait_for(self._handle.evict.remote(chunk), ANSWER_S)
+                if self._broken:  # closed while the answer came
+                    return
                 for _ in chunk:
                     self._waiting.popleft()
             self._empty.set()

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from kvmanager.catalog import Catalog
     from kvmanager.stores import Store
 
-MOST_PER_SLICE = 1000
-"""Steps of one slice, 3 to 8 ms: a plan waits for no more than one."""
+MOST_PER_SLICE = 500
+"""Steps of one slice, 1 to 4 ms of processor time: a plan waits for one or two."""
 
 
 class Work(Protocol):
