@@ -11,7 +11,7 @@ Invariants
 * The tier never evicts by itself: victims are the manager's choice, because only the manager knows hotness and leases.
 * Between the tier and Redis the tier's prefetch workers (`deployments.prefetch_pool`) do the copying. What they bring
   is handed on as it arrives, and kept only if the manager has granted room for it.
-* A tier whose manager has been gone for `ORPHAN_S` ends itself: its application has been deleted.
+* A tier that neither a manager nor a replica has wanted for `ORPHAN_S` ends itself: its application has been deleted.
 """
 
 from __future__ import annotations
@@ -67,7 +67,13 @@ class CPUTier:
         self._incarnation = uuid.uuid4().hex
         self._told = False
         """Whether a manager has been told all that is here, and has answered."""
+        self._wanted_at = time.monotonic()
+        """When a manager answered, or a replica of the node said that there shall be a tier."""
         self._heartbeat = asyncio.get_event_loop().create_task(self._keep_registered())
+
+    async def wanted(self) -> None:
+        """A replica of the node lives: this tier does not end, though there may be no manager."""
+        self._wanted_at = time.monotonic()
 
     async def put(self, spans: Sequence[SegmentSpan], *buffers: Any) -> int:
         """Take sealed segments (numpy uint8 arrays, parents first) and return how many were kept."""
@@ -191,23 +197,31 @@ class CPUTier:
             save_id, granted = await self._manager.ask(
                 "promote", replica, self._node_id, [pull.key for pull in pulls], timeout_s=MANAGER_ANSWER_S
             )
-        except ManagerUnavailableError:
+        except Exception as error:
+            if not isinstance(error, ManagerUnavailableError):
+                logger.exception("the manager was asked in vain for room")
             save_id, granted = 0, []
         kept: list[SegmentSpan] = []
         complete = True
         for pull in pulls:
-            sealed = await self._redis.arrival(pull)
-            if self._pulls.get(pull.key) is pull:  # else it was late, and asked of another worker
-                del self._pulls[pull.key]
+            sealed = None
+            try:  # whatever happens to one, each of them must be awaited: it counts as on its way until then
+                sealed = await self._redis.arrival(pull)
+                if complete and sealed is not None and pull.key in granted and pull.key not in self._segments:
+                    span = read_header(sealed[:HEADER_BYTES].data).span
+                    if self._used_bytes + sealed.nbytes > self._budget_bytes:
+                        self._refused += 1
+                        sealed = None
+                    else:
+                        self._own(pull.ref, span, sealed.nbytes)
+                        kept.append(span)
+            except Exception:
+                logger.exception("a segment from Redis could not be kept")
+                sealed = None
+            finally:
+                if self._pulls.get(pull.key) is pull:  # else it was late, and asked of another worker
+                    del self._pulls[pull.key]
             complete = complete and sealed is not None
-            if complete and sealed is not None and pull.key in granted and pull.key not in self._segments:
-                if self._used_bytes + sealed.nbytes > self._budget_bytes:
-                    self._refused += 1
-                    complete = False
-                    continue
-                span = read_header(sealed[:HEADER_BYTES].data).span
-                self._own(pull.ref, span, sealed.nbytes)
-                kept.append(span)
         stayed = await self._commit(kept)
         self._redis.count_promoted(stayed)
         if save_id and stayed < len(granted):
@@ -225,8 +239,7 @@ class CPUTier:
 
     async def _keep_registered(self) -> None:
         """Tell the manager that this tier lives; tell a new manager everything the tier holds."""
-        last_seen = time.monotonic()
-        while time.monotonic() - last_seen < ORPHAN_S:
+        while time.monotonic() - self._wanted_at < ORPHAN_S:
             try:
                 known, redis = await self._manager.ask(
                     "tier_alive", self._node_id, self._incarnation, self._redis.ready, timeout_s=MANAGER_ANSWER_S
@@ -234,13 +247,13 @@ class CPUTier:
                 self._redis.connect(redis)
                 if not (known and self._told):
                     await self._register()
-                last_seen = time.monotonic()
+                self._wanted_at = time.monotonic()
             except ManagerUnavailableError:
                 pass
             except Exception:
                 logger.exception("the CPU tier could not register")
             await asyncio.sleep(HEARTBEAT_S if self._redis.settled else FIRST_HEARTBEAT_S)
-        logger.warning("no KV manager for %s s: this CPU tier ends", ORPHAN_S)
+        logger.warning("no KV manager and no replica for %s s: this CPU tier ends", ORPHAN_S)
         ray.kill(self._address(), no_restart=True)
 
     async def _register(self) -> None:

@@ -167,6 +167,10 @@ class KVReuse:
 
         return self._thread.call(order)
 
+    def tell_device(self, tell: Callable[[list[bytes]], None]) -> Future[None]:
+        """Call `tell`, on the engine thread, with every block hash in the pool: no change is reported meanwhile."""
+        return self._thread.call(lambda: tell(self.control.cached_hashes()))
+
     def device_hashes(self) -> Future[list[bytes]]:
         """Every block hash in the device pool."""
         return self._thread.call(self.control.cached_hashes)

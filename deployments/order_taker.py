@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from deployments.manager_client import ManagerClient, ManagerUnavailableError
@@ -25,6 +26,8 @@ ORDERS_WAIT_S = 2.0
 """How long one poll for orders waits at the manager."""
 MANAGER_ANSWER_S = 5.0
 MANAGER_RETRY_S = 0.5
+TIER_CARE_S = 5.0
+"""How often a replica looks whether its node has a CPU tier: far more often than `deployments.cpu_tier.ORPHAN_S`."""
 NO_CACHE = {"outcome": "refused_gone"}
 """What a replica without KV reuse answers to every directive."""
 
@@ -56,11 +59,11 @@ class OrderTaker:
         self._device = device
         self._orders: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self._polling = self._loop.create_task(self._poll())
+        self._tasks = [self._loop.create_task(self._poll()), self._loop.create_task(self._look_after_tier())]
 
     def close(self) -> None:
         """Hear no more, and give up what is under way; the engine ends it by itself."""
-        for task in (self._polling, *self._orders):
+        for task in (*self._tasks, *self._orders):
             task.cancel()
 
     def close_from_thread(self) -> None:
@@ -74,7 +77,7 @@ class OrderTaker:
                 orders = await self._manager.ask(
                     "take_orders", self._name, ORDERS_WAIT_S, self._rank(), timeout_s=ORDERS_WAIT_S + MANAGER_ANSWER_S
                 )
-                if orders is None:
+                if orders is None or (self._port and self._port.untold):
                     await self._register()
                 for order in orders or ():
                     task = asyncio.get_running_loop().create_task(self._carry_out(order))
@@ -87,16 +90,28 @@ class OrderTaker:
                 await asyncio.sleep(MANAGER_RETRY_S)
 
     async def _register(self) -> None:
-        hashes = await asyncio.wrap_future(self._reuse.device_hashes()) if self._reuse else []
-        await self._manager.ask(
-            "register_replica",
-            self._name,
-            self._rank(),
-            self._node_id,
-            hashes,
-            self._fingerprint,
-            timeout_s=MANAGER_ANSWER_S,
-        )
+        """Introduce the replica with what its device holds, in order with the changes that the port reports."""
+        port, reuse = self._port, self._reuse
+        if port is None or reuse is None:
+            hello: tuple[Any, ...] = (self._name, self._rank(), self._node_id, [], self._fingerprint)
+            await self._manager.ask("register_replica", *hello, timeout_s=MANAGER_ANSWER_S)
+            return
+        rank, sent = self._rank(), Future[None]()
+
+        def tell(hashes: list[bytes]) -> None:
+            port.report_registration((self._name, rank, self._node_id, hashes, self._fingerprint), sent)
+
+        await asyncio.wrap_future(reuse.tell_device(tell))
+        await asyncio.wrap_future(sent)
+
+    async def _look_after_tier(self) -> None:
+        """See to it that the node has a CPU tier, whatever has become of the one there was."""
+        while self._port is not None:
+            await asyncio.sleep(TIER_CARE_S)
+            try:
+                await asyncio.to_thread(self._port.look_after_tier)
+            except Exception:
+                logger.exception("the node's CPU tier could not be looked after")
 
     async def _carry_out(self, order: dict[str, Any]) -> None:
         try:

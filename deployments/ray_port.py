@@ -11,16 +11,17 @@ import queue
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import ray
 
 from configs.kv_section import KVSettings
-from deployments.cpu_tier import get_or_start_tier
+from deployments.cpu_tier import get_or_start_tier, tier_name
 from deployments.kv_port import LayerArrival, PlanDict, PlannedLoad, SaveGrant
 from deployments.layer_groups import in_layer_groups
 from deployments.locked_breaker import LockedBreaker
-from deployments.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from deployments.port_waits import PortWaits
 from deployments.tier_reader import TierReader
 from kvmanager.load_rates import LateSample, Sample
@@ -52,6 +53,7 @@ class RayPort:
         self._node_id = node_id
         self._settings = settings
         self._own_tier: Any = None
+        self._untold = False
         self._late_s = {Tier.CPU.value: settings.tier_deadline_s, Tier.REDIS.value: settings.redis_deadline_s}
         patience_s = {
             Tier.CPU.value: settings.tier_deadline_s,
@@ -202,6 +204,36 @@ class RayPort:
         self._reports.put(("flush", sent))
         sent.wait(timeout_s)
 
+    def report_registration(self, arguments: Sequence[Any], sent: Future[None]) -> None:
+        """Queue a call of `register_replica`; `sent` says when it has gone, or why it has not.
+
+        On the engine thread, right after it has read what the device holds: so the changes that the manager hears after
+        it are those that happened after it.
+        """
+        self._untold = False
+        self._reports.put(("register", (arguments, sent)))
+
+    @property
+    def untold(self) -> bool:
+        """Whether the manager was not told of some change of the device, so that the replica must register again."""
+        return self._untold
+
+    def look_after_tier(self) -> None:
+        """Start the node's CPU tier if it has ended, and else tell it that it is wanted. Blocks: for a thread.
+
+        A tier that has ended took its segments along, but without one nothing is saved, or loaded from Redis.
+        """
+        if not self._settings.cpu_tier_bytes:
+            return
+        try:
+            tier = ray.get_actor(tier_name(self._app_name, self._node_id), namespace=SERVE_NAMESPACE)
+        except ValueError:
+            self.count("tier_started_again")
+            self._start_tier()
+        else:
+            self._own_tier = tier
+            tier.wanted.remote()
+
     def close(self) -> None:
         """Send what is queued and end the report thread."""
         self._reports.put(None)
@@ -234,6 +266,24 @@ class RayPort:
             self._send(items)
 
     def _send(self, items: list[tuple[str, Any]]) -> None:
+        """Send what was reported; a registration by itself, between what came before and after it."""
+        before: list[tuple[str, Any]] = []
+        for kind, value in items:
+            if kind != "register":
+                before.append((kind, value))
+                continue
+            self._send_together(before)
+            before = []
+            arguments, sent = value
+            try:
+                self.manager.tell("register_replica", *arguments)
+            except Exception as error:
+                sent.set_exception(error)
+            else:
+                sent.set_result(None)
+        self._send_together(before)
+
+    def _send_together(self, items: list[tuple[str, Any]]) -> None:
         calls: list[tuple[str, tuple[Any, ...]]] = []
         if changes := [value for kind, value in items if kind == "placement"]:
             calls.append(("report_placement", (self._replica, changes)))
@@ -254,6 +304,7 @@ class RayPort:
                     self.manager.tell("lost", value.tier, value.holder, [value.key])
         except ManagerUnavailableError:
             self.count("reports_lost", sum(kind != "flush" for kind, _ in items))
+            self._untold = self._untold or any(kind == "placement" for kind, _ in items)
         except Exception:
             logger.exception("a report to the KV manager failed")
         finally:

@@ -1,8 +1,8 @@
 """How long a plan waits while the manager does something to its whole index: the manager's actor, in this process.
 
-The actor runs on an event loop here, with a tier that obeys at once; what would travel is pickled on the same thread, as
-if Ray did it there. Beside it a plan is due every few milliseconds; its wait is counted from when it was due, so a loop
-that is held up counts in full. `measure` runs in a process of its own.
+The actor runs on an event loop here, with a tier that obeys at once; what would travel is pickled on the same thread,
+as if Ray did it there. Beside it a plan is due every few milliseconds; its wait is counted from when it was due, so a
+loop that is held up counts in full. `measure` runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from deployments.manager_actor import KVManagerActor
 from kvmanager.config import ManagerConfig
-from kvmanager.keys import BlockHash
+from kvmanager.keys import BlockHash, SegmentKey
 from kvmanager.mirror import PlacementMirror
 from kvmanager.segments import split_segments
 from load_tests.index_scale import PROMPT_SEGMENTS, SEGMENT_BLOCKS, SEGMENT_BYTES, prompts, quantile
@@ -81,6 +81,7 @@ class _Scene:
             spans = split_segments(hashes, 0, len(hashes), SEGMENT_BLOCKS, len(hashes))
             await self.manager.adopt_tier(NODE, LIFE, spans, [SEGMENT_BYTES] * len(spans), True)
             if number % 100 == 0:
+                self._heartbeats()
                 await asyncio.sleep(0)
                 self.manager._garbage.set_aside(self.manager._brain.stats(0.0)["nodes"])  # as housekeeping does
             if number % max(1, self.segments // PROMPT_SEGMENTS // PLANNED) == 0:
@@ -94,6 +95,7 @@ class _Scene:
         began = due = time.perf_counter()
         while not doing.done() or not waits:
             due += PLAN_EVERY_S
+            self._heartbeats()
             cpu = time.thread_time()
             await asyncio.sleep(due - time.perf_counter())
             plan = await self.manager.plan(REPLICA, NODE, self._planned[len(waits) % len(self._planned)])
@@ -109,13 +111,20 @@ class _Scene:
             what, self.segments, took_s, len(waits), quantile(waits, 0.5) * 1e3, max(waits) * 1e3, max(own) * 1e3
         )
 
+    def _heartbeats(self) -> None:
+        """However long it takes: nobody is taken for gone."""
+        now = time.monotonic()
+        seats: list[Any] = [*self.manager._replicas.values(), *self.manager._seats.cpu.values()]
+        for seat in seats:
+            seat.last_seen = now
+
     async def clear(self) -> None:
         """All of the CPU tier."""
         await self.manager.clear(["cpu"], CLEAR_S)
 
     async def uproot(self) -> None:
         """The tier has lost the root of half of the index."""
-        await self.manager.lost("cpu", NODE, [self.root])
+        await self.manager.lost("cpu", NODE, [SegmentKey(self.root)])
         await self._swept()
 
     async def lose(self) -> None:

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence, until
+from ray import cloudpickle
 
+from configs.kv_section import KVSettings
 from deployments import cpu_tier
-from deployments.cpu_tier import CPUTier
-from deployments.manager_client import ManagerUnavailableError
+from deployments.cpu_tier import CPUTier, tier_name
+from deployments.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from deployments.prefetch_pool import Load, Pull
+from deployments.ray_port import RayPort
 from kvmanager.segments import SegmentSpan
 
 pytestmark = pytest.mark.server
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +97,53 @@ def test_a_killed_tier_comes_back_empty_and_is_planned_from_no_more(cluster: KVC
     assert cluster.ask_tier("fetch", [span.key for span in spans]) == [None] * 3
     assert cluster.save(spans) == 3
     assert cluster.planned(hashes) == [span.key for span in spans]
+
+
+class MortalTier(CPUTier):
+    """Waits for a manager no longer once it is told so."""
+
+    async def lose_patience(self) -> None:
+        cpu_tier.ORPHAN_S = 0.0
+
+
+@pytest.fixture
+def mortal(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[KVCluster, RayPort]]:
+    """A cluster whose tier is a `MortalTier`, and the port of its replica."""
+    monkeypatch.setattr(cpu_tier, "CPUTier", MortalTier)
+    cluster = KVCluster()
+    settings = KVSettings(cpu_tier_bytes=cluster.budget_bytes, save_deadline_s=10.0)
+    port = RayPort(cluster.app, "replica", cluster.node, settings, ManagerClient(cluster.app))
+    yield cluster, port
+    port.close()
+    cluster.tier = port._own_tier
+    cluster.close()
+
+
+def test_a_tier_that_ended_while_there_was_no_manager_is_started_again(mortal: Any, ray_cluster: Any) -> None:
+    cluster, port = mortal
+    ray_cluster.kill(cluster.manager)
+    cluster.ask_tier("lose_patience")
+
+    def ended() -> bool:
+        try:
+            ray_cluster.get_actor(tier_name(cluster.app, cluster.node), namespace=SERVE_NAMESPACE)
+        except ValueError:
+            return True
+        return False
+
+    until(ended, "the tier has ended")
+    cluster.start_manager()
+    cluster.register_replica()
+    hashes, spans = sequence(60, 2)
+    assert port.offer(spans, [SEGMENT_BYTES] * 2) is None, "the node has no tier"
+
+    port.look_after_tier()
+    cluster.wait_for_tier()
+
+    grant = port.offer(spans, [SEGMENT_BYTES] * 2)
+    assert port.store(grant, list(zip(spans, sealed(spans), strict=True))) == 2
+    assert cluster.planned(hashes) == [span.key for span in spans]
+    assert port.counters["tier_started_again"] == 1
 
 
 # The tier's own rules, in this process, under a manager that says what the test wants.
@@ -197,6 +250,9 @@ class Pool:
         self.worker = object()
         self.ready, self.settled = 1, True
 
+    async def room_for(self, nbytes: int, patience_s: float) -> None:
+        pass
+
     def ready_workers(self) -> list[Any]:
         return []
 
@@ -296,5 +352,67 @@ def test_room_for_a_promotion_that_the_manager_wants_no_more_is_given_back(in_pr
         assert pool.promoted == 1
         assert manager.told == [("abandon", 7)]
         assert (await tier.stats())["segments"] == 1
+
+    in_process(check)
+
+
+def test_whatever_goes_wrong_with_a_promoted_segment_none_stays_under_way(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        awaited: list[bytes] = []
+
+        class Broken(Pool):
+            async def arrival(self, pull: Pull) -> Any:
+                awaited.append(pull.key)
+                if pull.key == spans[0].key:
+                    raise RuntimeError("broken in this test")
+                return await super().arrival(pull)
+
+        tier._redis = pool = Broken(spans)  # type: ignore[assignment]
+        pool.bytes_of[spans[1].key] = np.zeros(SEGMENT_BYTES, np.uint8)  # whose header cannot be read
+        manager.granting = 7
+        await tier.promote("replica", wanted(spans))
+        await end_of_promotions(tier)
+        assert awaited == [span.key for span in spans]
+        assert tier._pulls == {}
+        assert manager.told == [("abandon", 7)]
+
+    in_process(check)
+
+
+def test_a_manager_that_fails_at_a_promotion_leaves_nothing_under_way(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        async def fail(*args: Any, timeout_s: float) -> Any:
+            raise TypeError("an answer of another shape")
+
+        tier._redis = Pool(spans)  # type: ignore[assignment]
+        manager.ask = fail  # type: ignore[method-assign]
+        await tier.promote("replica", wanted(spans))
+        await end_of_promotions(tier)
+        assert tier._pulls == {}
+
+    in_process(check)
+
+
+def test_a_tier_ends_without_a_manager_but_not_while_a_replica_wants_it(
+    in_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, killed = [0.0], list[Any]()
+    monkeypatch.setattr(cpu_tier, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(cpu_tier, "FIRST_HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(cpu_tier.ray, "kill", lambda actor, no_restart: killed.append(actor))
+    monkeypatch.setattr(CPUTier, "_address", lambda self: self)
+
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        manager.unavailable = True
+        tier._redis.__class__ = type("Unsettled", (type(tier._redis),), {"settled": False})
+        for _ in range(5):
+            now[0] += 0.7 * cpu_tier.ORPHAN_S
+            await tier.wanted()
+            for _ in range(10):
+                await asyncio.sleep(0)
+        assert killed == []
+        now[0] += 1.1 * cpu_tier.ORPHAN_S
+        await tier._heartbeat
+        assert killed == [tier]
 
     in_process(check)

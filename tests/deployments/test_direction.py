@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -82,6 +83,15 @@ class ManagedPort(MemoryPort):
         super().report_placement(stored, removed, cleared)
         report = self.manager.report_placement(REPLICA, [(stored, removed, cleared)])
         asyncio.run_coroutine_threadsafe(report, self._loop)
+
+    untold = False
+
+    def report_registration(self, arguments: Sequence[Any], sent: Future[None]) -> None:
+        hello = self.manager.register_replica(*arguments)
+        asyncio.run_coroutine_threadsafe(hello, self._loop).add_done_callback(lambda _: sent.set_result(None))
+
+    def look_after_tier(self) -> None:
+        pass
 
     def release(self, lease_id: int) -> None:
         asyncio.run_coroutine_threadsafe(self.manager.release([lease_id]), self._loop)

@@ -1,0 +1,157 @@
+"""A replica registers in order with what it reports: the manager knows its device, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from kv_cluster import FINGERPRINT
+
+from configs.kv_section import KVSettings
+from deployments import order_taker, ray_port
+from deployments.manager_actor import KVManagerActor
+from deployments.manager_client import ManagerUnavailableError
+from deployments.order_taker import OrderTaker
+from deployments.ray_port import RayPort
+from kvmanager.config import ManagerConfig
+
+BLOCKS = [bytes([number]) * 32 for number in range(8)]
+
+
+class Client:
+    """A `ManagerClient` of a manager on the test's loop: what is told, and asked, is carried out in that order."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.manager = KVManagerActor(ManagerConfig(blocks_per_segment=1))
+        self.hangs = False
+
+    async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
+        if self.hangs:
+            raise ManagerUnavailableError("hangs")
+        return await getattr(self.manager, method)(*args)
+
+    def tell(self, method: str, *args: Any) -> None:
+        if self.hangs:
+            raise ManagerUnavailableError("hangs")
+        self.loop.call_soon_threadsafe(lambda: self.loop.create_task(getattr(self.manager, method)(*args)))
+
+    def tell_together(self, calls: Any) -> None:
+        self.tell("batch", *calls)
+
+
+class Engine:
+    """A device pool, and the engine thread that alone changes it and reports the changes."""
+
+    def __init__(self, port: RayPort) -> None:
+        self.port = port
+        self.blocks = set(BLOCKS)
+        self.after_reading: Callable[[], None] = lambda: None
+
+    def tell_device(self, tell: Callable[[list[bytes]], None]) -> Future[None]:
+        done = Future[None]()
+
+        def run() -> None:
+            tell(sorted(self.blocks))
+            self.after_reading()
+            done.set_result(None)
+
+        threading.Thread(target=run).start()
+        return done
+
+    def remove(self, block: bytes) -> None:
+        self.blocks.remove(block)
+        self.port.report_placement([], [block], False)
+
+
+@pytest.fixture
+def replica(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Runs a test's coroutine with a client, an engine, and what starts the replica's order taker."""
+    monkeypatch.setattr(order_taker, "ORDERS_WAIT_S", 0.02)
+    monkeypatch.setattr(order_taker, "MANAGER_RETRY_S", 0.02)
+    monkeypatch.setattr(ray_port, "REPORT_EVERY_S", 0.0)
+
+    def run(test: Callable[[Client, Engine, Callable[[], OrderTaker]], Any]) -> None:
+        async def main() -> None:
+            client: Any = Client()
+            port = RayPort("app", "replica", "node", KVSettings(cpu_tier_bytes=0), client)  # type: ignore[arg-type]
+            engine: Any = Engine(port)
+            takers: list[OrderTaker] = []
+
+            def start() -> OrderTaker:
+                takers.append(OrderTaker(client, "replica", lambda: 0, "node", FINGERPRINT, port, engine, None))
+                return takers[-1]
+
+            try:
+                await asyncio.wait_for(test(client, engine, start), 20)
+            finally:
+                for taker in takers:
+                    taker.close()
+                await asyncio.to_thread(port.close)
+                client.manager._housekeeping.cancel()
+
+        asyncio.run(main())
+
+    return run
+
+
+def on_device(client: Client) -> set[bytes]:
+    return set(client.manager._brain._devices.held("replica"))
+
+
+async def soon(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - nothing announces it
+        await asyncio.sleep(0.01)
+
+
+def test_a_block_that_goes_right_after_the_device_was_read_is_not_taken_to_be_there(replica: Any) -> None:
+    async def check(client: Client, engine: Engine, start: Callable[[], OrderTaker]) -> None:
+        def remove() -> None:
+            engine.remove(BLOCKS[0])
+            engine.port.flush(10.0)  # its report has gone before the registration's answer can be there
+
+        engine.after_reading = remove
+        start()
+        await soon(lambda: "replica" in client.manager._replicas)
+        await soon(lambda: on_device(client) == engine.blocks)
+
+    replica(check)
+
+
+def test_changes_that_a_manager_was_not_told_make_the_replica_register_again(replica: Any) -> None:
+    async def check(client: Client, engine: Engine, start: Callable[[], OrderTaker]) -> None:
+        start()
+        await soon(lambda: on_device(client) == set(BLOCKS))
+        client.hangs = True
+        await asyncio.to_thread(engine.remove, BLOCKS[1])
+        await soon(lambda: engine.port.untold)
+        assert BLOCKS[1] in on_device(client)
+        client.hangs = False
+        await soon(lambda: on_device(client) == engine.blocks)
+        assert not engine.port.untold
+
+    replica(check)
+
+
+def test_a_replica_sees_to_its_nodes_tier_as_long_as_it_lives(replica: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order_taker, "TIER_CARE_S", 0.01)
+
+    async def check(client: Client, engine: Engine, start: Callable[[], OrderTaker]) -> None:
+        looked: list[int] = []
+
+        def look() -> None:
+            looked.append(threading.get_ident())
+            if len(looked) == 1:
+                raise RuntimeError("Ray's directory does not answer in this test")
+
+        monkeypatch.setattr(engine.port, "look_after_tier", look)
+        client.hangs = True
+        start()
+        await soon(lambda: len(looked) >= 3)
+        assert threading.get_ident() not in looked, "it may block"
+
+    replica(check)
