@@ -17,6 +17,7 @@ _LONGEST_LENGTH = 18  # digits; a longer Content-Length is over any limit, and n
 MOST_PATH_BYTES = 8 * 1024
 MOST_QUERY_BYTES = 1024 * 1024  # GET /api/v1/kv/lookup takes a prompt there
 MOST_HEADER_BYTES = 64 * 1024
+LONGEST_REQUEST_ID = 256  # bytes of X-Request-Id, which vLLM repeats in every event of a stream
 
 
 class RefusedBodyError(Exception):
@@ -84,6 +85,10 @@ class BodyLimitMiddleware:
 def _check_head(scope: Scope) -> None:
     if len(scope.get("raw_path") or b"") > MOST_PATH_BYTES or len(scope["query_string"]) > MOST_QUERY_BYTES:
         raise RefusedBodyError(HTTPStatus.REQUEST_URI_TOO_LONG, "The path or the query of the request is too long.")
+    if any(name == b"x-request-id" and len(value) > LONGEST_REQUEST_ID for name, value in scope["headers"]):
+        raise RefusedBodyError(
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"X-Request-Id is longer than {LONGEST_REQUEST_ID} bytes."
+        )
     if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADER_BYTES:
         raise RefusedBodyError(
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"The headers are larger than {MOST_HEADER_BYTES} bytes."

@@ -24,12 +24,15 @@ def say(request: GenerateRequest, tokens: Sequence[int], text: str, *, finished:
     logprobs = None
     if request.sampling_params.logprobs is not None:
         logprobs = [{token: Logprob(-0.5, 1, f"<{token}>")} for token in tokens]
+    prompt_logprobs: Any = None
+    if request.sampling_params.prompt_logprobs is not None:
+        prompt_logprobs = [None, *({token: Logprob(-0.5, 1, "<>")} for token in request.prompt_token_ids[1:])]
     answer = CompletionOutput(0, text, list(tokens), None, logprobs, finish_reason="length" if finished else None)
     return RequestOutput(
         request.request_id,
         prompt=None,
         prompt_token_ids=None,
-        prompt_logprobs=None,
+        prompt_logprobs=prompt_logprobs,
         outputs=[answer],
         finished=finished,
         num_cached_tokens=0,

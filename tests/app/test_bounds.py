@@ -104,6 +104,7 @@ def test_a_target_or_headers_that_are_too_long_are_refused(server):
     with server.http() as client:
         assert client.get("/" + "x" * MOST_PATH_BYTES).status_code == 414
         assert client.get("/health", headers={"x": "x" * MOST_HEADER_BYTES}).status_code == 431
+        assert client.post("/v1/completions", json=COMPLETION, headers={"x-request-id": "x" * 257}).status_code == 431
 
 
 def test_a_body_whose_end_does_not_come_is_408(start):

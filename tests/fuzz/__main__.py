@@ -16,9 +16,10 @@ from ingress_server import engine_args, serve
 from app.ingress import frontend_config
 
 ALICE, BOB, WRONG, NONE = ("alice", "key-of-alice"), ("bob", "key-of-bob"), ("wrong", "wrong"), ("none", None)
-KEYS = [ALICE, BOB, ALICE, ALICE, WRONG, BOB, ALICE, NONE]
+ADMIN = ("admin", "key-of-root")
+KEYS = [ALICE, ADMIN, BOB, ALICE, ADMIN, WRONG, ALICE, ADMIN, NONE]
 """Whose key the requests carry, in turn."""
-API_KEYS = {"key-of-alice": "alice", "key-of-bob": "bob"}
+API_KEYS = {"key-of-alice": "alice", "key-of-bob": "bob", "key-of-root": {"tenant": "root", "admin": True}}
 
 
 def main() -> int:
