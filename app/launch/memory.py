@@ -1,0 +1,95 @@
+"""Whether this machine has the memory that a server is going to use; asked before anything starts.
+
+Beyond it nothing fails at once: Ray puts its object store on a disk, where a segment takes longer to read than to
+compute, and some hours later the kernel ends a replica. The figures are estimates from the model's config.json and the
+sizes of its files; a hub model that is not in a folder counts for its process alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from app.launch.cluster import object_store_bytes
+from configs import machine
+from configs.model_folder import find_model
+from configs.settings import Settings, SettingsError
+
+SHARED_MEMORY = Path("/dev/shm")
+ALLOW_A_DISK = "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE"
+"""Ray's own variable; whoever sets it to 1 has read what it costs."""
+_REPLICA_PROCESS_BYTES = 700 * 1024**2
+"""A replica with the demo model, measured (docs/measured.md); the ingress weighs about as much."""
+_EVERYTHING_ELSE_BYTES = 1024**3
+"""Ray's daemons, Serve's controller and proxy, the manager, the tiers and their workers."""
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def check_memory(settings: Settings, running: Settings | None = None) -> None:
+    """Raise SettingsError for a server that does not fit. `running` will have ended before this one starts."""
+    _check_shared_memory(object_store_bytes(settings), object_store_bytes(running) if running else 0)
+    replica = _replica_bytes(settings)
+    store = object_store_bytes(settings)
+    redis = int(settings.kv.redis_bytes) if settings.kv.enabled and settings.kv.redis_embedded else 0
+    needed = settings.replicas * replica + _REPLICA_PROCESS_BYTES + _EVERYTHING_ELSE_BYTES + store + redis
+    there = machine.memory_bytes()
+    if needed > there:
+        raise SettingsError(
+            f"the server needs about {_gib(needed)} and this machine has {_gib(there)}: {settings.replicas} replicas "
+            f"of {_gib(replica)} each, {_gib(store)} for the CPU tier (kv.cpu_tier_bytes), {_gib(redis)} for Redis "
+            f"(kv.redis_bytes), {_gib(_REPLICA_PROCESS_BYTES + _EVERYTHING_ELSE_BYTES)} for the rest; lower replicas, "
+            f"engine.device_blocks, kv.cpu_tier_bytes or kv.redis_bytes."
+        )
+
+
+def _check_shared_memory(needed: int, given_back: int) -> None:
+    if os.environ.get(ALLOW_A_DISK) == "1":
+        return
+    try:
+        filesystem = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return  # Ray has its own word for a system without it
+    free = filesystem.f_bavail * filesystem.f_frsize + given_back
+    if needed > free:
+        raise SettingsError(
+            f"kv.cpu_tier_bytes: Ray's object store, which holds the CPU tier, needs {_gib(needed)} of "
+            f"{SHARED_MEMORY}, where {_gib(free)} are free; lower kv.cpu_tier_bytes, or give the container more "
+            f"(docker run --shm-size={-(-needed // 1024**3)}g). {ALLOW_A_DISK}=1 puts it on a disk, and makes it slow."
+        )
+
+
+def _replica_bytes(settings: Settings) -> int:
+    """Of main memory: on a GPU's machine weights and KV lie on the GPU."""
+    folder = find_model(settings.model)
+    if machine.accelerator() != "cpu" or not isinstance(folder, Path):
+        return _REPLICA_PROCESS_BYTES
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    config = config.get("text_config") or config
+    saved = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    used = saved if settings.dtype == "auto" else settings.dtype
+    item = _ITEM_BYTES.get(used, 2)
+    weights = _weight_bytes(folder) * item // _ITEM_BYTES.get(saved, item)
+    return _REPLICA_PROCESS_BYTES + weights + _pool_tokens(settings) * _token_bytes(config, item)
+
+
+def _weight_bytes(folder: Path) -> int:
+    files = list(folder.glob("*.safetensors")) or [*folder.glob("*.bin"), *folder.glob("*.pt")]
+    return sum(file.stat().st_size for file in files)
+
+
+def _pool_tokens(settings: Settings) -> int:
+    return (settings.device_blocks or 0) * settings.block_size_tokens
+
+
+def _token_bytes(config: dict[str, Any], item: int) -> int:
+    """Of one token's KV over all layers; 0 where config.json does not say."""
+    heads = int(config.get("num_attention_heads") or 0)
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    head_dim = int(config.get("head_dim") or (int(config.get("hidden_size") or 0) // heads if heads else 0))
+    return 2 * int(config.get("num_hidden_layers") or 0) * kv_heads * head_dim * item
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 1024**3:.1f} GiB"

@@ -1,0 +1,112 @@
+"""A server that this machine has no memory for is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.launch import memory
+from app.launch.cluster import object_store_bytes
+from app.launch.memory import check_memory
+from configs import machine
+from configs.settings import Settings, SettingsError, load_settings
+
+GIB = 1024**3
+CONFIG = {
+    "model_type": "llama",
+    "max_position_embeddings": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "hidden_size": 4096,
+    "dtype": "bfloat16",
+}
+
+
+@pytest.fixture(autouse=True)
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU machine of 24 GiB with all of it in /dev/shm."""
+    monkeypatch.setattr(machine, "accelerator", lambda: "cpu")
+    machine_of(monkeypatch, memory_gib=24, shared_gib=24)
+
+
+def machine_of(monkeypatch: pytest.MonkeyPatch, memory_gib: float, shared_gib: float) -> None:
+    monkeypatch.setattr(machine, "memory_bytes", lambda: int(memory_gib * GIB))
+    free = SimpleNamespace(f_bavail=int(shared_gib * GIB) // 4096, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda path: free)
+
+
+def settings(folder: Path, weights_gib: float = 0.0, **args: Any) -> Settings:
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    with (folder / "model.safetensors").open("wb") as file:
+        file.truncate(int(weights_gib * GIB))  # sparse: takes no room
+    return load_settings({"model": str(folder), **args})
+
+
+def test_a_small_model_fits(tmp_path: Path) -> None:
+    check_memory(settings(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("weights_gib", "args"),
+    [
+        (8.0, {"replicas": 3}),  # 3 copies of the weights
+        (8.0, {"dtype": "float32"}),  # twice its files' size
+        (1.0, {"engine": {"device_blocks": 3000}}),  # 128 KiB a token: 11.7 GiB of KV per replica
+        (8.0, {"kv": {"redis_bytes": 10 * GIB}}),
+        (8.0, {"kv": {"cpu_tier_bytes": 8 * GIB}}),
+    ],
+    ids=["replicas", "dtype", "pool", "redis", "cpu tier"],
+)
+def test_whatever_exceeds_the_machine_is_named_with_its_share(
+    tmp_path: Path, weights_gib: float, args: dict[str, Any]
+) -> None:
+    with pytest.raises(SettingsError, match=r"needs about .* this machine has 24\.0 GiB.*lower replicas") as refused:
+        check_memory(settings(tmp_path, weights_gib, **args))
+    assert f"{args.get('replicas', 2)} replicas of" in str(refused.value)
+
+
+def test_without_sharing_neither_tier_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_of(monkeypatch, memory_gib=6, shared_gib=24)
+    check_memory(settings(tmp_path, kv={"enabled": False}))
+    with pytest.raises(SettingsError):
+        check_memory(settings(tmp_path, kv={"cpu_tier_bytes": GIB, "redis_bytes": GIB}))
+
+
+def test_on_a_gpus_machine_weights_and_pool_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = settings(tmp_path, 60.0)
+    with pytest.raises(SettingsError):
+        check_memory(large)
+    monkeypatch.setattr(machine, "accelerator", lambda: "cuda")
+    check_memory(large)
+
+
+def test_an_object_store_beyond_shared_memory_is_refused_with_what_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine_of(monkeypatch, memory_gib=24, shared_gib=1 / 16)  # what Docker gives unasked
+    with pytest.raises(SettingsError, match=r"kv\.cpu_tier_bytes.*needs 1\.5 GiB.*0\.1 GiB are free.*--shm-size=2g"):
+        check_memory(settings(tmp_path))
+    monkeypatch.setenv(memory.ALLOW_A_DISK, "1")
+    check_memory(settings(tmp_path))
+
+
+def test_a_restart_counts_what_the_running_server_gives_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = settings(tmp_path)
+    machine_of(monkeypatch, memory_gib=24, shared_gib=0.5)
+    with pytest.raises(SettingsError):
+        check_memory(running)
+    check_memory(running, running)
+    assert object_store_bytes(running) > GIB
+
+
+def test_the_shipped_models_token_is_counted_as_vllm_does() -> None:
+    config = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    assert memory._token_bytes(config, 4) == 2 * 2 * 2 * 32 * 4
+    assert memory._token_bytes({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 256}, 2) == 2048
+    assert memory._token_bytes({}, 2) == 0
