@@ -31,6 +31,7 @@ from deployments.demoter import Demoter
 from deployments.direction import Direction
 from deployments.index_garbage import IndexGarbage
 from deployments.kv_port import PlanExpectation
+from deployments.redis_renewer import RedisRenewer
 from deployments.replica_seat import ReplicaSeat, names_by_rank, succeeded_by
 from deployments.speculator import SpeculationLoop
 from deployments.tier_seats import TierSeats
@@ -53,8 +54,6 @@ logger = logging.getLogger(__name__)
 REPLICA_SILENCE_S = 30.0
 """A replica that has not polled for so long is forgotten, with all it had on its device."""
 EXPIRE_EVERY_S = 1.0
-MOST_RENEWED = 1000
-"""Segments of one call that keeps them from expiring in Redis, or a longer chain: some milliseconds there."""
 MOST_DELTAS = 4096
 """Segments and blocks in the events of one answer to a router; the rest follows in the next."""
 
@@ -78,6 +77,7 @@ class KVManagerActor(CallBatches, ControlOrders):
         self._fingerprint: bytes | None = None
         self._seats = TierSeats(self._brain, with_redis, self._wake_pollers)
         self._demoter = Demoter(self._brain, self._seats)
+        self._renewer = RedisRenewer(self._brain, self._seats, lambda keys: self._drop_and_evict(REDIS, keys))
         self._direction = Direction(self._brain, self._replicas)
         self._speculation = SpeculationLoop(
             self._direction, self._brain.offloads.device_blocks, self._brain.device_size, speculation_share
@@ -326,7 +326,10 @@ class KVManagerActor(CallBatches, ControlOrders):
 
     async def lost(self, tier: str, holder: str, keys: Sequence[SegmentKey]) -> None:
         """A tier does not have segments that the index says it has."""
-        self._drop_and_evict(Location(Tier(tier), holder), keys)
+        if tier == Tier.REDIS.value:
+            await self._renewer.mend(keys)
+        else:
+            self._drop_and_evict(Location(Tier(tier), holder), keys)
 
     # Redis.
 
@@ -448,7 +451,7 @@ class KVManagerActor(CallBatches, ControlOrders):
             now = time.monotonic()
             try:
                 self._seats.send(self._brain.expire(now))
-                self._seats.renew(self._brain.renewals(now, MOST_RENEWED))
+                self._renewer.tick()
                 self._wake_pollers()
                 self._demoter.wake()
                 for replica, seat in list(self._replicas.items()):

@@ -127,13 +127,16 @@ class RedisStore:
             deleted += int(self._ask(lambda names=names: self._client.unlink(*names)))  # type: ignore[misc]
         return deleted
 
-    def renew(self, keys: Sequence[bytes]) -> None:
-        """PEXPIRE, one after the other in this order. Raises StoreUnavailableError."""
+    def renew(self, keys: Sequence[bytes]) -> list[bytes]:
+        """PEXPIRE, one after the other in this order; returns what is not there. Raises StoreUnavailableError."""
+        missing: list[bytes] = []
         for start in range(0, len(keys) if self._expire_ms else 0, BATCH):
             pipeline = self._client.pipeline(transaction=False)
-            for key in keys[start : start + BATCH]:
+            chunk = keys[start : start + BATCH]
+            for key in chunk:
                 pipeline.pexpire(self._name(key), self._expire_ms)
-            self._execute(pipeline)
+            missing += [key for key, there in zip(chunk, self._execute(pipeline), strict=True) if not there]
+        return missing
 
     def headers(self) -> Iterator[list[StoredHeader]]:
         """SCAN, then the header and the parts' lengths of what it names."""

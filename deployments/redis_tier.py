@@ -101,11 +101,14 @@ class RedisTier:
         deletion.add_done_callback(self._deletions.discard)
         return await asyncio.shield(deletion)  # the thread goes on, whatever becomes of who asked
 
-    async def renew(self, keys: Sequence[bytes]) -> None:
-        """Keep segments from expiring, by the manager's order: children first. Raises when Redis does not do it."""
+    async def renew(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Keep segments from expiring, by the manager's order: children first; returns those that are not there.
+
+        Raises when Redis does not do it.
+        """
         if self._transport is None:
             raise RedisUnavailableError(self._state)
-        await asyncio.to_thread(self._transport.renew, list(keys))
+        return await asyncio.to_thread(self._transport.renew, list(keys))
 
     async def stats(self) -> dict[str, Any]:
         """What Redis last said of itself; asks nobody."""

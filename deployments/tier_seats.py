@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.eviction_queue import EvictionQueue
 from kvmanager.directives import Directive
+from kvmanager.keys import SegmentKey
 from kvmanager.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 
@@ -163,10 +164,10 @@ class TierSeats:
             self._redis.incarnation, self._redis.indexed, self._redis.state = "", False, state
             self._changed()
 
-    def renew(self, keys: Sequence[bytes]) -> None:
-        """Let Redis keep segments from expiring. Does not wait: what is not renewed now is with a later use."""
-        if keys and self._redis is not None and self._redis.incarnation:
-            self._redis.handle.renew.remote(list(keys))
+    async def renew(self, keys: Sequence[SegmentKey]) -> list[SegmentKey]:
+        """Let Redis keep segments from expiring; returns those that are not there. Raises what its actor does."""
+        assert self._redis is not None
+        return list(await self._redis.handle.renew.remote(list(keys)))
 
     def redis_report(self) -> dict[str, Any] | None:
         """For /health; None: this server has no Redis. `indexing`: it is there, and about to be usable."""

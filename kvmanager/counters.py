@@ -40,6 +40,8 @@ class Counters:
     """Evicted from a CPU tier above its high-water mark, while Redis keeps them."""
     renewed_segments: int = 0
     """Kept from expiring in Redis because they, or what follows on them, were used."""
+    restored_segments: int = 0
+    """Lost by Redis, and copied there once more from a CPU tier."""
     promoted_segments: int = 0
     """Copied from Redis to a CPU tier and committed there."""
     refused_promotions: int = 0

@@ -23,6 +23,7 @@ from kvmanager.manager_parts import ManagerParts
 from kvmanager.nodes import Copy
 from kvmanager.pins import PinReport
 from kvmanager.plans import Choose, Plan
+from kvmanager.renewals import AtRedis
 from kvmanager.saves import Offer
 from kvmanager.segments import SegmentSpan
 
@@ -210,6 +211,14 @@ class KVManager(ManagerParts):
         """
         self._advance(now)
         return self._renewals.take(self._now, most)
+
+    def at_redis(self, key: SegmentKey) -> AtRedis | None:
+        """Return what the index says of a segment at Redis; None: that it is not there."""
+        return self._renewals.indexed(key)
+
+    def restored(self) -> None:
+        """Note that a segment which Redis had lost was copied there once more."""
+        self._counters.restored_segments += 1
 
     def relieve(self, now: float) -> tuple[Directive, ...]:
         """Order CPU tiers above their high-water mark to free the coldest segments that Redis has, and what is due."""

@@ -12,7 +12,10 @@ Only the deepest segment of a prompt is looked at when it is used: what it follo
 thread.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from kvmanager.counters import Counters
 from kvmanager.keys import SegmentKey
@@ -20,6 +23,15 @@ from kvmanager.locations import REDIS, Location
 from kvmanager.nodes import Copy, Node
 from kvmanager.stores import Store
 from kvmanager.trie import PrefixTrie
+
+
+@dataclass(frozen=True, slots=True)
+class AtRedis:
+    """What the index says of a segment at Redis."""
+
+    nbytes: int
+    cpu_tier: Location | None
+    """One that has it too."""
 
 
 class Renewals:
@@ -77,6 +89,16 @@ class Renewals:
             copy.renewed = now
         self._counters.renewed_segments += len(taken)
         return sorted(taken, key=lambda key: taken[key].node.start_block, reverse=True)
+
+    def indexed(self, key: SegmentKey) -> AtRedis | None:
+        """Return what the index says of a segment at Redis; None: that it is not there."""
+        redis = self._stores.get(REDIS)
+        node = self._trie.nodes.get(key)
+        copy = None if node is None or redis is None else node.copy_at(redis)
+        if node is None or copy is None or not copy.resident:
+            return None
+        elsewhere = (other.store.location for other in node.all_copies() if other.resident and other is not copy)
+        return AtRedis(copy.nbytes, next(elsewhere, None))
 
     def _redis(self) -> Store | None:
         return self._stores.get(REDIS) if self._every_s else None

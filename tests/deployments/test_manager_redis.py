@@ -54,7 +54,13 @@ class FakeRedisTier:
     def __init__(self) -> None:
         self.evicted: list[bytes] = []
         self.fails = False
-        self.evict, self.stats = Remote(self._evict), Remote(self._stats)
+        self.renewed: list[list[bytes]] = []
+        self.missing: set[bytes] = set()
+        self.evict, self.stats, self.renew = Remote(self._evict), Remote(self._stats), Remote(self._renew)
+
+    async def _renew(self, keys: list[bytes]) -> list[bytes]:
+        self.renewed.append(keys)
+        return [key for key in keys if key in self.missing]
 
     async def _evict(self, keys: list[bytes]) -> int:
         if self.fails:
@@ -292,3 +298,47 @@ def test_the_redis_tier_learns_the_models_fingerprint_from_the_replicas(world: A
         assert (await KVManagerActor(ManagerConfig(4), with_redis=True).redis_alive("x", "ok"))["fingerprint"] is None
 
     world(check)
+
+
+# Renewals, and what Redis has lost.
+
+
+def test_what_is_used_is_renewed_and_what_redis_lost_is_copied_there_once_more(world: Any) -> None:
+    async def check(it: World) -> None:
+        hashes, spans = sequence(40, 3)
+        await it.attach_redis()
+        await it.save(spans)
+        await soon(lambda: len(it.cpu.demoted) == 3)
+        it.redis.missing = {spans[0].key}
+
+        async def renewed() -> bool:
+            await it.planned(hashes)
+            return any(len(keys) == 3 for keys in it.redis.renewed)
+
+        await soon(renewed)
+        assert [span.key for span in reversed(spans)] in it.redis.renewed
+        await soon(lambda: len(it.cpu.demoted) >= 4)
+        it.redis.missing = set()
+        assert it.cpu.demoted[3] == spans[0].key
+        await asyncio.sleep(0.05)
+        assert await it.in_redis(hashes) == 12, "nothing was uprooted"
+        assert it.redis.evicted == []
+        assert (await it.manager.stats())["counters"]["restored_segments"] >= 1
+
+    world(check, redis_renew_s=0.05)
+
+
+def test_what_redis_lost_and_no_cpu_tier_has_is_forgotten_with_what_hangs_on_it(world: Any) -> None:
+    async def check(it: World) -> None:
+        hashes, spans = sequence(41, 3)
+        await it.attach_redis(spans=spans)
+        it.redis.missing = {spans[1].key}
+        await it.planned(hashes)
+        await soon(lambda: it.redis.evicted)
+        await soon(lambda: in_redis_is(it, hashes, 4))
+
+    world(check, redis_renew_s=0.05)
+
+
+async def in_redis_is(it: World, hashes: list[BlockHash], blocks: int) -> bool:
+    return await it.in_redis(hashes) == blocks

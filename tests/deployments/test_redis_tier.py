@@ -162,7 +162,7 @@ def test_renewals_reach_redis(deployments: Any, external: RedisForTests) -> None
     fill(external.client, spans)
     deployment = deployments(url=external.url, expire_s=1000)
     deployment.until_ok()
-    deployment.ask_tier("renew", [spans[1].key, spans[0].key])
+    assert deployment.ask_tier("renew", [b"n" * 32, spans[1].key, spans[0].key]) == [b"n" * 32]
     assert [external.client.ttl(redis_name(span.key)) > 990 for span in spans] == [True, True, False]
 
 
