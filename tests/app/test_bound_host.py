@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import socket
+import sys
+from typing import Any
 
+import httpx
 import pytest
+from ray import cloudpickle, serve
 from ray.serve._private import controller
 from ray.serve.config import HTTPOptions
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
-from app.bound_host import require_guarded
+from app.auth import from_this_machine
+from app.bound_host import require_guarded, serve_host
 from configs.settings import SettingsError, load_settings
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", None, "10.0.0.1", "example.org"])
@@ -32,3 +44,37 @@ def test_serves_controller_tells_its_http_options():
         "HTTPOptions",
     )
     assert "host" in HTTPOptions.model_fields
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@serve.ingress()
+class Doorkeeper:
+    """Answers where Serve listens, and whether who asks is on this machine."""
+
+    async def __serve_build_asgi_app__(self) -> Starlette:
+        host = await serve_host()
+
+        async def who(request: Request) -> JSONResponse:
+            return JSONResponse({"host": host, "local": from_this_machine(request.scope, request.headers)})
+
+        return Starlette(routes=[Route("/who", who)])
+
+
+@pytest.mark.server
+def test_an_ingress_behind_serves_proxy_knows_the_host_and_who_calls(ray_cluster: Any):
+    port = free_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    try:
+        doorkeeper: Any = serve.deployment(Doorkeeper, ray_actor_options={"num_cpus": 0})
+        serve.run(doorkeeper.bind(), name="door", route_prefix="/")
+        url = f"http://127.0.0.1:{port}/who"
+        assert httpx.get(url).json() == {"host": "127.0.0.1", "local": True}
+        for headers in ({"x-forwarded-for": "127.0.0.1"}, {"host": "rebound.example"}, {"x-real-ip": "203.0.113.7"}):
+            assert httpx.get(url, headers=headers).json() == {"host": "127.0.0.1", "local": False}
+    finally:
+        serve.shutdown()

@@ -119,3 +119,12 @@ def test_a_required_redis_that_cannot_be_used_is_refused_in_one_sentence(
 def test_a_redis_that_is_not_required_is_not_asked_before_the_start(tmp_path: Path, model_folder: Path) -> None:
     config = write_config(tmp_path, model_folder, kv={"redis_url": "redis://127.0.0.1:1/0"})
     assert make_plan(config, Overrides()).settings.kv.redis_url == "redis://127.0.0.1:1/0"
+
+
+def test_an_open_server_beyond_loopback_is_refused_before_anything_starts(tmp_path: Path, model_folder: Path) -> None:
+    path = write_config(tmp_path, model_folder)
+    path.write_text(path.read_text().replace("host: 127.0.0.1", "host: 0.0.0.0"))
+    with pytest.raises(SettingsError, match=r"^http\.api_keys: .*0\.0\.0\.0"):
+        make_plan(path, Overrides())
+    path.write_text(path.read_text().replace("replicas: 1", "replicas: 1\n    http: {api_keys: {key: tenant}}"))
+    assert make_plan(path, Overrides()).host == "0.0.0.0"
