@@ -1,8 +1,8 @@
 """How the manager grows with its index, and how it comes back: `python -m load_tests.manager_scale`.
 
-Three parts, all in one call: the core alone (`load_tests.index_scale`), the actor under four callers
-(`load_tests.manager_calls`), and a manager that is killed and rebuilt (`load_tests.manager_rebuild`). docs/scale.md
-says what follows from the numbers.
+Four parts, all in one call: the core alone (`load_tests.index_scale`), plans while something is done to the whole index
+(`load_tests.manager_stalls`), the actor under four callers (`load_tests.manager_calls`), and a manager that is killed
+and rebuilt (`load_tests.manager_rebuild`). docs/scale.md says what follows from the numbers.
 """
 
 from __future__ import annotations
@@ -11,25 +11,29 @@ import concurrent.futures
 import json
 import multiprocessing
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 
-from load_tests import index_scale, manager_calls, manager_rebuild
+from load_tests import index_scale, manager_calls, manager_rebuild, manager_stalls
 from load_tests.index_scale import CoreScale
 from load_tests.manager_calls import CallScale, own_ray
 from load_tests.manager_rebuild import Rebuild
+from load_tests.manager_stalls import Stall
 
 out = Console(stderr=True, highlight=False)
+Measured = TypeVar("Measured")
 SIZES = "10000,100000,1000000"
 TARGETS = {"plan_p50_ms": 0.3, "plan_p99_ms": 1.0, "evict_ms": 5.0, "bytes_per_segment": 500.0}
 """Of the core, with a million segments (issue 4)."""
 CALLS_TARGET_PER_S = 2000.0
 REBUILD_TARGET_S = 5.0
+STALL_TARGET_MS = 50.0
+"""Longest wait of a plan, whatever is done to the index (issue 15)."""
 
 
 def tell(what: str) -> None:
@@ -42,10 +46,20 @@ def measure_core(sizes: Sequence[int]) -> list[CoreScale]:
     rows = []
     for size in sizes:
         tell(f"{size} segments: the core")
-        fresh = multiprocessing.get_context("spawn")
-        with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=fresh) as process:
-            rows.append(process.submit(index_scale.measure, size).result())
+        rows.append(_in_fresh_process(index_scale.measure, size))
     return rows
+
+
+def measure_stalls(size: int) -> list[Stall]:
+    """In a process of its own."""
+    tell(f"{size} segments: plans while something is done to all of them")
+    return _in_fresh_process(manager_stalls.measure, size)
+
+
+def _in_fresh_process(measure: Callable[[int], Measured], size: int) -> Measured:
+    fresh = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(max_workers=1, mp_context=fresh) as process:
+        return process.submit(measure, size).result()
 
 
 def core_table(rows: Sequence[CoreScale]) -> str:
@@ -67,6 +81,24 @@ def core_table(rows: Sequence[CoreScale]) -> str:
     for name, (attribute, form) in lines.items():
         values = [getattr(row, attribute) for row in rows]
         body.append([name, *(form.format(value) for value in values), f"{values[-1] / values[0]:.2f}x"])
+    return markdown(head, body)
+
+
+def stalls_table(rows: Sequence[Stall]) -> str:
+    """One line for each thing that is done."""
+    head = ["meanwhile", "segments", "done in", "plans", "a plan waits, p50", "worst", "worst, processor time"]
+    body = [
+        [
+            row.what,
+            f"{row.segments:,}",
+            f"{row.took_s:.1f} s",
+            str(row.plans),
+            f"{row.p50_ms:.1f} ms",
+            f"{row.worst_ms:.0f} ms",
+            f"{row.worst_cpu_ms:.0f} ms",
+        ]
+        for row in rows
+    ]
     return markdown(head, body)
 
 
@@ -119,9 +151,18 @@ def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def missed(core: Sequence[CoreScale], calls: Sequence[CallScale], rebuilds: Sequence[Rebuild]) -> list[str]:
-    """What falls short of issue 4, in words; of the core and the actor at the largest size."""
-    found = []
+def missed(
+    core: Sequence[CoreScale],
+    calls: Sequence[CallScale],
+    rebuilds: Sequence[Rebuild],
+    stalls: Sequence[Stall] = (),
+) -> list[str]:
+    """What falls short of the targets, in words; of the core and the actor at the largest size."""
+    found = [
+        f"a plan waited {row.worst_ms:.0f} ms during: {row.what}, {row.segments:,} segments"
+        for row in stalls
+        if row.worst_ms > STALL_TARGET_MS
+    ]
     if core:
         largest = max(core, key=lambda row: row.segments)
         for name, most in TARGETS.items():
@@ -159,12 +200,14 @@ def _sizes(text: str) -> list[int]:
 def main(
     segments: Annotated[str, typer.Option(help="Sizes of the index, separated by commas.")] = SIZES,
     rebuild: Annotated[int, typer.Option(min=0, help="Segments of the rebuilt index; 0: not measured.")] = 100_000,
+    stalls: Annotated[int, typer.Option(min=0, help="Segments to clear, lose and tell; 0: not measured.")] = 1_000_000,
     rounds: Annotated[int, typer.Option(min=0, help="Rounds of calls at the actor; 0: not measured.")] = 3,
     json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
 ) -> None:
     """Measure, and print tables in Markdown; takes some minutes, most of them to fill indexes."""
     sizes = _sizes(segments)
     core = measure_core(sizes)
+    waits = measure_stalls(stalls) if stalls else []
     calls: list[CallScale] = []
     rebuilds: list[Rebuild] = []
     with own_ray():
@@ -172,15 +215,21 @@ def main(
             calls += manager_calls.measure(size, rounds, tell)
         if rebuild:
             rebuilds += manager_rebuild.measure(rebuild, tell)
-    falls_short = missed(core, calls, rebuilds)
+    falls_short = missed(core, calls, rebuilds, waits)
     if json_file != "-":
-        tables = [core_table(core), calls_table(calls) if calls else "", rebuild_table(rebuilds) if rebuilds else ""]
+        tables = [
+            core_table(core),
+            stalls_table(waits) if waits else "",
+            calls_table(calls) if calls else "",
+            rebuild_table(rebuilds) if rebuilds else "",
+        ]
         print("\n\n".join(filter(None, tables)))
     for sentence in falls_short:
         out.print(f"falls short: {sentence}")
     if json_file:
         report: dict[str, Any] = {
             "core": [asdict(row) for row in core],
+            "stalls": [asdict(row) for row in waits],
             "calls": [row.as_dict() for row in calls],
             "rebuilds": [row.as_dict() for row in rebuilds],
             "falls_short": falls_short,

@@ -159,15 +159,18 @@ def _one_replica_killed(world: World) -> Iterator[None]:
     yield
 
 
-@contextlib.contextmanager
-def _manager_slow(world: World) -> Iterator[None]:
-    processes = world.server.processes("ray::KVManagerActor")
-    for process in processes:
-        process.send_signal(signal.SIGSTOP)
-    yield
-    for process in processes:
-        with contextlib.suppress(Exception):
-            process.send_signal(signal.SIGCONT)
+def _hanging(title: str) -> Callable[[World], contextlib.AbstractContextManager[Any]]:
+    @contextlib.contextmanager
+    def inject(world: World) -> Iterator[None]:
+        processes = world.server.processes(title)
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        yield
+        for process in processes:
+            with contextlib.suppress(Exception):
+                process.send_signal(signal.SIGCONT)
+
+    return inject
 
 
 def _called(action: str) -> Callable[[World], contextlib.AbstractContextManager[Any]]:
@@ -193,11 +196,12 @@ FAULTS = (
     Fault("Redis", "truncated values", _spoilt(_truncate)),
     Fault("Redis", "swapped values", _spoilt(_swap)),
     Fault("CPU tier", "killed", _killed("ray::CPUTier"), parked_in="cpu"),
+    Fault("CPU tier", "hangs", _hanging("ray::CPUTier"), parked_in="cpu"),
     Fault("CPU tier", "budget shrunk", _called("shrink_tier"), parked_in="cpu"),
     Fault("CPU tier", "object lost", _called("lose_objects"), parked_in="cpu"),
     Fault("prefetch worker", "killed mid-segment", _worker_killed_mid_segment),
     Fault("manager", "killed", _killed("ray::KVManagerActor"), missing="kv_manager"),
-    Fault("manager", "slow", _manager_slow, missing="kv_manager"),
+    Fault("manager", "hangs", _hanging("ray::KVManagerActor"), missing="kv_manager"),
     Fault("manager", "replies lost", _called("lose_replies")),
     Fault("replica", "killed mid-stream", _one_replica_killed, breaks_streams=True, missing="replicas"),
     Fault("replica", "engine exception", _called("break_engine"), breaks_streams=True, missing="replicas"),

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from load_tests import manager_scale
 from load_tests.index_scale import PROMPT_SEGMENTS, CoreScale, prompts
 from load_tests.manager_rebuild import Rebuild
-from load_tests.manager_scale import core_table, measure_core, missed, rebuild_table
+from load_tests.manager_scale import core_table, measure_core, measure_stalls, missed, rebuild_table, stalls_table
+from load_tests.manager_stalls import Stall
 
 FINE = CoreScale(10**6, 0.2, 0.5, 0.2, 0.5, 0.01, 3.0, 3.0, 400.0, 1e5, 500.0)
 REBUILT = Rebuild(100_000, "Redis", 1.0, {"redis": 4.0}, 3.0, 50, 40, 3, 0, 2.0, 20.0)
@@ -51,6 +52,24 @@ def test_a_wrong_plan_and_a_slow_rebuild_are_said() -> None:
     slow = replace(REBUILT, full_after_first_plan_s=6.0)
     assert [len(missed([], [], [row])) for row in (REBUILT, wrong, slow)] == [0, 1, 1]
     assert "| Redis | 100,000 | 1.0 s | 4.0 s |" in rebuild_table([REBUILT])
+
+
+def test_plans_are_measured_while_the_index_is_told_cut_cleared_and_lost() -> None:
+    rows = measure_stalls(10_000)
+    assert len({row.what for row in rows}) == len(rows) == 4
+    for row in rows:
+        assert row.plans >= 1
+        assert 0 < row.worst_cpu_ms <= row.worst_ms
+        assert row.p50_ms <= row.worst_ms
+    table = stalls_table([replace(rows[0], worst_ms=51.0, worst_cpu_ms=7.0)]).splitlines()
+    assert table[-1].endswith("| 51 ms | 7 ms |")
+
+
+def test_a_plan_that_waits_too_long_is_said() -> None:
+    stall = Stall("clear", 10**6, 3.0, 100, 5.0, 49.0, 9.0)
+    assert missed([], [], [], [stall]) == []
+    (sentence,) = missed([], [], [], [replace(stall, worst_ms=51.0)])
+    assert sentence.startswith("a plan waited 51 ms during: clear")
 
 
 @pytest.mark.parametrize("sizes", ["", "many", "10", "10000,-1"])
