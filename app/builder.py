@@ -33,7 +33,6 @@ REDIS_ACTOR = "redis_tier"
 MANAGER_CONCURRENCY = 10_000
 """Calls that may wait inside the manager at once, long polls among them."""
 DRAIN_POLL_S = 1.0
-DRAIN_LIMIT_S = 30.0
 
 
 def build(args: Mapping[str, Any]) -> Application:
@@ -60,7 +59,7 @@ def build(args: Mapping[str, Any]) -> Application:
         health_check_period_s=2.0,
         health_check_timeout_s=10.0,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
-        graceful_shutdown_timeout_s=DRAIN_LIMIT_S,
+        graceful_shutdown_timeout_s=settings.http.drain_s,
     )
     ingress: Any = serve.deployment(
         Ingress,
@@ -70,7 +69,7 @@ def build(args: Mapping[str, Any]) -> Application:
         max_ongoing_requests=1_000_000,
         ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(engine_environment(settings))}},
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
-        graceful_shutdown_timeout_s=DRAIN_LIMIT_S,
+        graceful_shutdown_timeout_s=settings.http.drain_s,
     )
     return ingress.bind(plain, secret, replica.bind(plain))
 

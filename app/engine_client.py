@@ -157,7 +157,7 @@ class HandleEngineClient(EngineClient):
         try:
             async with contextlib.AsyncExitStack() as stack:
                 queued = time.monotonic()
-                async with asyncio.timeout_at(context.deadline):
+                async with asyncio.timeout_at(context.patience()):
                     await stack.enter_async_context(self._queue.turn(context.tenant, params.n))
                 if context.spend is not None:
                     context.spend.use(len(request.prompt_token_ids))
@@ -167,7 +167,7 @@ class HandleEngineClient(EngineClient):
                 outputs = attempts.outputs()
                 stack.push_async_callback(outputs.aclose)
                 while True:
-                    async with asyncio.timeout_at(context.deadline):
+                    async with asyncio.timeout_at(context.patience()):
                         output = await anext(outputs, None)
                     if output is None:
                         break

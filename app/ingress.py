@@ -35,7 +35,7 @@ from app.openai_api import add_openai_routes
 from app.prompt_keys import PromptKeys
 from app.rate_limits import RateLimitMiddleware, RateLimits
 from app.replica_handle import Backend
-from app.request_context import RequestContextMiddleware
+from app.request_context import RequestContextMiddleware, RequestLimits
 from app.suspects import Suspects
 from app.user_text import keep_user_text
 from configs.settings import Settings
@@ -89,6 +89,7 @@ def create_app(
         yield
         engine.shutdown()
 
+    limits = RequestLimits(http.request_timeout_s, http.stream_timeout_s, http.stream_silence_s)
     app = FastAPI(
         openapi_url=None,
         redirect_slashes=False,
@@ -100,7 +101,7 @@ def create_app(
             Middleware(AuthMiddleware, ApiKeys(http.keys), http.metrics_key, loopback, metrics.count_refusal),
             Middleware(RateLimitMiddleware, RateLimits(http, metrics.count_refusal)),
             Middleware(BodyLimitMiddleware, int(http.max_body_bytes), http.body_timeout_s),
-            Middleware(RequestContextMiddleware, queue, http.request_timeout_s, debug_headers),
+            Middleware(RequestContextMiddleware, queue, limits, debug_headers),
         ],
     )
     online = add_openai_routes(app, engine, settings)

@@ -6,11 +6,14 @@ Leans on vllm 0.32.0, and `tests/app/test_vllm_contract.py` fails when one of th
   the arguments that `vllm.entrypoints.launchers.api_server.app_state.init_app_state` gives them;
 * the route functions below, which find their class in `app.state` under the names written here;
 * `init_exception_handler`, whose handlers read `app.state.args.log_error_stack`;
+* `with_sse_keep_alive`, with which those functions put a comment into a stream's silence, by
+  `app.state.args.sse_keep_alive_interval`;
 * the first event of a stream, which is either an answer's or, when nothing was generated, the error's.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable
@@ -34,6 +37,7 @@ from vllm.entrypoints.serve.tokenize.api_router import detokenize
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeResponse, TokenizeResponse
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
+from vllm.entrypoints.serve.utils.sse_keep_alive import SSE_KEEP_ALIVE_COMMENT
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import EngineInput
 from vllm.renderers.chat_utils import ConversationMessage, load_chat_template
@@ -70,6 +74,8 @@ ResponseT = TypeVar("ResponseT", ChatCompletionResponse, CompletionResponse)
 class ChatServing(OpenAIServingChat):
     """vLLM's chat completions, with `usage.kv_cache`, and with errors before the first token as a status."""
 
+    keep_alive_s: float
+
     async def create_chat_completion(
         self, request: ChatCompletionRequest, raw_request: Request | None = None
     ) -> AsyncGenerator[str, None] | ChatCompletionResponse | ErrorResponse:
@@ -78,7 +84,7 @@ class ChatServing(OpenAIServingChat):
         if not request.messages:
             return self.create_error_response("`messages` must hold at least one message.", param="messages")
         _refuse_beam_search(request)
-        return await _finish(await super().create_chat_completion(request, raw_request))
+        return await _finish(await super().create_chat_completion(request, raw_request), self.keep_alive_s)
 
     async def render_chat_request(
         self, request: ChatCompletionRequest
@@ -93,13 +99,15 @@ class ChatServing(OpenAIServingChat):
 class CompletionServing(OpenAIServingCompletion):
     """vLLM's completions, with `usage.kv_cache`, and with errors before the first token as a status."""
 
+    keep_alive_s: float
+
     async def create_completion(
         self, request: CompletionRequest, raw_request: Request | None = None
     ) -> AsyncGenerator[str, None] | CompletionResponse | ErrorResponse:
         """See vLLM's."""
         _note_what_it_asks_for(request)
         _refuse_beam_search(request)
-        return await _finish(await super().create_completion(request, raw_request))
+        return await _finish(await super().create_completion(request, raw_request), self.keep_alive_s)
 
     async def render_completion_request(self, request: CompletionRequest) -> list[EngineInput] | ErrorResponse:
         """See vLLM's."""
@@ -115,6 +123,7 @@ def _note_what_it_asks_for(request: ChatCompletionRequest | CompletionRequest) -
     context.parsed = True
     given = vars(request)  # vLLM's own access to a chat's `max_tokens` warns that it is deprecated
     context.max_tokens = given.get("max_completion_tokens") or given["max_tokens"]
+    context.streams = bool(request.stream)
     context.fidelity = read_field((request.model_extra or {}).get(FIELD))
 
 
@@ -124,33 +133,44 @@ def _refuse_beam_search(request: ChatCompletionRequest | CompletionRequest) -> N
 
 
 async def _finish(
-    answer: AsyncGenerator[str, None] | ResponseT | ErrorResponse,
+    answer: AsyncGenerator[str, None] | ResponseT | ErrorResponse, keep_alive_s: float
 ) -> AsyncGenerator[str, None] | ResponseT | ErrorResponse:
     context = current_request()
     if isinstance(answer, ErrorResponse):
         return answer
     if isinstance(answer, AsyncGenerator):
-        return await _open_stream(answer, context)
+        return await _open_stream(answer, context, keep_alive_s)
     context.kv_usage.write_to(answer.usage)
     return answer
 
 
 async def _open_stream(
-    events: AsyncGenerator[str, None], context: RequestContext
+    events: AsyncGenerator[str, None], context: RequestContext, keep_alive_s: float
 ) -> AsyncGenerator[str, None] | ErrorResponse:
-    """Wait for the stream's first event, which comes with the first token, before the response starts.
+    """Wait a while for the stream's first event, which comes with the first token, before the response starts.
 
     Until then nothing has been sent, so what goes wrong can still be a status: no replica, a refusal by the engine.
+    After `keep_alive_s` the response starts with a comment, or proxies would end it; errors are events then.
     """
-    first = await anext(events)
-    if first.startswith('data: {"error"'):
-        await events.aclose()
-        return ErrorResponse.model_validate(json.loads(first.removeprefix("data: ")))
+    pending = asyncio.ensure_future(anext(events))
+    try:
+        await asyncio.wait({pending}, timeout=keep_alive_s)
+        if pending.done() and (first := pending.result()).startswith('data: {"error"'):
+            await events.aclose()
+            return ErrorResponse.model_validate(json.loads(first.removeprefix("data: ")))
+    except BaseException:
+        pending.cancel()
+        raise
 
     async def stream() -> AsyncGenerator[str, None]:
-        yield context.kv_usage.write_to_event(first)
-        async for event in events:
-            yield context.kv_usage.write_to_event(event)
+        try:
+            if not pending.done():
+                yield SSE_KEEP_ALIVE_COMMENT
+            yield context.kv_usage.write_to_event(await pending)
+            async for event in events:
+                yield context.kv_usage.write_to_event(event)
+        finally:
+            pending.cancel()
 
     return stream()
 
@@ -176,7 +196,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     app.state.request_bounds = RequestBounds(
         engine.model_config.max_model_len, engine.renderer.get_tokenizer().max_chars_per_token
     )
-    app.state.args = Namespace(log_error_stack=False, sse_keep_alive_interval=0)
+    app.state.args = Namespace(log_error_stack=False, sse_keep_alive_interval=http.keep_alive_s)
     app.state.engine_client = engine
     app.state.openai_serving_models = models
     app.state.openai_serving_chat = ChatServing(
@@ -195,6 +215,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     app.state.openai_serving_completion = CompletionServing(
         engine, models, online_renderer=renderer, request_logger=None, enable_prompt_tokens_details=True
     )
+    app.state.openai_serving_chat.keep_alive_s = app.state.openai_serving_completion.keep_alive_s = http.keep_alive_s
     app.state.serving_tokenization = ServingTokenization(
         models, renderer, chat_template=chat_template, chat_template_content_format="auto"
     )

@@ -7,7 +7,6 @@ KV cache travels back the same way.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -28,13 +27,24 @@ GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 PIN_HEADER = "X-CrossKV-Replica"
 
 
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """How long requests may take: those that are not streamed, streams, and the silence of a stream."""
+
+    request_s: float
+    stream_s: float
+    silence_s: float
+
+
 @dataclass(slots=True)
 class RequestContext:
-    """One HTTP request; `arrived` and `deadline` in seconds of `time.monotonic`, which asyncio's loops use too."""
+    """One HTTP request; `arrived` in seconds of `time.monotonic`, which asyncio's loops use too."""
 
     caller: Caller
     ticket: Ticket
-    deadline: float
+    limits: RequestLimits
+    streams: bool = False
+    """The body asks for a stream."""
     replica_pin: int | None = None
     spend: Spend | None = None
     """What its tokens are counted in; None: its tenant has no limit."""
@@ -50,6 +60,15 @@ class RequestContext:
     """The body has become one of vLLM's request objects."""
     live: dict[str, Callable[[], None]] = field(default_factory=dict)
     """Request id on the wire -> what aborts it, for every prompt that has not ended."""
+
+    @property
+    def deadline(self) -> float:
+        """When the request must have ended."""
+        return self.arrived + (self.limits.stream_s if self.streams else self.limits.request_s)
+
+    def patience(self) -> float:
+        """Until when to wait for what comes next, from now on. A client that reads slowly is not a silent stream."""
+        return min(self.deadline, time.monotonic() + self.limits.silence_s) if self.streams else self.deadline
 
     @property
     def tenant(self) -> str:
@@ -75,11 +94,11 @@ def current_request() -> RequestContext:
 class RequestContextMiddleware:
     """Gives every request its context, and ends what it left behind."""
 
-    def __init__(self, app: ASGIApp, queue: AdmissionQueue, timeout_s: float, debug_headers: bool | None) -> None:
+    def __init__(self, app: ASGIApp, queue: AdmissionQueue, limits: RequestLimits, debug_headers: bool | None) -> None:
         """`debug_headers`: obeyed of everybody, or of nobody; None: of administrators."""
         self.app = app
         self.queue = queue
-        self.timeout_s = timeout_s
+        self.limits = limits
         self.debug_headers = debug_headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +117,7 @@ class RequestContextMiddleware:
             caller=caller,
             ticket=Ticket(self.queue, caller.tenant),
             spend=scope.get(SPEND),
-            deadline=asyncio.get_running_loop().time() + self.timeout_s,
+            limits=self.limits,
             replica_pin=pin,
         )
         token = _current.set(context)

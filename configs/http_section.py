@@ -73,7 +73,30 @@ class HTTPSettings(Section):
         256, ge=0, description="Requests that may wait for a replica; more are answered 429."
     )
     retry_after_s: int = Field(1, ge=1, description="What `Retry-After` says with a 429 or a 503.")
-    request_timeout_s: float = Field(600.0, gt=0, description="Longest time that one request may take.")
+    request_timeout_s: float = Field(
+        600.0, gt=0, description="Longest time that a request may take that is not streamed."
+    )
+    stream_timeout_s: float = Field(
+        21600.0, gt=0, description="Longest time that a stream may take, however healthy it is."
+    )
+    stream_silence_s: float = Field(
+        600.0,
+        gt=0,
+        description="Longest time without a token that a stream may have: in the queue, while its prompt is computed, "
+        "and between two tokens.",
+    )
+    keep_alive_s: float = Field(
+        10.0,
+        gt=0,
+        description="After so long without a token a stream's headers go out, and then a comment each time, so that "
+        "proxies keep the connection. What fails before that has an HTTP status, what fails later is an error event.",
+    )
+    drain_s: float = Field(
+        120.0,
+        ge=0,
+        description="How long a server that stops, and a replica that a new deployment replaces, goes on with the "
+        "answers that are under way; what is left is ended.",
+    )
     poison_refused_s: float = Field(
         600.0,
         ge=1,

@@ -11,7 +11,7 @@ Serve's view of the application goes to the parent as JSON lines on STATUS_FD:
 A reporter thread writes them; when the parent is gone it interrupts the main thread, which ends as after a Ctrl-C.
 
 On an interrupt `serve run` ends the HTTP proxy at once, and with it every answer that is under way. So the application
-is deleted first: it lets its requests end (`app.builder.DRAIN_LIMIT_S`) while the proxy still carries them.
+is deleted first: it lets its requests end (`http.drain_s`) while the proxy still carries them.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ def main() -> None:
     config_path, status_fd = sys.argv[1], int(sys.argv[2])
     application = yaml.safe_load(Path(config_path).read_text())["applications"][0]
     with os.fdopen(status_fd, "w", buffering=1) as status:
-        ray.init(**ray_options(load_settings(application["args"])))
+        settings = load_settings(application["args"])
+        ray.init(**ray_options(settings))
         status.write(json.dumps({"phase": "ray"}) + "\n")
         running = threading.Event()
-        signal.signal(signal.SIGINT, _Interrupt(application["name"], running))
+        signal.signal(signal.SIGINT, _Interrupt(application["name"], running, settings.http.drain_s))
         threading.Thread(target=_report, args=(status, application["name"], running), daemon=True).start()
         cli(["run", config_path], prog_name="serve")
 
@@ -58,16 +59,26 @@ def main() -> None:
 class _Interrupt:
     """The handler of SIGINT, on the main thread: lets requests end first, where there can be any."""
 
-    def __init__(self, app_name: str, running: threading.Event) -> None:
+    def __init__(self, app_name: str, running: threading.Event, drain_s: float) -> None:
         self._app_name = app_name
         self._running = running
+        self._drain_s = drain_s
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         if self._running.is_set():
             with contextlib.suppress(Exception):  # nothing to wait for then
-                serve.delete(self._app_name)
+                self._delete(time.monotonic() + self._drain_s)
         raise KeyboardInterrupt
+
+    def _delete(self, until: float) -> None:
+        """Serve (ray 2.60.0) waits for a minute at most, and requests may have longer."""
+        while True:
+            try:
+                return serve.delete(self._app_name)
+            except TimeoutError:
+                if time.monotonic() > until:
+                    raise
 
 
 def _report(status: Any, app_name: str, running: threading.Event) -> None:

@@ -20,8 +20,8 @@ from app.launch.descendants import Descendants, become_subreaper
 from app.launch.plan import LaunchPlan
 from configs.model_folder import PROJECT_ROOT
 
-GRACEFUL_STOP_S = 45.0
-"""Serve lets its replicas finish running requests (`app.builder.DRAIN_LIMIT_S`, 30 s), then Ray ends its daemons."""
+RAY_STOP_S = 15.0
+"""Serve lets its replicas finish running requests (`http.drain_s`), and then Ray ends its daemons in so long."""
 STARTING_STOP_S = 10.0
 """Before the application runs there is no request to wait for. An interrupt may be lost then: Python drops one that
 comes while an import calls back."""
@@ -81,7 +81,7 @@ class Server:
         self._descendants.note()
         if self._child is not None and self._child.poll() is None:
             self._child.send_signal(signal.SIGINT)
-            patience_s = GRACEFUL_STOP_S if self._has_run else STARTING_STOP_S
+            patience_s = self._plan.settings.http.drain_s + RAY_STOP_S if self._has_run else STARTING_STOP_S
             started, told = time.monotonic(), False
             while self._child.poll() is None and not impatient.is_set():
                 waited_s = time.monotonic() - started

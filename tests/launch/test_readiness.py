@@ -9,10 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.builder import DRAIN_LIMIT_S
 from app.launch.plan import Overrides, make_plan
 from app.launch.readiness import Readiness
-from app.launch.server import GRACEFUL_STOP_S
 from tests.launch.stub_config import write_config
 
 WELL: dict[str, Any] = {
@@ -96,7 +94,3 @@ def test_running_and_waiting_requests_are_counted_together(readiness: Readiness,
     assert readiness.requests() == 5
     health.body = {"parts": {}}
     assert readiness.requests() is None
-
-
-def test_the_launcher_waits_longer_for_a_stop_than_replicas_wait_for_requests() -> None:
-    assert GRACEFUL_STOP_S > DRAIN_LIMIT_S

@@ -39,11 +39,12 @@ def test_a_child_that_lost_its_interrupt_is_waited_for_only_where_there_can_be_r
 ) -> None:
     forever, at_once = 3600.0, 0.0
     monkeypatch.setattr(module, "STARTING_STOP_S", forever if has_run else at_once)
-    monkeypatch.setattr(module, "GRACEFUL_STOP_S", at_once if has_run else forever)
+    monkeypatch.setattr(module, "RAY_STOP_S", at_once)
     child = subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE)
     assert child.stdout is not None
     child.stdout.readline()
-    server = Server(make_plan(write_config(tmp_path, model_folder), Overrides()))
+    drain = {"http": {"drain_s": at_once if has_run else forever}}
+    server = Server(make_plan(write_config(tmp_path, model_folder, **drain), Overrides()))
     server._child, server._has_run, server._descendants = child, has_run, OneProcess(child)
     assert server.stop(threading.Event()) == 1
     assert server.exit_code == -signal.SIGKILL
