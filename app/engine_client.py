@@ -42,6 +42,7 @@ from deployments.wire import KV_CACHE_USAGE, GenerateRequest
 
 _LONGEST_ID_ECHOED = 64  # characters of the client's own request id that go into ours, for reading logs
 _MOST_ANSWERS = 128  # OpenAI's own limit on `n`
+_LONG_PROMPT_TOKENS = 8192  # hashing so many takes some 1.5 ms
 _NOT_FOR_CLIENTS = ("kv_transfer_params", "ec_transfer_params")
 
 
@@ -135,10 +136,9 @@ class HandleEngineClient(EngineClient):
             prompt_token_ids=token_ids,
             sampling_params=sampling_params,
             cache_salt=salt,
-            block_hashes=self._keys.hashes(token_ids, salt),
+            block_hashes=[],  # `_name_blocks`, when its turn has come
             tenant=self._keys.tag(context.tenant),
             fidelity=fidelity,
-            exact_block_hashes=self._keys.twin_hashes(token_ids, context.tenant, prompt.get("cache_salt"), fidelity),
             priority=priority,
             replica_pin=context.replica_pin,
             reasoning_ended=reasoning_ended,
@@ -152,13 +152,14 @@ class HandleEngineClient(EngineClient):
     ) -> AsyncGenerator[RequestOutput, None]:
         """Wait for a turn, send the request, and yield what a local engine would have yielded."""
         request_id, params = request.request_id, request.sampling_params
-        attempts = Attempts(request, self._replicas, self._metrics, self._replica_count, self._suspects)
         first = True
         try:
             async with contextlib.AsyncExitStack() as stack:
                 queued = time.monotonic()
                 async with asyncio.timeout_at(context.patience()):
                     await stack.enter_async_context(self._queue.turn(context.tenant, params.n))
+                await self._name_blocks(request, prompt, context)
+                attempts = Attempts(request, self._replicas, self._metrics, self._replica_count, self._suspects)
                 if context.spend is not None:
                     context.spend.use(len(request.prompt_token_ids))
                 self._metrics.queue_time.observe(time.monotonic() - queued)
@@ -182,6 +183,19 @@ class HandleEngineClient(EngineClient):
                     raise RuntimeError("the replica ended its outputs before the request was finished")
         except Exception as error:
             raise translate(error, request_id) from None
+
+    async def _name_blocks(self, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext) -> None:
+        """Hash the prompt's blocks; of a long one on a thread, for other streams shall not wait for it."""
+
+        def name() -> None:
+            tokens, user_salt = request.prompt_token_ids, prompt.get("cache_salt")
+            request.block_hashes = self._keys.hashes(tokens, request.cache_salt)
+            request.exact_block_hashes = self._keys.twin_hashes(tokens, context.tenant, user_salt, request.fidelity)
+
+        if len(request.prompt_token_ids) > _LONG_PROMPT_TOKENS:
+            await asyncio.to_thread(name)
+        else:
+            name()
 
     def _complete(
         self, output: RequestOutput, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext

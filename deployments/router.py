@@ -14,8 +14,9 @@ of the replica that took the request. `FIFOMixin` is left out: it would hand one
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from ray.serve._private.common import ReplicaID
 from ray.serve._private.replica_result import ReplicaResult
@@ -68,6 +69,14 @@ class RouterOptions:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """`at`: seconds of the monotonic clock; `found`: what the mirror said of each replica then."""
+
+    at: float
+    found: Mapping[str, TierHits]
+
+
 class PrefixAffinityRouter(RequestRouter):
     """See the module's docstring. All methods run on the router's event loop."""
 
@@ -86,8 +95,8 @@ class PrefixAffinityRouter(RequestRouter):
         }
         self._feed: PlacementFeed | None = None
         self._in_prefill: dict[str, GenerateRequest] = {}
-        self._expected: dict[str, float] = {}
-        """When each request was chosen for that is not yet routed, oldest first."""
+        self._expected: dict[str, _Choice] = {}
+        """The choices for requests that are not yet routed, oldest first."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -111,7 +120,8 @@ class PrefixAffinityRouter(RequestRouter):
         self._state.credits_of = feed.credits
         now, internal_id = time.monotonic(), pending_request.metadata.internal_request_id
         self._expect_no_more(now, internal_id)
-        hits = self._hits(request, names)
+        found = self._coverages(request, names)
+        hits = self._with_in_flight(request, found)
         order = self._state.rank(names, hits, len(request.prompt_token_ids), now)
         failed = request.progress.failed
         order.sort(key=lambda name: name in failed)  # stable
@@ -119,7 +129,7 @@ class PrefixAffinityRouter(RequestRouter):
         # come meanwhile must not find it as idle as this one did.
         uncached, blocks = self._work(request, hits[order[0]])
         self._state.expect(internal_id, order[0], uncached, blocks, now, _hashes(request))
-        self._expected[internal_id] = now
+        self._expected[internal_id] = _Choice(now, found)
         return [[by_name[name]] for name in order]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
@@ -130,8 +140,13 @@ class PrefixAffinityRouter(RequestRouter):
         name, internal_id = replica_id.unique_id, pending_request.metadata.internal_request_id
         request.progress.replica = name
         now, prompt_tokens = time.monotonic(), len(request.prompt_token_ids)
+        choice = self._expected.get(internal_id)
         self._expect_no_more(now, internal_id)
-        hits = self._hits(request, list({name, *(replica.unique_id for replica in self._replicas)}))
+        names = {name, *(replica.unique_id for replica in self._replicas)}
+        found = choice.found if choice is not None else {}
+        if lacking := names - found.keys():
+            found = {**found, **self._coverages(request, list(lacking))}
+        hits = self._with_in_flight(request, {other: found[other] for other in names})
         waits = {other: self._state.wait(other, held, prompt_tokens) for other, held in hits.items()}
         hashes = _hashes(request)
         for move in self._spreading.consider(now, hashes, name, waits, hits):
@@ -149,8 +164,8 @@ class PrefixAffinityRouter(RequestRouter):
         """Take back the choice of this request, and those that were not carried out."""
         if self._expected.pop(internal_id, None) is not None:
             self._state.finished(internal_id)
-        for other, since in list(self._expected.items()):
-            if now - since < EXPECTED_S:
+        for other, choice in list(self._expected.items()):
+            if now - choice.at < EXPECTED_S:
                 return
             del self._expected[other]
             self._state.finished(other)
@@ -180,10 +195,13 @@ class PrefixAffinityRouter(RequestRouter):
             self._feed = PlacementFeed(self._deployment_id.app_name, self._options.blocks_per_segment)
         return self._feed
 
-    def _hits(self, request: GenerateRequest, names: list[str]) -> dict[str, TierHits]:
+    def _coverages(self, request: GenerateRequest, names: list[str]) -> dict[str, TierHits]:
+        """What is held of a prompt. Dear for a long one that many replicas hold: once per request."""
+        exact_hashes = cast(list[BlockHash], request.exact_block_hashes)
+        return self._follow_placement().mirror.coverages(_hashes(request), names, exact_hashes)
+
+    def _with_in_flight(self, request: GenerateRequest, found: Mapping[str, TierHits]) -> dict[str, TierHits]:
         hashes = _hashes(request)
-        exact_hashes = [BlockHash(block) for block in request.exact_block_hashes]
-        found = self._follow_placement().mirror.coverages(hashes, names, exact_hashes)
         return {name: self._state.with_in_flight(name, held, hashes) for name, held in found.items()}
 
     def _note_first_tokens(self) -> None:
@@ -194,4 +212,4 @@ class PrefixAffinityRouter(RequestRouter):
 
 
 def _hashes(request: GenerateRequest) -> list[BlockHash]:
-    return [BlockHash(block) for block in request.block_hashes]
+    return cast(list[BlockHash], request.block_hashes)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kvmanager.deltas import NOTHING_SEEN, Deltas, Event, Position
-from kvmanager.device_index import DeviceIndex
+from kvmanager.device_holders import DeviceHolders
 from kvmanager.keys import BlockHash, SegmentKey
 from kvmanager.locations import Tier
 from kvmanager.prefix_reach import prefix_reach
@@ -27,7 +27,7 @@ class _Placement:
     """What is where."""
 
     def __init__(self) -> None:
-        self.devices = DeviceIndex()
+        self.devices = DeviceHolders()
         self.shared: dict[tuple[str, str], set[SegmentKey | BlockHash]] = {}
 
     def apply(self, event: Event) -> None:
@@ -96,15 +96,14 @@ class PlacementMirror:
         """Return what each replica would find of a prompt: on its device, then what CPU tiers and then Redis add.
 
         ``exact_hashes``: of the same tokens, where a tolerant prompt may read them too: in shared tiers, for an
-        engine's own cache knows no other name for a block. O(blocks found on devices), for a device may have holes, and
-        O(log segments) for each shared location.
+        engine's own cache knows no other name for a block. O(blocks found on a device), for a device may have holes,
+        and O(log segments) for each shared location.
         """
         in_cpu, in_redis = (
             max(self._reach(hashes, tier), self._reach(exact_hashes, tier)) for tier in (Tier.CPU, Tier.REDIS)
         )
         found: dict[str, TierHits] = {}
-        for replica in replicas:
-            device = self._view.devices.leading_blocks(replica, hashes)
+        for replica, device in self._view.devices.leading_blocks(hashes, replicas).items():
             cpu = max(device, in_cpu)
             found[replica] = TierHits(device, cpu - device, max(cpu, in_redis) - cpu)
         return found

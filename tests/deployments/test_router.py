@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import pickle
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -198,7 +199,8 @@ def test_a_choice_that_is_never_carried_out_is_forgotten(routed: Any) -> None:
         cancelled = (await routing.choose(long, "cancelled"))[0]
         assert (await routing.order(short))[-1] == cancelled
         # The module cannot be patched: once Serve had the class in this process, its methods have globals of their own.
-        routing.router._expected["cancelled"] -= 2 * EXPECTED_S
+        expected = routing.router._expected
+        expected["cancelled"] = replace(expected["cancelled"], at=expected["cancelled"].at - 2 * EXPECTED_S)
         await routing.order(short)
         assert [routing.router._state.wait(name, None, 330) for name in "abc"] == [330.0] * 3
 
@@ -225,6 +227,27 @@ def test_the_first_token_ends_the_prefill_that_a_request_counts_for(routed: Any)
         assert (await routing.order(ask(block_names(200, 2), 70)))[-1] == "a"
         long.progress.first_token = True
         assert (await routing.order(ask(block_names(200, 2), 70)))[0] == "a", "only its 61 blocks of decode count"
+
+    routed(check)
+
+
+def test_what_is_held_of_a_prompt_is_looked_up_once_per_request(routed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(routing: Routing) -> None:
+        mirror, asked = routing.router._follow_placement().mirror, []
+        coverages = mirror.coverages
+
+        def counted(hashes: Any, replicas: Any, *exact: Any) -> Any:
+            asked.append(sorted(replicas))
+            return coverages(hashes, replicas, *exact)
+
+        monkeypatch.setattr(mirror, "coverages", counted)
+        blocks = block_names(0, 20)
+        routing.hear(("dev+", "b", blocks))
+        routing.router._replicas = {replica.replica_id: replica for replica in REPLICAS}
+        await routing.send(ask(blocks, 650), "b", "r")
+        assert asked == [["a", "b", "c"]]
+        await routing.send(ask(blocks, 650, avoid=("a",)), "b", "again")
+        assert asked[1:] == [["b", "c"], ["a"]], "one that was avoided is needed for the decision to spread"
 
     routed(check)
 

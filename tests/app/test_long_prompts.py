@@ -1,0 +1,40 @@
+"""A long prompt's hashing holds up no other request of the ingress."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from fake_backend import FakeReplicas, speak
+from ingress_server import COMPLETION
+
+from app import engine_client
+from app.prompt_keys import PromptKeys
+from deployments.wire import GenerateRequest
+
+
+@pytest.mark.parametrize(("limit", "on_the_loop"), [(10, False), (10_000, True)], ids=["long", "short"])
+def test_a_long_prompt_is_hashed_off_the_loop(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, limit: int, on_the_loop: bool
+) -> None:
+    threads: dict[str, int] = {}
+    hashes = PromptKeys.hashes
+
+    def noted(self: PromptKeys, token_ids: Sequence[int], salt: str) -> list[bytes]:
+        threads["hashing"] = threading.get_ident()
+        return hashes(self, token_ids, salt)
+
+    def script(request: GenerateRequest) -> Any:
+        threads["loop"] = threading.get_ident()
+        return speak(request)
+
+    monkeypatch.setattr(PromptKeys, "hashes", noted)
+    monkeypatch.setattr(engine_client, "_LONG_PROMPT_TOKENS", limit)
+    replicas = FakeReplicas(script)
+    server = start(replicas)
+    with server.http() as client:
+        assert client.post("/v1/completions", json={**COMPLETION, "prompt": list(range(100, 200))}).status_code == 200
+    assert (threads["hashing"] == threads["loop"]) is on_the_loop
+    assert len(replicas.requests[0].block_hashes) == 3
