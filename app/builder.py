@@ -15,6 +15,7 @@ from ray import serve
 from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 from ray.serve.deployment import Application
 
+from app.cluster_checks import check_cluster
 from configs import machine
 from configs.api_keys import sealed
 from configs.settings import Settings, load_settings
@@ -42,6 +43,7 @@ def build(args: Mapping[str, Any]) -> Application:
     settings = load_settings(args)
     require_policy(settings)
     require_redis(settings)
+    check_cluster(settings)
     plain = sealed(args, settings.http.api_keys, settings.http.metrics_key)
     secret = server_secret(settings.kv.redis_folder_path)
     replica: Any = serve.deployment(

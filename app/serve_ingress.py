@@ -12,6 +12,7 @@ from ray import serve
 from configs.settings import Settings, load_settings
 from deployments.engine_args import engine_args, engine_environment
 from deployments.model_identity import model_identity, why_not_shared
+from deployments.serve_port import bind_to_node
 from kvmanager.server_secret import ServerSecret
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Ingress:
     """Holds no engine and no weights; vLLM is imported for its serving classes and the tokenizer."""
 
     def __init__(self, args: Mapping[str, Any], secret: ServerSecret, replicas: DeploymentHandle) -> None:
+        bind_to_node()
         self._settings = load_settings(args)
         self._secret = secret
         self._replicas = replicas

@@ -24,6 +24,7 @@ from deployments.model_identity import model_identity, weights_identity
 from deployments.order_taker import OrderTaker
 from deployments.prompt_plans import PromptPlans
 from deployments.ray_port import RayPort
+from deployments.serve_port import bind_to_node
 from deployments.wire import KV_CACHE_USAGE, GenerateRequest, PinnedCall
 from kvmanager.keys import EXACT
 
@@ -46,6 +47,7 @@ class Replica:
     """Serve deployment class. Everything but the engine and the transfer threads runs on the replica's event loop."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
+        bind_to_node()
         settings = load_settings(args)
         os.environ.update(engine_environment(settings))
         from deployments.engine_host import start_engine

@@ -19,6 +19,8 @@ import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.launch.cluster import ON_NETWORK, TOKEN_FILE
+from app.launch.run_folder import run_folder
 from configs.model_folder import PROJECT_ROOT
 
 # A cold disk and busy neighbours have made it 177 s: a server that fails ends by itself, and is not waited for.
@@ -147,6 +149,11 @@ class RunningServer:
                 if title.startswith("ray::"):
                     most[title] = max(most.get(title, 0), process.num_fds())
         return most
+
+    def ray_environment(self) -> dict[str, str]:
+        """What a process needs in its environment to join this server's Ray."""
+        token = run_folder(self.port) / TOKEN_FILE
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), ON_NETWORK: "0"}
 
     def gcs_address(self) -> str:
         """Where Ray's own control service of this server listens."""

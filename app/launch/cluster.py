@@ -1,12 +1,23 @@
-"""How Ray is started on one machine: a cluster of its own, no dashboard, an object store that fits the CPU tier."""
+"""How Ray is started on one machine: a cluster of its own that nobody else reaches, no dashboard, an object store that
+fits the CPU tier.
+
+Whoever reaches Ray's ports, or may write its sockets, can run code here. So every port is bound to loopback, each call
+carries a token that is made for this life of the server, and Ray's files lie where only this user can look.
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from configs.settings import Settings
+
+TOKEN_FILE = "ray_token"
+ON_NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's variable for whether it is to be reached from other machines, whatever system that is."""
 
 # Ray's object store also holds what is in flight between processes, beside what the CPU tier keeps: segments on their
 # way from a replica, and those that were read from Redis for a waiting request, for which the tier may have no room.
@@ -18,10 +29,35 @@ _STORE_HEADROOM_SHARE = 0.25
 _CPUS_BESIDE_REPLICAS = 2
 
 
-def ray_environment(settings: Settings) -> dict[str, str]:
-    """Environment variables for the process that starts Ray, and for all that Ray starts."""
+def private_folder() -> Path:
+    """A new folder that this user alone can enter, for Ray's sockets and logs: Ray opens its own ones to everybody.
+
+    Its path is short: a socket's may have 107 bytes.
+    """
+    return Path(tempfile.mkdtemp(prefix="crosskv-"))
+
+
+def write_token(folder: Path) -> Path:
+    """A file in `folder`, readable by this user alone, with a token that Ray's processes are to ask each other for."""
+    path = folder / TOKEN_FILE
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    return path
+
+
+def ray_environment(settings: Settings, token: Path) -> dict[str, str]:
+    """Environment variables for the process that starts Ray, and for all that Ray starts.
+
+    `token` is the file that `write_token` made. Of ray 2.60 this leans on the names of the variables.
+    """
     environment = {
-        "RAY_AUTH_MODE": "disabled",  # a local `ray.init` may switch token auth on: say what is meant
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "RAY_AUTH_TOKEN": "",  # one that the user has set for another cluster would be taken first
+        # Off, Ray takes 127.0.0.1 for this machine's address on any system, and binds all it starts to it.
+        # `_node_ip_address="127.0.0.1"` does not: `ray.init` replaces that by the machine's address on the network.
+        ON_NETWORK: "0",
         # Short of memory, Ray would end what was started last, or Serve's controller; the kernel ends the largest.
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -42,13 +78,14 @@ def object_store_bytes(settings: Settings) -> int:
     return int(tier_bytes * (1 + _STORE_HEADROOM_SHARE)) + _STORE_HEADROOM_BYTES
 
 
-def ray_options(settings: Settings) -> dict[str, Any]:
-    """Arguments of `ray.init` for a cluster that belongs to this server alone."""
+def ray_options(settings: Settings, folder: Path) -> dict[str, Any]:
+    """Arguments of `ray.init` for a cluster that belongs to this server alone; `folder` is a `private_folder`."""
     needed_cpus = settings.replicas * settings.engine.threads + _CPUS_BESIDE_REPLICAS
     return {
         "address": "local",  # never join another cluster of this machine
         "namespace": "serve",
         "include_dashboard": False,
+        "_temp_dir": str(folder / "ray"),
         "object_store_memory": object_store_bytes(settings),
         "num_cpus": max(os.cpu_count() or 1, needed_cpus),
         # A spilled segment takes longer to read back than to recompute.

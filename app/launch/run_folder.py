@@ -29,11 +29,20 @@ def run_folder(port: int) -> Path:
     return RUN_FOLDER / str(port)
 
 
+def make_private(folder: Path) -> None:
+    """Make the folder, or take it over, so that this user alone can look inside: keys, passwords and tokens lie there.
+
+    Raises OSError where it belongs to somebody else.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
 @contextlib.contextmanager
 def launched_from_here(port: int) -> Iterator[None]:
     """While entered, `find_launcher` finds this process."""
     path = run_folder(port) / _LAUNCHER_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     text = json.dumps({"pid": os.getpid(), "started": psutil.Process().create_time()})
     path.write_text(text)
     try:

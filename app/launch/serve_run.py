@@ -1,6 +1,8 @@
 """The child process of `make serve`: a Ray of its own, then `serve run`, which finds Ray initialised and uses it.
 
-    python -m app.launch.serve_run CONFIG STATUS_FD
+    python -m app.launch.serve_run CONFIG RAY_FOLDER STATUS_FD
+
+The environment is that of `app.launch.cluster.ray_environment`.
 
 Serve's view of the application goes to the parent as JSON lines on STATUS_FD:
 
@@ -44,11 +46,11 @@ too, may it take until a parent that was killed is noticed."""
 
 def main() -> None:
     """Start Ray, then hand this process to `serve run` until it is interrupted."""
-    config_path, status_fd = sys.argv[1], int(sys.argv[2])
+    config_path, ray_folder, status_fd = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     application = yaml.safe_load(Path(config_path).read_text())["applications"][0]
     with os.fdopen(status_fd, "w", buffering=1) as status:
         settings = load_settings(application["args"])
-        ray.init(**ray_options(settings))
+        ray.init(**ray_options(settings, ray_folder))
         status.write(json.dumps({"phase": "ray"}) + "\n")
         running = threading.Event()
         signal.signal(signal.SIGINT, _Interrupt(application["name"], running, settings.http.drain_s))

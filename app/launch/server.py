@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
 import yaml
 
-from app.launch.cluster import ray_environment
+from app.launch.cluster import private_folder, ray_environment, write_token
 from app.launch.descendants import Descendants, become_subreaper
 from app.launch.plan import LaunchPlan
+from app.launch.run_folder import make_private
 from configs.model_folder import PROJECT_ROOT
 
 RAY_STOP_S = 15.0
@@ -37,25 +40,35 @@ class Server:
         self.status: dict[str, Any] = {"phase": "start"}
         self._plan = plan
         self._has_run = False
+        self._ray_folder: Path | None = None
         self._child: subprocess.Popen[bytes] | None = None
         self._descendants = Descendants(psutil.Process())
 
     def start(self) -> None:
         """Write the merged configuration and start the child. Its output goes to `log_path`; the last log is kept."""
         become_subreaper()
-        self._plan.run_folder.mkdir(parents=True, exist_ok=True)
+        make_private(self._plan.run_folder)
         config_path = self._plan.run_folder / "serve_config.yaml"
         config_path.touch(mode=0o600)  # it may hold API keys and the password of Redis
         config_path.chmod(0o600)
         config_path.write_text(yaml.safe_dump(self._plan.serve_config, sort_keys=False))
         if self.log_path.exists():
             self.log_path.replace(self.log_path.with_name("server.log.1"))
+        self._ray_folder = private_folder()
+        token = write_token(self._plan.run_folder)
         status_read, status_write = os.pipe()
         with self.log_path.open("wb") as log:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "app.launch.serve_run", str(config_path), str(status_write)],
+                [
+                    sys.executable,
+                    "-m",
+                    "app.launch.serve_run",
+                    str(config_path),
+                    str(self._ray_folder),
+                    str(status_write),
+                ],
                 cwd=PROJECT_ROOT,
-                env=os.environ | ray_environment(self._plan.settings),
+                env=os.environ | ray_environment(self._plan.settings, token),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -95,6 +108,8 @@ class Server:
         killed = self._descendants.end(impatient)
         if self._child is not None:
             self._child.wait()
+        if self._ray_folder is not None:
+            shutil.rmtree(self._ray_folder, ignore_errors=True)
         return killed
 
     def last_lines(self, count: int) -> list[str]:

@@ -8,10 +8,11 @@ deployment's object.
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
@@ -165,11 +166,12 @@ ACTIONS: tuple[Callable[[], None], ...] = (
 class Inside:
     """A process that has joined a server's cluster."""
 
-    def __init__(self, gcs_address: str) -> None:
+    def __init__(self, gcs_address: str, environment: Mapping[str, str]) -> None:
         command = [sys.executable, "-m", "load_tests.faults.inside", gcs_address]
         self._process = subprocess.Popen(
             command,
             cwd=PROJECT_ROOT,
+            env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

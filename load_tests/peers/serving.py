@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from app.launch.cluster import ray_environment, ray_options
+from app.launch.cluster import private_folder, ray_environment, ray_options, write_token
 from app.launch.descendants import Descendants, become_subreaper
 from configs.settings import Settings, SettingsError
 from load_tests.peers.engine import Peer, peer_environment
@@ -35,13 +36,14 @@ def serve_until_signal(
     for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts what is in its background with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     become_subreaper()
-    os.environ.update(ray_environment(settings) | dict(peer_environment(settings)))
+    folder = private_folder()
+    os.environ.update(ray_environment(settings, write_token(folder)) | dict(peer_environment(settings)))
     descendants = Descendants(psutil.Process())
     import ray
     from ray import serve
 
     cpus = max(os.cpu_count() or 1, settings.replicas * _CPUS_PER_REPLICA + _CPUS_BESIDE_REPLICAS)
-    options = ray_options(settings) | {"num_cpus": cpus, "_metrics_export_port": metrics_port}
+    options = ray_options(settings, folder) | {"num_cpus": cpus, "_metrics_export_port": metrics_port}
     try:
         ray.init(**options)
         serve.start(proxy_location="HeadOnly", http_options={"host": HOST, "port": peer.port})
@@ -56,6 +58,7 @@ def serve_until_signal(
             serve.shutdown()
             ray.shutdown()
         descendants.end(threading.Event())
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def require_free(port: int) -> None:

@@ -11,12 +11,15 @@ from ray.serve import Application
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from app.cluster_checks import check_cluster
 from configs.settings import load_settings
+from deployments.serve_port import bind_to_node
 
 
 @serve.deployment(ray_actor_options={"num_cpus": 1})
 class Stub:
     def __init__(self, parts: dict[str, Any]) -> None:
+        bind_to_node()
         self._parts = parts
 
     async def __call__(self, request: Request) -> Response:
@@ -45,5 +48,5 @@ def build_broken(args: dict[str, Any]) -> Application:
 
 
 def _build(args: dict[str, Any], parts: dict[str, Any]) -> Application:
-    load_settings(args)
+    check_cluster(load_settings(args))
     return Stub.options(num_replicas=args["replicas"]).bind(parts)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -12,10 +15,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import httpx
 import psutil
 import pytest
 
+from app.launch.cluster import TOKEN_FILE
 from app.launch.run_folder import find_launcher, run_folder
 from configs.model_folder import PROJECT_ROOT
 from tests.launch.stub_config import free_port, write_config
@@ -50,6 +55,21 @@ class Launched:
     def look(self) -> None:
         self.started.update(psutil.Process(self.process.pid).children(recursive=True))
 
+    def listening(self) -> dict[tuple[str, int], str]:
+        """Address and port of every socket that the server listens on, with the process's title."""
+        found: dict[tuple[str, int], str] = {}
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for socket in process.net_connections(kind="tcp"):
+                    if socket.status == psutil.CONN_LISTEN:
+                        found[(socket.laddr.ip, socket.laddr.port)] = " ".join(process.cmdline())[:60]
+        return found
+
+    def arguments(self, name: str) -> set[str]:
+        """Values of the argument `name` on the command lines of the server's processes."""
+        words = [word for process in self.left() for word in process.cmdline() if word.startswith(f"{name}=")]
+        return {word.partition("=")[2] for word in words}
+
     def left(self) -> list[psutil.Process]:
         return [p for p in self.started if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
@@ -73,23 +93,65 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
         one.end()
 
 
-def test_two_servers_start_answer_and_leave_nothing(
+def listening_beyond_loopback(server: Launched) -> dict[tuple[str, int], str]:
+    def is_loopback(ip: str) -> bool:
+        address = ipaddress.ip_address(ip)
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+    return {address: title for address, title in server.listening().items() if not is_loopback(address[0])}
+
+
+def replica_ports(server: Launched) -> list[int]:
+    """Of the replica's process: Ray's own port, and the one that Serve opens in it."""
+    ports = [port for (_, port), title in server.listening().items() if title.startswith("ray::ServeReplica")]
+    assert len(ports) == 2
+    return ports
+
+
+def assert_needs_token(server: Launched, folder: Path) -> None:
+    """Ray's control service answers those who know the token, and nobody else."""
+    (address,) = server.arguments("--gcs-address")
+    token = folder / TOKEN_FILE
+    assert mode(token) == 0o600
+    with grpc.insecure_channel(address) as channel:
+        nodes = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetAllNodeInfo")
+        for wrong in ((), (("authorization", "Bearer " + 64 * "0"),)):
+            with pytest.raises(grpc.RpcError) as refused:
+                nodes(b"", metadata=wrong, timeout=30)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert nodes(b"", metadata=(("authorization", f"Bearer {token.read_text()}"),), timeout=30)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_two_servers_start_answer_and_leave_nothing_and_nobody_else_reaches_their_ray(
     launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
 ) -> None:
     (tmp_path / "second").mkdir()
     servers = [launch(write_config(tmp_path, model_folder)), launch(write_config(tmp_path / "second", model_folder))]
+    ray_folders: list[Path] = []
     for server in servers:
         server.wait_until("Ctrl-C stops it")
         address = re.search(r"http://127\.0\.0\.1:\d+", server.text())
         assert address is not None
         assert f"curl -sN {address[0]}/v1/chat/completions" in server.text()
         assert httpx.get(f"{address[0]}/health", trust_env=False).status_code == 200
+        port = int(address[0].rpartition(":")[2])
+        assert listening_beyond_loopback(server) == {}
+        assert {port, *replica_ports(server)} <= {port for _, port in server.listening()}
+        assert_needs_token(server, run_folder(port))
+        (ray_folder,) = {Path(folder).parent for folder in server.arguments("--temp-dir")}
+        assert [mode(folder) for folder in (run_folder(port), ray_folder)] == [0o700, 0o700]
+        ray_folders.append(ray_folder)
 
     for server, number in zip(servers, (signal.SIGINT, signal.SIGTERM), strict=True):
         server.process.send_signal(number)
         assert server.process.wait(STOP_LIMIT_S) == 0, server.text()
         assert len(server.started) > 5
         assert server.left() == []
+    assert [folder for folder in ray_folders if folder.exists()] == []
 
 
 def test_sighup_restarts_everything_with_the_configuration_as_it_is_then(
