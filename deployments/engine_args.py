@@ -1,7 +1,8 @@
 """From crosskv's settings to vLLM's arguments and configuration.
 
-The ingress and every replica build the same `VllmConfig` from the same settings, so that they agree on the fingerprint,
-and with it on every key, without asking each other. If they ever disagreed, nothing would be found: slow, never wrong.
+The ingress and every replica build the same `VllmConfig` from the same settings, so that they agree on the fingerprint
+without asking each other. The ingress's is in the keys, a replica's in the segments: where they disagree, a load is a
+counted mismatch, and the manager says so when a replica registers.
 """
 
 from __future__ import annotations

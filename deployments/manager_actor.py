@@ -109,8 +109,15 @@ class KVManagerActor(CallBatches, ControlOrders):
     ) -> None:
         """A replica introduces itself, or does so again to a new manager, with what its device pool holds.
 
-        `fingerprint` is its model's: all replicas of an application serve one model.
+        `fingerprint` is its model's: all replicas of an application serve one model. One that computes otherwise is
+        served too, but every segment of the others is a mismatch to it, as its own are to them.
         """
+        if self._replicas and fingerprint != self._fingerprint:
+            logger.warning(
+                "replica %s computes otherwise than those before it (other model files, vLLM, machine or environment): "
+                "KV is not exchanged between them; give all nodes the same",
+                replica,
+            )
         self._fingerprint = fingerprint
         for other in succeeded_by(self._replicas, replica, rank, time.monotonic()):
             self._forget_replica(other)

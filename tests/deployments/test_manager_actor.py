@@ -366,3 +366,15 @@ def test_a_poll_ends_empty_when_nothing_changes(managed: Any) -> None:
         assert deltas.events == []
 
     managed(check)
+
+
+def test_a_replica_that_computes_otherwise_is_named_in_the_log(
+    managed: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(manager: KVManagerActor, tier: FakeTier) -> None:
+        await manager.register_replica("second", 1, NODE, [], FINGERPRINT)
+        assert "computes otherwise" not in caplog.text
+        await manager.register_replica("third", 2, NODE, [], bytes(32))
+        assert "replica third computes otherwise" in caplog.text
+
+    managed(test)
