@@ -133,7 +133,10 @@ class RequestContextMiddleware:
             return None
         obeyed = scope[CALLER].admin if self.debug_headers is None else self.debug_headers
         if not obeyed:
-            raise ValueError(f"{PIN_HEADER} is only obeyed when the server's setting http.debug_headers is true.")
+            raise ValueError(
+                f"{PIN_HEADER} is only obeyed where http.debug_headers is true, or of administrators of a server that "
+                "is bound to loopback."
+            )
         if not (value.isascii() and value.isdecimal() and len(value) <= 4):
             raise ValueError(f"{PIN_HEADER} must be a replica's number, such as 0 or 1.")
         return int(value)

@@ -32,7 +32,8 @@ def demo(
     host: Annotated[str, typer.Option(help="The server's host.")] = "127.0.0.1",
     model: Annotated[str | None, typer.Option(help="The served model's name; empty: the first that it lists.")] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="CROSSKV_API_KEY", help="A key of the server's http.api_keys.")
+        str | None,
+        typer.Option(envvar="CROSSKV_API_KEY", help="A key of the server's http.api_keys, with `admin: true`."),
     ] = None,
     restart: Annotated[
         bool, typer.Option(help="Restart the whole server too, if `make serve` runs it on this machine.")

@@ -164,7 +164,13 @@ class Server:
         with _http_errors(self.url):
             response = self._http.get("/health")
         try:
-            return response.is_success, dict(response.json()["parts"])
+            answer = response.json()
+            if "status" in answer and "parts" not in answer:
+                raise UnusableServerError(
+                    f"The server at {self.url} shows its parts to administrators only: give --api-key a key with "
+                    "`admin: true`."
+                )
+            return response.is_success, dict(answer["parts"])
         except (ValueError, KeyError, TypeError):
             raise UnusableServerError(
                 f"What answers at {self.url} is not crosskv: give --port of one that is."

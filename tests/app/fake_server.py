@@ -49,6 +49,8 @@ class FakeServer:
     redis_state: str | None = "ok"
     """None: /health has no such part."""
     obeys_pins: bool = True
+    shows_parts: bool = True
+    """In /health: off for who is no administrator."""
     saves: bool = True
     saves_answers: bool = True
     copies: bool = True
@@ -182,7 +184,8 @@ class Handler(BaseHTTPRequestHandler):
             }
             if self.fake.redis_state is not None:
                 parts["redis"] = {"state": self.fake.redis_state, "indexing": False, "segments": len(self.fake.redis)}
-            self._send({"parts": parts}, self.fake.health)
+            shown = {"parts": parts} if self.fake.shows_parts else {}
+            self._send({"status": "ok", **shown}, self.fake.health)
         elif path == "/v1/models":
             self._send({"data": [{"id": self.fake.model}]})
         else:

@@ -331,6 +331,14 @@ def test_a_server_without_debug_headers_is_one_sentence_and_exit_code_2(fake):
     assert "http.debug_headers" in result.stderr
 
 
+def test_a_key_that_is_no_administrators_is_one_sentence_and_exit_code_2(fake):
+    fake.shows_parts = False
+    result = run(fake)
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "admin: true" in result.stderr
+
+
 def test_an_answer_that_breaks_off_is_one_sentence_and_exit_code_1(fake):
     fake.breaks_off_at = 3
     result = run(fake)
