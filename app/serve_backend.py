@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from app.errors import UnavailableError
 from app.manager_metrics import manager_metrics_text
 from app.parts_watch import PARTS_ANSWER_S, PartsWatch, health_probe
-from app.replica_errors import replica_gone
+from app.replica_errors import UNREACHABLE, replica_gone
 from app.replica_handle import Backend, MetricsSource
 from configs.settings import Settings
 from deployments.failed_replicas import FailedReplicas
@@ -38,6 +38,8 @@ class ServeReplicas:
         self._running = running
         self._live: dict[str, Any] = {}
         self._failed = FailedReplicas()
+        self._dead = FailedReplicas()
+        """Of these, those that will not come back; one that could not be reached may be well."""
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         """Send one prompt; see `app.replica_handle.ReplicaHandle`."""
@@ -56,8 +58,11 @@ class ServeReplicas:
                 progress.first_token = True
                 yield output
         except Exception as error:
-            if progress.replica and replica_gone(error):
+            reason = replica_gone(error)
+            if progress.replica and reason:
                 self._failed.note(progress.replica)
+                if reason != UNREACHABLE:
+                    self._dead.note(progress.replica)
             raise
         finally:
             self._live.pop(request.request_id, None)
@@ -70,9 +75,9 @@ class ServeReplicas:
             outputs.cancel()
 
     def living(self) -> frozenset[str] | None:
-        """Names of those that run, live, and have not just failed a request; None before Serve has told."""
+        """Names of those that run and live, as Serve, Ray and the requests say; None before Serve has told."""
         names = self._running.names()
-        return None if names is None else frozenset(name for name in names if name not in self._failed)
+        return None if names is None else frozenset(name for name in names if name not in self._dead)
 
     def none_left(self) -> bool:
         """See `app.replica_handle.ReplicaHandle`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from ray.core.generated.gcs_pb2 import ActorTableData
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve.context import _get_serve_request_context, _RequestContext, _serve_request_context
 
 from app import serve_backend as backend_module
@@ -279,8 +279,30 @@ def test_who_is_left_is_what_serve_and_ray_say_and_not_the_manager() -> None:
     assert replicas.ranks() == {0, 1}
     actors["a"].state = ActorTableData.ActorState.DEAD
     assert (replicas.none_left(), replicas.ranks()) == (False, {1})
-    replicas._failed.note("b")
+    replicas._dead.note("b")
     assert (replicas.none_left(), replicas.ranks()) == (True, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("error", "none_left"), [(ActorUnavailableError("gone", b"x" * 16), False), (ActorDiedError(), True)]
+)
+def test_a_replica_that_could_not_be_reached_once_may_still_be_sent_to(error: Exception, none_left: bool) -> None:
+    async def fail(request: GenerateRequest) -> Any:
+        request.progress.replica = "a"
+        raise error
+        yield
+
+    async def check() -> None:
+        running = RunningReplicas()
+        running.tell({"a": Actor()})
+        replicas, later = replicas_over(FakeHandle(fail), running), prompt()
+        for request in (prompt(), later):
+            with pytest.raises(type(error)):
+                await read(replicas, request)
+        assert "a" in later.progress.failed
+        assert replicas.none_left() is none_left
+
+    asyncio.run(check())
 
 
 def test_a_pinned_prompt_whose_replica_is_gone_is_refused_soon(monkeypatch: pytest.MonkeyPatch) -> None:
