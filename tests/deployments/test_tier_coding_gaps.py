@@ -56,6 +56,9 @@ class Device:
     def touch(self, blocks: Sequence[Any]) -> None:
         pass
 
+    def segments_that_fit(self, block_ids: Sequence[Sequence[int]]) -> int:
+        return len(block_ids)
+
     def submit_save(self, job: SaveJob) -> bool:
         self.jobs.append(job)
         return True
