@@ -29,7 +29,7 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
-from app.constraint_worker import FITS, READY, REFUSED, TOO_LARGE, TOO_LONG, Trial, Verdict
+from app.constraint_worker import FITS, READY, REFUSED, TOO_LARGE, TOO_LONG, TOO_SLOW, Trial, Verdict
 from app.errors import OverloadedError, UnavailableError
 from configs.settings import PROJECT_ROOT
 
@@ -141,7 +141,7 @@ class ConstraintPool:
         return verdict
 
     def _remember(self, digest: bytes, verdict: Verdict) -> None:
-        lasts = math.inf if verdict.outcome in (FITS, REFUSED) else REFUSED_AGAIN_S
+        lasts = math.inf if verdict.outcome in (FITS, REFUSED, TOO_SLOW) else REFUSED_AGAIN_S
         self._tried[digest] = (verdict, asyncio.get_running_loop().time() + lasts)
         if len(self._tried) > MOST_REMEMBERED:
             self._tried.popitem(last=False)
@@ -223,4 +223,6 @@ def _raise(verdict: Verdict, timeout_s: float) -> None:
         )
     if verdict.outcome == TOO_LARGE:
         message = "Building a grammar for the structured output constraint takes too much memory. Simplify it."
+    if verdict.outcome == TOO_SLOW:
+        message = "Following the structured output constraint takes too long at each token. Simplify it."
     raise VLLMValidationError(message)

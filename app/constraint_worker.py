@@ -16,17 +16,23 @@ import gc
 import logging
 import os
 import pickle
+import random
 import resource
 import signal
+import time
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 logger = logging.getLogger(__name__)
 
 READY = "ready"
-FITS, REFUSED, TOO_LONG, TOO_LARGE = "fits", "refused", "too_long", "too_large"
-OUTCOMES = (FITS, REFUSED, TOO_LONG, TOO_LARGE)
+OUTCOMES = FITS, REFUSED, TOO_LONG, TOO_LARGE, TOO_SLOW = "fits", "refused", "too_long", "too_large", "too_slow"
+STEPS_TRIED = 64
+MOST_STEP_S = 0.02
+"""Seconds of one processor that a constraint may cost per token; it is the engine's own thread, and others wait."""
 MOST_MEMORY_BYTES = 2 << 30
 """Address space that a trial may take beside what the process has when it starts."""
 
@@ -40,7 +46,7 @@ class Trial(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """`FITS`; `REFUSED`, and vLLM's sentence; or that it took too much time or memory."""
+    """`FITS`; `REFUSED`, and vLLM's sentence; or that it took too much time or memory, or would at each token."""
 
     number: int
     outcome: str
@@ -94,9 +100,34 @@ def _compiler(vllm_config: Any) -> Any:
         compiling: Any = request.structured_output_request._grammar
         grammar = compiling.result()
         assert manager.backend is not None
-        grammar.fill_bitmask(manager.backend.allocate_token_bitmask(1), 0)
+        _follow(grammar, manager.backend.allocate_token_bitmask(1), vllm_config.model_config.get_vocab_size())
 
     return compile_it
+
+
+class SlowGrammarError(Exception):
+    """Saying which tokens may come next takes so long that it would hold up every request of the engine's step."""
+
+
+def _follow(grammar: Any, bitmask: Any, vocab_size: int) -> None:
+    """Go where a grammar leads for some tokens, as the engine will at each step, and see what a step costs.
+
+    In processor time, so that a busy machine refuses nothing. Raises SlowGrammarError.
+    """
+    choice = random.Random(0)
+    words = bitmask.numpy()[0].view(np.uint8)
+    spent = 0.0
+    for number in range(1, STEPS_TRIED + 1):
+        began = time.thread_time()
+        grammar.fill_bitmask(bitmask, 0)
+        allowed = np.flatnonzero(np.unpackbits(words, bitorder="little")[:vocab_size])
+        if not len(allowed) or not grammar.accept_tokens("trial", [int(choice.choice(allowed))]):
+            return
+        spent += time.thread_time() - began
+        if spent > MOST_STEP_S * max(number, STEPS_TRIED // 4):
+            raise SlowGrammarError
+        if grammar.is_terminated():
+            return
 
 
 def _fork(trial: Trial, try_it: Any) -> tuple[Connection, int]:
@@ -126,6 +157,8 @@ def _try(trial: Trial, try_it: Any) -> Verdict:
         try_it(trial.constraint)
     except VLLMClientError as error:
         return Verdict(trial.number, REFUSED, error.args[0] if error.args else "")
+    except SlowGrammarError:
+        return Verdict(trial.number, TOO_SLOW)
     except MemoryError:
         return Verdict(trial.number, TOO_LARGE)
     except BaseException:  # a panic of a compiler in Rust is no Exception

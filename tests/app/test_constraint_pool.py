@@ -54,6 +54,9 @@ def test_constraints_are_tried_in_time_and_one_tenants_slow_ones_hold_up_no_othe
             with pytest.raises(VLLMValidationError):
                 await checks.check(StructuredOutputsParams(regex="(("), "alice")
             assert counted == ["fits", "refused", "refused", "refused"]
+            with pytest.raises(VLLMValidationError, match="each token"):
+                await checks.check(StructuredOutputsParams(regex="((a|b|[a-z])*(.*)*)*x"), "alice")
+            counted.pop()
 
             pending = asyncio.create_task(checks.check(slow(0), "mallory"))
             gone = asyncio.create_task(checks.check(slow(1), "mallory"))
