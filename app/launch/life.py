@@ -97,7 +97,8 @@ class Life:
                 if status.get("status") == "RUNNING" and self._readiness.is_healthy():
                     progress.at("producing a first token")
                     if self._readiness.gives_a_token():
-                        self._out.print("\n" + ready_text(self._plan, progress.done()) + "\n", markup=False)
+                        ready = ready_text(self._plan, progress.done(), self._out.is_terminal)
+                        self._out.print(f"\n{ready}\n", markup=False)
                         return True
         return False
 

@@ -66,14 +66,15 @@ def describe(status: dict[str, Any]) -> tuple[str, str]:
     return "loading the model", " · ".join(parts)
 
 
-def ready_text(plan: LaunchPlan, seconds: float) -> str:
-    """The address, and a request that can be pasted into a shell."""
+def ready_text(plan: LaunchPlan, seconds: float, on_terminal: bool) -> str:
+    """The address, and a request that can be pasted into a shell; off a terminal, where it is kept, without a key."""
     body = {
         "model": plan.settings.model_name,
         "messages": [{"role": "user", "content": "Hello!"}],
         "max_tokens": 64,
     }
-    known = plan.settings.http.plain_key or ("YOUR_KEY" if plan.settings.http.tenants else None)
+    http = plan.settings.http
+    known = (http.plain_key if on_terminal else None) or ("YOUR_KEY" if http.tenants else None)
     key = f" -H {shlex.quote(f'Authorization: Bearer {known}')}" if known else ""
     return (
         f"crosskv serves {plan.settings.model_name} at {plan.address} (ready after {seconds:.0f} s)\n\n"
