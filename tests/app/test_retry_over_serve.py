@@ -6,11 +6,13 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import ray
 from prometheus_client import CollectorRegistry
 from ray import cloudpickle, serve
 from ray.serve.config import RequestRouterConfig
@@ -25,7 +27,7 @@ from app.serve_backend import ServeReplicas
 from app.suspects import Suspects
 from configs.settings import load_settings
 from deployments.router import PrefixAffinityRouter, RouterOptions
-from deployments.running_replicas import RunningReplicas
+from deployments.running_replicas import running_replicas
 from deployments.wire import GenerateRequest
 
 pytestmark = pytest.mark.server
@@ -99,7 +101,7 @@ def on_a_loop(handle: DeploymentHandle, test: Callable[[ServeReplicas, IngressMe
     async def run() -> None:
         metrics = IngressMetrics(CollectorRegistry(), AdmissionQueue(1, 1))
         async with asyncio.timeout(PATIENCE_S):
-            await test(ServeReplicas(handle, parts, RunningReplicas()), metrics)
+            await test(ServeReplicas(handle, parts, running_replicas("voices")), metrics)
 
     asyncio.run(run())
 
@@ -147,6 +149,9 @@ def test_a_killed_replicas_prompt_is_answered_by_the_other(voices: DeploymentHan
         assert request_id == "r-retry1"
         (reason,) = retries(metrics)
         assert reason in ("process_gone", "unreachable")
+        while reader(note) in (replicas.living() or ()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not replicas.none_left(), "the other one is known to live, without any KV manager"
 
     on_a_loop(voices, check)
 
@@ -162,3 +167,27 @@ def test_a_replica_killed_in_mid_stream_ends_the_stream_with_its_loss(voices: De
         assert retries(metrics) == {}
 
     on_a_loop(voices, check)
+
+
+class Mortal:
+    def pid(self) -> int:
+        return os.getpid()
+
+    def wait(self) -> None:
+        time.sleep(3600)
+
+
+def test_ray_says_whether_somebody_meant_a_death(ray_cluster: Any) -> None:
+    """What no request can be the reason of is told by Ray's words, which this holds."""
+    reasons = []
+    for meant in (True, False):
+        actor = ray.remote(Mortal).options(num_cpus=0).remote()
+        pid, waiting = ray.get(actor.pid.remote()), actor.wait.remote()
+        if meant:
+            ray.kill(actor)
+        else:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(ray.exceptions.RayActorError) as error:
+            ray.get(waiting, timeout=30)
+        reasons.append(replica_gone(error.value))
+    assert reasons == ["stopped", "process_gone"]
