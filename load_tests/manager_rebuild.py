@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ from deployments.redis_tier import RedisTier, RedisTierConfig
 from kvmanager.keys import BlockHash
 from kvmanager.locations import Tier
 from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, seal, sealed_bytes
+from kvmanager.segment_guard import SALT_BYTES, SegmentGuard
 from kvmanager.segments import SegmentSpan
 from kvmanager.server_secret import ServerSecret
 from load_tests.index_scale import SEGMENT_BLOCKS, prompts, quantile
@@ -221,12 +223,14 @@ def _start_successor(with_redis: bool) -> Any:
 def _fill(url: str, segments: int) -> None:
     """Write segments as `RedisStore.put` does, many at once."""
     client = connect(url, PATIENCE_S)
+    guard = SegmentGuard(ServerSecret(bytes(32)))
     prefix = segment_prefix("bench", FINGERPRINT)
     for _, spans in prompts(0, segments, PROMPT_SEGMENTS):
         pipeline = client.pipeline(transaction=False)
         for span in spans:
             whole = _sealed(span)
-            pipeline.hset(prefix + span.key.hex().encode(), "0", whole[HEADER_BYTES:], {"h": whole[:HEADER_BYTES]})
+            header, body = guard.guard(whole[:HEADER_BYTES], whole[HEADER_BYTES:], secrets.token_bytes(SALT_BYTES))
+            pipeline.hset(prefix + span.key.hex().encode(), "0", bytes(body), {"h": bytes(header)})
         pipeline.execute()
     client.close()
 

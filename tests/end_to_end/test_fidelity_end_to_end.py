@@ -7,7 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.secret_file import server_secret
 from kvmanager.segment_format import EXACT, LOSSY_CODECS, SegmentHeader, read_header
+from kvmanager.segment_guard import SegmentGuard
 from load_tests.faults.catalogue import World
 from load_tests.running_server import RunningServer
 
@@ -52,7 +54,9 @@ def segments(server: RunningServer, tier: str) -> float:
 def stored_headers(world: World) -> list[SegmentHeader]:
     """What lies in Redis, as it says itself."""
     client = world.redis.client
-    return [read_header(client.hget(key, "h")) for key in world.redis.segment_keys()]
+    guard = SegmentGuard(server_secret(world.server.model_folder.parent / "redis", {}))
+    heads: list[Any] = [client.hget(key, "h") for key in world.redis.segment_keys()]
+    return [read_header(guard.open_header(head)) for head in heads]
 
 
 def test_a_tolerant_turn_comes_from_lossy_kv_and_exact_answers_stay_what_they_were(world: World) -> None:
