@@ -57,9 +57,14 @@ class Attempts:
         metrics: IngressMetrics,
         most_retries: int,
         suspects: Suspects,
+        arrived: float | None = None,
     ) -> None:
-        """`request` stays as it is: every attempt gets a copy of what its receiver may change."""
+        """`request` stays as it is: every attempt gets a copy of what its receiver may change.
+
+        `arrived`: when the prompt did, on `time.monotonic`'s clock; None: now.
+        """
         self.request_id = request.request_id
+        self._arrived = time.monotonic() if arrived is None else arrived
         self._request = request
         self._replicas = replicas
         self._metrics = metrics
@@ -154,6 +159,7 @@ class Attempts:
             request_id=self.request_id,
             sampling_params=copy.deepcopy(self._request.sampling_params),
             avoid=avoid,
+            waited_s=time.monotonic() - self._arrived,
             progress=Progress(),
         )
 

@@ -159,7 +159,7 @@ class HandleEngineClient(EngineClient):
                 async with asyncio.timeout_at(context.patience()):
                     await stack.enter_async_context(self._queue.turn(context.tenant, params.n))
                 await self._name_blocks(request, prompt, context)
-                attempts = Attempts(request, self._replicas, self._metrics, self._replica_count, self._suspects)
+                attempts = Attempts(request, self._replicas, self._metrics, self._replica_count, self._suspects, queued)
                 if context.spend is not None:
                     context.spend.use(len(request.prompt_token_ids))
                 self._metrics.queue_time.observe(time.monotonic() - queued)

@@ -22,6 +22,8 @@ PLAN = "crosskv_plan"
 """Key of a `PlanDict` in vLLM's `kv_transfer_params` of a request."""
 TENANT = "crosskv_tenant"
 """Key of the tenant's tag (`kvmanager.keys.tenant_tag`) there; absent where there are no tenants."""
+ARRIVED = "crosskv_arrived"
+"""Key of a tolerant prompt's arrival at the ingress there, on `time.monotonic`'s clock of this process."""
 FIDELITY = "crosskv_fidelity"
 """Key of the prompt's fidelity (`kvmanager.keys.Fidelity`) there; absent for an exact one."""
 

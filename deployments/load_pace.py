@@ -1,7 +1,7 @@
 """How long a tolerant prompt's load is waited for, so that `kv.ttft_target_s` holds. On the engine thread.
 
-Translation only, of a plan's terms to those of `kvmanager.streaming_choice.PrefixLoad`. Leans on vllm 0.32.0:
-`Request.arrival_time` is on `time.time`'s clock.
+Translation only, of a plan's terms to those of `kvmanager.streaming_choice.PrefixLoad`. All times are on
+`time.monotonic`'s clock: a step of the machine's clock moves nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from deployments.kv_port import FIDELITY, PLAN, PlanDict, PlannedLoad
+from deployments.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict, PlannedLoad
 from kvmanager.keys import TOLERANT
 from kvmanager.streaming_choice import LOSSLESS, Chunk, PrefixLoad
 
@@ -23,7 +23,7 @@ def load_pace(
 ) -> PrefixLoad | None:
     """The pace of a load that begins now and brings a prompt's blocks from `first_block` up to `end_block`.
 
-    `target_s` is counted from the request's arrival, its times are on `time.monotonic`'s clock. What computing takes is
+    `target_s` is counted from the prompt's arrival at the ingress (`kv_port.ARRIVED`). What computing takes is
     the plan's expectation, per token as on average of the prompt. None for an exact prompt, which waits as long as any
     load may take, and as long as nothing is known of computing.
     """
@@ -40,5 +40,6 @@ def load_pace(
         for load in loads
     ]
     now = time.monotonic()
-    target_at = now + target_s - (time.time() - request.arrival_time)
-    return PrefixLoad(chunks, token_s * (prompt_tokens - end_block * block_tokens), now, target_at)
+    return PrefixLoad(
+        chunks, token_s * (prompt_tokens - end_block * block_tokens), now, transfer.get(ARRIVED, now) + target_s
+    )

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from deployments.engine_args import engine_config, engine_environment
 from deployments.faulty_engine import make_mortal
 from deployments.faulty_manager import manager_client
 from deployments.heartbeat import HangWatch
-from deployments.kv_port import FIDELITY, PLAN, TENANT
+from deployments.kv_port import ARRIVED, FIDELITY, PLAN, TENANT
 from deployments.manager_client import ManagerUnavailableError
 from deployments.model_identity import model_identity, weights_identity
 from deployments.order_taker import OrderTaker
@@ -130,6 +131,7 @@ class Replica:
                 self._end_soon()
 
     async def _outputs(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
+        arrived = time.monotonic() - request.waited_s
         planned = await self._plans.ask(request)
         plan = planned.plan
         params = request.sampling_params
@@ -137,7 +139,7 @@ class Replica:
         transfer = {
             **({PLAN: plan} if plan else {}),
             **({TENANT: request.tenant} if request.tenant else {}),
-            **({FIDELITY: request.fidelity} if request.fidelity != EXACT else {}),
+            **({FIDELITY: request.fidelity, ARRIVED: arrived} if request.fidelity != EXACT else {}),
         }
         kept = {k: v for k, v in (params.extra_args or {}).items() if k != "kv_transfer_params"}
         params.extra_args = {**kept, **({"kv_transfer_params": transfer} if transfer else {})} or None

@@ -66,7 +66,8 @@ class GenerateRequest:
     `tenant` is the tenant's tag (`kvmanager.keys.tenant_tag`), empty for none: its quota is charged for what is stored.
     `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
     whose KV a tolerant prompt may read; empty for an exact one.
-    `avoid` are unique names of replicas that are not chosen while there are others.
+    `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the
+    ingress, when it was sent; seconds, because clocks differ.
     """
 
     request_id: str
@@ -80,6 +81,7 @@ class GenerateRequest:
     priority: int = 0
     replica_pin: int | None = None
     avoid: tuple[str, ...] = ()
+    waited_s: float = 0.0
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
     trace_headers: dict[str, str] = field(default_factory=dict)

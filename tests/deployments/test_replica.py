@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from vllm import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments import replica as replica_module
-from deployments.kv_port import FIDELITY, PLAN, PlanDict
+from deployments.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict
 from deployments.prompt_plans import PromptPlans
 from deployments.replica import Replica
 from deployments.step_witness import EngineDiedError
@@ -128,10 +129,13 @@ def test_the_managers_plan_replaces_what_the_client_sent() -> None:
 
 def test_a_tolerant_prompts_fidelity_reaches_the_connector_and_its_exact_twin_the_manager() -> None:
     engine, port = FakeEngine(), FakePort(None)
-    tolerant = replace(request(None), fidelity="tolerant", exact_block_hashes=[b"e" * 32] * 6)
+    tolerant = replace(request(None), fidelity="tolerant", exact_block_hashes=[b"e" * 32] * 6, waited_s=3.0)
+    before = time.monotonic()
     ask(replica(engine, port), tolerant)
     ask(replica(engine, port), request({"kv_transfer_params": {FIDELITY: "tolerant"}}))
-    assert [params.extra_args for params in engine.params] == [{"kv_transfer_params": {FIDELITY: "tolerant"}}, None]
+    sent = (engine.params[0].extra_args or {})["kv_transfer_params"]
+    assert before - 3.0 <= sent.pop(ARRIVED) <= time.monotonic() - 3.0, "by this process's clock"
+    assert [sent, engine.params[1].extra_args] == [{FIDELITY: "tolerant"}, None]
     assert [asked[:2] for asked in port.asked] == [
         (tolerant.block_hashes, tolerant.exact_block_hashes),
         (tolerant.block_hashes, []),
