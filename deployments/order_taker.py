@@ -72,13 +72,17 @@ class OrderTaker:
             self._loop.call_soon_threadsafe(self.close)
 
     async def _poll(self) -> None:
+        refused = False
         while True:
             try:
                 orders = await self._manager.ask(
                     "take_orders", self._name, ORDERS_WAIT_S, self._rank(), timeout_s=ORDERS_WAIT_S + MANAGER_ANSWER_S
                 )
                 if orders is None or (self._port and self._port.untold):
+                    if orders is None and refused:
+                        await asyncio.sleep(MANAGER_RETRY_S)  # it has just been told who this is
                     await self._register()
+                refused = orders is None
                 for order in orders or ():
                     task = asyncio.get_running_loop().create_task(self._carry_out(order))
                     self._orders.add(task)

@@ -278,6 +278,7 @@ class RayPort:
             try:
                 self.manager.tell("register_replica", *arguments)
             except Exception as error:
+                self._untold = True
                 sent.set_exception(error)
             else:
                 sent.set_result(None)

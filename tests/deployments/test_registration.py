@@ -137,6 +137,40 @@ def test_changes_that_a_manager_was_not_told_make_the_replica_register_again(rep
     replica(check)
 
 
+def test_a_registration_that_did_not_reach_the_manager_is_still_owed(replica: Any) -> None:
+    async def check(client: Client, engine: Engine, start: Callable[[], OrderTaker]) -> None:
+        client.hangs = True
+        sent = Future[None]()
+        await asyncio.to_thread(engine.port.report_registration, ("replica", 0, "node", [], FINGERPRINT), sent)
+        with pytest.raises(ManagerUnavailableError):
+            await asyncio.wrap_future(sent)
+        assert engine.port.untold
+
+    replica(check)
+
+
+def test_a_manager_that_does_not_take_a_registration_is_not_asked_without_a_pause(
+    replica: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(client: Client, engine: Engine, start: Callable[[], OrderTaker]) -> None:
+        pauses: list[float] = []
+        told: list[str] = []
+        sleep = asyncio.sleep
+
+        async def noted(seconds: float) -> None:
+            pauses.append(seconds)
+            await sleep(0)
+
+        monkeypatch.setattr(order_taker.asyncio, "sleep", noted)
+        monkeypatch.setattr(client, "tell", lambda method, *args: told.append(method))
+        start()
+        while len(told) < 5:
+            await sleep(0.01)
+        assert pauses.count(order_taker.MANAGER_RETRY_S) >= 4
+
+    replica(check)
+
+
 def test_a_replica_sees_to_its_nodes_tier_as_long_as_it_lives(replica: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_taker, "TIER_CARE_S", 0.01)
 
