@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
-from live_engine import BLOCK, LiveEngine, greedy, prompt, usage
+from live_engine import BLOCK, SECRET, LiveEngine, greedy, prompt, usage
 from memory_port import MemoryPort
 
 from deployments.kv_port import FIDELITY, PLAN, PlanExpectation, PlannedLoad
@@ -44,7 +44,7 @@ async def _last(engine: LiveEngine, tokens: Sequence[int], params: object) -> ob
 @pytest.fixture
 def tolerant(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> LiveEngine:
     """The engine, whose prompts are tolerant from now on."""
-    monkeypatch.setattr(engine, "salt", cache_salt(engine.fingerprint, "", "tolerant"))
+    monkeypatch.setattr(engine, "salt", cache_salt(SECRET, engine.fingerprint, "", "tolerant"))
     return engine
 
 
@@ -55,7 +55,7 @@ def test_a_tolerant_conversation_begins_with_its_exact_twins_kv_and_goes_on_with
     exact_answer, _ = engine.ask(question, max_tokens=70)
     twin = engine.hashes(question)
     stored = {key: sealed for key, (_, sealed) in engine.port.segments.items()}
-    monkeypatch.setattr(engine, "salt", cache_salt(engine.fingerprint, "", "tolerant"))
+    monkeypatch.setattr(engine, "salt", cache_salt(SECRET, engine.fingerprint, "", "tolerant"))
 
     answer, first = ask_tolerant(engine, question, twin, max_tokens=70)
     assert first == {"device": 0, "cpu": 0, "redis": 384, "recomputed": 16}, "no exact block on the device is its own"
@@ -80,7 +80,7 @@ def test_a_tolerant_conversation_begins_with_its_exact_twins_kv_and_goes_on_with
 def test_an_exact_prompt_reuses_nothing_of_a_tolerant_one(tolerant: LiveEngine) -> None:
     tokens = prompt(703, 300)
     ask_tolerant(tolerant, tokens)
-    tolerant.salt = cache_salt(tolerant.fingerprint, "")
+    tolerant.salt = cache_salt(SECRET, tolerant.fingerprint, "")
 
     assert tolerant.ask(tokens)[1]["recomputed"] == 300
 
