@@ -33,6 +33,8 @@ def engine_environment(settings: Settings) -> Mapping[str, str]:
         # Runner V2, vLLM's choice on CUDA, computes from the wrong position after a failed layerwise load (vllm#49250).
         "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        # A process group of one still listens, where the host's name points unless told: in a container, the network.
+        "GLOO_SOCKET_IFNAME": "lo",
         "VLLM_CONFIGURE_LOGGING": os.environ.get("VLLM_CONFIGURE_LOGGING", "1"),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "TOKENIZERS_PARALLELISM": "false",
