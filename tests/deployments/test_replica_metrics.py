@@ -8,6 +8,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from live_engine import BLOCK, PATIENCE_S, LiveEngine, greedy, prompt
 from prometheus_client import CollectorRegistry
 
@@ -40,7 +41,10 @@ def test_directives_pins_and_their_time_are_shown_by_replica() -> None:
         assert expected in lines, "\n".join(line for line in lines if line.startswith("crosskv_"))
 
 
-def test_metrics_are_complete_while_the_engine_is_in_a_step_and_as_of_the_last_one(engine: LiveEngine) -> None:
+def test_metrics_are_complete_while_the_engine_is_in_a_step_and_as_of_the_last_one(
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Replica, "rank", 3)  # outside Serve there is none
     engine.ask(prompt(800, 4 * BLOCK))
     core = engine.thread.core
     entered, gate, step = threading.Event(), threading.Event(), core.step_fn
@@ -52,7 +56,7 @@ def test_metrics_are_complete_while_the_engine_is_in_a_step_and_as_of_the_last_o
         return outputs
 
     made: Any = object.__new__(Replica)
-    made.rank, made._reuse, made._device = 3, engine.reuse, engine.orders
+    made._reuse, made._device = engine.reuse, engine.orders
     made._orders = made._watch = made._llm = None
     made._port = SimpleNamespace(
         counters=Counter(), circuits=dict, waits=SimpleNamespace(registry=CollectorRegistry()), close=lambda: None
