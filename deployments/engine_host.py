@@ -163,6 +163,7 @@ class EngineThread:
             with self.heartbeat.turn():
                 outputs, executed = core.step_fn()
                 core.post_step(executed)
+                self.witness.step_ended()
                 self.on_turn()
             if self._ended:  # it was given up
                 return

@@ -3,7 +3,7 @@
 The suspects of a step that died are the requests that it prefilled: what they are is new to the engine, while a request
 that has been decoding for a while has shown that it can be computed. Of a step that prefilled nothing all are suspects
 that it computed; of one that died before it was planned, or that only waited for loads, all that had not been computed
-yet, or else all.
+yet, or else all. Between two steps nobody is a suspect.
 
 Leans on vllm 0.32.0: `Scheduler.schedule` and `requests`; `SchedulerOutput.num_scheduled_tokens`, `scheduled_new_reqs`,
 `scheduled_cached_reqs` with the tokens computed before the step; `Request.num_prompt_tokens`, `num_computed_tokens`;
@@ -43,7 +43,8 @@ class StepWitness:
     def __init__(self) -> None:
         self._scheduler: Any = None
         self._step: Any = None
-        """vLLM's SchedulerOutput of the last step; None while the next one is planned."""
+        """vLLM's SchedulerOutput of the step under way; None while it is planned."""
+        self._under_way = False
 
     def watch(self, scheduler: Any) -> None:
         """Note what the scheduler plans from now on. O(1) per step."""
@@ -51,15 +52,19 @@ class StepWitness:
         schedule = scheduler.schedule
 
         def watched(*args: Any, **kwargs: Any) -> Any:
-            self._step = None
+            self._step, self._under_way = None, True
             self._step = schedule(*args, **kwargs)
             return self._step
 
         scheduler.schedule = watched
 
+    def step_ended(self) -> None:
+        """The step has been computed: no request is to blame for what happens before the next one is planned."""
+        self._under_way = False
+
     def suspects(self) -> list[str]:
         """The requests that may have ended the engine, by the ids that they were sent under."""
-        return sorted({sender_id(name) for name in self._named()}) if self._scheduler is not None else []
+        return sorted({sender_id(name) for name in self._named()}) if self._under_way else []
 
     def _named(self) -> list[str]:
         requests, step = dict(self._scheduler.requests), self._step

@@ -67,6 +67,8 @@ def test_who_is_prefilled_is_a_suspect_before_who_decodes(planned: Any, suspects
     witness.watch(watched)
     watched.schedule()
     assert witness.suspects() == suspects
+    witness.step_ended()
+    assert witness.suspects() == [], "what dies between two steps was ended by no request"
 
 
 def test_a_death_in_the_planning_names_what_was_not_computed_yet() -> None:
