@@ -55,7 +55,7 @@ class ManagerParts:
         self._pins = Pins(self._catalog, config.pin_budget_bytes, config.longest_pin_s, config.tenant_pin_bytes)
         self._quotas = Quotas(self._catalog, self._counters)
         self._devices = DeviceIndex()
-        self._snapshots = Snapshots(self._trie, self._devices)
+        self._snapshots = Snapshots(self._catalog, self._devices)
         self.offloads = Offloads(self._trie, self._planner, self._devices, self._clock, config.blocks_per_segment)
         """What devices hold and no shared tier has; for reading only."""
         self._due = DueEvictions(self._counters)

@@ -10,23 +10,23 @@ Who asks for another part than the next one (an answer was lost) gets a new snap
 
 from dataclasses import dataclass
 
+from kvmanager.catalog import Catalog
 from kvmanager.deltas import HASHES_PER_EVENT, Event, Part
 from kvmanager.device_index import DeviceIndex
 from kvmanager.keys import BlockHash
-from kvmanager.nodes import Node
-from kvmanager.trie import PrefixTrie
+from kvmanager.stores import Walk
 
 MOST_TOLD = 4096
 """Segments and device blocks looked at for one part: a few milliseconds, and some 200 kB for each place they lie at."""
 MOST_AT_ONCE = 8
-"""Snapshots under way; when another one begins, the oldest is given up. Each holds 8 bytes a segment."""
+"""Snapshots under way; when another one begins, the oldest is given up."""
 
 
 @dataclass(slots=True)
 class _Snapshot:
     """What is still to be told: segments, and then device blocks."""
 
-    nodes: list[Node]
+    walks: list[Walk]
     blocks: list[tuple[str, list[BlockHash]]]
     next_part: int = 0
 
@@ -34,30 +34,34 @@ class _Snapshot:
 class Snapshots:
     """Those under way, by number."""
 
-    def __init__(self, trie: PrefixTrie, devices: DeviceIndex) -> None:
-        self._trie = trie
+    def __init__(self, catalog: Catalog, devices: DeviceIndex) -> None:
+        self._catalog = catalog
         self._devices = devices
         self._under_way: dict[int, _Snapshot] = {}
         self._last_id = 0
 
     def part(self, snapshot_id: int, number: int) -> Part:
-        """Return a part of a snapshot; the first of a new one if that is not the next. O(`MOST_TOLD`).
+        """Return a part of a snapshot; the first of a new one if that is not the next.
 
-        To begin one costs a list of all segments: 10 ms for a million.
+        O(`MOST_TOLD`), and to begin one O(locations, tenants and device blocks).
         """
         snapshot = self._under_way.get(snapshot_id)
         if snapshot is None or snapshot.next_part != number:
-            self._under_way.pop(snapshot_id, None)
+            self._end(snapshot_id)
             snapshot_id, snapshot = self._begin()
-        nodes = snapshot.nodes[-MOST_TOLD:]
-        del snapshot.nodes[-MOST_TOLD:]
         events: list[Event] = []
-        for node in nodes:
-            for copy in node.all_copies():
-                if copy.resident:
-                    tier, holder = copy.store.location
-                    events.append(("seg+", tier.value, holder, node.key, node.start_block, node.num_blocks))
-        room = MOST_TOLD - len(nodes)
+        room = MOST_TOLD
+        while snapshot.walks and room > 0:
+            walk = snapshot.walks[-1]
+            copy = walk.copy
+            if copy is None:
+                snapshot.walks.pop().end()
+                continue
+            walk.copy = copy.later
+            room -= 1
+            if copy.resident:
+                node, (tier, holder) = copy.node, copy.store.location
+                events.append(("seg+", tier.value, holder, node.key, node.start_block, node.num_blocks))
         while snapshot.blocks and room > 0:
             replica, blocks = snapshot.blocks.pop()
             room -= len(blocks)
@@ -65,14 +69,19 @@ class Snapshots:
             if still_there := [block for block in blocks if block in held]:
                 events.append(("dev+", replica, still_there))
         snapshot.next_part += 1
-        last = not snapshot.nodes and not snapshot.blocks
+        last = not snapshot.walks and not snapshot.blocks
         if last:
-            del self._under_way[snapshot_id]
+            self._end(snapshot_id)
         return Part(snapshot_id, snapshot.next_part - 1, last, events)
+
+    def _end(self, snapshot_id: int) -> None:
+        snapshot = self._under_way.pop(snapshot_id, None)
+        for walk in snapshot.walks if snapshot is not None else ():
+            walk.end()
 
     def _begin(self) -> tuple[int, _Snapshot]:
         if len(self._under_way) >= MOST_AT_ONCE:
-            del self._under_way[next(iter(self._under_way))]
+            self._end(next(iter(self._under_way)))
         self._last_id += 1
         pools = [(replica, list(held)) for replica, held in self._devices.replicas()]
         blocks = [
@@ -80,5 +89,6 @@ class Snapshots:
             for replica, pool in pools
             for start in range(0, len(pool), HASHES_PER_EVENT)
         ]
-        snapshot = self._under_way[self._last_id] = _Snapshot(list(self._trie.nodes.values()), blocks)
+        walks = [Walk(share) for store in self._catalog.stores.values() for share in store.shares.values()]
+        snapshot = self._under_way[self._last_id] = _Snapshot(walks, blocks)
         return self._last_id, snapshot

@@ -43,6 +43,21 @@ class Partition:
         return min(self.budget_bytes - self.used_bytes, store.budget_bytes - store.used_bytes)
 
 
+class Walk:
+    """The way through the copies of a share that were there when it began: ``copy`` is the next, None at the end."""
+
+    __slots__ = ("copy", "share")
+
+    def __init__(self, share: "Share") -> None:
+        self.share = share
+        self.copy = share.first
+        share.walks.append(self)
+
+    def end(self) -> None:
+        """Go no further."""
+        self.share.walks.remove(self)
+
+
 class Share:
     """What one tenant has at a location, with a quota or without.
 
@@ -50,7 +65,7 @@ class Share:
     what the tenant stores meanwhile belongs to another share.
     """
 
-    __slots__ = ("copies", "first", "nbytes", "retired", "segments", "tenant", "told")
+    __slots__ = ("copies", "first", "nbytes", "retired", "segments", "tenant", "told", "walks")
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
@@ -59,6 +74,8 @@ class Share:
         """Whether mirrors know that all of it is gone."""
         self.first: Copy | None = None
         """Of a list through its copies, the newest first, and so children before parents."""
+        self.walks: list[Walk] = []
+        """Who goes through the list, a few copies at a time."""
         self.copies = 0
         self.nbytes = 0
         """Of its copies, in any state but GONE."""
@@ -75,6 +92,9 @@ class Share:
     def unlink(self, copy: Copy) -> None:
         """Take a copy out of the list; one that is in none stays as it is."""
         before, after = copy.earlier, copy.later
+        for walk in self.walks:
+            if walk.copy is copy:
+                walk.copy = after
         if before is not None:
             before.later = after
         elif self.first is copy:

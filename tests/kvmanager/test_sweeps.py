@@ -255,7 +255,7 @@ class SlicedWorld:
             resident = {copy.node.key for copy in store.copies() if copy.resident}
             assert view.shared.get((location.tier.value, location.holder), set()) == resident
         for replica in ("replica", "other"):
-            assert set(view.devices.held(replica)) == set(self.manager._devices.held(replica))
+            assert view.devices._blocks.get(replica, set()) == set(self.manager._devices.held(replica))
 
     # What holds at any time
 
