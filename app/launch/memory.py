@@ -18,8 +18,9 @@ from configs.model_folder import find_model
 from configs.settings import Settings, SettingsError
 
 SHARED_MEMORY = Path("/dev/shm")
-ALLOW_A_DISK = "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE"
-"""Ray's own variable; whoever sets it to 1 has read what it costs."""
+_LARGEST_ON_A_DISK_BYTES = 10**10
+_ALLOW_A_DISK = "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE"
+"""Ray's own limit for an object store on a disk, and its variable that lifts it (ray 2.60, `ray_constants`)."""
 _REPLICA_PROCESS_BYTES = 700 * 1024**2
 """A replica with the demo model, measured (docs/measured.md); the ingress weighs about as much."""
 _EVERYTHING_ELSE_BYTES = 1024**3
@@ -27,9 +28,8 @@ _EVERYTHING_ELSE_BYTES = 1024**3
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def check_memory(settings: Settings, running: Settings | None = None) -> None:
-    """Raise SettingsError for a server that does not fit. `running` will have ended before this one starts."""
-    _check_shared_memory(object_store_bytes(settings), object_store_bytes(running) if running else 0)
+def check_memory(settings: Settings) -> None:
+    """Raise SettingsError for a server whose parts are together more than this machine's memory."""
     replica = _replica_bytes(settings)
     store = object_store_bytes(settings)
     redis = int(settings.kv.redis_bytes) if settings.kv.enabled and settings.kv.redis_embedded else 0
@@ -44,20 +44,27 @@ def check_memory(settings: Settings, running: Settings | None = None) -> None:
         )
 
 
-def _check_shared_memory(needed: int, given_back: int) -> None:
-    if os.environ.get(ALLOW_A_DISK) == "1":
-        return
+def shared_memory_warning(settings: Settings, running: Settings | None = None) -> str | None:
+    """What to say of an object store that does not fit; None where it does. `running` will have ended by the start.
+
+    Raises SettingsError for one that Ray refuses to put on a disk.
+    """
     try:
         filesystem = os.statvfs(SHARED_MEMORY)
     except OSError:
-        return  # Ray has its own word for a system without it
-    free = filesystem.f_bavail * filesystem.f_frsize + given_back
-    if needed > free:
-        raise SettingsError(
-            f"kv.cpu_tier_bytes: Ray's object store, which holds the CPU tier, needs {_gib(needed)} of "
-            f"{SHARED_MEMORY}, where {_gib(free)} are free; lower kv.cpu_tier_bytes, or give the container more "
-            f"(docker run --shm-size={-(-needed // 1024**3)}g). {ALLOW_A_DISK}=1 puts it on a disk, and makes it slow."
-        )
+        return None  # Ray has its own word for a system without it
+    needed = object_store_bytes(settings)
+    free = filesystem.f_bavail * filesystem.f_frsize + (object_store_bytes(running) if running else 0)
+    if needed <= free:
+        return None
+    what_works = f"lower kv.cpu_tier_bytes, or give the container more: docker run --shm-size={-(-needed // 1024**3)}g"
+    said = (
+        f"kv.cpu_tier_bytes: Ray's object store, which holds the CPU tier, needs {_gib(needed)} of {SHARED_MEMORY}, "
+        f"where {_gib(free)} are free"
+    )
+    if needed > _LARGEST_ON_A_DISK_BYTES and os.environ.get(_ALLOW_A_DISK) != "1":
+        raise SettingsError(f"{said}; {what_works}.")
+    return f"{said}, and lies on a disk now, where loading is slow. Better {what_works}."
 
 
 def _replica_bytes(settings: Settings) -> int:

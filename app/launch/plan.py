@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from app.launch.memory import check_memory
+from app.bound_host import require_guarded
+from app.launch.memory import check_memory, shared_memory_warning
 from app.launch.run_folder import run_folder
 from configs.presets import find_preset
 from configs.settings import Settings, SettingsError, load_settings
@@ -56,6 +57,8 @@ class LaunchPlan:
     app_name: str
     host: str
     port: int
+    warning: str | None = None
+    """What will be slow, and what would help; to be said at the start."""
 
     @property
     def address(self) -> str:
@@ -85,12 +88,14 @@ def make_plan(config_path: Path, overrides: Overrides, running: LaunchPlan | Non
     if not isinstance(port, int) or not 1 <= port <= 65535:
         raise SettingsError(f"http_options.port: {port!r} is not a port; use a number from 1 to 65535.")
     settings = load_settings(application["args"])
+    require_guarded(settings, host)
     require_policy(settings)
     require_redis(settings)
-    check_memory(settings, running.settings if running else None)
+    check_memory(settings)
+    warning = shared_memory_warning(settings, running.settings if running else None)
     if running is None or running.port != port:
         _check_free(host, port)
-    return LaunchPlan(config, settings, str(application.get("name", "default")), host, port)
+    return LaunchPlan(config, settings, str(application.get("name", "default")), host, port, warning)
 
 
 def _whole_number(name: str, text: str | None) -> int | None:
