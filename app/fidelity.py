@@ -47,6 +47,6 @@ def read_field(value: object) -> Fidelity | None:
         raise VLLMValidationError(f'`{FIELD}` must be an object, such as {{"fidelity": "tolerant"}}.', parameter=FIELD)
     unknown = next((name for name in value if name != "fidelity"), None)
     if unknown is not None:
-        param = f"{FIELD}.{ascii(unknown[:64])[1:-1]}"  # a name that cannot be encoded must not cost the answer
+        param = f"{FIELD}.{unknown[:64]}"
         raise VLLMValidationError(f"`{param}` is not known; `{FIELD}` takes `fidelity` only.", parameter=param)
     return read_fidelity(value.get("fidelity"))
