@@ -15,7 +15,7 @@ from typing import Any
 SEARCH_PAUSE_S = 0.25
 """Least time between two searches, so that an actor that is gone costs each caller next to nothing."""
 SEARCH_S = 1.0
-"""Longest wait for a search; the search itself goes on, for those who come later."""
+"""How long those wait for a search who have no deadline of their own; it goes on, for those who come later."""
 
 
 class ActorFinder:
@@ -54,7 +54,7 @@ class ActorFinder:
 
     def wait(self, timeout_s: float) -> Any:
         """The handle, for a thread that may wait. Raises TimeoutError, and what `find` raised."""
-        return self._handle or self.search().result(min(timeout_s, SEARCH_S))
+        return self._handle or self.search().result(timeout_s)
 
     def lost(self, handle: Any) -> None:
         """This actor is gone; a successor that was found meanwhile is not."""

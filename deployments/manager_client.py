@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -57,9 +58,10 @@ class ManagerClient:
 
     def ask_blocking(self, method: str, *args: Any, timeout_s: float) -> Any:
         """The same from a thread that is not an event loop's. Raises ManagerUnavailableError."""
+        deadline = time.monotonic() + timeout_s
         handle = self.find(timeout_s)
         try:
-            return ray.get(getattr(handle, method).remote(*args), timeout=timeout_s)
+            return ray.get(getattr(handle, method).remote(*args), timeout=max(0.0, deadline - time.monotonic()))
         except ray.exceptions.GetTimeoutError as error:
             raise ManagerUnavailableError(f"the KV manager did not answer {method} within {timeout_s} s") from error
         except ray.exceptions.RayError as error:

@@ -18,6 +18,7 @@ import httpx
 from models.training import worlds
 
 TIERS = ("device", "cpu", "redis")
+_CLEAR_AGAIN_S = 0.05
 SHORTEST_PROMPT_TOKENS = 10
 REQUEST_TIMEOUT_S = 300.0
 TOKENIZED_CHARACTERS = 4000
@@ -91,8 +92,10 @@ async def complete(
 
 
 async def clear(client: httpx.AsyncClient, tiers: list[str]) -> None:
-    """Empty tiers of the server."""
-    (await client.post("/api/v1/kv/clear", json={"tiers": tiers})).raise_for_status()
+    """Empty tiers of the server, one conversation after the other: it takes one clear at a time."""
+    while (answer := await client.post("/api/v1/kv/clear", json={"tiers": tiers})).status_code == 429:
+        await asyncio.sleep(_CLEAR_AGAIN_S)
+    answer.raise_for_status()
 
 
 async def _converse(
