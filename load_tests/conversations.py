@@ -10,6 +10,7 @@ import asyncio
 import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from http import HTTPStatus
 from random import Random
 from typing import Any
 
@@ -93,9 +94,12 @@ async def complete(
 
 async def clear(client: httpx.AsyncClient, tiers: list[str]) -> None:
     """Empty tiers of the server, one conversation after the other: it takes one clear at a time."""
-    while (answer := await client.post("/api/v1/kv/clear", json={"tiers": tiers})).status_code == 429:
+    while True:
+        answer = await client.post("/api/v1/kv/clear", json={"tiers": tiers})
+        if answer.status_code != HTTPStatus.TOO_MANY_REQUESTS:
+            answer.raise_for_status()
+            return
         await asyncio.sleep(_CLEAR_AGAIN_S)
-    answer.raise_for_status()
 
 
 async def _converse(
