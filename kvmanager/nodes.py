@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from kvmanager.stores import Partition, Share, Store
 
 
+_NEVER = float("-inf")  # one for all copies: a million of their own would take 24 MB
+
+
 class CopyState(Enum):
     """See the table above."""
 
@@ -152,7 +155,7 @@ class Copy:
         self.children = 0
         """Copies of child nodes at this location that count on this one: RESERVED, HELD or RESIDENT."""
         self.leases = 0
-        self.renewed = float("-inf")
+        self.renewed = _NEVER
         """At Redis: when it was last kept from expiring (`kvmanager.renewals`), as far as this manager knows."""
         self.next: Copy | None = None
         """Of the same node, at another location."""
