@@ -40,20 +40,20 @@ experiments: install-bench ## What prefill costs, what KV weighs, when moving it
 	@exec $(RUN) -m load_tests.experiments $(ARGS)
 
 load-test: install-bench ## Conversations of many users (Locust), and a summary; URL=, PORT=, MODEL=, ARGS=
-	@exec $(RUN) -m load_tests.load_test $(if $(URL),--host '$(URL)') $(if $(PORT),--port '$(PORT)') \
+	@exec $(RUN) -m load_tests.locust $(if $(URL),--host '$(URL)') $(if $(PORT),--port '$(PORT)') \
 		$(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
 bench-manager: install ## How the KV manager grows with its index, and how fast it is rebuilt; ARGS=
-	@exec $(RUN) -m load_tests.manager_scale $(ARGS)
+	@exec $(RUN) -m load_tests.micro.manager_scale $(ARGS)
 
 bench-kernels: install ## How fast the kernels are, beside memcpy of the same bytes; ARGS=
 	@exec $(RUN) -m kernels.benchmark $(ARGS)
 
 bench-codec: install ## The codecs compared: bytes, answers kept, speed; ARGS=
-	@exec $(RUN) -m load_tests.codec_table $(ARGS)
+	@exec $(RUN) -m load_tests.codec.table $(ARGS)
 
 profile-codec: install ## Measure a model's codec profile and write it beside its weights; MODEL=, ARGS=
-	@exec $(RUN) -m load_tests.profile_codec $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+	@exec $(RUN) -m load_tests.codec.profile $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
 test: install-dev ## Run the test suite; ARGS= goes to pytest
 	@exec $(RUN) -m pytest $(ARGS)

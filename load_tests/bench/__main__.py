@@ -26,8 +26,8 @@ from load_tests.bench.plan import Plan
 from load_tests.bench.plots import draw
 from load_tests.bench.report import as_json, closing, markdown, setting_of, write_docs
 from load_tests.bench.summary import rows, verdicts
-from load_tests.client import ServerError
-from load_tests.models import SHAPES, ModelError
+from load_tests.harness.client import ServerError
+from load_tests.harness.models import SHAPES, ModelError
 from load_tests.peers.engine import Dtype
 from load_tests.peers.serving import require_free
 from load_tests.workloads import WORKLOADS

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from load_tests.client import Measured
+from load_tests.harness.client import Measured
 
 METRIC = "ray_serve_deployment_request_counter_total"
 SETTLE_S = 15.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from load_tests.bench.plan import Plan, Sizes
-from load_tests.models import SHAPES
+from load_tests.harness.models import SHAPES
 from load_tests.workloads import Words, Workload, with_working_set
 
 PREFIXES_PER_POOL = 4

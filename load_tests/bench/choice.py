@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 from configs import machine
 from load_tests.bench.arms import ARMS
 from load_tests.bench.plan import Plan, Sizes
-from load_tests.models import SHAPES
+from load_tests.harness.models import SHAPES
 from load_tests.peers.engine import Dtype
 from load_tests.workloads import WORKLOADS
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from load_tests.client import Measured
+from load_tests.harness.client import Measured
 
 TIERS = ("device", "cpu", "redis")
 

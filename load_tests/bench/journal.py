@@ -10,7 +10,7 @@ from typing import Any
 
 from load_tests.bench.figures import Figures
 from load_tests.bench.plan import Key
-from load_tests.client import Measured
+from load_tests.harness.client import Measured
 
 
 class Journal:

@@ -24,10 +24,10 @@ from load_tests.bench.journal import Journal
 from load_tests.bench.plan import Key, Plan
 from load_tests.bench.resources import CPUMeter, pss_bytes, wait_until_quiet
 from load_tests.bench.servers import BenchServer, last_lines, running
-from load_tests.client import Measured, ServerError, run_workload
-from load_tests.models import model_folder, token_counter
+from load_tests.harness.client import Measured, ServerError, run_workload
+from load_tests.harness.models import model_folder, token_counter
+from load_tests.harness.running_server import free_port
 from load_tests.peers.engine import Peer
-from load_tests.running_server import free_port
 from load_tests.workloads import Words, Workload, long_document_qa
 
 REST_S = 2.0

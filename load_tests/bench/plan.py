@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from configs.settings import load_settings
-from load_tests.models import MAX_POSITIONS
+from load_tests.harness.models import MAX_POSITIONS
 from load_tests.peers.engine import Dtype
 
 

@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from load_tests.footprint import pss_by_process
+from load_tests.harness.footprint import pss_by_process
 
 QUIET_CORES = 0.9
 """An idle crosskv takes half a core of a slow machine; a part that is starting, or a copy, takes a whole one more."""

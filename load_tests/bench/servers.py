@@ -17,7 +17,7 @@ import psutil
 
 from app.launch.descendants import Descendants
 from configs.model_folder import PROJECT_ROOT
-from load_tests.client import ServerError
+from load_tests.harness.client import ServerError
 
 READY_POLL_S = 0.5
 STOP_S = 90.0

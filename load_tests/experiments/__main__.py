@@ -27,7 +27,7 @@ from load_tests.experiments.journal import Journal
 from load_tests.experiments.report import Result, as_json, write_report
 from load_tests.experiments.runner import run_points
 from load_tests.experiments.sizes import DTYPE_BYTES, Sizes, fast_dtype, longest_prompt
-from load_tests.models import SHAPES, ModelError, model_folder
+from load_tests.harness.models import SHAPES, ModelError, model_folder
 
 STATE = PROJECT_ROOT / ".crosskv" / "experiments"
 EXIT_INPUT = 2

@@ -16,7 +16,7 @@ import psutil
 from configs.settings import load_settings
 from deployments.engine_args import engine_environment
 from load_tests.experiments.engine_specs import EngineSpec
-from load_tests.footprint import pss_by_process
+from load_tests.harness.footprint import pss_by_process
 
 START_S = 600.0
 ANSWER_S = 1800.0

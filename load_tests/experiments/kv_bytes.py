@@ -10,7 +10,7 @@ from load_tests.experiments import charts
 from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row
 from load_tests.experiments.published import PUBLISHED
 from load_tests.experiments.sizes import DTYPE_BYTES, PROMPTS, Sizes
-from load_tests.models import SHAPES
+from load_tests.harness.models import SHAPES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

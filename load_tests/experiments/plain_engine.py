@@ -14,8 +14,8 @@ from configs.settings import load_settings
 from deployments.engine_args import engine_config
 from deployments.engine_host import start_engine
 from load_tests.experiments.engine_specs import DEVICE_BLOCKS, MOST_SEQUENCES, STEP_TOKENS, WIDEST_STEP_TOKENS
-from load_tests.overhead_arms import sampling
-from load_tests.throttled_engine import prompt
+from load_tests.micro.overhead_arms import sampling
+from load_tests.micro.throttled_engine import prompt
 
 SEEDS = itertools.count(1)
 

@@ -138,7 +138,7 @@ def _header(results: Sequence[Result], sizes: Sizes, command: str) -> str:
         f"- Command: `{command}`{QUICK if sizes.quick else ''}",
         f"- Machine: {machine_line()}",
         f"- Sizes: {lengths}; {sizes.repeats} repeats; medians, the least and the most in brackets. Random weights "
-        f"of real shapes (`load_tests/models.py`), {sizes.dtype}, eager, one thread per engine, "
+        f"of real shapes (`load_tests/harness/models.py`), {sizes.dtype}, eager, one thread per engine, "
         f"steps of {STEP_TOKENS:,} tokens where nothing else is said",
         f"- Points: {len(entries)} of {sum(result.planned for result in results)} measured",
     ]

@@ -28,9 +28,9 @@ from kvmanager.keys import EXACT, TOLERANT, Fidelity, block_hashes, cache_salt
 from kvmanager.segment_format import RAW
 from kvmanager.segments import SegmentSpan
 from kvmanager.server_secret import ServerSecret
-from load_tests.overhead_arms import APP, PATIENCE_S, ReusingEngine, Timed
-from load_tests.prefetch_chain import running, until
-from load_tests.throttled_engine import prompt
+from load_tests.micro.overhead_arms import APP, PATIENCE_S, ReusingEngine, Timed
+from load_tests.micro.prefetch_chain import running, until
+from load_tests.micro.throttled_engine import prompt
 
 WARM_UP_TOKENS = 512
 POLL_S = 0.002

@@ -11,7 +11,7 @@ from typing import Any
 
 from load_tests.faults.inside import Inside
 from load_tests.faults.redis_process import Proxy, RedisProcess
-from load_tests.running_server import RunningServer, ServerError, started
+from load_tests.harness.running_server import RunningServer, ServerError, started
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import ray
 from ray.util import list_named_actors
 
 from configs.model_folder import PROJECT_ROOT
-from load_tests.running_server import ServerError
+from load_tests.harness.running_server import ServerError
 
 NAMESPACE = "serve"
 DONE = "done"

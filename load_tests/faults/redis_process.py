@@ -15,7 +15,7 @@ from typing import Any
 import redis
 
 from deployments.redis_server import find_redis_server
-from load_tests.running_server import free_port
+from load_tests.harness.running_server import free_port
 
 PASSWORD = "of-the-test"
 START_S = 20.0

@@ -17,10 +17,10 @@ from typing import Any
 
 import httpx
 
-from load_tests.conversations import text, tokenize
 from load_tests.faults.catalogue import Fault, World
 from load_tests.faults.streams import Stream, run_stream, run_streams
-from load_tests.running_server import ServerError
+from load_tests.harness.conversations import text, tokenize
+from load_tests.harness.running_server import ServerError
 
 STREAMS = 6
 PROMPT_TOKENS = 900

@@ -19,9 +19,9 @@ from deployments.manager_actor import KVManagerActor
 from deployments.manager_client import SERVE_NAMESPACE
 from kvmanager.config import ManagerConfig
 from kvmanager.locations import Location, Tier
-from load_tests.index_scale import prompts
-from load_tests.manager_calls import start_manager
-from load_tests.manager_rebuild import PROMPT_SEGMENTS, FilledTier
+from load_tests.micro.index_scale import prompts
+from load_tests.micro.manager_calls import start_manager
+from load_tests.micro.manager_rebuild import PROMPT_SEGMENTS, FilledTier
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from load_tests.faults.catalogue import World, started_world
-from load_tests.running_server import RunningServer, started
+from load_tests.harness.running_server import RunningServer, started
 
 DEADLY_TOKENS = [11, 13, 11, 17, 11, 19]
 """A prompt that holds this run of tokens ends the engine that begins it; no other test's does."""

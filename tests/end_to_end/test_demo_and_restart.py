@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from configs.model_folder import PROJECT_ROOT
-from load_tests.running_server import RunningServer
+from load_tests.harness.running_server import RunningServer
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from load_tests.conversations import Plan, run
-from load_tests.exactness import Verdict, compare, plain_answers
-from load_tests.running_server import RunningServer
+from load_tests.harness.conversations import Plan, run
+from load_tests.harness.running_server import RunningServer
+from load_tests.micro.exactness import Verdict, compare, plain_answers
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 

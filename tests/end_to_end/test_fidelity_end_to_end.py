@@ -11,7 +11,7 @@ from deployments.secret_file import server_secret
 from kvmanager.segment_format import EXACT, LOSSY_CODECS, SegmentHeader, read_header
 from kvmanager.segment_guard import SegmentGuard
 from load_tests.faults.catalogue import World
-from load_tests.running_server import RunningServer
+from load_tests.harness.running_server import RunningServer
 
 pytestmark = pytest.mark.server
 

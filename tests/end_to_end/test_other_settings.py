@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from load_tests.faults.redis_process import RedisProcess
-from load_tests.running_server import RunningServer, started
+from load_tests.harness.running_server import RunningServer, started
 
 pytestmark = pytest.mark.server
 

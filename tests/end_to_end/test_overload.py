@@ -8,7 +8,7 @@ from collections import Counter
 import httpx
 import pytest
 
-from load_tests.running_server import RunningServer
+from load_tests.harness.running_server import RunningServer
 
 pytestmark = pytest.mark.server
 

@@ -6,7 +6,7 @@ import pytest
 from openai import OpenAI
 
 from load_tests.faults.catalogue import World
-from load_tests.running_server import RunningServer
+from load_tests.harness.running_server import RunningServer
 
 pytestmark = pytest.mark.server
 

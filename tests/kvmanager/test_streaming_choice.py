@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmanager.streaming_choice import LOSSLESS, RECOMPUTE, Chunk, PrefixLoad, Stream, choose, leading_chunks_to_load
-from load_tests.streaming_links import (
+from load_tests.micro.streaming_links import (
     SIZES,
     Link,
     adaptive,

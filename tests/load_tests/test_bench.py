@@ -23,7 +23,7 @@ from load_tests.bench.plan import Key, Plan, Sizes
 from load_tests.bench.plots import draw
 from load_tests.bench.report import BEGIN, END, as_json, closing, markdown, write_docs
 from load_tests.bench.summary import rows, verdicts
-from load_tests.client import Measured, ServerError
+from load_tests.harness.client import Measured, ServerError
 from load_tests.peers.engine import Peer
 from load_tests.workloads import WORKLOADS, Words, long_document_qa, working_set_tokens
 

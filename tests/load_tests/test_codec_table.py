@@ -19,14 +19,16 @@ from typer.testing import CliRunner
 from deployments.codec_files import find_profile, model_digest, profile_path
 from kernels.codecs import CodecProfile
 from kernels.codecs.step_plan import entropy_and_error, normal_histogram
-from load_tests import codec_table, profile_codec, profile_measure
-from load_tests.codec_arms import all_arms
-from load_tests.codec_model import continued, divergence, kv_shape, prefix_kv
-from load_tests.codec_questions import DEMO, DEMO_PROFILE, Conversation, ask, conversations, judge
-from load_tests.codec_table import SEED, demo_profile, demo_table, missed, plot, wide_table
-from load_tests.codec_wide import random_ids, wide_model
-from load_tests.profile_codec import PROFILE_SEED, demo_samples, make_profile, text_samples
-from load_tests.profile_measure import FACTORS, Distributions, Sample, layer_groups, level_factors
+from load_tests.codec import profile as profile_codec
+from load_tests.codec import profile_measure
+from load_tests.codec import table as codec_table
+from load_tests.codec.arms import all_arms
+from load_tests.codec.model import continued, divergence, kv_shape, prefix_kv
+from load_tests.codec.profile import PROFILE_SEED, demo_samples, make_profile, text_samples
+from load_tests.codec.profile_measure import FACTORS, Distributions, Sample, layer_groups, level_factors
+from load_tests.codec.questions import DEMO, DEMO_PROFILE, Conversation, ask, conversations, judge
+from load_tests.codec.table import SEED, demo_profile, demo_table, missed, plot, wide_table
+from load_tests.codec.wide import random_ids, wide_model
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +97,7 @@ def test_tables_and_plot_hold_every_codec(tmp_path: Path) -> None:
 
 
 def test_a_conversation_from_its_own_kv_is_answered_as_it_was_and_from_noise_it_is_not(tmp_path: Path) -> None:
-    from load_tests.codec_model import load_model
+    from load_tests.codec.model import load_model
 
     model = load_model(DEMO)
     profile = demo_profile()

@@ -24,12 +24,12 @@ from starlette.routing import Route
 from typer.testing import CliRunner
 
 from configs.model_folder import PROJECT_ROOT
-from load_tests import load_test
-from load_tests.load_test import EXIT_USAGE
-from load_tests.locust_answer import retry_after_s
-from load_tests.locust_report import EXIT_ERRORS, EXIT_INTERRUPTED
-from load_tests.locust_shapes import SHAPES
-from load_tests.running_server import free_port
+from load_tests.harness.running_server import free_port
+from load_tests.locust import __main__ as load_test
+from load_tests.locust.__main__ import EXIT_USAGE
+from load_tests.locust.answer import retry_after_s
+from load_tests.locust.report import EXIT_ERRORS, EXIT_INTERRUPTED
+from load_tests.locust.shapes import SHAPES
 
 WORDS = ("Anna", " lives", " in", " Paris.")
 RETRY_AFTER_S = 0.5
@@ -92,7 +92,7 @@ def fake() -> Iterator[FakeOpenAI]:
 
 
 def command(url: str, results: Path, *options: str) -> list[str]:
-    words = [sys.executable, "-m", "load_tests.load_test", "--host", url, "--results", str(results), "--json", "-"]
+    words = [sys.executable, "-m", "load_tests.locust", "--host", url, "--results", str(results), "--json", "-"]
     return [*words, "--think-s", "0.02", "--duration", "2", *options]
 
 
@@ -194,7 +194,17 @@ def test_what_cannot_be_used_is_said_before_the_load(fake: FakeOpenAI, tmp_path:
 
 
 def test_locust_by_itself_ends_with_a_sentence_when_it_cannot_have_the_model(fake: FakeOpenAI) -> None:
-    words = ("-m", "locust", "-f", "load_tests/locustfile.py", "--headless", "--host", fake.url, "--model", "absent")
+    words = (
+        "-m",
+        "locust",
+        "-f",
+        "load_tests/locust/locustfile.py",
+        "--headless",
+        "--host",
+        fake.url,
+        "--model",
+        "absent",
+    )
     done = subprocess.run([sys.executable, *words], cwd=PROJECT_ROOT, capture_output=True, text=True)
     assert done.returncode == EXIT_USAGE
     assert "does not have the model 'absent'" in done.stderr

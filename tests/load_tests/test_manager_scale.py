@@ -8,11 +8,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from load_tests import manager_scale
-from load_tests.index_scale import PROMPT_SEGMENTS, CoreScale, prompts
-from load_tests.manager_rebuild import Rebuild
-from load_tests.manager_scale import core_table, measure_core, measure_stalls, missed, rebuild_table, stalls_table
-from load_tests.manager_stalls import Stall
+from load_tests.micro import manager_scale
+from load_tests.micro.index_scale import PROMPT_SEGMENTS, CoreScale, prompts
+from load_tests.micro.manager_rebuild import Rebuild
+from load_tests.micro.manager_scale import core_table, measure_core, measure_stalls, missed, rebuild_table, stalls_table
+from load_tests.micro.manager_stalls import Stall
 
 FINE = CoreScale(10**6, 0.2, 0.5, 0.2, 0.5, 0.01, 3.0, 3.0, 400.0, 1e5, 500.0)
 REBUILT = Rebuild(100_000, "Redis", 1.0, {"redis": 4.0}, 3.0, 50, 40, 3, 0, 2.0, 20.0)

@@ -4,7 +4,7 @@ import itertools
 import pytest
 from rich.progress import Progress
 
-from load_tests.overhead import Question, measured, report, rotated, table
+from load_tests.micro.overhead import Question, measured, report, rotated, table
 
 
 def question(values, bound, at_most):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
-from load_tests import models
-from load_tests.models import SHAPES, ModelError, Shape, model_folder, token_counter
+from load_tests.harness import models
+from load_tests.harness.models import SHAPES, ModelError, Shape, model_folder, token_counter
 from load_tests.workloads import Words
 
 TINY = Shape("tiny", 2, 64, 2, 1, 32, 128, vocab_size=1_024)
@@ -180,7 +180,7 @@ def test_unknown_names_and_unwritable_folders_are_one_sentence(known, tmp_path):
 
 
 def test_the_command_names_the_models_it_knows(tmp_path):
-    command = [sys.executable, "-m", "load_tests.models", "7b", "--root", str(tmp_path)]
+    command = [sys.executable, "-m", "load_tests.harness.models", "7b", "--root", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "there is no model '7b'; choose one of 10m, 40m, 365m.\n"

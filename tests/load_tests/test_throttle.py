@@ -1,7 +1,7 @@
 import pytest
 
-from load_tests.throttle import plot, summary, table
-from load_tests.throttled_engine import Served
+from load_tests.micro.throttle import plot, summary, table
+from load_tests.micro.throttled_engine import Served
 
 
 def step(load, recompute, auto):

@@ -1,0 +1,231 @@
+"""What the keyed checksum of segments in Redis costs, and their encryption, in percent of a Redis load.
+
+A load is what a prefetch worker does: all parts of a segment from a real Redis over a unix socket, every check, and, as
+`kv.redis_codec` says, decoding. Three arms take turns with every single segment, in an order that rotates: without a
+guard, with the keyed checksum, encrypted. Two ratios to the arm without are stated. *Time*: the fastest load of each
+arm, which tells what it takes when nothing else has the core. *CPU*: the worker's own processor time, each load beside
+its neighbour without a guard, median and quartiles; it hardly feels what else runs on the machine.
+`python -m load_tests.micro.guard_cost [--rounds N] [--json FILE]`; some minutes, one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import hashlib
+import hmac
+import json
+import secrets
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+from deployments.checked_store import CheckedStore
+from deployments.codec_meter import CodecMeter
+from deployments.coded_store import CodedStore
+from deployments.guarded_store import GuardedStore
+from deployments.prefetch_worker import keep_freed_memory
+from deployments.redis_endpoint import RedisEndpoint, open_profiles
+from deployments.redis_server import EmbeddedRedis
+from deployments.redis_store import RedisStore
+from deployments.segment_codecs import Coding, SegmentCodecs
+from deployments.segment_store import SegmentStore
+from kvmanager.keys import SegmentKey
+from kvmanager.segment_format import SegmentHeader, body_offset, seal
+from kvmanager.segment_guard import SegmentGuard
+from kvmanager.segments import NodeKind, SegmentSpan
+from kvmanager.server_secret import ServerSecret
+
+FINGERPRINT = b"g" * 32
+SECRET = ServerSecret(bytes(32))
+SHAPES = {"0.5B": (24, 2, 256, 2, 64), "8B": (32, 2, 256, 8, 128)}
+"""256 tokens in bfloat16: 3 MiB and 32 MiB."""
+SEGMENTS = {"0.5B": 8, "8B": 3}
+CODINGS = {"raw": Coding("raw", "int8"), "lossless": Coding("lossless", "int8")}
+ARMS = ("none", "keyed", "encrypted")
+WARM_UP_ROUNDS = 2
+PATIENCE_S = 60.0
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of one arm beside the one without a guard, to load or to store a segment."""
+
+    model: str
+    codec: str
+    what: str
+    arm: str
+    fastest_ms: float
+    time_percent: float
+    """Added, by the fastest of each arm."""
+    cpu_percent: tuple[float, float, float]
+    """Added to the worker's processor time: lower quartile, median, upper quartile."""
+
+
+def arms(endpoint: RedisEndpoint, codecs: SegmentCodecs) -> dict[str, CodedStore]:
+    """The stores that take turns; each has segments of its own in Redis."""
+
+    def arm(name: str, guarded: Callable[[SegmentStore], SegmentStore]) -> CodedStore:
+        transport = RedisStore(endpoint.url, endpoint.prefix + name.encode() + b":", PATIENCE_S, 0)
+        checked = CheckedStore(guarded(transport), FINGERPRINT)
+        return CodedStore(checked, FINGERPRINT, codecs, open_profiles(endpoint), CodecMeter())
+
+    def guard(encrypts: bool) -> Callable[[SegmentStore], SegmentStore]:
+        return lambda below: GuardedStore(below, SegmentGuard(SECRET, encrypts=encrypts), secrets.token_bytes)
+
+    guards = (lambda below: below, guard(False), guard(True))
+    return {name: arm(name, guarded) for name, guarded in zip(ARMS, guards, strict=True)}
+
+
+def segment(model: str, number: int) -> tuple[bytes, Any]:
+    """A sealed segment of normally distributed values, and its key."""
+    shape = SHAPES[model]
+    key = number.to_bytes(32, "big")
+    span = SegmentSpan(SegmentKey(key), None, 0, shape[2] // 32, NodeKind.REQUEST)
+    header = SegmentHeader.raw(span, FINGERPRINT, shape, "bfloat16")
+    buffer = np.zeros(header.sealed_bytes, np.uint8)
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(number)).to(torch.bfloat16)
+    buffer[body_offset(shape[0]) :] = values.view(torch.uint8).numpy().reshape(-1)
+    seal(buffer.data, header)
+    return key, buffer
+
+
+@dataclass(slots=True)
+class Taken:
+    """Seconds by the clock, and of this thread's processor time, of each call of one arm."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    def by(self, call: Callable[[], Any]) -> None:
+        """Make a call and note what it takes."""
+        began, cpu_began = time.perf_counter(), time.thread_time()
+        call()
+        self.cpu.append(time.thread_time() - cpu_began)
+        self.wall.append(time.perf_counter() - began)
+
+
+def measure(stores: dict[str, CodedStore], model: str, codec: str, rounds: int) -> list[Cost]:
+    """Let the arms take turns."""
+    held = [segment(model, 1 + number) for number in range(SEGMENTS[model])]
+    names = list(stores)
+    taken: dict[str, dict[str, Taken]] = {}
+    for turn in range(-WARM_UP_ROUNDS, rounds):
+        if turn <= 0:  # what came before was to warm up
+            taken = {what: {name: Taken() for name in names} for what in ("load", "store")}
+        gc.collect()
+        for place, (key, buffer) in enumerate(held):
+            first = (turn + place) % len(names)
+            for name in names[first:] + names[:first]:
+                store = stores[name]
+                taken["store"][name].by(lambda: store.put(key, buffer.data))  # noqa: B023
+            for name in names[first:] + names[:first]:
+                store = stores[name]
+                taken["load"][name].by(lambda: store.get(key))  # noqa: B023
+    for key, buffer in held:
+        for name, store in stores.items():
+            found = store.get(key)
+            assert found is not None, name
+            assert bytes(found) == buffer.tobytes(), name
+    return [
+        Cost(
+            model,
+            codec,
+            what,
+            name,
+            1000 * min(of[name].wall),
+            100 * (min(of[name].wall) / min(of["none"].wall) - 1),
+            _percent(of[name].cpu, of["none"].cpu),
+        )
+        for what, of in taken.items()
+        for name in names
+    ]
+
+
+def primitives() -> dict[str, float]:
+    """Bytes per second of processor time: what could have been the keyed checksum, and what is; best of some."""
+    content, key, made = secrets.token_bytes(8 * MIB), bytes(32), bytearray(8 * MIB + 16)
+
+    def gmac() -> None:
+        encryptor = Cipher(algorithms.AES256(key), modes.GCM(bytes(12))).encryptor()
+        encryptor.authenticate_additional_data(content)
+        encryptor.finalize()
+
+    def gcm() -> None:
+        encryptor = Cipher(algorithms.AES256(key), modes.GCM(bytes(12))).encryptor()
+        encryptor.update_into(content, made)
+        encryptor.finalize()
+
+    calls: dict[str, Callable[[], Any]] = {
+        "xxh3_128 (no key)": lambda: xxhash.xxh3_128_digest(content),
+        "HMAC-SHA256": lambda: hmac.digest(key, content, "sha256"),
+        "BLAKE2b": lambda: hashlib.blake2b(content, key=key).digest(),
+        "AES-256-GMAC": gmac,
+        "AES-256-GCM": gcm,
+    }
+    return {name: len(content) / _fastest(call) for name, call in calls.items()}
+
+
+def _fastest(call: Callable[[], Any]) -> float:
+    taken = Taken()
+    for _ in range(15):
+        taken.by(call)
+    return min(taken.cpu)
+
+
+def _percent(arm: list[float], none: list[float]) -> tuple[float, float, float]:
+    lower, median, upper = statistics.quantiles(
+        [100 * (ours / theirs - 1) for ours, theirs in zip(arm, none, strict=True)], n=4
+    )
+    return lower, median, upper
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as a worker
+    speeds = primitives()
+    for name, speed in speeds.items():
+        print(f"{name:20} {speed / 1e9:6.1f} GB/s")
+    costs: list[Cost] = []
+    with tempfile.TemporaryDirectory(prefix="crosskv-") as folder:
+        server = EmbeddedRedis(Path(folder), 2048 * MIB)
+        server.start()
+        try:
+            for codec, coding in CODINGS.items():
+                for model in SHAPES:
+                    prefix = f"crosskv:1:bench:{codec}{model}:".encode()
+                    endpoint = RedisEndpoint(server.url, prefix, FINGERPRINT, PATIENCE_S, 0, SECRET)
+                    codecs = SegmentCodecs(coding, open_profiles(endpoint))
+                    codecs.warm_up()
+                    costs += measure(arms(endpoint, codecs), model, codec, options.rounds)
+                    for cost in costs[-2 * len(ARMS) :]:
+                        lower, median, upper = cost.cpu_percent
+                        print(
+                            f"{model:5} {codec:9} {cost.what:5} {cost.arm:10} fastest {cost.fastest_ms:7.2f} ms "
+                            f"{cost.time_percent:+6.1f} %   CPU {median:+6.1f} % ({lower:+.1f} … {upper:+.1f})",
+                            flush=True,
+                        )
+        finally:
+            server.stop()
+    if options.json:
+        found = {"rounds": options.rounds, "bytes_per_s": speeds, "costs": [asdict(cost) for cost in costs]}
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

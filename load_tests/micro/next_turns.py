@@ -1,0 +1,205 @@
+"""What share of next turns finds its KV on the device, by speculation: `python -m load_tests.micro.next_turns`.
+
+Conversations with think times between their turns, more of them than the device pools hold, so that a conversation's KV
+has left the device when its next turn comes, unless somebody kept or brought it. Two arms, alternating, each on a
+server of its own that is started as `make serve` does: `kv.speculative_prefetch` off and on. The same conversations
+and think times in both. A next turn has *found* its KV when all full blocks of the turn before came from the device
+(`usage.kv_cache`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from load_tests.faults.streams import REQUEST_S, Stream, run_stream
+from load_tests.harness.conversations import text, tokenize
+from load_tests.harness.running_server import RunningServer, ServerError, started
+
+out = Console(stderr=True, highlight=False)
+MODEL = "demo"
+BLOCK_TOKENS = 32
+ARMS = {"none": False, "speculative": True}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """How many conversations, how long, and what they share the devices with."""
+
+    conversations: int = 24
+    turns: int = 6
+    prompt_tokens: tuple[int, int] = (400, 900)
+    question_tokens: tuple[int, int] = (20, 60)
+    answer_tokens: int = 32
+    think_median_s: float = 8.0
+    think_sigma: float = 0.5
+    """Of the logarithm of think times, which are log-normal."""
+    replicas: int = 2
+    device_blocks: int = 256
+    """Of `BLOCK_TOKENS` tokens, per replica."""
+
+    def settings(self, speculative: bool) -> dict[str, Any]:
+        """What the server is started with."""
+        engine = {"device_blocks": self.device_blocks, "block_size_tokens": BLOCK_TOKENS}
+        kv = {"redis_url": None, "speculative_prefetch": speculative}
+        return {"replicas": self.replicas, "max_model_len": 2048, "engine": engine, "kv": kv}
+
+
+@dataclass
+class NextTurn:
+    """One turn after a conversation's first. `known_tokens`: what the turn before has left, in full blocks."""
+
+    known_tokens: int
+    device_tokens: int
+    cpu_tokens: int
+    first_token_s: float
+
+    @property
+    def found(self) -> bool:
+        """Whether all that was left was on the device."""
+        return self.device_tokens >= self.known_tokens
+
+
+async def replay(url: str, scenario: Scenario, seed: int, progress: Progress) -> list[NextTurn]:
+    """All next turns of all conversations. Raises ServerError for one that was not answered."""
+    bar = progress.add_task("turns", total=scenario.conversations * scenario.turns)
+    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_S) as client:
+        words = await tokenize(client, MODEL, text(Random(seed), 40_000))
+
+        async def one(number: int) -> list[NextTurn]:
+            return await _converse(client, scenario, Random(f"{seed}/{number}"), words, lambda: progress.advance(bar))
+
+        turns = await asyncio.gather(*map(one, range(scenario.conversations)))
+    progress.remove_task(bar)
+    return [turn for conversation in turns for turn in conversation]
+
+
+async def _converse(
+    client: httpx.AsyncClient, scenario: Scenario, rng: Random, words: list[int], on_turn: Any
+) -> list[NextTurn]:
+    start = rng.randrange(len(words) - scenario.prompt_tokens[1])
+    prompt = words[start : start + rng.randint(*scenario.prompt_tokens)]
+    next_turns: list[NextTurn] = []
+    known = 0
+    await asyncio.sleep(rng.random() * scenario.think_median_s)
+    for turn in range(scenario.turns):
+        stream = Stream(prompt)
+        await run_stream(client, MODEL, stream, scenario.answer_tokens)
+        if not stream.ended:
+            raise ServerError(f"a turn was not answered: {stream.error or stream.status}")
+        on_turn()
+        if turn:
+            used = stream.kv_cache
+            next_turns.append(NextTurn(known, used.get("device", 0), used.get("cpu", 0), stream.first_token_s))
+        # The KV of the last sampled token is not computed.
+        known = (len(prompt) + len(stream.tokens) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        question = rng.randrange(len(words) - scenario.question_tokens[1])
+        prompt = prompt + stream.tokens + words[question : question + rng.randint(*scenario.question_tokens)]
+        await asyncio.sleep(scenario.think_median_s * rng.lognormvariate(0.0, scenario.think_sigma))
+    return next_turns
+
+
+def run_arm(arm: str, scenario: Scenario, seed: int, progress: Progress) -> dict[str, Any]:
+    """Start a server, replay on it, and return the figures. Raises ServerError."""
+    with tempfile.TemporaryDirectory() as folder, started(Path(folder), scenario.settings(ARMS[arm])) as server:
+        turns = asyncio.run(replay(server.url, scenario, seed, progress))
+        books = _books(server)
+    waits = sorted(turn.first_token_s for turn in turns)
+    known = sum(turn.known_tokens for turn in turns)
+    return {
+        "arm": arm,
+        "seed": seed,
+        "next_turns": len(turns),
+        "found_share": sum(turn.found for turn in turns) / len(turns),
+        "device_token_share": sum(min(turn.device_tokens, turn.known_tokens) for turn in turns) / known,
+        "cpu_token_share": sum(min(turn.cpu_tokens, turn.known_tokens) for turn in turns) / known,
+        "ttft_p50_s": statistics.median(waits),
+        "ttft_p90_s": waits[len(waits) * 9 // 10],
+        "speculation": books,
+    }
+
+
+def _books(server: RunningServer) -> dict[str, Any]:
+    books: dict[str, Any] = server.stats().get("speculation", {})
+    return books
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The arms' means over the rounds, lowest and highest beside them, and the ratio of each round's pair."""
+    lines = [
+        "| arm | next turns found on the device | tokens from the device | from the CPU tier | TTFT p50 | p90 |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for arm in ARMS:
+        mine = [row for row in rows if row["arm"] == arm]
+        shares = [_spread([row[name] for row in mine], "{:.2f}") for name in ("found_share", "device_token_share")]
+        shares.append(_spread([row["cpu_token_share"] for row in mine], "{:.2f}"))
+        waits = [_spread([1e3 * row[name] for row in mine], "{:.0f}") + " ms" for name in ("ttft_p50_s", "ttft_p90_s")]
+        lines.append(f"| {arm} | {' | '.join(shares + waits)} |")
+    ratios = ttft_ratios(rows)
+    return "\n".join([*lines, "", f"TTFT p50 of next turns, speculative / none: {_spread(ratios, '{:.2f}')}"])
+
+
+def ttft_ratios(rows: list[dict[str, Any]]) -> list[float]:
+    """Of each round: median TTFT with speculation over that without."""
+    p50 = {(row["arm"], row["seed"]): row["ttft_p50_s"] for row in rows}
+    return [p50["speculative", seed] / p50["none", seed] for arm, seed in p50 if arm == "none"]
+
+
+def _spread(values: list[float], form: str) -> str:
+    mean = form.format(statistics.fmean(values))
+    return mean if len(values) == 1 else f"{mean} ({form.format(min(values))} to {form.format(max(values))})"
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Pairs of servers; each pair has conversations of its own.")] = 3,
+    conversations: Annotated[int, typer.Option(min=1)] = Scenario.conversations,
+    turns: Annotated[int, typer.Option(min=2)] = Scenario.turns,
+    think_s: Annotated[float, typer.Option(min=0.0, help="Median think time.")] = Scenario.think_median_s,
+    replicas: Annotated[int, typer.Option(min=1)] = Scenario.replicas,
+    device_blocks: Annotated[
+        int, typer.Option(min=64, help=f"Blocks of {BLOCK_TOKENS} tokens per replica.")
+    ] = Scenario.device_blocks,
+    json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
+) -> None:
+    """Start servers with and without speculation in turns, and print what next turns found."""
+    scenario = Scenario(
+        conversations=conversations,
+        turns=turns,
+        think_median_s=think_s,
+        replicas=replicas,
+        device_blocks=device_blocks,
+    )
+    rows: list[dict[str, Any]] = []
+    try:
+        with Progress(console=out, transient=True) as progress:
+            bar = progress.add_task("servers", total=rounds * len(ARMS))
+            for seed in range(rounds):
+                for arm in ARMS if seed % 2 == 0 else reversed(ARMS):
+                    rows.append(run_arm(arm, scenario, seed, progress))
+                    progress.advance(bar)
+    except ServerError as error:
+        out.print(str(error), markup=False)
+        raise typer.Exit(1) from None
+    if json_file != "-":
+        print(table(rows))
+    report = json.dumps({"scenario": asdict(scenario), "runs": rows, "ttft_ratios": ttft_ratios(rows)}, indent=2)
+    if json_file == "-":
+        print(report)
+    elif json_file:
+        Path(json_file).write_text(report)
+
+
+if __name__ == "__main__":
+    typer.run(main)
