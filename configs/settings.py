@@ -38,7 +38,7 @@ _DEFAULT_DEVICE_BLOCKS = {
 _DEFAULT_STEP_TOKENS = {
     "cpu": 512,
     "cuda": 2048,
-}  # docs/experiments.md, 11: enough for each model that was measured, on a CPU; longer steps hold up decoding
+}  # docs/measured/experiments.md, 11: enough for each model that was measured, on a CPU; longer steps hold up decoding
 
 
 class Settings(Section):

@@ -1,7 +1,7 @@
 """The motivating study: `python -m load_tests.experiments`, or `make experiments`.
 
-Measures what is not measured yet, one engine at a time, and writes docs/experiments.md with plots and CSVs. Ctrl-C at
-any time: the same command goes on. `--quick` tries everything with small sizes, and leaves docs alone.
+Measures what is not measured yet, one engine at a time, and writes docs/measured/experiments.md with plots and CSVs.
+Ctrl-C at any time: the same command goes on. `--quick` tries everything with small sizes, and leaves docs alone.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def main(
         str | None, typer.Option(help="bfloat16 or float32. Default: bfloat16 where this processor is fast at it.")
     ] = None,
     docs: Annotated[
-        Path | None, typer.Option(help="Folder of the report. Default: docs; quick: .crosskv/experiments/quick.")
+        Path | None,
+        typer.Option(help="Folder of the report. Default: docs/measured; quick: .crosskv/experiments/quick."),
     ] = None,
     state: Annotated[Path, typer.Option(help="Folder of the journal and the engines' log.")] = STATE,
     json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
@@ -85,7 +86,7 @@ def main(
     if dtype is not None:
         chosen([dtype], list(DTYPE_BYTES), "dtype")
     sizes = Sizes(tuple(models), lengths, dtype or fast_dtype(), repeats or (2 if quick else 3), quick)
-    target = docs or (state / "quick" if quick else PROJECT_ROOT / "docs")
+    target = docs or (state / "quick" if quick else PROJECT_ROOT / "docs" / "measured")
     require_writable(state, "--state")
     require_writable(target, "--docs")
     if json_file not in (None, "-"):

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 
 from configs.settings import Settings
 from load_tests.experiments import charts
-from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, by_model, listed, spread
+from load_tests.experiments.experiment import (
+    Column,
+    Engine,
+    Experiment,
+    Point,
+    Row,
+    bullets,
+    by_model,
+    listed,
+    sampled,
+    spread,
+)
 from load_tests.experiments.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -75,24 +86,26 @@ def capped_batch(rows: Sequence[Row]) -> int | None:
 def conclusion(rows: Sequence[Row]) -> str:
     """What `engine.device_blocks` must be for `engine.max_num_seqs`."""
     settings = Settings()
-    caps = []
+    caps, gains = [], []
     for model, own in by_model(rows).items():
         capped = capped_batch(own)
         if capped is None:
             caps.append(f"more than {own[-1]['batch']} ({model})")
             continue
-        before = [row for row in own if row["batch"] < capped]
-        gain = own[-1]["tokens_per_s"] / before[-1]["tokens_per_s"] if before else 1.0
-        caps.append(
-            f"{capped} ({model}; {gain:.2f} times the tokens/s of batch {before[-1]['batch']} at {own[-1]['batch']})"
-        )
+        caps.append(f"{capped} ({model})")
+        if before := [row for row in own if row["batch"] < capped]:
+            gain = own[-1]["tokens_per_s"] / before[-1]["tokens_per_s"]
+            gains.append(
+                f"{model}: batch {own[-1]['batch']} gives {gain:.2f} times the tokens/s of batch {before[-1]['batch']}."
+            )
     tokens = (settings.device_blocks or 0) * settings.block_size_tokens
     seqs = settings.engine.max_num_seqs
     each = tokens // seqs
     return (
-        f"The pool is full from a batch of {listed(caps)}, and requests beyond it wait or lose their KV to others; "
-        f"`engine.device_blocks` by default holds {tokens:,} tokens, so all {seqs} requests of `engine.max_num_seqs` "
-        f"run at once only while they have at most {each} tokens each: with longer ones raise it."
+        f"`engine.device_blocks` by default holds {tokens:,} tokens. So all {seqs} requests of `engine.max_num_seqs` "
+        f"run at once only while each has at most {each} tokens: raise it for longer ones. The pool of this "
+        f"experiment is full from a batch of {listed(caps)}. Requests beyond it wait or lose their KV to others."
+        f"{bullets(gains)}"
     )
 
 
@@ -113,5 +126,6 @@ EXPERIMENT = Experiment(
     measure,
     plot,
     conclusion,
+    shown=sampled("batch", 4),
     note=f"Prompts of {PROMPT} and answers of {ANSWER} tokens; a pool for the KV of {POOL_REQUESTS} such requests.",
 )

@@ -1,4 +1,4 @@
-"""What an experiment consists of: the points to measure, the rows that each gives, a plot, and one sentence."""
+"""What an experiment consists of: the points to measure, the rows that each gives, a plot, and a conclusion."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Column:
         text = self._number(value)
         if not self.spread:
             return text
-        return f"{text} ({self._number(row[f'{self.key}_min'])} to {self._number(row[f'{self.key}_max'])})"
+        return f"{text} ({self._number(row[f'{self.key}_min'])}\u2013{self._number(row[f'{self.key}_max'])})"
 
     def _number(self, value: float) -> str:
         return f"{value * self.scale:,.{self.digits}f}"
@@ -73,11 +73,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Experiment:
-    """`setting`: whose default the conclusion speaks of (docs/settings.md). `note`: what to know beside the table.
+    """`setting`: whose default the conclusion speaks of (docs/guide/settings.md). `note`: what to know of the table.
 
     `measure` asks a running `Engine` (None for a point without one) and returns the point's rows, without model and
     values, which `runner` adds.
-    `conclusion` is one sentence, computed from all rows.
+    `conclusion` is a few short sentences, computed from all rows.
     """
 
     name: str
@@ -110,6 +110,26 @@ def by_model(rows: Sequence[Row]) -> dict[str, list[Row]]:
 def largest_model(rows: Sequence[Row]) -> list[Row]:
     """The rows of the model that comes last: models are in order of size."""
     return list(by_model(rows).values())[-1]
+
+
+def sampled(key: str, most: int) -> Callable[[Sequence[Row]], list[Row]]:
+    """For `Experiment.shown`: of each model the rows of at most `most` values of `key`, evenly spread, both ends in."""
+
+    def shown(rows: Sequence[Row]) -> list[Row]:
+        chosen = []
+        for own in by_model(rows).values():
+            values = list(dict.fromkeys(row[key] for row in own))
+            places = min(most, len(values))
+            kept = {values[round(place * (len(values) - 1) / max(1, places - 1))] for place in range(places)}
+            chosen += [row for row in own if row[key] in kept]
+        return chosen
+
+    return shown
+
+
+def bullets(lines: Sequence[str]) -> str:
+    """A Markdown list, to go after a sentence."""
+    return "\n\n" + "\n".join(f"- {line}" for line in lines)
 
 
 def listed(words: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ NAME = "kv_bytes"
 BLOCK_TOKENS = 32
 LONGEST_MEASURED = 2048
 REFERENCE = "Llama-3.1-8B"
-SHOWN_TOKENS = (1024, 16384)
+SHOWN_TOKENS = 1024
 
 
 def points(sizes: Sizes) -> list[Point]:
@@ -80,17 +80,21 @@ def conclusion(rows: Sequence[Row]) -> str:
     budget = int(Settings().kv.cpu_tier_bytes)
     per_token = formula_bytes(REFERENCE, 1)
     reaches = budget // per_token
-    verdict = "one long prompt: presets for such models raise it" if reaches < 2 * PROMPTS[-1] else "many long prompts"
+    verdict = (
+        "That is one long prompt: presets for such models raise it."
+        if reaches < 2 * PROMPTS[-1]
+        else "Those are many long prompts."
+    )
     smallest = min(rows, key=_per_token)
     return (
-        f"{agreement}; `kv.cpu_tier_bytes` = {budget >> 20:,} MiB by default holds {reaches:,} tokens of {REFERENCE} "
-        f"({per_token >> 10} KiB each), {verdict}, and {budget // _per_token(smallest):,} of {smallest['model']}."
+        f"{agreement}. `kv.cpu_tier_bytes` = {budget >> 20:,} MiB by default holds {reaches:,} tokens of {REFERENCE}, "
+        f"{per_token >> 10} KiB each. {verdict} Of {smallest['model']} it holds {budget // _per_token(smallest):,}."
     )
 
 
 def shown(rows: Sequence[Row]) -> list[Row]:
-    """The report's table: what was measured, and two lengths of the published shapes."""
-    return [row for row in rows if row.get("measured_bytes") or row["prompt_tokens"] in SHOWN_TOKENS]
+    """The report's table: one length of every shape."""
+    return [row for row in rows if row["prompt_tokens"] == SHOWN_TOKENS]
 
 
 EXPERIMENT = Experiment(
@@ -110,8 +114,8 @@ EXPERIMENT = Experiment(
     plot,
     conclusion,
     note=(
-        "Formula: 2 · layers · KV heads · head dimension · bytes of a value, per token; two for the published models, "
-        "of which nothing is downloaded."
+        "Formula, per token: 2 · layers · KV heads · head dimension · bytes of a value. Published models have 2 bytes "
+        "a value; nothing of them is downloaded."
     ),
     shown=shown,
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from configs.settings import Settings
 from load_tests.experiments import charts
 from load_tests.experiments.engine_specs import WIDEST_STEP_TOKENS
-from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, by_model, listed, spread
+from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, bullets, by_model, sampled, spread
 from load_tests.experiments.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -66,17 +66,16 @@ def conclusion(rows: Sequence[Row]) -> str:
         first, last = own[0], own[-1]
         prefill, decode = (last[key] / first[key] for key in ("prefill_s", "decode_s"))
         gains.append(last["batch"] / decode)
-        parts.append(f"{prefill:.1f} and {decode:.1f} times ({model})")
+        parts.append(f"{model}: a prefill step {prefill:.1f} times, a decode step {decode:.1f} times")
     batch = rows[-1]["batch"]
     verdict = (
-        f"a batch pays in decoding, and `engine.max_num_seqs` = {seqs} stays"
+        f"A batch pays in decoding: `engine.max_num_seqs` = {seqs} stays."
         if min(gains) > 1.2
-        else f"a batch does not pay for every model, which a lower `engine.max_num_seqs` than {seqs} would suit"
+        else f"A batch does not pay for every model, which a lower `engine.max_num_seqs` than {seqs} would suit."
     )
     return (
-        f"{batch} requests instead of one make a prefill step and a decode step {listed(parts)} as long; decoding "
-        "gives "
-        f"{min(gains):.1f} to {max(gains):.1f} times the tokens/s, so {verdict}."
+        f"{verdict} Decoding {batch} requests at once gives {min(gains):.1f} to {max(gains):.1f} times the tokens/s "
+        f"of one. Steps with {batch} requests take this many times as long:{bullets(parts)}"
     )
 
 
@@ -95,5 +94,6 @@ EXPERIMENT = Experiment(
     measure,
     plot,
     conclusion,
+    shown=sampled("batch", 3),
     note=f"All prompts ({PROMPT} tokens each) in one step, then all decode together.",
 )

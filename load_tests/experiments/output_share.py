@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from load_tests.experiments import charts
-from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, by_model, listed, spread
+from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, by_model, listed, sampled, spread
 from load_tests.experiments.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -68,12 +68,10 @@ def conclusion(rows: Sequence[Row]) -> str:
         spared.append(f"{again_s:.2g} s ({model})")
     shares = [own[-1]["share"] for own in by_model(rows).values()]
     return (
-        "Decoding takes more than half of the time from answers of this part of the prompt's length on: "
-        f"{listed(halves)}; at "
-        f"half the prompt's length prefill's share is {100 * min(shares):.0f} to {100 * max(shares):.0f} %, and "
-        "reading such an answer "
-        f"as a part of the next prompt would cost about {listed(spared)}, which `kv.save_answers`, on by default, "
-        "spares."
+        "`kv.save_answers`, on by default, spares computing an answer again as a part of the next prompt. For an "
+        f"answer half as long as its prompt that takes about {listed(spared)}. Decoding takes more than half of the "
+        f"time from this share of the prompt's length on: {listed(halves)}. At half the prompt's length prefill's "
+        f"share is {100 * min(shares):.0f} to {100 * max(shares):.0f} %."
     )
 
 
@@ -93,8 +91,9 @@ EXPERIMENT = Experiment(
     measure,
     plot,
     conclusion,
+    shown=sampled("answer_tokens", 4),
     note=(
-        "Prompts are shorter than 16K on this machine (a quarter of each model's longest); the proportions of prompt "
+        "Prompts are a quarter of each model's longest on this machine, shorter than 16K. The proportions of prompt "
         "and answer are the same."
     ),
 )

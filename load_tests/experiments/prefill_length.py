@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from configs.settings import Settings
 from load_tests.experiments import charts
-from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, by_model, listed, spread
+from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, bullets, by_model, sampled, spread
 from load_tests.experiments.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def measure(point: Point, engine: Engine) -> list[Row]:
 def fitted(rows: Sequence[Row]) -> tuple[float, float, float]:
     """Seconds: fixed, per token, per pair of tokens; least squares on relative errors, without negative terms.
 
-    The model of `docs/load_or_recompute.md`: prefill = fixed + per_token · n + per_pair · n² / 2.
+    The model of `docs/concepts/loading.md`: prefill = fixed + per_token · n + per_pair · n² / 2.
     """
     import numpy as np
 
@@ -79,19 +79,18 @@ def conclusion(rows: Sequence[Row]) -> str:
         fixed, per_token, per_pair = fitted(own)
         cost = per_token * segment + per_pair * segment**2 / 2
         shares.append(fixed / (fixed + cost))
-        growth = f"{1e3 * per_token * 1000:.0f} ms per 1,000 tokens"
+        growth = f"{1e3 * per_token * 1000:,.0f} ms per 1,000 tokens"
         if per_pair:
-            growth += f" (twice that at {per_token / per_pair:,.0f})" if per_token else " (growing)"
-        parts.append(f"{1e3 * fixed:.1f} ms and {growth} ({model})")
+            growth += f", and twice that at token {per_token / per_pair:,.0f}" if per_token else ", and growing"
+        parts.append(f"{model}: {1e3 * fixed:.1f} ms fixed, {growth}.")
     verdict = (
-        "most of what a segment costs is work that reuse saves: the default stays"
+        "Most of what a segment costs is work that reuse saves: the default stays."
         if max(shares) < 0.5
-        else "the fixed part outweighs a segment's own work for some model: a longer segment would save more per lookup"
+        else "For some model the fixed part outweighs a segment's own work: a longer segment would save more."
     )
     return (
-        f"A prefill costs a fixed {listed(parts)}; of computing `kv.segment_tokens` = {segment} tokens the fixed part "
-        "is "
-        f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %, so {verdict}."
+        f"Of computing `kv.segment_tokens` = {segment} tokens, {100 * min(shares):.0f} to {100 * max(shares):.0f} % "
+        f"is a prompt's fixed cost. {verdict}{bullets(parts)}"
     )
 
 
@@ -109,5 +108,6 @@ EXPERIMENT = Experiment(
     measure,
     plot,
     conclusion,
+    shown=sampled("prompt_tokens", 5),
     note="Longest prompts by model: see Sizes.",
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from load_tests.experiments import charts
-from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, by_model, listed, spread
+from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, bullets, by_model, sampled, spread
 from load_tests.experiments.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -60,14 +60,14 @@ def conclusion(rows: Sequence[Row]) -> str:
     for model, own in by_model(rows).items():
         short, long = own[0], own[-1]
         parts.append(
-            f"{100 * short['share']:.0f} % at {short['prompt_tokens']:,} tokens and {100 * long['share']:.0f} % at "
-            f"{long['prompt_tokens']:,} ({model})"
+            f"{model}: {100 * short['share']:.0f} % at {short['prompt_tokens']:,} tokens, "
+            f"{100 * long['share']:.0f} % at {long['prompt_tokens']:,}."
         )
     most = max(row["share"] for row in rows)
     verdict = "stays on by default" if most >= 0.25 else "has little to save here, though it is on by default"
     return (
-        f"With {rows[0]['answer_tokens']} answered tokens prefill is {listed(parts)} of a request's time, which is the "
-        f"most that reuse can take away, so `kv.enabled` {verdict}."
+        f"`kv.enabled` {verdict}. Prefill is the most that reuse can take away: up to {100 * most:.0f} % of a request "
+        f"with {rows[0]['answer_tokens']} answered tokens.{bullets(parts)}"
     )
 
 
@@ -88,4 +88,5 @@ EXPERIMENT = Experiment(
     measure,
     plot,
     conclusion,
+    shown=sampled("prompt_tokens", 3),
 )

@@ -1,4 +1,4 @@
-"""The report: for each experiment a CSV, a plot, and in one Markdown file the question, the table and the sentence."""
+"""The report: for each experiment a CSV, a plot, and in one Markdown file question, conclusion and table."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import importlib.metadata
 import platform
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from load_tests.experiments.sizes import Sizes
 
 FOLDER = "experiments"
 """Beside the report: plots and CSVs."""
+WIDTH = 140
+"""Columns of a line of prose."""
 QUICK = " — **quick: small sizes, a trial of the program**"
 BUSY_CORES = 0.3
 BUSY = ": **a busy machine, so times are longer than they are alone; take ratios, with care**"
@@ -41,12 +44,12 @@ class Result:
 
     @property
     def conclusion(self) -> str:
-        """The sentence; where points are missing it says so."""
+        """What the rows say; where points are missing it says so."""
         if not self.entries:
             return "Not measured yet."
         missing = self.planned - len(self.entries)
         return self.experiment.conclusion(self.rows) + (
-            f" ({missing} of {self.planned} points are missing.)" if missing else ""
+            f"\n\n({missing} of {self.planned} points are missing.)" if missing else ""
         )
 
 
@@ -119,27 +122,36 @@ def markdown(results: Sequence[Result], sizes: Sizes, command: str) -> str:
     parts = ["# Experiments", _header(results, sizes, command)]
     for number, result in enumerate(results, 1):
         experiment = result.experiment
-        parts += [f"## {number}. {experiment.title}", experiment.question, f"**{result.conclusion}**"]
+        parts += [f"## {number}. {experiment.title}", f"**{experiment.question}**", _wrapped(result.conclusion)]
         if not result.entries:
             parts.append(f"`python -m load_tests.experiments --only {experiment.name}`")
             continue
         parts += [f"![{experiment.title}]({FOLDER}/{experiment.name}.png)", table(experiment, result.rows)]
-        rows = f"All rows: [{experiment.name}.csv]({FOLDER}/{experiment.name}.csv)."
-        parts.append(f"{experiment.note} {rows}" if experiment.note else rows)
+        shown = len(experiment.shown(result.rows))
+        rows = f"{shown} of {len(result.rows)} rows; all: [{experiment.name}.csv]({FOLDER}/{experiment.name}.csv)."
+        parts.append(_wrapped(f"{experiment.note} {rows}" if experiment.note else rows))
     return "\n\n".join(parts) + "\n"
+
+
+def _wrapped(text: str) -> str:
+    """The same Markdown in lines that an editor shows whole."""
+    return "\n".join(
+        textwrap.fill(line, WIDTH, break_long_words=False, break_on_hyphens=False) for line in text.splitlines()
+    )
 
 
 def _header(results: Sequence[Result], sizes: Sizes, command: str) -> str:
     entries = [entry for result in results for entry in result.entries]
     lengths = ", ".join(f"{model} up to {sizes.longest[model]:,} tokens" for model in sizes.models)
     lines = [
-        "What prefill costs, what KV weighs, and when moving it beats computing it. The program wrote this page, "
-        "sentences too; each names the setting (`docs/settings.md`) that it is about.\n",
+        "What prefill costs, what KV weighs, and when moving it beats computing it.\nThe program writes this page. "
+        "Each conclusion names the [setting](../guide/settings.md) that it is about.\n",
         f"- Command: `{command}`{QUICK if sizes.quick else ''}",
         f"- Machine: {machine_line()}",
-        f"- Sizes: {lengths}; {sizes.repeats} repeats; medians, the least and the most in brackets. Random weights "
-        f"of real shapes (`load_tests/harness/models.py`), {sizes.dtype}, eager, one thread per engine, "
-        f"steps of {STEP_TOKENS:,} tokens where nothing else is said",
+        f"- Sizes: {lengths}. Steps of {STEP_TOKENS:,} tokens where nothing else is said",
+        f"- Models: random weights of real shapes (`load_tests/harness/models.py`), {sizes.dtype}, eager, "
+        "one thread each",
+        f"- Cells: medians of {sizes.repeats} repeats, the least and the most in brackets",
         f"- Points: {len(entries)} of {sum(result.planned for result in results)} measured",
     ]
     if entries:
@@ -148,7 +160,7 @@ def _header(results: Sequence[Result], sizes: Sizes, command: str) -> str:
     if busy:
         others = statistics.median(busy)
         lines.append(
-            f"- Meanwhile other programs used {others:.1f} of {psutil.cpu_count()} cores (median of the points; "
+            f"- Other programs used {others:.1f} of {psutil.cpu_count()} cores (median of the points; "
             f"{max(busy):.1f} at most){BUSY if others >= BUSY_CORES else ''}"
         )
     return "\n".join(lines)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from load_tests.experiments import charts
-from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, by_model, listed
+from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, bullets, by_model, listed, sampled
 from load_tests.experiments.rounds import SOURCES, rounds, times_by_source
 from load_tests.experiments.sizes import Sizes
 
@@ -65,22 +65,17 @@ def conclusion(rows: Sequence[Row]) -> str:
         longest = max(row["prompt_tokens"] for row in own)
         last = {row["source"]: row for row in own if row["prompt_tokens"] == longest}
         parts.append(
-            f"{last['device']['ttft_ratio']:.2f}, {last['cpu']['ttft_ratio']:.2f} and "
-            f"{last['redis']['ttft_ratio']:.2f} "
-            f"({model}, {longest:,} tokens; {last['cpu']['total_ratio']:.2f} of the time to the last token from the "
-            "CPU tier)"
+            f"{model}, {longest:,} tokens: the first token with KV from the device {last['device']['ttft_ratio']:.2f}, "
+            f"from the CPU tier {last['cpu']['ttft_ratio']:.2f}, from Redis {last['redis']['ttft_ratio']:.2f}; "
+            f"the last token with KV from the CPU tier {last['cpu']['total_ratio']:.2f}"
         )
         slower += [f"{row['source']} at {row['prompt_tokens']:,} ({model})" for row in own if row["ttft_ratio"] > 1]
     verdict = (
-        f"it does not pay from {listed(slower)}, which is why `kv.load_or_recompute` is `auto` and not `load`"
+        f"Loading does not pay from {listed(slower)}: `kv.load_or_recompute` is `auto` and not `load`."
         if slower
-        else "it paid at every length measured here, and `kv.load_or_recompute: auto` loads it all"
+        else "Loading paid at every length measured here: `kv.load_or_recompute: auto` loads all that is stored."
     )
-    return (
-        "From the device, the CPU tier and Redis the first token takes this part of the time without reuse: "
-        f"{listed(parts)}; "
-        f"{verdict}."
-    )
+    return f"{verdict} As a part of the time without reuse, at each model's longest prompt:{bullets(parts)}"
 
 
 EXPERIMENT = Experiment(
@@ -102,6 +97,7 @@ EXPERIMENT = Experiment(
     measure,
     plot,
     conclusion,
+    shown=sampled("prompt_tokens", 2),
     note=(
         "Engine, manager, CPU tier and Redis as in a server, without HTTP; everything stored is loaded "
         "(`kv.load_or_recompute: load`)."

@@ -67,21 +67,23 @@ def plot(rows: Sequence[Row], figure: Figure) -> None:
 def conclusion(rows: Sequence[Row]) -> str:
     """What the CPU tier's budget comes on top of."""
     budget = int(Settings().kv.cpu_tier_bytes)
-    parts, holds = [], []
+    parts, outside, holds = [], [], []
     for model, own in by_model(rows).items():
         arms = {row["reuse"]: row for row in own}
         if len(arms) < 2:
             continue
         plain, reusing = arms[WITHOUT], arms[WITH]
         engine, others = (reusing[key] - plain[key] for key in ("idle_engine_bytes", "idle_other_bytes"))
-        parts.append(f"{(engine + others) / 2**20:,.0f} MiB ({model}, {others / 2**20:,.0f} of it beside the engine)")
+        parts.append(f"{(engine + others) / 2**20:,.0f} MiB ({model})")
+        outside.append(f"{others / 2**20:,.0f} MiB ({model})")
         tokens = budget * reusing["kept_tokens"] // max(1, reusing["cpu_tier_bytes"])
         holds.append(f"{tokens:,} tokens ({model})")
     if not parts:
         return "Both arms are needed for a sentence on `kv.cpu_tier_bytes`."
     return (
-        f"Reuse takes {listed(parts)} more before it keeps anything; a full CPU tier, `kv.cpu_tier_bytes` = "
-        f"{budget >> 20:,} MiB by default, comes on top and holds {listed(holds)}, at the weight measured there."
+        f"Before it keeps anything, reuse takes {listed(parts)} more. The processes outside the engine alone take "
+        f"{listed(outside)}. A full CPU tier comes on top, `kv.cpu_tier_bytes` = {budget >> 20:,} MiB by default. At "
+        f"the weight measured there it holds {listed(holds)}."
     )
 
 
@@ -98,8 +100,8 @@ EXPERIMENT = Experiment(
         Column("engine_bytes", "engine served, MiB", 2**-20, 0),
         Column("other_bytes", "others served, MiB", 2**-20, 0),
         Column("kept_tokens", "tokens kept", digits=0),
-        Column("cpu_tier_bytes", "in the CPU tier, MiB", 2**-20, 1),
-        Column("redis_bytes", "in Redis, MiB", 2**-20, 1),
+        Column("cpu_tier_bytes", "CPU tier, MiB", 2**-20, 1),
+        Column("redis_bytes", "Redis, MiB", 2**-20, 1),
     ),
     points,
     measure,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from load_tests.experiments import charts
-from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, by_model, listed, spread
+from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, bullets, by_model, spread
 from load_tests.experiments.rounds import least_reused, rounds, times_by_source
 from load_tests.experiments.sizes import Sizes
 
@@ -63,21 +63,22 @@ def conclusion(rows: Sequence[Row]) -> str:
             continue
         raw = codecs["raw"]
         words = [
-            f"{codec} {row['times_smaller']:.1f} times smaller at {row['redis_ttft_s'] / raw['redis_ttft_s']:.2f} times"
+            f"{codec} {row['times_smaller']:.1f} and {row['redis_ttft_s'] / raw['redis_ttft_s']:.2f}"
             for codec, row in codecs.items()
             if codec != "raw"
         ]
         dearer += codecs["lossless"]["redis_ttft_s"] > 1.1 * raw["redis_ttft_s"]
-        parts.append(f"{listed(words)} ({model})")
+        parts.append(f"{model}: {', '.join(words)}")
     if not parts:
         return "Raw and lossless are both needed for a sentence on `kv.redis_codec`."
     verdict = (
-        "is what it pays for room and for slower links: with Redis on the same machine and room enough `raw` is faster"
+        "pays in time for room and for slower links. With Redis on the same machine and room enough `raw` is faster"
         if dearer
         else "costs nothing noticeable even with Redis on the same machine, so it stays"
     )
     return (
-        f"Against raw swap-in from Redis: {'; '.join(parts)}; `lossless`, the default of `kv.redis_codec`, {verdict}."
+        f"`lossless`, the default of `kv.redis_codec`, {verdict}. Times smaller than raw, and swap-in ÷ raw "
+        f"swap-in:{bullets(parts)}"
     )
 
 
@@ -93,10 +94,10 @@ EXPERIMENT = Experiment(
         Column("kv_bytes", "KV, MiB", 2**-20, 1),
         Column("times_smaller", "times smaller", 1, 2),
         Column("none_ttft_s", "recompute, ms", 1e3, 0, spread=True),
-        Column("redis_ttft_s", "in from Redis, ms", 1e3, 0, spread=True),
+        Column("redis_ttft_s", "Redis in, ms", 1e3, 0, spread=True),
         Column("redis_ratio", "÷ recompute", 1, 2, spread=True),
-        Column("redis_reused", "came from Redis, %", 100, 0),
-        Column("out_redis_s", "out to Redis, ms", 1e3, 0, spread=True),
+        Column("redis_reused", "from Redis, %", 100, 0),
+        Column("out_redis_s", "Redis out, ms", 1e3, 0, spread=True),
     ),
     points,
     measure,

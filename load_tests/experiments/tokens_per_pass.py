@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from configs.settings import Settings
 from load_tests.experiments import charts
 from load_tests.experiments.engine_specs import WIDEST_STEP_TOKENS
-from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, by_model, listed, spread
+from load_tests.experiments.experiment import Column, Engine, Experiment, Point, Row, bullets, by_model, sampled, spread
 from load_tests.experiments.sizes import Sizes
 
 if TYPE_CHECKING:
@@ -74,18 +74,18 @@ def conclusion(rows: Sequence[Row]) -> str:
         knees.append(knee)
         largest = own[-1]
         parts.append(
-            f"{knee:,} for {model} (a pass of {largest['tokens']:,} holds up everybody's decoding for "
-            f"{largest['pass_s']:.2g} s)"
+            f"{model}: {knee:,}; a pass of {largest['tokens']:,} holds up everybody's decoding for "
+            f"{largest['pass_s']:.2g} s"
         )
     if max(knees) <= budget:
-        verdict = f"the default `engine.max_num_batched_tokens` = {budget:,} saturates every one of them"
+        verdict = f"The default `engine.max_num_batched_tokens` = {budget:,} saturates every model"
         if max(knees) <= budget // 4:
             verdict += f", and {max(knees):,} would do so with shorter waits for decoding streams"
     else:
         verdict = (
             f"`engine.max_num_batched_tokens` = {budget:,} leaves throughput on the table; {max(knees):,} would not"
         )
-    return f"Nine tenths of the best tokens/s are reached with passes of {listed(parts)}, so {verdict}."
+    return f"{verdict}. Nine tenths of the best tokens/s need passes of this many tokens:{bullets(parts)}"
 
 
 EXPERIMENT = Experiment(
@@ -103,5 +103,6 @@ EXPERIMENT = Experiment(
     measure,
     plot,
     conclusion,
+    shown=sampled("tokens", 5),
     note=f"Sequences of {EACH} tokens, as many as make up the pass. A step is scheduling, forward pass and sampling.",
 )
