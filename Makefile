@@ -61,16 +61,18 @@ test: install-dev ## Run the test suite; ARGS= goes to pytest
 fuzz: install-dev ## Hostile requests to every route, hostile bytes to every decoder; ARGS="--cases N --seed S"
 	@exec $(RUN) tests/fuzz $(ARGS)
 
-lint: install-dev ## ruff, mypy, and whether docs/settings.md is up to date
+lint: install-dev ## ruff, mypy, and whether the generated pages in docs/guide are up to date
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(RUN) -m configs.document --check
+	$(RUN) -m app.document --check
 
-format: install-dev ## Format the code and write docs/settings.md
+format: install-dev ## Format the code and write the generated pages in docs/guide
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 	$(RUN) -m configs.document
+	$(RUN) -m app.document
 
 lock: install-dev ## Refresh the pins; LOCK_ARGS='-P name' or LOCK_ARGS=--upgrade moves packages
 	requirements/lock.sh $(VENV)/bin/uv $(LOCK_ARGS)

@@ -39,7 +39,7 @@ class ClearRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    tiers: list[Literal["device", "cpu", "redis"]] = Field(min_length=1)
+    tiers: list[Literal["device", "cpu", "redis"]] = Field(min_length=1, description="The tiers to empty.")
 
 
 def owner_only() -> None:
@@ -55,13 +55,13 @@ def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
     @router.get("/lookup")
     async def lookup(
         request: Request,
-        text: str | None = None,
-        tokens: Annotated[str | None, Query(description="token ids, separated by commas")] = None,
-        messages: Annotated[str | None, Query(description="a chat's messages, as JSON")] = None,
-        cache_salt: str | None = None,
-        fidelity: str | None = None,
+        text: Annotated[str | None, Query(description="The prompt as text.")] = None,
+        tokens: Annotated[str | None, Query(description="The prompt's token ids, separated by commas.")] = None,
+        messages: Annotated[str | None, Query(description="A chat's messages, as JSON.")] = None,
+        cache_salt: Annotated[str | None, Query(description="What its requests send as `cache_salt`.")] = None,
+        fidelity: Annotated[str | None, Query(description="`exact` or `tolerant`, as its requests say.")] = None,
     ) -> dict[str, Any]:
-        """Where the KV of a prompt of this tenant lies: give exactly one of `text`, `tokens` and `messages`."""
+        """Where the KV of a prompt of this tenant lies. Give exactly one of `text`, `tokens` and `messages`."""
         bounds: RequestBounds = request.app.state.request_bounds
         given = {
             "text": text,
@@ -80,7 +80,7 @@ def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
 
     @router.get("/stats")
     async def stats() -> dict[str, Any]:
-        """The cache's figures: the caller's own share, or, for an administrator, of all tenants together."""
+        """The cache's figures: the caller's own share, or all tenants' for an administrator."""
         caller = current_request().caller
         if caller.admin:
             return await ask(control.stats())
@@ -88,9 +88,9 @@ def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
 
     @router.post("/clear")
     async def clear(request: ClearRequest) -> dict[str, Any]:
-        """Forget the caller's KV in these tiers, or, for an administrator, that of all tenants.
+        """Forget the caller's KV in these tiers, or all tenants' for an administrator.
 
-        Running requests are not disturbed. One at a time for each tenant, for a clear is dear; another is answered 429.
+        Running requests are not disturbed. Each tenant clears once at a time; a second clear is answered 429.
         """
         caller = current_request().caller
         whose = None if caller.admin else keys.tag(caller.tenant)

@@ -47,7 +47,7 @@ def health_router(probe: Callable[[], Awaitable[HealthReport]], queue: Admission
 
     @router.get("/health", response_model=Health, responses={503: {"model": Health, "description": "It cannot serve."}})
     async def show_health() -> JSONResponse:
-        """Whether requests can be served, and, for administrators, the state of each part."""
+        """Whether requests can be served; for administrators also the state of each part."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 report = await probe()

@@ -27,6 +27,8 @@ PATHS = frozenset(f"{PREFIX}/{name}" for name in ("pin", "unpin", "prefetch", "m
 ACCEPTED: Any = {"status_code": HTTPStatus.ACCEPTED, "response_model": dict[str, Any]}
 Rank = Annotated[int, Field(ge=0, lt=100_000, strict=True)]
 
+DEADLINE = "Seconds after which a move that has not ended is given up."
+
 # Why the manager refuses, and the status that says so.
 REFUSALS = {
     "unknown_key": HTTPStatus.NOT_FOUND,
@@ -52,22 +54,22 @@ class RefusedError(GracefulHTTPError):
 class PinBody(PromptChoice):
     """Body of POST /api/v1/kv/pin."""
 
-    ttl_s: float = Field(3600.0, gt=0, le=86_400)
+    ttl_s: float = Field(3600.0, gt=0, le=86_400, description="Seconds that the pin lasts.")
 
 
 class PrefetchBody(PromptChoice):
     """Body of POST /api/v1/kv/prefetch: bring the prompt's KV to this replica's device."""
 
-    replica: Rank
-    deadline_s: float = Field(10.0, gt=0, le=60)
+    replica: Rank = Field(description="The number of the replica whose device gets it.")
+    deadline_s: float = Field(10.0, gt=0, le=60, description=DEADLINE)
 
 
 class MoveBody(PromptChoice):
     """Body of POST /api/v1/kv/move: from one replica's device to another's."""
 
-    source: Rank
-    target: Rank
-    deadline_s: float = Field(10.0, gt=0, le=60)
+    source: Rank = Field(description="The number of the replica that has it.")
+    target: Rank = Field(description="The number of the replica that gets it.")
+    deadline_s: float = Field(10.0, gt=0, le=60, description=DEADLINE)
 
 
 def moves_router(
@@ -98,12 +100,12 @@ def moves_router(
 
     @router.post("/unpin", responses=REFUSED)
     async def unpin(body: PromptChoice) -> dict[str, Any]:
-        """End what `pin` began; a prompt that is not pinned stays as it is."""
+        """End what `pin` began. A prompt that is not pinned stays as it is."""
         return granted(await ask(control.unpin(await hashes_of(body), tag_of_caller())))
 
     @router.post("/prefetch", **ACCEPTED)
     async def prefetch(body: PrefetchBody) -> JSONResponse:
-        """Bring the KV of a prompt's known beginning to a replica's device, before it is asked for."""
+        """Bring the KV of a prompt's known beginning to a replica's device, ahead of its requests."""
         hashes = await hashes_of(body)
         return accepted(
             jobs.start(

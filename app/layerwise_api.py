@@ -28,7 +28,7 @@ def layerwise_router(parts: PartsMetrics) -> APIRouter:
 
     @router.get("/api/v1/layerwise/stats")
     async def stats() -> dict[str, Any]:
-        """By replica and layer, over all its layerwise loads; for administrators.
+        """How long layers took in layerwise loads, by replica and layer. For administrators.
 
         A replica that does not answer is left out.
         """

@@ -83,7 +83,8 @@ class IngressMetrics:
             "crosskv_metrics_sources_missing", "Times that a part did not give its metrics.", registry=registry
         )
         self.refused = Counter(
-            "crosskv_refused_requests", "Requests refused for who asked, or how much (docs/operations.md).", ["reason"],
+            "crosskv_refused_requests", "Requests refused for their key or their number (docs/guide/operations.md).",
+            ["reason"],
             registry=registry,
         )  # fmt: skip
         for reason in REFUSALS:
@@ -220,7 +221,7 @@ def metrics_router(metrics: IngressMetrics, parts: PartsMetrics) -> APIRouter:
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> Response:
-        """Prometheus text: the ingress's metrics, the replicas', the manager's and the tiers'."""
+        """Prometheus text: the metrics of the ingress, the replicas, the manager and the tiers."""
         others = await parts.texts()
         own = generate_latest(metrics.registry).decode()
         return Response(join_families([own, *others]), media_type=CONTENT_TYPE_LATEST)

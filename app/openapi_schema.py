@@ -1,5 +1,7 @@
 """GET /openapi.json and GET /docs: what this server takes and answers, made of its own routes.
 
+`app.document` writes docs/guide/http_api.md from the same description.
+
 FastAPI describes each route's parameters, body and success. What every route has in common is added here: the answers
 of the middlewares, errors in OpenAI's shape, the API key. The page needs no script and no other host.
 
@@ -8,7 +10,9 @@ Leans on vllm 0.32.0: its handlers answer 400 where FastAPI would answer 422, an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from html import escape
 from http import HTTPStatus
 from typing import Any
@@ -31,6 +35,17 @@ _ALWAYS = (
 )
 _WITH_A_KEY = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _WITH_A_BODY = (HTTPStatus.NOT_FOUND, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)  # 404: no such model
+_VLLM_ROUTES = {
+    "/v1/chat/completions": "The model's answer to a chat, as OpenAI's API gives it.",
+    "/v1/completions": "The model's continuation of a text, or of several, as OpenAI's API gives it.",
+    "/v1/models": "The one model that this server serves.",
+    "/detokenize": "The text that token ids stand for.",
+}
+"""What vLLM's routes do; its handlers have no docstrings."""
+_SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+_TYPES = {
+    "string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "object": "object",
+}  # fmt: skip
 _REF = "#/components/schemas/{model}"
 _DESCRIPTION = """OpenAI's API, the cache's control API and the server's own state. Request bodies are JSON in UTF-8.
 A streamed answer is a `text/event-stream` of OpenAI's chunks; an error after its first event is an event of its own.
@@ -38,9 +53,30 @@ Prompts are text: parts of a message that are images, audio or video are refused
 In a chat, special tokens that a client writes are text; in /v1/completions and /tokenize they are what they name."""
 
 
+@dataclass(frozen=True, slots=True)
+class RouteField:
+    """A query parameter, or a field of the body. `allowed`: its type and bounds, in words."""
+
+    name: str
+    allowed: str
+    required: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One operation of the description. `answers`: status to its text."""
+
+    method: str
+    path: str
+    text: str
+    fields: tuple[RouteField, ...]
+    answers: Mapping[str, str]
+
+
 def add_description(app: FastAPI, open_paths: Collection[str]) -> None:
     """Serve the description of the routes that `app` has by now; `open_paths` need no key."""
-    schema = _describe(app, open_paths)
+    schema = describe(app, open_paths)
     page = _page(schema)
 
     @app.get("/openapi.json", include_in_schema=False)
@@ -52,7 +88,8 @@ def add_description(app: FastAPI, open_paths: Collection[str]) -> None:
         return HTMLResponse(page)
 
 
-def _describe(app: FastAPI, open_paths: Collection[str]) -> dict[str, Any]:
+def describe(app: FastAPI, open_paths: Collection[str]) -> dict[str, Any]:
+    """The OpenAPI description of the routes that `app` has by now."""
     schema = get_openapi(title="crosskv", version="1", description=_DESCRIPTION, routes=app.routes)
     components = schema.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
@@ -63,6 +100,7 @@ def _describe(app: FastAPI, open_paths: Collection[str]) -> dict[str, Any]:
     schemas["ErrorResponse"] = error
     components["securitySchemes"] = {"ApiKey": {"type": "http", "scheme": "bearer"}}
     for path, _, operation in _operations(schema):
+        operation.setdefault("description", _VLLM_ROUTES.get(path, ""))
         is_open = path in open_paths
         if not is_open:
             operation["security"] = [{"ApiKey": []}]
@@ -93,8 +131,35 @@ def _operations(schema: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, An
                 yield path, method, item[method]
 
 
+def routes(schema: dict[str, Any]) -> list[Route]:
+    """The operations of a description (`describe`), in its order."""
+    return [
+        Route(
+            method.upper(),
+            path,
+            operation.get("description", ""),
+            tuple(_fields(operation, schema)),
+            {code: of["description"] for code, of in sorted(operation["responses"].items())},
+        )
+        for path, method, operation in _operations(schema)
+    ]
+
+
+def _fields(operation: dict[str, Any], schema: dict[str, Any]) -> Iterator[RouteField]:
+    for field in operation.get("parameters", ()):
+        yield _field(field["name"], field["schema"], field.get("required", False), field.get("description", ""))
+    for name in _body_models(operation):
+        model = schema["components"]["schemas"][name]
+        for field, of in model.get("properties", {}).items():
+            yield _field(field, of, field in model.get("required", ()), of.get("description", ""))
+
+
+def _field(name: str, of: dict[str, Any], required: bool, text: str) -> RouteField:
+    return RouteField(name, _allowed(of), required, text)
+
+
 def _page(schema: dict[str, Any]) -> str:
-    sections = "".join(_section(path, method, operation, schema) for path, method, operation in _operations(schema))
+    sections = "".join(map(_section, routes(schema)))
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>crosskv API</title>"
         "<style>body{font:15px sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
@@ -106,17 +171,14 @@ def _page(schema: dict[str, Any]) -> str:
     )
 
 
-def _section(path: str, method: str, operation: dict[str, Any], schema: dict[str, Any]) -> str:
-    rows = [(field["name"], field["schema"], field.get("description", "")) for field in operation.get("parameters", ())]
-    for name in _body_models(operation):
-        model = schema["components"]["schemas"][name]
-        rows += [(field, of, of.get("description", "")) for field, of in model.get("properties", {}).items()]
+def _section(route: Route) -> str:
     fields = "".join(
-        f"<tr><td><code>{escape(name)}</code><td>{escape(_type(of))}<td>{escape(text)}" for name, of, text in rows
+        f"<tr><td><code>{escape(field.name)}</code><td>{escape(field.allowed)}<td>{escape(field.text)}"
+        for field in route.fields
     )
-    answers = ", ".join(f"{code} {escape(of['description'])}" for code, of in sorted(operation["responses"].items()))
+    answers = ", ".join(f"{code} {escape(text)}" for code, text in route.answers.items())
     return (
-        f"<h2><code>{method.upper()} {escape(path)}</code></h2><p>{escape(operation.get('description', ''))}</p>"
+        f"<h2><code>{route.method} {escape(route.path)}</code></h2><p>{escape(route.text)}</p>"
         + (f"<table><tr><th>field<th>type<th>what{fields}</table>" if fields else "")
         + f"<p>Answers: {answers}.</p>"
     )
@@ -127,9 +189,20 @@ def _body_models(operation: dict[str, Any]) -> list[str]:
     return [one["$ref"].rpartition("/")[2] for one in body.get("anyOf", [body]) if "$ref" in one]
 
 
+def _allowed(schema: dict[str, Any]) -> str:
+    bounds = [f"{sign} {schema[rule]:g}" for rule, sign in _SIGNS.items() if rule in schema]
+    default = schema.get("default")
+    shown = "" if default is None else f"; {json.dumps(default)} by default"
+    return ", ".join([_type(schema), *bounds]) + shown
+
+
 def _type(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
         return str(schema["$ref"].rpartition("/")[2])
     if "anyOf" in schema:
-        return " or ".join(_type(one) for one in schema["anyOf"])
-    return str(schema.get("type", schema.get("const", "anything")))
+        return " or ".join(dict.fromkeys(_type(one) for one in schema["anyOf"] if one.get("type") != "null"))
+    if "enum" in schema:
+        return " or ".join(json.dumps(value) for value in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of {_type(schema.get('items', {}))}"
+    return _TYPES.get(str(schema.get("type", schema.get("const", "anything"))), str(schema.get("const", "anything")))

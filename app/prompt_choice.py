@@ -25,13 +25,11 @@ class PromptChoice(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    text: str | None = None
-    tokens: list[Annotated[int, Field(strict=True)]] | None = None
-    messages: list[Any] | None = None
-    cache_salt: str | None = None
-    """What the prompt's requests send as `cache_salt`."""
-    kv_cache: Any = None
-    """What they send as `kv_cache` (`app.fidelity`)."""
+    text: str | None = Field(None, description="The prompt as text, as for /v1/completions.")
+    tokens: list[Annotated[int, Field(strict=True)]] | None = Field(None, description="The prompt's token ids.")
+    messages: list[Any] | None = Field(None, description="A chat's messages, as for /v1/chat/completions.")
+    cache_salt: str | None = Field(None, description="What the prompt's requests send as `cache_salt`.")
+    kv_cache: Any = Field(None, description='What they send as `kv_cache`, such as `{"fidelity": "tolerant"}`.')
 
     async def token_ids(self, renderer: OnlineRenderer) -> list[int]:
         """The tokens that a request with this prompt would send. Raises vLLM's client errors, which are answered 400.

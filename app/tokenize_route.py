@@ -41,5 +41,5 @@ def _limited(params: TokenizeParams, model_config: ModelConfig) -> TokenizeParam
 async def tokenize_within_context(
     request: BoundedTokenizeCompletionRequest | BoundedTokenizeChatRequest, raw_request: Request
 ) -> Response:
-    """The token ids that a text, or a chat, is made into; texts beyond the model's context are refused."""
+    """The token ids that a text or a chat is made into. Texts beyond the model's context are refused."""
     return await tokenize(request, raw_request)

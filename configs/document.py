@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from the settings tree: `python -m configs.document`; with `--check` it only compares."""
+"""Writes docs/guide/settings.md from the settings: `python -m configs.document`; with `--check` it only compares."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ from pydantic.fields import FieldInfo
 from configs.model_folder import PROJECT_ROOT
 from configs.settings import Settings
 
-PAGE = PROJECT_ROOT / "docs" / "settings.md"
+PAGE = PROJECT_ROOT / "docs" / "guide" / "settings.md"
 
 _HEAD = """# Settings
 
-Below `args:` in `serve_config.yaml`. Written by `python -m configs.document` from `configs/`; change it there.
-Sizes in bytes may carry a unit, such as `512MiB`. What is empty by default is decided when the server starts.
+Everything that can be set, below `args:` in `serve_config.yaml`. `make serve` checks all of it before anything
+starts, and names a wrong setting in one sentence.
+
+A name's ending is its unit. Sizes in bytes may carry one of their own, such as `512MiB`. A default that is *empty*
+is chosen when the server starts; the last column says how. `python -m configs.document` writes this page from
+`configs/`.
 """
+_PLAIN = ("text", "true or false", "mapping")
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
 def settings_page() -> str:
-    """docs/settings.md as it has to be."""
+    """docs/guide/settings.md as it has to be."""
     return "\n".join([_HEAD, _table(Settings, ""), *_sections(Settings, "")])
 
 
@@ -32,7 +37,7 @@ def main(arguments: list[str]) -> int:
     """Write the page, or with `--check` say whether it is up to date."""
     page = settings_page()
     if arguments != ["--check"]:
-        PAGE.parent.mkdir(exist_ok=True)
+        PAGE.parent.mkdir(parents=True, exist_ok=True)
         PAGE.write_text(page)
         return 0
     if PAGE.is_file() and PAGE.read_text() == page:
@@ -53,10 +58,10 @@ def _sections(tree: type[BaseModel], prefix: str) -> list[str]:
 
 
 def _table(tree: type[BaseModel], prefix: str) -> str:
-    rows = ["| setting | type | default | |", "|---|---|---|---|"]
+    rows = ["| setting | default | meaning |", "|---|---|---|"]
     for name, field in tree.model_fields.items():
         if not _section(field):
-            rows.append(f"| `{prefix}{name}` | {_type(field)} | {_default(field)} | {field.description} |")
+            rows.append(f"| `{prefix}{name}` | {_default(field)} | {field.description}{_allowed(field)} |")
     return "\n".join(rows) + "\n"
 
 
@@ -64,21 +69,24 @@ def _section(field: FieldInfo) -> bool:
     return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 
 
-def _type(field: FieldInfo) -> str:
+def _allowed(field: FieldInfo) -> str:
+    """What may be set, as a sentence; nothing where the default shows it."""
     bounds = [
         f"{sign} {getattr(rule, name)}"
         for rule in field.metadata
         for name, sign in _SIGNS.items()
         if hasattr(rule, name)
     ]
-    return ", ".join([_type_name(field.annotation), *bounds])
+    kind = _type_name(field.annotation)
+    allowed = ", ".join([kind, *bounds])
+    return "" if kind in _PLAIN else f" *{allowed[0].upper()}{allowed[1:]}.*"
 
 
 def _type_name(annotation: Any) -> str:
     if annotation is ByteSize:
         return "bytes"
     if typing.get_origin(annotation) is typing.Literal:
-        return " or ".join(f"`{value}`" for value in typing.get_args(annotation))
+        return ", ".join(f"`{value}`" for value in typing.get_args(annotation))
     if isinstance(annotation, types.UnionType):
         return " or ".join(_type_name(part) for part in typing.get_args(annotation) if part is not type(None))
     if typing.get_origin(annotation) is dict:

@@ -53,7 +53,7 @@ def field_names(tree: type[BaseModel], prefix: str = "") -> list[str]:
 
 def _unknown_field(field: str, tree: type[BaseModel]) -> str:
     near = _nearest(field, field_names(tree))
-    hint = f"did you mean {near!r}?" if near else "docs/settings.md lists the settings."
+    hint = f"did you mean {near!r}?" if near else "docs/guide/settings.md lists the settings."
     return f"{field}: there is no such setting; {hint}"
 
 

@@ -58,7 +58,7 @@ class KVSettings(Section):
         ".crosskv/redis",
         min_length=1,
         description="Folder (relative to the project) where an embedded Redis keeps its data over restarts, and the "
-        "server its secret (docs/operations.md).",
+        "server its secret (docs/guide/operations.md).",
     )
     redis_namespace: str = Field(
         "default",
@@ -78,8 +78,8 @@ class KVSettings(Section):
     )
     redis_encrypt: bool = Field(
         False,
-        description="Encrypt KV that goes to Redis: AES-256-GCM under the server's secret (docs/operations.md). What "
-        "lies there already stays readable.",
+        description="Encrypt KV that goes to Redis: AES-256-GCM under the server's secret (docs/guide/operations.md). "
+        "What lies there already stays readable.",
     )
     redis_codec: Literal["lossless", "raw"] = Field(
         "lossless",

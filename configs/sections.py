@@ -2,7 +2,7 @@
 
 `configs.settings` joins and cross-checks them.
 
-A field's name carries its unit (`_bytes`, `_s`, `_tokens`); its description is what docs/settings.md prints.
+A field's name carries its unit (`_bytes`, `_s`, `_tokens`); its description is what docs/guide/settings.md prints.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class EngineSettings(Section):
 
 
 class RoutingSettings(Section):
-    """The work that a prompt leaves at a replica, in tokens of prefill; docs/architecture.md has the formula."""
+    """The work that a prompt leaves at a replica, in tokens of prefill; docs/concepts/routing.md has the formula."""
 
     device_credit: float = Field(
         1.0, ge=0, le=1, description="Share of the prefill saved by a token found on the device."

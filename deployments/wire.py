@@ -30,7 +30,7 @@ class KVCacheUsage(TypedDict):
     recomputed: int
     replica: str
     reason: NotRequired[str]
-    """Why so much of it was reused (docs/operations.md); the replica adds it to what its connector says."""
+    """Why so much of it was reused (docs/guide/operations.md); the replica adds it to what its connector says."""
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ from fake_backend import FakeReplicas, backend
 from fastapi.routing import APIRoute
 from ingress_server import FINGERPRINT, SECRET, settings_with
 
+from app import document
 from app.auth import METRICS, OPEN_PATHS
 from app.ingress import create_app
 
@@ -44,3 +45,10 @@ def test_it_can_be_read_without_a_key_and_without_the_internet(start):
     assert all(path in page.text for path in paths)
     assert not re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", page.text)
     assert "<script" not in page.text
+
+
+def test_the_page_on_the_api_is_up_to_date(server):
+    page = document.PAGE.read_text()
+    written_by_hand, marker, _ = page.partition(document.MARKER)
+    assert marker
+    assert document.http_api_page(written_by_hand, described(server)) == page

@@ -1,4 +1,4 @@
-"""docs/settings.md is generated, complete, and up to date."""
+"""docs/guide/settings.md is generated, complete, and up to date."""
 
 from __future__ import annotations
 

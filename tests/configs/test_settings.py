@@ -38,7 +38,7 @@ def load(model_folder: Path) -> Any:
         ({"replica": 3}, "replica", "replicas"),
         ({"kv": {"segment_token": 256}}, "kv.segment_token", "kv.segment_tokens"),
         ({"cpu_tier_bytes": "1GiB"}, "cpu_tier_bytes", "kv.cpu_tier_bytes"),
-        ({"temperature": 1}, "temperature", "docs/settings.md"),
+        ({"temperature": 1}, "temperature", "docs/guide/settings.md"),
         ({"replicas": 0}, "replicas", "greater than or equal to 1"),
         ({"replicas": "two"}, "replicas", "integer"),
         ({"dtype": "int8"}, "dtype", "'bfloat16'"),

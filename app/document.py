@@ -1,0 +1,111 @@
+"""Writes the routes into docs/guide/http_api.md: `python -m app.document`; with `--check` it only compares.
+
+What stands above the page's marker is written by hand; what follows is made of the OpenAPI description
+(`app.openapi_schema`). Loads vLLM and the demo model's tokenizer: some ten seconds, no weights, no Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Container, Iterator, Sequence
+from http import HTTPStatus
+from textwrap import fill
+from typing import TYPE_CHECKING, Any, cast
+
+from app.replica_handle import Backend
+from configs.model_folder import PROJECT_ROOT
+from configs.settings import load_settings
+from deployments.engine_args import engine_args, engine_environment
+from kvmanager.server_secret import SECRET_BYTES, ServerSecret
+
+if TYPE_CHECKING:
+    from app.openapi_schema import RouteField
+
+PAGE = PROJECT_ROOT / "docs" / "guide" / "http_api.md"
+MARKER = "<!-- Written by `python -m app.document` from here on. The routes in app/ say what stands below. -->\n"
+MOST_EXPLAINED_FIELDS = 10
+"""A body with more fields is vLLM's own: its fields are named, and /docs of a running server explains them."""
+_GROUPS = (
+    ("OpenAI's API", ("/v1/", "/tokenize", "/detokenize")),
+    ("The cache", ("/api/v1/kv/",)),
+    ("The server's state", ("/",)),
+)
+_SAYS_NOTHING = frozenset({"Successful Response", "The answer.", *(status.phrase for status in HTTPStatus)})
+_PROMPT = "| *a prompt* | required | See [Naming a prompt](#naming-a-prompt). |"
+
+
+def http_api_page(written_by_hand: str, schema: dict[str, Any]) -> str:
+    """The page as it has to be, below a head that is kept as it is. `schema`: `app.openapi_schema.describe`."""
+    return "\n".join([written_by_hand + MARKER, *_routes(schema)])
+
+
+def main(arguments: list[str]) -> int:
+    """Write the page, or with `--check` say whether it is up to date."""
+    old = PAGE.read_text()
+    page = http_api_page(old.partition(MARKER)[0], _description())
+    if arguments != ["--check"]:
+        PAGE.write_text(page)
+        return 0
+    if page == old:
+        return 0
+    print(f"{PAGE.relative_to(PROJECT_ROOT)} is not up to date; run `python -m app.document`.", file=sys.stderr)
+    return 1
+
+
+def _description() -> dict[str, Any]:
+    """The server's OpenAPI description, with the default settings. Nothing behind the ingress is there."""
+    settings = load_settings({})
+    os.environ.update(engine_environment(settings), HF_HUB_OFFLINE="1")
+    from app.auth import METRICS, OPEN_PATHS
+    from app.ingress import create_app, frontend_config
+    from app.openapi_schema import describe
+
+    nobody = cast(Any, None)
+    backend = Backend(nobody, nobody, nobody)
+    secret = ServerSecret(bytes(SECRET_BYTES))
+    app = create_app(settings, frontend_config(engine_args(settings)), backend, bytes(32), secret, loopback=True)
+    return describe(app, OPEN_PATHS - {METRICS})
+
+
+def _routes(schema: dict[str, Any]) -> Iterator[str]:
+    from app.openapi_schema import routes
+    from app.prompt_choice import PromptChoice
+
+    left = routes(schema)
+    for title, prefixes in _GROUPS:
+        yield f"## {title}\n"
+        for route in [one for one in left if one.path.startswith(prefixes)]:
+            left.remove(route)
+            yield f"### `{route.method} {route.path}`\n\n{fill(_flowing(route.text), 118)}\n"
+            yield from _fields(route.fields, PromptChoice.model_fields)
+            answers = [
+                f"`{code}`: {_flowing(text)}" for code, text in route.answers.items() if text not in _SAYS_NOTHING
+            ]
+            if answers:
+                yield f"Answers {' '.join(answers)}\n"
+
+
+def _fields(fields: Sequence[RouteField], of_a_prompt: Container[str]) -> Iterator[str]:
+    """A table of a route's fields; where they name a prompt, that is one row. Only the names of what vLLM explains."""
+    own = [field for field in fields if field.name not in of_a_prompt]
+    names_prompt = len(fields) - len(own) > 1
+    if len(own) > MOST_EXPLAINED_FIELDS:
+        names = " ".join(dict.fromkeys(field.name for field in fields))
+        yield f"vLLM's fields:\n\n```\n{fill(names, 118)}\n```\n"
+    elif fields:
+        yield "| field | value | meaning |\n|---|---|---|"
+        if names_prompt:
+            yield _PROMPT
+        for field in own if names_prompt else fields:
+            needed = ", required" if field.required else ""
+            yield f"| `{field.name}` | {field.allowed}{needed} | {_flowing(field.text)} |"
+        yield ""
+
+
+def _flowing(text: str) -> str:
+    return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
