@@ -1,0 +1,46 @@
+"""What a measurement is handed over as: a Markdown table for people, JSON for programs."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def deliver(text: str, found: Any, json_file: str | None) -> None:
+    """Print `text`, and write `found` as JSON where `--json` says; with `-` the JSON stands on stdout alone."""
+    made = json.dumps(found, indent=2)
+    print(made if json_file == "-" else text)
+    if json_file and json_file != "-":
+        Path(json_file).write_text(made + "\n")
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """All columns of all rows, in the order in which they first appear. Raises OSError."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with path.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_between(page: Path, begin: str, end: str, text: str) -> None:
+    """Replace what lies between a page's two marks. Raises ValueError, one sentence, where it has none."""
+    whole = page.read_text()
+    if begin not in whole or end not in whole:
+        raise ValueError(f"{page} has no place for the results: a line {begin!r} and a line {end!r}.")
+    before, _, rest = whole.partition(begin)
+    page.write_text(f"{before}{begin}\n\n{text}\n{end}{rest.partition(end)[2]}")
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
