@@ -44,3 +44,8 @@ def write_between(page: Path, begin: str, end: str, text: str) -> None:
 def listed(words: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def bullets(lines: Sequence[str]) -> str:
+    """A Markdown list, to go after a sentence."""
+    return "\n\n" + "\n".join(f"- {line}" for line in lines)

@@ -39,10 +39,10 @@ class Spread:
         least, median, most = (number(value * factor, form) for value in self.as_list())
         return f"{least} / **{median}** / {most}" if bold else f"{least} / {median} / {most}"
 
-    def bracketed(self, form: str = "", factor: float = 1.0) -> str:
+    def bracketed(self, form: str = "", factor: float = 1.0, to: str = " to ") -> str:
         """`median (least to most)`, as `slashed`."""
         least, median, most = (number(value * factor, form) for value in self.as_list())
-        return f"{median} ({least} to {most})"
+        return f"{median} ({least}{to}{most})"
 
 
 def number(value: float, form: str = "") -> str:
