@@ -7,36 +7,31 @@ Every measurement is written down when it ends: the same command goes on where a
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from app.launch.descendants import become_subreaper
 from configs.model_folder import PROJECT_ROOT
 from configs.settings import SettingsError
 from load_tests.bench.arms import ARMS
-from load_tests.bench.choice import Choice, InputError, writable
-from load_tests.bench.journal import Journal
+from load_tests.bench.choice import Choice
 from load_tests.bench.measure import Watch, measure, requests_to_come
-from load_tests.bench.plan import Plan
-from load_tests.bench.plots import draw
-from load_tests.bench.report import as_json, closing, markdown, setting_of, write_docs
+from load_tests.bench.plan import Key, Plan
+from load_tests.bench.report import BEGIN, END, as_json, closing, draw, markdown, setting_of
 from load_tests.bench.summary import rows, verdicts
 from load_tests.harness.client import ServerError
 from load_tests.harness.models import SHAPES, ModelError
+from load_tests.measuring.command import EXIT_STOPPED, one_sentence, out, progress_bar, stop_by_signal, writable
+from load_tests.measuring.journal import Journal
+from load_tests.measuring.report import deliver, write_between
 from load_tests.peers.engine import Dtype
 from load_tests.peers.serving import require_free
 from load_tests.workloads import WORKLOADS
 
 RESULTS = PROJECT_ROOT / "load_tests" / "results"
 DOCS = PROJECT_ROOT / "docs" / "benchmarks.md"
-EXIT_INPUT, EXIT_INTERRUPTED = 2, 130
-
-out = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def main(
@@ -61,7 +56,7 @@ def main(
     json_file: Annotated[str | None, typer.Option("--json", help="Where else to write the JSON; - for stdout.")] = None,
 ) -> None:
     """Measure what is missing, and write the tables, the JSON and the pictures."""
-    try:
+    with one_sentence(ModelError, ServerError, SettingsError, ValueError):
         choice = Choice.made(
             models=models,
             arms=arms,
@@ -77,38 +72,30 @@ def main(
         )
         for name, reason in choice.skipped.items():
             out.print(f"Not run: {ARMS[name].title} ({reason}).")
-        journal = Journal(writable(results) / f"{choice.name}-{choice.plan.sizes.digest()}.jsonl")
+        keys = choice.plan.keys()
+        journal: Journal[Key] = Journal(
+            writable(results, "--results") / f"{choice.name}-{choice.plan.sizes.digest()}.jsonl"
+        )
         if fresh:
-            journal.forget()
+            journal.forget(keys)
         if port is not None:
             require_free(port)
-        _measure(choice.plan, journal, results, port, start_s)
-    except (InputError, ModelError, ServerError, SettingsError, ValueError) as error:
-        out.print(str(error), markup=False)
-        raise typer.Exit(EXIT_INPUT) from None
-    except KeyboardInterrupt:
-        plan = choice.plan
-        left = len(journal.missing(plan.keys()))
-        out.print(f"Interrupted: {len(plan.keys()) - left} of {len(plan.keys())} kept; the same command goes on.")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        try:
+            _measure(choice.plan, journal, results, port, start_s)
+        except KeyboardInterrupt:
+            kept = len(journal.of(keys))
+            out.print(f"Interrupted: {kept} of {len(keys)} kept; the same command goes on.")
+            raise typer.Exit(EXIT_STOPPED) from None
     _report(choice, journal, results, json_file, docs)
 
 
-def _measure(plan: Plan, journal: Journal, results: Path, port: int | None, start_s: float) -> None:
-    kept = len(plan.keys()) - len(journal.missing(plan.keys()))
+def _measure(plan: Plan, journal: Journal[Key], results: Path, port: int | None, start_s: float) -> None:
+    kept, all_of_them = len(journal.of(plan.keys())), len(plan.keys())
     if kept:
-        out.print(f"{kept} of {len(plan.keys())} were measured before ({journal.path}); --fresh measures them anew.")
-    for number in (signal.SIGINT, signal.SIGTERM):  # the server that runs is ended too
-        signal.signal(number, signal.default_int_handler)
+        out.print(f"{kept} of {all_of_them} were measured before ({journal.path}); --fresh measures them anew.")
+    stop_by_signal()  # the server that runs is ended too
     become_subreaper()  # what a server leaves behind is found, and ended, here
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TextColumn("requests"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=out, transient=True) as progress:
+    with progress_bar("requests") as progress:
         bar = progress.add_task("making the models and the texts", total=None)
         progress.update(bar, total=requests_to_come(plan, journal))
         watch = Watch(
@@ -116,28 +103,22 @@ def _measure(plan: Plan, journal: Journal, results: Path, port: int | None, star
             done=lambda _: progress.advance(bar),
             measured=lambda text: out.print(text, markup=False),
         )
-        measure(plan, journal, writable(results / "logs"), port, start_s, watch)
+        measure(plan, journal, writable(results / "logs", "--results"), port, start_s, watch)
 
 
-def _report(choice: Choice, journal: Journal, results: Path, json_file: str | None, docs: bool) -> None:
-    wanted = choice.plan.keys()
-    found = rows({key: journal.figures[key] for key in wanted})
+def _report(choice: Choice, journal: Journal[Key], results: Path, json_file: str | None, docs: bool) -> None:
+    keys = choice.plan.keys()
+    found = rows({key: entry["figures"] for key, entry in zip(keys, journal.of(keys), strict=True)})
     judged = verdicts(found)
     setting = setting_of(choice.plan)
-    table = markdown(found, judged, choice.skipped, setting)
-    (results / f"{choice.name}.md").write_text(table)
-    document: dict[str, Any] = as_json(choice.plan, found, judged, choice.skipped, setting)
-    text = json.dumps(document, indent=1) + "\n"
-    (results / f"{choice.name}.json").write_text(text)
+    page = markdown(found, judged, choice.skipped, setting)
+    document = as_json(choice.plan, found, judged, choice.skipped, setting)
+    (results / f"{choice.name}.md").write_text(page)
+    (results / f"{choice.name}.json").write_text(json.dumps(document, indent=1) + "\n")
     pictures = draw(found, results, choice.name)
     if docs:
-        write_docs(DOCS, table)
-    if json_file == "-":
-        print(text, end="")
-    else:
-        print(table)
-        if json_file:
-            Path(json_file).write_text(text)
+        write_between(DOCS, BEGIN, END, page)
+    deliver(page, document, json_file)
     out.print(f"{closing(judged)} {results / choice.name}.md, .json and {len(pictures)} pictures hold it all.")
 
 

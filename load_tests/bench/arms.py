@@ -124,9 +124,3 @@ ARMS = {
         Arm("lmcache", "plain vLLM with LMCache", _with_offload("lmcache"), _lmcache_unfit),
     )
 }
-
-
-def rotated(names: list[str], number: int) -> list[str]:
-    """The arms in the order of alternation `number`: each is first once in as many as there are arms."""
-    shift = number % len(names)
-    return [*names[shift:], *names[:shift]]

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryFile
 
 from configs import machine
 from load_tests.bench.arms import ARMS
 from load_tests.bench.plan import Plan, Sizes
 from load_tests.harness.models import SHAPES
+from load_tests.measuring.command import InputError, chosen
 from load_tests.peers.engine import Dtype
 from load_tests.workloads import WORKLOADS
-
-
-class InputError(Exception):
-    """What was asked for cannot be done. One sentence that says what would work."""
 
 
 @dataclass(frozen=True)
@@ -61,21 +56,20 @@ class Choice:
     ) -> Choice:
         """Lists have commas between their words; None is the default. Raises InputError."""
         default = QUICK if quick else FULL
-        wanted = _listed("arm", arms or default.arms, ARMS)
+        wanted = chosen("arm", (arms or default.arms).split(","), ARMS)
         skipped = {name: reason for name in wanted if (reason := ARMS[name].unfit())}
         fit = tuple(name for name in wanted if name not in skipped)
         if not fit:
             reasons = "; ".join(f"{ARMS[name].title}: {reason}" for name, reason in skipped.items())
             raise InputError(f"No arm is left ({reasons}); choose others of {', '.join(ARMS)}.")
+        blocks, dtype = device_blocks or default.device_blocks, dtype or default_dtype()
         plan = Plan(
-            models=_listed("model", models or default.models, SHAPES),
+            models=chosen("model", (models or default.models).split(","), SHAPES),
             arms=fit,
-            workloads=_listed("workload", workloads or default.workloads, WORKLOADS),
-            working_sets=_sizes(working_sets or default.working_sets),
+            workloads=chosen("workload", (workloads or default.workloads).split(","), WORKLOADS),
+            working_sets=_working_sets(working_sets or default.working_sets),
             alternations=alternations or default.alternations,
-            sizes=Sizes(
-                replicas, device_blocks or default.device_blocks, dtype or default_dtype(), requests_per_s, seed
-            ),
+            sizes=Sizes(replicas, blocks, dtype, requests_per_s, seed),
         )
         return cls("quick" if quick else "bench", plan, skipped)
 
@@ -85,29 +79,7 @@ def default_dtype() -> Dtype:
     return "float32" if machine.accelerator() == "cpu" else "auto"
 
 
-def writable(folder: Path) -> Path:
-    """The folder, made where it is absent. Raises InputError when nothing can be written there."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            return folder
-    except OSError as error:
-        raise InputError(
-            f"{folder} cannot be written to ({error.strerror}); name another folder with --results."
-        ) from None
-
-
-def _listed(kind: str, words: str, known: Collection[str]) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
-    for name in names:
-        if name not in known:
-            raise InputError(f"There is no {kind} {name!r}; choose of {', '.join(known)}.")
-    if not names:
-        raise InputError(f"No {kind} is named; choose of {', '.join(known)}.")
-    return names
-
-
-def _sizes(words: str) -> tuple[float, ...]:
+def _working_sets(words: str) -> tuple[float, ...]:
     try:
         sizes = tuple(dict.fromkeys(float(word) for word in words.split(",") if word.strip()))
     except ValueError:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from load_tests.harness.client import Measured
+from load_tests.measuring.spread import percentile
 
 TIERS = ("device", "cpu", "redis")
 
@@ -22,11 +22,12 @@ class Latency:
     p95: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Latency:
+    def of(cls, values: Iterable[float | None]) -> Latency:
         """Percentiles lie between the two nearest values."""
-        if not values:
+        known = [value for value in values if value is not None]
+        if not known:
             return cls(0, None, None, None)
-        return cls(len(values), statistics.fmean(values), percentile(values, 0.5), percentile(values, 0.95))
+        return cls(len(known), statistics.fmean(known), percentile(known, 50), percentile(known, 95))
 
 
 @dataclass(frozen=True)
@@ -50,25 +51,12 @@ class Figures:
     cpu_s: float
     pss_bytes: int
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
-
     def in_words(self) -> str:
         """What a person wants to see while it goes on."""
         latency = {"returning": self.ttft_returning.mean, "cold": self.ttft_cold.mean}
         times = [f"TTFT {name} {1e3 * mean:.0f} ms" for name, mean in latency.items() if mean is not None]
         failed = [f"{self.errors} of {self.requests} failed ({self.error})"] if self.errors else []
         return ", ".join([*times, f"{self.output_tokens_per_s:.1f} output tokens/s", *failed])
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Between the two nearest of the sorted values."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def figures(measured: Sequence[Measured], balance: float | None, cpu_s: float, pss: int) -> Figures:
@@ -84,10 +72,10 @@ def figures(measured: Sequence[Measured], balance: float | None, cpu_s: float, p
         errors=len(failed),
         error=failed[0] if failed else None,
         duration_s=duration,
-        ttft=Latency.of([one.ttft_s for one in good if one.ttft_s is not None]),
-        ttft_returning=Latency.of([one.ttft_s for one in good if one.returning and one.ttft_s is not None]),
-        ttft_cold=Latency.of([one.ttft_s for one in good if not one.returning and one.ttft_s is not None]),
-        tpot=Latency.of([one.tpot_s for one in good if one.tpot_s is not None]),
+        ttft=Latency.of(one.ttft_s for one in good),
+        ttft_returning=Latency.of(one.ttft_s for one in good if one.returning),
+        ttft_cold=Latency.of(one.ttft_s for one in good if not one.returning),
+        tpot=Latency.of(one.tpot_s for one in good),
         prompt_tokens=prompt,
         output_tokens=output,
         output_tokens_per_s=output / duration if duration > 0 else 0.0,

@@ -12,21 +12,22 @@ import random
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
-from load_tests.bench.arms import ARMS, Arm, rotated
+from load_tests.bench.arms import ARMS, Arm
 from load_tests.bench.balance import added, by_usage, settled, variation
 from load_tests.bench.cases import Case, make_cases
 from load_tests.bench.figures import Figures, figures
-from load_tests.bench.journal import Journal
 from load_tests.bench.plan import Key, Plan
-from load_tests.bench.resources import CPUMeter, pss_bytes, wait_until_quiet
 from load_tests.bench.servers import BenchServer, last_lines, running
 from load_tests.harness.client import Measured, ServerError, run_workload
 from load_tests.harness.models import model_folder, token_counter
 from load_tests.harness.running_server import free_port
+from load_tests.measuring.journal import Journal
+from load_tests.measuring.processes import CPUMeter, pss_bytes, wait_until_quiet
+from load_tests.measuring.turns import rotated
 from load_tests.peers.engine import Peer
 from load_tests.workloads import Words, Workload, long_document_qa
 
@@ -44,18 +45,17 @@ class Watch:
     measured: Callable[[str], None]
 
 
-def measure(plan: Plan, journal: Journal, logs: Path, port: int | None, start_s: float, watch: Watch) -> None:
+def measure(plan: Plan, journal: Journal[Key], logs: Path, port: int | None, start_s: float, watch: Watch) -> None:
     """Measure what the journal lacks. `port` None: a free one for each server.
 
     Raises ServerError when a server does not start or ends by itself; what was measured before is kept.
     """
-    order = list(plan.arms)
     missing = set(journal.missing(plan.keys()))
     for model, alternation in ((model, number) for model in plan.models for number in range(plan.alternations)):
         if not any((key.model, key.alternation) == (model, alternation) for key in missing):
             continue
         cases = cases_of(plan, model, alternation)
-        for arm in rotated(order, alternation):
+        for arm in rotated(plan.arms, alternation):
             keys = {Key(model, alternation, arm, case.workload.name, case.working_set): case for case in cases}
             wanted = {key: case for key, case in keys.items() if key in missing}
             if wanted:
@@ -70,7 +70,7 @@ def cases_of(plan: Plan, model: str, alternation: int) -> list[Case]:
     return make_cases(plan, model, Words(token_counter(folder)), f"{plan.sizes.seed}/{model}/{alternation}")
 
 
-def requests_to_come(plan: Plan, journal: Journal) -> int:
+def requests_to_come(plan: Plan, journal: Journal[Key]) -> int:
     """Requests of all measurements that the journal lacks."""
     missing = sorted(journal.missing(plan.keys()))
     total = 0
@@ -87,7 +87,7 @@ def _one_server(
     plan: Plan,
     arm: Arm,
     wanted: dict[Key, Case],
-    journal: Journal,
+    journal: Journal[Key],
     logs: Path,
     port: int,
     start_s: float,
@@ -122,7 +122,7 @@ def _one_server(
                     spread = added(before, counts, len(found))
                 result = figures(found, variation(spread, sizes.replicas), cpu_s, pss)
                 _require_answers(result, server, title)
-                journal.add(key, result, found)
+                journal.add(key, figures=asdict(result), requests=[asdict(one) for one in found])
                 watch.measured(f"{title}: {key.workload}, {key.working_set:g} x: {result.in_words()}")
 
 

@@ -22,8 +22,9 @@ class Key:
     workload: str
     working_set: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+    @property
+    def key(self) -> dict[str, Any]:
+        """In the journal."""
         return asdict(self)
 
 

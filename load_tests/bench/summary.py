@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from load_tests.bench.arms import ARMS, BASE, EXACT
 from load_tests.bench.plan import Key
+from load_tests.measuring.comparison import Bound
+from load_tests.measuring.spread import Spread
 
 Value = Callable[[Mapping[str, Any]], float | None]
 
@@ -38,20 +39,6 @@ FIGURES: dict[str, tuple[str, Value]] = {
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Of one value over the alternations."""
-
-    least: float
-    median: float
-    most: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread | None:
-        """None of no values."""
-        return cls(min(values), statistics.median(values), max(values)) if values else None
-
-
-@dataclass(frozen=True)
 class Row:
     """One arm on one workload of one size: spreads by figure, and those of the ratio to the base arm."""
 
@@ -69,13 +56,8 @@ class Target:
     """A bound of the median ratio of crosskv to the base arm, for some sizes of the working set."""
 
     figure: str
-    bound: float
-    at_most: bool
+    bound: Bound
     applies: Callable[[float], bool]
-
-    def is_met(self, ratio: float) -> bool:
-        """Whether a ratio lies on the right side."""
-        return ratio <= self.bound if self.at_most else ratio >= self.bound
 
 
 @dataclass(frozen=True)
@@ -89,15 +71,15 @@ class Verdict:
     @property
     def is_met(self) -> bool:
         """By the median."""
-        return self.target.is_met(self.ratio.median)
+        return self.target.bound.holds(self.ratio.median)
 
 
 TARGETS_MODEL = "365m"
 """The shape that the targets are of: what a smaller model spares is small beside what every server costs."""
 TARGETS = (
-    Target("ttft_returning_s", 0.15, True, lambda working_set: working_set > 1),
-    Target("output_tokens_per_s", 2.0, False, lambda working_set: working_set > 1),
-    Target("ttft_s", 1.05, True, lambda working_set: working_set <= 1),
+    Target("ttft_returning_s", Bound(0.15), lambda working_set: working_set > 1),
+    Target("output_tokens_per_s", Bound(2.0, at_most=False), lambda working_set: working_set > 1),
+    Target("ttft_s", Bound(1.05), lambda working_set: working_set <= 1),
 )
 
 
@@ -111,8 +93,10 @@ def rows(measured: Mapping[Key, Mapping[str, Any]]) -> list[Row]:
         Row(
             *group,
             alternations=len(keys),
-            values={name: Spread.of(_values(measured, keys, value)) for name, (_, value) in FIGURES.items()},
-            ratios={name: Spread.of(_ratios(measured, keys, value)) for name, (_, value) in FIGURES.items()},
+            values={
+                name: Spread.of_known(value(measured[key]) for key in keys) for name, (_, value) in FIGURES.items()
+            },
+            ratios={name: Spread.of_known(_ratios(measured, keys, value)) for name, (_, value) in FIGURES.items()},
         )
         for group, keys in groups.items()
     ]
@@ -127,10 +111,6 @@ def verdicts(found: Sequence[Row]) -> list[Verdict]:
         for target in TARGETS
         if target.applies(row.working_set) and (ratio := row.ratios[target.figure])
     ]
-
-
-def _values(measured: Mapping[Key, Mapping[str, Any]], keys: Sequence[Key], value: Value) -> list[float]:
-    return [found for key in keys if (found := value(measured[key])) is not None]
 
 
 def _ratios(measured: Mapping[Key, Mapping[str, Any]], keys: Sequence[Key], value: Value) -> list[float]:

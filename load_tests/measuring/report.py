@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 
-def markdown(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """A table."""
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """In Markdown."""
+    titles, *lines = ("| " + " | ".join(line) + " |" for line in (head, *body))
+    return "\n".join([titles, "|" + "---|" * len(head), *lines])
 
 
 def deliver(text: str, found: Any, json_file: str | None) -> None:

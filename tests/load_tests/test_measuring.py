@@ -176,8 +176,8 @@ def test_only_what_is_measured_anew_is_forgotten(tmp_path: Path) -> None:
 def test_a_table_stands_on_stdout_and_json_where_it_is_wanted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table = report.markdown(["arm", "ms"], [["a", "1"], ["b", "2"]])
-    assert table.splitlines() == ["| arm | ms |", "| --- | --- |", "| a | 1 |", "| b | 2 |"]
+    table = report.table(["arm", "ms"], [["a", "1"], ["b", "2"]])
+    assert table.splitlines() == ["| arm | ms |", "|---|---|", "| a | 1 |", "| b | 2 |"]
     report.deliver(table, {"a": 1}, str(tmp_path / "found.json"))
     assert capsys.readouterr().out == table + "\n"
     assert json.loads((tmp_path / "found.json").read_text()) == {"a": 1}

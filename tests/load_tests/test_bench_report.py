@@ -1,0 +1,191 @@
+"""The benchmark's figures, ratios, targets and page, of requests that were made up."""
+
+import json
+import re
+from dataclasses import asdict, replace
+
+import pytest
+
+from load_tests.bench import __main__ as program
+from load_tests.bench.arms import BASE, EXACT
+from load_tests.bench.balance import added, by_metrics, by_usage, variation
+from load_tests.bench.figures import figures
+from load_tests.bench.plan import Key, Plan, Sizes
+from load_tests.bench.report import BEGIN, END, as_json, closing, draw, markdown
+from load_tests.bench.summary import rows, verdicts
+from load_tests.harness.client import Measured
+
+
+def one(number, ttft_s=1.0, *, returning=False, error=None, kv_cache=None, cached=0, sent_s=0.0, ended_s=2.0):
+    return Measured(number, returning, sent_s, ttft_s, 0.1, ended_s, 100, 10, cached, kv_cache, error)
+
+
+def from_tiers(replica="0", **tokens):
+    reused = {"device": 0, "cpu": 0, "redis": 0} | tokens
+    return reused | {"recomputed": 100 - sum(reused.values()), "replica": replica}
+
+
+def key(arm=EXACT, alternation=0, working_set=1.5, workload="qa"):
+    return Key("365m", alternation, arm, workload, working_set)
+
+
+def measurement(ttft_s, tokens_per_s=10.0, balance=0.1):
+    found = asdict(figures([one(0, ttft_s), one(1, ttft_s, returning=True)], balance, 5.0, 1 << 30))
+    return found | {"output_tokens_per_s": tokens_per_s}
+
+
+# From requests to figures
+
+
+def test_returning_and_cold_prompts_are_told_apart():
+    found = figures([one(0, 4.0), one(1, 1.0, returning=True), one(2, 2.0, returning=True)], None, 0.0, 0)
+    assert (found.ttft_cold.mean, found.ttft_returning.mean) == (4.0, 1.5)
+    assert found.ttft.count == 3
+    assert found.ttft.mean == pytest.approx(7 / 3)
+
+
+def test_throughput_is_over_the_time_from_the_first_request_to_the_last_answer():
+    found = figures([one(0, sent_s=1.0, ended_s=2.0), one(1, sent_s=2.0, ended_s=5.0)], None, 0.0, 0)
+    assert found.output_tokens_per_s == 20 / 4.0
+
+
+def test_failed_requests_are_counted_and_left_out_of_everything_else():
+    found = figures([one(0, 1.0), replace(one(1), error="503", ttft_s=None)], None, 0.0, 0)
+    assert (found.requests, found.errors, found.error) == (2, 1, "503")
+    assert (found.ttft.count, found.prompt_tokens, found.output_tokens) == (1, 100, 10)
+
+
+def test_tokens_are_recomputed_or_come_from_a_tier():
+    found = figures(
+        [one(0, kv_cache=from_tiers(device=10, cpu=20)), one(1, kv_cache=from_tiers(redis=30))], None, 0.0, 0
+    )
+    assert found.reuse == {"device": 10, "cpu": 20, "redis": 30}
+    assert found.recomputed_tokens == 200 - 60
+
+
+def test_a_server_without_tiers_reuses_from_its_device():
+    found = figures([one(0, cached=64)], None, 0.0, 0)
+    assert found.reuse == {"device": 64, "cpu": 0, "redis": 0}
+    assert found.recomputed_tokens == 36
+
+
+# Load balance
+
+
+def test_a_replica_without_requests_counts():
+    assert variation({"0": 5, "1": 5}, 2) == 0.0
+    assert variation({"0": 10}, 2) == 1.0
+    assert variation(None, 2) is None
+
+
+def test_crosskv_says_who_answered():
+    found = [one(number, kv_cache=from_tiers(replica)) for number, replica in enumerate("0010")]
+    assert by_usage(found) == {"0": 3, "1": 1}
+
+
+METRICS = """# TYPE ray_serve_deployment_request_counter counter
+ray_serve_deployment_request_counter_total{deployment="LLMServer:40m",replica="a",route="/v1/chat/completions"} 3.0
+ray_serve_deployment_request_counter_total{deployment="LLMServer:40m",replica="b",route="/v1/chat/completions"} 1.0
+ray_serve_deployment_request_counter_total{deployment="LLMServer:40m",replica="b",route="/v1/models"} 9.0
+ray_serve_deployment_request_counter_total{deployment="OpenAiIngress",replica="c",route="/v1/chat/completions"} 4.0
+"""
+
+
+def test_serve_counts_the_chat_requests_of_each_engine():
+    assert by_metrics(METRICS) == {"a": 3, "b": 1}
+
+
+def test_only_what_was_added_counts_and_only_if_it_is_all():
+    assert added({"a": 3}, {"a": 5, "b": 2}, 4) == {"a": 2, "b": 2}
+    assert added({"a": 3}, {"a": 5, "b": 2}, 5) is None
+    assert added(None, {"a": 5}, 5) is None
+
+
+# The report
+
+
+def measured_runs():
+    return {
+        key(BASE, 0): measurement(1.0, 10.0),
+        key(BASE, 1): measurement(2.0, 20.0),
+        key(BASE, 2): measurement(4.0, 10.0),
+        key(EXACT, 0): measurement(0.1, 21.0),
+        key(EXACT, 1): measurement(0.4, 44.0),
+        key(EXACT, 2): measurement(0.4, 19.0),
+    }
+
+
+def test_ratios_are_of_one_alternation_and_spreads_over_all():
+    base, ours = rows(measured_runs())
+    spread = ours.ratios["ttft_returning_s"]
+    assert (spread.least, spread.median, spread.most) == pytest.approx((0.1, 0.1, 0.2))
+    assert ours.values["ttft_returning_s"].median == pytest.approx(0.4)
+    assert base.ratios["ttft_returning_s"].median == 1.0
+
+
+def test_an_alternation_that_one_arm_lacks_has_no_ratio():
+    runs = measured_runs()
+    del runs[key(BASE, 1)]
+    ours = next(row for row in rows(runs) if row.arm == EXACT)
+    assert ours.ratios["ttft_returning_s"].most == pytest.approx(0.1)
+    assert ours.alternations == 3
+
+
+def test_a_working_set_beyond_the_pools_has_two_targets_and_one_that_fits_another():
+    runs = measured_runs()
+    large = {verdict.target.figure: verdict.is_met for verdict in verdicts(rows(runs))}
+    assert large == {"ttft_returning_s": True, "output_tokens_per_s": True}
+    small = {replace(name, working_set=0.5): found for name, found in runs.items()}
+    assert {verdict.target.figure: verdict.is_met for verdict in verdicts(rows(small))} == {"ttft_s": True}
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "tokens_per_s", "met"), [(0.15, 20.0, 2), (0.16, 20.0, 1), (0.15, 19.0, 1), (0.5, 10.0, 0)]
+)
+def test_a_target_is_judged_by_the_median_ratio(ttft_s, tokens_per_s, met):
+    judged = verdicts(rows({key(BASE): measurement(1.0), key(): measurement(ttft_s, tokens_per_s)}))
+    assert sum(verdict.is_met for verdict in judged) == met
+    assert closing(judged) == ("All 2 targets are met." if met == 2 else f"{met} of 2 targets are met.")
+
+
+def test_without_the_base_arm_nothing_is_judged():
+    assert verdicts(rows({key(): measurement(0.1)})) == []
+    assert "No target was judged" in closing([])
+
+
+def test_a_small_model_is_not_judged_by_the_large_ones_targets():
+    assert verdicts(rows({replace(name, model="40m"): found for name, found in measured_runs().items()})) == []
+
+
+def test_the_table_has_every_arm_and_says_what_was_missed_and_skipped():
+    runs = {key(BASE): measurement(1.0), key(): measurement(0.151, 30.0, balance=None)}
+    found = rows(runs)
+    text = markdown(found, verdicts(found), {"lmcache": "no connector"}, {"replicas": "2"})
+    assert "**Missed**: 365m, qa, working set 1.5 x the pools: TTFT of returning prompts, mean is 0.151 (0.151 " in text
+    assert "Met: 365m, qa, working set 1.5 x the pools: output tokens per second is 3 (" in text
+    assert "Not run: plain vLLM with LMCache (no connector)." in text
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        lines = table.splitlines()
+        assert len(lines) == 2 + len(found)
+        assert len({line.count("|") for line in lines}) == 1
+    assert " n/a " in text
+
+
+def test_the_json_names_its_figures_and_holds_the_verdicts():
+    found = rows(measured_runs())
+    plan = Plan(("40m",), (BASE, EXACT), ("qa",), (1.5,), 3, Sizes())
+    document = json.loads(json.dumps(as_json(plan, found, verdicts(found), {}, {})))
+    assert set(document["rows"][0]["values"]) == set(document["figures"])
+    assert [target["met"] for target in document["targets"]] == [True, True]
+
+
+def test_the_projects_page_has_a_place_for_the_results():
+    whole = program.DOCS.read_text()
+    assert whole.index(BEGIN) < whole.index(END)
+
+
+def test_a_picture_is_drawn_for_each_quantity(tmp_path):
+    found = rows(measured_runs() | {key(EXACT, 0, 0.5): measurement(0.1)})
+    paths = draw(found, tmp_path, "bench")
+    assert len(paths) == 4
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
