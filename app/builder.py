@@ -90,7 +90,6 @@ def _manager(settings: Settings, secret: ServerSecret) -> DeploymentActorConfig:
         init_kwargs={
             "config": replace(manager_config(settings), tenant_pin_bytes=pin_shares(settings, secret)),
             "with_redis": settings.kv.enabled and settings.kv.redis_url is not None,
-            "speculation_share": settings.kv.speculation_blocks_share if settings.kv.speculative_prefetch else 0.0,
             "quotas": tenant_quotas(settings, secret),
         },
         actor_options={"num_cpus": 0, "max_concurrency": MANAGER_CONCURRENCY},

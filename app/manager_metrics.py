@@ -54,8 +54,6 @@ _REDIS_GAUGES = {
     "maxmemory_bytes": "Memory that Redis may use; 0: no limit of its own.",
     "neighbours": "Segments of other models in an embedded Redis, kept while there is room.",
 }
-_SPECULATION = ("next_turns", "found", "missed", "predicted", "promoted", "pinned", "used", "wasted", "refused")
-_SPECULATION_TEXT = "Next turns and what was done for them (docs/speculation.md)."
 _CIRCUIT = {"closed": 0, "half_open": 1, "open": 2}
 _CIRCUIT_TEXT = "Circuit breaker in front of a tier, by node: 0 closed, 1 half-open, 2 open."
 _FAILURES_TEXT = "Segments that did not come from Redis, or not as they were stored; they were recomputed."
@@ -97,9 +95,6 @@ class _StatsCollector:
             for outcome, count in _mapping(outcomes).items()
         ]
         yield _counter("directives_ended", "Directives for devices, by how they ended.", ["kind", "outcome"], ended)
-        speculation = _mapping(self._stats.get("speculation"))
-        events = [((event,), speculation.get(event)) for event in _SPECULATION]
-        yield _counter("speculation", _SPECULATION_TEXT, ["event"], events)
 
     def _nodes(self) -> Iterator[Metric]:
         tiers = {node[:8]: _mapping(tier) for node, tier in _mapping(self._stats.get("cpu_tiers")).items()}

@@ -136,17 +136,6 @@ class KVSettings(Section):
     device_pin_share: float = Field(
         0.5, gt=0, lt=1, description="Share of each device's blocks that may be pinned at most."
     )
-    speculative_prefetch: bool = Field(
-        True,
-        description="After an answer, keep the conversation's KV on the device to which its next turn will be routed, "
-        "or bring it there, by how soon turns came so far.",
-    )
-    speculation_blocks_share: float = Field(
-        0.4,
-        gt=0,
-        le=0.5,
-        description="Share of each device's blocks that `speculative_prefetch` may fill and keep.",
-    )
     hotness_half_life_requests: int = Field(
         1000, ge=1, description="Requests after which one use of a prefix counts half as much."
     )

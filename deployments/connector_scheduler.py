@@ -1,7 +1,7 @@
 """The connector's scheduler side: which tokens of a request arrive from outside, and which blocks are saved when.
 
 Leans on vllm 0.32.0: `vllm.v1.request.Request` (`block_hashes`, `num_computed_tokens`, `num_prompt_tokens`,
-`num_tokens`, `num_preemptions`, `kv_transfer_params`, `mm_features`, `status`), `BlockPool.touch` / `free_blocks` /
+`num_tokens`, `kv_transfer_params`, `status`), `BlockPool.touch` / `free_blocks` /
 `blocks`, `KVCacheManager.get_block_ids`. Everything here runs on the engine thread.
 
 Rules that vLLM sets (DESIGN §7, traps of the connector):
@@ -251,15 +251,7 @@ class SchedulerSide:
         if not tracked.is_loading:
             self._transfer.count_dropped(self._saves.save(tracked, request.num_computed_tokens // self._block_size))
             self._port.release(tracked.lease_id)
-            self._report_answer(request)
         return {KV_CACHE_USAGE: self._usage(tracked)}
-
-    def _report_answer(self, request: Request) -> None:
-        """Tell which full blocks are computed; a prompt that was broken off has no next turn to speak of."""
-        prompt_blocks = request.num_prompt_tokens // self._block_size
-        blocks = min(request.num_computed_tokens // self._block_size, len(request.block_hashes))
-        if blocks >= prompt_blocks and blocks and not request.mm_features:
-            self._port.report_answer([bytes(block) for block in request.block_hashes[:blocks]], prompt_blocks)
 
     def tenant_of_block(self, block_hash: bytes) -> str:
         """The tenant whose request has this block; empty: none. O(blocks of all requests here): for rare cases."""

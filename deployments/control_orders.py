@@ -12,7 +12,6 @@ from typing import Any
 
 from deployments.direction import Direction, Ended
 from deployments.replica_seat import ReplicaSeat, names_by_rank
-from deployments.speculator import SpeculationLoop
 from deployments.tier_seats import TierSeats
 from kvmanager.directives import DirectiveKind, Outcome
 from kvmanager.keys import BlockHash, SegmentKey
@@ -35,7 +34,6 @@ class ControlOrders:
     _brain: KVManager
     _replicas: dict[str, ReplicaSeat]
     _direction: Direction
-    _speculation: SpeculationLoop
     _seats: TierSeats
     _pending: dict[int, asyncio.Future[Any]]
     _order_ids: Iterator[int]
@@ -79,8 +77,6 @@ class ControlOrders:
             self._seats.send(self._brain.clear(set(shared), tenant))
             self._wake_pollers()
         if "device" in tiers:
-            if tenant is None:
-                self._speculation.clear()
             order = {"kind": "clear_device"} if tenant is None else {"kind": "clear_device", "tenant": tenant}
             seats = dict(self._replicas)
             counts = await asyncio.gather(*(self._order(seat, order, deadline_s) for seat in seats.values()))

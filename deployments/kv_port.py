@@ -4,7 +4,7 @@ The connector (`deployments.connector`) knows vLLM; a port knows Ray. Neither kn
 run in the replica's process or in a separate engine process, and tests can drive it with a port in memory.
 
 Threads: every method may be called from the transfer threads and may block up to its own deadline, except
-`report_placement`, `report_answer` and `release`, which the engine thread calls and which must return at once. No
+`report_placement` and `release`, which the engine thread calls and which must return at once. No
 method raises for a part that is gone, slow or full: the answer is then "nothing" and the port counts it (DESIGN §4,
 rule 3).
 """
@@ -152,10 +152,6 @@ class KVPort(Protocol):
 
     def report_rate(self, sample: Sample) -> None:
         """How long a load or a prefill took. Returns at once."""
-        ...
-
-    def report_answer(self, hashes: list[bytes], prompt_blocks: int) -> None:
-        """An answer has ended: the full blocks of prompt and answer, and how many of them are the prompt's."""
         ...
 
     def release(self, lease_id: int) -> None:

@@ -33,7 +33,6 @@ from deployments.index_garbage import IndexGarbage
 from deployments.kv_port import PlanExpectation
 from deployments.redis_renewer import RedisRenewer
 from deployments.replica_seat import ReplicaSeat, names_by_rank, succeeded_by
-from deployments.speculator import SpeculationLoop
 from deployments.tier_seats import TierSeats
 from kvmanager.config import ManagerConfig
 from kvmanager.deltas import Deltas, Position
@@ -65,7 +64,6 @@ class KVManagerActor(CallBatches, ControlOrders):
         self,
         config: ManagerConfig,
         with_redis: bool = False,
-        speculation_share: float = 0.0,
         quotas: Mapping[Tier, Mapping[str, int]] | None = None,
     ) -> None:
         """`quotas`: by tier, the bytes that belong to each tenant, named by its tag."""
@@ -79,9 +77,6 @@ class KVManagerActor(CallBatches, ControlOrders):
         self._demoter = Demoter(self._brain, self._seats)
         self._renewer = RedisRenewer(self._brain, self._seats, lambda keys: self._drop_and_evict(REDIS, keys))
         self._direction = Direction(self._brain, self._replicas)
-        self._speculation = SpeculationLoop(
-            self._direction, self._brain.offloads.device_blocks, self._brain.device_size, speculation_share
-        )
         self._loads = LoadChoice(
             LoadMode(config.load_or_recompute),
             config.block_tokens,
@@ -124,8 +119,6 @@ class KVManagerActor(CallBatches, ControlOrders):
         self._replicas[replica] = ReplicaSeat(rank, node_id, time.monotonic())
         self._brain.device_cleared(replica)
         self._brain.device_stored(replica, device_hashes)
-        self._speculation.forget_replica(replica)
-        self._speculation.seen(replica)
         self._wake_pollers()
 
     async def replica_ends(self, replica: str, why: str) -> None:
@@ -152,8 +145,6 @@ class KVManagerActor(CallBatches, ControlOrders):
         """
         if replica not in self._replicas:
             return None
-        # After this answer has gone, and before the replica acts on it.
-        asyncio.get_running_loop().call_soon(self._speculation.plan_asked, replica, hashes)
         now = time.monotonic()
         device_blocks = self._brain.offloads.device_blocks(replica, hashes)
         choice = self._loads.for_prompt(now, replica, device_blocks, len(hashes), prompt_tokens, queued_tokens)
@@ -217,14 +208,7 @@ class KVManagerActor(CallBatches, ControlOrders):
                 self._brain.device_cleared(replica)
             self._brain.device_removed(replica, removed)
             self._brain.device_stored(replica, stored)
-        self._speculation.seen(replica)
         self._wake_pollers()
-
-    async def report_answers(self, replica: str, answers: Sequence[tuple[list[BlockHash], int]]) -> None:
-        """Answers that have ended at a replica: the full blocks of prompt and answer, and how many the prompt's are."""
-        if replica in self._replicas:
-            for hashes, prompt_blocks in answers:
-                self._speculation.answered(replica, hashes, prompt_blocks)
 
     async def report_rates(self, replica: str, samples: Sequence[Sample | LateSample]) -> None:
         """How long loads and prefills of a replica took: what routers credit a hit with."""
@@ -322,8 +306,6 @@ class KVManagerActor(CallBatches, ControlOrders):
 
     async def commit(self, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> list[bytes]:
         """A tier owns complete segments now; returns the keys that it shall keep."""
-        if spans:
-            self._speculation.stored(spans[0].num_blocks, segment_bytes[0])
         kept = self._brain.commit(
             time.monotonic(), Location(Tier.CPU, node_id), [span.key for span in spans], segment_bytes
         )
@@ -405,7 +387,6 @@ class KVManagerActor(CallBatches, ControlOrders):
         stats["credits"] = self._loads.credits(time.monotonic()).get(ALL_REPLICAS, {})
         stats["load_or_recompute"] = self._loads.describe()
         stats["directives"] = self._direction.report()
-        stats["speculation"] = self._speculation.report()
         stats["cpu_tiers"], stats["redis"] = await self._seats.stats()
         return stats
 
@@ -434,7 +415,6 @@ class KVManagerActor(CallBatches, ControlOrders):
         del self._replicas[replica]
         self._brain.forget_replica(replica)
         self._direction.forget_replica(replica)
-        self._speculation.forget_replica(replica)
         self._loads.forget_replica(replica)
         self._wake_pollers()
 

@@ -188,11 +188,6 @@ class RayPort:
         """Queued."""
         self._reports.put(("rate", sample))
 
-    def report_answer(self, hashes: list[bytes], prompt_blocks: int) -> None:
-        """Queued; sent after the placement that was reported before it."""
-        if self._settings.speculative_prefetch:
-            self._reports.put(("answer", (hashes, prompt_blocks)))
-
     def release(self, lease_id: int) -> None:
         """Queued; a lost release ends with the lease."""
         if lease_id:
@@ -290,8 +285,6 @@ class RayPort:
             calls.append(("report_placement", (self._replica, changes)))
         if samples := [value for kind, value in items if kind == "rate"]:
             calls.append(("report_rates", (self._replica, samples)))
-        if answers := [value for kind, value in items if kind == "answer"]:
-            calls.append(("report_answers", (self._replica, answers)))
         if leases := [value for kind, value in items if kind == "release"]:
             calls.append(("release", (leases,)))
         calls += [("abandon", (value,)) for kind, value in items if kind == "abandon"]

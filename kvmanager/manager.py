@@ -278,10 +278,6 @@ class KVManager(ManagerParts):
         if self._devices.forget(replica):
             self._log.append(("dev0", replica))
 
-    def device_size(self, replica: str) -> int:
-        """Return how many different blocks a replica's device holds. O(1)."""
-        return len(self._devices.held(replica))
-
     # Losses and housekeeping
 
     def forget_replica(self, replica: str) -> None:

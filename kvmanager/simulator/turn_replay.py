@@ -4,10 +4,10 @@ A *next turn* is a request whose prompt begins with all full blocks of an earlie
 what a system prompt shares with everybody). Its KV is *found* when all that the earlier request left, prompt and
 answer, is on the device of the replica that the next turn is routed to.
 
-The routing (`kvmanager.routing`) and the speculation (`kvmanager.speculation`) are those that serve. Simplified:
-each replica prefills one request after the other, what it computes is in the CPU tier when its prefill ends, loads and
-promotions share one link per replica, and the CPU tier loses nothing. Where the trace says what the answer's blocks are
-named (the next turn does), they are; the others get names that nobody asks for.
+The routing (`kvmanager.routing`) is the one that serves. Simplified: each replica prefills one request after the other,
+what it computes is in the CPU tier when its prefill ends, a replica's loads share one link, and the CPU tier loses
+nothing. Where the trace says what the answer's blocks are named (the next turn does), they are; the others get names
+that nobody asks for.
 """
 
 from __future__ import annotations
@@ -19,22 +19,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from kvmanager.directives import DirectiveKind, Outcome
 from kvmanager.hotness import HotnessClock
 from kvmanager.keys import BlockHash
 from kvmanager.locations import Tier
 from kvmanager.mirror import TierHits
 from kvmanager.routing import RoutingState
 from kvmanager.simulator.costs import Costs
-from kvmanager.simulator.scored_pool import UNNAMED, ScoredPool
+from kvmanager.simulator.scored_pool import ScoredPool
 from kvmanager.simulator.trace import BLOCK_TOKENS, TraceRequest, block_key
-from kvmanager.speculation import Speculator
-from kvmanager.speculation_orders import Order, SpeculationSetting
-
-TICK_S = 0.5
-PIN_SHARE = 0.5
-"""Largest share of a device that may be pinned, as on a server."""
-"""How often the speculation is asked for orders."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,27 +89,10 @@ class _Replica:
         self.waiting: deque[Turn] = deque()
         self.engine_until = 0.0
         self.link_until = 0.0
-        self._pinned: set[BlockHash] = set()
-
-    def pin(self, hashes: Sequence[BlockHash]) -> Outcome:
-        """Hold a conversation's blocks, as far as they are here."""
-        here = hashes[: self.pool.leading_blocks(hashes)]
-        new = [block for block in here if block not in self._pinned]
-        if len(self._pinned) + len(new) > self.pool.blocks * PIN_SHARE:
-            return Outcome.REFUSED_FULL
-        self.pool.hold([(block, UNNAMED) for block in new])
-        self._pinned.update(new)
-        return Outcome.DONE if here else Outcome.REFUSED_GONE
-
-    def unpin(self, hashes: Sequence[BlockHash]) -> None:
-        """Hold blocks no longer."""
-        over = [block for block in hashes if block in self._pinned]
-        self._pinned.difference_update(over)
-        self.pool.let_go(over)
 
 
 class TurnReplay:
-    """One arm: ``by_hotness`` says how devices evict, ``speculation`` what is promoted (None: nothing)."""
+    """One arm: devices evict what is coldest, or, not ``by_hotness``, what was used least recently."""
 
     def __init__(
         self,
@@ -125,12 +100,8 @@ class TurnReplay:
         device_blocks: int,
         costs: Costs,
         by_hotness: bool,
-        speculation: SpeculationSetting | None,
-        blocks_share: float,
         half_life_requests: float = 1000.0,
     ) -> None:
-        self.promoted_blocks = 0
-        self.speculator: Speculator | None = None
         self._costs = costs
         self._replicas = {str(n): _Replica(device_blocks) for n in range(replicas)}
         self._clock = HotnessClock(half_life_requests) if by_hotness else None
@@ -141,11 +112,6 @@ class TurnReplay:
         self._routing.credits[Tier.CPU] = max(0.0, 1.0 - costs.load_s(Tier.CPU, BLOCK_TOKENS) / recompute_s)
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._event_ids = itertools.count()
-        if speculation is not None:
-            self.speculator = Speculator(speculation, self._held)
-            self.speculator.block_bytes = costs.kv_bytes_per_token * BLOCK_TOKENS
-            for name in self._replicas:
-                self.speculator.set_budget(name, int(device_blocks * blocks_share))
 
     def run(self, turns: Sequence[Turn], on_progress: Callable[[], None] = lambda: None) -> None:
         """Serve all turns, and write into them what they found. Raises ValueError for one that fits no device."""
@@ -157,11 +123,6 @@ class TurnReplay:
 
         for turn in turns:
             self._at(turn.request.timestamp_s - first_s, partial(arrive, turn=turn))
-        last_s = turns[-1].request.timestamp_s - first_s
-        if self.speculator is not None:
-            ticks = int(last_s / TICK_S) + 1
-            for tick in range(ticks):
-                self._at(tick * TICK_S, self._speculate)
         while self._events:
             now, _, call = heapq.heappop(self._events)
             call(now)
@@ -177,8 +138,6 @@ class TurnReplay:
                 min(len(left), turn.prompt_blocks),
             )
             turn.found_blocks = replica.pool.leading_blocks(turn.hashes[: turn.known_blocks])
-        if self.speculator is not None:
-            self.speculator.arrived(now, name, turn.hashes[: turn.prompt_blocks])
         if len(turn.left) + 1 > replica.pool.blocks:
             raise ValueError(
                 f"request {turn.number + 1} needs {len(turn.left) + 1} blocks, a device has {replica.pool.blocks}: "
@@ -231,8 +190,6 @@ class TurnReplay:
         replica = self._replicas[turn.replica]
         replica.pool.let_go(turn.left, unnamed=1)
         self._cpu.update(turn.left)
-        if self.speculator is not None:
-            self.speculator.answered(now, turn.replica, turn.left, turn.prompt_blocks)
         self._start(now, replica)
 
     def _scored(self, blocks: Sequence[BlockHash]) -> list[tuple[BlockHash, float]]:
@@ -245,41 +202,6 @@ class TurnReplay:
             self._clock.tick()
             for block in turn.hashes[: turn.prompt_blocks]:
                 self._hotness[block] = self._clock.used(self._hotness.get(block, float("-inf")))
-
-    def _held(self, replica: str, hashes: Sequence[BlockHash]) -> int:
-        pool = self._replicas[replica].pool
-        if len(hashes) == 1:  # asked for a conversation's end
-            return int(hashes[0] in pool)
-        return pool.leading_blocks(hashes)
-
-    def _speculate(self, now: float) -> None:
-        assert self.speculator is not None
-        for order in self.speculator.orders(now):
-            replica = self._replicas[order.replica]
-            if order.kind is DirectiveKind.UNPIN:
-                replica.unpin(order.hashes)
-            elif order.kind is DirectiveKind.PIN:
-                self.speculator.ended(now, order.order_id, replica.pin(order.hashes))
-            else:
-                lacking = len(order.hashes) - replica.pool.leading_blocks(order.hashes)
-                ends = max(now, replica.link_until) + self._costs.load_s(Tier.CPU, lacking * BLOCK_TOKENS)
-                if ends > now + order.deadline_s:
-                    self.speculator.ended(now, order.order_id, Outcome.REFUSED_LATE)
-                    continue
-                replica.link_until = ends
-                self._at(ends, partial(self._promoted, order=order))
-
-    def _promoted(self, now: float, order: Order) -> None:
-        assert self.speculator is not None
-        pool = self._replicas[order.replica].pool
-        lacking = len(order.hashes) - pool.leading_blocks(order.hashes)
-        score = 0.0 if self._clock is None else self._clock.now
-        outcome = Outcome.REFUSED_FULL
-        if pool.hold([(block, score) for block in order.hashes]):
-            pool.let_go(order.hashes)
-            self.promoted_blocks += lacking
-            outcome = Outcome.DONE
-        self.speculator.ended(now, order.order_id, outcome)
 
     def _at(self, when: float, call: Callable[[float], None]) -> None:
         heapq.heappush(self._events, (when, next(self._event_ids), call))

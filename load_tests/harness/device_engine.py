@@ -92,9 +92,6 @@ class BrainPort:
     def report_rate(self, sample: Sample) -> None:
         """See `KVPort`."""
 
-    def report_answer(self, hashes: list[bytes], prompt_blocks: int) -> None:
-        """See `KVPort`."""
-
     def report_placement(self, stored: list[bytes], removed: list[bytes], cleared: bool) -> None:
         """See `KVPort`."""
         with self.lock:

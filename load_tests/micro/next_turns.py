@@ -1,10 +1,9 @@
-"""What share of next turns finds its KV on the device, by speculation: `python -m load_tests.micro.next_turns`.
+"""What share of next turns finds its KV on the device, by `kv.device_policy`: `python -m load_tests.micro.next_turns`.
 
-Conversations with think times between their turns, more of them than the device pools hold, so that a conversation's KV
-has left the device when its next turn comes, unless somebody kept or brought it. Two arms, alternating, each on a
-server of its own that is started as `make serve` does: `kv.speculative_prefetch` off and on. The same conversations
-and think times in both. A next turn has *found* its KV when all full blocks of the turn before came from the device
-(`usage.kv_cache`).
+Conversations with think times between their turns, more of them than the device pools hold, so that something has to
+leave the devices before its next turn comes. The arms alternate, each on a server of its own that is started as
+`make serve` does, with the same conversations and think times. A next turn has *found* its KV when all full blocks of
+the turn before came from the device (`usage.kv_cache`).
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from rich.progress import Progress
 
 from load_tests.faults.streams import REQUEST_S, Stream, run_stream
 from load_tests.harness.conversations import text, tokenize
-from load_tests.harness.running_server import RunningServer, ServerError, started
+from load_tests.harness.running_server import ServerError, started
 
 out = Console(stderr=True, highlight=False)
 MODEL = "demo"
 BLOCK_TOKENS = 32
-ARMS = {"none": False, "speculative": True}
+ARMS = ("lru", "hotness")
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,10 @@ class Scenario:
     device_blocks: int = 256
     """Of `BLOCK_TOKENS` tokens, per replica."""
 
-    def settings(self, speculative: bool) -> dict[str, Any]:
+    def settings(self, device_policy: str) -> dict[str, Any]:
         """What the server is started with."""
         engine = {"device_blocks": self.device_blocks, "block_size_tokens": BLOCK_TOKENS}
-        kv = {"redis_url": None, "speculative_prefetch": speculative}
+        kv = {"redis_url": None, "device_policy": device_policy}
         return {"replicas": self.replicas, "max_model_len": 2048, "engine": engine, "kv": kv}
 
 
@@ -112,9 +111,8 @@ async def _converse(
 
 def run_arm(arm: str, scenario: Scenario, seed: int, progress: Progress) -> dict[str, Any]:
     """Start a server, replay on it, and return the figures. Raises ServerError."""
-    with tempfile.TemporaryDirectory() as folder, started(Path(folder), scenario.settings(ARMS[arm])) as server:
+    with tempfile.TemporaryDirectory() as folder, started(Path(folder), scenario.settings(arm)) as server:
         turns = asyncio.run(replay(server.url, scenario, seed, progress))
-        books = _books(server)
     waits = sorted(turn.first_token_s for turn in turns)
     known = sum(turn.known_tokens for turn in turns)
     return {
@@ -126,13 +124,7 @@ def run_arm(arm: str, scenario: Scenario, seed: int, progress: Progress) -> dict
         "cpu_token_share": sum(min(turn.cpu_tokens, turn.known_tokens) for turn in turns) / known,
         "ttft_p50_s": statistics.median(waits),
         "ttft_p90_s": waits[len(waits) * 9 // 10],
-        "speculation": books,
     }
-
-
-def _books(server: RunningServer) -> dict[str, Any]:
-    books: dict[str, Any] = server.stats().get("speculation", {})
-    return books
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -148,13 +140,13 @@ def table(rows: list[dict[str, Any]]) -> str:
         waits = [_spread([1e3 * row[name] for row in mine], "{:.0f}") + " ms" for name in ("ttft_p50_s", "ttft_p90_s")]
         lines.append(f"| {arm} | {' | '.join(shares + waits)} |")
     ratios = ttft_ratios(rows)
-    return "\n".join([*lines, "", f"TTFT p50 of next turns, speculative / none: {_spread(ratios, '{:.2f}')}"])
+    return "\n".join([*lines, "", f"TTFT p50 of next turns, hotness / lru: {_spread(ratios, '{:.2f}')}"])
 
 
 def ttft_ratios(rows: list[dict[str, Any]]) -> list[float]:
-    """Of each round: median TTFT with speculation over that without."""
+    """Of each round: median TTFT by hotness over that by recency."""
     p50 = {(row["arm"], row["seed"]): row["ttft_p50_s"] for row in rows}
-    return [p50["speculative", seed] / p50["none", seed] for arm, seed in p50 if arm == "none"]
+    return [p50["hotness", seed] / p50["lru", seed] for arm, seed in p50 if arm == "lru"]
 
 
 def _spread(values: list[float], form: str) -> str:
@@ -173,7 +165,7 @@ def main(
     ] = Scenario.device_blocks,
     json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
 ) -> None:
-    """Start servers with and without speculation in turns, and print what next turns found."""
+    """Start servers with each device policy in turns, and print what next turns found."""
     scenario = Scenario(
         conversations=conversations,
         turns=turns,

@@ -29,7 +29,6 @@ class MemoryPort:
         self.hotness: dict[bytes, float] = {}
         self.bad: list[str] = []
         self.released: list[int] = []
-        self.answers: list[tuple[list[bytes], int]] = []
         self.rates: list[Any] = []
         self.refuse_offers = False
         self.before_fetch: Callable[[], None] = lambda: None
@@ -104,9 +103,6 @@ class MemoryPort:
 
     def report_rate(self, sample: Any) -> None:
         self.rates.append(sample)
-
-    def report_answer(self, hashes: list[bytes], prompt_blocks: int) -> None:
-        self.answers.append((hashes, prompt_blocks))
 
     def release(self, lease_id: int) -> None:
         self.released.append(lease_id)

@@ -130,7 +130,7 @@ def computed(device: Device, planned: Sequence[SegmentSpan]) -> Any:
     """A tolerant request whose whole prompt has its KV on the device, `planned` of it brought by the plan."""
     manager = SimpleNamespace(block_pool=device, get_block_ids=lambda request_id: [list(range(BLOCKS))])
     side = SchedulerSide(
-        port=SimpleNamespace(release=lambda lease: None, report_answer=lambda *answer: None), transfer=device,
+        port=SimpleNamespace(release=lambda lease: None), transfer=device,
         kv_cache_manager=manager, block_size=BLOCK, blocks_per_segment=SEGMENT_BLOCKS, save_answers=True, replica="0",
         on_engine_thread=lambda function: function(), layerwise=SimpleNamespace(saves=False), num_running=lambda: 1,
         max_step_tokens=512,

@@ -7,24 +7,22 @@ import pytest
 from typer.testing import CliRunner
 
 from kvmanager.locations import Tier
-from kvmanager.simulator import next_turns, turn_replay
+from kvmanager.simulator import next_turns
 from kvmanager.simulator.costs import Costs
 from kvmanager.simulator.scored_pool import UNNAMED, ScoredPool
 from kvmanager.simulator.trace import BLOCK_TOKENS, TraceRequest, block_key
 from kvmanager.simulator.turn_replay import TurnReplay, find_turns
-from kvmanager.speculation_orders import SpeculationSetting
 
 COSTS = Costs(decode_s_per_token=0.01)
-SETTING = SpeculationSetting(least_probability=0.0, load_bytes_per_s=COSTS.cpu_bytes_per_s, move_bytes_per_s=1e12)
 
 
 def request(at_s, *ids, tokens=None, output=0):
     return TraceRequest(at_s, tokens or len(ids) * BLOCK_TOKENS, output, ids)
 
 
-def replay(trace, device_blocks=100, replicas=1, by_hotness=False, speculation=None, share=0.5):
+def replay(trace, device_blocks=100, replicas=1, by_hotness=False):
     turns = find_turns(trace)
-    arm = TurnReplay(replicas, device_blocks, COSTS, by_hotness, speculation, share)
+    arm = TurnReplay(replicas, device_blocks, COSTS, by_hotness)
     arm.run(turns)
     return turns, arm
 
@@ -76,20 +74,14 @@ def test_a_next_turn_finds_its_kv_on_an_empty_device_and_not_on_one_that_others_
     assert turns[-1].ttft_s == pytest.approx(COSTS.load_s(Tier.CPU, 4 * BLOCK_TOKENS) + COSTS.prefill_s(BLOCK_TOKENS))
 
 
-def test_speculation_has_it_on_the_device_although_others_have_filled_it():
-    crowd = [request(10 + n, *talk(100 + n, 30)) for n in range(8)]
-    trace = [request(0, *talk(1, 5)), *crowd, request(60, *talk(1, 6))]
-    turns, arm = replay(trace, speculation=SETTING)
-    assert turns[-1].found_blocks == 5
-    assert arm.speculator.stats()["found"] == 1
-
-
-def test_what_could_not_be_pinned_and_was_evicted_is_promoted(monkeypatch):
-    monkeypatch.setattr(turn_replay, "PIN_SHARE", 0.0)
-    crowd = [request(10 + n, *talk(100 + n, 30)) for n in range(8)]
-    turns, arm = replay([request(0, *talk(1, 5)), *crowd, request(60, *talk(1, 6))], speculation=SETTING)
-    assert turns[-1].found_blocks == 5
-    assert arm.promoted_blocks > 0
+def test_of_a_prompt_that_is_asked_again_and_again_and_a_scan_hotness_keeps_the_prompt_and_recency_the_scan():
+    asked = [request(n, *talk(1, 5)) for n in range(4)]
+    scan = [request(10 + n, *talk(100 + n, 30)) for n in range(8)]
+    kept = {}
+    for by_hotness in (False, True):
+        turns, _ = replay([*asked, *scan, request(60, *talk(1, 6))], by_hotness=by_hotness)
+        kept[by_hotness] = turns[-1].found_blocks
+    assert kept == {False: 1, True: 5}, "the system prompt, which the scan uses too, or all of it"
 
 
 def chatter(conversations=40, turns=5, seed=0):
@@ -105,20 +97,10 @@ def chatter(conversations=40, turns=5, seed=0):
 
 
 @pytest.mark.parametrize("by_hotness", [False, True])
-def test_more_next_turns_find_their_kv_with_speculation_than_without(by_hotness):
-    def found(speculation):
-        turns, _ = replay(chatter(), 120, replicas=2, by_hotness=by_hotness, speculation=speculation)
-        next_turns = [turn for turn in turns if turn.previous]
-        return sum(turn.found_blocks == turn.known_blocks for turn in next_turns) / len(next_turns)
-
-    assert found(SETTING) > found(None) + 0.1
-
-
-def test_every_request_is_served_and_nothing_is_held_at_the_end():
-    turns, arm = replay(chatter(10), 60, replicas=2, speculation=SETTING)
+def test_every_request_is_served_and_nothing_is_held_at_the_end(by_hotness):
+    turns, arm = replay(chatter(10), 60, replicas=2, by_hotness=by_hotness)
     assert all(turn.ttft_s > 0 for turn in turns)
     for simulated in arm._replicas.values():
-        simulated.unpin(list(simulated._pinned))
         assert simulated.pool.free == 60
         assert not simulated.waiting
 
@@ -186,13 +168,11 @@ def test_the_command_prints_a_row_for_each_arm(trace_file, tmp_path):
     result = run("--trace", trace_file, "--replicas", 2, "--device-blocks", 60, "--json", tmp_path / "out.json")
     assert result.exit_code == 0
     rows = json.loads((tmp_path / "out.json").read_text())
-    assert [row["arm"] for row in rows] == [arm.name for arm in next_turns.ARMS]
+    assert [row["device_policy"] for row in rows] == ["lru", "hotness"]
     assert all(row["next_turns"] == 24 for row in rows)
     lines = result.stdout.strip().splitlines()
     assert len(lines) == 2 + len(rows)
     assert f"**{rows[0]['found_share']:.3f}**" in lines[2]
-    assert rows[0]["speculation"] is None
-    assert rows[2]["speculation"]["next_turns"] >= 24
 
 
 def test_the_commands_json_on_stdout_is_all_of_it(trace_file):
@@ -207,7 +187,7 @@ def test_the_commands_json_on_stdout_is_all_of_it(trace_file):
         (["--trace", "TRACE", "--costs", "nowhere.json"], 2, "nowhere.json cannot be read"),
         (["--trace", "TRACE", "--device-blocks", "5"], 1, "give the devices more blocks."),
         (["--trace", "TRACE", "--device-blocks", "60", "--json", "no/such/folder"], 1, "cannot be written"),
-        (["--trace", "TRACE", "--budget-share", "0.9"], 2, "Invalid value for"),
+        (["--trace", "TRACE", "--replicas", "0"], 2, "Invalid value for"),
     ],
 )
 def test_what_cannot_work_is_said_in_one_sentence(trace_file, words, code, sentence):
