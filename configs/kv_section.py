@@ -142,8 +142,9 @@ class KVSettings(Section):
     eviction_policy: str = Field(
         "lfu",
         min_length=1,
-        description="Which segments leave a full tier first: `lfu`, `lru`, `arc`, `slru`, `w-tinylfu`, or a class of "
-        "yours as `module:Class` (docs/policies.md).",
+        description="Which segments leave a full tier first: `lfu` (what is expected to be used least, learned from "
+        "all requests), `decayed-lfu` (used least, old uses fading), `lru` (used least recently), or a class of yours "
+        "as `module:Class` (docs/policies.md). Only `lfu` learns, and pays for it.",
     )
     pin_budget_bytes: ByteSize = Field(
         ByteSize(256 * 1024**2),

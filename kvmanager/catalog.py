@@ -21,6 +21,7 @@ from kvmanager.demotion_queue import DemotionQueue
 from kvmanager.hotness import HotnessClock
 from kvmanager.locations import Location, Tier
 from kvmanager.nodes import Copy, CopyState, Node
+from kvmanager.reuse_model import ReuseModel
 from kvmanager.segments import SegmentSpan
 from kvmanager.stores import MakePolicy, Store
 from kvmanager.sweeps import Retirement, Sweeps
@@ -37,10 +38,13 @@ class Catalog:
         log: DeltaLog,
         make_policy: MakePolicy,
         demotion_queue: DemotionQueue,
+        reuse: ReuseModel | None,
     ) -> None:
+        """``reuse``: what learns from every use; None where no policy orders by it."""
         self.trie = trie
         self.stores: dict[Location, Store] = {}
         self.clock = clock
+        self.reuse = reuse
         self._log = log
         self._make_policy = make_policy
         self._demotion_queue = demotion_queue
@@ -67,8 +71,8 @@ class Catalog:
         node = self.trie.nodes.get(span.key)
         if node is None:
             node = self.trie.insert(span, self.clock.now)
-            if node is not None:
-                self.clock.reuse.made(node)
+            if node is not None and self.reuse is not None:
+                self.reuse.made(node)
         elif node.start_block != span.start_block:
             if node.copies is not None or node.pins:
                 return node
@@ -81,7 +85,8 @@ class Catalog:
     def use(self, node: Node) -> float:
         """Count one use of a node; return its hotness."""
         node.score = self.clock.used(node.score)
-        self.clock.reuse.used(node)
+        if self.reuse is not None:
+            self.reuse.used(node)
         copy = node.copies
         if copy is None:
             self.trie.ghost_used(node)

@@ -9,13 +9,11 @@ its base-2 logarithm, which cannot overflow. Time is the number of requests seen
 
 from math import exp2, log2
 
-from kvmanager.reuse_model import ReuseModel
-
 
 class HotnessClock:
     """The time of hotness, in requests, and the arithmetic of scores. One thread."""
 
-    __slots__ = ("_half_life", "_requests", "now", "reuse")
+    __slots__ = ("_half_life", "_requests", "now")
 
     def __init__(self, half_life_requests: float) -> None:
         if half_life_requests <= 0:
@@ -24,12 +22,9 @@ class HotnessClock:
         self._requests = 0
         self.now = 0.0
         """Score of one use made now."""
-        self.reuse = ReuseModel()
-        """What requests teach about reuse; one for all policies."""
 
-    def tick(self, prompt_blocks: int = 0) -> None:
-        """Count one request, whose prompt has so many full blocks."""
-        self.reuse.request(prompt_blocks)
+    def tick(self) -> None:
+        """Count one request."""
         self._requests += 1
         self.now = self._requests / self._half_life
 

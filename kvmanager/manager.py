@@ -83,7 +83,9 @@ class KVManager(ManagerParts):
         more is stored under those, or as much and nearer, the whole plan is about them, and the keys in it are theirs.
         """
         self._advance(now)
-        self._clock.tick(len(hashes))
+        self._clock.tick()
+        if self._catalog.reuse is not None:
+            self._catalog.reuse.request(len(hashes))
         if exact_hashes and self._planner.stored_reach(exact_hashes) > self._planner.stored_reach(hashes):
             hashes = exact_hashes
         return self._planner.plan(self._now, replica, node, hashes, device_blocks, choose)

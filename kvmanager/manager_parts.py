@@ -20,10 +20,11 @@ from kvmanager.keys import BlockHash
 from kvmanager.offloads import Offloads
 from kvmanager.pins import Pins
 from kvmanager.plans import Planner
-from kvmanager.policies import EvictionPolicy, PolicySetting, make_policy
+from kvmanager.policies import EvictionPolicy, PolicySetting, find_policy, make_policy
 from kvmanager.quotas import Quotas
 from kvmanager.renewals import Renewals
 from kvmanager.report import lookup_report, store_report, tenant_report
+from kvmanager.reuse_model import ReuseModel
 from kvmanager.saves import Saves
 from kvmanager.snapshots import Snapshots
 from kvmanager.trie import PrefixTrie
@@ -41,11 +42,12 @@ class ManagerParts:
         self._counters = Counters()
         self._clock = HotnessClock(config.half_life_requests)
         self._log = DeltaLog(config.max_deltas)
-        self._trie = PrefixTrie(config.max_ghosts, self._clock.reuse.forgot)
-        self._queue = DemotionQueue(self._clock, self._counters, config.redis_min_uses)
         self._config = config
+        self._reuse = ReuseModel() if self._policy_class().learns else None
+        self._trie = PrefixTrie(config.max_ghosts, None if self._reuse is None else self._reuse.forgot)
+        self._queue = DemotionQueue(self._clock, self._counters, config.redis_min_uses)
         self._make_policy(lambda: 0)  # what is no policy is refused now, not when the first tier comes
-        self._catalog = Catalog(self._trie, self._clock, self._log, self._make_policy, self._queue)
+        self._catalog = Catalog(self._trie, self._clock, self._log, self._make_policy, self._queue, self._reuse)
         self._renewals = Renewals(self._trie, self._catalog.stores, self._counters, config.redis_renew_s)
         self._planner = Planner(
             self._catalog, self._counters, self._renewals, config.blocks_per_segment, config.lease_s
@@ -104,8 +106,11 @@ class ManagerParts:
         self._advance(now)
         return tenant_report(tenant, self._catalog.stores.values(), self._pins)
 
+    def _policy_class(self) -> type[EvictionPolicy]:
+        return find_policy(self._config.eviction_policy)
+
     def _make_policy(self, budget_bytes: Callable[[], int]) -> EvictionPolicy:
-        setting = PolicySetting(self._clock, budget_bytes, self._config.policy_seed)
+        setting = PolicySetting(self._clock, budget_bytes, self._config.policy_seed, self._reuse)
         return make_policy(self._config.eviction_policy, setting)
 
     def _advance(self, now: float) -> None:

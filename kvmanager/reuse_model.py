@@ -141,14 +141,9 @@ def _is_head(node: "Node") -> bool:
 
 
 class ReuseModel:
-    """See the module. Belongs to the manager's `HotnessClock`; whoever counts uses tells it.
-
-    Learns from the moment on that a policy sets `wanted`.
-    """
+    """See the module. The catalogue has one where the eviction policy in use `learns`; whoever counts uses tells it."""
 
     def __init__(self) -> None:
-        self.wanted = False
-        """Whether some policy orders by it. Until then nothing is learned, and nothing costs anything."""
         self.requests = 0
         self._profiles: WeakValueDictionary[Key, Profile] = WeakValueDictionary()
         """What some cohort looks like. What was learned is in `_weights`, so a profile without one is not kept."""
@@ -171,8 +166,6 @@ class ReuseModel:
 
     def request(self, prompt_blocks: int) -> None:
         """Count one request; the uses that follow are its."""
-        if not self.wanted:
-            return
         self._settle()
         self.requests += 1
         self._prompt_end = prompt_blocks
@@ -182,13 +175,10 @@ class ReuseModel:
 
     def used(self, node: "Node") -> None:
         """Note that the request used a node; the deepest comes first. O(1)."""
-        if self.wanted:
-            self._used.append(node)
+        self._used.append(node)
 
     def offered(self, end_block: int) -> None:
         """Note that the nodes made next belong to a sequence that ends at ``end_block``."""
-        if not self.wanted:
-            return
         self._settle()
         self._end_block, self._new = end_block, None
         if self._learns:
@@ -201,8 +191,6 @@ class ReuseModel:
 
     def made(self, node: "Node") -> None:
         """Note a node that was not known before; parents come first."""
-        if not self.wanted:
-            return
         self._settle()
         parent = node.parent
         if self._new is None or parent is None or parent is not self._made:

@@ -230,8 +230,8 @@ class Saves:
         for span in spans:
             if span.start_block // cut != (span.end_block - 1) // cut:
                 raise ValueError(f"{span} crosses a multiple of {cut} blocks: use split_segments(..., {cut}, ...)")
-        if spans:
-            self._catalog.clock.reuse.offered(max(span.end_block for span in spans))
+        if spans and self._catalog.reuse is not None:
+            self._catalog.reuse.offered(max(span.end_block for span in spans))
         return sorted(zip(spans, sizes, strict=True), key=lambda sized: sized[0].start_block)
 
     def _known(self, keys: Sequence[SegmentKey], nbytes: Sequence[int]) -> list[tuple[Node, int]]:

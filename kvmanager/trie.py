@@ -32,7 +32,7 @@ class Cursor(Protocol):
 class PrefixTrie:
     """All known segments, by key. One thread."""
 
-    def __init__(self, max_ghosts: int, forgotten: Callable[[Node], None] = lambda node: None) -> None:
+    def __init__(self, max_ghosts: int, forgotten: Callable[[Node], None] | None = None) -> None:
         """``forgotten`` is told of each node that leaves the trie."""
         self.nodes: dict[SegmentKey | BlockHash, Node] = {}
         self.num_ghosts = 0
@@ -91,7 +91,8 @@ class PrefixTrie:
             self.no_longer_ghost(node)
             del self.nodes[node.key]
             self._unlink(node)
-            self._forgotten(node)
+            if self._forgotten is not None:
+                self._forgotten(node)
 
     def pin(self, node: Node) -> None:
         """Count one more pinned chain through ``node``: it is not forgotten."""

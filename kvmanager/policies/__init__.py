@@ -3,23 +3,17 @@
 import importlib
 import inspect
 
-from kvmanager.policies.arc import Arc
 from kvmanager.policies.base import EvictionPolicy, PolicySetting
 from kvmanager.policies.learned_lfu import LearnedLfu
 from kvmanager.policies.lfu import DecayedLfu
 from kvmanager.policies.lru import Lru
-from kvmanager.policies.slru import SegmentedLru
-from kvmanager.policies.w_tinylfu import WTinyLfu
 
-__all__ = ["EvictionPolicy", "PolicySetting", "load_policy", "make_policy", "policy_names"]
+__all__ = ["EvictionPolicy", "PolicySetting", "find_policy", "make_policy", "policy_names"]
 
 _POLICIES: dict[str, type[EvictionPolicy]] = {
     "lfu": LearnedLfu,
     "decayed-lfu": DecayedLfu,
     "lru": Lru,
-    "arc": Arc,
-    "slru": SegmentedLru,
-    "w-tinylfu": WTinyLfu,
 }
 
 
@@ -33,13 +27,7 @@ def make_policy(name: str, setting: PolicySetting) -> EvictionPolicy:
 
     Raises ValueError for a name that is not known, and for a class that is no policy or cannot be made.
     """
-    if ":" in name:
-        policy = load_policy(name)
-    elif name in _POLICIES:
-        policy = _POLICIES[name]
-    else:
-        known = ", ".join(policy_names())
-        raise ValueError(f'unknown eviction policy {name!r}: choose one of {known}, or name a class as "module:Class"')
+    policy = find_policy(name)
     try:
         return policy(setting)
     except Exception as error:
@@ -49,8 +37,13 @@ def make_policy(name: str, setting: PolicySetting) -> EvictionPolicy:
         ) from error
 
 
-def load_policy(name: str) -> type[EvictionPolicy]:
-    """Return the class that "module:Class" names. Raises ValueError when there is none, or when it is no policy."""
+def find_policy(name: str) -> type[EvictionPolicy]:
+    """Return the class of a name or of "module:Class". Raises ValueError when there is none, or it is no policy."""
+    if name in _POLICIES:
+        return _POLICIES[name]
+    if ":" not in name:
+        known = ", ".join(policy_names())
+        raise ValueError(f'unknown eviction policy {name!r}: choose one of {known}, or name a class as "module:Class"')
     module_name, _, class_name = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)

@@ -11,10 +11,11 @@ than O(log n): offers and plans wait for it. Life of a copy, as its policy sees 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from kvmanager.hotness import HotnessClock
 from kvmanager.nodes import Copy, Node
+from kvmanager.reuse_model import ReuseModel
 
 
 class PolicySetting(NamedTuple):
@@ -26,10 +27,15 @@ class PolicySetting(NamedTuple):
     """The partition's budget; it may change."""
     seed: int
     """For what a policy draws by chance."""
+    reuse: ReuseModel | None = None
+    """What requests teach about reuse, one for all policies; None where none of them `learns`."""
 
 
 class EvictionPolicy(ABC):
     """Orders the evictable copies of one partition of a location."""
+
+    learns: ClassVar[bool] = False
+    """Whether it orders by `PolicySetting.reuse`. Where none does there is no model, and nobody pays for it."""
 
     def __init__(self, setting: PolicySetting) -> None:
         self.setting = setting

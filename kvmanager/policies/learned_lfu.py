@@ -108,12 +108,15 @@ class _Shelf:
 
 
 class LearnedLfu(EvictionPolicy):
-    """Evicts the exposed copy with the fewest expected uses per request and byte."""
+    """Evicts the exposed copy with the fewest expected uses per request and byte. Raises ValueError without a model."""
+
+    learns = True
 
     def __init__(self, setting: PolicySetting) -> None:
         super().__init__(setting)
-        self._model = setting.clock.reuse
-        self._model.wanted = True
+        if setting.reuse is None:
+            raise ValueError("it needs a model of reuse")
+        self._model = setting.reuse
         self.heap: ScoreHeap[_Rank] = ScoreHeap()
         self.ranks: dict[tuple[Profile, int, int], _Rank] = {}
         """Those that are not empty."""

@@ -41,5 +41,8 @@ class ClairvoyantManager(KVManager):
         self._next_use = next_use
         super().__init__(config, epoch)
 
+    def _policy_class(self) -> type[EvictionPolicy]:
+        return Belady
+
     def _make_policy(self, budget_bytes: Callable[[], int]) -> EvictionPolicy:
         return Belady(PolicySetting(self._clock, budget_bytes, self._config.policy_seed), self._next_use)

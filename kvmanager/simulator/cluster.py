@@ -28,6 +28,7 @@ from kvmanager.segments import split_segments
 from kvmanager.simulator.cluster_replica import Job, SimulatedReplica
 from kvmanager.simulator.cluster_report import ClusterBooks
 from kvmanager.simulator.costs import Costs
+from kvmanager.simulator.policies import served_name
 from kvmanager.simulator.routers import Prompt, Router, make_router
 from kvmanager.simulator.trace import BLOCK_TOKENS, TraceRequest, block_key
 from kvmanager.spreading import Move
@@ -102,7 +103,9 @@ class Cluster:
         self._costs = costs
         self._device_blocks = device_blocks
         self._block_bytes = costs.kv_bytes_per_token * BLOCK_TOKENS
-        config = ManagerConfig(blocks_per_segment=1, cpu_high_water=1.0, eviction_policy=policy, policy_seed=seed)
+        config = ManagerConfig(
+            blocks_per_segment=1, cpu_high_water=1.0, eviction_policy=served_name(policy), policy_seed=seed
+        )
         self._brain = KVManager(config, epoch=1)
         self._brain.set_budget(CPU, cpu_blocks * self._block_bytes)
         self._brain.set_budget(REDIS, redis_blocks * self._block_bytes)

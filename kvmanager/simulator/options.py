@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvmanager.policies import policy_names
 from kvmanager.simulator.costs import Costs, CostsError
 from kvmanager.simulator.oracle import NextUses
+from kvmanager.simulator.policies import simulated_names
 from kvmanager.simulator.replay import BELADY, Setup, make_manager
 from kvmanager.simulator.routers import router_names
 from kvmanager.simulator.runs import cores
@@ -106,7 +106,7 @@ def check_output(option: str, file: str, *inputs: str) -> None:
 
 
 def _policies(text: str) -> list[str]:
-    known = [*policy_names(), BELADY]
+    known = [*simulated_names(), BELADY]
     names = _names("--policy", text, known)
     for name in names:
         if name not in known and ":" not in name:

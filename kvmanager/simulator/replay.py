@@ -13,6 +13,7 @@ from kvmanager.manager import KVManager
 from kvmanager.simulator.clairvoyant import ClairvoyantManager
 from kvmanager.simulator.costs import Costs
 from kvmanager.simulator.oracle import NextUses
+from kvmanager.simulator.policies import served_name
 from kvmanager.simulator.serving import Served, Serving
 from kvmanager.simulator.trace import BLOCK_TOKENS, TraceRequest
 
@@ -27,7 +28,7 @@ class Setup:
     """What is simulated, in trace blocks of `BLOCK_TOKENS`."""
 
     policy: str
-    """A name of `kvmanager.policies`, ``belady``, or ``module:Class``."""
+    """A name of `kvmanager.simulator.policies`, ``belady``, or ``module:Class``."""
     capacity_blocks: int
     """Of the CPU tier, shared by all replicas."""
     device_blocks: int = 0
@@ -92,7 +93,7 @@ def make_manager(setup: Setup, future: NextUses) -> KVManager:
     """Return a manager as it serves, but with one trace block per segment. Raises ValueError for the policy."""
     if setup.policy == BELADY:
         return ClairvoyantManager(ManagerConfig(blocks_per_segment=1), epoch=1, next_use=future.next_use)
-    config = ManagerConfig(blocks_per_segment=1, eviction_policy=setup.policy, policy_seed=setup.seed)
+    config = ManagerConfig(blocks_per_segment=1, eviction_policy=served_name(setup.policy), policy_seed=setup.seed)
     return KVManager(config, epoch=1)
 
 

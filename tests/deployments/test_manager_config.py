@@ -14,7 +14,7 @@ SECRET = ServerSecret(bytes(32))
 
 
 def test_every_policy_by_name_and_a_class_of_the_users_can_be_set():
-    for name in ("lfu", "lru", "arc", "slru", "w-tinylfu", "kvmanager.policies.lru:Lru"):
+    for name in ("lfu", "decayed-lfu", "lru", "kvmanager.policies.lru:Lru"):
         settings = load_settings({"kv": {"eviction_policy": name}})
         require_policy(settings)
         assert manager_config(settings).eviction_policy == name
@@ -24,6 +24,7 @@ def test_every_policy_by_name_and_a_class_of_the_users_can_be_set():
     ("name", "says"),
     [
         ("mru", "lfu"),
+        ("arc", "choose one of lfu, decayed-lfu, lru"),
         ("nowhere:Class", "cannot be imported"),
         ("kvmanager.keys:nothing", "cannot be imported"),
         ("kvmanager.keys:tenant_tag", "EvictionPolicy"),

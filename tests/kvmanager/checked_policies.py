@@ -4,8 +4,8 @@ import sys
 
 from coldest_first import ColdestFirst
 
-from kvmanager.hotness import HotnessClock
-from kvmanager.policies import PolicySetting, make_policy, policy_names
+from kvmanager.policies import find_policy
+from kvmanager.simulator.policies import served_name, simulated_names
 
 evictions = None
 """Where the policies of the world at work note what is evicted to make room, in order."""
@@ -49,11 +49,10 @@ class Checked:
             evictions.append((copy.store.location, copy.node.key))
 
 
-_SETTING = PolicySetting(HotnessClock(1.0), lambda: 0, seed=0)
 POLICIES = {"coldest first": type("CheckedColdestFirst", (Checked, ColdestFirst), {})}
 """By name, each with its checks; the first is the only one whose choices the naive manager foresees."""
-for _name in policy_names():
-    _class = type(make_policy(_name, _SETTING))
+for _name in simulated_names():
+    _class = find_policy(served_name(_name))
     POLICIES[_name] = type(f"Checked{_class.__name__}", (Checked, _class), {})
 for _policy in POLICIES.values():
     setattr(sys.modules[__name__], _policy.__name__, _policy)

@@ -6,8 +6,9 @@ from kvmanager.hotness import HotnessClock
 from kvmanager.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.plans import PlanReason
-from kvmanager.policies import EvictionPolicy, PolicySetting, load_policy, make_policy, policy_names
+from kvmanager.policies import EvictionPolicy, PolicySetting, find_policy, make_policy, policy_names
 from kvmanager.policies.lfu import DecayedLfu
+from kvmanager.reuse_model import ReuseModel
 
 
 def test_a_segment_is_planned_only_after_its_commit(brain):
@@ -374,10 +375,10 @@ def test_a_policy_that_is_none_is_refused_in_one_sentence(brain_with, name, mess
 
 def test_a_policy_is_found_by_name_or_as_a_class():
     assert policy_names()[0] == "lfu"
-    setting = PolicySetting(HotnessClock(1.0), lambda: 10, seed=0)
+    setting = PolicySetting(HotnessClock(1.0), lambda: 10, seed=0, reuse=ReuseModel())
     for name in policy_names():
         assert isinstance(make_policy(name, setting), EvictionPolicy)
-    assert load_policy("kvmanager.policies.lfu:DecayedLfu") is DecayedLfu
+    assert find_policy("kvmanager.policies.lfu:DecayedLfu") is DecayedLfu
     assert isinstance(make_policy("kvmanager.policies.lfu:DecayedLfu", setting), DecayedLfu)
 
 

@@ -5,13 +5,14 @@ import random
 import pytest
 from policy_world import World, conversations, loop, one_shots, zipf
 
-from kvmanager import policies
 from kvmanager.hotness import HotnessClock
 from kvmanager.nodes import Copy, CopyState, Node
-from kvmanager.policies import PolicySetting, make_policy, policy_names
+from kvmanager.policies import EvictionPolicy, PolicySetting, find_policy, make_policy, policy_names
+from kvmanager.reuse_model import ReuseModel
 from kvmanager.segments import NodeKind, SegmentSpan
+from kvmanager.simulator.policies import served_name, simulated_names
 
-NAMES = policy_names()
+NAMES = simulated_names()
 
 
 class Shelf:
@@ -19,24 +20,25 @@ class Shelf:
 
     def __init__(self, name, capacity=10):
         self.clock = HotnessClock(1000)
-        setting = PolicySetting(self.clock, lambda: capacity, 0)
-        self.policy = make_policy(name, setting)
+        self.reuse = ReuseModel()
+        self.policy = make_policy(served_name(name), PolicySetting(self.clock, lambda: capacity, 0, self.reuse))
         self.capacity = capacity
         self.nodes, self.copies = {}, {}
         self.log = []
 
     def access(self, number):
         """Use a key, and store it if it is not there; return whether it was."""
-        self.clock.tick(1)
+        self.clock.tick()
+        self.reuse.request(1)
         node = self.nodes.get(number)
         if node is None:
             key = number.to_bytes(32, "big")
             node = self.nodes[number] = Node(SegmentSpan(key, None, 0, 1, NodeKind.REQUEST), self.clock.now)
-            self.clock.reuse.offered(1)
-            self.clock.reuse.made(node)
+            self.reuse.offered(1)
+            self.reuse.made(node)
         else:
             node.score = self.clock.used(node.score)
-            self.clock.reuse.used(node)
+            self.reuse.used(node)
         if number in self.copies:
             self.policy.used(self.copies[number])
             return True
@@ -137,7 +139,7 @@ def test_w_tinylfu_lets_a_newcomer_in_only_if_it_was_used_more_than_what_it_push
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("lru",)])
 def test_a_scan_does_not_push_out_what_is_used_again_and_again(name):
-    world = World(name, 10)
+    world = World(served_name(name), 10)
     hot = [(1,), (2,), (3,)]
     world.hit_rate(hot * 30)
     world.hit_rate(one_shots(100))
@@ -164,5 +166,14 @@ def test_the_default_is_hardly_worse_than_decayed_lfu_where_only_popularity_coun
 
 def test_a_user_finds_the_names_in_order_with_the_default_first():
     assert NAMES[0] == "lfu"
-    assert {"lru", "arc", "slru", "w-tinylfu"} <= set(NAMES)
-    assert isinstance(make_policy("lfu", PolicySetting(HotnessClock(10), lambda: 1, 0)), policies.EvictionPolicy)
+    assert policy_names() == ["lfu", "decayed-lfu", "lru"]
+    assert {*policy_names(), "arc", "slru", "w-tinylfu"} == set(NAMES)
+    setting = PolicySetting(HotnessClock(10), lambda: 1, 0, ReuseModel())
+    for name in NAMES:
+        assert isinstance(make_policy(served_name(name), setting), EvictionPolicy)
+
+
+@pytest.mark.parametrize("name", ["arc", "slru", "w-tinylfu"])
+def test_the_simulators_examples_are_no_names_of_the_servers(name):
+    with pytest.raises(ValueError, match=f"unknown eviction policy '{name}': choose one of lfu, decayed-lfu, lru,"):
+        find_policy(name)

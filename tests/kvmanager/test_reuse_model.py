@@ -4,13 +4,15 @@ import gc
 import random
 
 import pytest
+from policy_world import World
 
-from kvmanager import reuse_model
+from kvmanager import manager_parts, reuse_model
 from kvmanager.config import ManagerConfig
 from kvmanager.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.nodes import Node
 from kvmanager.policies.learned_lfu import LearnedLfu, _Rank
+from kvmanager.policies.lru import Lru
 from kvmanager.reuse_model import AGES, EDGES, Cohort, Profile, ReuseModel
 from kvmanager.segments import NodeKind, SegmentSpan, split_segments
 
@@ -20,7 +22,6 @@ class Stream:
 
     def __init__(self):
         self.model = ReuseModel()
-        self.model.wanted = True
         self.nodes = {}
 
     def request(self, number):
@@ -81,6 +82,34 @@ def test_a_cohort_is_in_the_interval_of_its_age(number):
     assert EDGES[cohort.age] <= number < EDGES[cohort.age + 1]
 
 
+class NeverMade(ReuseModel):
+    def __init__(self):
+        raise AssertionError("a model that nobody orders by")
+
+
+class AnotherOrder(Lru):
+    """A policy of the user's."""
+
+
+@pytest.mark.parametrize("policy", ["lru", "decayed-lfu", f"{__name__}:AnotherOrder"])
+def test_where_no_policy_orders_by_the_model_there_is_none_and_nothing_is_fed(policy, monkeypatch):
+    monkeypatch.setattr(manager_parts, "ReuseModel", NeverMade)
+    world = World(policy, 10, max_ghosts=5)
+    assert world.hit_rate([(1, 2, 3)] * 3 + [(4, 5, number) for number in range(10, 30)]) > 0
+    nodes = world.manager._trie.nodes.values()
+    assert nodes
+    assert all((node.cohort, node.uses, node.branches) == (None, 1, 0) for node in nodes)
+
+
+def test_the_default_orders_by_the_model(monkeypatch):
+    world = World("lfu", 10)
+    world.hit_rate([(1, 2, 3)] * 3)
+    assert {node.uses for node in world.manager._trie.nodes.values()} == {3}
+    monkeypatch.setattr(manager_parts, "ReuseModel", NeverMade)
+    with pytest.raises(AssertionError, match="nobody orders by"):
+        World("lfu", 10)
+
+
 CPU = Location(Tier.CPU, "node")
 YOUNG_EDGES = (*(edge / 100 for edge in EDGES),)
 
@@ -136,8 +165,3 @@ def test_a_look_that_no_known_segment_has_is_not_kept():
         stream.request(1000 + number % 2)
     assert looks > 20
     assert len(stream.model._profiles) < looks / 4
-
-
-def test_a_policy_that_does_not_ask_the_model_does_not_pay_for_it(monkeypatch):
-    _, (early, late) = churning("lru", 50, monkeypatch)
-    assert early[Cohort] == late[Cohort] == late[Profile] == 0

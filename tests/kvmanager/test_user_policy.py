@@ -3,7 +3,7 @@
 import pytest
 
 from kvmanager.hotness import HotnessClock
-from kvmanager.policies import PolicySetting, load_policy, make_policy
+from kvmanager.policies import PolicySetting, find_policy, make_policy
 from kvmanager.policies.lru import Lru
 
 SETTING = PolicySetting(HotnessClock(10), lambda: 1, 0)
@@ -19,7 +19,7 @@ class NeedsMore(Lru):
 
 
 def test_a_class_on_the_path_is_a_policy_like_any_other():
-    assert load_policy("kvmanager.policies.lru:Lru") is Lru
+    assert find_policy("kvmanager.policies.lru:Lru") is Lru
     assert isinstance(make_policy("kvmanager.policies.lru:Lru", SETTING), Lru)
 
 

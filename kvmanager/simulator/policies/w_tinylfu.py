@@ -10,7 +10,7 @@ half-life and beyond eviction (`kvmanager.hotness`), so there is no sketch.
 from kvmanager.nodes import Copy
 from kvmanager.policies.base import PolicySetting
 from kvmanager.policies.recency import RecencyQueue
-from kvmanager.policies.slru import SegmentedLru
+from kvmanager.simulator.policies.slru import SegmentedLru
 
 WINDOW = 0.01
 
