@@ -92,7 +92,6 @@ class RunningServer:
 
     def wait_until_idle(self, deadline_s: float = 20.0) -> None:
         """Until no request runs, no copy is under way, and no lease or reservation is open."""
-        # Pins for turns to come stay: they end by themselves.
         nothing = (
             "crosskv_index_leases",
             "crosskv_index_reservations",
@@ -103,7 +102,7 @@ class RunningServer:
         def idle() -> bool:
             samples = self.metrics()
             total = {name: sum(value for found, _, value in samples if found == name) for name, _, _ in samples}
-            free = total["crosskv_device_free_blocks"] + total.get("crosskv_device_pinned_blocks", 0)
+            free = total["crosskv_device_free_blocks"]
             replicas = sum(found == "crosskv_device_blocks" for found, _, _ in samples)
             return all(total[name] == 0 for name in nothing) and free == total["crosskv_device_blocks"] - replicas
 
