@@ -40,11 +40,6 @@ def shift_keys(
     shift_keys_triton(k, turn, style, target)
 
 
-def warm_up(dtype: torch.dtype) -> None:
-    """Compile it for CPU tensors of ``dtype`` now, as ``kernels.quant.warm_up`` does."""
-    shift_keys(torch.zeros(1, 1, 2, dtype=dtype), 1, torch.ones(1), "neox")
-
-
 def rotation(delta: int | torch.Tensor, inv_freq: torch.Tensor, tokens: int) -> Rotation:
     """The rotation of ``tokens`` keys by ``delta``: one row per distinct delta, because chunks move as one.
 

@@ -1,11 +1,11 @@
-"""Quantization, entropy coding and RoPE shifts, one thread: K of one layer of a segment in each call.
+"""8-bit codes, entropy coding and RoPE shifts, one thread: K of one layer of a segment in each call.
 
 The numbers are normally distributed, as KV about is in units of its channels' standard deviations; symbols come of
 steps of three quarters of one, which leaves them 2.5 bits of entropy.
 """
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -13,21 +13,13 @@ import torch
 
 from kernels import rans
 from kernels.benchmark.measuring import Case, Target
-from kernels.quant import (
-    dequantize_groups,
-    dequantize_steps,
-    dequantize_vectors,
-    normal_codebook,
-    quantize_groups,
-    quantize_steps,
-    quantize_vectors,
-)
+from kernels.codecs.int8_cpu import dequantize, quantize
+from kernels.codecs.to_steps_cpu import quantize as to_steps
 from kernels.rope import shift_keys
 
-FAMILIES = ("groups", "vectors", "steps", "rans", "rope")
+FAMILIES = ("int8", "rans", "rope")
 TOKENS, HEADS, HEAD_DIM = 256, 8, 128  # of an 8B model: 512 KiB of bfloat16 a call
 CHANNELS = HEADS * HEAD_DIM
-GROUP = 64
 STEP, LIMIT = 0.75, 15
 VALUE_BYTES = 64 * 2**20  # of bfloat16; twice the last-level cache or more
 SYMBOLS = 16 * 2**20
@@ -42,40 +34,17 @@ def codec_cases(families: set[str], value_bytes: int = VALUE_BYTES, num_symbols:
     count = max(2, value_bytes // (TOKENS * CHANNELS * 2))
     values = [torch.randn(TOKENS, CHANNELS, generator=generator).bfloat16() for _ in range(count)]
     outs = [torch.empty_like(value) for value in values]
-    if "groups" in families:
-        for bits in (8, 4):
-            yield from _quantizer(
-                "groups", f"groups of {GROUP}, {bits} bits", values, outs,
-                partial(quantize_groups, bits=bits, group=GROUP), partial(dequantize_groups, bits=bits),
-            )  # fmt: skip
-    if "vectors" in families:
-        codebook = normal_codebook(4)
-        yield from _quantizer(
-            "vectors", f"vectors of {HEAD_DIM}, 4 bits",
-            [value.view(-1, HEAD_DIM) for value in values], [out.view(-1, HEAD_DIM) for out in outs],
-            partial(quantize_vectors, codebook=codebook), partial(dequantize_vectors, codebook=codebook),
-        )  # fmt: skip
-    step = torch.full((CHANNELS,), STEP)
-    if "steps" in families:
-        yield from _quantizer(
-            "steps", f"steps of {STEP} standard deviations", values, outs,
-            lambda value: (quantize_steps(value, step, LIMIT),), partial(dequantize_steps, step=step, limit=LIMIT),
-        )  # fmt: skip
+    if "int8" in families:
+        vectors = [value.view(-1, HEAD_DIM) for value in values]
+        yield from _int8(vectors, [out.view(-1, HEAD_DIM) for out in outs])
     if "rans" in families:
         count = max(2, num_symbols // (TOKENS * CHANNELS))
-        yield from _entropy_coder([quantize_steps(value, step, LIMIT).view(-1).numpy() for value in values[:count]])
+        yield from _entropy_coder([_symbols(value) for value in values[:count]])
     if "rope" in families:
         yield _rope(values, outs)
 
 
-def _quantizer(
-    family: str,
-    label: str,
-    values: list[torch.Tensor],
-    outs: list[torch.Tensor],
-    quantize: Callable[[torch.Tensor], tuple[torch.Tensor, ...]],
-    dequantize: Callable[..., None],
-) -> Iterator[Case]:
+def _int8(values: list[torch.Tensor], outs: list[torch.Tensor]) -> Iterator[Case]:
     coded = [quantize(value) for value in values]
 
     def quantize_all() -> None:
@@ -84,11 +53,19 @@ def _quantizer(
 
     def dequantize_all() -> None:
         for parts, out in zip(coded, outs, strict=True):
-            dequantize(*parts, out=out)
+            dequantize(*parts, out)
 
     amount, copy = sum(value.nbytes for value in values), partial(_copy_all, values, outs)
-    yield Case(family, f"quantize, {label}", amount, len(values), quantize_all, copy)
-    yield Case(family, f"dequantize, {label}", amount, len(values), dequantize_all, copy, target=DEQUANTIZE_TARGET)
+    label = f"8 bits, vectors of {HEAD_DIM}"
+    yield Case("int8", f"quantize, {label}", amount, len(values), quantize_all, copy)
+    yield Case("int8", f"dequantize, {label}", amount, len(values), dequantize_all, copy, target=DEQUANTIZE_TARGET)
+
+
+def _symbols(value: torch.Tensor) -> np.ndarray:
+    """What CacheGen's entropy coder is given of these values."""
+    step, base = np.full(CHANNELS, STEP, np.float32), np.zeros((1, CHANNELS), np.float32)
+    symbols: np.ndarray = to_steps(value, step, base, 0, LIMIT)[0]
+    return symbols.reshape(-1)
 
 
 def _entropy_coder(symbols: list[np.ndarray]) -> Iterator[Case]:

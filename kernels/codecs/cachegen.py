@@ -9,7 +9,7 @@ so that they do not depend on each other.
 A section is K's half, then V's. A half is ``form u8``, then, with a generic profile, the channels' means and deviations
 (float16), then the stream of the anchors if there are any, then the stream of the others. A stream is ``coded bytes
 u32, escapes u32``, the coded symbols, the escaped values in the layer's dtype. Form 0 is the elements as they are,
-where coding would not be shorter. NaN counts as zero steps, as `kernels.quant.quantize_steps` says.
+where coding would not be shorter. NaN counts as zero steps, as `to_steps_cpu.quantize` says.
 """
 
 import struct

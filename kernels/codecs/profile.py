@@ -7,17 +7,25 @@ spends a good part of a short chunk on tables.
 A *generic* profile is for models that nobody profiled: normal distributions, the paper's three groups of layers with
 coarser steps for the deeper ones; means and deviations are then taken from each section and travel in it.
 
+As bytes: little-endian, no padding, every length bounded by what is there before it is believed.
+``magic 8s, layers u16, kv_heads u16, head_dim u16, model 16s``; then per layer, for K and for V: means and deviations
+(float16, not in a generic profile), a flag, the plan of the anchors if the flag is 1, and the plan of each level. A
+plan is ``factor in sixteenths u8, table bytes u16``, the table.
+
 Profiles are immutable: any thread.
 """
 
 import functools
 import hashlib
+import struct
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kernels.codecs.step_plan import StepPlan, normal_histogram, plan_for
+from kernels.codecs.base import SectionReader
+from kernels.codecs.step_plan import FACTOR_UNIT, StepPlan, normal_histogram, plan_for
+from kernels.rans import SymbolTable
 
 Array = np.ndarray[Any, Any]
 
@@ -29,6 +37,11 @@ GROUP_TOKENS = 10
 """An anchor and the nine tokens after it (section 5.2)."""
 ANCHOR_FACTOR = 1 / 16
 """Anchors are quantized to 8 bits: 255 steps of a sixteenth of a deviation."""
+
+_MAGIC = b"CKVPROF\x01"
+_HEAD = struct.Struct("<8sHHH16s")
+_FLAG = struct.Struct("<B")
+_PLAN = struct.Struct("<BH")
 
 # Thirds of the layers, shallow to deep: the ratios of the paper's section 5.2, shared among three levels.
 _GENERIC_FACTORS = {1: (0.25, 0.375, 0.5), 2: (0.5, 0.75, 1.0), 3: (1.0, 1.5, 2.0)}
@@ -80,27 +93,45 @@ class CodecProfile:
         return self.model == NO_MODEL
 
     @functools.cached_property
-    def coded(self) -> bytes:
-        """The profile as bytes, always the same ones."""
-        from kernels.codecs.profile_format import write
-
-        return write(self)
-
-    @functools.cached_property
     def digest(self) -> bytes:
         """What headers name it by: the first 16 bytes of its bytes' SHA-256."""
-        return hashlib.sha256(self.coded).digest()[:DIGEST_BYTES]
+        return hashlib.sha256(self.to_bytes()).digest()[:DIGEST_BYTES]
 
     def to_bytes(self) -> bytes:
-        """What `from_bytes` takes."""
-        return self.coded
+        """The profile as bytes, always the same ones; asked for with every segment that is written."""
+        return self._coded
+
+    @functools.cached_property
+    def _coded(self) -> bytes:
+        parts = [_HEAD.pack(_MAGIC, *self.shape, self.model)]
+        for half in (half for pair in self.halves for half in pair):
+            parts += [half.mean.astype("<f2").tobytes(), half.deviation.astype("<f2").tobytes()]
+            parts += [_FLAG.pack(half.anchors is not None)]
+            parts += [_written(plan) for plan in (half.anchors, *half.plans) if plan is not None]
+        return b"".join(parts)
 
     @classmethod
     def from_bytes(cls, coded: bytes) -> "CodecProfile":
-        """Read a profile. Raises ValueError for anything that `to_bytes` cannot have written."""
-        from kernels.codecs.profile_format import read
-
-        return read(coded)
+        """The inverse. Raises ValueError, in a sentence, for anything that `to_bytes` cannot have written."""
+        reader = SectionReader(coded)
+        try:
+            magic, layers, heads, dim, model = _HEAD.unpack(reader.take(_HEAD.size).tobytes())
+            if magic != _MAGIC:
+                raise ValueError("these bytes are no codec profile of this version")
+            channels = 0 if model == NO_MODEL else heads * dim
+            halves = []
+            for _ in range(layers):
+                k = _read_half(reader, channels)
+                halves.append((k, _read_half(reader, channels)))
+            reader.end()
+            profile = cls((layers, heads, dim), model, tuple(halves))
+            if profile.to_bytes() != coded:
+                raise ValueError("it is not as it would be written")
+        except ValueError as error:
+            raise ValueError(
+                f"the codec profile is damaged ({error}); make it again with `make profile-codec`"
+            ) from None
+        return profile
 
     @classmethod
     def generic(cls, shape: ProfileShape) -> "CodecProfile":
@@ -132,3 +163,20 @@ class CodecProfile:
 def _words(shape: ProfileShape) -> str:
     layers, heads, dim = shape
     return f"{layers} layers with {heads} KV heads of {dim}"
+
+
+def _written(plan: StepPlan) -> bytes:
+    table = plan.table.to_bytes()
+    return _PLAN.pack(round(plan.factor / FACTOR_UNIT), len(table)) + table
+
+
+def _read_half(reader: SectionReader, channels: int) -> HalfProfile:
+    mean, deviation = (reader.values(channels, "<f2").astype(np.float32) for _ in range(2))
+    (flag,) = reader.fields(_FLAG)
+    anchors = _read_plan(reader) if flag else None
+    return HalfProfile(tuple(_read_plan(reader) for _ in LEVELS), anchors, mean, deviation)
+
+
+def _read_plan(reader: SectionReader) -> StepPlan:
+    units, table_bytes = reader.fields(_PLAN)
+    return StepPlan(units * FACTOR_UNIT, SymbolTable.from_bytes(reader.take(table_bytes).tobytes()))

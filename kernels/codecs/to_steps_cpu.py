@@ -1,7 +1,7 @@
 """Values to CacheGen's symbols, and channels' statistics, compiled by Numba, on one thread, without the GIL.
 
 `kernels.codecs.steps_cpu` is the way back. A token is worked on as a row of float32 in a small buffer, so that no copy
-of the layer in float32 is made. Rounding is that of `kernels.quant.quantize_steps`, bit for bit.
+of the layer in float32 is made.
 """
 # Numba has no type hints: mypy cannot see through its decorators.
 # mypy: disallow-untyped-decorators=False

@@ -77,8 +77,8 @@ class Arm:
 
 
 def all_arms(profile: CodecProfile) -> list[Arm]:
-    """Lossless first, then the baselines, then the levels; compiled before anything is timed."""
-    codecs = [make_codec("lossless"), make_codec("int8"), make_codec("int4")]
+    """Lossless first, then the baseline, then the levels; compiled before anything is timed."""
+    codecs = [make_codec("lossless"), make_codec("int8")]
     codecs += [make_codec("cachegen", level, profile) for level in LEVELS]
     layer = torch.zeros((2, 32, *profile.shape[1:]), dtype=torch.bfloat16)
     for codec in codecs:

@@ -275,7 +275,7 @@ def test_a_model_whose_profile_is_gone_gets_a_generic_one_and_it_is_said_once(ca
 def test_a_codec_or_level_that_is_not_known_is_a_mismatch(world: World) -> None:
     world.store.put(SPAN.key, kv_segment(SPAN, "tolerant").data)
     sections = [b"x" * 10, b"x" * 10]
-    for changes in ({"codec": "int4", "level": 0, "profile": b""}, {"level": 9}, {"codec": "cachegen", "profile": b""}):
+    for changes in ({"codec": "int8", "level": 0, "profile": b""}, {"level": 9}, {"codec": "cachegen", "profile": b""}):
         world.replace_sections(sections, **changes)
         assert world.reason() is MismatchReason.CODEC
 

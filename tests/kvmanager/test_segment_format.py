@@ -134,7 +134,7 @@ def test_what_was_sealed_opens_to_the_same_bytes(shape, dtype, key, random):
 
 @given(
     st.lists(st.binary(max_size=40), min_size=1, max_size=6),
-    st.sampled_from(["lossless", "int8", "int4", "cachegen"]),
+    st.sampled_from(["lossless", "int8", "cachegen"]),
     st.integers(0, 3),
 )
 def test_coded_sections_of_any_lengths_come_back_one_by_one(sections, codec, level):

@@ -1,8 +1,7 @@
-"""``int8`` and ``int4``: grouped uniform quantization, the plain baselines that CacheGen is measured against.
+"""``int8``: uniform quantization of each vector, the plain baseline that CacheGen is measured against.
 
-Each K and each V vector (one token, one head) is one group: its least value and its scale in float16, and codes of 8 or
-4 bits evenly between. That is 8.5 and 4.5 bits per element for a head of 64. Keys grouped along tokens, channel by
-channel (KIVI, arXiv 2402.02750, section 3.2), were measured beside it: docs/codecs.md.
+Each K and each V vector (one token, one head) has its least value and its scale in float16, and codes of 8 bits evenly
+between: 8.5 bits per element for a head of 64. Asymmetric, as in KIVI (arXiv 2402.02750, section 3.2).
 
 A section is, for K and then for V: scales, zeros, codes. All lengths follow from the shape.
 """
@@ -11,28 +10,24 @@ import numpy as np
 import torch
 
 from kernels.codecs.base import Bytes, SectionReader, Shape, bytes_of, check_layer
-from kernels.packing import packed_bytes
-from kernels.quant import dequantize_groups, quantize_groups
+from kernels.codecs.int8_cpu import dequantize, quantize
 
 
-class GroupedIntegers:
+class Int8Codec:
     """See the module. Stateless; any thread."""
 
+    name = "int8"
     level = 0
     lossy = True
     profile = b""
     generic = False
-
-    def __init__(self, bits: int) -> None:
-        self.name = f"int{bits}"
-        self._bits = bits
 
     def encode(self, layer: int, kv: torch.Tensor) -> Bytes:
         """See `Codec`."""
         check_layer(kv)
         parts = []
         for half in kv:
-            codes, scale, zero = quantize_groups(_vectors(half), self._bits, half.shape[-1])
+            codes, scale, zero = quantize(_vectors(half))
             parts += [bytes_of(part.numpy()) for part in (scale, zero, codes)]
         return np.concatenate(parts)
 
@@ -42,16 +37,15 @@ class GroupedIntegers:
         section = SectionReader(coded)
         for half in out:
             vectors = _vectors(half)
-            rows, cols = vectors.shape
-            scale, zero = (torch.from_numpy(section.values(rows, np.float16)).view(rows, 1) for _ in range(2))
-            codes = torch.from_numpy(section.values(rows * packed_bytes(cols, self._bits), np.uint8))
-            dequantize_groups(codes.view(rows, -1), scale, zero, self._bits, vectors)
+            scale, zero = (torch.from_numpy(section.values(len(vectors), np.float16)) for _ in range(2))
+            codes = torch.from_numpy(section.values(vectors.numel(), np.uint8))
+            dequantize(codes.view(vectors.shape), scale, zero, vectors)
         section.end()
 
     def bound(self, shape: Shape, dtype: torch.dtype) -> int:
         """See `Codec`; exact."""
         halves, tokens, heads, dim = shape
-        return halves * tokens * heads * (packed_bytes(dim, self._bits) + 2 * torch.float16.itemsize)
+        return halves * tokens * heads * (dim + 2 * torch.float16.itemsize)
 
 
 def _vectors(half: torch.Tensor) -> torch.Tensor:
