@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.layout import PagedLayout
-from kernels.paged import gather, scatter, warm_up
-from kernels.paged_cpu import LINE_BYTES
+from kernels.paged.cpu import LINE_BYTES
+from kernels.paged.gather_scatter import gather, scatter, warm_up
+from kernels.paged.layout import PagedLayout
 from kvmanager.segment_format import (
     EXACT,
     SegmentHeader,

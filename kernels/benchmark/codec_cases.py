@@ -11,11 +11,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from kernels import rans
 from kernels.benchmark.measuring import Case, Target
 from kernels.codecs.int8_cpu import dequantize, quantize
 from kernels.codecs.to_steps_cpu import quantize as to_steps
-from kernels.rope import shift_keys
+from kernels.entropy import rans
+from kernels.rope.shift import shift_keys
 
 FAMILIES = ("int8", "rans", "rope")
 TOKENS, HEADS, HEAD_DIM = 256, 8, 128  # of an 8B model: 512 KiB of bfloat16 a call

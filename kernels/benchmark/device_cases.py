@@ -12,8 +12,8 @@ import torch
 
 from kernels.benchmark.measuring import Case
 from kernels.benchmark.paged_cases import MODELS, Move, Placements, move_all, place
-from kernels.layout import LayoutKind, PagedLayout
-from kernels.paged_index import gather_index, scatter_index
+from kernels.paged.index import gather_index, scatter_index
+from kernels.paged.layout import LayoutKind, PagedLayout
 
 BLOCK_SIZE = 16
 POOL_BYTES = 2**30  # a GPU's cache is 50 MB or so
@@ -32,7 +32,7 @@ def device_seconds(operation: Callable[[], None]) -> float:
 
 def device_cases(families: set[str]) -> Iterator[Case]:
     """Every model in both of vLLM's memory orders."""
-    from kernels.paged_triton import gather_triton, scatter_triton
+    from kernels.paged.triton import gather_triton, scatter_triton
 
     moves: tuple[tuple[str, str, Move], ...] = (
         ("gather", "Triton", gather_triton),

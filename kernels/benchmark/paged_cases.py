@@ -12,8 +12,8 @@ from functools import partial
 import torch
 
 from kernels.benchmark.measuring import Case, Target
-from kernels.layout import LayoutKind, PagedLayout
-from kernels.paged import gather, scatter
+from kernels.paged.gather_scatter import gather, scatter
+from kernels.paged.layout import LayoutKind, PagedLayout
 
 FAMILIES = ("gather", "scatter")
 SEGMENT_TOKENS = 256

@@ -17,12 +17,12 @@ import struct
 import numpy as np
 import torch
 
-from kernels import rans
 from kernels.codecs.base import Bytes, SectionReader, Shape, bits_of, bytes_of, check_layer, check_number, raw_bytes
 from kernels.codecs.profile import GROUP_TOKENS, LEVELS, CodecProfile, HalfProfile
 from kernels.codecs.step_plan import StepPlan
 from kernels.codecs.steps_cpu import restore
 from kernels.codecs.to_steps_cpu import quantize, statistics
+from kernels.entropy import rans
 from kernels.errors import CodecError
 
 _FORM = struct.Struct("<B")

@@ -14,9 +14,9 @@ import struct
 import numpy as np
 import torch
 
-from kernels import rans
 from kernels.codecs.base import Bytes, SectionReader, Shape, bits_of, bytes_of, check_layer, raw_bytes
 from kernels.codecs.split_cpu import join, rest_bytes, split
+from kernels.entropy import rans
 from kernels.errors import CodecError
 
 _HALF = struct.Struct("<BHI")

@@ -25,7 +25,7 @@ import numpy as np
 
 from kernels.codecs.base import SectionReader
 from kernels.codecs.step_plan import FACTOR_UNIT, StepPlan, normal_histogram, plan_for
-from kernels.rans import SymbolTable
+from kernels.entropy.rans import SymbolTable
 
 Array = np.ndarray[Any, Any]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from kernels.rans import SymbolTable
+from kernels.entropy.rans import SymbolTable
 
 Array = np.ndarray[Any, Any]
 

@@ -29,7 +29,7 @@ from deployments.redis_server import EmbeddedRedis
 from deployments.redis_tier import RedisTier, RedisTierConfig
 from deployments.segment_copy import SegmentCopier
 from deployments.tier_reader import TierReader
-from kernels.layout import LayoutKind, PagedLayout
+from kernels.paged.layout import LayoutKind, PagedLayout
 from kvmanager.config import ManagerConfig
 from kvmanager.keys import BlockHash
 from kvmanager.locations import Tier

@@ -31,7 +31,7 @@ from deployments.layerwise_times import LayerTimes
 from deployments.replica_metrics import replica_metrics_text
 from deployments.segment_copy import SegmentCopier
 from deployments.transfer_jobs import LoadJob, TransferCounters
-from kernels.layout import LayoutKind, PagedLayout
+from kernels.paged.layout import LayoutKind, PagedLayout
 from kvmanager.keys import SegmentKey
 from kvmanager.segment_format import SegmentMismatch, open_segment
 from kvmanager.segments import NodeKind, SegmentSpan

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from kernels.benchmark import __main__ as command
 from kernels.benchmark import codec_cases, paged_cases
 from kernels.benchmark.measuring import Case, Target, measure
-from kernels.layout import LayoutKind, PagedLayout
+from kernels.paged.layout import LayoutKind, PagedLayout
 
 ALL = {*command.FAMILIES}
 

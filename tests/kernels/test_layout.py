@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.layout import LayoutKind, PagedLayout, cpu_layout_for
+from kernels.paged.layout import LayoutKind, PagedLayout, cpu_layout_for
 
 
 @pytest.mark.parametrize(

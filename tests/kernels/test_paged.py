@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.layout import LayoutKind, PagedLayout
-from kernels.paged import gather, scatter, warm_up
-from kernels.paged_reference import gather_reference, scatter_reference
+from kernels.paged.gather_scatter import gather, scatter, warm_up
+from kernels.paged.layout import LayoutKind, PagedLayout
+from kernels.paged.reference import gather_reference, scatter_reference
 
 ANY_BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.layout import cpu_layout_for
-from kernels.paged import gather, scatter
+from kernels.paged.gather_scatter import gather, scatter
+from kernels.paged.layout import cpu_layout_for
 
 pytest.importorskip("vllm")
 from vllm.platforms import current_platform

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import paged
-from kernels.layout import LayoutKind, PagedLayout
-from kernels.paged_reference import gather_reference, scatter_reference
+from kernels.paged import gather_scatter as paged
+from kernels.paged.layout import LayoutKind, PagedLayout
+from kernels.paged.reference import gather_reference, scatter_reference
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -66,7 +66,7 @@ def paged_caches(draw):
 @settings(deadline=None, max_examples=20)
 @given(paged_caches())
 def test_triton_gather_equals_reference_in_any_memory_order(cache):
-    from kernels.paged_triton import gather_triton
+    from kernels.paged.triton import gather_triton
 
     layout, layers, block_ids = cache
     before = [layer.clone() for layer in layers]
@@ -82,7 +82,7 @@ def test_triton_gather_equals_reference_in_any_memory_order(cache):
 @settings(deadline=None, max_examples=20)
 @given(paged_caches())
 def test_triton_scatter_equals_reference_and_touches_no_other_block(cache):
-    from kernels.paged_triton import scatter_triton
+    from kernels.paged.triton import scatter_triton
 
     layout, layers, block_ids = cache
     expected = [layer.clone() for layer in layers]
@@ -95,7 +95,7 @@ def test_triton_scatter_equals_reference_and_touches_no_other_block(cache):
 @runs_triton
 @pytest.mark.parametrize("token_major", [True, False], ids=["NHD", "HND"])
 def test_triton_on_both_of_vllms_memory_orders_and_a_layer_alone(token_major):
-    from kernels.paged_triton import gather_triton, scatter_triton
+    from kernels.paged.triton import gather_triton, scatter_triton
 
     layout = PagedLayout(LayoutKind.CUDA_FLASH, 16, 2, 64, torch.bfloat16)
     layers = [random_tensor((7, 16, 2, 128), layout.dtype, seed).transpose(1, 2) for seed in range(3)]
@@ -138,7 +138,7 @@ def test_without_a_gpu_for_triton_indexing_is_taken_and_said_once(caplog):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_with_a_gpu_triton_is_taken_and_a_segment_on_the_cpu_is_served_too():
-    from kernels.paged_triton import gather_triton, scatter_triton
+    from kernels.paged.triton import gather_triton, scatter_triton
 
     layout = PagedLayout(LayoutKind.CUDA_FLASH, 16, 2, 64, torch.bfloat16)
     paged.warm_up(layout)

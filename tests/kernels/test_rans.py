@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels import rans, rans_cpu, rans_reference
+from kernels.entropy import rans, rans_cpu, rans_reference
+from kernels.entropy.rans import SymbolTable, coded_bound
 from kernels.errors import CodecError
-from kernels.rans import SymbolTable, coded_bound
 
 # The least length with an interleaved part is 144; a group is 16 symbols.
 LENGTHS = (0, 1, 2, 15, 16, 17, 127, 128, 129, 143, 144, 145, 159, 160, 161, 1000, 4099)

@@ -8,9 +8,9 @@ import random
 import numpy as np
 import pytest
 
-from kernels import rans, rans_cpu, rans_reference
+from kernels.entropy import rans, rans_cpu, rans_reference
+from kernels.entropy.rans import SymbolTable
 from kernels.errors import CodecError
-from kernels.rans import SymbolTable
 
 INPUTS = 100_000
 NO_SYMBOL = 255  # of none of the tables: what has not been written

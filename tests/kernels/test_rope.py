@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.rope import rotation, shift_keys
-from kernels.rope_reference import shift_keys_reference
+from kernels.rope.reference import shift_keys_reference
+from kernels.rope.shift import rotation, shift_keys
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 STYLES = ("neox", "gptj")

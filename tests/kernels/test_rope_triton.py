@@ -32,9 +32,9 @@ def test_triton_shift_equals_reference(device):
 
 
 def main(device):
-    from kernels.rope import rotation
-    from kernels.rope_reference import shift_keys_reference
-    from kernels.rope_triton import shift_keys_triton
+    from kernels.rope.reference import shift_keys_reference
+    from kernels.rope.shift import rotation
+    from kernels.rope.triton import shift_keys_triton
 
     rng, comparisons = random.Random(5), 0
     for dtype in DTYPES:

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.symbol_table import SymbolTable
+from kernels.entropy.symbol_table import SymbolTable
 
 counts_lists = st.lists(st.one_of(st.integers(0, 20), st.integers(0, 2**50)), min_size=1, max_size=256)
 

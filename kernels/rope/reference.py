@@ -1,4 +1,4 @@
-"""``kernels.rope.shift_keys`` in plain torch, on any device: what the fast versions are held to.
+"""``kernels.rope.shift.shift_keys`` in plain torch, on any device: what the fast versions are held to.
 
 Every product and every sum is rounded to float32 by itself, and the result once more to the keys' dtype.
 """

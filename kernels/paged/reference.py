@@ -1,13 +1,13 @@
 """Paged gather and scatter, said as plainly as torch can: what the fast versions are held to.
 
-One Python step per layer and block; arguments as in ``kernels.paged``, unchecked.
+One Python step per layer and block; arguments as in ``kernels.paged.gather_scatter``, unchecked.
 """
 
 from collections.abc import Sequence
 
 import torch
 
-from kernels.layout import LayoutKind, PagedLayout
+from kernels.paged.layout import LayoutKind, PagedLayout
 
 
 def gather_reference(

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from kernels.layout import LayoutKind, PagedLayout
-from kernels.paged_cpu import gather_cpu, scatter_cpu
-from kernels.paged_index import gather_index, scatter_index
+from kernels.paged.cpu import gather_cpu, scatter_cpu
+from kernels.paged.index import gather_index, scatter_index
+from kernels.paged.layout import LayoutKind, PagedLayout
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def _device_version(layers: Sequence[torch.Tensor]) -> tuple[_Move, _Move]:
 def _cuda_version(device: torch.device) -> tuple[_Move, _Move]:
     """Triton's where it works on this device, else torch's indexing, and a warning, once."""
     try:
-        from kernels.paged_triton import gather_triton, scatter_triton
+        from kernels.paged.triton import gather_triton, scatter_triton
 
         layout = PagedLayout(LayoutKind.CUDA_FLASH, 1, 1, 1, torch.float32)
         cache, segment = torch.zeros(1, 1, 1, 2, device=device), torch.zeros(1, 2, 1, 1, 1)

@@ -1,4 +1,4 @@
-"""``kernels.rope.shift_keys`` for the CPU, compiled by Numba, on one thread, without the GIL.
+"""``kernels.rope.shift.shift_keys`` for the CPU, compiled by Numba, on one thread, without the GIL.
 
 Fastmath is off, and LLVM fuses no multiplication with an addition of its own accord: the results are the reference's
 bits. A head is widened into a buffer of its own first, so that LLVM sees that what it reads is not what it writes, also
@@ -16,11 +16,11 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types  # type: ignore[import-untyped]
 from numba.extending import intrinsic  # type: ignore[import-untyped]
 
-from kernels.rope_reference import Rotation, Style
+from kernels.rope.reference import Rotation, Style
 
 
 def shift_keys_cpu(k: torch.Tensor, rotation: Rotation, style: Style, out: torch.Tensor) -> None:
-    """``kernels.rope.shift_keys``; the arguments are already checked."""
+    """``kernels.rope.shift.shift_keys``; the arguments are already checked."""
     arrays = rotation.cos.numpy(), rotation.sin.numpy(), rotation.row.numpy()
     _shift(_array(k), *arrays, style == "neox", _array(out))
 

@@ -27,7 +27,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types  # type: ignore[import-untyped]
 from numba.extending import intrinsic  # type: ignore[import-untyped]
 
-from kernels.layout import LayoutKind, PagedLayout
+from kernels.paged.layout import LayoutKind, PagedLayout
 
 LINE_BYTES = 64  # a cache line: what is streamed at a time, and how its target must be aligned
 
@@ -49,14 +49,14 @@ class _Block(NamedTuple):
 def gather_cpu(
     layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: PagedLayout, out: torch.Tensor
 ) -> None:
-    """``kernels.paged.gather`` for CPU tensors in a CPU layout; the arguments are already checked."""
+    """``kernels.paged.gather_scatter.gather`` for CPU tensors in a CPU layout; the arguments are already checked."""
     _move(_gather, layers, block_ids, layout, out)
 
 
 def scatter_cpu(
     layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: PagedLayout, src: torch.Tensor
 ) -> None:
-    """``kernels.paged.scatter`` for CPU tensors in a CPU layout; the arguments are already checked."""
+    """``kernels.paged.gather_scatter.scatter`` for CPU tensors in a CPU layout; the arguments are already checked."""
     _move(_scatter, layers, block_ids, layout, src)
 
 

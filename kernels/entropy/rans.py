@@ -18,9 +18,9 @@ All functions may be called from any thread, and give up the GIL while they work
 
 import numpy as np
 
+from kernels.entropy.rans_cpu import LANES, STATE_BYTES, WORD_BYTES, decode_cpu, encode_cpu
+from kernels.entropy.symbol_table import PRECISION_BITS, SymbolTable
 from kernels.errors import CodecError
-from kernels.rans_cpu import LANES, STATE_BYTES, WORD_BYTES, decode_cpu, encode_cpu
-from kernels.symbol_table import PRECISION_BITS, SymbolTable
 
 __all__ = ["PRECISION_BITS", "CodecError", "SymbolTable", "coded_bound", "decode", "encode"]
 

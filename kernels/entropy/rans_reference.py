@@ -1,12 +1,12 @@
-"""The range-ANS coder of ``kernels.rans`` in plain Python: what the fast one is held to, byte by byte."""
+"""The range-ANS coder of ``kernels.entropy.rans`` in plain Python: what the fast one is held to, byte by byte."""
 
 import itertools
 import struct
 
 import numpy as np
 
+from kernels.entropy.symbol_table import PRECISION_BITS, SLOTS, SymbolTable
 from kernels.errors import CodecError
-from kernels.symbol_table import PRECISION_BITS, SLOTS, SymbolTable
 
 LANES = 16
 TAIL = 128
@@ -14,7 +14,7 @@ LOWEST = 1 << 16  # the least value of a state, and the one that lane 0 begins w
 
 
 def encode(symbols: np.ndarray, table: SymbolTable) -> np.ndarray:
-    """``kernels.rans.encode``."""
+    """``kernels.entropy.rans.encode``."""
     frequencies: list[int] = table.frequencies.tolist()
     starts = list(itertools.accumulate(frequencies, initial=0))
     words: list[int] = []  # in the order of encoding
@@ -42,7 +42,7 @@ def encode(symbols: np.ndarray, table: SymbolTable) -> np.ndarray:
 
 
 def decode(coded: bytes, table: SymbolTable, out: np.ndarray) -> None:
-    """``kernels.rans.decode``."""
+    """``kernels.entropy.rans.decode``."""
     frequencies: list[int] = table.frequencies.tolist()
     slots = [(symbol, offset) for symbol, frequency in enumerate(frequencies) for offset in range(frequency)]
     groups = max(0, len(out) - TAIL) // LANES

@@ -17,7 +17,7 @@ import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from kernels.layout import PagedLayout
+from kernels.paged.layout import PagedLayout
 
 TILE_ELEMENTS = 2048  # of K and as many of V in a program: 16 or 32 bytes for each of its 128 threads
 
@@ -27,8 +27,8 @@ _INTEGERS = {2: tl.int16, 4: tl.int32}
 def gather_triton(
     layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: PagedLayout, out: torch.Tensor
 ) -> None:
-    """``kernels.paged.gather`` for ``LayoutKind.CUDA_FLASH``; the arguments are already checked, all layers are on one
-    device, and all have the same strides."""
+    """``kernels.paged.gather_scatter.gather`` for ``LayoutKind.CUDA_FLASH``; the arguments are already checked, all
+    layers are on one device, and all have the same strides."""
     if out.device == layers[0].device:
         _move(layers, block_ids, layout, out, to_segment=True)
     else:
@@ -40,7 +40,7 @@ def gather_triton(
 def scatter_triton(
     layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: PagedLayout, src: torch.Tensor
 ) -> None:
-    """``kernels.paged.scatter`` for ``LayoutKind.CUDA_FLASH``; as ``gather_triton``."""
+    """``kernels.paged.gather_scatter.scatter`` for ``LayoutKind.CUDA_FLASH``; as ``gather_triton``."""
     _move(layers, block_ids, layout, src.to(layers[0].device), to_segment=False)
 
 

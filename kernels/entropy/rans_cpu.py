@@ -1,4 +1,4 @@
-"""The range-ANS coder of ``kernels.rans``, compiled by Numba, on one thread, without the GIL.
+"""The range-ANS coder of ``kernels.entropy.rans``, compiled by Numba, on one thread, without the GIL.
 
 A state fits 32 bits, so the sixteen lanes are one AVX-512 register: a group of sixteen symbols takes one gather from
 the table and one expand (or compress), which deals the stream's words out to the lanes that want one. Numba has no
@@ -25,8 +25,8 @@ from numba import njit, types  # type: ignore[import-untyped]
 from numba.core import cgutils  # type: ignore[import-untyped]
 from numba.extending import intrinsic  # type: ignore[import-untyped]
 
+from kernels.entropy.symbol_table import SymbolTable
 from kernels.errors import CodecError
-from kernels.symbol_table import SymbolTable
 
 LANES = 16
 TAIL = 128  # fewest symbols in the tail; at 2 bits each it fills the 15 words that the other lanes can carry
@@ -34,7 +34,7 @@ LOWEST = 1 << 16  # the least value of a state, and the one that lane 0 begins w
 STATE_BYTES = 4
 WORD_BITS = 16
 WORD_BYTES = 2
-PRECISION_BITS = 12  # these three as in kernels.symbol_table
+PRECISION_BITS = 12  # these three as in kernels.entropy.symbol_table
 SLOTS = 1 << PRECISION_BITS
 UNCODABLE = 1 << 31
 
@@ -47,7 +47,8 @@ _COMPLAINTS = {
 
 
 def encode_cpu(symbols: np.ndarray, table: SymbolTable, coded: np.ndarray, vectors: bool = True) -> int:
-    """Write ``kernels.rans.encode`` to the end of ``coded``, of ``coded_bound`` bytes; the index where it begins.
+    """Write ``kernels.entropy.rans.encode`` to the end of ``coded``, of ``coded_bound`` bytes; the index where it
+    begins.
 
     ``vectors=False`` does without AVX-512. The arguments are already checked, except the symbols themselves.
     """
@@ -63,7 +64,7 @@ def encode_cpu(symbols: np.ndarray, table: SymbolTable, coded: np.ndarray, vecto
 
 
 def decode_cpu(coded: np.ndarray, table: SymbolTable, out: np.ndarray, vectors: bool = True) -> None:
-    """``kernels.rans.decode`` of ``uint8`` arrays; ``vectors=False`` does without AVX-512."""
+    """``kernels.entropy.rans.decode`` of ``uint8`` arrays; ``vectors=False`` does without AVX-512."""
     states = np.empty(LANES, dtype=np.uint32)
     entries = table.decoding_entries
     begin = coded.ctypes.data

@@ -1,5 +1,5 @@
-"""``kernels.rope.shift_keys`` for CUDA tensors, in Triton; under ``TRITON_INTERPRET=1``, set before the first import of
-Triton, also for CPU tensors.
+"""``kernels.rope.shift.shift_keys`` for CUDA tensors, in Triton; under ``TRITON_INTERPRET=1``, set before the first
+import of Triton, also for CPU tensors.
 
 Fused multiply-adds are turned off, so that each product is rounded as in the reference.
 """
@@ -11,11 +11,11 @@ import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from kernels.rope_reference import Rotation, Style
+from kernels.rope.reference import Rotation, Style
 
 
 def shift_keys_triton(k: torch.Tensor, rotation: Rotation, style: Style, out: torch.Tensor) -> None:
-    """``kernels.rope.shift_keys``; the arguments are already checked."""
+    """``kernels.rope.shift.shift_keys``; the arguments are already checked."""
     tokens, heads, head_dim = k.shape
     if out is not k:
         out.copy_(k)

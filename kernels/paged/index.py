@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.layout import PagedLayout
+from kernels.paged.layout import PagedLayout
 
 
 def gather_index(
     layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: PagedLayout, out: torch.Tensor
 ) -> None:
-    """``kernels.paged.gather`` for ``LayoutKind.CUDA_FLASH``; the arguments are already checked."""
+    """``kernels.paged.gather_scatter.gather`` for ``LayoutKind.CUDA_FLASH``; the arguments are already checked."""
     ids = torch.tensor(block_ids, dtype=torch.int64, device=layers[0].device)
     for cache, segment in zip(layers, out, strict=True):
         blocks = cache.transpose(1, 2).index_select(0, ids).flatten(0, 1)  # [token, kv_head, 2 * head_dim]
@@ -25,7 +25,7 @@ def gather_index(
 def scatter_index(
     layers: Sequence[torch.Tensor], block_ids: Sequence[int], layout: PagedLayout, src: torch.Tensor
 ) -> None:
-    """``kernels.paged.scatter`` for ``LayoutKind.CUDA_FLASH``; the arguments are already checked."""
+    """``kernels.paged.gather_scatter.scatter`` for ``LayoutKind.CUDA_FLASH``; the arguments are already checked."""
     ids = torch.tensor(block_ids, dtype=torch.int64, device=layers[0].device)
     shape = (len(block_ids), layout.block_size, layout.num_kv_heads, 2 * layout.head_dim)
     for cache, segment in zip(layers, src, strict=True):

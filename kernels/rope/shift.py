@@ -10,8 +10,8 @@ Any thread may call ``shift_keys``. On the CPU a call runs on the calling thread
 
 import torch
 
-from kernels.rope_cpu import shift_keys_cpu
-from kernels.rope_reference import Rotation, Style
+from kernels.rope.cpu import shift_keys_cpu
+from kernels.rope.reference import Rotation, Style
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -35,7 +35,7 @@ def shift_keys(
     if k.is_cpu:
         shift_keys_cpu(k, turn, style, target)
         return
-    from kernels.rope_triton import shift_keys_triton
+    from kernels.rope.triton import shift_keys_triton
 
     shift_keys_triton(k, turn, style, target)
 
