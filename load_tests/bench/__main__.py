@@ -31,7 +31,7 @@ from load_tests.peers.serving import require_free
 from load_tests.workloads import WORKLOADS
 
 RESULTS = PROJECT_ROOT / "load_tests" / "results"
-DOCS = PROJECT_ROOT / "docs" / "benchmarks.md"
+DOCS = PROJECT_ROOT / "docs" / "measured" / "benchmarks.md"
 
 
 def main(
