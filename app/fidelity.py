@@ -1,8 +1,8 @@
 """How true a prompt's KV must be: what its request says, else its tenant's setting, else the deployment's.
 
 A request says it in a field of ours, `{"kv_cache": {"fidelity": "exact" | "tolerant"}}` (the official client's
-`extra_body`), which OpenAI's protocol lets pass and vLLM ignores: nothing of it reaches an engine. docs/fidelity.md
-says what follows from the choice.
+`extra_body`), which OpenAI's protocol lets pass and vLLM ignores: nothing of it reaches an engine.
+docs/concepts/compression.md says what follows from the choice.
 """
 
 from __future__ import annotations

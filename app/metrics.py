@@ -51,7 +51,7 @@ class IngressMetrics:
             "crosskv_prompt_tokens", "Prompt tokens by where their KV came from.", ["source"], registry=registry
         )
         self.plans = Counter(
-            "crosskv_plans", "Prompts by why their KV was loaded or computed (docs/load_or_recompute.md).", ["reason"],
+            "crosskv_plans", "Prompts by why their KV was loaded or computed (docs/concepts/loading.md).", ["reason"],
             registry=registry,
         )  # fmt: skip
         self.generated_tokens = Counter("crosskv_generated_tokens", "Tokens sampled for clients.", registry=registry)

@@ -126,7 +126,7 @@ class KVSettings(Section):
     load_or_recompute: Literal["auto", "load", "recompute"] = Field(
         "auto",
         description="Which of a prompt's stored KV is loaded: `auto`, as much as brings the first token soonest, by "
-        "measured rates (docs/load_or_recompute.md); `load`, all; `recompute`, none (it is stored all the same).",
+        "measured rates (docs/concepts/loading.md); `load`, all; `recompute`, none (it is stored all the same).",
     )
     device_policy: Literal["hotness", "lru"] = Field(
         "hotness",
@@ -144,7 +144,7 @@ class KVSettings(Section):
         min_length=1,
         description="Which segments leave a full tier first: `lfu` (what is expected to be used least, learned from "
         "all requests), `decayed-lfu` (used least, old uses fading), `lru` (used least recently), or a class of yours "
-        "as `module:Class` (docs/policies.md). Only `lfu` learns, and pays for it.",
+        "as `module:Class` (docs/concepts/eviction.md). Only `lfu` learns, and pays for it.",
     )
     pin_budget_bytes: ByteSize = Field(
         ByteSize(256 * 1024**2),
@@ -166,7 +166,8 @@ class KVSettings(Section):
     fidelity: Fidelity = Field(
         "exact",
         description="Which KV prompts may be answered with, where neither the tenant nor the request says: `exact`, "
-        "bit by bit what the model computes, or `tolerant`, also what was stored smaller with loss (docs/fidelity.md).",
+        "bit by bit what the model computes, or `tolerant`, also what was stored smaller with loss "
+        "(docs/concepts/compression.md).",
     )
     tenant_fidelity: dict[str, Fidelity] = Field(
         default_factory=dict, description="By tenant, its own `fidelity`, where the request says nothing."

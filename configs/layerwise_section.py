@@ -32,7 +32,7 @@ class LayerwiseSettings(Section):
     )
 
     def saves(self, on_cuda: bool) -> bool:
-        """Whether KV is saved layerwise too. On the CPU backend that brings nothing (docs/layerwise.md)."""
+        """Whether KV is saved layerwise too. On the CPU backend that brings nothing (docs/concepts/loading.md)."""
         return self.enabled == "on" or (self.enabled == "auto" and on_cuda)
 
     def buffer_for(self, least_bytes: int) -> int:

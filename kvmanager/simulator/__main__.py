@@ -1,4 +1,4 @@
-"""`python -m kvmanager.simulator`: replays a trace through the manager that serves; docs/simulator.md.
+"""`python -m kvmanager.simulator`: replays a trace through the manager that serves; docs/tools/simulator.md.
 
 Exit codes: 0 done, 1 a replay broke off or a result could not be written, 2 something in the command or in a file that
 it names cannot work (one sentence on stderr says what; nothing was written).

@@ -1,4 +1,4 @@
-"""What a replay comes to, as plain numbers with the same names for one replica and for many (docs/simulator.md)."""
+"""What a replay comes to: plain numbers, with the same names for one replica and for many (docs/tools/simulator.md)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

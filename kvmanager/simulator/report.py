@@ -17,7 +17,7 @@ TIERS = ("device", "cpu", "redis")
 
 
 def as_data(result: Result, trace: str, costs: Costs) -> dict[str, Any]:
-    """Return one result for JSON; docs/simulator.md explains the fields."""
+    """Return one result for JSON; docs/tools/simulator.md explains the fields."""
     return {
         **asdict(result.setup),
         "trace": trace,

@@ -52,7 +52,7 @@ def main(
     port: Annotated[int | None, typer.Option(help="For the servers. Default: a free one.")] = None,
     start_s: Annotated[float, typer.Option(min=1, help="Longest start of a server, in seconds.")] = 600.0,
     results: Annotated[Path, typer.Option(help="Folder of what is written.")] = RESULTS,
-    docs: Annotated[bool, typer.Option("--write-docs", help="Put the tables into docs/benchmarks.md.")] = False,
+    docs: Annotated[bool, typer.Option("--write-docs", help="Put the tables into benchmarks.md.")] = False,
     json_file: Annotated[str | None, typer.Option("--json", help="Where else to write the JSON; - for stdout.")] = None,
 ) -> None:
     """Measure what is missing, and write the tables, the JSON and the pictures."""

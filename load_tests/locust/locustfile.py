@@ -2,7 +2,7 @@
 
 `make load-test` runs it with a summary, and starts a server where none runs. By itself it takes all of Locust's
 options: classes by name (`ChatUser DocumentUser ColdUser`; default: all), `--users`, `--run-time`, `--headless`, or
-its page; and those below (`--help`, at the end). docs/load_test.md explains the rows.
+its page; and those below (`--help`, at the end). docs/tools/load_test.md explains the rows.
 
 The model is asked for before a run, and its tokenizer measured with one request; a headless run that cannot have the
 model ends with exit code 2 and one sentence.

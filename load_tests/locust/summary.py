@@ -62,7 +62,7 @@ class Record:
         self.samples.extend(Sample(**sample) for sample in samples)
 
     def summary(self) -> dict[str, Any]:
-        """For JSON; see docs/load_test.md."""
+        """For JSON; see docs/tools/load_test.md."""
         seconds = (time.monotonic() if self.running else self.ended) - self.began
         kinds = sorted({sample.kind for sample in self.samples})
         return {

@@ -2,7 +2,7 @@
 
 Four parts, all in one call: the core alone (`index_scale.py`), plans while something is done to the whole index
 (`manager_stalls.py`), the actor under four callers (`manager_calls.py`), and a manager that is killed
-and rebuilt (`manager_rebuild.py`). docs/scale.md says what follows from the numbers.
+and rebuilt (`manager_rebuild.py`). docs/measured/scale.md says what follows from the numbers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """CacheGen's streaming adaptation (`kvmanager.streaming_choice`) on simulated links that drop, against fixed forms.
 
-`python -m load_tests.micro.streaming_links` prints the table in docs/fidelity.md.
+`python -m load_tests.micro.streaming_links` prints the table in docs/concepts/compression.md.
 No clock: the links are functions of time.
 """
 
