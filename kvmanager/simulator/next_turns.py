@@ -1,4 +1,4 @@
-"""`python -m kvmanager.simulator.next_turns`: the share of next turns whose KV is on the device; docs/concepts/eviction.md.
+"""`python -m kvmanager.simulator.next_turns`: next turns whose KV is on the device; docs/concepts/eviction.md.
 
 Replays a trace's conversations (`kvmanager.simulator.turn_replay`) with each value of `kv.device_policy`: devices evict
 what was used least recently (``lru``, vLLM's own order), or what is coldest (``hotness``).
