@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ from load_tests.measuring.report import table
 from load_tests.measuring.spread import Spread, number
 
 BEGIN, END = "<!-- results: written by python -m load_tests.bench --write-docs -->", "<!-- end of results -->"
+WIDTH = 140
+"""Columns of a line of prose."""
 PLOTTED = {
     "ttft_returning_s": "seconds",
     "ttft_s": "seconds",
@@ -67,10 +70,10 @@ LATENCY: tuple[tuple[str, Cell], ...] = (
     *_WHAT,
     ("TTFT returning, ms", _spread("ttft_returning_s", 1e3)),
     ("ratio", _ratio("ttft_returning_s")),
-    ("TTFT cold, ms", _spread("ttft_cold_s", 1e3)),
+    ("TTFT cold, ms", _median("ttft_cold_s", 1e3)),
     ("TTFT all p50 / p95, ms", _joined(_median("ttft_p50_s", 1e3), _median("ttft_p95_s", 1e3))),
     ("ratio of mean", _ratio("ttft_s")),
-    ("TPOT, ms", _spread("tpot_s", 1e3)),
+    ("TPOT, ms", _median("tpot_s", 1e3)),
     ("output tokens/s", _spread("output_tokens_per_s")),
     ("ratio", _ratio("output_tokens_per_s")),
 )
@@ -94,7 +97,7 @@ def markdown(
     """Setting, targets, and two tables: latency and throughput, then where KV came from and resources."""
     shown = [f"{name} {value}" for name, value in setting.items()]
     lines = [
-        f"{'; '.join(shown)}.",
+        textwrap.fill(f"*{'; '.join(shown)}.*", WIDTH),
         "",
         f"Medians of the alternations, in brackets least and most; ratios are to `{BASE}` of the same alternation.",
         *(f"Not run: {ARMS[name].title} ({reason})." for name, reason in skipped.items()),
@@ -161,10 +164,10 @@ def closing(judged: Sequence[Verdict]) -> str:
 
 def _verdict(verdict: Verdict) -> str:
     row, target = verdict.row, verdict.target
-    where = f"{row.model}, {row.workload}, working set {row.working_set:g} x the pools"
+    where = f"{row.model}, {row.workload}, {row.working_set:g} x"
     return (
         f"- {'Met' if verdict.is_met else '**Missed**'}: {where}: {FIGURES[target.figure][0]} is "
-        f"{verdict.ratio.bracketed()} of `{BASE}`'s; the target is {target.bound}."
+        f"{verdict.ratio.bracketed()} of `{BASE}`'s; target {target.bound}."
     )
 
 

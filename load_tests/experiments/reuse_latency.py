@@ -65,9 +65,9 @@ def conclusion(rows: Sequence[Row]) -> str:
         longest = max(row["prompt_tokens"] for row in own)
         last = {row["source"]: row for row in own if row["prompt_tokens"] == longest}
         parts.append(
-            f"{model}, {longest:,} tokens: the first token with KV from the device {last['device']['ttft_ratio']:.2f}, "
+            f"{model}, {longest:,} tokens: first token from the device {last['device']['ttft_ratio']:.2f}, "
             f"from the CPU tier {last['cpu']['ttft_ratio']:.2f}, from Redis {last['redis']['ttft_ratio']:.2f}; "
-            f"the last token with KV from the CPU tier {last['cpu']['total_ratio']:.2f}"
+            f"last token from the CPU tier {last['cpu']['total_ratio']:.2f}"
         )
         slower += [f"{row['source']} at {row['prompt_tokens']:,} ({model})" for row in own if row["ttft_ratio"] > 1]
     verdict = (
