@@ -18,7 +18,8 @@ EMBEDDED_REDIS = "embedded"
 Quota = Annotated[ByteSize, Field(gt=0)]
 Fidelity = Literal["exact", "tolerant"]
 
-_REDIS_NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+REDIS_NAMESPACE = r"[A-Za-z0-9._-]{1,64}"
+"""Nothing that means something in a key or in SCAN's patterns."""
 
 
 class KVSettings(Section):
@@ -201,7 +202,7 @@ class KVSettings(Section):
     @field_validator("redis_namespace")
     @classmethod
     def _namespace_is_a_plain_name(cls, value: str) -> str:
-        if not _REDIS_NAMESPACE.fullmatch(value):
+        if not re.fullmatch(REDIS_NAMESPACE, value):
             raise ValueError(
                 f"{value!r} is not 1 to 64 letters, digits, '.', '_' and '-'; use a name such as 'default'"
             )

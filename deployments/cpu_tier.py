@@ -29,7 +29,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.codec_reports import CodecReports
-from deployments.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from deployments.prefetch_pool import PrefetchPool, Pull
 from kvmanager.locations import Tier
 from kvmanager.segment_format import HEADER_BYTES, read_header
@@ -41,7 +41,6 @@ HEARTBEAT_S = 1.0
 FIRST_HEARTBEAT_S = 0.2
 """While prefetch workers are being started, or Redis is awaited."""
 ORPHAN_S = 60.0
-MANAGER_ANSWER_S = 5.0
 TELL_CHUNK = 1000
 """Segments in one call of a registration: the manager makes no plan while it takes them in."""
 ROOM_WAIT_S = 0.25

@@ -24,6 +24,8 @@ from deployments.call_batches import BATCHED, CallFailedError, CallQueue
 
 MANAGER_ACTOR = "kv_manager"
 SERVE_NAMESPACE = "serve"
+MANAGER_ANSWER_S = 5.0
+"""How long a part waits for an answer that it can go on without, beside what it asks the manager to wait."""
 MOST_TOLD = 256
 """Calls that were told and have not been carried out. A manager that hangs is told no more: Ray would keep them all."""
 

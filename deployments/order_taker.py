@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from deployments.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from deployments.ray_port import RayPort
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ logger = logging.getLogger(__name__)
 
 ORDERS_WAIT_S = 2.0
 """How long one poll for orders waits at the manager."""
-MANAGER_ANSWER_S = 5.0
 MANAGER_RETRY_S = 0.5
 TIER_CARE_S = 5.0
 """How often a replica looks whether its node has a CPU tier: far more often than `deployments.cpu_tier.ORPHAN_S`."""

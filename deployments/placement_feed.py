@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from deployments.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from deployments.router_metrics import router_metrics
 from kvmanager.deltas import Deltas
 from kvmanager.directives import DirectiveKind
@@ -18,7 +18,6 @@ from kvmanager.spreading import Move
 logger = logging.getLogger(__name__)
 
 POLL_WAIT_S = 5.0
-ANSWER_S = 5.0
 PAUSE_S = 0.02
 """Between an answer and the next question: changes come in bursts, and each answer costs the manager more than what is
 in it. A change that follows no other is told at once."""
@@ -75,7 +74,7 @@ class PlacementFeed:
         while True:
             try:
                 answer = await self._manager.ask(
-                    "deltas", self.mirror.position, POLL_WAIT_S, timeout_s=POLL_WAIT_S + ANSWER_S
+                    "deltas", self.mirror.position, POLL_WAIT_S, timeout_s=POLL_WAIT_S + MANAGER_ANSWER_S
                 )
                 self.hear(*answer)
                 if not answer[0].more:

@@ -18,6 +18,9 @@ SCHEMES = ("redis", "rediss", "unix")
 READ_BYTES = 1 << 18
 """What one recv asks for: of 32 KiB (redis-py's own, 1.3 GB/s) to 4 MiB the fastest for segments (2.4 GB/s)."""
 
+SCAN_COUNT = 1000
+"""Names that one SCAN looks at."""
+
 _KEPT_ALIVE: dict[str, Any] = {
     "socket_keepalive": True,
     # Firewalls and balancers forget idle connections after some minutes, the shortest after one.

@@ -10,6 +10,7 @@ import re
 import secrets
 from dataclasses import dataclass, field
 
+from configs.kv_section import REDIS_NAMESPACE
 from deployments.checked_store import CheckedStore
 from deployments.codec_meter import CodecMeter
 from deployments.coded_store import CodedStore
@@ -25,8 +26,6 @@ from kvmanager.server_secret import ServerSecret
 
 KEY_ROOT = b"crosskv:1:"
 """Of everything that crosskv keeps in a Redis; 1 is the version of this naming."""
-NAMESPACE_PATTERN = r"[A-Za-z0-9_.-]{1,64}"
-"""Nothing that means something in a key or in SCAN's patterns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class RedisEndpoint:
 
 def namespace_root(namespace: str) -> bytes:
     """What all keys of a deployment begin with. Raises ValueError for a namespace that cannot be part of a key."""
-    if not re.fullmatch(NAMESPACE_PATTERN, namespace):
+    if not re.fullmatch(REDIS_NAMESPACE, namespace):
         raise ValueError(
             f"kv.redis_namespace {namespace!r} cannot be part of a key: use 1 to 64 letters, digits, '_', '.' or '-'"
         )

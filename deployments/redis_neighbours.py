@@ -15,8 +15,9 @@ from typing import Any
 
 import redis
 
-from deployments.redis_endpoint import KEY_ROOT, NAMESPACE_PATTERN
-from deployments.redis_store import SCAN_COUNT
+from configs.kv_section import REDIS_NAMESPACE
+from deployments.redis_connection import SCAN_COUNT
+from deployments.redis_endpoint import KEY_ROOT
 
 FULL_SHARE = 0.95
 """Of the budget, in memory that Redis uses, from which neighbours leave."""
@@ -25,8 +26,8 @@ FREE_SHARE = 0.85
 BATCH = 64
 """Segments deleted before Redis is asked again what it uses: some hundred MB."""
 
-_SEGMENT = re.compile(re.escape(KEY_ROOT) + NAMESPACE_PATTERN.encode() + rb":[0-9a-f]{16}:[0-9a-f]{64}")
-_PROFILE = re.compile(re.escape(KEY_ROOT) + NAMESPACE_PATTERN.encode() + rb":profile:[0-9a-f]{32}")
+_SEGMENT = re.compile(re.escape(KEY_ROOT) + REDIS_NAMESPACE.encode() + rb":[0-9a-f]{16}:[0-9a-f]{64}")
+_PROFILE = re.compile(re.escape(KEY_ROOT) + REDIS_NAMESPACE.encode() + rb":profile:[0-9a-f]{32}")
 
 
 class Neighbours:

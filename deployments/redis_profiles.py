@@ -16,7 +16,7 @@ from typing import Any
 
 import redis
 
-from deployments.redis_connection import connect, explain
+from deployments.redis_connection import SCAN_COUNT, connect, explain
 from deployments.segment_store import StoreUnavailableError
 from kvmanager.segment_guard import ContentTag
 
@@ -24,7 +24,6 @@ FIELD = "t"
 """The profile after its keyed tag."""
 MOST_PROFILE_BYTES = 16 << 20
 """Far more than a profile of any model has: some kilobytes per layer."""
-SCAN_COUNT = 1000
 MARGIN_S = 3600
 """So much longer than a segment a profile stays, though it was renewed before that was written."""
 

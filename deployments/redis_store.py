@@ -21,7 +21,7 @@ from typing import Any
 
 import redis
 
-from deployments.redis_connection import connect, explain
+from deployments.redis_connection import SCAN_COUNT, connect, explain
 from deployments.segment_store import (
     StoredHeader,
     StoreFullError,
@@ -39,7 +39,6 @@ answered within a deadline of its own."""
 HEADER_FIELD = b"h"
 """A part's field is its number in decimal."""
 
-SCAN_COUNT = 1000
 BATCH = 500
 """Entries of one pipeline: few round trips, and each answer still comes well within a deadline."""
 

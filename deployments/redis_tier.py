@@ -36,7 +36,7 @@ from ray import serve
 from deployments.checked_store import CheckedStore
 from deployments.codec_files import find_profile
 from deployments.faulty_store import NO_FAULTS
-from deployments.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from deployments.redis_access import RedisAccess
 from deployments.redis_config import RedisTierConfig, check_now
 from deployments.redis_connection import RedisLoadingError, RedisUnavailableError, ServerFacts
@@ -58,7 +58,6 @@ PROBE_EVERY_S = 0.5
 FAILURES_TO_LOSE = 3
 RETRY_S = 0.5
 LONGEST_RETRY_S = 5.0
-MANAGER_ANSWER_S = 5.0
 ADOPT_CHUNK = 1000
 PROFILE_RENEWAL_S = 600.0
 """How often the codec profiles are kept from expiring, though nothing is coded with them."""
