@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import types
 import typing
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ByteSize
@@ -24,6 +27,7 @@ A name's ending is its unit. Sizes in bytes may carry one of their own, such as 
 is chosen when the server starts; the last column says how. `python -m configs.document` writes this page from
 `configs/`.
 """
+_PAGE = re.compile(r"\b(docs/[\w/]+\.md)\b")
 _PLAIN = ("text", "true or false", "mapping")
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
@@ -61,8 +65,14 @@ def _table(tree: type[BaseModel], prefix: str) -> str:
     rows = ["| setting | default | meaning |", "|---|---|---|"]
     for name, field in tree.model_fields.items():
         if not _section(field):
-            rows.append(f"| `{prefix}{name}` | {_default(field)} | {field.description}{_allowed(field)} |")
+            meaning = _PAGE.sub(_link, field.description or "")
+            rows.append(f"| `{prefix}{name}` | {_default(field)} | {meaning}{_allowed(field)} |")
     return "\n".join(rows) + "\n"
+
+
+def _link(match: re.Match[str]) -> str:
+    path = os.path.relpath(PROJECT_ROOT / match[1], PAGE.parent)
+    return f"[{Path(path).stem}]({path})"
 
 
 def _section(field: FieldInfo) -> bool:
@@ -79,7 +89,10 @@ def _allowed(field: FieldInfo) -> str:
     ]
     kind = _type_name(field.annotation)
     allowed = ", ".join([kind, *bounds])
-    return "" if kind in _PLAIN else f" *{allowed[0].upper()}{allowed[1:]}.*"
+    told = typing.get_origin(field.annotation) is typing.Literal and all(
+        f"`{value}`" in (field.description or "") for value in typing.get_args(field.annotation)
+    )
+    return "" if told or kind in _PLAIN else f" *{allowed[0].upper()}{allowed[1:]}.*"
 
 
 def _type_name(annotation: Any) -> str:

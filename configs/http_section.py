@@ -18,8 +18,8 @@ class HTTPSettings(Section):
     api_keys: dict[str, str | ApiKey] = Field(
         default_factory=dict,
         repr=False,
-        description="API key, or its digest as `sha256:…`, to a tenant, or to `{tenant: …, admin: true}`. Tenants "
-        "share no KV. More keys may stand in the environment variable `CROSSKV_API_KEYS`, as YAML or JSON. Empty: no "
+        description="From each API key, or its digest as `sha256:…`, to a tenant or to `{tenant: …, admin: true}`. "
+        "Tenants share no KV. The environment variable `CROSSKV_API_KEYS` may hold more, as YAML or JSON. Empty: no "
         "key needed, one tenant.",
     )
     api_keys_file: str | None = Field(
@@ -32,7 +32,7 @@ class HTTPSettings(Section):
         None,
         repr=False,
         description="A key, or its digest as `sha256:…`, that opens `GET /metrics` and nothing else. Keys with `admin` "
-        "open it too; without any key it is open on a server bound to loopback, to this machine.",
+        "open it too. On a server without keys that is bound to loopback, it is open to this machine.",
     )
     metrics_max_age_s: float = Field(
         1.0,
@@ -65,46 +65,41 @@ class HTTPSettings(Section):
     constraint_timeout_s: float = Field(
         5.0,
         gt=0,
-        description="Longest time to build the grammar of a structured output, a regular expression or a tool call; "
-        "what takes longer is answered 400.",
+        description="Longest time to build the grammar of a structured output, a regular expression or a tool call. "
+        "Beyond it the answer is 400.",
     )
     max_ongoing_requests: int = Field(512, ge=1, description="Requests that the ingress works on at the same time.")
     max_queued_requests: int = Field(
         256, ge=0, description="Requests that may wait for a replica; more are answered 429."
     )
     retry_after_s: int = Field(1, ge=1, description="What `Retry-After` says with a 429 or a 503.")
-    request_timeout_s: float = Field(
-        600.0, gt=0, description="Longest time that a request may take that is not streamed."
-    )
-    stream_timeout_s: float = Field(
-        21600.0, gt=0, description="Longest time that a stream may take, however healthy it is."
-    )
+    request_timeout_s: float = Field(600.0, gt=0, description="Longest time for a request that is not streamed.")
+    stream_timeout_s: float = Field(21600.0, gt=0, description="Longest time for a stream, however healthy it is.")
     stream_silence_s: float = Field(
         600.0,
         gt=0,
-        description="Longest time without a token that a stream may have: in the queue, while its prompt is computed, "
-        "and between two tokens.",
+        description="Longest silence of a stream: in the queue, while its prompt is computed, and between two tokens.",
     )
     keep_alive_s: float = Field(
         10.0,
         gt=0,
-        description="After so long without a token a stream's headers go out, and then a comment each time, so that "
-        "proxies keep the connection. What fails before that has an HTTP status, what fails later is an error event.",
+        description="After so much silence a stream's headers go out, then a comment each time, so that proxies keep "
+        "the connection. What fails before has an HTTP status. What fails later is an error event.",
     )
     drain_s: float = Field(
         120.0,
         ge=0,
-        description="How long a server that stops, and a replica that a new deployment replaces, goes on with the "
-        "answers that are under way; what is left is ended.",
+        description="How long a stopping server, or a replica that a new deployment replaces, goes on with its running "
+        "answers. What is left then is ended.",
     )
     poison_refused_s: float = Field(
         600.0,
         ge=1,
-        description="How long a prompt is refused that has ended an engine, or that was with two that ended.",
+        description="How long a prompt is refused that has ended an engine, or that was in two that ended.",
     )
     debug_headers: bool | None = Field(
         None,
-        description="Obey the header `X-CrossKV-Replica: 0|1|…`, which sends a request to one replica. Empty: of "
+        description="Obey the header `X-CrossKV-Replica: 0`, which sends a request to one replica. Empty: obey it from "
         "administrators, on a server bound to loopback.",
     )
     tool_call_parser: str | None = Field(

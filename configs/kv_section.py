@@ -34,8 +34,8 @@ class KVSettings(Section):
     cpu_tier_bytes: ByteSize = Field(
         ByteSize(1024**3),
         ge=0,
-        description="Budget of the CPU tier on each node, such as `1GiB`; best no less than the node's device pools, "
-        "for KV reaches Redis through it. 0: no CPU tier.",
+        description="Budget of the CPU tier on each node. Best no less than the node's device pools: KV reaches Redis "
+        "through it. 0: no CPU tier.",
     )
     cpu_high_water: float = Field(
         0.9,
@@ -46,8 +46,8 @@ class KVSettings(Section):
     redis_url: str | None = Field(
         EMBEDDED_REDIS,
         repr=False,  # may hold a password
-        description="Where the Redis tier is: `embedded` (the server starts one of its own), `redis://host:6379/0`, "
-        "`rediss://…` (TLS) or `unix://path`; `null`: no Redis tier.",
+        description="`embedded`: the server starts a Redis of its own. `redis://host:6379/0`, `rediss://…` (TLS) or "
+        "`unix://path`: yours. `null`: no Redis tier.",
     )
     redis_required: bool = Field(
         False, description="Refuse to start without a usable Redis. Off: go on with two tiers, and `/health` says so."
@@ -58,8 +58,8 @@ class KVSettings(Section):
     redis_folder: str = Field(
         ".crosskv/redis",
         min_length=1,
-        description="Folder (relative to the project) where an embedded Redis keeps its data over restarts, and the "
-        "server its secret (docs/guide/operations.md).",
+        description="Folder (relative to the project) for the data of an embedded Redis and for the server's "
+        "secret (docs/guide/operations.md).",
     )
     redis_namespace: str = Field(
         "default",
@@ -84,13 +84,13 @@ class KVSettings(Section):
     )
     redis_codec: Literal["lossless", "raw"] = Field(
         "lossless",
-        description="How KV is stored in Redis: `lossless` (entropy-coded, bit by bit the same when it is read) or "
-        "`raw`, as it lies in memory.",
+        description="How KV is stored in Redis. `lossless`: entropy-coded, and bit by bit the same when it is read. "
+        "`raw`: as it lies in memory.",
     )
     tolerant_codec: Literal["cachegen", "int8"] = Field(
         "cachegen",
-        description="How KV of `fidelity: tolerant` is stored in Redis: by CacheGen's codec, or as 8-bit integers. "
-        "KV of `fidelity: exact` never is.",
+        description="How KV of tolerant prompts is stored in Redis. `cachegen`: by CacheGen's codec. `int8`: as 8-bit "
+        "integers. KV of exact prompts never is.",
     )
     tolerant_level: int = Field(
         2, ge=1, le=3, description="Level of `tolerant_codec: cachegen`: 1 loses least, 3 takes least room."
@@ -108,26 +108,26 @@ class KVSettings(Section):
         True, description="Keep the KV of generated tokens too, for the conversation's next turn."
     )
     plan_deadline_s: float = Field(
-        0.25, gt=0, description="Longest wait for the manager's plan; then the prompt is recomputed."
+        0.25, gt=0, description="Longest wait for the manager's plan. Then the prompt is computed."
     )
     load_deadline_s: float = Field(
-        2.0, gt=0, description="Longest wait for a load; what has not come by then is recomputed."
+        2.0, gt=0, description="Longest wait for a load. Whatever has not come by then is computed."
     )
     tier_deadline_s: float = Field(
         0.5,
         gt=0,
-        description="Longest wait within a load for the next segment; `redis_deadline_s` longer where Redis has it.",
+        description="Longest wait within a load for the next segment; `redis_deadline_s` more where Redis has it.",
     )
     save_deadline_s: float = Field(
-        30.0, gt=0, description="Longest time that a save may take; then its room is given back."
+        30.0, gt=0, description="Longest time that a save may take. Then its room is given back."
     )
     lease_s: float = Field(
         30.0, gt=0, description="How long a planned segment is safe from eviction. At least `load_deadline_s`."
     )
     load_or_recompute: Literal["auto", "load", "recompute"] = Field(
         "auto",
-        description="Which of a prompt's stored KV is loaded: `auto`, as much as brings the first token soonest, by "
-        "measured rates (docs/concepts/loading.md); `load`, all; `recompute`, none (it is stored all the same).",
+        description="How much of a prompt's stored KV is loaded. `auto`: as much as brings the first token soonest, by "
+        "measured rates (docs/concepts/loading.md). `load`: all. `recompute`: none, though KV is still stored.",
     )
     device_policy: Literal["hotness", "lru"] = Field(
         "hotness",
@@ -143,14 +143,14 @@ class KVSettings(Section):
     eviction_policy: str = Field(
         "lfu",
         min_length=1,
-        description="Which segments leave a full tier first: `lfu` (what is expected to be used least, learned from "
-        "all requests), `decayed-lfu` (used least, old uses fading), `lru` (used least recently), or a class of yours "
-        "as `module:Class` (docs/concepts/eviction.md). Only `lfu` learns, and pays for it.",
+        description="Which segments leave a full tier first (docs/concepts/eviction.md). `lfu`: those expected to be "
+        "used least, learned from all requests. `decayed-lfu`: used least, old uses fading. `lru`: used least "
+        "recently. `module:Class`: a policy of yours. Only `lfu` learns, and pays for it.",
     )
     pin_budget_bytes: ByteSize = Field(
         ByteSize(256 * 1024**2),
         ge=0,
-        description="KV that may be pinned (`POST /api/v1/kv/pin`) at most. 0: nothing can be pinned.",
+        description="Most KV that may be pinned (`POST /api/v1/kv/pin`). 0: nothing can be pinned.",
     )
     tenant_pin_bytes: dict[str, Quota] = Field(
         default_factory=dict,
@@ -158,7 +158,7 @@ class KVSettings(Section):
     )
     tenant_cpu_bytes: dict[str, Quota] = Field(
         default_factory=dict,
-        description="By tenant, the part of each CPU tier that is its own: it gets no more, and nobody else gets it. "
+        description="By tenant, the part of each CPU tier that is its own. It gets no more, and nobody else gets it. "
         "The other tenants share the rest.",
     )
     tenant_redis_bytes: dict[str, Quota] = Field(
@@ -166,8 +166,8 @@ class KVSettings(Section):
     )
     fidelity: Fidelity = Field(
         "exact",
-        description="Which KV prompts may be answered with, where neither the tenant nor the request says: `exact`, "
-        "bit by bit what the model computes, or `tolerant`, also what was stored smaller with loss "
+        description="Which KV prompts are answered with, unless their tenant or the request says. `exact`: bit by bit "
+        "what the model computes. `tolerant`: also what was stored with loss "
         "(docs/concepts/compression.md).",
     )
     tenant_fidelity: dict[str, Fidelity] = Field(
@@ -176,8 +176,8 @@ class KVSettings(Section):
     ttft_target_s: float | None = Field(
         None,
         gt=0,
-        description="When a tolerant prompt's first token shall be there: a load that would miss it at the speed that "
-        "it has is ended, and the rest computed, where that is faster. Empty: a load has `load_deadline_s`.",
+        description="When a tolerant prompt's first token shall be there. A load that would miss it ends, and the rest "
+        "is computed where that is faster. Empty: a load has `load_deadline_s`.",
     )
     max_ghosts: int = Field(100_000, ge=0, description="Evicted segments whose use count is still remembered.")
     layerwise: LayerwiseSettings = Field(

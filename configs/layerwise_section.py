@@ -18,14 +18,14 @@ class LayerwiseSettings(Section):
 
     enabled: Literal["auto", "on", "off"] = Field(
         "auto",
-        description="`auto`: load layerwise where that is expected to hide more than loading whole prefixes beside the "
-        "engine, and save layerwise on CUDA. `on`: wherever a tier can bring layers. `off`: never.",
+        description="`auto`: load layerwise where that hides more than loading whole prefixes, and save layerwise on "
+        "CUDA. `on`: wherever a tier can bring layers. `off`: never.",
     )
     buffer_bytes: ByteSize | None = Field(
         None,
         gt=0,
-        description="Host memory per replica for KV that moves layerwise, at most. Empty: one group of layers of the "
-        "longest prompt, and 256MiB at least. Less than that group is refused when a replica starts.",
+        description="Most host memory per replica for KV that moves layerwise. Empty: one group of layers of the "
+        "longest prompt, and at least 256MiB. Less than that group is refused when a replica starts.",
     )
     group_layers: int | None = Field(
         None, ge=1, description="Layers that move together. Empty: an eighth of the model's, at least one."

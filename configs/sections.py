@@ -34,21 +34,21 @@ class EngineSettings(Section):
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="Tokens that one engine step computes at most; longer prompts are prefilled in chunks, and others "
+        description="Most tokens that one engine step computes. Longer prompts are prefilled in chunks, and others "
         "decode between them. Empty: 512 on CPU, 2048 on CUDA, or `max_num_seqs` where that is more.",
     )
     enforce_eager: bool = Field(
         True,
-        description="Skip compilation: starts in seconds; compiled is faster per token and starts in half a minute.",
+        description="Skip compilation, and start in seconds. Off: start in half a minute, and compute tokens faster.",
     )
     threads: int = Field(
-        1, ge=1, description="OpenMP threads per replica (CPU backend). Replicas x threads: at most the cores."
+        1, ge=1, description="OpenMP threads per replica (CPU backend). Replicas times threads: at most the cores."
     )
     hang_s: float = Field(
         10.0,
         ge=1.0,
-        description="A step of the engine hangs, and its replica is replaced, when it takes so much longer than four "
-        "times the slowest step of its size so far. Raise it where the machine itself stands still for seconds.",
+        description="A step counts as hung when it takes so many seconds more than four times the slowest of its size. "
+        "Its replica is then replaced. Raise it where the machine itself stands still for seconds.",
     )
     log_stats: bool = Field(True, description="Let vLLM count its own metrics, which /metrics then shows.")
     extra_args: dict[str, Any] = Field(
