@@ -20,13 +20,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from configs.model_folder import PROJECT_ROOT
 from load_tests.experiments.catalogue import EXPERIMENTS
-from load_tests.experiments.engine_process import EngineProcess
 from load_tests.experiments.engine_specs import EngineSpec
 from load_tests.experiments.experiment import Point
 from load_tests.experiments.journal import Journal
 from load_tests.experiments.report import Result, as_json, write_report
 from load_tests.experiments.runner import run_points
 from load_tests.experiments.sizes import DTYPE_BYTES, Sizes, fast_dtype, longest_prompt
+from load_tests.harness.engine_process import EngineProcess
 from load_tests.harness.models import SHAPES, ModelError, model_folder
 
 STATE = PROJECT_ROOT / ".crosskv" / "experiments"

@@ -36,7 +36,7 @@ class Point:
 
 
 class Engine(Protocol):
-    """A running engine in another process (`load_tests.experiments.engine_process`)."""
+    """A running engine in another process (`load_tests.harness.engine_process`)."""
 
     def call(self, method: str, **arguments: Any) -> Any:
         """What a method of its host returns."""

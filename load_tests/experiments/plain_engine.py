@@ -10,12 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from vllm.sampling_params import RequestOutputKind
+
 from configs.settings import load_settings
-from deployments.engine_args import engine_config
-from deployments.engine_host import start_engine
 from load_tests.experiments.engine_specs import DEVICE_BLOCKS, MOST_SEQUENCES, STEP_TOKENS, WIDEST_STEP_TOKENS
-from load_tests.micro.overhead_arms import sampling
-from load_tests.micro.throttled_engine import prompt
+from load_tests.harness.engine import Engine, greedy, prompt
 
 SEEDS = itertools.count(1)
 
@@ -28,9 +27,12 @@ class PlainEngine:
             "device_blocks": DEVICE_BLOCKS,
             "max_num_seqs": MOST_SEQUENCES,
             "max_num_batched_tokens": WIDEST_STEP_TOKENS,
+            "log_stats": False,
         }
-        settings = load_settings({"model": folder, "dtype": dtype, "engine": engine, "kv": {"enabled": False}})
-        self._llm, self._thread = start_engine(engine_config(settings), log_stats=False)
+        self._engine = Engine(
+            load_settings({"model": folder, "dtype": dtype, "engine": engine, "kv": {"enabled": False}})
+        )
+        self._llm, self._thread = self._engine.llm, self._engine.thread
         core: Any = self._thread.core
         self._core = core
         self._pool = core.scheduler.kv_cache_manager.block_pool
@@ -38,7 +40,6 @@ class PlainEngine:
         self._scheduled = (0, 0, 0)
         self._kept_back = 0
         self._runner = asyncio.Runner()
-        self._ids = 0
         self._thread.call(self._record_steps).result()
         self.run([64, 64], 2)  # the first requests are slow: parts of vLLM load with them
 
@@ -72,7 +73,7 @@ class PlainEngine:
 
     def close(self) -> None:
         """End the engine."""
-        self._llm.shutdown()
+        self._engine.close()
 
     async def _run(self, prompts: Sequence[list[int]], max_tokens: int) -> list[list[float]]:
         await self._llm.get_supported_tasks()  # asks the engine the first time, which is about to wait
@@ -81,10 +82,8 @@ class PlainEngine:
         began = 0.0
 
         async def read(tokens: list[int]) -> list[float]:
-            self._ids += 1
-            request: Any = {"type": "token", "prompt_token_ids": tokens}
             times: list[float] = []
-            async for output in self._llm.generate(request, sampling(max_tokens), f"request-{self._ids}"):
+            async for output in self._engine.stream(tokens, greedy(max_tokens, output_kind=RequestOutputKind.DELTA)):
                 times += [time.perf_counter() - began] * len(output.outputs[0].token_ids)
             return times
 

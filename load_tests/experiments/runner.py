@@ -10,10 +10,10 @@ from typing import Protocol
 
 import psutil
 
-from load_tests.experiments.engine_process import EngineError
 from load_tests.experiments.engine_specs import EngineSpec
 from load_tests.experiments.experiment import Engine, Experiment, Point
 from load_tests.experiments.journal import Entry, Journal
+from load_tests.harness.engine_process import EngineError
 
 
 class OpenEngine(Engine, Protocol):

@@ -12,7 +12,7 @@ from load_tests.experiments.engine_specs import PlainSpec, TieredSpec
 PROMPTS = (128, 512, 1024, 2048, 4096, 8192, 16384)
 """0.1K to 16K, as the study asks."""
 LONGEST_TIERED = 4096
-"""More would not fit the tiers of `load_tests.micro.overhead_arms` three times."""
+"""More would not fit the tiers of `load_tests.experiments.tiered_engine` three times."""
 LARGE_PARAMETERS = 100_000_000
 """From here on a model is too slow on two cores for prompts of 16K."""
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}

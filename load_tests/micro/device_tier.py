@@ -12,24 +12,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import random
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import track
 
-from configs.settings import PROJECT_ROOT
-from load_tests.harness.device_engine import HERE, DeviceEngine
+from configs.settings import PROJECT_ROOT, load_settings
+from load_tests.harness.engine import Engine, prompt
 from load_tests.harness.engine_threads import start_with_engine_threads
+from load_tests.harness.memory_port import HERE, BrainPort
+from load_tests.measuring import report
+from load_tests.measuring.command import JsonFile, Rounds, out
+from load_tests.measuring.comparison import Comparison
+from load_tests.measuring.spread import Spread
+from load_tests.measuring.turns import turns
 
-out = Console(stderr=True, highlight=False)
 ARMS = {"least recently used": False, "hotness": True}
 HOT_ASKS = 4
 STREAMS = 4
@@ -37,37 +39,56 @@ STREAM_TOKENS = 400
 DIRECTIVE_S = 10.0
 PAUSE_S = 0.05
 """Between two directives: twenty a second, many more than a manager orders."""
+KEPT = ("order of free blocks", "hot prompt kept after a scan of 3 pools", "device hits in a mix, half of it new")
 KINDS = ("evict", "promote", "offload", "pin", "unpin")
 
 
-def prompt(seed: int, blocks: int, block_size: int) -> list[int]:
-    """Token ids without a meaning: so many whole blocks and a little more."""
-    draw = random.Random(seed)
-    return [draw.randrange(10, 500) for _ in range(blocks * block_size + 8)]
+def whole(seed: int, blocks: int, block_tokens: int) -> list[int]:
+    """A prompt of so many whole blocks and a little more."""
+    return prompt(seed, blocks * block_tokens + 8)
 
 
-async def kept_after_scan(engine: DeviceEngine, blocks: int, cold: int, seed: int) -> tuple[int, int]:
+class DirectedEngine(Engine):
+    """An engine over a brain in this process, which directs its device."""
+
+    def __init__(self, model: str, device_blocks: int) -> None:
+        engine = {"device_blocks": device_blocks, "max_num_seqs": 16, "log_stats": False}
+        kv = {"segment_tokens": 256, "load_deadline_s": 30.0}
+        settings = load_settings({"model": model, "engine": engine, "kv": kv})
+        super().__init__(settings, BrainPort(settings.blocks_per_segment))
+
+    async def device_tokens(self, tokens: Sequence[int]) -> int:
+        """Ask for a short answer; returns how many of the prompt's tokens the device still had."""
+        return int((await self.serve([tokens], 1)).usage["device"])
+
+    async def clear(self) -> None:
+        """Empty the device and the tier."""
+        self.port.lose_all()
+        await asyncio.wrap_future(self.reuse.clear_device())
+
+
+async def kept_after_scan(engine: DirectedEngine, blocks: int, cold: int, seed: int) -> tuple[int, int]:
     """Tokens of the hot prompt (its full blocks) that survive `cold` others, and how many they are."""
     await engine.clear()
-    hot = prompt(seed, blocks, engine.block_size)
+    hot = whole(seed, blocks, engine.block_tokens)
     for _ in range(HOT_ASKS):
         await engine.device_tokens(hot)
     for number in range(cold):
-        await engine.device_tokens(prompt(seed * 1000 + number + 1, blocks, engine.block_size))
-    return await engine.device_tokens(hot), blocks * engine.block_size
+        await engine.device_tokens(whole(seed * 1000 + number + 1, blocks, engine.block_tokens))
+    return await engine.device_tokens(hot), blocks * engine.block_tokens
 
 
-async def kept_in_mix(engine: DeviceEngine, blocks: int, requests: int, seed: int) -> tuple[int, int]:
+async def kept_in_mix(engine: DirectedEngine, blocks: int, requests: int, seed: int) -> tuple[int, int]:
     """Device tokens and all full-block tokens of a mix: half of the requests draw from 8 hot prompts, half are new."""
     await engine.clear()
     draw = random.Random(seed)
-    hot = [prompt(seed * 77 + number, blocks, engine.block_size) for number in range(8)]
+    hot = [whole(seed * 77 + number, blocks, engine.block_tokens) for number in range(8)]
     weights = [1 / (rank + 1) for rank in range(8)]
     kept = 0
     for number in range(requests):
-        new = prompt(seed * 5000 + number, blocks, engine.block_size)
+        new = whole(seed * 5000 + number, blocks, engine.block_tokens)
         kept += await engine.device_tokens(new if draw.random() < 0.5 else draw.choices(hot, weights)[0])
-    return kept, requests * blocks * engine.block_size
+    return kept, requests * blocks * engine.block_tokens
 
 
 class StepClock:
@@ -93,7 +114,7 @@ class StepClock:
         return taken
 
 
-async def direct_all(engine: DeviceEngine, tokens: Sequence[int], until: asyncio.Event) -> None:
+async def direct_all(engine: DirectedEngine, tokens: Sequence[int], until: asyncio.Event) -> None:
     """One directive of each kind after the other, on one prompt's blocks, until told to stop."""
     hashes = engine.hashes(tokens)
     while not until.is_set():
@@ -113,24 +134,18 @@ async def direct_all(engine: DeviceEngine, tokens: Sequence[int], until: asyncio
                 engine.port.release(plan["lease_id"])
 
 
-async def decode(engine: DeviceEngine, seed: int) -> None:
-    """One request that decodes for a while."""
-    async for _ in engine.stream(prompt(seed, 1, engine.block_size), STREAM_TOKENS):
-        pass
-
-
-async def stall(engine: DeviceEngine, clock: StepClock, blocks: int, rounds: int) -> dict[str, Any]:
+async def stall(engine: DirectedEngine, clock: StepClock, blocks: int, rounds: int) -> dict[str, Any]:
     """Steps with and without directives, and the slices of each kind."""
-    tokens = prompt(4242, blocks, engine.block_size)
+    tokens = whole(4242, blocks, engine.block_tokens)
     await engine.clear()
     await engine.device_tokens(tokens)
     steps: dict[str, list[list[float]]] = {"none": [], "directives": []}
-    for number in track(range(2 * rounds), "stalling", console=out):
-        arm = ("none", "directives")[number % 2]
+    for number, (_, arm) in enumerate(track(list(turns(list(steps), rounds)), "stalling", console=out)):
         over = asyncio.Event()
         directing = asyncio.create_task(direct_all(engine, tokens, over)) if arm == "directives" else None
         clock.take()
-        await asyncio.gather(*(decode(engine, 9000 + number * STREAMS + stream) for stream in range(STREAMS)))
+        seeds = range(9000 + number * STREAMS, 9000 + (number + 1) * STREAMS)
+        await engine.serve([whole(seed, 1, engine.block_tokens) for seed in seeds], STREAM_TOKENS)
         steps[arm].append(clock.take()[STREAMS:])  # without the prefills
         over.set()
         if directing is not None:
@@ -159,66 +174,68 @@ def _steps(seconds: Sequence[float]) -> dict[str, float]:
     return {"steps": len(seconds), "p50_ms": 1e3 * cuts[49], "p99_ms": 1e3 * cuts[98], "worst_ms": 1e3 * max(seconds)}
 
 
-async def measure(engine: DeviceEngine, blocks: int, rounds: int) -> dict[str, Any]:
+async def measure(engine: DirectedEngine, blocks: int, rounds: int) -> dict[str, Any]:
     """Everything, the arms in turn."""
     pool = (await asyncio.wrap_future(engine.reuse.pool_usage()))["blocks"]
     kept: dict[str, dict[str, list[float]]] = {arm: {"scan": [], "mix": []} for arm in ARMS}
-    for number in track(range(rounds), "keeping", console=out):
-        for arm, by_hotness in ARMS.items():
-            await asyncio.wrap_future(engine.reuse.order_device(by_hotness))
-            tokens, of = await kept_after_scan(engine, blocks, 3 * pool // blocks, number + 1)
-            kept[arm]["scan"].append(tokens / of)
-            tokens, of = await kept_in_mix(engine, blocks, 6 * pool // blocks, number + 1)
-            kept[arm]["mix"].append(tokens / of)
+    for number, arm in track(list(turns(list(ARMS), rounds)), "keeping", console=out):
+        await asyncio.wrap_future(engine.reuse.order_device(ARMS[arm]))
+        tokens, of = await kept_after_scan(engine, blocks, 3 * pool // blocks, number + 1)
+        kept[arm]["scan"].append(tokens / of)
+        tokens, of = await kept_in_mix(engine, blocks, 6 * pool // blocks, number + 1)
+        kept[arm]["mix"].append(tokens / of)
     clock = StepClock(engine.thread.core)
     long = min(8 * blocks, (pool - 1) // 3)
     stalled = await stall(engine, clock, long, rounds)
     return {"pool_blocks": pool, "prompt_blocks": blocks, "directive_blocks": long, "kept": kept, **stalled}
 
 
-def report(found: dict[str, Any]) -> None:
-    """Markdown on stdout."""
-    print(f"Device of {found['pool_blocks']} blocks; prompts of {found['prompt_blocks']}.\n")
-    print("| order of free blocks | hot prompt kept after a scan of 3 pools | device hits in a mix, half of it new |")
-    print("|---|---|---|")
-    for arm, kept in found["kept"].items():
-        print(f"| {arm} | {_spread(kept['scan'])} | {_spread(kept['mix'])} |")
-    print(f"\nDirectives on {found['directive_blocks']} blocks, {STREAMS} requests decoding:\n")
-    print("| directive | done | slices | mean added | worst added |")
-    print("|---|---|---|---|---|")
-    for row in found["slices"]:
-        done = f"{row['done']} of {row['directives']}"
-        print(f"| {row['kind']} | {done} | {row['slices']} | {row['mean_ms']:.2f} ms | {row['worst_ms']:.2f} ms |")
-    print("\n| engine steps | p50 | p99 | worst |\n|---|---|---|---|")
-    for arm, runs in found["steps"].items():
-        columns = [_spread([run[name] for run in runs], "ms") for name in ("p50_ms", "p99_ms", "worst_ms")]
-        print(f"| {arm} | {' | '.join(columns)} |")
-    ratios = [
-        with_them["p50_ms"] / without["p50_ms"]
-        for without, with_them in zip(found["steps"]["none"], found["steps"]["directives"], strict=True)
+def table(found: dict[str, Any]) -> str:
+    """Markdown."""
+    kept = [[arm, *(_share(of[name]) for name in ("scan", "mix"))] for arm, of in found["kept"].items()]
+    slices = [
+        [
+            row["kind"],
+            f"{row['done']} of {row['directives']}",
+            str(row["slices"]),
+            *(f"{row[name]:.2f} ms" for name in ("mean_ms", "worst_ms")),
+        ]
+        for row in found["slices"]
     ]
-    print(f"\nMedian step with directives, as a multiple of without: {_spread(ratios, 'x')}")
+    columns = ("p50_ms", "p99_ms", "worst_ms")
+    steps = [
+        [arm, *(f"{Spread.of([run[name] for run in runs]).bracketed('.2f')} ms" for name in columns)]
+        for arm, runs in found["steps"].items()
+    ]
+    p50 = {arm: [run["p50_ms"] for run in runs] for arm, runs in found["steps"].items()}
+    times = Comparison("steps", "ms", "none", p50).ratio("directives").bracketed(".2f")
+    return "\n\n".join(
+        [
+            f"Device of {found['pool_blocks']} blocks; prompts of {found['prompt_blocks']}.",
+            report.table(KEPT, kept),
+            f"Directives on {found['directive_blocks']} blocks, {STREAMS} requests decoding:",
+            report.table(["directive", "done", "slices", "mean added", "worst added"], slices),
+            report.table(["engine steps", "p50", "p99", "worst"], steps),
+            f"Median step with directives, as a multiple of without: {times}",
+        ]
+    )
 
 
-def _spread(values: Sequence[float], unit: str = "share") -> str:
-    shown = [f"{100 * value:.0f} %" if unit == "share" else f"{value:.2f} {unit}" for value in values]
-    middle = statistics.median(values)
-    center = f"{100 * middle:.0f} %" if unit == "share" else f"{middle:.2f} {unit}"
-    low, high = shown[values.index(min(values))], shown[values.index(max(values))]
-    return center if low == high else f"{center} ({low} to {high})"
+def _share(values: Sequence[float]) -> str:
+    return Spread.of(values).bracketed(".0f", 100) + " %"
 
 
 def main(
     model: Annotated[str, typer.Option(help="Folder of a model.")] = str(PROJECT_ROOT / "models" / "demo"),
     device_blocks: Annotated[int, typer.Option(help="Blocks of the device pool.")] = 200,
     prompt_blocks: Annotated[int, typer.Option(help="Blocks of each prompt.")] = 12,
-    rounds: Annotated[int, typer.Option(help="How often each arm runs.")] = 3,
-    json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
+    rounds: Rounds = 3,
+    json_file: JsonFile = None,
 ) -> None:
     """Print tables; needs no server."""
 
     async def run() -> dict[str, Any]:
-        engine = DeviceEngine(model, device_blocks, segment_tokens=256)
+        engine = DirectedEngine(model, device_blocks)
         try:
             return await measure(engine, prompt_blocks, rounds)
         finally:
@@ -229,12 +246,7 @@ def main(
     os.dup2(2, 1)
     found = asyncio.run(run())
     with result, contextlib.redirect_stdout(result):
-        if json_file == "-":
-            print(json.dumps(found, indent=2))
-        else:
-            report(found)
-    if json_file and json_file != "-":
-        Path(json_file).write_text(json.dumps(found, indent=2))
+        report.deliver(table(found), found, json_file)
 
 
 if __name__ == "__main__":

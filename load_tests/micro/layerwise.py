@@ -15,30 +15,34 @@ The arms take turns, in one process; ratios are of one round's arms. A real engi
 from __future__ import annotations
 
 import asyncio
-import json
-import random
+import itertools
 import statistics
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import typer
-from rich.console import Console
 from rich.progress import track
 
 from configs.model_folder import DEMO_MODEL
+from configs.settings import load_settings
 from deployments.kv_port import LayerArrival, PlannedLoad, SaveGrant
-from deployments.kv_transfer import SaveJob
 from kvmanager.segment_format import body_offset
 from kvmanager.segments import SegmentSpan
-from load_tests.harness.device_engine import BrainPort, DeviceEngine
+from load_tests.harness.engine import Engine, Timed, prompt
 from load_tests.harness.engine_threads import start_with_engine_threads
+from load_tests.harness.memory_port import BrainPort
+from load_tests.measuring import report
+from load_tests.measuring.command import JsonFile, Rounds, out
+from load_tests.measuring.comparison import Comparison
+from load_tests.measuring.spread import Spread
+from load_tests.measuring.turns import turns
 
-out = Console(stderr=True, highlight=False)
 Mode: TypeAlias = Literal["on", "off", "auto"]
 ARMS: dict[str, Mode] = {"layerwise": "on", "load, then compute": "off", "as the scheduler chooses": "auto"}
+BASE = "load, then compute"
+SAVES = {"layerwise": True, "between steps": False}
+SAVING_TIMES = ("ttft_s", "tpot_s", "stored_s")
 SEGMENT_TOKENS = 256
 WARM_UP = 12
 """Loads before the first round: the scheduler knows nothing before it has measured eight."""
@@ -94,38 +98,22 @@ class LinkedPort(BrainPort):
         return due
 
 
-async def answer(
-    engine: DeviceEngine, tokens: Sequence[int], max_tokens: int = 1
-) -> tuple[float, float, dict[str, Any]]:
-    """Seconds to the first token, seconds per further token, and where the prompt's KV came from."""
-    from deployments.wire import KV_CACHE_USAGE
+class LinkedEngine(Engine):
+    """An engine behind such a port."""
 
-    began = time.perf_counter()
-    first = last = began
-    usage: dict[str, Any] = {}
-    async for output in engine.stream(tokens, max_tokens):
-        last = time.perf_counter()
-        first = last if first == began else first
-        usage = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE, usage)
-    return first - began, (last - first) / max(1, max_tokens - 1), usage
+    def __init__(self, model: str, device_blocks: int) -> None:
+        engine = {"device_blocks": device_blocks, "max_num_seqs": 16, "log_stats": False}
+        kv = {"segment_tokens": SEGMENT_TOKENS, "load_deadline_s": 30.0}
+        settings = load_settings({"model": model, "engine": engine, "kv": kv})
+        super().__init__(settings, LinkedPort(settings.blocks_per_segment))
 
-
-async def empty_device(engine: DeviceEngine) -> None:
-    """When nothing is being saved any more, the device forgets all."""
-    saved = threading.Event()
-    engine.reuse.transfer.submit_save(SaveJob([], [], saved.set))
-    await asyncio.to_thread(saved.wait)
-    await asyncio.wrap_future(engine.reuse.clear_device())
-
-
-def prompt(seed: int, tokens: int) -> list[int]:
-    """Token ids without a meaning."""
-    draw = random.Random(seed)
-    return [draw.randrange(10, 500) for _ in range(tokens)]
+    async def answer(self, tokens: Sequence[int], max_tokens: int = 1) -> Timed:
+        """One prompt's times and usage."""
+        return await self.serve([tokens], max_tokens)
 
 
 async def loading(
-    engine: DeviceEngine, prefix_tokens: int, rest_tokens: int, share: float, rounds: int
+    engine: LinkedEngine, prefix_tokens: int, rest_tokens: int, share: float, rounds: int
 ) -> dict[str, Any]:
     """One share of loading to computing; all arms in each round."""
     port: Any = engine.port
@@ -133,90 +121,75 @@ async def loading(
     prefix = prompt(1, prefix_tokens)
     seeds = iter(range(int(share * 1000) * 100_000 + 1, 10**9))
     port.bytes_per_s = float("inf")
-    await answer(engine, prefix)
+    await engine.answer(prefix)
     computed = []
     for _ in range(3):  # the beginning is on the device
-        seconds, _, usage = await answer(engine, prefix + prompt(next(seeds), rest_tokens))
-        assert usage["device"] >= prefix_tokens - SEGMENT_TOKENS, usage
-        computed.append(seconds)
+        found = await engine.answer(prefix + prompt(next(seeds), rest_tokens))
+        assert found.usage["device"] >= prefix_tokens - SEGMENT_TOKENS, found.usage
+        computed.append(found.ttft_s)
     compute_s = statistics.median(computed)
-    kv_bytes = engine.reuse.copier.block_bytes * (prefix_tokens // engine.block_size)
+    kv_bytes = engine.reuse.copier.block_bytes * (prefix_tokens // engine.block_tokens)
     port.bytes_per_s = kv_bytes / (share * compute_s)
     ttft: dict[str, list[float]] = {arm: [] for arm in ARMS}
     layerwise: dict[str, int] = dict.fromkeys(ARMS, 0)
     choice.mode = "off"
     for _ in range(WARM_UP):
-        await empty_device(engine)
-        await answer(engine, prefix + prompt(next(seeds), rest_tokens))
-    for number in track(range(rounds), f"loading takes {share:g} of computing", console=out):
-        arms = list(ARMS)
-        shift = number % len(arms)
-        for arm in arms[shift:] + arms[:shift]:
-            await empty_device(engine)
-            choice.mode = ARMS[arm]
-            loads = engine.reuse.transfer.counters.loads_layerwise
-            seconds, _, usage = await answer(engine, prefix + prompt(next(seeds), rest_tokens))
-            assert usage["cpu"] >= prefix_tokens - SEGMENT_TOKENS, usage
-            ttft[arm].append(seconds)
-            layerwise[arm] += engine.reuse.transfer.counters.loads_layerwise - loads
-    whole = ttft["load, then compute"]
+        await engine.empty_device()
+        await engine.answer(prefix + prompt(next(seeds), rest_tokens))
+    for turn in track(list(turns(list(ARMS), rounds)), f"loading takes {share:g} of computing", console=out):
+        await engine.empty_device()
+        choice.mode = ARMS[turn.arm]
+        loads = engine.reuse.transfer.counters.loads_layerwise
+        found = await engine.answer(prefix + prompt(next(seeds), rest_tokens))
+        assert found.usage["cpu"] >= prefix_tokens - SEGMENT_TOKENS, found.usage
+        ttft[turn.arm].append(found.ttft_s)
+        layerwise[turn.arm] += engine.reuse.transfer.counters.loads_layerwise - loads
+    compared = Comparison("TTFT", "s", BASE, ttft)
     return {
         "load_share": share,
         "compute_s": compute_s,
         "bytes_per_s": port.bytes_per_s,
         "arms": {
             arm: {
-                "ttft_s": spread(seconds),
-                "ratio": spread([mine / theirs for mine, theirs in zip(seconds, whole, strict=True)]),
+                "ttft_s": compared.spread(arm).as_list(),
+                "ratio": compared.ratio(arm).as_list(),
                 "layerwise": layerwise[arm] / rounds,
             }
-            for arm, seconds in ttft.items()
+            for arm in ttft
         },
     }
 
 
-async def saving(engine: DeviceEngine, tokens: int, rounds: int) -> dict[str, Any]:
+async def saving(engine: LinkedEngine, tokens: int, rounds: int) -> dict[str, Any]:
     """Saved under the computation, against saved between steps."""
     port: Any = engine.port
     port.bytes_per_s = float("inf")
-    found: dict[bool, dict[str, list[float]]] = {
-        saves: {"ttft_s": [], "tpot_s": [], "stored_s": []} for saves in (True, False)
-    }
-    wanted = tokens // engine.block_size * engine.block_size
-    for number in track(range(rounds + 1), "saving", console=out):
-        for saves in (True, False) if number % 2 else (False, True):
-            await empty_device(engine)
-            engine.reuse.layerwise.saves = saves
-            new = prompt(7_000_000 + 2 * number + saves, tokens)
-            began = time.perf_counter()
-            ttft_s, tpot_s, _ = await answer(engine, new, DECODED)
-            await empty_device(engine)
-            stored_s = port.stored_at[engine.hashes(new)[wanted // engine.block_size - 1]] - began
-            if number:  # the first round warms up
-                for name, seconds in (("ttft_s", ttft_s), ("tpot_s", tpot_s), ("stored_s", stored_s)):
-                    found[saves][name].append(seconds)
+    wanted = tokens // engine.block_tokens * engine.block_tokens
+    seeds = itertools.count(7_000_000)
+    found: dict[str, dict[str, list[float]]] = {name: {arm: [] for arm in SAVES} for name in SAVING_TIMES}
+    for turn in track(list(turns(list(SAVES), rounds, warm_up=1)), "saving", console=out):
+        await engine.empty_device()
+        engine.reuse.layerwise.saves = SAVES[turn.arm]
+        new = prompt(next(seeds), tokens)
+        began = time.perf_counter()
+        answered = await engine.answer(new, DECODED)
+        await engine.empty_device()
+        stored_s = port.stored_at[engine.hashes(new)[wanted // engine.block_tokens - 1]] - began
+        if turn.counts:
+            for name, seconds in zip(SAVING_TIMES, (answered.ttft_s, answered.tpot_s, stored_s), strict=True):
+                found[name][turn.arm].append(seconds)
+    compared = {name: Comparison(name, "s", "between steps", values) for name, values in found.items()}
     return {
-        "seconds": {
-            "layerwise" if saves else "between steps": {name: spread(each) for name, each in of.items()}
-            for saves, of in found.items()
-        },
-        "ratios": {
-            name: spread([a / b for a, b in zip(found[True][name], found[False][name], strict=True)])
-            for name in found[True]
-        },
+        "seconds": {arm: {name: one.spread(arm).as_list() for name, one in compared.items()} for arm in SAVES},
+        "ratios": {name: one.ratio("layerwise").as_list() for name, one in compared.items()},
     }
-
-
-def spread(values: Sequence[float]) -> list[float]:
-    """Least, median, most."""
-    return [min(values), statistics.median(values), max(values)]
 
 
 async def measure(
     model: str, prefix_tokens: int, rest_tokens: int, shares: Sequence[float], rounds: int
 ) -> dict[str, Any]:
     """Everything, on one engine."""
-    engine = DeviceEngine(model, 3 * (prefix_tokens + rest_tokens) // 32 + 8, SEGMENT_TOKENS, port_type=LinkedPort)
+    engine = LinkedEngine(model, 3 * (prefix_tokens + rest_tokens) // 32 + 8)
     try:
         loads = [await loading(engine, prefix_tokens, rest_tokens, share, rounds) for share in shares]
         engine.reuse.layerwise.choice.mode = "off"
@@ -236,35 +209,35 @@ async def measure(
 
 def table(found: dict[str, Any]) -> str:
     """Markdown."""
-    lines = [
+    title = (
         f"{found['prefix_tokens']} tokens are loaded and {found['rest_tokens']} computed, {found['layers']} layers; "
-        f"{found['rounds']} rounds; min / median / max.",
-        "",
-        "| loading ÷ computing | arm | loaded layerwise | TTFT | ÷ load, then compute |",
-        "|---|---|---|---|---|",
-    ]
-    for load in found["loading"]:
-        for arm, of in load["arms"].items():
-            share, ttft, ratio = f"{of['layerwise']:.0%}", _ms(of["ttft_s"]), _times(of["ratio"])
-            lines.append(f"| {load['load_share']:g} | {arm} | {share} | {ttft} | {ratio} |")
-    lines += ["", "| saved | TTFT | per further token | all of the prompt stored |", "|---|---|---|---|"]
-    for arm, of in found["saving"]["seconds"].items():
-        lines.append(f"| {arm} | {_ms(of['ttft_s'])} | {_ms(of['tpot_s'], 2)} | {_ms(of['stored_s'])} |")
-    ratios = found["saving"]["ratios"]
-    lines.append(
-        f"| layerwise ÷ between steps | {_times(ratios['ttft_s'])} | {_times(ratios['tpot_s'])} "
-        f"| {_times(ratios['stored_s'])} |"
+        f"{found['rounds']} rounds; min / median / max."
     )
-    return "\n".join(lines)
+    loading = [
+        [f"{load['load_share']:g}", arm, f"{of['layerwise']:.0%}", _ms(of["ttft_s"]), _times(of["ratio"])]
+        for load in found["loading"]
+        for arm, of in load["arms"].items()
+    ]
+    saving = [
+        [arm, _ms(of["ttft_s"]), _ms(of["tpot_s"], ".2f"), _ms(of["stored_s"])]
+        for arm, of in found["saving"]["seconds"].items()
+    ]
+    saving.append(["layerwise ÷ between steps", *(_times(found["saving"]["ratios"][name]) for name in SAVING_TIMES)])
+    return "\n\n".join(
+        [
+            title,
+            report.table(["loading ÷ computing", "arm", "loaded layerwise", "TTFT", "÷ load, then compute"], loading),
+            report.table(["saved", "TTFT", "per further token", "all of the prompt stored"], saving),
+        ]
+    )
 
 
-def _ms(seconds: Sequence[float], digits: int = 0) -> str:
-    return " / ".join(f"{1000 * value:.{digits}f}" for value in seconds) + " ms"
+def _ms(spread: Sequence[float], form: str = ".0f") -> str:
+    return Spread(*spread).slashed(form, 1e3) + " ms"
 
 
-def _times(ratios: Sequence[float]) -> str:
-    least, median, most = (f"{ratio:.2f}" for ratio in ratios)
-    return f"{least} / **{median}** / {most}"
+def _times(spread: Sequence[float]) -> str:
+    return Spread(*spread).slashed(".2f", bold=True)
 
 
 def main(
@@ -272,16 +245,12 @@ def main(
     prefix_tokens: Annotated[int, typer.Option(min=256, help="Tokens that are loaded.")] = 1792,
     rest_tokens: Annotated[int, typer.Option(min=64, help="Tokens that are computed.")] = 1024,
     shares: Annotated[list[float] | None, typer.Option(help="Loading as a share of computing.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each arm has its turn.")] = 12,
-    json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
+    rounds: Rounds = 12,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure, and print two Markdown tables."""
     found = asyncio.run(measure(model, prefix_tokens, rest_tokens, shares or [0.25, 1.0, 4.0], rounds))
-    if json_file != "-":
-        print(table(found))
-    if json_file:
-        report = json.dumps(found, indent=2)
-        print(report) if json_file == "-" else Path(json_file).write_text(report)
+    report.deliver(table(found), found, json_file)
 
 
 if __name__ == "__main__":

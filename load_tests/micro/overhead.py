@@ -9,134 +9,103 @@
 
 In each round all arms of a question come one after the other, in rotating order; ratios are of one round's arms. One
 arm comes twice: its ratio to itself is what the machine adds. vLLM (with a random-weights model), manager and tiers
-are real (`load_tests.micro.overhead_arms`); no HTTP.
+are real (`load_tests.harness.tiered_engine`); no HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-import json
-import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
+from configs.settings import Settings, load_settings
+from load_tests.harness.engine import Engine, Timed, prompt
+from load_tests.harness.engine_process import EngineProcess
 from load_tests.harness.engine_threads import start_with_engine_threads
-from load_tests.micro.overhead_arms import Arm, Layerwise, PlainVLLM, ReusingEngine, Timed
-from load_tests.micro.prefetch_chain import running
-from load_tests.micro.throttled_engine import prompt, write_random_model
+from load_tests.harness.models import write_random_model
+from load_tests.harness.tiered_engine import TieredEngine
+from load_tests.harness.tiers import MIB, running
+from load_tests.measuring import report
+from load_tests.measuring.command import EngineDtype, JsonFile, ModelFolder, Rounds, out, progress_bar
+from load_tests.measuring.comparison import COLUMNS, Bound, Comparison
+from load_tests.measuring.turns import alternated
 
-out = Console(stderr=True, highlight=False)
 STREAMS, DECODE_PROMPT, DECODED = 4, 256, 288
 """The prompt is one segment, and the answer fills another one before it ends."""
 BATCH, BATCH_PROMPT, BATCH_ANSWER = 8, 512, 32
 HIT_TOKENS = (1000, 2000, 4000)
+STEP_TOKENS = 2048
+"""Not the setting's default, so that machines with another default can be compared."""
+KV: dict[str, Any] = {"cpu_tier_bytes": 128 * MIB, "redis_bytes": 256 * MIB, "load_or_recompute": "load"}
 SEEDS = itertools.count(1)
+Arm: TypeAlias = Callable[[], Awaitable[float]]
+
+
+def engine_settings(model: str, dtype: str, kv: dict[str, Any]) -> Settings:
+    """The same engine for all arms."""
+    engine = {"device_blocks": 512, "max_num_seqs": 16, "max_num_batched_tokens": STEP_TOKENS}
+    return load_settings({"model": model, "dtype": dtype, "engine": engine, "kv": kv})
 
 
 @dataclass(frozen=True)
-class Question:
-    """Values by arm and round, the arm that the others are divided by, and the bound of the median ratio of `arms`."""
+class PlainSpec:
+    """Plain vLLM, for a process of its own that does nothing until it is asked."""
 
-    title: str
-    unit: str
-    base: str
-    arms: tuple[str, ...]
-    bound: float
-    at_most: bool
-    values: Mapping[str, Sequence[float]]
+    dtype: str
 
-    def ratios(self, arm: str) -> list[float]:
-        """By round."""
-        return [mine / theirs for mine, theirs in zip(self.values[arm], self.values[self.base], strict=True)]
-
-    def misses(self) -> list[str]:
-        """A sentence for each arm beyond the bound."""
-        sentences = []
-        for arm in self.arms:
-            median = statistics.median(self.ratios(arm))
-            if median > self.bound if self.at_most else median < self.bound:
-                side = "at most" if self.at_most else "at least"
-                sentences.append(
-                    f"Missed: {self.title}, {arm}: {median:.3f} of {self.base}; the target is {side} {self.bound:g}."
-                )
-        return sentences
+    @contextlib.contextmanager
+    def open(self, folder: str) -> Iterator[PlainHost]:
+        """The engine in this process, and its end."""
+        engine = Engine(engine_settings(folder, self.dtype, {"enabled": False}))
+        try:
+            yield PlainHost(engine)
+        finally:
+            engine.close()
 
 
-def rotated(arms: Sequence[str], number: int) -> list[str]:
-    """The arms in the order of round `number`."""
-    shift = number % len(arms)
-    return [*arms[shift:], *arms[:shift]]
+class PlainHost:
+    """The host of a `PlainSpec`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._runner = asyncio.Runner()
+
+    def serve(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> Timed:
+        """Prompts that are sent at once."""
+        return self._runner.run(self._engine.serve(prompts, max_tokens))
 
 
-def spread(values: Sequence[float]) -> list[float]:
-    """Least, median, most."""
-    return [min(values), statistics.median(values), max(values)]
-
-
-def table(questions: Sequence[Question], rounds: int) -> str:
-    """Markdown, and a sentence for each target that was missed."""
-    lines = [
-        f"{rounds} rounds; min / median / max; ratios are of one round.",
-        "",
-        "| question | arm | measured | ratio | target |",
-        "|---|---|---|---|---|",
-    ]
-    for question in questions:
-        bound = f"{'≤' if question.at_most else '≥'} {question.bound:g}"
-        for arm in question.values:
-            measured = " / ".join(f"{value:.4g}" for value in spread(question.values[arm]))
-            least, median, most = (f"{ratio:.3f}" for ratio in spread(question.ratios(arm)))
-            ratio = f"{least} / **{median}** / {most}" if arm != question.base else "1"
-            target = bound if arm in question.arms else ""
-            lines.append(f"| {question.title} | {arm} | {measured} {question.unit} | {ratio} | {target} |")
-    misses = [sentence for question in questions for sentence in question.misses()]
-    return "\n".join([*lines, "", *(misses or ["All targets are reached."])])
-
-
-async def measured(arms: Mapping[str, Arm], rounds: int, progress: Progress, title: str) -> dict[str, list[float]]:
-    """Each arm's values, after a round that does not count."""
-    values: dict[str, list[float]] = {name: [] for name in arms}
-    bar = progress.add_task(title, total=(rounds + 1) * len(arms))
-    for number in range(rounds + 1):
-        for name in rotated(list(arms), number):
-            value = await arms[name]()
-            if number:
-                values[name].append(value)
-            progress.advance(bar)
-    return values
-
-
-async def decode_arm(engine: ReusingEngine, saves: bool) -> float:
+async def decode_arm(engine: TieredEngine, saves: bool) -> float:
     """Milliseconds per output token of several streams."""
     found = await checked_run(engine, saves, STREAMS, DECODE_PROMPT, DECODED)
-    await engine.clear()
+    await engine.forget()
     return 1e3 * found.tpot_s
 
 
-async def batch_arm(engine: ReusingEngine, saves: bool) -> float:
+async def batch_arm(engine: TieredEngine, saves: bool) -> float:
     """Tokens per second of prompts that were never seen, and their answers."""
     return _tokens_per_s(await checked_run(engine, saves, BATCH, BATCH_PROMPT, BATCH_ANSWER))
 
 
-async def plain_arm(plain: PlainVLLM) -> float:
+async def plain_arm(plain: EngineProcess) -> float:
     """The same of plain vLLM."""
-    return _tokens_per_s(await plain.run(_new_prompts(BATCH, BATCH_PROMPT), BATCH_ANSWER))
+    prompts = _new_prompts(BATCH, BATCH_PROMPT)
+    return _tokens_per_s(await asyncio.to_thread(plain.call, "serve", prompts=prompts, max_tokens=BATCH_ANSWER))
 
 
-async def checked_run(engine: ReusingEngine, saves: bool, streams: int, tokens: int, decoded: int) -> Timed:
+async def checked_run(engine: TieredEngine, saves: bool, streams: int, tokens: int, decoded: int) -> Timed:
     """New prompts at once, and until all is saved; raises unless it is saved as wanted."""
     engine.port.grants = saves
     before = engine.segments_saved
-    found = await engine.run(_new_prompts(streams, tokens), decoded)
+    found = await engine.serve(_new_prompts(streams, tokens), decoded)
     await engine.rest()
     saved = engine.segments_saved - before
     engine.port.grants = True
@@ -145,17 +114,17 @@ async def checked_run(engine: ReusingEngine, saves: bool, streams: int, tokens: 
     return found
 
 
-async def hit_arm(engine: ReusingEngine, tokens: Sequence[int], layerwise: Layerwise | None) -> float:
-    """Milliseconds to the first token of a prompt in the CPU tier, or, None, on the device."""
+async def hit_arm(engine: TieredEngine, tokens: Sequence[int], layerwise: Any) -> float:
+    """Milliseconds to the first token of a prompt in the CPU tier, or, `layerwise` None, on the device."""
     engine.reuse.layerwise.choice.mode = layerwise or "off"
-    await engine.clear_device()
+    await engine.empty_device()
     tier = "cpu"
     if layerwise is None:
         tier = "device"
-        await engine.run([tokens], 1)
+        await engine.serve([tokens], 1)
         await engine.rest()
-    found = await engine.run([tokens], 1)
-    if len(tokens) - found.usage[tier] > 32:
+    found = await engine.serve([tokens], 1)
+    if len(tokens) - found.usage[tier] > engine.block_tokens:
         raise RuntimeError(f"{len(tokens)} tokens, not from {tier}: {found.usage}")
     return 1e3 * found.ttft_s
 
@@ -168,99 +137,75 @@ def _tokens_per_s(found: Timed) -> float:
     return BATCH * (BATCH_PROMPT + BATCH_ANSWER) / found.seconds
 
 
-async def measure(engine: ReusingEngine, plain: PlainVLLM, rounds: int) -> list[Question]:
+async def measure(engine: TieredEngine, plain: EngineProcess, rounds: int) -> list[Comparison]:
     """All questions."""
-    questions: list[Question] = []
+    found: list[Comparison] = []
+    with progress_bar() as progress:
 
-    def answered(question: Question) -> None:
-        questions.append(question)
-        medians = {arm: round(statistics.median(question.ratios(arm)), 3) for arm in question.values}
-        out.print(f"{question.title}: {medians}")
+        async def ask(title: str, unit: str, judged: Sequence[str], bound: Bound, arms: Mapping[str, Arm]) -> None:
+            bar = progress.add_task(title, total=(rounds + 1) * len(arms))
+            values = await alternated(arms, rounds, advance=lambda: progress.advance(bar))
+            found.append(Comparison(title, unit, next(iter(arms)), values, tuple(judged), bound))
+            medians = {arm: round(found[-1].ratio(arm).median, 3) for arm in values}
+            out.print(f"{title}: {medians}")
 
-    with Progress(console=out, transient=True) as progress:
-        values = await measured(
-            {
-                "saving off": partial(decode_arm, engine, False),
-                "saving on": partial(decode_arm, engine, True),
-                "saving off, again": partial(decode_arm, engine, False),
-            },
-            rounds, progress, "decoding",
-        )  # fmt: skip
-        answered(Question("TPOT", "ms", "saving off", ("saving on",), 1.03, True, values))
-        values = await measured(
-            {
-                "plain vLLM": partial(plain_arm, plain),
-                "KV reuse": partial(batch_arm, engine, True),
-                "KV reuse, no save granted": partial(batch_arm, engine, False),
-                "plain vLLM, again": partial(plain_arm, plain),
-            },
-            rounds, progress, "nothing to reuse",
-        )  # fmt: skip
-        answered(Question("throughput without reuse", "tokens/s", "plain vLLM", ("KV reuse",), 0.97, False, values))
+        await ask("TPOT", "ms", ["saving on"], Bound(1.03), {
+            "saving off": partial(decode_arm, engine, False),
+            "saving on": partial(decode_arm, engine, True),
+            "saving off, again": partial(decode_arm, engine, False),
+        })  # fmt: skip
+        await ask("throughput without reuse", "tokens/s", ["KV reuse"], Bound(0.97, at_most=False), {
+            "plain vLLM": partial(plain_arm, plain),
+            "KV reuse": partial(batch_arm, engine, True),
+            "KV reuse, no save granted": partial(batch_arm, engine, False),
+            "plain vLLM, again": partial(plain_arm, plain),
+        })  # fmt: skip
         for tokens in HIT_TOKENS:
-            await engine.clear()
+            await engine.forget()
             words = prompt(next(SEEDS), tokens)
-            await engine.run([words], 1)
-            hits: dict[str, Arm] = {
+            await engine.serve([words], 1)
+            judged = ["CPU tier, layerwise auto", "CPU tier, layerwise off"]
+            await ask(f"TTFT, {tokens} tokens", "ms", judged, Bound(1.2), {
                 "device": partial(hit_arm, engine, words, None),
                 "CPU tier, layerwise auto": partial(hit_arm, engine, words, "auto"),
                 "CPU tier, layerwise off": partial(hit_arm, engine, words, "off"),
                 "device, again": partial(hit_arm, engine, words, None),
-            }
-            values = await measured(hits, rounds, progress, f"hits of {tokens} tokens")
-            arms = ("CPU tier, layerwise auto", "CPU tier, layerwise off")
-            answered(Question(f"TTFT, {tokens} tokens", "ms", "device", arms, 1.2, True, values))
-    return questions
+            })  # fmt: skip
+    return found
 
 
-def report(questions: Sequence[Question], rounds: int, redis: bool) -> dict[str, Any]:
-    """For `--json`."""
-    return {
-        "rounds": rounds,
-        "redis": redis,
-        "questions": [
-            {
-                "title": question.title,
-                "unit": question.unit,
-                "base": question.base,
-                "target": {"arms": question.arms, "bound": question.bound, "at_most": question.at_most},
-                "values": dict(question.values),
-                "ratios": {arm: spread(question.ratios(arm)) for arm in question.values},
-                "misses": question.misses(),
-            }
-            for question in questions
-        ],
-    }
+def table(questions: Sequence[Comparison], rounds: int) -> str:
+    """Markdown, and a sentence for each target that was missed."""
+    misses = [sentence for question in questions for sentence in question.misses()]
+    return "\n".join(
+        [
+            f"{rounds} rounds; min / median / max; ratios are of one round.",
+            "",
+            report.table(COLUMNS, [line for question in questions for line in question.lines()]),
+            "",
+            *(misses or ["All targets are reached."]),
+        ]
+    )
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="How often each arm has its turn.")] = 8,
+    rounds: Rounds = 8,
     redis: Annotated[bool, typer.Option(help="With the Redis tier, to which all that is saved is copied.")] = True,
-    model: Annotated[
-        str | None, typer.Option(help="A model folder. Default: a random Qwen2 of 45M parameters.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="`float32` where the CPU has no fast bfloat16 (no AVX-512).")] = "auto",
-    json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
+    model: ModelFolder = None,
+    dtype: EngineDtype = "auto",
+    json_file: JsonFile = None,
 ) -> None:
     """Measure, and print a Markdown table and what was missed."""
-    with tempfile.TemporaryDirectory() as name, running() as server:
-        chosen = model or write_random_model(Path(name) / "random-qwen2")
-        plain = PlainVLLM(chosen, dtype)
-        try:
-            engine = ReusingEngine(server, chosen, dtype, redis)
-            try:
-                questions = asyncio.run(measure(engine, plain, rounds))
-            finally:
-                engine.close()
-        finally:
-            plain.close()
-    if json_file != "-":
-        print(table(questions, rounds))
-    text = json.dumps(report(questions, rounds, redis), indent=2)
-    if json_file == "-":
-        print(text)
-    elif json_file:
-        Path(json_file).write_text(text)
+    with tempfile.TemporaryDirectory() as name, running() as server, contextlib.ExitStack() as engines:
+        folder = model or write_random_model(Path(name) / "random-qwen2")
+        plain = EngineProcess(PlainSpec(dtype), folder, Path(name) / "plain.log")
+        engines.callback(plain.close)
+        settings = engine_settings(folder, dtype, KV if redis else {**KV, "redis_url": None})
+        engine = TieredEngine("overhead", settings, server if redis else None)
+        engines.callback(engine.close)
+        questions = asyncio.run(measure(engine, plain, rounds))
+    made = {"rounds": rounds, "redis": redis, "questions": [question.as_dict() for question in questions]}
+    report.deliver(table(questions, rounds), made, json_file)
 
 
 if __name__ == "__main__":

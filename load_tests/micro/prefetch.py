@@ -12,18 +12,19 @@ warm up, and the pool tries how many workers pay. Ratios are of one round's arms
 
 from __future__ import annotations
 
-import json
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import track
 
 from deployments.link_emulation import NO_LINK, EmulatedLink
+from load_tests.harness.tiers import running
+from load_tests.measuring import report
+from load_tests.measuring.command import JsonFile, Rounds, out
+from load_tests.measuring.spread import Spread, ratios
+from load_tests.measuring.turns import turns
 from load_tests.micro.prefetch_chain import (
     BLOCKS,
     LAYERS,
@@ -33,10 +34,7 @@ from load_tests.micro.prefetch_chain import (
     Application,
     PagedCache,
     Timing,
-    running,
 )
-
-out = Console(stderr=True, highlight=False)
 
 WORKERS = (1, 2, 4)
 CHOOSING = "chosen"
@@ -63,12 +61,10 @@ def measure(rounds: int, warm_up: int) -> tuple[list[Arm], dict[str, float]]:
     cache = PagedCache()
     with running() as server:
         applications = {link: Application(server, link, cache) for link in (LINK, NO_LINK)}
-        for number in track(range(warm_up + rounds), "rounds", console=out):
-            shift = number % len(arms)  # no arm always follows the same other one's traces in memory
-            for arm in arms[shift:] + arms[:shift]:
-                timing = applications[arm.link].load(arm.workers)
-                if number >= warm_up:
-                    arm.timings.append(timing)
+        for turn in track(list(turns(arms, rounds, warm_up)), "loads", console=out):
+            timing = applications[turn.arm.link].load(turn.arm.workers)
+            if turn.counts:
+                turn.arm.timings.append(timing)
         steps = applications[NO_LINK].steps()
         for application in applications.values():
             application.close()
@@ -82,57 +78,51 @@ def summary(arm: Arm, one: Arm) -> dict[str, Any]:
         "workers": arm.name,
         "used": sorted({timing.workers for timing in arm.timings}),
         "asked_again": sum(timing.asked_again for timing in arm.timings),
-        "first_segment_s": spread([timing.first_s for timing in arm.timings]),
-        "all_s": spread([timing.all_s for timing in arm.timings]),
-        "times_as_fast_as_one": spread(
-            [alone.all_s / timing.all_s for timing, alone in zip(arm.timings, one.timings, strict=True)]
-        ),
+        "first_segment_s": Spread.of([timing.first_s for timing in arm.timings]).as_list(),
+        "all_s": Spread.of([timing.all_s for timing in arm.timings]).as_list(),
+        "times_as_fast_as_one": Spread.of(
+            ratios([timing.all_s for timing in one.timings], [timing.all_s for timing in arm.timings])
+        ).as_list(),
     }
-
-
-def spread(values: Sequence[float]) -> list[float]:
-    """Least, median, most."""
-    return [min(values), statistics.median(values), max(values)]
 
 
 def table(rows: Sequence[dict[str, Any]], steps: dict[str, float], rounds: int) -> str:
     """Markdown."""
-    lines = [
+    megabytes = LAYERS * 2 * TOKENS * LAYOUT.num_kv_heads * LAYOUT.head_dim * 2 / 1e6
+    title = (
         f"{TOKENS} tokens, {LAYERS} layers, {LAYOUT.num_kv_heads} KV heads of {LAYOUT.head_dim}, bfloat16: "
-        f"{LAYERS * 2 * TOKENS * LAYOUT.num_kv_heads * LAYOUT.head_dim * 2 / 1e6:.1f} MB in "
-        f"{-(-BLOCKS // SEGMENT_BLOCKS)} segments; {rounds} rounds; min / median / max. "
-        f"The slow link is emulated in the workers: {LINK}.",
-        "",
-        "| link | workers | used | first segment | all | times as fast as 1 worker |",
-        "|---|---|---|---|---|---|",
+        f"{megabytes:.1f} MB in {-(-BLOCKS // SEGMENT_BLOCKS)} segments; {rounds} rounds; min / median / max. "
+        f"The slow link is emulated in the workers: {LINK}."
+    )
+    body = [
+        [
+            row["link"],
+            row["workers"],
+            ", ".join(map(str, row["used"])),
+            *(f"{Spread(*row[name]).slashed('.0f', 1e3)} ms" for name in ("first_segment_s", "all_s")),
+            Spread(*row["times_as_fast_as_one"]).slashed(".2f"),
+        ]
+        for row in rows
     ]
-    for row in rows:
-        first, whole = (
-            " / ".join(f"{1000 * value:.0f}" for value in row[name]) for name in ("first_segment_s", "all_s")
-        )
-        ratio = " / ".join(f"{value:.2f}" for value in row["times_as_fast_as_one"])
-        used = ", ".join(map(str, row["used"]))
-        lines.append(f"| {row['link']} | {row['workers']} | {used} | {first} ms | {whole} ms | {ratio} |")
+    parts = [
+        title,
+        report.table(["link", "workers", "used", "first segment", "all", "times as fast as 1 worker"], body),
+    ]
     if late := sum(row["asked_again"] for row in rows):
-        lines += ["", f"In {late} loads a worker was late, and others were asked too: the machine was not idle."]
-    lines += ["", "One whole segment (3.1 MB), each step alone: "]
-    lines[-1] += ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in steps.items()) + "."
-    return "\n".join(lines)
+        parts.append(f"In {late} loads a worker was late, and others were asked too: the machine was not idle.")
+    each = ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in steps.items())
+    return "\n\n".join([*parts, f"One whole segment (3.1 MB), each step alone: {each}."])
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="How often each arm has its turn.")] = 12,
+    rounds: Rounds = 12,
     warm_up: Annotated[int, typer.Option(min=0, help="Rounds before, in which the pool learns.")] = 8,
-    json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure, and print a Markdown table."""
     arms, steps = measure(rounds, warm_up)
     rows = [summary(arm, next(one for one in arms if one.link == arm.link and one.workers == 1)) for arm in arms]
-    if json_file != "-":
-        print(table(rows, steps, rounds))
-    if json_file:
-        report = json.dumps({"rounds": rounds, "steps_s": steps, "arms": rows}, indent=2)
-        print(report) if json_file == "-" else Path(json_file).write_text(report)
+    report.deliver(table(rows, steps, rounds), {"rounds": rounds, "steps_s": steps, "arms": rows}, json_file)
 
 
 if __name__ == "__main__":

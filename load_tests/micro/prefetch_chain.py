@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import ray
 import torch
 
-from deployments.cpu_tier import get_or_start_tier
 from deployments.faulty_store import StoreFaults
 from deployments.kv_port import PlannedLoad
 from deployments.link_emulation import EmulatedLink
-from deployments.manager_actor import KVManagerActor
-from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
 from deployments.port_waits import PortWaits
 from deployments.prefetch_worker import PrefetchWorker
 from deployments.redis_endpoint import RedisEndpoint, open_store, segment_prefix
 from deployments.redis_server import EmbeddedRedis
-from deployments.redis_tier import RedisTier, RedisTierConfig
+from deployments.redis_tier import RedisTierConfig
 from deployments.segment_copy import SegmentCopier
 from deployments.tier_reader import TierReader
 from kernels.paged.layout import LayoutKind, PagedLayout
@@ -35,7 +28,8 @@ from kvmanager.keys import BlockHash
 from kvmanager.locations import Tier
 from kvmanager.segment_format import verify
 from kvmanager.segments import SegmentSpan, split_segments
-from kvmanager.server_secret import ServerSecret
+from load_tests.harness.engine import SECRET, until
+from load_tests.harness.tiers import MIB, Tiers
 
 FINGERPRINT = b"p" * 32
 LAYERS = 24
@@ -47,7 +41,7 @@ WORKERS = 4
 """Of each CPU tier; a load may be told to use fewer."""
 STEP_ROUNDS = 30
 PATIENCE_S = 60.0
-MIB = 1 << 20
+REPLICA = "replica"
 
 
 @dataclass(slots=True)
@@ -59,15 +53,6 @@ class Timing:
     all_s: float
     workers: int
     asked_again: bool
-
-
-def until(holds: Callable[[], Any], what: str) -> None:
-    """Wait for a part that is on its way."""
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        if time.monotonic() > end:
-            raise TimeoutError(f"waited in vain: {what}")
-        time.sleep(0.01)
 
 
 class PagedCache:
@@ -114,47 +99,27 @@ class Application:
         self.link = link
         self._cache = cache
         self._asked_again = False
-        self._app = f"prefetch-{'emulated' if link else 'plain'}"
-        self._node = ray.get_runtime_context().get_node_id()
-        prefix = segment_prefix(self._app, FINGERPRINT)
-        self._endpoint = RedisEndpoint(server.url, prefix, FINGERPRINT, PATIENCE_S, 0, ServerSecret(bytes(32)))
+        app = f"prefetch-{'emulated' if link else 'plain'}"
+        prefix = segment_prefix(app, FINGERPRINT)
+        self._endpoint = RedisEndpoint(server.url, prefix, FINGERPRINT, PATIENCE_S, 0, SECRET)
         store = open_store(self._endpoint)
         for span, buffer in cache.sealed():
             store.put(span.key, buffer.data)
-        config = RedisTierConfig(self._app, server.url, "", self._app, 256 * MIB, 0, PATIENCE_S, StoreFaults(link=link))
-        self.manager = (
-            ray.remote(KVManagerActor)
-            .options(
-                name=f"SERVE_DEPLOYMENT_ACTOR::{self._app}::replica::v1::{MANAGER_ACTOR}",
-                namespace=SERVE_NAMESPACE,
-                num_cpus=0,
-            )
-            .remote(ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS), with_redis=True)
-        )
-        self.ask("parts")
-        self.tier = get_or_start_tier(self._app, self._node, 128 * MIB, WORKERS)
-        self.redis_tier = ray.remote(RedisTier).options(num_cpus=0).remote(config, ServerSecret(bytes(32)))
-        until(lambda: self._node in self.ask("parts")["cpu_tiers"], "the CPU tier registers")
-        until(self._ready, "Redis is indexed and the workers have started")
+        config = RedisTierConfig(app, server.url, "", app, 256 * MIB, 0, PATIENCE_S, StoreFaults(link=link))
+        self._tiers = Tiers(app, ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS), 128 * MIB, WORKERS, config)
+        self._tiers.wait_until_ready(self._keep_alive)
+        until(lambda: self._tiers.ask_tier("stats")["workers"] == WORKERS, "all workers have started")
         self._reader = TierReader(
-            self._app, "replica", self._node, self._degraded, self._wrong, PortWaits(),
+            app, REPLICA, self._tiers.node, self._degraded, self._wrong, PortWaits(),
             {Tier.CPU.value: PATIENCE_S, Tier.REDIS.value: PATIENCE_S},
         )  # fmt: skip
 
-    def ask(self, method: str, *args: Any) -> Any:
-        """The manager's answer."""
-        return ray.get(getattr(self.manager, method).remote(*args), timeout=PATIENCE_S)
-
-    def ask_tier(self, method: str, *args: Any) -> Any:
-        """The CPU tier's answer."""
-        return ray.get(getattr(self.tier, method).remote(*args), timeout=PATIENCE_S)
-
     def load(self, workers: int | None) -> Timing:
         """One load of the whole prefix; then the CPU tier is emptied."""
-        self.ask_tier("fix_prefetch_workers", workers)
-        before = self.ask_tier("stats")["loads_by_workers"]
-        self._register()
-        lease_id, planned, *_ = self.ask("plan", "replica", self._node, self._cache.hashes)
+        self._tiers.ask_tier("fix_prefetch_workers", workers)
+        before = self._tiers.ask_tier("stats")["loads_by_workers"]
+        self._keep_alive()
+        lease_id, planned, *_ = self._tiers.ask("plan", REPLICA, self._tiers.node, self._cache.hashes)
         loads = [PlannedLoad(*segment) for segment in planned]
         if [load.tier for load in loads] != [Tier.REDIS.value] * len(self._cache.spans):
             raise RuntimeError(f"the plan is not to load everything from Redis: {loads}")
@@ -167,8 +132,8 @@ class Application:
             first = first or time.perf_counter() - began
         whole = time.perf_counter() - began
         del sealed
-        self.ask("release", [lease_id])
-        after = self.ask_tier("stats")["loads_by_workers"]
+        self._tiers.ask("release", [lease_id])
+        after = self._tiers.ask_tier("stats")["loads_by_workers"]
         used = max(number for number, count in after.items() if count != before.get(number, 0))
         self._cache.check_and_clear()
         self._empty_cpu_tier()
@@ -197,23 +162,15 @@ class Application:
 
     def close(self) -> None:
         """End what was started."""
-        actors: list[Any] = [self.redis_tier, self.tier, self.manager]
-        for actor in actors:
-            ray.kill(actor)
+        self._tiers.close()
 
-    def _ready(self) -> bool:
-        self._register()
-        redis = self.ask("parts")["redis"]
-        return redis["state"] == "ok" and not redis["indexing"] and self.ask_tier("stats")["workers"] == WORKERS
+    def _keep_alive(self) -> None:
+        """A replica that is silent while the others have their turn is forgotten."""
+        self._tiers.keep_alive(FINGERPRINT, REPLICA)
 
     def _empty_cpu_tier(self) -> None:
-        until(lambda: self.ask_tier("stats")["pulls_in_flight"] == 0, "nothing is on its way")
-        until(lambda: self.ask("stats")["reservations"] == 0, "nothing is held")
-        self.ask("clear", ["cpu"], PATIENCE_S)
-
-    def _register(self) -> None:
-        """Also again: a replica that is silent while the others have their turn is forgotten."""
-        self.ask("register_replica", "replica", 0, self._node, [], FINGERPRINT)
+        until(self._tiers.at_rest, "nothing is held or on its way")
+        self._tiers.ask("clear", ["cpu"], PATIENCE_S)
 
     def _degraded(self, what: str) -> None:
         if what == "redis_asked_again":
@@ -223,27 +180,6 @@ class Application:
 
     def _wrong(self, what: str, load: PlannedLoad) -> None:
         raise RuntimeError(f"{what}: segment at block {load.start_block}")
-
-
-@contextmanager
-def running() -> Iterator[EmbeddedRedis]:
-    """A Ray and a redis-server of this program's own."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        address="local", namespace="serve", include_dashboard=False, num_cpus=8, object_store_memory=512 * MIB,
-        log_to_driver=False, _system_config={"automatic_object_spilling_enabled": False},
-    )  # fmt: skip
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            server = EmbeddedRedis(Path(folder), 512 * MIB)
-            server.start()
-            try:
-                yield server
-            finally:
-                server.stop()
-    finally:
-        ray.shutdown()
 
 
 def _timed(step: Callable[[], Any]) -> float:

@@ -1,4 +1,4 @@
-"""Fixtures of the deployments' tests; `live_engine` and `memory_port` beside this file hold what they are made of."""
+"""Fixtures of the deployments' tests; `live_engine.py` beside this file is made of `load_tests.harness.engine`."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def engine_slot(demo_model: Path) -> Iterator[EngineSlot]:
 @pytest.fixture
 def engine(engine_slot: EngineSlot) -> Iterator[LiveEngine]:
     """The float32 engine with an empty device and an empty port; after the test nothing may be left in it."""
-    from live_engine import until
-    from memory_port import MemoryPort
+    from load_tests.harness.engine import until
+    from load_tests.harness.memory_port import MemoryPort
 
     live = engine_slot.get("float32")
     live.port = MemoryPort()

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from live_engine import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine, greedy, prompt, until, usage
-from memory_port import MemoryPort
+from live_engine import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine, usage
 from vllm import SamplingParams
 
 from kvmanager.segment_format import body_offset, read_header
 from kvmanager.segments import NodeKind
+from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.memory_port import MemoryPort
 
 
 def spans(port: MemoryPort) -> list[tuple[int, int, NodeKind]]:

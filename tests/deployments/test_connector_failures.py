@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from live_engine import BLOCK, PATIENCE_S, LiveEngine, greedy, prompt, until, usage
-from memory_port import LEASE_ID, MemoryPort
+from live_engine import BLOCK, PATIENCE_S, LiveEngine, usage
+
+from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.memory_port import LEASE_ID, MemoryPort
 
 LENGTH = 500  # 15 full blocks: segments of 4, 4, 4 and 3 blocks
 

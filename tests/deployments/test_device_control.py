@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from live_engine import BLOCK, DEVICE_BLOCKS, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine, greedy, prompt, until
-from memory_port import MemoryPort
+from live_engine import BLOCK, DEVICE_BLOCKS, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine
 
 from deployments import device_control, device_orders
 from deployments.device_pins import DevicePins
 from kvmanager.segments import SegmentSpan
+from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.memory_port import MemoryPort
 
 TOKENS = 12 * BLOCK + 16
 """Three segments of four blocks, and a rest."""

@@ -7,8 +7,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from live_engine import BLOCK, LiveEngine, prompt
-from memory_port import MemoryPort
+from live_engine import BLOCK, LiveEngine
 from vllm.v1.core import block_pool
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import (
@@ -19,6 +18,8 @@ from vllm.v1.core.kv_cache_utils import (
 )
 
 from deployments.device_queue import EMPTY, HotnessQueue, order_by_hotness, order_by_recency
+from load_tests.harness.engine import prompt
+from load_tests.harness.memory_port import MemoryPort
 
 BLOCKS = 40
 

@@ -9,8 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from live_engine import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine, prompt, until
-from memory_port import MemoryPort
+from live_engine import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine
 
 from deployments import direction, manager_actor
 from deployments.kv_port import PlanDict, SaveGrant
@@ -19,6 +18,8 @@ from deployments.order_taker import OrderTaker
 from deployments.replica_seat import MISSED_POLLS_S
 from kvmanager.config import ManagerConfig
 from kvmanager.segments import SegmentSpan
+from load_tests.harness.engine import prompt, until
+from load_tests.harness.memory_port import MemoryPort
 
 NODE, REPLICA, FINGERPRINT = "node", "replica", b"f" * 32
 TOKENS = 12 * BLOCK + 16

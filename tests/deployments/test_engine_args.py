@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from live_engine import BLOCK, LiveEngine, greedy, prompt
+from live_engine import BLOCK, LiveEngine
 
 from kvmanager.keys import block_hashes
+from load_tests.harness.engine import greedy, prompt
 
 ENGINE: dict[str, Any] = {"device_blocks": 100}
 

@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from live_engine import PATIENCE_S, LiveEngine, greedy, prompt, until
+from live_engine import PATIENCE_S, LiveEngine
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.request import RequestStatus
+
+from load_tests.harness.engine import greedy, prompt, until
 
 
 @contextlib.contextmanager

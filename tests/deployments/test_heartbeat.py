@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from live_engine import PATIENCE_S, LiveEngine, greedy, prompt, until
+from live_engine import PATIENCE_S, LiveEngine
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.engine_host import EngineHungError
 from deployments.heartbeat import LOOK_EVERY_S, PATIENCE, UNKNOWN_S, HangWatch, Heartbeat
 from kvmanager.step_pace import StepWork
+from load_tests.harness.engine import greedy, prompt, until
 
 SLACK_S = 10.0
 FULL_STEP = StepWork().plus(512, 0)

@@ -7,10 +7,12 @@ import random
 from typing import Any
 
 import pytest
-from live_engine import LiveEngine, greedy, prompt
+from live_engine import LiveEngine
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
+
+from load_tests.harness.engine import greedy, prompt
 
 LENGTHS = [1, 31, 32, 33, 511, 512, 513, 1300]  # around a block (32) and a step (512)
 EXTREMES: dict[str, list[Any]] = {

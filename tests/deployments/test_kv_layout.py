@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from live_engine import BLOCK, EngineSlot, LiveEngine, prompt
-from memory_port import MemoryPort
+from live_engine import BLOCK, EngineSlot, LiveEngine
 
 from kvmanager.segment_format import body_offset, open_segment
 from kvmanager.segments import NodeKind, SegmentSpan
+from load_tests.harness.engine import prompt
+from load_tests.harness.memory_port import MemoryPort
 
 
 def computed_by_transformers(model: Path, tokens: list[int], dtype: torch.dtype) -> torch.Tensor:

@@ -11,13 +11,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from memory_port import MemoryPort
 
 from deployments import kv_transfer
 from deployments.kv_port import PlannedLoad, SaveGrant
 from deployments.kv_transfer import LOAD_THREADS, KVTransfer, LoadJob, SaveJob
 from deployments.layerwise_streams import HostStreams
 from kvmanager.segments import SegmentSpan
+from load_tests.harness.memory_port import MemoryPort
 
 BLOCKS = (4, 5)
 

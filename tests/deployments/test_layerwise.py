@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import vllm
-from live_engine import BLOCK, PATIENCE_S, LiveEngine, greedy, prompt, until, usage
-from memory_port import LEASE_ID, MemoryPort
+from live_engine import BLOCK, PATIENCE_S, LiveEngine, usage
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -21,6 +20,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from deployments.kv_port import LayerArrival, PlannedLoad
 from kvmanager.segment_format import body_offset
+from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.memory_port import LEASE_ID, MemoryPort
 
 LENGTH = 500  # 15 full blocks: segments of 4, 4, 4 and 3 blocks
 LAYERS = 6

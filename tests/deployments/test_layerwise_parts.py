@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from memory_port import MemoryPort
 from prometheus_client import CollectorRegistry
 
 from app.admission import AdmissionQueue
@@ -35,6 +34,7 @@ from kernels.paged.layout import LayoutKind, PagedLayout
 from kvmanager.keys import SegmentKey
 from kvmanager.segment_format import SegmentMismatch, open_segment
 from kvmanager.segments import NodeKind, SegmentSpan
+from load_tests.harness.memory_port import MemoryPort
 
 LAYERS, BLOCK = 4, 32
 FINGERPRINT = bytes(range(32))

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from live_engine import BLOCK, PATIENCE_S, LiveEngine, greedy, prompt
+from live_engine import BLOCK, PATIENCE_S, LiveEngine
 from prometheus_client import CollectorRegistry
 
 from deployments.kv_transfer import TransferCounters
 from deployments.replica import PinnedCall, Replica
 from deployments.replica_metrics import replica_metrics_text
 from deployments.step_times import StepTimes
+from load_tests.harness.engine import greedy, prompt
 
 
 def test_directives_pins_and_their_time_are_shown_by_replica() -> None:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import vllm
-from live_engine import LiveEngine, greedy, prompt
-from memory_port import MemoryPort
+from live_engine import LiveEngine
 from vllm import SamplingParams
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from deployments.seeded_sampling import keep_seeds_exact
+from load_tests.harness.engine import greedy, prompt
+from load_tests.harness.memory_port import MemoryPort
 
 LONGER_THAN_A_STEP = 1300  # tokens; a step computes 512
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import ray.exceptions
-from live_engine import PATIENCE_S, LiveEngine, greedy, prompt, until
+from live_engine import PATIENCE_S, LiveEngine
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from configs.sections import FaultSettings
 from deployments.faulty_engine import make_mortal
 from deployments.step_witness import EngineDiedError, StepWitness, sender_id
+from load_tests.harness.engine import greedy, prompt, until
 
 DEADLY = [7, 8, 9, 7, 8]
 

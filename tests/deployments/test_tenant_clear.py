@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from live_engine import BLOCK, PATIENCE_S, SECRET, LiveEngine, prompt
+from live_engine import BLOCK, PATIENCE_S, LiveEngine
 
 from deployments.device_owners import MOST_CLAIMS, DeviceOwners
 from kvmanager.keys import tenant_tag
+from load_tests.harness.engine import SECRET, prompt
 
 TOKENS = 8 * BLOCK + 8
 ALICE, BOB = "alice", "bob"

@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 
 import pytest
-from live_engine import BLOCK, SECRET, LiveEngine, greedy, prompt, usage
-from memory_port import MemoryPort
+from live_engine import BLOCK, LiveEngine, usage
 
 from deployments.kv_port import FIDELITY, PLAN, PlanExpectation, PlannedLoad
 from kvmanager.keys import cache_salt
 from kvmanager.segment_format import read_header
+from load_tests.harness.engine import SECRET, greedy, prompt
+from load_tests.harness.memory_port import MemoryPort
 
 
 def ask_tolerant(

@@ -31,13 +31,13 @@ from load_tests.experiments import (
     tokens_per_pass,
 )
 from load_tests.experiments.catalogue import EXPERIMENTS
-from load_tests.experiments.engine_process import EngineError
 from load_tests.experiments.engine_specs import PlainSpec, TieredSpec
 from load_tests.experiments.experiment import Column, Point, sampled, spread
 from load_tests.experiments.journal import Entry, Journal
 from load_tests.experiments.report import Result, write_report
 from load_tests.experiments.runner import in_engine_order, run_points
 from load_tests.experiments.sizes import Sizes, longest_prompt
+from load_tests.harness.engine_process import EngineError
 
 SIZES = Sizes(("10m", "40m", "365m"), {"10m": 2048, "40m": 2048, "365m": 512}, "bfloat16", 2, quick=True)
 

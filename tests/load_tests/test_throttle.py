@@ -1,7 +1,6 @@
 import pytest
 
-from load_tests.micro.throttle import plot, summary, table
-from load_tests.micro.throttled_engine import Served
+from load_tests.micro.throttle import Served, plot, summary, table
 
 
 def step(load, recompute, auto):

@@ -1,16 +1,24 @@
-"""A `KVPort` in memory, for tests of the connector with a real engine and no Ray."""
+"""`KVPort`s in memory, for an engine without Ray: one that keeps all it is offered, one over a manager's brain."""
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from deployments.kv_port import LayerArrival, PlanDict, PlannedLoad, SaveGrant
 from deployments.layer_groups import in_layer_groups
+from kvmanager.config import ManagerConfig
 from kvmanager.hotness import HotnessClock
+from kvmanager.keys import BlockHash
+from kvmanager.locations import Location, Tier
+from kvmanager.manager import KVManager
 from kvmanager.segments import SegmentSpan
 
 LEASE_ID = 7
+HERE = Location(Tier.CPU, "node")
+REPLICA = "replica"
 
 
 class MemoryPort:
@@ -41,14 +49,15 @@ class MemoryPort:
     def plan(self, hashes: Sequence[bytes], used: bool = True) -> PlanDict:
         """Every stored segment of the prompt from its first block on, without a gap."""
         scores = self._count_use(hashes) if used else list(enumerate(map(self.hotness.__getitem__, hashes), start=1))
-        segments, position = [], 0
+        segments: list[tuple[bytes, int, int, str, str, int, int]] = []
+        position = 0
         while True:
             ends = [h for h in hashes if h in self.segments and self.segments[h][0].start_block == position]
             if not ends:
                 now = self.clock.now
                 return PlanDict(lease_id=LEASE_ID, segments=segments, scores=scores, now=now, epoch=self.epoch)
             span = self.segments[ends[-1]][0]
-            segments.append((span.key, span.start_block, span.num_blocks, "cpu", "node", 0))
+            segments.append((span.key, span.start_block, span.num_blocks, HERE.tier.value, HERE.holder, 0, 0))
             position = span.end_block
 
     def _count_use(self, hashes: Sequence[bytes]) -> list[tuple[int, float]]:
@@ -63,6 +72,7 @@ class MemoryPort:
         return scores
 
     def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
+        """See `KVPort`."""
         self.fetches += 1
         self.last_deadline = deadline
         self.before_fetch()
@@ -71,14 +81,17 @@ class MemoryPort:
             yield memoryview(sealed) if sealed is not None else None
 
     def brings_layers(self, tier: str) -> bool:
+        """See `KVPort`."""
         return True
 
     def fetch_layers(
         self, loads: Sequence[PlannedLoad], group_ends: Sequence[int], deadline: float
     ) -> Iterator[LayerArrival]:
+        """See `KVPort`."""
         return in_layer_groups(self.fetch(loads, deadline), group_ends)
 
     def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
+        """See `KVPort`."""
         self.before_offer()
         self.offered += [span.key for span in spans]
         if self.refuse_offers:
@@ -86,23 +99,88 @@ class MemoryPort:
         return SaveGrant(1, frozenset(span.key for span in spans if span.key not in self.segments))
 
     def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> int:
+        """See `KVPort`."""
         for span, buffer in segments:
             self.on_store(span.key)
             self.segments[span.key] = (span, buffer.tobytes())
         return len(segments)
 
     def report_bad(self, load: PlannedLoad, reason: str) -> None:
+        """See `KVPort`."""
         self.bad.append(reason)
         self.segments.pop(load.key, None)
 
     def report_placement(self, stored: list[bytes], removed: list[bytes], cleared: bool) -> None:
+        """See `KVPort`."""
         if cleared:
             self.on_device.clear()
         self.on_device |= set(stored)
         self.on_device -= set(removed)
 
     def report_rate(self, sample: Any) -> None:
+        """See `KVPort`."""
         self.rates.append(sample)
 
     def release(self, lease_id: int) -> None:
+        """See `KVPort`."""
         self.released.append(lease_id)
+
+
+class BrainPort(MemoryPort):
+    """Stores what a manager's brain grants, and plans what it plans. One lock around the brain."""
+
+    def __init__(self, blocks_per_segment: int) -> None:
+        super().__init__()
+        self.brain = KVManager(ManagerConfig(blocks_per_segment=blocks_per_segment), epoch=1)
+        self.brain.set_budget(HERE, 1 << 40)
+        self.lock = threading.Lock()
+
+    def plan(self, hashes: Sequence[bytes], used: bool = True) -> PlanDict:
+        """What the manager's actor answers; not `used`: what it sends with a promotion."""
+        names = list(map(BlockHash, hashes))
+        with self.lock:
+            ask = self.brain.plan if used else self.brain.reserve
+            plan = ask(time.monotonic(), REPLICA, HERE.holder, names)
+        segments: list[tuple[bytes, int, int, str, str, int, int]] = [
+            (s.key, s.start_block, s.num_blocks, HERE.tier.value, HERE.holder, s.nbytes, s.nbytes)
+            for s in plan.segments
+        ]
+        return PlanDict(
+            lease_id=plan.lease_id, segments=segments, scores=list(plan.scores), now=plan.now_score, epoch=1
+        )
+
+    def lose_all(self) -> None:
+        """The tier is emptied."""
+        with self.lock:
+            self.brain.clear({Tier.CPU})
+            self.segments.clear()
+
+    def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
+        """See `KVPort`."""
+        with self.lock:
+            offer = self.brain.offer(time.monotonic(), REPLICA, HERE, spans, segment_bytes)
+        return SaveGrant(offer.save_id, frozenset(offer.keys))
+
+    def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> int:
+        """See `KVPort`."""
+        with self.lock:
+            super().store(grant, segments)
+            sizes = [buffer.nbytes for _, buffer in segments]
+            return len(self.brain.commit(time.monotonic(), HERE, [span.key for span, _ in segments], sizes))
+
+    def report_bad(self, load: PlannedLoad, reason: str) -> None:
+        """See `KVPort`; here it is a bug."""
+        raise AssertionError(f"a stored segment is wrong: {reason}")
+
+    def report_placement(self, stored: list[bytes], removed: list[bytes], cleared: bool) -> None:
+        """See `KVPort`."""
+        with self.lock:
+            if cleared:
+                self.brain.device_cleared(REPLICA)
+            self.brain.device_removed(REPLICA, map(BlockHash, removed))
+            self.brain.device_stored(REPLICA, map(BlockHash, stored))
+
+    def release(self, lease_id: int) -> None:
+        """See `KVPort`."""
+        with self.lock:
+            self.brain.release(lease_id)

@@ -8,20 +8,28 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
 from configs.settings import load_settings
 from deployments.engine_args import engine_environment
-from load_tests.experiments.engine_specs import EngineSpec
 from load_tests.harness.footprint import pss_by_process
 
 START_S = 600.0
 ANSWER_S = 1800.0
 """Longest wait for one measurement; reached only when something hangs."""
 END_S = 30.0
+
+
+class EngineSpec(Protocol):
+    """Which engine; travels to its process."""
+
+    def open(self, folder: str) -> AbstractContextManager[Any]:
+        """The engine in this process, of the model in `folder`: a host whose methods are what can be asked."""
+        ...
 
 
 class EngineError(Exception):

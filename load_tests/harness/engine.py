@@ -1,0 +1,175 @@
+"""A vLLM engine in this process, as a replica has it, without HTTP, Serve and Ray: the one of all benchmarks and tests.
+
+One at a time: vLLM keeps an engine's state per process. vLLM is imported when the first one is started, for it reads
+from the environment what a replica's environment holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from configs.settings import Settings
+from deployments.kv_port import PLAN
+from deployments.wire import KV_CACHE_USAGE
+from kvmanager.keys import BlockHash, block_hashes, cache_salt
+from kvmanager.server_secret import ServerSecret
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.outputs import RequestOutput
+
+SECRET = ServerSecret(bytes(32))
+PATIENCE_S = 120.0
+"""Longest wait for anything; reached only when something hangs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Prompts that were sent at once: seconds until the last token, to the first token of each, and per further token
+    (their means), and where the last prompt's KV came from (empty: plain vLLM)."""
+
+    seconds: float
+    ttft_s: float
+    tpot_s: float
+    usage: dict[str, Any]
+
+
+def prompt(seed: int, tokens: int) -> list[int]:
+    """Token ids without a meaning; equal seeds give equal beginnings."""
+    draw = random.Random(seed)
+    return [draw.randrange(10, 500) for _ in range(tokens)]
+
+
+def greedy(max_tokens: int, **options: Any) -> SamplingParams:
+    """Exactly so many tokens."""
+    from vllm import SamplingParams
+
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **options)
+
+
+def until(holds: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> None:
+    """Wait for a part that is on its way. Raises TimeoutError."""
+    end = time.monotonic() + patience_s
+    while not holds():
+        if time.monotonic() > end:
+            raise TimeoutError(f"waited in vain: {what}")
+        time.sleep(0.005)
+
+
+async def timed(streams: Sequence[AsyncIterator[RequestOutput]], max_tokens: int) -> Timed:
+    """Read vLLM's outputs of prompts that are sent at once."""
+    began = time.perf_counter()
+
+    async def read(stream: AsyncIterator[RequestOutput]) -> tuple[float, float, dict[str, Any]]:
+        first = last = 0.0
+        usage: dict[str, Any] = {}
+        async for output in stream:
+            last = time.perf_counter()
+            first = first or last
+            usage = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE, usage)
+        return first - began, (last - first) / max(1, max_tokens - 1), usage
+
+    found = await asyncio.gather(*map(read, streams))
+    seconds = time.perf_counter() - began
+    count = len(found)
+    return Timed(seconds, sum(one[0] for one in found) / count, sum(one[1] for one in found) / count, found[-1][2])
+
+
+class PortSwitch:
+    """A `KVPort` that passes everything to `port`, which may be replaced."""
+
+    def __init__(self, port: Any) -> None:
+        self.port = port
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.port, name)
+
+
+class Engine:
+    """With KV reuse over `port`, a `deployments.kv_port.KVPort`; without one plain vLLM. Use on one event loop."""
+
+    def __init__(self, settings: Settings, port: Any = None) -> None:
+        """`settings.kv.enabled` and `port` go together."""
+        from deployments.engine_args import engine_config, engine_environment
+
+        os.environ.update(engine_environment(settings))
+        from deployments.device_orders import DeviceOrders
+        from deployments.engine_host import start_engine
+        from deployments.kv_reuse import KVReuse
+        from deployments.model_identity import model_identity
+
+        config = engine_config(settings)
+        self.block_tokens = settings.block_size_tokens
+        self.fingerprint = model_identity(config, settings).fingerprint()
+        self.llm, self.thread = start_engine(config, log_stats=settings.engine.log_stats)
+        self._ids = itertools.count(1)
+        self.reuses = port is not None
+        if self.reuses:
+            self.salt = cache_salt(SECRET, self.fingerprint, "")
+            self._switch = PortSwitch(port)
+            self.reuse = KVReuse(self.thread, self.llm.vllm_config, settings, self._switch, self.fingerprint, "0")
+            self.orders = DeviceOrders(self.reuse.control, self.thread.call)
+
+    @property
+    def port(self) -> Any:
+        """What the connector stores into and loads from."""
+        return self._switch.port
+
+    @port.setter
+    def port(self, port: Any) -> None:
+        self._switch.port = port
+
+    def hashes(self, tokens: Sequence[int]) -> list[BlockHash]:
+        """The prompt's block hashes."""
+        return block_hashes(tokens, self.block_tokens, self.salt)
+
+    def generate(
+        self, tokens: Sequence[int], params: SamplingParams, transfer: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """vLLM's outputs for a prompt; `transfer` is its `kv_transfer_params`."""
+        request: Any = {"type": "token", "prompt_token_ids": list(tokens)}
+        if self.reuses:
+            request["cache_salt"] = self.salt
+        if transfer:
+            params.extra_args = {"kv_transfer_params": dict(transfer)}
+        return self.llm.generate(request, params, f"request-{next(self._ids)}")
+
+    def stream(self, tokens: Sequence[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
+        """The same, with whatever plan the port has for the prompt."""
+        return self.generate(tokens, params, {PLAN: self.port.plan(self.hashes(tokens))} if self.reuses else None)
+
+    async def serve(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> Timed:
+        """Prompts that are sent at once."""
+        from vllm.sampling_params import RequestOutputKind
+
+        kind = RequestOutputKind.DELTA
+        return await timed([self.stream(one, greedy(max_tokens, output_kind=kind)) for one in prompts], max_tokens)
+
+    def wait_for_saves(self) -> None:
+        """Until everything that was submitted so far is saved or dropped. Blocks; raises TimeoutError."""
+        from deployments.kv_transfer import SaveJob
+
+        saved = threading.Event()
+        self.reuse.transfer.submit_save(SaveJob([], [], saved.set))
+        if not saved.wait(PATIENCE_S):
+            raise TimeoutError("saves do not end")
+
+    async def empty_device(self) -> None:
+        """When nothing is being saved any more, the device forgets all."""
+        await asyncio.to_thread(self.wait_for_saves)
+        await asyncio.wrap_future(self.reuse.clear_device())
+
+    def close(self) -> None:
+        """End the engine."""
+        if self.reuses:
+            self.orders.close()
+            self.reuse.close()
+        self.llm.shutdown()

@@ -1,0 +1,138 @@
+"""An engine with all that a replica has below it: manager, CPU tier and, if wanted, Redis, each a Ray actor.
+
+Nothing here computes while something else is measured: arms take turns, and each waits until the one before is at rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from configs.settings import Settings
+from deployments.faulty_store import StoreFaults
+from deployments.kv_port import FIDELITY, PLAN, SaveGrant
+from deployments.link_emulation import NO_LINK, EmulatedLink
+from deployments.manager_client import ManagerClient
+from deployments.manager_config import manager_config
+from deployments.prompt_plans import PromptPlans
+from deployments.ray_port import RayPort
+from deployments.redis_server import EmbeddedRedis
+from deployments.wire import GenerateRequest
+from kvmanager.keys import EXACT, Fidelity
+from kvmanager.segments import SegmentSpan
+from load_tests.harness.engine import PATIENCE_S, Engine, until
+from load_tests.harness.tiers import Tiers, redis_config
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.outputs import RequestOutput
+
+
+class GatedPort:
+    """A replica's port: while it does not grant, every save ends as if the manager had wanted nothing.
+
+    Saves wait for `begin`: so a whole prompt's way out can be timed by itself.
+    """
+
+    def __init__(self, port: RayPort) -> None:
+        self._port = port
+        self.grants = True
+        self.begin = threading.Event()
+        self.begin.set()
+
+    def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
+        """See `KVPort`."""
+        self.begin.wait(PATIENCE_S)
+        return self._port.offer(spans, segment_bytes) if self.grants else None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+
+class TieredEngine(Engine):
+    """Use on one event loop, within `tiers.running`.
+
+    It may act for several replicas, one after the other (`use`), which share the engine and learn apart.
+    """
+
+    def __init__(
+        self,
+        app: str,
+        settings: Settings,
+        server: EmbeddedRedis | None,
+        replicas: Sequence[str] = ("replica",),
+        link: EmulatedLink = NO_LINK,
+    ) -> None:
+        """Without `server` there is no Redis tier; `link` lies between the tiers and Redis."""
+        kv = settings.kv
+        redis = redis_config(app, server, settings, faults=StoreFaults(link=link)) if server else None
+        workers = kv.prefetch_workers if server else 0
+        self.tiers = Tiers(app, manager_config(settings), int(kv.cpu_tier_bytes), workers, redis)
+        client, node = ManagerClient(app), self.tiers.node
+        self._ports = {name: RayPort(app, name, node, kv, client) for name in replicas}
+        self._gates = {name: GatedPort(port) for name, port in self._ports.items()}
+        super().__init__(settings, self._gates[replicas[0]])
+        self._plans = {name: PromptPlans(port, self.block_tokens) for name, port in self._ports.items()}
+        self.fidelity: Fidelity = EXACT
+        self.use(replicas[0])
+        self.tiers.wait_until_ready(self.keep_alive)
+
+    def use(self, replica: str) -> None:
+        """Act for this replica from now on."""
+        self._replica = replica
+        self.port = self._gates[replica]
+
+    def keep_alive(self) -> list[str]:
+        """See `Tiers.keep_alive`."""
+        return self.tiers.keep_alive(self.fingerprint, *self._ports)
+
+    def stream(self, tokens: Sequence[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
+        """As `deployments.replica.Replica.generate`."""
+        hashes: list[Any] = list(self.hashes(tokens))  # the ingress hashes them, in another process
+        return self._planned(GenerateRequest(f"plan-{next(self._ids)}", list(tokens), params, self.salt, hashes))
+
+    async def _planned(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+        planned = await self._plans[self._replica].ask(request)
+        transfer: dict[str, Any] = {PLAN: planned.plan} if planned.plan is not None else {}
+        if self.fidelity != EXACT:
+            transfer[FIDELITY] = self.fidelity
+        async for output in self.generate(request.prompt_token_ids, request.sampling_params, transfer):
+            planned.begun()
+            if output.finished:
+                planned.ended(output)
+            yield output
+
+    async def rest(self) -> None:
+        """Wait until nothing is saved, copied or on its way any more."""
+        await asyncio.to_thread(self.wait_for_saves)
+        await asyncio.to_thread(self.port.flush)
+        await asyncio.to_thread(until, self._at_rest, "nothing is on its way", PATIENCE_S)
+
+    async def empty_device(self) -> None:
+        """The device forgets all, and the manager hears of it."""
+        await self.rest()
+        await super().empty_device()
+        await asyncio.to_thread(self.port.flush)
+
+    async def forget(self, *tiers: str) -> None:
+        """So do these tiers; default: all of them."""
+        await self.empty_device()
+        self.tiers.ask("clear", list(tiers or (("cpu", "redis") if self.tiers.redis else ("cpu",))), PATIENCE_S)
+
+    @property
+    def segments_saved(self) -> int:
+        """Since the start."""
+        return self.reuse.transfer.counters.segments_saved
+
+    def close(self) -> None:
+        """End the engine and the parts."""
+        super().close()
+        for port in self._ports.values():
+            port.close()
+        self.tiers.close()
+
+    def _at_rest(self) -> bool:
+        self.keep_alive()
+        return self.tiers.at_rest()
