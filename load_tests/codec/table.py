@@ -11,14 +11,12 @@ Sizes are of whole sections, headers and all. Rates are MB of bfloat16 per secon
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import track
 
 from configs.settings import PROJECT_ROOT
@@ -28,8 +26,9 @@ from load_tests.codec.arms import all_arms
 from load_tests.codec.model import SEGMENT_TOKENS, kv_shape, load_model, prefix_kv
 from load_tests.codec.questions import DEMO, DEMO_PROFILE, ask, conversations, judge, summed
 from load_tests.codec.wide import LAYERS, random_ids, recompute_tokens_per_s, wide_model
-
-out = Console(stderr=True, highlight=False)
+from load_tests.measuring import report
+from load_tests.measuring.command import JsonFile, out
+from load_tests.measuring.plots import new_figure, save
 
 SEED = 7_300_000
 """Held-out worlds; the profile's conversations are about facts that no such world has, whatever the seeds."""
@@ -104,7 +103,7 @@ def demo_table(rows: Sequence[dict[str, Any]], exact: dict[str, Any]) -> str:
                 f"{row['decode_mb_per_s']:.0f}",
             ]
         )  # fmt: skip
-    return _markdown(head, body)
+    return report.table(head, body)
 
 
 def _answers(of: dict[str, Any], exact: dict[str, Any]) -> list[str]:
@@ -127,7 +126,7 @@ def wide_table(rows: Sequence[dict[str, Any]], speeds: dict[str, Any]) -> str:
                 f"{speed / recompute:.0f}",
             ]
         )  # fmt: skip
-    return _markdown(head, body)
+    return report.table(head, body)
 
 
 def missed(rows: Sequence[dict[str, Any]], exact: dict[str, Any], speeds: dict[str, Any] | None) -> list[str]:
@@ -160,12 +159,8 @@ def missed(rows: Sequence[dict[str, Any]], exact: dict[str, Any], speeds: dict[s
 
 def plot(rows: Sequence[dict[str, Any]], exact: dict[str, Any], file: Path) -> None:
     """Size against what it costs in answers and in KL."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (answers, divergence) = pyplot.subplots(1, 2, figsize=(9, 3.6), constrained_layout=True)
+    figure = new_figure(9, 3.6)
+    answers, divergence = figure.subplots(1, 2)
     for row in rows:
         bits = row["bits_per_element"]
         lost = 100 * (row["lost"] - row["gained"]) / exact["questions"]
@@ -176,17 +171,11 @@ def plot(rows: Sequence[dict[str, Any]], exact: dict[str, Any], file: Path) -> N
     divergence.legend(loc="upper right", fontsize=8)
     answers.set(xlabel="bits per element", ylabel="answers lost, points", title="Held-out questions, demo model")
     divergence.set(xlabel="bits per element", ylabel="KL, nats (1e-7: none)", yscale="log", title="Next token")
-    figure.savefig(file, dpi=110)
-    pyplot.close(figure)
+    save(figure, file, dpi=110)
 
 
 def _row(rows: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
     return next(row for row in rows if row["codec"] == name)
-
-
-def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def main(
@@ -194,30 +183,20 @@ def main(
     seed: Annotated[int, typer.Option(min=0, help="Of the questions.")] = SEED,
     wide_layers: Annotated[int, typer.Option(min=0, help="Layers of the wider model; 0: not measured.")] = LAYERS,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Where the plot goes.")] = PLOT,
-    json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure, print tables in Markdown, draw the plot, and say what falls short."""
     torch.manual_seed(0)
     rows, exact = measure_demo(questions, seed)
     wide, speeds = measure_wide(wide_layers, WIDE_SEGMENTS, RECOMPUTE_ROUNDS) if wide_layers else ([], None)
     falls_short = missed(rows, exact, speeds)
-    if json_file != "-":
-        print("\n\n".join([demo_table(rows, exact)] + ([wide_table(wide, speeds)] if speeds else [])))
     if plot_file:
         plot(rows, exact, plot_file)
     for sentence in falls_short:
         out.print(f"falls short: {sentence}")
-    if json_file:
-        report = {
-            "seed": seed,
-            "demo": rows,
-            "bf16": exact,
-            "wide": wide,
-            "speeds": speeds,
-            "falls_short": falls_short,
-        }
-        text = json.dumps(report, indent=2)
-        print(text) if json_file == "-" else Path(json_file).write_text(text)
+    tables = [demo_table(rows, exact)] + ([wide_table(wide, speeds)] if speeds else [])
+    made = {"seed": seed, "demo": rows, "bf16": exact, "wide": wide, "speeds": speeds, "falls_short": falls_short}
+    report.deliver("\n\n".join(tables), made, json_file)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,11 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     return "\n".join([titles, "|" + "---|" * len(head), *lines])
 
 
+def rows(columns: Mapping[str, str], found: Iterable[object]) -> str:
+    """A table with a line for each of `found`: by title, the column's format, such as `{0.seconds:.1f} s`."""
+    return table(list(columns), ([form.format(one) for form in columns.values()] for one in found))
+
+
 def deliver(text: str, found: Any, json_file: str | None) -> None:
     """Print `text`, and write `found` as JSON where `--json` says; with `-` the JSON stands on stdout alone."""
     made = json.dumps(found, indent=2)

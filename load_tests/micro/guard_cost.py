@@ -10,22 +10,19 @@ its neighbour without a guard, median and quartiles; it hardly feels what else r
 
 from __future__ import annotations
 
-import argparse
 import gc
 import hashlib
 import hmac
-import json
 import secrets
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import typer
 import xxhash
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
@@ -35,7 +32,6 @@ from deployments.coded_store import CodedStore
 from deployments.guarded_store import GuardedStore
 from deployments.prefetch_worker import keep_freed_memory
 from deployments.redis_endpoint import RedisEndpoint, open_profiles
-from deployments.redis_server import EmbeddedRedis
 from deployments.redis_store import RedisStore
 from deployments.segment_codecs import Coding, SegmentCodecs
 from deployments.segment_store import SegmentStore
@@ -43,10 +39,13 @@ from kvmanager.keys import SegmentKey
 from kvmanager.segment_format import SegmentHeader, body_offset, seal
 from kvmanager.segment_guard import SegmentGuard
 from kvmanager.segments import NodeKind, SegmentSpan
-from kvmanager.server_secret import ServerSecret
+from load_tests.harness.engine import SECRET
+from load_tests.harness.tiers import MIB, own_redis
+from load_tests.measuring import report
+from load_tests.measuring.command import JsonFile, Rounds, out
+from load_tests.measuring.turns import rotated
 
 FINGERPRINT = b"g" * 32
-SECRET = ServerSecret(bytes(32))
 SHAPES = {"0.5B": (24, 2, 256, 2, 64), "8B": (32, 2, 256, 8, 128)}
 """256 tokens in bfloat16: 3 MiB and 32 MiB."""
 SEGMENTS = {"0.5B": 8, "8B": 3}
@@ -54,7 +53,15 @@ CODINGS = {"raw": Coding("raw", "int8"), "lossless": Coding("lossless", "int8")}
 ARMS = ("none", "keyed", "encrypted")
 WARM_UP_ROUNDS = 2
 PATIENCE_S = 60.0
-MIB = 1 << 20
+COLUMNS = {
+    "model": "{0.model}",
+    "codec": "{0.codec}",
+    "": "{0.what}",
+    "arm": "{0.arm}",
+    "fastest": "{0.fastest_ms:.2f} ms",
+    "time": "{0.time_percent:+.1f} %",
+    "CPU": "{0.cpu_percent[1]:+.1f} % ({0.cpu_percent[0]:+.1f} … {0.cpu_percent[2]:+.1f})",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +132,10 @@ def measure(stores: dict[str, CodedStore], model: str, codec: str, rounds: int) 
             taken = {what: {name: Taken() for name in names} for what in ("load", "store")}
         gc.collect()
         for place, (key, buffer) in enumerate(held):
-            first = (turn + place) % len(names)
-            for name in names[first:] + names[:first]:
+            for name in rotated(names, turn + place):
                 store = stores[name]
                 taken["store"][name].by(lambda: store.put(key, buffer.data))  # noqa: B023
-            for name in names[first:] + names[:first]:
+            for name in rotated(names, turn + place):
                 store = stores[name]
                 taken["load"][name].by(lambda: store.get(key))  # noqa: B023
     for key, buffer in held:
@@ -190,42 +196,25 @@ def _percent(arm: list[float], none: list[float]) -> tuple[float, float, float]:
     return lower, median, upper
 
 
-def main() -> None:
+def main(rounds: Rounds = 40, json_file: JsonFile = None) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()  # as a worker
     speeds = primitives()
-    for name, speed in speeds.items():
-        print(f"{name:20} {speed / 1e9:6.1f} GB/s")
     costs: list[Cost] = []
-    with tempfile.TemporaryDirectory(prefix="crosskv-") as folder:
-        server = EmbeddedRedis(Path(folder), 2048 * MIB)
-        server.start()
-        try:
-            for codec, coding in CODINGS.items():
-                for model in SHAPES:
-                    prefix = f"crosskv:1:bench:{codec}{model}:".encode()
-                    endpoint = RedisEndpoint(server.url, prefix, FINGERPRINT, PATIENCE_S, 0, SECRET)
-                    codecs = SegmentCodecs(coding, open_profiles(endpoint))
-                    codecs.warm_up()
-                    costs += measure(arms(endpoint, codecs), model, codec, options.rounds)
-                    for cost in costs[-2 * len(ARMS) :]:
-                        lower, median, upper = cost.cpu_percent
-                        print(
-                            f"{model:5} {codec:9} {cost.what:5} {cost.arm:10} fastest {cost.fastest_ms:7.2f} ms "
-                            f"{cost.time_percent:+6.1f} %   CPU {median:+6.1f} % ({lower:+.1f} … {upper:+.1f})",
-                            flush=True,
-                        )
-        finally:
-            server.stop()
-    if options.json:
-        found = {"rounds": options.rounds, "bytes_per_s": speeds, "costs": [asdict(cost) for cost in costs]}
-        options.json.write_text(json.dumps(found, indent=1))
+    with own_redis(2048 * MIB) as server:
+        for codec, coding in CODINGS.items():
+            for model in SHAPES:
+                out.print(f"{model} {codec}")
+                prefix = f"crosskv:1:bench:{codec}{model}:".encode()
+                endpoint = RedisEndpoint(server.url, prefix, FINGERPRINT, PATIENCE_S, 0, SECRET)
+                codecs = SegmentCodecs(coding, open_profiles(endpoint))
+                codecs.warm_up()
+                costs += measure(arms(endpoint, codecs), model, codec, rounds)
+    speed = report.table(["keyed checksum", "GB/s"], [[name, f"{of / 1e9:.1f}"] for name, of in speeds.items()])
+    found = {"rounds": rounds, "bytes_per_s": speeds, "costs": [asdict(cost) for cost in costs]}
+    report.deliver(f"{speed}\n\n{report.rows(COLUMNS, costs)}", found, json_file)
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -10,7 +10,7 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -20,6 +20,7 @@ from kvmanager.keys import BlockHash
 from kvmanager.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.segments import SegmentSpan, split_segments
+from load_tests.measuring.spread import percentile
 
 SEGMENT_BLOCKS = 8
 PROMPT_SEGMENTS = 128
@@ -96,22 +97,17 @@ def measure(segments: int) -> CoreScale:
     wall, cpu = ([pair[which] * 1e3 for pair in plans] for which in (0, 1))
     return CoreScale(
         segments=nodes,
-        plan_p50_ms=quantile(wall, 0.5),
-        plan_p99_ms=quantile(wall, 0.99),
-        plan_cpu_p50_ms=quantile(cpu, 0.5),
-        plan_cpu_p99_ms=quantile(cpu, 0.99),
-        save_p50_ms=quantile(saves, 0.5) * 1e3,
+        plan_p50_ms=percentile(wall, 50),
+        plan_p99_ms=percentile(wall, 99),
+        plan_cpu_p50_ms=percentile(cpu, 50),
+        plan_cpu_p99_ms=percentile(cpu, 99),
+        save_p50_ms=percentile(saves, 50) * 1e3,
         evict_ms=statistics.median(wall_s for wall_s, _ in evictions) * 1e3,
         evict_cpu_ms=statistics.median(cpu_s for _, cpu_s in evictions) * 1e3,
         bytes_per_segment=memory,
         adopted_per_s=nodes / filled_s,
         collection_ms=collection_s * 1e3,
     )
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value that this share of them does not exceed."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def _plan(manager: KVManager, hashes: list[BlockHash]) -> tuple[float, float]:

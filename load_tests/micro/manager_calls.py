@@ -12,23 +12,22 @@ has so many of them under way at once. `together`: the client as it is, which se
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import ray
 
 from deployments.manager_actor import KVManagerActor
-from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE, ManagerClient
+from deployments.manager_client import ManagerClient
 from kvmanager.config import ManagerConfig
 from kvmanager.keys import BlockHash
 from kvmanager.segments import SegmentSpan
-from load_tests.micro.index_scale import HERE, PROMPT_SEGMENTS, SEGMENT_BLOCKS, SEGMENT_BYTES, prompt, prompts, quantile
+from load_tests.harness.tiers import start_manager
+from load_tests.measuring.spread import percentile
+from load_tests.measuring.turns import turns
+from load_tests.micro.index_scale import HERE, PROMPT_SEGMENTS, SEGMENT_BLOCKS, SEGMENT_BYTES, prompt, prompts
 
 CALLERS = 4
 RUN_S = 2.0
@@ -37,30 +36,7 @@ RESERVED = 4000
 PATIENCE_S = 300.0
 APP = "bench"
 FINGERPRINT = b"b" * 32
-
-
-@contextmanager
-def own_ray() -> Iterator[None]:
-    """A Ray of this program's own, whose workers can import the project."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        address="local", namespace=SERVE_NAMESPACE, include_dashboard=False, num_cpus=8, log_to_driver=False,
-        object_store_memory=256 << 20, _system_config={"automatic_object_spilling_enabled": False},
-        runtime_env={"env_vars": {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}},
-    )  # fmt: skip
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def start_manager(actor_class: type[KVManagerActor], app: str, with_redis: bool = False) -> Any:
-    """A manager, named as Serve names it."""
-    name = f"SERVE_DEPLOYMENT_ACTOR::{app}::replica::v1::{MANAGER_ACTOR}"
-    config = ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS, save_s=3600.0)
-    options = {"name": name, "namespace": SERVE_NAMESPACE, "num_cpus": 0}
-    return ray.remote(actor_class).options(**options).remote(config, with_redis=with_redis)
+CONFIG = ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS, save_s=3600.0)
 
 
 class FilledManager(KVManagerActor):
@@ -162,8 +138,8 @@ class CallScale:
             "under_way_each": self.under_way,
             "together": self.together,
             "per_s": self.rates,
-            "plan_p50_ms": quantile(self.latencies, 0.5) * 1e3,
-            "plan_p99_ms": quantile(self.latencies, 0.99) * 1e3,
+            "plan_p50_ms": percentile(self.latencies, 50) * 1e3,
+            "plan_p99_ms": percentile(self.latencies, 99) * 1e3,
             "actor_cpu_us": self.cpu_us,
         }
 
@@ -175,15 +151,14 @@ def measure(segments: int, rounds: int, tell: Any) -> list[CallScale]:
         for prompt_segments, under_way in ((8, 1), (8, 16), (8, 64), (PROMPT_SEGMENTS, 16))
         for together in (True, False)
     ]
-    manager = start_manager(FilledManager, APP)
+    manager = start_manager(APP, CONFIG, actor_class=FilledManager)
     callers = [ray.remote(num_cpus=0)(Caller).remote(number) for number in range(CALLERS)]
     try:
         tell(f"{segments} segments: the actor is filled")
         ray.get(manager.fill.remote(segments), timeout=PATIENCE_S)
-        for round_ in range(rounds):
-            for arm in arms:
-                tell(f"{segments} segments: round {round_ + 1}, {_name(arm)}")
-                _run(arm, manager, callers)
+        for turn in turns(arms, rounds):
+            tell(f"{segments} segments: round {turn.round + 1}, {_name(turn.arm)}")
+            _run(turn.arm, manager, callers)
     finally:
         for actor in (*callers, manager):
             ray.kill(actor)

@@ -11,31 +11,29 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import ray
 
 from deployments.cpu_tier import CPUTier, tier_name
-from deployments.manager_actor import KVManagerActor
 from deployments.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from deployments.redis_connection import connect
 from deployments.redis_endpoint import owner_key, segment_prefix
-from deployments.redis_server import EmbeddedRedis
 from deployments.redis_tier import RedisTier, RedisTierConfig
 from kvmanager.keys import BlockHash
 from kvmanager.locations import Tier
 from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, seal, sealed_bytes
 from kvmanager.segment_guard import SALT_BYTES, SegmentGuard
 from kvmanager.segments import SegmentSpan
-from kvmanager.server_secret import ServerSecret
-from load_tests.micro.index_scale import SEGMENT_BLOCKS, prompts, quantile
-from load_tests.micro.manager_calls import FINGERPRINT, start_manager
+from load_tests.harness.engine import SECRET
+from load_tests.harness.tiers import own_redis, start_manager
+from load_tests.measuring.spread import percentile
+from load_tests.micro.index_scale import SEGMENT_BLOCKS, prompts
+from load_tests.micro.manager_calls import CONFIG, FINGERPRINT
 
 APP = "rebuild"
 NODE = "node"
@@ -147,32 +145,28 @@ class Rebuild:
     plan_p50_ms: float
     plan_worst_ms: float
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
+    @property
+    def last_full_s(self) -> float:
+        """Until every tier's segments were known."""
+        return max(self.full_s.values(), default=float("inf"))
 
 
 def measure(segments: int, tell: Any) -> Iterator[Rebuild]:
     """Kill a manager over a CPU tier, over Redis, and over both. Within `own_ray`."""
     segments -= segments % PROMPT_SEGMENTS
     prober: Any = ray.remote(num_cpus=0)(Prober).remote(segments)
-    with tempfile.TemporaryDirectory() as folder:
-        server = EmbeddedRedis(Path(folder), 4 * segments * SEALED_BYTES)
-        server.start()
-        try:
-            tell(f"{segments} segments are written to Redis")
-            _fill(server.url, segments)
-            for tiers in ((Tier.CPU,), (Tier.REDIS,), (Tier.CPU, Tier.REDIS)):
-                tell(f"{segments} segments in {_names(tiers)}: the manager is killed and rebuilt")
-                yield _kill_and_rebuild(segments, server.url, prober, tiers)
-        finally:
-            server.stop()
-            ray.kill(prober)
+    with own_redis(4 * segments * SEALED_BYTES) as server:
+        tell(f"{segments} segments are written to Redis")
+        _fill(server.url, segments)
+        for tiers in ((Tier.CPU,), (Tier.REDIS,), (Tier.CPU, Tier.REDIS)):
+            tell(f"{segments} segments in {_names(tiers)}: the manager is killed and rebuilt")
+            yield _kill_and_rebuild(segments, server.url, prober, tiers)
+    ray.kill(prober)
 
 
 def _kill_and_rebuild(segments: int, redis_url: str, prober: Any, tiers: Sequence[Tier]) -> Rebuild:
     with_redis, names = Tier.REDIS in tiers, [tier.value for tier in tiers]
-    manager = start_manager(KVManagerActor, APP, with_redis)
+    manager = start_manager(APP, CONFIG, with_redis)
     actors: list[Any] = []
     try:
         if Tier.CPU in tiers:
@@ -183,7 +177,7 @@ def _kill_and_rebuild(segments: int, redis_url: str, prober: Any, tiers: Sequenc
                 app_name=APP, url=redis_url, folder="", namespace="bench", budget_bytes=10**12, expire_s=0,
                 deadline_s=5.0,
             )  # fmt: skip
-            actors.append(ray.remote(RedisTier).options(num_cpus=0).remote(config, ServerSecret(bytes(32))))
+            actors.append(ray.remote(RedisTier).options(num_cpus=0).remote(config, SECRET))
         ray.get(prober.until_full.remote(names), timeout=PATIENCE_S)
         ray.kill(manager)
         probing = prober.until_full.remote(names)
@@ -203,7 +197,7 @@ def _kill_and_rebuild(segments: int, redis_url: str, prober: Any, tiers: Sequenc
         plans_with_segments=probe.with_segments,
         plans_unanswered=probe.unanswered,
         wrong_plans=probe.wrong,
-        plan_p50_ms=quantile(probe.latencies, 0.5) * 1e3,
+        plan_p50_ms=percentile(probe.latencies, 50) * 1e3,
         plan_worst_ms=max(probe.latencies) * 1e3,
     )
 
@@ -213,7 +207,7 @@ def _start_successor(with_redis: bool) -> Any:
     end = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return start_manager(KVManagerActor, APP, with_redis)
+            return start_manager(APP, CONFIG, with_redis)
         except ValueError:
             if time.monotonic() > end:
                 raise
@@ -223,7 +217,7 @@ def _start_successor(with_redis: bool) -> Any:
 def _fill(url: str, segments: int) -> None:
     """Write segments as `RedisStore.put` does, many at once."""
     client = connect(url, PATIENCE_S)
-    guard = SegmentGuard(ServerSecret(bytes(32)))
+    guard = SegmentGuard(SECRET)
     prefix = segment_prefix("bench", FINGERPRINT)
     for _, spans in prompts(0, segments, PROMPT_SEGMENTS):
         pipeline = client.pipeline(transaction=False)

@@ -8,24 +8,25 @@ and rebuilt (`manager_rebuild.py`). docs/measured/scale.md says what follows fro
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import multiprocessing
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
-from rich.console import Console
 
+from load_tests.harness.tiers import own_ray
+from load_tests.measuring import report
+from load_tests.measuring.command import JsonFile, out
+from load_tests.measuring.comparison import Comparison
+from load_tests.measuring.spread import percentile
 from load_tests.micro import index_scale, manager_calls, manager_rebuild, manager_stalls
 from load_tests.micro.index_scale import CoreScale
-from load_tests.micro.manager_calls import CallScale, own_ray
+from load_tests.micro.manager_calls import CallScale
 from load_tests.micro.manager_rebuild import Rebuild
 from load_tests.micro.manager_stalls import Stall
 
-out = Console(stderr=True, highlight=False)
 Measured = TypeVar("Measured")
 SIZES = "10000,100000,1000000"
 TARGETS = {"plan_p50_ms": 0.3, "plan_p99_ms": 1.0, "evict_ms": 5.0, "bytes_per_segment": 500.0}
@@ -62,44 +63,49 @@ def _in_fresh_process(measure: Callable[[int], Measured], size: int) -> Measured
         return process.submit(measure, size).result()
 
 
+CORE = (
+    ("plan of 128 segments, p50", "{0.plan_p50_ms:.2f} ms"),
+    ("plan of 128 segments, p99", "{0.plan_p99_ms:.2f} ms"),
+    ("the same, processor time, p50", "{0.plan_cpu_p50_ms:.2f} ms"),
+    ("the same, processor time, p99", "{0.plan_cpu_p99_ms:.2f} ms"),
+    ("offer and commit of a segment, p50", "{0.save_p50_ms:.3f} ms"),
+    ("eviction of 1,000 segments", "{0.evict_ms:.1f} ms"),
+    ("the same, processor time", "{0.evict_cpu_ms:.1f} ms"),
+    ("memory of a segment", "{0.bytes_per_segment:.0f} bytes"),
+    ("adopted in a second", "{0.adopted_per_s:,.0f} segments"),
+    ("full garbage collection", "{0.collection_ms:.0f} ms"),
+)
+STALLS = {
+    "meanwhile": "{0.what}",
+    "segments": "{0.segments:,}",
+    "done in": "{0.took_s:.1f} s",
+    "plans": "{0.plans}",
+    "a plan waits, p50": "{0.p50_ms:.1f} ms",
+    "worst": "{0.worst_ms:.0f} ms",
+    "worst, processor time": "{0.worst_cpu_ms:.0f} ms",
+}
+REBUILDS = {
+    "manager killed, segments in": "{0.held_by}",
+    "segments": "{0.segments:,}",
+    "first plan after": "{0.first_plan_s:.1f} s",
+    "full index": "{0.last_full_s:.1f} s",
+    "after the first plan": "{0.full_after_first_plan_s:.1f} s",
+    "plans meanwhile": "{0.plans} ({0.plans_with_segments} with segments)",
+    "no answer": "{0.plans_unanswered}",
+    "wrong": "{0.wrong_plans}",
+    "p50 / worst": "{0.plan_p50_ms:.0f} / {0.plan_worst_ms:.0f} ms",
+}
+
+
 def core_table(rows: Sequence[CoreScale]) -> str:
     """A column for each size, and what the last is to the first."""
-    lines = {
-        "plan of 128 segments, p50": ("plan_p50_ms", "{:.2f} ms"),
-        "plan of 128 segments, p99": ("plan_p99_ms", "{:.2f} ms"),
-        "the same, processor time, p50": ("plan_cpu_p50_ms", "{:.2f} ms"),
-        "the same, processor time, p99": ("plan_cpu_p99_ms", "{:.2f} ms"),
-        "offer and commit of a segment, p50": ("save_p50_ms", "{:.3f} ms"),
-        "eviction of 1,000 segments": ("evict_ms", "{:.1f} ms"),
-        "the same, processor time": ("evict_cpu_ms", "{:.1f} ms"),
-        "memory of a segment": ("bytes_per_segment", "{:.0f} bytes"),
-        "adopted in a second": ("adopted_per_s", "{:,.0f} segments"),
-        "full garbage collection": ("collection_ms", "{:.0f} ms"),
-    }
     head = ["the core, by segments indexed", *(f"{row.segments:,}" for row in rows), "growth"]
     body = []
-    for name, (attribute, form) in lines.items():
-        values = [getattr(row, attribute) for row in rows]
-        body.append([name, *(form.format(value) for value in values), f"{values[-1] / values[0]:.2f}x"])
-    return markdown(head, body)
-
-
-def stalls_table(rows: Sequence[Stall]) -> str:
-    """One line for each thing that is done."""
-    head = ["meanwhile", "segments", "done in", "plans", "a plan waits, p50", "worst", "worst, processor time"]
-    body = [
-        [
-            row.what,
-            f"{row.segments:,}",
-            f"{row.took_s:.1f} s",
-            str(row.plans),
-            f"{row.p50_ms:.1f} ms",
-            f"{row.worst_ms:.0f} ms",
-            f"{row.worst_cpu_ms:.0f} ms",
-        ]
-        for row in rows
-    ]
-    return markdown(head, body)
+    for name, form in CORE:
+        attribute = form.partition(".")[2].partition(":")[0]
+        growth = getattr(rows[-1], attribute) / getattr(rows[0], attribute)
+        body.append([name, *map(form.format, rows), f"{growth:.2f}x"])
+    return report.table(head, body)
 
 
 def calls_table(rows: Sequence[CallScale]) -> str:
@@ -107,48 +113,19 @@ def calls_table(rows: Sequence[CallScale]) -> str:
     head = ["plan+commits a second, 4 callers", "segments indexed", "together", "alone", "ratio", "plan p50 / p99"]
     body = []
     for together, alone in zip(rows[::2], rows[1::2], strict=True):
-        ratios = [a / b for a, b in zip(together.rates, alone.rates, strict=True)]
-        times = [index_scale.quantile(together.latencies, share) * 1e3 for share in (0.5, 0.99)]
+        both = Comparison("calls", "a second", "alone", {"together": together.rates, "alone": alone.rates})
+        times = [percentile(together.latencies, percent) * 1e3 for percent in (50, 99)]
         body.append(
             [
                 f"prompts of {together.prompt_segments} segments, {together.under_way} under way at each",
                 f"{together.segments:,}",
-                _spread(together.rates, "{:,.0f}"),
-                _spread(alone.rates, "{:,.0f}"),
-                _spread(ratios, "{:.1f}"),
+                both.spread("together").bracketed(",.0f"),
+                both.spread("alone").bracketed(",.0f"),
+                both.ratio("together").bracketed(".1f"),
                 f"{times[0]:.1f} / {times[1]:.1f} ms",
             ]
         )
-    return markdown(head, body)
-
-
-def rebuild_table(rows: Sequence[Rebuild]) -> str:
-    """One line for each kill."""
-    head = [
-        "manager killed, segments in", "segments", "first plan after", "full index", "after the first plan",
-        "plans meanwhile", "no answer", "wrong", "p50 / worst",
-    ]  # fmt: skip
-    body = [
-        [
-            row.held_by,
-            f"{row.segments:,}",
-            f"{row.first_plan_s:.1f} s",
-            f"{max(row.full_s.values(), default=float('inf')):.1f} s",
-            f"{row.full_after_first_plan_s:.1f} s",
-            f"{row.plans} ({row.plans_with_segments} with segments)",
-            str(row.plans_unanswered),
-            str(row.wrong_plans),
-            f"{row.plan_p50_ms:.0f} / {row.plan_worst_ms:.0f} ms",
-        ]
-        for row in rows
-    ]
-    return markdown(head, body)
-
-
-def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return report.table(head, body)
 
 
 def missed(
@@ -182,11 +159,6 @@ def missed(
     return found
 
 
-def _spread(values: Sequence[float], form: str) -> str:
-    low, middle, high = min(values), statistics.median(values), max(values)
-    return f"{form.format(middle)} ({form.format(low)}-{form.format(high)})"
-
-
 def _sizes(text: str) -> list[int]:
     try:
         sizes = sorted({int(part) for part in text.split(",")})
@@ -202,7 +174,7 @@ def main(
     rebuild: Annotated[int, typer.Option(min=0, help="Segments of the rebuilt index; 0: not measured.")] = 100_000,
     stalls: Annotated[int, typer.Option(min=0, help="Segments to clear, lose and tell; 0: not measured.")] = 1_000_000,
     rounds: Annotated[int, typer.Option(min=0, help="Rounds of calls at the actor; 0: not measured.")] = 3,
-    json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Measure, and print tables in Markdown; takes some minutes, most of them to fill indexes."""
     sizes = _sizes(segments)
@@ -216,26 +188,22 @@ def main(
         if rebuild:
             rebuilds += manager_rebuild.measure(rebuild, tell)
     falls_short = missed(core, calls, rebuilds, waits)
-    if json_file != "-":
-        tables = [
-            core_table(core),
-            stalls_table(waits) if waits else "",
-            calls_table(calls) if calls else "",
-            rebuild_table(rebuilds) if rebuilds else "",
-        ]
-        print("\n\n".join(filter(None, tables)))
+    tables = [
+        core_table(core),
+        report.rows(STALLS, waits) if waits else "",
+        calls_table(calls) if calls else "",
+        report.rows(REBUILDS, rebuilds) if rebuilds else "",
+    ]
     for sentence in falls_short:
         out.print(f"falls short: {sentence}")
-    if json_file:
-        report: dict[str, Any] = {
-            "core": [asdict(row) for row in core],
-            "stalls": [asdict(row) for row in waits],
-            "calls": [row.as_dict() for row in calls],
-            "rebuilds": [row.as_dict() for row in rebuilds],
-            "falls_short": falls_short,
-        }
-        text = json.dumps(report, indent=2)
-        print(text) if json_file == "-" else Path(json_file).write_text(text)
+    made = {
+        "core": [asdict(row) for row in core],
+        "stalls": [asdict(row) for row in waits],
+        "calls": [row.as_dict() for row in calls],
+        "rebuilds": [asdict(row) for row in rebuilds],
+        "falls_short": falls_short,
+    }
+    report.deliver("\n\n".join(filter(None, tables)), made, json_file)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from kvmanager.config import ManagerConfig
 from kvmanager.keys import BlockHash, SegmentKey
 from kvmanager.mirror import PlacementMirror
 from kvmanager.segments import split_segments
-from load_tests.micro.index_scale import PROMPT_SEGMENTS, SEGMENT_BLOCKS, SEGMENT_BYTES, prompts, quantile
+from load_tests.measuring.spread import percentile
+from load_tests.micro.index_scale import PROMPT_SEGMENTS, SEGMENT_BLOCKS, SEGMENT_BYTES, prompts
 
 NODE, REPLICA, LIFE = "node", "replica", "life"
 PLAN_EVERY_S = 0.004
@@ -108,7 +109,7 @@ class _Scene:
         took_s = time.perf_counter() - began
         await doing
         return Stall(
-            what, self.segments, took_s, len(waits), quantile(waits, 0.5) * 1e3, max(waits) * 1e3, max(own) * 1e3
+            what, self.segments, took_s, len(waits), percentile(waits, 50) * 1e3, max(waits) * 1e3, max(own) * 1e3
         )
 
     def _heartbeats(self) -> None:

@@ -19,8 +19,9 @@ from deployments.manager_actor import KVManagerActor
 from deployments.manager_client import SERVE_NAMESPACE
 from kvmanager.config import ManagerConfig
 from kvmanager.locations import Location, Tier
+from load_tests.harness.tiers import start_manager
 from load_tests.micro.index_scale import prompts
-from load_tests.micro.manager_calls import start_manager
+from load_tests.micro.manager_calls import CONFIG
 from load_tests.micro.manager_rebuild import PROMPT_SEGMENTS, FilledTier
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
@@ -125,7 +126,7 @@ class Rebuilt:
 
     def __init__(self, app: str, actor_class: type[KVManagerActor]) -> None:
         self.app = app
-        self.manager = start_manager(actor_class, app)
+        self.manager = start_manager(app, CONFIG, actor_class=actor_class)
         options = {"name": tier_name(app, NODE), "namespace": SERVE_NAMESPACE, "num_cpus": 0}
         self.tier = ray.remote(FilledTier).options(**options).remote(app, NODE, SEGMENTS)
 
@@ -151,7 +152,7 @@ class Rebuilt:
     def start_manager(self) -> None:
         def started() -> bool:
             try:
-                self.manager = start_manager(KVManagerActor, self.app)
+                self.manager = start_manager(self.app, CONFIG)
             except ValueError:  # Ray has not noticed yet that the name is free
                 return False
             return True

@@ -8,10 +8,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from load_tests.measuring import report
 from load_tests.micro import manager_scale
 from load_tests.micro.index_scale import PROMPT_SEGMENTS, CoreScale, prompts
 from load_tests.micro.manager_rebuild import Rebuild
-from load_tests.micro.manager_scale import core_table, measure_core, measure_stalls, missed, rebuild_table, stalls_table
+from load_tests.micro.manager_scale import REBUILDS, STALLS, core_table, measure_core, measure_stalls, missed
 from load_tests.micro.manager_stalls import Stall
 
 FINE = CoreScale(10**6, 0.2, 0.5, 0.2, 0.5, 0.01, 3.0, 3.0, 400.0, 1e5, 500.0)
@@ -51,7 +52,7 @@ def test_a_wrong_plan_and_a_slow_rebuild_are_said() -> None:
     wrong = replace(REBUILT, wrong_plans=1)
     slow = replace(REBUILT, full_after_first_plan_s=6.0)
     assert [len(missed([], [], [row])) for row in (REBUILT, wrong, slow)] == [0, 1, 1]
-    assert "| Redis | 100,000 | 1.0 s | 4.0 s |" in rebuild_table([REBUILT])
+    assert "| Redis | 100,000 | 1.0 s | 4.0 s |" in report.rows(REBUILDS, [REBUILT])
 
 
 def test_plans_are_measured_while_the_index_is_told_cut_cleared_and_lost() -> None:
@@ -61,7 +62,7 @@ def test_plans_are_measured_while_the_index_is_told_cut_cleared_and_lost() -> No
         assert row.plans >= 1
         assert 0 < row.worst_cpu_ms <= row.worst_ms
         assert row.p50_ms <= row.worst_ms
-    table = stalls_table([replace(rows[0], worst_ms=51.0, worst_cpu_ms=7.0)]).splitlines()
+    table = report.rows(STALLS, [replace(rows[0], worst_ms=51.0, worst_cpu_ms=7.0)]).splitlines()
     assert table[-1].endswith("| 51 ms | 7 ms |")
 
 
