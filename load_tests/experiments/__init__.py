@@ -1,5 +1,6 @@
 """The motivating study: what prefill costs, what KV weighs, when moving it beats computing it (`make experiments`).
 
-One module per experiment, listed in `catalogue`; `experiment` says what each consists of. `runner` measures the points
-that are not in the journal yet, one engine at a time (`engine_process`), and `report` writes what is there.
+The eleven experiments are classes in four modules, by what they are about: `prefill`, `memory`, `batches` and `moving`;
+`catalogue` has them in the order of the study, and `experiment` says what each consists of. `runner` measures the
+points that are not in the journal yet, one engine at a time (`engine_process`), and `report` writes what is there.
 """

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from load_tests.experiments import (
-    batch_limits,
-    kv_bytes,
-    micro_batch,
-    output_share,
-    prefill_length,
-    prefill_share,
-    reuse_latency,
-    reuse_memory,
-    swap,
-    swap_compressed,
-    tokens_per_pass,
-)
+from load_tests.experiments.batches import BatchLimits, MicroBatch, TokensPerPass
 from load_tests.experiments.experiment import Experiment
+from load_tests.experiments.memory import KVBytes, ReuseMemory
+from load_tests.experiments.moving import ReuseLatency, Swap, SwapCompressed
+from load_tests.experiments.prefill import OutputShare, PrefillLength, PrefillShare
 
 EXPERIMENTS: dict[str, Experiment] = {
-    module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (
-        prefill_share, prefill_length, output_share, kv_bytes, batch_limits, micro_batch, reuse_latency, reuse_memory,
-        swap, swap_compressed, tokens_per_pass,
+    experiment.name: experiment
+    for experiment in (
+        PrefillShare(), PrefillLength(), OutputShare(), KVBytes(), BatchLimits(), MicroBatch(), ReuseLatency(),
+        ReuseMemory(), Swap(), SwapCompressed(), TokensPerPass(),
     )
 }  # fmt: skip

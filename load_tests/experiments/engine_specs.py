@@ -15,31 +15,20 @@ WIDEST_STEP_TOKENS = 4096
 
 
 @dataclass(frozen=True)
-class PlainSpec:
-    """Plain vLLM, `kv.enabled: false`, which can be told to take fewer tokens into a step, and fewer blocks."""
+class EngineSpec:
+    """Plain vLLM, `kv.enabled: false`, which can be told to take fewer tokens into a step, and fewer blocks; or,
+    `tiered`, vLLM with KV reuse, a CPU tier and Redis, which can be told to store with other codecs."""
 
     model: str
     dtype: str
+    tiered: bool = False
 
     def open(self, folder: str) -> AbstractContextManager[Any]:
-        """The engine in this process, of the model in `folder`."""
+        """The engine in this process, of the model in `folder`; with Ray and Redis below it when it is tiered."""
+        if self.tiered:
+            from load_tests.experiments.tiered_engine import tiered_engine
+
+            return tiered_engine(folder, self.dtype)
         from load_tests.experiments.plain_engine import plain_engine
 
         return plain_engine(folder, self.dtype)
-
-
-@dataclass(frozen=True)
-class TieredSpec:
-    """vLLM with KV reuse, a CPU tier and Redis, which can be told to store with other codecs."""
-
-    model: str
-    dtype: str
-
-    def open(self, folder: str) -> AbstractContextManager[Any]:
-        """The engine in this process, of the model in `folder`, with Ray and Redis below it."""
-        from load_tests.experiments.tiered_engine import tiered_engine
-
-        return tiered_engine(folder, self.dtype)
-
-
-EngineSpec = PlainSpec | TieredSpec

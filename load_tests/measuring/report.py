@@ -22,10 +22,20 @@ def rows(columns: Mapping[str, str], found: Iterable[object]) -> str:
 
 def deliver(text: str, found: Any, json_file: str | None) -> None:
     """Print `text`, and write `found` as JSON where `--json` says; with `-` the JSON stands on stdout alone."""
-    made = json.dumps(found, indent=2)
-    print(made if json_file == "-" else text)
-    if json_file and json_file != "-":
-        Path(json_file).write_text(made + "\n")
+    if json_file != "-":
+        print(text)
+    write_json(found, json_file)
+
+
+def write_json(found: Any, json_file: str | None) -> None:
+    """To a file, to stdout where it is `-`, or nowhere. Raises OSError."""
+    if not json_file:
+        return
+    text = json.dumps(found, indent=2)
+    if json_file == "-":
+        print(text)
+    else:
+        Path(json_file).write_text(text + "\n")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
