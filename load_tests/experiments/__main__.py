@@ -15,11 +15,10 @@ import typer
 
 from configs.model_folder import PROJECT_ROOT
 from load_tests.experiments.catalogue import EXPERIMENTS
-from load_tests.experiments.engine_specs import EngineSpec
 from load_tests.experiments.experiment import Point
 from load_tests.experiments.report import Result, as_json, write_report
 from load_tests.experiments.runner import run_points
-from load_tests.experiments.sizes import DTYPE_BYTES, Sizes, fast_dtype, longest_prompt
+from load_tests.experiments.sizes import DTYPE_BYTES, EngineSpec, Sizes, fast_dtype, longest_prompt
 from load_tests.harness.engine_process import EngineProcess
 from load_tests.harness.models import SHAPES, ModelError, model_folder
 from load_tests.measuring import command as common

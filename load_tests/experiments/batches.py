@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from configs.settings import Settings
 from load_tests.experiments.columns import MODEL, Column, Row, mib, ms
-from load_tests.experiments.engine_specs import WIDEST_STEP_TOKENS
-from load_tests.experiments.experiment import Engine, Experiment, Panel, Point, by_model, runs, spread
-from load_tests.experiments.sizes import Sizes
+from load_tests.experiments.experiment import Experiment, Panel, Point, by_model, runs, spread
+from load_tests.experiments.sizes import WIDEST_STEP_TOKENS, Sizes
+from load_tests.harness.engine_process import EngineProcess
 from load_tests.measuring.report import bullets, listed
 
 if TYPE_CHECKING:
@@ -47,17 +47,13 @@ class BatchLimits(Experiment):
     sample = ("batch", 4)
     note = f"Prompts of {prompt} and answers of {answer} tokens; a pool for the KV of {pool_requests} such requests."
 
-    def points(self, sizes: Sizes) -> list[Point]:
-        """A batch of a model each."""
+    def values(self, sizes: Sizes, model: str) -> list[Row]:
+        """A batch each."""
         blocks = self.pool_requests * self.request_blocks
-        values = {"prompt_tokens": self.prompt, "answer_tokens": self.answer, "pool_blocks": blocks}
-        return [
-            self.point(sizes, sizes.plain(model), batch=batch, **values)
-            for model in sizes.models
-            for batch in sizes.batches
-        ]
+        all_of_them = {"prompt_tokens": self.prompt, "answer_tokens": self.answer, "pool_blocks": blocks}
+        return [{"batch": batch, **all_of_them} for batch in sizes.batches]
 
-    def measure(self, point: Point, engine: Engine) -> list[Row]:
+    def measure(self, point: Point, engine: EngineProcess) -> list[Row]:
         """The batch at once, in a pool of `pool_blocks`."""
         values = point.values
         batch, answer, pool = values["batch"], values["answer_tokens"], values["pool_blocks"]
@@ -136,15 +132,11 @@ class MicroBatch(Experiment):
     sample = ("batch", 3)
     note = f"All prompts ({prompt} tokens each) in one step, then all decode together."
 
-    def points(self, sizes: Sizes) -> list[Point]:
-        """A batch of a model each."""
-        return [
-            self.point(sizes, sizes.plain(model), batch=batch, prompt_tokens=self.prompt)
-            for model in sizes.models
-            for batch in sizes.batches
-        ]
+    def values(self, sizes: Sizes, model: str) -> list[Row]:
+        """A batch each."""
+        return [{"batch": batch, "prompt_tokens": self.prompt} for batch in sizes.batches]
 
-    def measure(self, point: Point, engine: Engine) -> list[Row]:
+    def measure(self, point: Point, engine: EngineProcess) -> list[Row]:
         """The step that prefills all prompts, and the median of those that decode all."""
         batch, prompt = point.values["batch"], point.values["prompt_tokens"]
         prompts = [prompt] * batch
@@ -213,15 +205,11 @@ class TokensPerPass(Experiment):
     sample = ("tokens", 5)
     note = f"Sequences of {each} tokens, as many as make up the pass. A step is scheduling, forward pass and sampling."
 
-    def points(self, sizes: Sizes) -> list[Point]:
-        """Tokens of a pass of a model each."""
-        return [
-            self.point(sizes, sizes.plain(model), tokens=tokens)
-            for model in sizes.models
-            for tokens in (self.quick_tokens if sizes.quick else self.tokens)
-        ]
+    def values(self, sizes: Sizes, model: str) -> list[Row]:
+        """Tokens of a pass each."""
+        return [{"tokens": tokens} for tokens in (self.quick_tokens if sizes.quick else self.tokens)]
 
-    def measure(self, point: Point, engine: Engine) -> list[Row]:
+    def measure(self, point: Point, engine: EngineProcess) -> list[Row]:
         """One pass over sequences of `each` tokens, or over one shorter one."""
         tokens = point.values["tokens"]
         prompts = [self.each] * (tokens // self.each) if tokens >= self.each else [tokens]

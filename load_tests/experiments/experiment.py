@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from load_tests.experiments.columns import Column, Row
 from load_tests.measuring import plots
@@ -15,8 +15,8 @@ from load_tests.measuring.spread import Spread
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from load_tests.experiments.engine_specs import EngineSpec
-    from load_tests.experiments.sizes import Sizes
+    from load_tests.experiments.sizes import EngineSpec, Sizes
+    from load_tests.harness.engine_process import EngineProcess
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,6 @@ class Point:
         """Names the measurement in the journal: everything that decides what is measured."""
         dtype = {"dtype": self.engine.dtype} if self.engine is not None else {}
         return json.dumps({"experiment": self.experiment, "model": self.model, **dtype, **self.values}, sort_keys=True)
-
-
-class Engine(Protocol):
-    """A running engine in another process (`load_tests.harness.engine_process`)."""
-
-    def call(self, method: str, **arguments: Any) -> Any:
-        """What a method of its host returns."""
-        ...
-
-    def memory_bytes(self) -> tuple[int, int]:
-        """PSS of its process, and of all processes below it together."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -75,13 +63,24 @@ class Experiment(ABC):
     sample: ClassVar[tuple[str, int] | None] = None
     """The report shows the rows of at most so many values of this key, for each model; None: all."""
 
-    @abstractmethod
+    tiered: ClassVar[bool] = False
+    """Whether the engine has KV reuse, a CPU tier and Redis."""
+
+    def values(self, sizes: Sizes, model: str) -> list[Row]:
+        """What is measured of a model, each as often as `sizes` says."""
+        raise NotImplementedError
+
     def points(self, sizes: Sizes) -> list[Point]:
-        """All of the experiment."""
+        """Of all models, in their order."""
+        return [
+            Point(self.name, model, sizes.engine(model, self.tiered), {**values, "repeats": sizes.repeats})
+            for model in sizes.models
+            for values in self.values(sizes, model)
+        ]
 
     @abstractmethod
     def measure(self, point: Point, engine: Any) -> list[Row]:
-        """Ask a running `Engine` (None for a point without one); rows without model and values, which `runner` adds."""
+        """Ask a running engine (None for a point without one); rows without model and values, which `runner` adds."""
 
     @abstractmethod
     def conclusion(self, rows: Sequence[Row]) -> str:
@@ -103,12 +102,10 @@ class Experiment(ABC):
         """Which rows stand in the report; the CSV has all."""
         return sampled(rows, *self.sample) if self.sample else rows
 
-    def point(self, sizes: Sizes, engine: EngineSpec, **values: Any) -> Point:
-        """One that is repeated."""
-        return Point(self.name, engine.model, engine, {**values, "repeats": sizes.repeats})
 
-
-def runs(point: Point, engine: Engine, prompts: Iterable[int], max_tokens: int, **named: Any) -> list[dict[str, Any]]:
+def runs(
+    point: Point, engine: EngineProcess, prompts: Iterable[int], max_tokens: int, **named: Any
+) -> list[dict[str, Any]]:
     """As often as the point says, new prompts of these lengths at once (`plain_engine.PlainEngine.run`)."""
     lengths = list(prompts)
     return [engine.call("run", prompts=lengths, max_tokens=max_tokens, **named) for _ in range(point.values["repeats"])]

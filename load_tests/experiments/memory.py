@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from configs.settings import Settings
 from load_tests.experiments.columns import MODEL, PROMPT, Column, Row, mib
-from load_tests.experiments.experiment import Engine, Experiment, Point, by_model
+from load_tests.experiments.experiment import Experiment, Point, by_model
 from load_tests.experiments.sizes import DTYPE_BYTES, PROMPTS, Sizes
+from load_tests.harness.engine_process import EngineProcess
 from load_tests.harness.models import SHAPES
 from load_tests.measuring import plots
 from load_tests.measuring.report import listed
@@ -78,7 +79,7 @@ class KVBytes(Experiment):
     def points(self, sizes: Sizes) -> list[Point]:
         """Measured lengths of each model; published shapes at every length."""
         measured = [
-            Point(self.name, model, sizes.plain(model), {"prompt_tokens": tokens})
+            Point(self.name, model, sizes.engine(model), {"prompt_tokens": tokens})
             for model in sizes.models
             for tokens in sizes.prompts(model, min(self.longest_measured, max(512, sizes.longest[model] // 4)))
         ]
@@ -86,7 +87,7 @@ class KVBytes(Experiment):
             Point(self.name, model, None, {"prompt_tokens": tokens}) for model in PUBLISHED for tokens in PROMPTS
         ]
 
-    def measure(self, point: Point, engine: Engine) -> list[Row]:
+    def measure(self, point: Point, engine: EngineProcess) -> list[Row]:
         """The blocks that a prompt holds while it is computed, times the bytes of a block in the engine's tensors."""
         tokens = point.values["prompt_tokens"]
         if point.engine is None:
@@ -163,10 +164,10 @@ class ReuseMemory(Experiment):
         return [
             Point(self.name, model, engine, {"reuse": reuse, **values}, first=True)
             for model in sizes.models
-            for reuse, engine in (("without", sizes.plain(model)), ("with", sizes.tiered(model)))
+            for reuse, engine in (("without", sizes.engine(model)), ("with", sizes.engine(model, tiered=True)))
         ]
 
-    def measure(self, point: Point, engine: Engine) -> list[Row]:
+    def measure(self, point: Point, engine: EngineProcess) -> list[Row]:
         """PSS of the engine's process, and of Ray, the actors and Redis below it."""
         idle = engine.memory_bytes()
         prompts, tokens = point.values["prompts"], point.values["prompt_tokens"]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from load_tests.experiments.columns import MODEL, PROMPT, Column, Row, mib, ms
-from load_tests.experiments.experiment import Engine, Experiment, Panel, Point, by_model, spread
+from load_tests.experiments.experiment import Experiment, Panel, Point, by_model, spread
 from load_tests.experiments.sizes import Sizes
+from load_tests.harness.engine_process import EngineProcess
 from load_tests.measuring import plots
 from load_tests.measuring.report import bullets, listed
 from load_tests.measuring.spread import ratios
@@ -21,7 +22,7 @@ ENDS = ("", "_min", "_max")
 FROM_REDIS = Column("redis_reused", "from Redis, %", 100, 0)
 
 
-def rounds(point: Point, engine: Engine) -> list[dict[str, Any]]:
+def rounds(point: Point, engine: EngineProcess) -> list[dict[str, Any]]:
     """See `tiered_engine.TieredHost.round`; each with a prompt of its own."""
     values = point.values
     named = {"codec": values["codec"]} if "codec" in values else {}
@@ -57,6 +58,7 @@ class ReuseLatency(Experiment):
         "in Redis?"
     )
     setting = "kv.load_or_recompute"
+    tiered = True
     columns = (
         MODEL,
         PROMPT,
@@ -72,15 +74,12 @@ class ReuseLatency(Experiment):
         "(`kv.load_or_recompute: load`)."
     )
 
-    def points(self, sizes: Sizes) -> list[Point]:
-        """A prompt length of a model each."""
-        return [
-            self.point(sizes, sizes.tiered(model), prompt_tokens=tokens, answer_tokens=16 if sizes.quick else 64)
-            for model in sizes.models
-            for tokens in sizes.tiered_prompts(model)
-        ]
+    def values(self, sizes: Sizes, model: str) -> list[Row]:
+        """A prompt length each."""
+        answer = {"answer_tokens": 16 if sizes.quick else 64}
+        return [{"prompt_tokens": tokens, **answer} for tokens in sizes.tiered_prompts(model)]
 
-    def measure(self, point: Point, engine: Engine) -> list[Row]:
+    def measure(self, point: Point, engine: EngineProcess) -> list[Row]:
         """A row for each place that the prompt's KV comes from; in each round all of them, one after the other."""
         found = rounds(point, engine)
         first, last = times_by_source(found, "ttft_s"), times_by_source(found, "seconds")
@@ -132,6 +131,7 @@ class Swap(Experiment):
     title = "Swap against recompute"
     question = "How long do swap-in and swap-out take for each tier, beside recompute?"
     setting = "kv.load_or_recompute"
+    tiered = True
     columns = (
         MODEL,
         PROMPT,
@@ -155,15 +155,11 @@ class Swap(Experiment):
         "redis_ttft_s": "in, Redis", "out_cpu_s": "out, CPU tier", "out_redis_s": "out, Redis",
     }  # fmt: skip
 
-    def points(self, sizes: Sizes) -> list[Point]:
-        """A prompt length of a model each; the first token is all that is waited for."""
-        return [
-            self.point(sizes, sizes.tiered(model), prompt_tokens=tokens, answer_tokens=1)
-            for model in sizes.models
-            for tokens in sizes.tiered_prompts(model)
-        ]
+    def values(self, sizes: Sizes, model: str) -> list[Row]:
+        """A prompt length each; the first token is all that is waited for."""
+        return [{"prompt_tokens": tokens, "answer_tokens": 1} for tokens in sizes.tiered_prompts(model)]
 
-    def measure(self, point: Point, engine: Engine) -> list[Row]:
+    def measure(self, point: Point, engine: EngineProcess) -> list[Row]:
         """In and out are of the same prompts; `none` is recompute."""
         found = rounds(point, engine)
         row = times_by_source(found, "ttft_s")
@@ -214,6 +210,7 @@ class SwapCompressed(Experiment):
     title = "Swap with compressed KV"
     question = "How do swap-in and swap-out change with compressed KV in Redis?"
     setting = "kv.redis_codec"
+    tiered = True
     columns = (
         MODEL,
         Column("codec", "codec"),
@@ -240,16 +237,12 @@ class SwapCompressed(Experiment):
     longest = 2048
     codecs = ("raw", "lossless", "int8", "cachegen")
 
-    def points(self, sizes: Sizes) -> list[Point]:
-        """A codec of a model each."""
-        return [
-            self.point(sizes, sizes.tiered(model), codec=codec, prompt_tokens=tokens, answer_tokens=1)
-            for model in sizes.models
-            for tokens in [min(self.longest, sizes.tiered_prompts(model)[-1])]
-            for codec in self.codecs
-        ]
+    def values(self, sizes: Sizes, model: str) -> list[Row]:
+        """A codec each."""
+        tokens = min(self.longest, sizes.tiered_prompts(model)[-1])
+        return [{"codec": codec, "prompt_tokens": tokens, "answer_tokens": 1} for codec in self.codecs]
 
-    def measure(self, point: Point, engine: Engine) -> list[Row]:
+    def measure(self, point: Point, engine: EngineProcess) -> list[Row]:
         """Only Redis stores compressed; the CPU tier holds raw bytes."""
         found = rounds(point, engine)
         row = times_by_source(found, "ttft_s", ("none", "redis"))

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from configs.settings import Settings
 from load_tests.experiments.columns import MODEL, PROMPT, Column, Row, ms
-from load_tests.experiments.experiment import Engine, Experiment, Panel, Point, by_model, runs, spread
+from load_tests.experiments.experiment import Experiment, Panel, Point, by_model, runs, spread
 from load_tests.experiments.sizes import Sizes
+from load_tests.harness.engine_process import EngineProcess
 from load_tests.measuring.report import bullets, listed
 
 ANSWER = Column("answer_tokens", "answer", digits=0)
@@ -27,16 +28,12 @@ class PrefillShare(Experiment):
     sample = ("prompt_tokens", 3)
     longest = 4096
 
-    def points(self, sizes: Sizes) -> list[Point]:
-        """A prompt length of a model each; the answer is a chat's."""
-        answer = 32 if sizes.quick else 128
-        return [
-            self.point(sizes, sizes.plain(model), prompt_tokens=tokens, answer_tokens=answer)
-            for model in sizes.models
-            for tokens in sizes.prompts(model, self.longest)
-        ]
+    def values(self, sizes: Sizes, model: str) -> list[Row]:
+        """A prompt length each; the answer is a chat's."""
+        answer = {"answer_tokens": 32 if sizes.quick else 128}
+        return [{"prompt_tokens": tokens, **answer} for tokens in sizes.prompts(model, self.longest)]
 
-    def measure(self, point: Point, engine: Engine) -> list[Row]:
+    def measure(self, point: Point, engine: EngineProcess) -> list[Row]:
         """One request at a time."""
         found = runs(point, engine, [point.values["prompt_tokens"]], point.values["answer_tokens"])
         times = [run["requests"][0] for run in found]
@@ -82,15 +79,11 @@ class PrefillLength(Experiment):
     shortest = 16
     """One block and less: what is left then is the fixed cost."""
 
-    def points(self, sizes: Sizes) -> list[Point]:
-        """A prompt length of a model each."""
-        return [
-            self.point(sizes, sizes.plain(model), prompt_tokens=tokens)
-            for model in sizes.models
-            for tokens in [self.shortest, *sizes.prompts(model)]
-        ]
+    def values(self, sizes: Sizes, model: str) -> list[Row]:
+        """A prompt length each."""
+        return [{"prompt_tokens": tokens} for tokens in [self.shortest, *sizes.prompts(model)]]
 
-    def measure(self, point: Point, engine: Engine) -> list[Row]:
+    def measure(self, point: Point, engine: EngineProcess) -> list[Row]:
         """One prompt at a time, one answered token; steps of the default size."""
         found = runs(point, engine, [point.values["prompt_tokens"]], 1)
         return [spread("prefill_s", [run["requests"][0][0] for run in found])]
@@ -165,14 +158,11 @@ class OutputShare(Experiment):
     parts = (160, 64, 32, 16, 8, 4, 2)
     """Answers as parts of the prompt, from 16K : 0.1K to 16K : 8K."""
 
-    def points(self, sizes: Sizes) -> list[Point]:
-        """A model each: the times of the longest answer's tokens hold those of all shorter ones."""
-        return [
-            self.point(sizes, sizes.plain(model), prompt_tokens=max(128, sizes.longest[model] // 4))
-            for model in sizes.models
-        ]
+    def values(self, sizes: Sizes, model: str) -> list[Row]:
+        """One: the times of the longest answer's tokens hold those of all shorter ones."""
+        return [{"prompt_tokens": max(128, sizes.longest[model] // 4)}]
 
-    def measure(self, point: Point, engine: Engine) -> list[Row]:
+    def measure(self, point: Point, engine: EngineProcess) -> list[Row]:
         """One request at a time."""
         prompt = point.values["prompt_tokens"]
         answers = sorted({max(1, prompt // part) for part in self.parts})

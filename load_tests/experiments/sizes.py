@@ -1,13 +1,14 @@
-"""How much is measured: prompt lengths by model, repeats; smaller with `--quick`, larger with flags."""
+"""How much is measured, and on which engines. Light: imports no engine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from configs import machine
-from load_tests.experiments.engine_specs import EngineSpec
 
 PROMPTS = (128, 512, 1024, 2048, 4096, 8192, 16384)
 """0.1K to 16K, as the study asks."""
@@ -17,6 +18,36 @@ LARGE_PARAMETERS = 100_000_000
 """From here on a model is too slow on two cores for prompts of 16K."""
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 """Types of weights and KV that the study knows."""
+
+DEVICE_BLOCKS = 640
+"""Of plain vLLM; blocks of 32 tokens: a prompt of 16K and its answer."""
+MOST_SEQUENCES = 64
+STEP_TOKENS = 2048
+"""Of one engine step at most. Not the setting's default, so that machines with another default can be compared."""
+WIDEST_STEP_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """Which engine a point needs; points with equal ones share it.
+
+    Plain vLLM, `kv.enabled: false`, which can be told to take fewer tokens into a step, and fewer blocks; or,
+    `tiered`, vLLM with KV reuse, a CPU tier and Redis, which can be told to store with other codecs.
+    """
+
+    model: str
+    dtype: str
+    tiered: bool = False
+
+    def open(self, folder: str) -> AbstractContextManager[Any]:
+        """The engine in this process, of the model in `folder`; with Ray and Redis below it when it is tiered."""
+        if self.tiered:
+            from load_tests.experiments.tiered_engine import tiered_engine
+
+            return tiered_engine(folder, self.dtype)
+        from load_tests.experiments.plain_engine import plain_engine
+
+        return plain_engine(folder, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -29,13 +60,9 @@ class Sizes:
     repeats: int = 3
     quick: bool = False
 
-    def plain(self, model: str) -> EngineSpec:
-        """The engine without reuse."""
-        return EngineSpec(model, self.dtype)
-
-    def tiered(self, model: str) -> EngineSpec:
-        """The engine with reuse."""
-        return EngineSpec(model, self.dtype, tiered=True)
+    def engine(self, model: str, tiered: bool = False) -> EngineSpec:
+        """With reuse, or plain."""
+        return EngineSpec(model, self.dtype, tiered)
 
     def prompts(self, model: str, at_most: int | None = None) -> list[int]:
         """Prompt lengths up to the model's longest, and `at_most`."""

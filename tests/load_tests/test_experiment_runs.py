@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from load_tests.experiments import __main__ as program
 from load_tests.experiments.catalogue import EXPERIMENTS
-from load_tests.experiments.engine_specs import EngineSpec
 from load_tests.experiments.experiment import Point
 from load_tests.experiments.runner import in_engine_order, run_points
+from load_tests.experiments.sizes import EngineSpec
 from load_tests.harness.engine_process import EngineError
 from load_tests.measuring.journal import Journal
 from tests.load_tests.fake_engine import SIZES, FakeEngine, measured

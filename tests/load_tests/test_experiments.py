@@ -105,7 +105,7 @@ def test_kv_bytes_of_published_shapes_are_those_of_the_formula(model: str, token
 
 def test_kv_in_float32_weighs_twice_and_is_another_measurement() -> None:
     assert memory.formula_bytes("10m", 100, 4) == 2 * memory.formula_bytes("10m", 100)
-    both = [Sizes(SIZES.models, SIZES.longest, dtype).plain("10m") for dtype in ("bfloat16", "float32")]
+    both = [Sizes(SIZES.models, SIZES.longest, dtype).engine("10m") for dtype in ("bfloat16", "float32")]
     assert len({Point("e", "10m", spec, {}).key for spec in both}) == 2
 
 
