@@ -35,6 +35,7 @@ _LOCATION_GAUGES = {
 _NODE_GAUGES = {
     "pulls_in_flight": ("pulls_in_flight", "Segments on their way from Redis to a node."),
     "workers": ("prefetch_workers", "Prefetch workers of a node."),
+    "connection_bytes_per_s": ("prefetch_connection_bytes_per_s", "What one connection to Redis brings, measured."),
 }
 _NODE_COUNTERS = {
     "promoted": ("promoted_segments", "Segments that the CPU tier kept of what it fetched from Redis."),
@@ -105,8 +106,6 @@ class _StatsCollector:
         yield _counter("pull_failures", _FAILURES_TEXT, ["reason", "node"], _by_key(tiers, "pull_failures"))
         loads = _by_key(tiers, "loads_by_workers")
         yield _counter("prefetch_loads", "Loads from Redis by the workers used.", ["workers", "node"], loads)
-        rates = _by_key(tiers, "bytes_per_s_by_workers")
-        yield _gauge("prefetch_bytes_per_s", "Measured rate by the workers used.", ["workers", "node"], rates)
         states = [(("redis", node), _CIRCUIT.get(str(tier.get("redis_circuit")))) for node, tier in tiers.items()]
         yield _gauge("circuit_state", _CIRCUIT_TEXT, ["tier", "node"], states)
         opened = [(("redis", node), tier.get("redis_circuit_opened")) for node, tier in tiers.items()]

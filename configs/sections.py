@@ -1,4 +1,4 @@
-"""The sections engine, routing and faults of the settings tree; `configs.kv_section` and `http_section` have theirs.
+"""The sections engine and routing of the settings tree; `configs.kv_section` and `http_section` have theirs.
 
 `configs.settings` joins and cross-checks them.
 
@@ -76,27 +76,4 @@ class RoutingSettings(Section):
     redis_credit: float = Field(0.5, ge=0, le=1, description="Share of the prefill saved by a token found in Redis.")
     decode_weight: float = Field(
         1.0, ge=0, description="Prefill tokens that one KV block held by a running request costs a replica."
-    )
-
-
-class FaultSettings(Section):
-    """Faults that the server commits on purpose, for tests of a running server. All zero in production."""
-
-    redis_delay_s: float = Field(0.0, ge=0, description="Wait before each answer of Redis.")
-    redis_error_share: float = Field(0.0, ge=0, le=1, description="Share of the calls to Redis that fail.")
-    redis_corrupt_share: float = Field(
-        0.0, ge=0, le=1, description="Share of the segments read from Redis that arrive damaged."
-    )
-    redis_link_bytes_per_s: float = Field(
-        0.0, ge=0, description="Emulated rate of each connection to Redis, in bytes per second. 0: as fast as it is."
-    )
-    redis_link_delay_s: float = Field(0.0, ge=0, description="Emulated delay of each round trip to Redis.")
-    manager_delay_s: float = Field(0.0, ge=0, description="Wait before each answer of the KV manager.")
-    manager_lost_share: float = Field(0.0, ge=0, le=1, description="Share of the calls to the KV manager that fail.")
-    deadly_tokens: list[int] = Field(
-        default_factory=list,
-        description="A prompt that contains this run of token ids ends the engine that begins it. Empty: none does.",
-    )
-    deadly_to_process: bool = Field(
-        False, description="A deadly prompt ends the replica's process by SIGKILL, not its engine by an error."
     )

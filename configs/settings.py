@@ -23,7 +23,6 @@ from configs.section import Section
 from configs.sections import (
     CPU_BLOCK_MULTIPLE_TOKENS,
     EngineSettings,
-    FaultSettings,
     RoutingSettings,
 )
 
@@ -70,10 +69,6 @@ class Settings(Section):
     kv: KVSettings = Field(default_factory=KVSettings, description="The shared KV cache.")
     http: HTTPSettings = Field(default_factory=HTTPSettings, description="The HTTP surface.")
     routing: RoutingSettings = Field(default_factory=RoutingSettings, description="How a replica is chosen.")
-    faults: FaultSettings = Field(
-        default_factory=FaultSettings,
-        description="Faults committed on purpose, for tests of a running server; zero in production.",
-    )
 
     @cached_property
     def model_source(self) -> str:

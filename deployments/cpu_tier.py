@@ -128,10 +128,6 @@ class CPUTier:
                 break  # what follows could not be used without it
         return refs + [None] * (len(loads) - len(refs))
 
-    async def fix_prefetch_workers(self, workers: int | None) -> None:
-        """Use so many workers for every load; None: as many as are worth while. For measurements."""
-        self._redis.fix_workers(workers)
-
     async def demote(self, keys: Sequence[bytes]) -> tuple[list[int], str]:
         """Copy segments (parents first) to Redis: bytes that the first take there now, and why not all ("": all)."""
         present = list(itertools.takewhile(self._segments.__contains__, keys))

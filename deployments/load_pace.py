@@ -1,6 +1,6 @@
 """How long a tolerant prompt's load is waited for, so that `kv.ttft_target_s` holds. On the engine thread.
 
-Translation only, of a plan's terms to those of `kvmanager.streaming_choice.PrefixLoad`. All times are on
+Translation only, of a plan's terms to those of `kvmanager.prefix_load.PrefixLoad`. All times are on
 `time.monotonic`'s clock: a step of the machine's clock moves nothing.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from deployments.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict, PlannedLoad
 from kvmanager.keys import TOLERANT
-from kvmanager.streaming_choice import LOSSLESS, Chunk, PrefixLoad
+from kvmanager.prefix_load import LoadedSegment, PrefixLoad
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -35,11 +35,11 @@ def load_pace(
     prompt_tokens = request.num_prompt_tokens
     token_s = expected["recompute_s"] / max(1, prompt_tokens - expected["device_tokens"])
     block_s = token_s * block_tokens
-    chunks = [
-        Chunk({LOSSLESS: load.nbytes}, block_s * (min(load.end_block, end_block) - max(load.start_block, first_block)))
+    segments = [
+        LoadedSegment(load.nbytes, block_s * (min(load.end_block, end_block) - max(load.start_block, first_block)))
         for load in loads
     ]
     now = time.monotonic()
     return PrefixLoad(
-        chunks, token_s * (prompt_tokens - end_block * block_tokens), now, transfer.get(ARRIVED, now) + target_s
+        segments, token_s * (prompt_tokens - end_block * block_tokens), now, transfer.get(ARRIVED, now) + target_s
     )

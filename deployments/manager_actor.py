@@ -215,10 +215,6 @@ class KVManagerActor(CallBatches, ControlOrders):
         if replica in self._replicas:
             self._loads.report(time.monotonic(), replica, samples)
 
-    async def fix_load_or_recompute(self, replica: str, mode: str) -> None:
-        """Let this decide for one replica's plans instead of `kv.load_or_recompute`. For measurements."""
-        self._loads.fix(replica, LoadMode(mode))
-
     async def take_orders(self, replica: str, wait_s: float, rank: int | None = None) -> list[dict[str, Any]] | None:
         """The orders for a replica, as soon as there are any; None: not registered, register first.
 

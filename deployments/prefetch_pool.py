@@ -1,9 +1,9 @@
 """A node's prefetch workers, as its CPU tier sees them: several side by side, bounded, behind a circuit breaker.
 
-A long prefix is pulled from Redis by several workers at once, segment after segment along the sequence; by how many is
-learned (`kvmanager.fan_out`). Pulling must never cost more than computing would: what cannot be asked for now (circuit
-open, too many bytes under way) is refused at once, a worker that does not answer is replaced, and a Redis that fails
-several times in a row is left alone a while.
+A long prefix is pulled from Redis by several workers at once, segment after segment along the sequence. By how many,
+`kvmanager.fan_out` says. Pulling must never cost more than computing would: what cannot be asked for now (circuit open,
+too many bytes under way) is refused at once, a worker that does not answer is replaced, and a Redis that fails several
+times in a row is left alone a while.
 
 Everything here runs on the tier's event loop.
 """
@@ -15,6 +15,7 @@ import collections
 import contextlib
 import itertools
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Load:
     nbytes: int = 0
     left: int = 0
     undisturbed: bool = True
-    """No other load at the same time, and no failure: its duration says what so many workers can do."""
+    """No other load at the same time, and no failure: its duration says what the link can do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,7 @@ class PrefetchPool:
         self._queued_bytes: collections.Counter[Any] = collections.Counter()
         """By worker: what it has been asked for and has not brought yet."""
         self._loads: list[Load] = []
-        self._fan_out = FanOut()
-        self._fixed: int | None = None
+        self._fan_out = FanOut(len(os.sched_getaffinity(0)))
         self._turn = itertools.count()
         self._breaker = CircuitBreaker()
         self._bytes_in_flight = 0
@@ -109,7 +109,7 @@ class PrefetchPool:
         self._starting.clear()
         self._endpoint = endpoint
         self._breaker = CircuitBreaker()
-        self._fan_out = FanOut()
+        self._fan_out = FanOut(len(os.sched_getaffinity(0)))
         self._workers = [] if endpoint is None else [self._start(number, endpoint) for number in range(self._count)]
 
     @property
@@ -121,10 +121,6 @@ class PrefetchPool:
     def settled(self) -> bool:
         """Whether all workers that there shall be are ready."""
         return self.ready == self._count
-
-    def fix_workers(self, workers: int | None) -> None:
-        """Spread every load over so many workers, where they are ready; None: over as many as are worth while."""
-        self._fixed = workers
 
     def pull(self, segments: Sequence[tuple[bytes, int]], avoid: Any = None) -> list[Pull]:
         """Begin to fetch segments (key, size in bytes; parents first), not by the worker `avoid`, which is late.
@@ -215,7 +211,7 @@ class PrefetchPool:
             "pulled_bytes": self._pulled_bytes,
             "late_pulls": self._late,
             "loads_by_workers": dict(self._loads_by_workers),
-            "bytes_per_s_by_workers": self._fan_out.rates(),
+            "connection_bytes_per_s": self._fan_out.connection_bytes_per_s,
             "promoted": self._promoted,
             "demoted": self._demoted,
             "pull_failures": dict(self._failures),
@@ -224,10 +220,7 @@ class PrefetchPool:
         }
 
     def _new_load(self, nbytes: int, pieces: int, workers: int) -> Load:
-        if self._fixed is None:
-            choice = self._fan_out.choose(nbytes, pieces, workers)
-        else:
-            choice = min(self._fixed, pieces, workers)
+        choice = self._fan_out.choose(nbytes, pieces, workers, alone=not self._loads)
         load = Load(choice, time.monotonic(), undisturbed=not self._loads)
         for other in self._loads:
             other.undisturbed = False
@@ -267,8 +260,8 @@ class PrefetchPool:
         load.undisturbed = load.undisturbed and came
         if not load.left:
             self._loads.remove(load)
-            if load.undisturbed:
-                self._fan_out.observe(load.workers, load.nbytes, time.monotonic() - load.began)
+            if load.undisturbed and load.workers == 1:
+                self._fan_out.measured(load.nbytes, time.monotonic() - load.began)
         if came:
             self._pulled_bytes += nbytes
         else:

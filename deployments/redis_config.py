@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from configs.settings import Settings, SettingsError
-from deployments.faulty_store import NO_FAULTS, StoreFaults
-from deployments.link_emulation import EmulatedLink
 from deployments.redis_connection import RedisUnavailableError, check, connect
-from deployments.redis_endpoint import namespace_root
+from deployments.redis_endpoint import RedisEndpoint, namespace_root, segment_prefix
 from deployments.redis_folder import RedisFolder
 from deployments.redis_server import find_redis_server
 from deployments.segment_codecs import CACHEGEN, RAW_CODING, Coding
+from kvmanager.server_secret import ServerSecret
 
 EMBEDDED = "embedded"
 CHECK_DEADLINE_S = 3.0
@@ -35,7 +34,6 @@ class RedisTierConfig:
     budget_bytes: int
     expire_s: int
     deadline_s: float
-    faults: StoreFaults = NO_FAULTS
     coding: Coding = RAW_CODING
     """Without the profile of `model`, which is looked for in `profiles_folder` (absolute; empty: nowhere)."""
     profiles_folder: str = ""
@@ -45,7 +43,7 @@ class RedisTierConfig:
     @classmethod
     def from_settings(cls, settings: Settings) -> RedisTierConfig | None:
         """Pick it out of the settings; None when there is no Redis tier."""
-        kv, faults = settings.kv, settings.faults
+        kv = settings.kv
         if not kv.enabled or kv.redis_url is None:
             return None
         return cls(
@@ -57,15 +55,25 @@ class RedisTierConfig:
             expire_s=kv.redis_expire_s,
             deadline_s=kv.redis_deadline_s,
             encrypt=kv.redis_encrypt,
-            faults=StoreFaults(
-                faults.redis_delay_s,
-                faults.redis_error_share,
-                faults.redis_corrupt_share,
-                link=EmulatedLink(faults.redis_link_bytes_per_s, faults.redis_link_delay_s),
-            ),
             coding=Coding(kv.redis_codec, kv.tolerant_codec, kv.tolerant_level if kv.tolerant_codec == CACHEGEN else 0),
             profiles_folder=str(kv.codec_profiles_path),
             model=settings.model_source,
+        )
+
+    def endpoint(self, url: str, fingerprint: bytes, secret: ServerSecret, profile: bytes) -> RedisEndpoint:
+        """Where the segments of the model `fingerprint` lie in the Redis at `url`; `profile`: its digest, or empty.
+
+        Raises ValueError for a namespace that cannot be part of a key.
+        """
+        return RedisEndpoint(
+            url=url,
+            prefix=segment_prefix(self.namespace, fingerprint),
+            fingerprint=fingerprint,
+            deadline_s=self.deadline_s,
+            expire_s=self.expire_s,
+            secret=secret,
+            encrypt=self.encrypt,
+            coding=replace(self.coding, profile=profile),
         )
 
     @property

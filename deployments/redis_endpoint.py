@@ -5,7 +5,6 @@ The endpoint travels from the Redis tier over the manager and the CPU tiers to t
 
 from __future__ import annotations
 
-import random
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -14,9 +13,7 @@ from configs.kv_section import REDIS_NAMESPACE
 from deployments.checked_store import CheckedStore
 from deployments.codec_meter import CodecMeter
 from deployments.coded_store import CodedStore
-from deployments.faulty_store import NO_FAULTS, FaultyStore, StoreFaults
 from deployments.guarded_store import GuardedStore
-from deployments.link_emulation import LinkedStore
 from deployments.redis_profiles import RedisProfiles
 from deployments.redis_store import RedisStore
 from deployments.segment_codecs import RAW_CODING, Coding, SegmentCodecs
@@ -40,7 +37,6 @@ class RedisEndpoint:
     secret: ServerSecret
     encrypt: bool = False
     """Whether what is stored from now on is encrypted."""
-    faults: StoreFaults = NO_FAULTS
     coding: Coding = RAW_CODING
 
     @property
@@ -48,6 +44,10 @@ class RedisEndpoint:
         """What the names of codec profiles begin with: the namespace's, for its models may share one."""
         root, _, _ = self.prefix.rsplit(b":", 2)
         return root + b":profile:"
+
+    def transport(self) -> SegmentStore:
+        """What brings segments to Redis and back; connects at the first call. Raises RedisUnavailableError."""
+        return RedisStore(self.url, self.prefix, self.deadline_s, self.expire_s)
 
 
 def namespace_root(namespace: str) -> bytes:
@@ -71,13 +71,8 @@ def owner_key(namespace: str, fingerprint: bytes) -> bytes:
 
 def open_store(endpoint: RedisEndpoint) -> CheckedStore:
     """The layers, put together; connects at the first call. Raises RedisUnavailableError for a URL that is none."""
-    store: SegmentStore = RedisStore(endpoint.url, endpoint.prefix, endpoint.deadline_s, endpoint.expire_s)
-    if endpoint.faults.link:
-        store = LinkedStore(store, endpoint.faults.link, endpoint.deadline_s)
-    if endpoint.faults:
-        store = FaultyStore(store, endpoint.faults, endpoint.deadline_s, random.Random())
     guard = SegmentGuard(endpoint.secret, encrypts=endpoint.encrypt)
-    return CheckedStore(GuardedStore(store, guard, secrets.token_bytes), endpoint.fingerprint)
+    return CheckedStore(GuardedStore(endpoint.transport(), guard, secrets.token_bytes), endpoint.fingerprint)
 
 
 def open_profiles(endpoint: RedisEndpoint) -> RedisProfiles:

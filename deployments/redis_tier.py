@@ -35,12 +35,11 @@ from ray import serve
 
 from deployments.checked_store import CheckedStore
 from deployments.codec_files import find_profile
-from deployments.faulty_store import NO_FAULTS
 from deployments.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from deployments.redis_access import RedisAccess
 from deployments.redis_config import RedisTierConfig, check_now
 from deployments.redis_connection import RedisLoadingError, RedisUnavailableError, ServerFacts
-from deployments.redis_endpoint import RedisEndpoint, open_profiles, open_store, segment_prefix
+from deployments.redis_endpoint import RedisEndpoint, open_profiles, open_store
 from deployments.redis_index import read_index
 from deployments.redis_store import RedisStore
 from deployments.segment_store import StoreUnavailableError
@@ -163,17 +162,8 @@ class RedisTier:
         assert fingerprint is not None
         await asyncio.to_thread(self._access.claim, fingerprint)
         profile = await asyncio.to_thread(find_profile, self._config.profiles_folder, self._config.model)
-        endpoint = RedisEndpoint(
-            url=self._access.url,
-            prefix=segment_prefix(self._config.namespace, fingerprint),
-            fingerprint=fingerprint,
-            deadline_s=self._config.deadline_s,
-            expire_s=self._config.expire_s,
-            secret=self._secret,
-            encrypt=self._config.encrypt,
-            faults=self._config.faults,
-            coding=replace(self._config.coding, profile=profile.digest if profile else b""),
-        )
+        digest = profile.digest if profile else b""
+        endpoint = self._config.endpoint(self._access.url, fingerprint, self._secret, digest)
         profiles = open_profiles(endpoint)
         keep_profiles = [profiles.renew_all]
         if profile is not None:
@@ -199,7 +189,7 @@ class RedisTier:
         await self._ask("register_redis", self._address(), incarnation, endpoint, self._budget_bytes)
         self._store = open_store(endpoint)
         self._transport = RedisStore(endpoint.url, endpoint.prefix, endpoint.deadline_s, endpoint.expire_s)
-        patient = replace(endpoint, deadline_s=max(INDEX_DEADLINE_S, endpoint.deadline_s), faults=NO_FAULTS)
+        patient = replace(endpoint, deadline_s=max(INDEX_DEADLINE_S, endpoint.deadline_s))
         while self._deletions:  # of the life before: what is about to go must not be found
             await asyncio.wait(set(self._deletions))
         found = await asyncio.to_thread(read_index, patient)

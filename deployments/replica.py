@@ -16,11 +16,9 @@ from ray import serve
 
 from configs.settings import Settings, load_settings
 from deployments.engine_args import engine_config, engine_environment
-from deployments.faulty_engine import make_mortal
-from deployments.faulty_manager import manager_client
 from deployments.heartbeat import HangWatch
 from deployments.kv_port import ARRIVED, FIDELITY, PLAN, TENANT
-from deployments.manager_client import ManagerUnavailableError
+from deployments.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.model_identity import model_identity, weights_identity
 from deployments.order_taker import OrderTaker
 from deployments.prompt_plans import PromptPlans
@@ -62,13 +60,12 @@ class Replica:
         self._watch: HangWatch | None = None
         self._ending = False
         self._named: list[str] | None = None
-        self._manager = manager_client(context.app_name, settings.faults)
+        self._manager = ManagerClient(context.app_name)
         self._port: RayPort | None = None
         self._reuse: Any = None
         config = engine_config(settings)
         identity = model_identity(config, settings)
         self._llm, self._thread = start_engine(config, settings.engine.log_stats)
-        make_mortal(self._thread.core, settings.faults)
         if weights_identity(config) != identity.weights:
             raise RuntimeError(f"the files of model {settings.model} changed while they were loaded; start again")
         self._fingerprint = identity.fingerprint()

@@ -1,9 +1,9 @@
 """What a store of sealed segments can do, and how it fails: the one interface of the Redis tier's layers.
 
 The layers, from the outside in: `CheckedStore` (nothing unverified gets out), `GuardedStore` (nothing gets in that was
-not stored under the server's secret), `FaultyStore` (only when a test asks for faults), `RedisStore` (the transport).
-`deployments.redis_endpoint.open_store` puts them together. Every method blocks, may be called from any thread, and
-raises nothing but the errors below (and SegmentMismatch, from the outer two).
+not stored under the server's secret), `RedisStore` (the transport). `deployments.redis_endpoint.open_store` puts them
+together. Every method blocks, may be called from any thread, and raises nothing but the errors below (and
+SegmentMismatch, from the outer two).
 """
 
 from __future__ import annotations

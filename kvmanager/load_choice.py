@@ -80,7 +80,6 @@ class LoadChoice:
         """``most_load_s``: a load is given up then. ``longest_short_tokens``: no longer prompt counts as short."""
         self.reasons: Counter[PlanReason] = Counter()
         self._mode = mode
-        self._modes: dict[str, LoadMode] = {}
         self._block_tokens = block_tokens
         self._longest_short_tokens = longest_short_tokens
         self._most_load_s = most_load_s
@@ -131,12 +130,11 @@ class LoadChoice:
         return count, reason
 
     def _choose(self, choice: PromptChoice, parts: Sequence[StoredPart], on_device: int) -> tuple[int, PlanReason]:
-        mode = self._modes.get(choice.replica, self._mode)
-        if mode is LoadMode.RECOMPUTE:
+        if self._mode is LoadMode.RECOMPUTE:
             return 0, PlanReason.DEVICE if on_device == len(parts) else PlanReason.RECOMPUTE_ALWAYS
         if on_device == len(parts):
             return len(parts), PlanReason.DEVICE  # for blocks that leave the device until the prompt's turn comes
-        if mode is LoadMode.LOAD:
+        if self._mode is LoadMode.LOAD:
             return len(parts), PlanReason.HIT
         prefill = self._rates.prefill(choice.replica)
         if prefill is None:
@@ -149,7 +147,7 @@ class LoadChoice:
         By the nearest tier that has been measured. Never more than a short prompt may have.
         """
         prefill = self._rates.prefill(replica)
-        if self._modes.get(replica, self._mode) is not LoadMode.AUTO or prefill is None:
+        if self._mode is not LoadMode.AUTO or prefill is None:
             return 0
         for tier in _SHARED:
             rates = self._rates.tier(replica, tier)
@@ -178,12 +176,7 @@ class LoadChoice:
         """Note that a replica is gone."""
         self._rates.forget_replica(replica)
         self._under_way.forget_replica(replica)
-        self._modes.pop(replica, None)
         self._probes.forget_replica(replica)
-
-    def fix(self, replica: str, mode: LoadMode) -> None:
-        """Let this decide for one replica instead of the setting. For measurements."""
-        self._modes[replica] = mode
 
     def credits(self, now: float) -> dict[str, dict[str, float]]:
         """Return what share of its prefill a token from each tier saves, by replica; only what is known."""

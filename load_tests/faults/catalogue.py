@@ -33,7 +33,7 @@ def started_world(folder: Path, settings: Mapping[str, Any]) -> Iterator[World]:
     kv = {"load_or_recompute": "load", **settings.get("kv", {}), "redis_url": proxy.url}
     try:
         with started(folder, {**settings, "kv": kv}) as server:
-            inside = Inside(server.gcs_address(), server.ray_environment())
+            inside = Inside(server)
             try:
                 yield World(server, redis, proxy, inside)
             finally:

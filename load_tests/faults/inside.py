@@ -8,18 +8,19 @@ deployment's object.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import ray
 from ray.util import list_named_actors
 
 from configs.model_folder import PROJECT_ROOT
-from load_tests.harness.running_server import ServerError
+from load_tests.harness.running_server import RunningServer, ServerError
 
 NAMESPACE = "serve"
 DONE = "done"
@@ -106,10 +107,12 @@ def lose_replies() -> None:
     """Lose every answer of the manager to what the replicas' ports ask, after it was carried out."""
 
     def wrap(actor: Any) -> None:
-        from deployments.faulty_manager import FaultyManagerClient
+        from deployments.manager_client import ManagerClient
+        from load_tests.faults.lost_answers import lose_answers
 
         port = _replica(actor)._port
-        port.manager = FaultyManagerClient(_application(actor), delay_s=0.0, lost_share=1.0)
+        port.manager = ManagerClient(_application(actor))
+        lose_answers(port.manager, 1.0)
 
     _in_replicas(wrap)
 
@@ -122,6 +125,53 @@ def undo_lose_replies() -> None:
         replica._port.manager = replica._manager
 
     _in_replicas(unwrap)
+
+
+def lose_some_replies(share: float) -> None:
+    """Lose this share of the manager's answers to all that the replicas ask. For good."""
+
+    def wrap(actor: Any) -> None:
+        from load_tests.faults.lost_answers import lose_answers
+
+        lose_answers(_replica(actor)._manager, share)
+
+    _in_replicas(wrap)
+
+
+def disturb_redis(error_share: float, corrupt_share: float) -> None:
+    """Let calls to Redis fail and reads be damaged, in every process. For as long as the Redis tier's actor lives.
+
+    Returns when the prefetch workers meet them.
+    """
+
+    def act(tier: Any) -> None:
+        from load_tests.faults.disturbed_redis import StoreFaults, disturbed
+
+        tier._config = disturbed(tier._config, StoreFaults(error_share, corrupt_share))
+        tier._start_over.set()
+
+    def has_come(tier: Any) -> bool:
+        return hasattr(tier._redis._endpoint, "disturbance") and bool(tier._redis.settled)
+
+    for tier in _actors("::redis_tier"):
+        ray.get(tier.__ray_call__.remote(act))
+    deadline = time.monotonic() + NOTICED_S
+    for tier in _actors("::cpu_tier::"):
+        while not ray.get(tier.__ray_call__.remote(has_come)):
+            if time.monotonic() > deadline:
+                raise TimeoutError("the CPU tier has not heard of the disturbed Redis")
+            time.sleep(0.05)
+
+
+def make_engines_mortal(deadly_tokens: list[int]) -> None:
+    """Let the engines that there are now end with any prompt that holds this run of tokens."""
+
+    def act(actor: Any) -> None:
+        from load_tests.faults.deadly_prompt import make_mortal
+
+        make_mortal(_replica(actor)._thread.core, deadly_tokens)
+
+    _in_replicas(act)
 
 
 def _replace_step(step: Callable[[], None]) -> None:
@@ -149,7 +199,7 @@ def _application(actor: Any) -> str:
     return str(actor._replica_impl._deployment_id.app_name)
 
 
-ACTIONS: tuple[Callable[[], None], ...] = (
+ACTIONS: tuple[Callable[..., None], ...] = (
     shrink_tier,
     undo_shrink_tier,
     lose_objects,
@@ -160,18 +210,21 @@ ACTIONS: tuple[Callable[[], None], ...] = (
     undo_hang_engine,
     lose_replies,
     undo_lose_replies,
+    lose_some_replies,
+    disturb_redis,
+    make_engines_mortal,
 )
 
 
 class Inside:
     """A process that has joined a server's cluster."""
 
-    def __init__(self, gcs_address: str, environment: Mapping[str, str]) -> None:
-        command = [sys.executable, "-m", "load_tests.faults.inside", gcs_address]
+    def __init__(self, server: RunningServer) -> None:
+        command = [sys.executable, "-m", "load_tests.faults.inside", server.gcs_address()]
         self._process = subprocess.Popen(
             command,
             cwd=PROJECT_ROOT,
-            env={**os.environ, **environment},
+            env={**os.environ, **server.ray_environment()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -179,10 +232,10 @@ class Inside:
         )
         self._answer()
 
-    def do(self, action: str) -> None:
-        """Act, and return when it is done. Raises ServerError when it failed."""
+    def do(self, action: str, *args: Any) -> None:
+        """Act, and return when it is done; `args` are JSON's. Raises ServerError when it failed."""
         assert self._process.stdin is not None
-        self._process.stdin.write(action + "\n")
+        self._process.stdin.write(json.dumps([action, *args]) + "\n")
         self._process.stdin.flush()
         self._answer()
 
@@ -205,7 +258,8 @@ def main() -> None:
     print(DONE, flush=True)
     for line in sys.stdin:
         try:
-            actions[line.strip()]()
+            action, *args = json.loads(line)
+            actions[action](*args)
             print(DONE, flush=True)
         except Exception as error:
             print(repr(error).replace("\n", " "), flush=True)

@@ -11,9 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from configs.settings import Settings
-from deployments.faulty_store import StoreFaults
 from deployments.kv_port import FIDELITY, PLAN, SaveGrant
-from deployments.link_emulation import NO_LINK, EmulatedLink
+from deployments.manager_actor import KVManagerActor
 from deployments.manager_client import ManagerClient
 from deployments.manager_config import manager_config
 from deployments.prompt_plans import PromptPlans
@@ -22,8 +21,10 @@ from deployments.redis_server import EmbeddedRedis
 from deployments.wire import GenerateRequest
 from kvmanager.keys import EXACT, Fidelity
 from kvmanager.segments import SegmentSpan
+from load_tests.faults.disturbed_redis import disturbed
+from load_tests.faults.emulated_link import NO_LINK, EmulatedLink
 from load_tests.harness.engine import PATIENCE_S, Engine, until
-from load_tests.harness.tiers import Tiers, redis_config
+from load_tests.harness.tiers import ImportedManager, Tiers, redis_config
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -64,12 +65,13 @@ class TieredEngine(Engine):
         server: EmbeddedRedis | None,
         replicas: Sequence[str] = ("replica",),
         link: EmulatedLink = NO_LINK,
+        manager: type[KVManagerActor] = ImportedManager,
     ) -> None:
         """Without `server` there is no Redis tier; `link` lies between the tiers and Redis."""
         kv = settings.kv
-        redis = redis_config(app, server, settings, faults=StoreFaults(link=link)) if server else None
+        redis = disturbed(redis_config(app, server, settings), link) if server else None
         workers = kv.prefetch_workers if server else 0
-        self.tiers = Tiers(app, manager_config(settings), int(kv.cpu_tier_bytes), workers, redis)
+        self.tiers = Tiers(app, manager_config(settings), int(kv.cpu_tier_bytes), workers, redis, manager)
         client, node = ManagerClient(app), self.tiers.node
         self._ports = {name: RayPort(app, name, node, kv, client) for name in replicas}
         self._gates = {name: GatedPort(port) for name, port in self._ports.items()}

@@ -76,22 +76,28 @@ def start_manager(
     return ray.remote(actor_class).options(**options).remote(config, with_redis=with_redis)
 
 
-def redis_config(app: str, server: EmbeddedRedis, settings: Settings, **options: Any) -> RedisTierConfig:
+def redis_config(app: str, server: EmbeddedRedis, settings: Settings) -> RedisTierConfig:
     """Of a Redis tier over that server; nothing expires."""
     kv = settings.kv
-    return RedisTierConfig(app, server.url, "", app, int(kv.redis_bytes), 0, kv.redis_deadline_s, **options)
+    return RedisTierConfig(app, server.url, "", app, int(kv.redis_bytes), 0, kv.redis_deadline_s)
 
 
 class Tiers:
     """The parts of one application on this node. Within `own_ray`."""
 
     def __init__(
-        self, app: str, config: ManagerConfig, cpu_bytes: int, workers: int = 0, redis: RedisTierConfig | None = None
+        self,
+        app: str,
+        config: ManagerConfig,
+        cpu_bytes: int,
+        workers: int = 0,
+        redis: RedisTierConfig | None = None,
+        manager: type[KVManagerActor] = ImportedManager,
     ) -> None:
         """Without `redis` there is no Redis tier."""
         self.node: str = ray.get_runtime_context().get_node_id()
         self._redis_config = redis
-        self.manager = start_manager(app, config, redis is not None)
+        self.manager = start_manager(app, config, redis is not None, manager)
         self.ask("parts")
         self.tier = get_or_start_tier(app, self.node, cpu_bytes, workers)
         self.redis: Any = self._start_redis(redis) if redis else None

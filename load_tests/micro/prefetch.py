@@ -7,7 +7,7 @@ as it arrives. The clock runs from the reader's first call (the manager has plan
 
 Then the CPU tier is emptied, and the next arm has its turn: 1, 2, 4 workers, and as many as the pool chooses, each over
 the link as it is and over an emulated one. A worker reads over one connection. The first rounds are not counted: caches
-warm up, and the pool tries how many workers pay. Ratios are of one round's arms, which came one after the other.
+warm up, and the pool measures what one connection brings. Ratios are of one round's arms, one after the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import track
 
-from deployments.link_emulation import NO_LINK, EmulatedLink
+from load_tests.faults.emulated_link import NO_LINK, EmulatedLink
 from load_tests.harness.tiers import running
 from load_tests.measuring import report
 from load_tests.measuring.command import JsonFile, Rounds, out
@@ -116,7 +116,7 @@ def table(rows: Sequence[dict[str, Any]], steps: dict[str, float], rounds: int) 
 
 def main(
     rounds: Rounds = 12,
-    warm_up: Annotated[int, typer.Option(min=0, help="Rounds before, in which the pool learns.")] = 8,
+    warm_up: Annotated[int, typer.Option(min=0, help="Rounds before, in which caches warm up.")] = 3,
     json_file: JsonFile = None,
 ) -> None:
     """Measure, and print a Markdown table."""

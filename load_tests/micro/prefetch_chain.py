@@ -12,9 +12,7 @@ import numpy as np
 import ray
 import torch
 
-from deployments.faulty_store import StoreFaults
 from deployments.kv_port import PlannedLoad
-from deployments.link_emulation import EmulatedLink
 from deployments.port_waits import PortWaits
 from deployments.prefetch_worker import PrefetchWorker
 from deployments.redis_endpoint import RedisEndpoint, open_store, segment_prefix
@@ -28,6 +26,8 @@ from kvmanager.keys import BlockHash
 from kvmanager.locations import Tier
 from kvmanager.segment_format import verify
 from kvmanager.segments import SegmentSpan, split_segments
+from load_tests.faults.disturbed_redis import disturbed
+from load_tests.faults.emulated_link import EmulatedLink
 from load_tests.harness.engine import SECRET, until
 from load_tests.harness.tiers import MIB, Tiers
 
@@ -53,6 +53,18 @@ class Timing:
     all_s: float
     workers: int
     asked_again: bool
+
+
+def spread_loads_over(tier: Any, workers: int | None) -> None:
+    """Let a CPU tier's every load use so many of its workers; None: as many as the pool chooses."""
+
+    def act(tier: Any, wanted: int | None) -> None:
+        fan_out = tier._redis._fan_out
+        vars(fan_out).pop("choose", None)
+        if wanted is not None:
+            fan_out.choose = lambda nbytes, pieces, ready, alone: min(wanted, pieces, ready)
+
+    ray.get(tier.__ray_call__.remote(act, workers), timeout=PATIENCE_S)
 
 
 class PagedCache:
@@ -105,8 +117,10 @@ class Application:
         store = open_store(self._endpoint)
         for span, buffer in cache.sealed():
             store.put(span.key, buffer.data)
-        config = RedisTierConfig(app, server.url, "", app, 256 * MIB, 0, PATIENCE_S, StoreFaults(link=link))
-        self._tiers = Tiers(app, ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS), 128 * MIB, WORKERS, config)
+        config = RedisTierConfig(app, server.url, "", app, 256 * MIB, 0, PATIENCE_S)
+        self._tiers = Tiers(
+            app, ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS), 128 * MIB, WORKERS, disturbed(config, link)
+        )
         self._tiers.wait_until_ready(self._keep_alive)
         until(lambda: self._tiers.ask_tier("stats")["workers"] == WORKERS, "all workers have started")
         self._reader = TierReader(
@@ -116,7 +130,7 @@ class Application:
 
     def load(self, workers: int | None) -> Timing:
         """One load of the whole prefix; then the CPU tier is emptied."""
-        self._tiers.ask_tier("fix_prefetch_workers", workers)
+        spread_loads_over(self._tiers.tier, workers)
         before = self._tiers.ask_tier("stats")["loads_by_workers"]
         self._keep_alive()
         lease_id, planned, *_ = self._tiers.ask("plan", REPLICA, self._tiers.node, self._cache.hashes)

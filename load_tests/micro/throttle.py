@@ -20,13 +20,15 @@ from typing import Annotated, Any
 import typer
 
 from configs.settings import load_settings
-from deployments.link_emulation import EmulatedLink
 from deployments.redis_server import EmbeddedRedis
+from kvmanager.load_choice import LoadChoice, LoadMode, PromptChoice
+from kvmanager.plans import PlannedSegment, PlanReason
+from load_tests.faults.emulated_link import EmulatedLink
 from load_tests.harness.engine import PATIENCE_S, prompt, until
 from load_tests.harness.engine_threads import start_with_engine_threads
 from load_tests.harness.models import write_random_model
 from load_tests.harness.tiered_engine import TieredEngine
-from load_tests.harness.tiers import MIB, running
+from load_tests.harness.tiers import MIB, ImportedManager, running
 from load_tests.measuring import report
 from load_tests.measuring.command import (
     EXIT_FELL_SHORT,
@@ -55,6 +57,28 @@ class Served:
     reason: str
 
 
+class ChoiceByArm(LoadChoice):
+    """Each arm, a replica for the manager, has the `kv.load_or_recompute` of its name."""
+
+    def choose(self, choice: PromptChoice, segments: Sequence[PlannedSegment]) -> tuple[int, PlanReason]:
+        """See `LoadChoice.choose`."""
+        self._mode = LoadMode(choice.replica)
+        return super().choose(choice, segments)
+
+    def short_tokens(self, replica: str) -> int:
+        """See `LoadChoice.short_tokens`."""
+        self._mode = LoadMode(replica)
+        return super().short_tokens(replica)
+
+
+class ManagerOfArms(ImportedManager):
+    """A manager that chooses by arm."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._loads.__class__ = ChoiceByArm
+
+
 class ThrottledEngine(TieredEngine):
     """A replica for each arm, over a link to Redis that can be throttled. One prompt at a time."""
 
@@ -64,14 +88,7 @@ class ThrottledEngine(TieredEngine):
         settings = load_settings({"model": model, "dtype": dtype, "engine": engine, "kv": kv})
         self.link = EmulatedLink(control_file=str(folder / "link"))
         self.link.throttle(0.0)
-        super().__init__("throttle", settings, server, ARMS, self.link)
-
-    def keep_alive(self) -> list[str]:
-        """See `Tiers.keep_alive`: what was measured at a replica is forgotten with it."""
-        registered = super().keep_alive()
-        for arm in registered:
-            self.tiers.ask("fix_load_or_recompute", arm, arm)
-        return registered
+        super().__init__("throttle", settings, server, ARMS, self.link, ManagerOfArms)
 
     async def store(self, tokens: Sequence[int]) -> None:
         """Compute a prompt, and wait until Redis has its KV and nobody else."""

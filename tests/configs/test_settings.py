@@ -62,8 +62,6 @@ def load(model_folder: Path) -> Any:
         ({"kv": {"redis_deadline_s": 3}}, "kv.redis_deadline_s", "2.0"),
         ({"kv": {"cpu_high_water": 1.1}}, "kv.cpu_high_water", "less than or equal to 1"),
         ({"kv": {"prefetch_workers": 0}}, "kv.prefetch_workers", "greater than or equal to 1"),
-        ({"faults": {"redis_error_share": 1.5}}, "faults.redis_error_share", "less than or equal to 1"),
-        ({"faults": {"manager_delay_s": -1}}, "faults.manager_delay_s", "greater than or equal to 0"),
         ({"kv": {"cpu_tier_bytes": "much"}}, "kv.cpu_tier_bytes", "1GiB"),
         ({"kv": {"lease_s": 1}}, "kv.lease_s", "2.0"),
         ({"engine": {"block_size_tokens": 16}}, "engine.block_size_tokens", "32"),
@@ -176,10 +174,6 @@ def test_the_redis_folder_is_an_absolute_path_below_the_project(load: Any) -> No
     assert load().kv.redis_folder_path == PROJECT_ROOT / ".crosskv" / "redis"
     assert load(kv={"redis_folder": "/data/redis"}).kv.redis_folder_path == Path("/data/redis")
     assert load(kv={"redis_folder": "~/redis"}).kv.redis_folder_path == Path.home() / "redis"
-
-
-def test_no_fault_is_committed_unless_asked_for(load: Any) -> None:
-    assert not any(load().faults.model_dump().values())
 
 
 def test_a_tier_too_large_is_no_matter_while_kv_sharing_is_off(load: Any) -> None:

@@ -55,8 +55,13 @@ class RedisForTests:
         self.server.stop()
 
     def empty(self) -> None:
-        """No data, no users but the default one, no limits."""
+        """No data, no users but the default one, no connections of earlier tests, and no memory that is still theirs.
+
+        A connection over which large values came keeps a buffer of 4 MiB until Redis notices that it is idle.
+        """
         self.client.flushall()
+        self.client.client_kill_filter(_type="normal", skipme=True)
+        until(lambda: not self.client.info("memory")["lazyfree_pending_objects"], "what was deleted is freed")
         for user in self.client.acl_users():
             if user != "default":
                 self.client.acl_deluser(user)

@@ -73,8 +73,11 @@ def pool_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return make
 
 
-async def connected(pool: Any) -> None:
+async def connected(pool: Any, measured: bool = True) -> None:
+    """The workers are ready, and the connection is known to be slow if it is measured."""
     pool.connect("endpoint")
+    if measured:
+        pool._fan_out.measured(MIB, 1.0)
     await asyncio.sleep(0)  # the worker is ready
     await asyncio.sleep(0)
 
@@ -319,38 +322,21 @@ def test_a_pool_of_one_late_worker_asks_nobody_else(pool_of: Any) -> None:
     asyncio.run(check())
 
 
-def observed(pool: Any) -> dict[int, float]:
-    return pool.stats()["bytes_per_s_by_workers"]  # type: ignore[no-any-return]
-
-
-def test_only_a_load_that_came_whole_and_alone_is_learned_from(pool_of: Any) -> None:
+def test_only_a_load_that_came_whole_and_alone_over_one_connection_measures_it(pool_of: Any) -> None:
     async def check() -> None:
         pool = pool_of(np.zeros(8, np.uint8), 2)
-        await connected(pool)
-        for pull in [*pool.pull(segments(4)), *pool.pull(segments(4))]:
+        await connected(pool, measured=False)
+        for pull in [*pool.pull(segments(2)), *pool.pull(segments(2))]:
             await pool.arrival(pull)
-        assert observed(pool) == {}, "they shared the workers"
+        assert pool.stats()["connection_bytes_per_s"] is None, "they shared the workers"
         for worker in pool.started:
             worker._answer = "missing"
-        await bring(pool, segments(4))
-        assert observed(pool) == {}, "it did not come"
+        await bring(pool, segments(1))
+        assert pool.stats()["connection_bytes_per_s"] is None, "it did not come"
         for worker in pool.started:
             worker._answer = np.zeros(8, np.uint8)
-        await bring(pool, segments(4))
-        assert set(observed(pool)) == {2}
-
-    asyncio.run(check())
-
-
-def test_the_number_of_workers_can_be_fixed_and_released(pool_of: Any) -> None:
-    async def check() -> None:
-        pool = pool_of(np.zeros(8, np.uint8), 4)
-        await connected(pool)
-        pool.fix_workers(1)
-        await bring(pool, segments(4))
-        pool.fix_workers(None)
-        await bring(pool, segments(4, 4 * MIB))
-        assert pool.stats()["loads_by_workers"] == {1: 1, 4: 1}
+        await bring(pool, segments(1))
+        assert pool.stats()["connection_bytes_per_s"] > 0
 
     asyncio.run(check())
 

@@ -26,7 +26,6 @@ from redis_fixture import (
     until,
 )
 
-from deployments.faulty_store import StoreFaults
 from deployments.prefetch_worker import PrefetchWorker, start_worker
 from deployments.segment_codecs import Coding
 from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, body_offset, read_header, seal, verify
@@ -159,15 +158,6 @@ def test_what_queued_up_behind_a_timeout_does_not_wait_again(running: RedisForTe
         os.kill(running.server.pid or 0, signal.SIGCONT)
     assert asked == [spans[0].key]
     until(lambda: worker.read(spans[0].key) == "missing", "it works again by itself")
-
-
-def test_injected_faults_reach_the_workers_store(running: RedisForTests) -> None:
-    span = chain(7, 1)[0]
-    fill(running.client, [span])
-    failing = PrefetchWorker(endpoint(running.url, faults=StoreFaults(error_share=1.0)))
-    assert failing.read(span.key) == "unreachable"
-    damaging = PrefetchWorker(endpoint(running.url, faults=StoreFaults(corrupt_share=1.0)))
-    assert str(damaging.read(span.key)).startswith("mismatch_")
 
 
 def test_a_worker_reads_over_one_connection(worker: PrefetchWorker, monkeypatch: pytest.MonkeyPatch) -> None:

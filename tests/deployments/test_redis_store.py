@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 from collections.abc import Callable, Iterator
 
@@ -11,7 +10,6 @@ import pytest
 from redis_fixture import (
     FINGERPRINT,
     OTHER_FINGERPRINT,
-    SECRET,
     RedisForTests,
     chain,
     endpoint,
@@ -24,13 +22,10 @@ from redis_fixture import (
 )
 
 from deployments.checked_store import CheckedStore
-from deployments.faulty_store import FaultyStore, StoreFaults
-from deployments.guarded_store import GuardedStore
 from deployments.redis_endpoint import open_store
 from deployments.redis_store import RedisStore
 from deployments.segment_store import StoreFullError, StoreTimeoutError, StoreUnavailableError, StoreWrongTypeError
 from kvmanager.segment_format import SegmentMismatch
-from kvmanager.segment_guard import SegmentGuard
 from kvmanager.segments import SegmentSpan
 from kvmanager.server_secret import ServerSecret
 
@@ -246,54 +241,3 @@ def test_a_restarted_redis_is_found_again_by_the_same_store(running: RedisForTes
         store.get(span.key)
     running.start()
     assert store.get(span.key) == sealed(span).tobytes()
-
-
-# Injected faults.
-
-
-def faulty(running: RedisForTests, **faults: float) -> CheckedStore:
-    transport = RedisStore(running.url, endpoint("").prefix, 5.0, 0)
-    injured = FaultyStore(transport, StoreFaults(**faults), 0.05, random.Random(1))
-    return CheckedStore(GuardedStore(injured, SegmentGuard(SECRET), random.Random(2).randbytes), FINGERPRINT)
-
-
-def test_injected_damage_meets_the_check_as_often_as_told(running: RedisForTests, store: CheckedStore) -> None:
-    span = chain(13, 1)[0]
-    store.put(span.key, sealed(span))
-    damaged = 0
-    injured = faulty(running, corrupt_share=0.25)
-    for _ in range(400):
-        try:
-            assert injured.get(span.key) == sealed(span).tobytes()
-        except SegmentMismatch:
-            damaged += 1
-    assert 60 <= damaged <= 140
-    assert store.get(span.key), "what lies in Redis is unharmed"
-
-
-def test_injected_errors_fail_calls_and_spare_the_index(running: RedisForTests, store: CheckedStore) -> None:
-    span = chain(14, 1)[0]
-    store.put(span.key, sealed(span))
-    failing = faulty(running, error_share=1.0)
-    for call in (
-        lambda: failing.get(span.key),
-        lambda: failing.put(span.key, sealed(span)),
-        lambda: failing.delete([span.key]),
-    ):
-        with pytest.raises(StoreUnavailableError, match="injected"):
-            call()
-    assert listed(failing) == ({span.key}, set())
-
-
-def test_an_injected_delay_beyond_the_deadline_is_a_timeout(running: RedisForTests, store: CheckedStore) -> None:
-    span = chain(15, 1)[0]
-    store.put(span.key, sealed(span))
-    assert faulty(running, delay_s=0.01).get(span.key)
-    with pytest.raises(StoreTimeoutError):
-        faulty(running, delay_s=10.0).get(span.key)
-
-
-def test_without_faults_there_is_no_such_layer(running: RedisForTests) -> None:
-    faulty = endpoint(running.url, faults=StoreFaults(error_share=0.5))
-    below = [open_store(made)._inner._inner for made in (endpoint(running.url), faulty)]  # type: ignore[attr-defined]
-    assert list(map(type, below)) == [RedisStore, FaultyStore]

@@ -30,7 +30,6 @@ from redis_fixture import (
 )
 
 from deployments import redis_neighbours, redis_server, redis_tier
-from deployments.faulty_store import StoreFaults
 from deployments.manager_client import ManagerUnavailableError
 from deployments.redis_connection import RedisUnavailableError, connect
 from deployments.redis_endpoint import open_store, owner_key
@@ -342,13 +341,6 @@ def test_an_external_redis_own_limit_bounds_the_budget_while_it_lasts(
     until(lambda: deployment.ask_tier("stats")["maxmemory_bytes"] == int(limit), "the tier has seen the new limit")
     deployment.start_manager(FINGERPRINT)
     assert deployment.until_ok()["budget"] == 64 * MIB
-
-
-def test_injected_faults_do_not_keep_redis_from_being_indexed(deployments: Any, external: RedisForTests) -> None:
-    fill(external.client, chain(14, 2)[1:])  # an orphan, to be deleted
-    report = deployments(url=external.url, faults=StoreFaults(error_share=1.0)).until_ok()
-    assert report["endpoint"].faults.error_share == 1.0
-    assert not external.client.exists(redis_name(chain(14, 2)[1].key))
 
 
 def test_the_index_is_told_in_chunks(

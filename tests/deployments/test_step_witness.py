@@ -12,9 +12,8 @@ from live_engine import PATIENCE_S, LiveEngine
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from configs.sections import FaultSettings
-from deployments.faulty_engine import make_mortal
 from deployments.step_witness import EngineDiedError, StepWitness, sender_id
+from load_tests.faults.deadly_prompt import make_mortal
 from load_tests.harness.engine import greedy, prompt, until
 
 DEADLY = [7, 8, 9, 7, 8]
@@ -86,7 +85,7 @@ def test_a_death_in_the_planning_names_what_was_not_computed_yet() -> None:
 
 
 def test_a_live_engine_that_a_prompt_ends_names_it_and_not_those_that_were_decoding(engine: LiveEngine) -> None:
-    make_mortal(engine.thread.core, FaultSettings(deadly_tokens=DEADLY))
+    make_mortal(engine.thread.core, DEADLY)
     running = [engine.start(engine.answer(prompt(160 + n, 40), greedy(2000))) for n in range(2)]
     until(lambda: engine.on_engine_thread(lambda: len(engine.scheduler.running)) == 2, "both are decoding")
     first = engine._ids

@@ -26,6 +26,7 @@ from deployments.redis_server import EmbeddedRedis
 from deployments.redis_tier import RedisTier, RedisTierConfig
 from deployments.segment_codecs import Coding
 from kvmanager.keys import BlockHash
+from load_tests.micro.prefetch_chain import spread_loads_over
 
 pytestmark = pytest.mark.server
 
@@ -224,9 +225,9 @@ def test_killed_workers_cost_the_load_and_are_started_again(tiers: ThreeTiers) -
 @pytest.fixture
 def two_at_work(tiers: ThreeTiers) -> Iterator[None]:
     """Loads use both workers, however small they are."""
-    tiers.ask_tier("fix_prefetch_workers", 2)
+    spread_loads_over(tiers.tier, 2)
     yield
-    tiers.ask_tier("fix_prefetch_workers", None)
+    spread_loads_over(tiers.tier, None)
 
 
 @pytest.mark.usefixtures("two_at_work")

@@ -11,22 +11,13 @@ import pytest
 from load_tests.faults.catalogue import World, started_world
 from load_tests.harness.running_server import RunningServer, started
 
-DEADLY_TOKENS = [11, 13, 11, 17, 11, 19]
-"""A prompt that holds this run of tokens ends the engine that begins it; no other test's does."""
-
-
-@pytest.fixture(scope="session")
-def deadly_tokens() -> list[int]:
-    """See `DEADLY_TOKENS`."""
-    return DEADLY_TOKENS
-
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     """The server that most tests share: two replicas in float32, and Redis behind a proxy that can fail."""
     http = {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64}
     kv = {"lease_s": 5.0}  # what a lost plan holds is free after so long, and the tests wait for that
-    settings = {"dtype": "float32", "http": http, "kv": kv, "faults": {"deadly_tokens": DEADLY_TOKENS}}
+    settings = {"dtype": "float32", "http": http, "kv": kv}
     with started_world(tmp_path_factory.mktemp("server"), settings) as running:
         yield running
 

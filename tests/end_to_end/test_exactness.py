@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
+from load_tests.faults.inside import Inside
 from load_tests.harness.conversations import Plan, run
 from load_tests.harness.running_server import RunningServer
 from load_tests.micro.exactness import Verdict, compare, plain_answers
@@ -26,7 +28,6 @@ CHURN = {
         "load_or_recompute": "load",
     },
 }
-FAULTY = {**CHURN, "faults": {"redis_error_share": 0.05, "redis_corrupt_share": 0.1, "manager_lost_share": 0.05}}
 
 
 def verdict_of(server: RunningServer, plan: Plan) -> Verdict:
@@ -47,8 +48,11 @@ def test_disturbed_conversations_answer_as_plain_vllm_does(server: RunningServer
     server.wait_until_idle()
 
 
-@pytest.mark.parametrize("private_server", [FAULTY], indirect=True)
+@pytest.mark.parametrize("private_server", [CHURN], indirect=True)
 def test_tiers_that_churn_and_fail_answer_as_plain_vllm_does(private_server: RunningServer) -> None:
+    with contextlib.closing(Inside(private_server)) as inside:
+        inside.do("disturb_redis", 0.05, 0.1)
+        inside.do("lose_some_replies", 0.05)
     # Redis is left to its faults: cleared too, it would be empty most of the time.
     plan = Plan(conversations=40, turns=3, longest_prompt_tokens=3000, cleared=("device", "cpu"), seed=21)
     verdict = verdict_of(private_server, plan)

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from load_tests.faults.catalogue import World
 from load_tests.harness.running_server import RunningServer
 
 pytestmark = pytest.mark.server
@@ -16,6 +17,8 @@ pytestmark = pytest.mark.server
 FELLOWS = 6
 ANSWER_TOKENS = 48
 MODEL = "demo"
+DEADLY_TOKENS = [11, 13, 11, 17, 11, 19]
+"""A prompt that holds this run of tokens ends the engine that begins it; no other test's does."""
 
 
 def tokens(seed: int, count: int) -> list[int]:
@@ -36,12 +39,11 @@ def well(server: RunningServer) -> bool:
     return server.health()["status"] == "ok"
 
 
-def test_a_deadly_prompt_costs_one_replica_and_nobody_elses_answer(
-    server: RunningServer, deadly_tokens: list[int]
-) -> None:
+def test_a_deadly_prompt_costs_one_replica_and_nobody_elses_answer(world: World, server: RunningServer) -> None:
     server.wait_until(lambda: well(server), "all is well", 90)
+    world.inside.do("make_engines_mortal", DEADLY_TOKENS)
     before = set(replicas(server).values())
-    poison = [*tokens(1, 80), *deadly_tokens, *tokens(2, 20)]
+    poison = [*tokens(1, 80), *DEADLY_TOKENS, *tokens(2, 20)]
 
     async def run() -> tuple[list[httpx.Response], list[httpx.Response], dict[str, Any]]:
         async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:

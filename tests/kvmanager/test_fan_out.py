@@ -1,150 +1,93 @@
-"""How many workers a load gets, under links of which the test knows the truth."""
+"""How many workers a load gets by its bytes and by what one connection brings, and which pieces go to whom."""
 
 from __future__ import annotations
-
-import random
-from collections.abc import Callable
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmanager.fan_out import HORIZON, LEAST_BYTES_PER_WORKER, TRY_EVERY, TRY_EVERY_AT_MOST, FanOut, assign
+from kvmanager.fan_out import LEAST_BYTES_PER_WORKER, MEASURE_EVERY, PROCESSOR_BYTES_PER_S, FanOut, assign
 
 MIB = 1 << 20
 LARGE = 48 * MIB
+SLOW = PROCESSOR_BYTES_PER_S / 2
+FAST = PROCESSOR_BYTES_PER_S * 2
 
 
-def per_connection(workers: int) -> float:
-    """A link that gives each connection 100 MB/s."""
-    return 100e6 * workers
-
-
-def contended(workers: int) -> float:
-    """A machine on which each further worker costs a tenth."""
-    return 600e6 * 0.9 ** (workers - 1)
-
-
-def capped(workers: int) -> float:
-    """Two connections fill it."""
-    return min(2, workers) * 300e6
-
-
-def run(fan_out: FanOut, rate: Callable[[int], float], loads: int, nbytes: int = LARGE, workers: int = 4) -> list[int]:
-    """What was chosen in each of so many loads of one size."""
+def run(fan_out: FanOut, connection: float, loads: int, nbytes: int = LARGE) -> list[int]:
+    """What was chosen of four workers in each of so many loads, if one connection brings so many bytes per second."""
     chosen = []
     for _ in range(loads):
-        chosen.append(fan_out.choose(nbytes, 16, workers))
-        fan_out.observe(chosen[-1], nbytes, nbytes / rate(chosen[-1]))
+        chosen.append(fan_out.choose(nbytes, 16, 4, alone=True))
+        if chosen[-1] == 1:
+            fan_out.measured(nbytes, nbytes / connection)
     return chosen
 
 
-def test_before_anything_is_known_a_large_load_uses_all_workers() -> None:
-    assert FanOut().choose(LARGE, 16, 4) == 4
+def known(connection: float, processors: int = 2) -> FanOut:
+    fan_out = FanOut(processors)
+    run(fan_out, connection, 1)
+    return fan_out
+
+
+def test_the_first_load_that_is_alone_measures_the_connection() -> None:
+    fan_out = FanOut(2)
+    assert fan_out.connection_bytes_per_s is None
+    assert fan_out.choose(LARGE, 16, 4, alone=False) == 4, "beside others there is nothing to measure"
+    assert fan_out.choose(LARGE, 16, 4, alone=True) == 1
+    fan_out.measured(LARGE, 0.5)
+    assert fan_out.connection_bytes_per_s == 2 * LARGE
 
 
 def test_a_load_gets_no_worker_without_a_piece_or_without_enough_bytes() -> None:
-    assert FanOut().choose(LARGE, 3, 4) == 3
-    assert FanOut().choose(2 * LEAST_BYTES_PER_WORKER, 16, 4) == 2
-    assert FanOut().choose(LEAST_BYTES_PER_WORKER - 1, 16, 4) == 1
-    assert FanOut().choose(0, 0, 4) == 1
+    fan_out = known(SLOW)
+    assert fan_out.choose(LARGE, 3, 4, alone=True) == 3
+    assert fan_out.choose(2 * LEAST_BYTES_PER_WORKER, 16, 4, alone=True) == 2
+    assert fan_out.choose(LEAST_BYTES_PER_WORKER - 1, 16, 4, alone=True) == 1
+    assert fan_out.choose(0, 0, 4, alone=True) == 1
 
 
-def test_all_workers_are_used_where_each_connection_has_its_own_limit() -> None:
-    assert run(FanOut(), per_connection, 200)[100:].count(4) >= 95
+def test_all_workers_are_used_where_the_connection_is_the_limit() -> None:
+    assert set(run(known(SLOW), SLOW, MEASURE_EVERY)) == {4}
 
 
-def test_one_worker_is_used_where_more_only_contend() -> None:
-    assert run(FanOut(), contended, 200)[20:].count(1) >= 160
+def test_half_the_processors_are_used_where_they_are_the_limit() -> None:
+    assert [known(FAST, processors).choose(LARGE, 16, 4, alone=True) for processors in (1, 2, 4, 6, 64)] == [
+        1, 1, 2, 3, 4,
+    ]  # fmt: skip
 
 
-def test_no_more_workers_are_used_than_are_faster() -> None:
-    assert run(FanOut(), capped, 200)[20:].count(2) >= 160
+def test_on_a_slow_connection_a_load_in_many_measures_it_again() -> None:
+    chosen = run(known(SLOW), SLOW, 10 * MEASURE_EVERY)
+    assert 5 <= chosen.count(1) <= 10
+    assert chosen.count(1) + chosen.count(4) == len(chosen)
 
 
-def test_three_percent_are_not_worth_another_worker() -> None:
-    assert run(FanOut(), lambda workers: 100e6 * (1 + 0.01 * workers), 200)[20:].count(1) >= 160
+def test_small_loads_measure_by_the_way() -> None:
+    fan_out = known(SLOW)
+    for _ in range(10):
+        assert 1 not in run(fan_out, SLOW, MEASURE_EVERY // 2)
+        assert run(fan_out, SLOW, 1, nbytes=LEAST_BYTES_PER_WORKER) == [1]
 
 
-def test_the_way_to_the_best_is_short() -> None:
-    assert run(FanOut(), contended, 12)[-4:].count(1) >= 3
-
-
-def test_trying_what_is_clearly_worse_becomes_rare() -> None:
-    chosen = run(FanOut(), per_connection, 1200)
-    assert chosen[600:].count(4) / 600 > 0.99
-
-
-def test_only_few_loads_are_tries() -> None:
-    chosen = run(FanOut(), lambda workers: min(2, workers) * 300e6 - workers * 20e6, 300)
-    assert chosen.count(2) > 260
-    assert set(chosen) == {1, 2, 4}
-
-
-def test_a_link_that_becomes_slow_gets_more_workers_again() -> None:
-    fan_out = FanOut()
-    run(fan_out, contended, 100)
-    assert run(fan_out, per_connection, 3 * TRY_EVERY + HORIZON)[-10:].count(4) >= 8
-
-
-def test_a_link_that_allows_more_is_noticed_from_below() -> None:
-    fan_out = FanOut()
-    run(fan_out, contended, 100)
-    chosen = run(fan_out, lambda workers: contended(1) * workers, 3 * TRY_EVERY_AT_MOST)
-    assert chosen[-20:].count(4) >= 18
-
-
-def test_one_try_is_enough_where_the_last_is_long_past() -> None:
-    fan_out = FanOut()
-    run(fan_out, lambda workers: 100e6 * 0.6 ** (workers - 1), 2000)
-    chosen = run(fan_out, per_connection, 2 * TRY_EVERY_AT_MOST)
-    first = chosen.index(2)
-    assert set(chosen[first : first + 4]) <= {2, 4}
+def test_a_connection_that_becomes_slow_gets_more_workers_soon_and_back_in_time() -> None:
+    fan_out = known(FAST)
+    assert set(run(fan_out, FAST, 20)) == {1}
+    assert set(run(fan_out, SLOW, 10)[3:]) == {4}
+    assert set(run(fan_out, FAST, 4 * MEASURE_EVERY)[-10:]) == {1}
 
 
 def test_a_single_hiccup_changes_nothing() -> None:
-    fan_out = FanOut()
-    run(fan_out, per_connection, 50)
-    fan_out.observe(4, LARGE, 60.0)
-    assert run(fan_out, per_connection, 40).count(4) >= 35
+    fan_out = known(FAST)
+    run(fan_out, FAST, 5)
+    fan_out.measured(LARGE, 60.0)
+    assert fan_out.choose(LARGE, 16, 4, alone=True) == 1
 
 
-def test_noise_does_not_hide_a_difference() -> None:
-    rng = random.Random(1)
-    noisy = run(FanOut(), lambda workers: contended(workers) * rng.uniform(0.8, 1.2), 400)
-    assert noisy[50:].count(4) < 40
-    noisy = run(FanOut(), lambda workers: per_connection(workers) * rng.uniform(0.8, 1.2), 400)
-    assert noisy[50:].count(4) > 320
-
-
-def test_each_size_learns_for_itself() -> None:
-    fan_out = FanOut()
-    run(fan_out, contended, 50, nbytes=4 * MIB)
-    run(fan_out, per_connection, 50, nbytes=LARGE)
-    assert run(fan_out, contended, 8, nbytes=4 * MIB).count(1) >= 6
-    assert run(fan_out, per_connection, 8, nbytes=LARGE).count(4) >= 6
-
-
-def test_a_try_that_was_not_measured_does_not_stall_learning() -> None:
-    fan_out = FanOut()
-    chosen = []
-    for number in range(100):  # every other load fails
-        chosen.append(fan_out.choose(LARGE, 16, 4))
-        if number % 2:
-            fan_out.observe(chosen[-1], LARGE, LARGE / contended(chosen[-1]))
-    assert chosen[60:].count(1) > 25
-
-
-def test_a_worker_less_is_no_obstacle() -> None:
-    fan_out = FanOut()
-    run(fan_out, per_connection, 50)
-    assert set(run(fan_out, per_connection, 20, workers=3)) <= {1, 2, 3}
-
-
-def test_the_rates_are_reported() -> None:
-    fan_out = FanOut()
-    assert fan_out.rates() == {}
-    fan_out.observe(2, LARGE, 0.5)
-    assert fan_out.rates() == {2: LARGE / 0.5}
+def test_what_is_mostly_overhead_says_nothing_of_the_connection() -> None:
+    fan_out = FanOut(2)
+    fan_out.measured(LEAST_BYTES_PER_WORKER - 1, 1.0)
+    fan_out.measured(LARGE, 0.0)
+    assert fan_out.connection_bytes_per_s is None
 
 
 def test_equal_pieces_go_around_idle_workers() -> None:

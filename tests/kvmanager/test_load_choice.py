@@ -58,10 +58,10 @@ class Server:
             self.choice.report(self.now, "replica", samples)
         return self
 
-    def plan(self, segments, device=0, queued=0, replica="replica"):
+    def plan(self, segments, device=0, queued=0):
         """One plan; its load is under way."""
         blocks = segments[-1].start_block + segments[-1].num_blocks
-        choice = self.choice.for_prompt(self.now, replica, device, blocks, blocks * BLOCK + 20, queued)
+        choice = self.choice.for_prompt(self.now, "replica", device, blocks, blocks * BLOCK + 20, queued)
         count, reason = choice.choose(segments)
         self._leases += 1
         self.choice.planned(choice, self._leases, reason)
@@ -136,13 +136,6 @@ def test_the_setting_overrules_what_is_measured(mode, expected, rate):
     server = Server(mode)
     server.rates[Tier.REDIS] = rate
     assert server.warm_up().plan(IN_REDIS)[:2] == expected
-
-
-def test_one_replica_may_have_another_setting():
-    server = Server().warm_up()
-    server.choice.fix("other", LoadMode.RECOMPUTE)
-    assert server.plan(IN_REDIS, replica="other")[1] is PlanReason.RECOMPUTE_ALWAYS
-    assert server.plan(IN_REDIS)[1] is PlanReason.HIT
 
 
 def test_what_the_device_has_is_no_load_and_stays_planned_lest_it_leaves():

@@ -56,6 +56,10 @@ class EmulatedLink:
         rate = f"{self.bytes_per_s / 1e6:g} MB/s per connection" if self.bytes_per_s else "no limit of its rate"
         return f"{1000 * self.delay_s:g} ms, {rate}"
 
+    def before(self, store: SegmentStore, deadline_s: float) -> SegmentStore:
+        """See `load_tests.faults.disturbed_redis.Disturbance`."""
+        return LinkedStore(store, self, deadline_s) if self else store
+
 
 NO_LINK = EmulatedLink()
 

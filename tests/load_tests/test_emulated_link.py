@@ -7,14 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from redis_fixture import SECRET
 
-from deployments import link_emulation
-from deployments.faulty_store import StoreFaults
-from deployments.link_emulation import NO_LINK, EmulatedLink, LinkedStore
-from deployments.redis_endpoint import RedisEndpoint, open_store
 from deployments.redis_store import PART_BYTES
 from deployments.segment_store import StoreTimeoutError
+from load_tests.faults import emulated_link
+from load_tests.faults.emulated_link import EmulatedLink, LinkedStore
 
 KEY = b"k" * 32
 MEGABYTE = bytes(1_000_000)
@@ -56,7 +53,7 @@ class Store:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
-    monkeypatch.setattr(link_emulation, "time", SimpleNamespace(monotonic=found.monotonic, sleep=found.sleep))
+    monkeypatch.setattr(emulated_link, "time", SimpleNamespace(monotonic=found.monotonic, sleep=found.sleep))
     return found
 
 
@@ -111,22 +108,6 @@ def test_a_round_trip_beyond_the_deadline_ends_at_the_deadline(clock: Clock) -> 
 def test_a_link_is_said_in_words() -> None:
     assert str(EmulatedLink(100e6, 0.0005)) == "0.5 ms, 100 MB/s per connection"
     assert str(EmulatedLink(delay_s=0.002)) == "2 ms, no limit of its rate"
-
-
-def test_the_stores_of_an_endpoint_have_its_link_and_without_one_none(clock: Clock) -> None:
-    def layers(faults: StoreFaults) -> list[str]:
-        store: Any = open_store(RedisEndpoint("unix:///nonexistent", b"", KEY, 1.0, 0, SECRET, faults=faults))
-        names = []
-        while hasattr(store, "_inner"):
-            store = store._inner
-            names.append(type(store).__name__)
-        return names
-
-    assert not NO_LINK
-    assert layers(StoreFaults()) == ["GuardedStore", "RedisStore"]
-    assert layers(StoreFaults(link=EmulatedLink(delay_s=1.0))) == ["GuardedStore", "LinkedStore", "RedisStore"]
-    faulty = layers(StoreFaults(1.0, link=EmulatedLink(1.0)))
-    assert faulty == ["GuardedStore", "FaultyStore", "LinkedStore", "RedisStore"]
 
 
 def test_a_link_is_throttled_while_it_is_used(clock: Clock, tmp_path: Path) -> None:
