@@ -28,7 +28,7 @@ from deployments.redis_tier import RedisTier
 from deployments.replica import Replica
 from deployments.router import PrefixAffinityRouter, RouterOptions
 from deployments.secret_file import server_secret
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.server_secret import ServerSecret
 
 REDIS_ACTOR = "redis_tier"
 MANAGER_CONCURRENCY = 10_000

@@ -17,7 +17,7 @@ from app.replica_handle import Backend
 from configs.model_folder import PROJECT_ROOT
 from configs.settings import load_settings
 from deployments.engine_args import engine_args, engine_environment
-from kvmanager.server_secret import SECRET_BYTES, ServerSecret
+from kvmanager.segments.server_secret import SECRET_BYTES, ServerSecret
 
 if TYPE_CHECKING:
     from app.openapi_schema import RouteField

@@ -13,7 +13,7 @@ from typing import cast, get_args
 
 from vllm.exceptions import VLLMValidationError
 
-from kvmanager.keys import EXACT, Fidelity
+from kvmanager.segments.keys import EXACT, Fidelity
 
 FIELD = "kv_cache"
 _NAMES: tuple[str, ...] = get_args(Fidelity)

@@ -39,7 +39,7 @@ from app.request_context import RequestContextMiddleware, RequestLimits
 from app.suspects import Suspects
 from app.user_text import keep_user_text
 from configs.settings import Settings
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.server_secret import ServerSecret
 
 _COUNTED_PATHS = (
     openai_api.PATHS | control_api.PATHS | kv_moves.PATHS | layerwise_api.PATHS | openapi_schema.PATHS | OPEN_PATHS

@@ -72,7 +72,7 @@ class _StatsCollector:
             found = [((place["tier"], place["holder"][:8]), place.get(name)) for place in locations]
             yield _gauge(f"tier_{name}", text, ["tier", "holder"], found)
         for name, value in _mapping(self._stats.get("counters")).items():
-            yield _counter(f"manager_{name}", "See kvmanager/counters.py.", [], [((), value)])
+            yield _counter(f"manager_{name}", "See kvmanager/index/counters.py.", [], [((), value)])
         tenants = [
             ((place["tier"], place["holder"][:8], tag), share.get("bytes"))
             for place in locations

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from app.fidelity import FidelityRule
-from kvmanager import keys
-from kvmanager.keys import EXACT, Fidelity
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments import keys
+from kvmanager.segments.keys import EXACT, Fidelity
+from kvmanager.segments.server_secret import ServerSecret
 
 
 class PromptKeys:

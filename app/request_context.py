@@ -21,7 +21,7 @@ from app.auth import CALLER, Caller
 from app.errors import error_response
 from app.rate_limits import SPEND, Spend
 from app.usage import RequestKVUsage
-from kvmanager.keys import Fidelity
+from kvmanager.segments.keys import Fidelity
 
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 PIN_HEADER = "X-CrossKV-Replica"

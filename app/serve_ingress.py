@@ -13,7 +13,7 @@ from configs.settings import Settings, load_settings
 from deployments.engine_args import engine_args, engine_environment
 from deployments.model_identity import model_identity, why_not_shared
 from deployments.serve_port import bind_to_node
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.server_secret import ServerSecret
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -16,7 +16,7 @@ from vllm.entrypoints.serve.engine.protocol import PromptTokenUsageInfo, UsageIn
 from vllm.outputs import RequestOutput
 
 from deployments.wire import KV_CACHE_USAGE, KVCacheUsage
-from kvmanager.keys import EXACT, Fidelity
+from kvmanager.segments.keys import EXACT, Fidelity
 
 logger = logging.getLogger(__name__)
 

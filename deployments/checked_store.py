@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.segment_store import SegmentStore, StoredHeader
-from kvmanager.segment_format import HEADER_BYTES, Buffer, SegmentHeader, SegmentMismatch, read_header, verify
+from kvmanager.segments.format import HEADER_BYTES, Buffer, SegmentHeader, SegmentMismatch, read_header, verify
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Segments are coded in Redis and raw everywhere else: the layer of the store that codes and decodes them.
 
-* Each layer of a segment is a section by itself (`kvmanager.segment_format`), coded by itself.
+* Each layer of a segment is a section by itself (`kvmanager.segments.format`), coded by itself.
 * Exactness is checked to the end: a lossless section begins with the checksum of the raw layer, and what comes out of
   the decoder is compared with it. It costs nothing, for the raw segment needs that checksum anyway.
 * Nothing is encoded that was not verified: a damaged layer would get a checksum that is right.
@@ -23,7 +23,7 @@ import numpy as np
 from deployments.checked_store import CheckedStore
 from deployments.codec_meter import CodecMeter
 from deployments.segment_codecs import LOSSLESS, Profiles, SegmentCodecs, WriteCodec
-from kvmanager.segment_format import (
+from kvmanager.segments.format import (
     CHECKSUM_BYTES,
     HEADER_BYTES,
     RAW,
@@ -37,7 +37,7 @@ from kvmanager.segment_format import (
     read_layers,
     seal,
 )
-from kvmanager.segment_sizes import MOST_SEGMENT_BYTES
+from kvmanager.segments.sizes import MOST_SEGMENT_BYTES
 
 if TYPE_CHECKING:
     import torch

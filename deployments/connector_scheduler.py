@@ -37,7 +37,7 @@ from deployments.request_saves import RequestSaves
 from deployments.tracked_request import TrackedRequest
 from deployments.unshared_blocks import hide_blocks, show_blocks
 from deployments.wire import KV_CACHE_USAGE, KVCacheUsage
-from kvmanager.segment_format import EXACT
+from kvmanager.segments.format import EXACT
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager

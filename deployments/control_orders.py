@@ -13,11 +13,11 @@ from typing import Any
 from deployments.direction import Direction, Ended
 from deployments.replica_seat import ReplicaSeat, names_by_rank
 from deployments.tier_seats import TierSeats
-from kvmanager.directives import DirectiveKind, Outcome
-from kvmanager.keys import BlockHash, SegmentKey
-from kvmanager.locations import Tier
+from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
+from kvmanager.index.locations import Tier
 from kvmanager.manager import KVManager
-from kvmanager.pins import PinBudgetError, UnknownKeyError
+from kvmanager.moves.directives import DirectiveKind, Outcome
+from kvmanager.segments.keys import BlockHash, SegmentKey
 
 _SENTENCES = {
     Outcome.REFUSED_LATE: "The time was over before it could begin; try again with a longer deadline.",
@@ -108,7 +108,7 @@ class ControlOrders:
         """Order a directive for the device of a replica, named by its unique name or its rank; answer when it ended.
 
         `hashes` are those of a prompt's blocks from block 0 on. `target`: where a move goes; `keep`: the source keeps
-        its own. `ttl_s`: how long a pin lasts. Answers `outcome` (`kvmanager.directives.Outcome`), `segments` and
+        its own. `ttl_s`: how long a pin lasts. Answers `outcome` (`kvmanager.moves.directives.Outcome`), `segments` and
         `blocks` that were changed, and, unless done, a `message`. Raises ValueError for a kind that there is not.
         """
         wanted = DirectiveKind(kind)

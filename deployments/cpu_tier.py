@@ -31,9 +31,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deployments.codec_reports import CodecReports
 from deployments.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from deployments.prefetch_pool import PrefetchPool, Pull
-from kvmanager.locations import Tier
-from kvmanager.segment_format import HEADER_BYTES, read_header
-from kvmanager.segments import SegmentSpan
+from kvmanager.index.locations import Tier
+from kvmanager.segments.format import HEADER_BYTES, read_header
+from kvmanager.segments.spans import SegmentSpan
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Copies segments from the CPU tiers to Redis, in the background, as the brain orders (`kvmanager.demotions`).
+"""Copies segments from the CPU tiers to Redis, in the background, as the brain orders (`kvmanager.moves.demotions`).
 
 Life of a demotion:  ordered (room reserved, copies leased) → room made in Redis → copied by the tier's prefetch
 worker → committed, or given up. A few run at once and no more are ordered before one ends: what does not get its turn
@@ -14,10 +14,10 @@ import logging
 import time
 
 from deployments.tier_seats import TierSeats
-from kvmanager.demotions import Demotion
-from kvmanager.keys import SegmentKey
-from kvmanager.locations import REDIS
+from kvmanager.index.locations import REDIS
 from kvmanager.manager import KVManager
+from kvmanager.moves.demotions import Demotion
+from kvmanager.segments.keys import SegmentKey
 
 logger = logging.getLogger(__name__)
 

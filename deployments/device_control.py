@@ -29,7 +29,7 @@ from deployments.device_queue import HotnessQueue
 from deployments.held_save import submit_held_save
 from deployments.kv_port import PlannedLoad
 from deployments.kv_transfer import KVTransfer, LoadJob
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.spans import SegmentSpan
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

@@ -26,7 +26,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from deployments.device_control import MOST_BLOCKS, DeviceControl, Promotion
 from deployments.kv_port import PlannedLoad
 from deployments.step_times import StepTimes
-from kvmanager.directives import DirectiveKind, Outcome
+from kvmanager.moves.directives import DirectiveKind, Outcome
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

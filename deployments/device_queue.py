@@ -7,9 +7,10 @@ all that only reads or unlinks (`popleft`, `iter_blocks_after`, …) is vLLM's o
 * in front what holds nothing (no block hash), last freed first, as vLLM has it;
 * then cached blocks by score, coldest first, and among equals the one freed earlier (vLLM frees a chain's end first).
 
-A score is the manager's (`kvmanager.hotness`: forward-decayed, so it needs no refreshing) and belongs to what lies in
-the block: it is forgotten when the block is handed out or emptied. A block without one counts as used once, when it was
-freed. A chain's beginning is never colder than its end, because every use of the end is a use of the beginning.
+A score is the manager's (`kvmanager.index.hotness`: forward-decayed, so it needs no refreshing) and belongs to what
+lies in the block: it is forgotten when the block is handed out or emptied. A block without one counts as used once,
+when it was freed. A chain's beginning is never colder than its end, because every use of the end is a use of the
+beginning.
 
 Invariants: `_keys` are the distinct scores of free blocks, ascending; `_tails[key]` is the last free block of a score.
 Cost per block: one binary search in `_keys` where a score comes or goes, and a move of 8 bytes for each score above

@@ -1,9 +1,10 @@
 """The manager's hand: sends directives for devices to the replicas and waits for their acknowledgement.
 
-Life of a directive: entered in the books (`kvmanager.director`) or refused → put into the replica's queue of orders →
-delivered by its long poll, unless its deadline has passed by then → carried out (`deployments.device_orders`) →
-acknowledged; or lost, when nobody has acknowledged it `GRACE_S` after its deadline. What a promotion loads is leased
-from before it is sent until it has ended. Nothing here is on a request's path, and nobody's request waits for it.
+Life of a directive: entered in the books (`kvmanager.moves.directive_ledger`) or refused → put into the replica's queue
+of orders → delivered by its long poll, unless its deadline has passed by then → carried out
+(`deployments.device_orders`) → acknowledged; or lost, when nobody has acknowledged it `GRACE_S` after its deadline.
+What a promotion loads is leased from before it is sent until it has ended. Nothing here is on a request's path, and
+nobody's request waits for it.
 
 On the manager's event loop.
 """
@@ -19,12 +20,12 @@ from itertools import islice
 from typing import Any
 
 from deployments.replica_seat import ReplicaSeat
-from kvmanager.directives import DirectiveKind, Outcome
-from kvmanager.director import Director
-from kvmanager.keys import BlockHash
-from kvmanager.locations import Location, Tier
+from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.segments import SegmentSpan
+from kvmanager.moves.directive_ledger import Director
+from kvmanager.moves.directives import DirectiveKind, Outcome
+from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.spans import SegmentSpan
 
 logger = logging.getLogger(__name__)
 

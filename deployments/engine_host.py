@@ -41,7 +41,7 @@ from deployments.engine_checks import check_engine_config
 from deployments.heartbeat import Heartbeat
 from deployments.seeded_sampling import keep_seeds_exact
 from deployments.step_witness import StepWitness
-from kvmanager.step_pace import StepWork
+from kvmanager.loading.step_pace import StepWork
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -317,7 +317,8 @@ def start_engine(config: VllmConfig, log_stats: bool) -> tuple[AsyncLLM, EngineT
     Raises whatever vLLM raises for a configuration it refuses, and ValueError for one with which KV would not be exact.
     """
     check_engine_config(config)
-    # The root of all block hashes must be the same everywhere (kvmanager.keys); vLLM would take it from this variable.
+    # The root of all block hashes must be the same everywhere (kvmanager.segments.keys); vLLM would take it from this
+    # variable.
     os.environ.pop("PYTHONHASHSEED", None)
     if torch.cpu._is_amx_tile_supported():
         # Linux gives a process the tile registers when it asks. vLLM's attention uses them unasked: where oneDNN had

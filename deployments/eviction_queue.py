@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvmanager.keys import SegmentKey
+from kvmanager.segments.keys import SegmentKey
 
 logger = logging.getLogger(__name__)
 

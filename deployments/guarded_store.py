@@ -1,7 +1,7 @@
 """The layer of the segment store that keeps out what was not stored under the server's secret.
 
 What comes from below is bytes that anybody may have written: nothing above this layer sees them before their keyed
-checksum is verified (`kvmanager.segment_guard`). Any thread.
+checksum is verified (`kvmanager.segments.guard`). Any thread.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from deployments.segment_store import OwnBuffer, SegmentStore, StoredHeader
-from kvmanager.segment_format import Buffer, SegmentMismatch
-from kvmanager.segment_guard import SALT_BYTES, SegmentGuard
+from kvmanager.segments.format import Buffer, SegmentMismatch
+from kvmanager.segments.guard import SALT_BYTES, SegmentGuard
 
 
 class GuardedStore:

@@ -4,7 +4,7 @@
 between two steps. `HangWatch` is a thread that looks every `LOOK_EVERY_S`. A turn may take
 
     slack                                  a call, and the planning of a step
-    slack + PATIENCE · expected time       a step, by `kvmanager.step_pace`, at most as the next
+    slack + PATIENCE · expected time       a step, by `kvmanager.loading.step_pace`, at most as the next
     slack + UNKNOWN_S                      a step while nothing is known yet, and one in which torch compiles
 
 and is a hang beyond. A step's time is counted by what the watch itself could see of it, so a process that was stopped,
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvmanager.step_pace import StepPace, StepWork
+from kvmanager.loading.step_pace import StepPace, StepWork
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.kv_transfer import KVTransfer, SaveJob
 from deployments.layerwise_save import LayerPace
-from kvmanager.segment_format import EXACT
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.format import EXACT
+from kvmanager.segments.spans import SegmentSpan
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool

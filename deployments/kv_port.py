@@ -15,17 +15,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
 
-from kvmanager.load_rates import Sample
-from kvmanager.segments import SegmentSpan
+from kvmanager.loading.load_rates import Sample
+from kvmanager.segments.spans import SegmentSpan
 
 PLAN = "crosskv_plan"
 """Key of a `PlanDict` in vLLM's `kv_transfer_params` of a request."""
 TENANT = "crosskv_tenant"
-"""Key of the tenant's tag (`kvmanager.keys.tenant_tag`) there; absent where there are no tenants."""
+"""Key of the tenant's tag (`kvmanager.segments.keys.tenant_tag`) there; absent where there are no tenants."""
 ARRIVED = "crosskv_arrived"
 """Key of a tolerant prompt's arrival at the ingress there, on `time.monotonic`'s clock of this process."""
 FIDELITY = "crosskv_fidelity"
-"""Key of the prompt's fidelity (`kvmanager.keys.Fidelity`) there; absent for an exact one."""
+"""Key of the prompt's fidelity (`kvmanager.segments.keys.Fidelity`) there; absent for an exact one."""
 
 
 class PlanExpectation(TypedDict):
@@ -57,7 +57,7 @@ class PlanDict(TypedDict):
     now: float
     epoch: int
     reason: NotRequired[str]
-    """Why the plan is what it is: a `kvmanager.plans.PlanReason`."""
+    """Why the plan is what it is: a `kvmanager.moves.plans.PlanReason`."""
     expected: NotRequired[PlanExpectation]
 
 

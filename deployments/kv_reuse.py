@@ -38,7 +38,7 @@ from deployments.layerwise_choice import LayerwiseChoice, MeasuredRates, group_b
 from deployments.layerwise_streams import streams_for
 from deployments.segment_copy import SegmentCopier
 from kernels.paged.layout import LayoutKind, PagedLayout, cpu_layout_for
-from kvmanager.segment_sizes import check_segment_bytes
+from kvmanager.segments.sizes import check_segment_bytes
 
 logger = logging.getLogger(__name__)
 

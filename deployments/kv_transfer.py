@@ -30,9 +30,9 @@ from deployments.kv_port import KVPort, PlannedLoad, SaveGrant
 from deployments.layerwise_save import StepDiscardedError
 from deployments.layerwise_streams import HostStreams
 from deployments.transfer_jobs import LoadJob, LoadTime, SaveJob, TransferCounters
-from kvmanager.load_rates import Sample
-from kvmanager.segment_format import SegmentMismatch
-from kvmanager.segments import SegmentSpan
+from kvmanager.loading.load_rates import Sample
+from kvmanager.segments.format import SegmentMismatch
+from kvmanager.segments.spans import SegmentSpan
 
 if TYPE_CHECKING:
     from deployments.layerwise_streams import TransferStreams

@@ -1,4 +1,4 @@
-"""Whether a request's prefix is loaded layerwise: `kvmanager.overlap` with what this replica has measured."""
+"""Whether a request's prefix is loaded layerwise: `kvmanager.loading.overlap` with what this replica has measured."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from configs.layerwise_section import LayerwiseSettings
 from deployments.kv_port import KVPort, PlannedLoad
-from kvmanager.load_rates import LoadRates, Sample
-from kvmanager.locations import Tier
-from kvmanager.overlap import LoadWay, choose_way
+from kvmanager.index.locations import Tier
+from kvmanager.loading.load_rates import LoadRates, Sample
+from kvmanager.loading.overlap import LoadWay, choose_way
 
 LATE = 4.0
 """A layerwise load that takes so many times what was expected is given up: the engine's step waits for it."""

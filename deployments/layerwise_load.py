@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from deployments.kv_port import KVPort, LayerArrival, PlannedLoad
 from deployments.kv_transfer import LoadJob
 from deployments.layerwise_times import LayerTimes
-from kvmanager.segment_format import SegmentMismatch
+from kvmanager.segments.format import SegmentMismatch
 
 if TYPE_CHECKING:
     from deployments.layerwise_streams import TransferStreams

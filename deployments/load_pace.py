@@ -1,6 +1,6 @@
 """How long a tolerant prompt's load is waited for, so that `kv.ttft_target_s` holds. On the engine thread.
 
-Translation only, of a plan's terms to those of `kvmanager.prefix_load.PrefixLoad`. All times are on
+Translation only, of a plan's terms to those of `kvmanager.loading.prefix_load.PrefixLoad`. All times are on
 `time.monotonic`'s clock: a step of the machine's clock moves nothing.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from deployments.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict, PlannedLoad
-from kvmanager.keys import TOLERANT
-from kvmanager.prefix_load import LoadedSegment, PrefixLoad
+from kvmanager.loading.prefix_load import LoadedSegment, PrefixLoad
+from kvmanager.segments.keys import TOLERANT
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

@@ -35,15 +35,15 @@ from deployments.redis_renewer import RedisRenewer
 from deployments.replica_seat import ReplicaSeat, names_by_rank, succeeded_by
 from deployments.tier_seats import TierSeats
 from kvmanager.config import ManagerConfig
-from kvmanager.deltas import Deltas, Position
-from kvmanager.directives import evict
-from kvmanager.keys import BlockHash, SegmentKey
-from kvmanager.load_choice import LoadChoice, LoadMode
-from kvmanager.load_rates import ALL_REPLICAS, LateSample, Sample
-from kvmanager.locations import REDIS, Location, Tier
+from kvmanager.index.deltas import Deltas, Position
+from kvmanager.index.locations import REDIS, Location, Tier
+from kvmanager.loading.load_choice import LoadChoice, LoadMode
+from kvmanager.loading.load_rates import ALL_REPLICAS, LateSample, Sample
 from kvmanager.manager import KVManager
-from kvmanager.routing import STARTING_CREDITS
-from kvmanager.segments import SegmentSpan
+from kvmanager.moves.directives import evict
+from kvmanager.routing.cost import STARTING_CREDITS
+from kvmanager.segments.keys import BlockHash, SegmentKey
+from kvmanager.segments.spans import SegmentSpan
 
 if TYPE_CHECKING:
     from deployments.redis_endpoint import RedisEndpoint
@@ -420,7 +420,7 @@ class KVManagerActor(CallBatches, ControlOrders):
             self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
 
     async def _sweep(self) -> None:
-        """Do what the brain does in slices (`kvmanager.sweeps`); after each, whoever waits for a plan gets it."""
+        """Do what the brain does in slices (`kvmanager.index.sweeps`); after each, whoever waits for a plan gets it."""
         try:
             while self._brain.sweeping:
                 self._seats.send(self._brain.sweep(time.monotonic()))

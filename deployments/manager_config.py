@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from configs.settings import Settings, SettingsError
 from kvmanager.config import ManagerConfig
-from kvmanager.keys import tenant_tag
-from kvmanager.locations import Tier
+from kvmanager.index.locations import Tier
 from kvmanager.manager import KVManager
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.keys import tenant_tag
+from kvmanager.segments.server_secret import ServerSecret
 
 MOST_RENEW_S = 3600.0
 RENEW_SHARE = 1 / 24

@@ -22,7 +22,7 @@ import xxhash
 
 from configs.engine_arguments import that_may_change_kv
 from configs.settings import Settings
-from kvmanager.keys import ModelIdentity
+from kvmanager.segments.keys import ModelIdentity
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 from deployments.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from deployments.router_metrics import router_metrics
-from kvmanager.deltas import Deltas
-from kvmanager.directives import DirectiveKind
-from kvmanager.load_rates import ALL_REPLICAS
-from kvmanager.locations import Tier
-from kvmanager.mirror import PlacementMirror
-from kvmanager.spreading import Move
+from kvmanager.index.deltas import Deltas
+from kvmanager.index.locations import Tier
+from kvmanager.loading.load_rates import ALL_REPLICAS
+from kvmanager.moves.directives import DirectiveKind
+from kvmanager.routing.mirror import PlacementMirror
+from kvmanager.routing.spreading import Move
 
 logger = logging.getLogger(__name__)
 

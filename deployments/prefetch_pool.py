@@ -1,9 +1,9 @@
 """A node's prefetch workers, as its CPU tier sees them: several side by side, bounded, behind a circuit breaker.
 
 A long prefix is pulled from Redis by several workers at once, segment after segment along the sequence. By how many,
-`kvmanager.fan_out` says. Pulling must never cost more than computing would: what cannot be asked for now (circuit open,
-too many bytes under way) is refused at once, a worker that does not answer is replaced, and a Redis that fails several
-times in a row is left alone a while.
+`kvmanager.loading.fan_out` says. Pulling must never cost more than computing would: what cannot be asked for now
+(circuit open, too many bytes under way) is refused at once, a worker that does not answer is replaced, and a Redis that
+fails several times in a row is left alone a while.
 
 Everything here runs on the tier's event loop.
 """
@@ -27,8 +27,8 @@ import ray
 from deployments.prefetch_worker import UNREACHABLE, start_worker
 from deployments.redis_endpoint import RedisEndpoint
 from kvmanager.circuit_breaker import CircuitBreaker, CircuitState
-from kvmanager.fan_out import FanOut, assign
-from kvmanager.segment_sizes import MOST_BYTES_IN_FLIGHT
+from kvmanager.loading.fan_out import FanOut, assign
+from kvmanager.segments.sizes import MOST_BYTES_IN_FLIGHT
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deployments.codec_meter import CodecMeter
 from deployments.redis_endpoint import RedisEndpoint, open_coded_store
 from deployments.segment_store import StoreFullError, StoreTimeoutError, StoreUnavailableError, StoreWrongTypeError
-from kvmanager.segment_format import Buffer, SegmentMismatch
+from kvmanager.segments.format import Buffer, SegmentMismatch
 
 logger = logging.getLogger(__name__)
 

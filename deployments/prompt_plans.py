@@ -1,7 +1,8 @@
 """A replica's plans, prompt by prompt: which are asked for, what became of them, what the engine measured meanwhile.
 
 Why a prompt's KV was loaded or computed travels to the client as `usage.kv_cache.reason`: the plan's
-`kvmanager.plans.PlanReason`, or one of the reasons below, which are the replica's own. On the replica's event loop.
+`kvmanager.moves.plans.PlanReason`, or one of the reasons below, which are the replica's own. On the replica's event
+loop.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.kv_port import PlanDict, PlanExpectation
 from deployments.wire import KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
-from kvmanager.short_prompts import ShortPrompts
+from kvmanager.loading.short_prompts import ShortPrompts
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput

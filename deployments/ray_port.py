@@ -24,9 +24,9 @@ from deployments.locked_breaker import LockedBreaker
 from deployments.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from deployments.port_waits import PortWaits
 from deployments.tier_reader import TierReader
-from kvmanager.load_rates import LateSample, Sample
-from kvmanager.locations import Tier
-from kvmanager.segments import SegmentSpan
+from kvmanager.index.locations import Tier
+from kvmanager.loading.load_rates import LateSample, Sample
+from kvmanager.segments.spans import SegmentSpan
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from deployments.redis_endpoint import RedisEndpoint, namespace_root, segment_pr
 from deployments.redis_folder import RedisFolder
 from deployments.redis_server import find_redis_server
 from deployments.segment_codecs import CACHEGEN, RAW_CODING, Coding
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.server_secret import ServerSecret
 
 EMBEDDED = "embedded"
 CHECK_DEADLINE_S = 3.0

@@ -18,8 +18,8 @@ from deployments.redis_profiles import RedisProfiles
 from deployments.redis_store import RedisStore
 from deployments.segment_codecs import RAW_CODING, Coding, SegmentCodecs
 from deployments.segment_store import SegmentStore
-from kvmanager.segment_guard import ContentTag, SegmentGuard
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.guard import ContentTag, SegmentGuard
+from kvmanager.segments.server_secret import ServerSecret
 
 KEY_ROOT = b"crosskv:1:"
 """Of everything that crosskv keeps in a Redis; 1 is the version of this naming."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from deployments.redis_endpoint import RedisEndpoint, open_store
-from kvmanager.segment_format import SegmentHeader
+from kvmanager.segments.format import SegmentHeader
 
 
 @dataclass(frozen=True, slots=True)

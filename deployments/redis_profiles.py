@@ -18,7 +18,7 @@ import redis
 
 from deployments.redis_connection import SCAN_COUNT, connect, explain
 from deployments.segment_store import StoreUnavailableError
-from kvmanager.segment_guard import ContentTag
+from kvmanager.segments.guard import ContentTag
 
 FIELD = "t"
 """The profile after its keyed tag."""

@@ -1,4 +1,4 @@
-"""Has Redis keep what was used from expiring (`kvmanager.renewals`), and mends what it has lost all the same.
+"""Has Redis keep what was used from expiring (`kvmanager.moves.renewals`), and mends what it has lost all the same.
 
 A segment that turns out to be missing when it is renewed, because Redis has evicted it or it was deleted there, is
 copied there once more where a CPU tier has it: else all that hangs on it would be lost with it. Where none has, the
@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from deployments.tier_seats import TierSeats
-from kvmanager.directives import evict
-from kvmanager.keys import SegmentKey
-from kvmanager.locations import REDIS
+from kvmanager.index.locations import REDIS
 from kvmanager.manager import KVManager
+from kvmanager.moves.directives import evict
+from kvmanager.segments.keys import SegmentKey
 
 logger = logging.getLogger(__name__)
 

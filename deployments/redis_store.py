@@ -29,9 +29,9 @@ from deployments.segment_store import (
     StoreUnavailableError,
     StoreWrongTypeError,
 )
-from kvmanager.keys import HASH_BYTES
-from kvmanager.segment_format import HEADER_BYTES, Buffer, stated_body_bytes
-from kvmanager.segment_sizes import MOST_SEGMENT_BYTES
+from kvmanager.segments.format import HEADER_BYTES, Buffer, stated_body_bytes
+from kvmanager.segments.keys import HASH_BYTES
+from kvmanager.segments.sizes import MOST_SEGMENT_BYTES
 
 PART_BYTES = 4 << 20
 """The largest value: reads of 8 MB are two to three times slower than those of 1 to 4 MB, and each part is sent and

@@ -44,7 +44,7 @@ from deployments.redis_index import read_index
 from deployments.redis_store import RedisStore
 from deployments.segment_store import StoreUnavailableError
 from deployments.tier_seats import OK
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.server_secret import ServerSecret
 
 __all__ = ["RedisTier", "RedisTierConfig", "check_now"]
 

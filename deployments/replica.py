@@ -25,7 +25,7 @@ from deployments.prompt_plans import PromptPlans
 from deployments.ray_port import RayPort
 from deployments.serve_port import bind_to_node
 from deployments.wire import KV_CACHE_USAGE, GenerateRequest, PinnedCall
-from kvmanager.keys import EXACT
+from kvmanager.segments.keys import EXACT
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput

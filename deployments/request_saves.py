@@ -14,8 +14,8 @@ from deployments.kv_transfer import KVTransfer
 from deployments.layerwise import LayerwiseStep
 from deployments.layerwise_save import HostBuffer, LayerPace
 from deployments.tracked_request import TrackedRequest
-from kvmanager.keys import BlockHash
-from kvmanager.segments import split_segments
+from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.spans import split_segments
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager

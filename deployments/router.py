@@ -1,8 +1,8 @@
 """`PrefixAffinityRouter`: a Ray Serve request router that sends a prompt where the least work is left.
 
-Translation only: the mirror, the cost with its reservations, and what a hot prefix needs are `kvmanager.mirror`,
-`kvmanager.routing` and `kvmanager.spreading`. Imports neither vLLM nor torch, because Serve's controller loads this
-class too.
+Translation only: the mirror, the cost with its reservations, and what a hot prefix needs are
+`kvmanager.routing.mirror`, `kvmanager.routing` and `kvmanager.routing.spreading`. Imports neither vLLM nor torch,
+because Serve's controller loads this class too.
 
 Leans on ray 2.60.0: `RequestRouter` (alpha) with `initialize_state`, `choose_replicas`, `on_request_routed`,
 `on_request_completed`, `update_replicas` with `RunningReplica._actor_handle`; `PendingRequest.args` and
@@ -24,12 +24,12 @@ from configs.settings import Settings
 from deployments.placement_feed import PlacementFeed
 from deployments.running_replicas import running_replicas
 from deployments.wire import GenerateRequest, PinnedCall
-from kvmanager.keys import BlockHash
-from kvmanager.load_rates import ALL_REPLICAS
-from kvmanager.locations import Tier
-from kvmanager.mirror import TierHits
-from kvmanager.routing import RoutingState
-from kvmanager.spreading import Spreading
+from kvmanager.index.locations import Tier
+from kvmanager.loading.load_rates import ALL_REPLICAS
+from kvmanager.routing.cost import RoutingState
+from kvmanager.routing.mirror import TierHits
+from kvmanager.routing.spreading import Spreading
+from kvmanager.segments.keys import BlockHash
 
 EXPECTED_S = 5.0
 """How long a choice counts that Serve does not carry out: by default it asks again within 0.5 s, unless the request was

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from configs.settings import SettingsError
-from kvmanager.server_secret import SECRET_BYTES, ServerSecret
+from kvmanager.segments.server_secret import SECRET_BYTES, ServerSecret
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kvmanager.segment_format import EXACT, RAW, MismatchReason, SegmentHeader, SegmentMismatch
+from kvmanager.segments.format import EXACT, RAW, MismatchReason, SegmentHeader, SegmentMismatch
 
 if TYPE_CHECKING:
     from kernels.codecs import Codec

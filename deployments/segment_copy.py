@@ -18,7 +18,7 @@ import torch
 from kernels.paged.cpu import LINE_BYTES
 from kernels.paged.gather_scatter import gather, scatter, warm_up
 from kernels.paged.layout import PagedLayout
-from kvmanager.segment_format import (
+from kvmanager.segments.format import (
     EXACT,
     SegmentHeader,
     SegmentLayers,
@@ -28,7 +28,7 @@ from kvmanager.segment_format import (
     seal,
     sealed_bytes,
 )
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.spans import SegmentSpan
 
 # Stored segments are read-only, and so are the tensors made of them here: `scatter` only reads its source.
 warnings.filterwarnings("ignore", message="The given (NumPy array|buffer) is not writable")

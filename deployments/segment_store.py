@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from kvmanager.segment_format import Buffer
+from kvmanager.segments.format import Buffer
 
 OwnBuffer: TypeAlias = bytearray | memoryview
 """Writable, and nobody else's."""

@@ -28,11 +28,11 @@ from deployments.kv_port import PlannedLoad
 from deployments.locked_breaker import LockedBreaker
 from deployments.manager_client import SERVE_NAMESPACE
 from deployments.port_waits import PortWaits
-from kvmanager.locations import Tier
+from kvmanager.index.locations import Tier
 
 WINDOW_BYTES = 48 * 1024**2
 """From Redis, asked for in one call. Two calls are under way at a time: so a load fits what a tier's workers may have
-under way (`kvmanager.segment_sizes.MOST_BYTES_IN_FLIGHT`), however long it is. A segment that is larger is a call of
+under way (`kvmanager.segments.sizes.MOST_BYTES_IN_FLIGHT`), however long it is. A segment that is larger is a call of
 its own, and under way alone."""
 LATE_S = 0.25
 """A wait of so long, while later segments are there, is the worker's fault and not Redis's: they come about evenly."""

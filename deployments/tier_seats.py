@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deployments.eviction_queue import EvictionQueue
-from kvmanager.directives import Directive
-from kvmanager.keys import SegmentKey
-from kvmanager.locations import REDIS, Location, Tier
+from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.moves.directives import Directive
+from kvmanager.segments.keys import SegmentKey
 
 if TYPE_CHECKING:
     from deployments.redis_endpoint import RedisEndpoint

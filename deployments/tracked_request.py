@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deployments.kv_port import PlannedLoad
-from kvmanager.segment_format import EXACT
+from kvmanager.segments.format import EXACT
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from deployments.kv_port import PlannedLoad
 from deployments.layerwise_save import LayerPace
-from kvmanager.prefix_load import PrefixLoad
-from kvmanager.segment_format import EXACT
-from kvmanager.segments import SegmentSpan
+from kvmanager.loading.prefix_load import PrefixLoad
+from kvmanager.segments.format import EXACT
+from kvmanager.segments.spans import SegmentSpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from deployments.failed_replicas import FailedReplicas
-from kvmanager.keys import EXACT, Fidelity
+from kvmanager.segments.keys import EXACT, Fidelity
 
 if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
@@ -62,8 +62,10 @@ class GenerateRequest:
     """One prompt for one replica.
 
     `block_hashes` are the hashes of the prompt's full blocks (32 bytes each), computed with `cache_salt`, which
-    already contains the model's fingerprint and the tenant (`kvmanager.keys`). `replica_pin` is the replica's rank.
-    `tenant` is the tenant's tag (`kvmanager.keys.tenant_tag`), empty for none: its quota is charged for what is stored.
+    already contains the model's fingerprint and the tenant (`kvmanager.segments.keys`). `replica_pin` is the replica's
+    rank.
+    `tenant` is the tenant's tag (`kvmanager.segments.keys.tenant_tag`), empty for none: its quota is charged for what
+    is stored.
     `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
     whose KV a tolerant prompt may read; empty for an exact one.
     `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the

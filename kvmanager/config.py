@@ -11,7 +11,7 @@ class ManagerConfig:
     blocks_per_segment: int
     block_tokens: int = 32
     load_or_recompute: str = "auto"
-    """What plans load of what is stored: a `kvmanager.load_choice.LoadMode`."""
+    """What plans load of what is stored: a `kvmanager.loading.load_choice.LoadMode`."""
     most_load_s: float = 2.0
     """A replica gives a load up then."""
     lease_s: float = 30.0
@@ -25,15 +25,17 @@ class ManagerConfig:
     max_deltas: int = 65_536
     """Events kept for mirrors: one that has missed more fetches a snapshot."""
     eviction_policy: str = "lfu"
-    """One of `kvmanager.policies`, or a class as "module:Class"; the manager refuses what is none."""
+    """One of `kvmanager.eviction.policies`, or a class as "module:Class"; the manager refuses what is none."""
     policy_seed: int = 0
     """For what a policy draws by chance."""
     cpu_high_water: float = 0.9
     """Share of a CPU tier's budget above which its coldest segments move to Redis."""
     redis_min_uses: float = 1.0
-    """A segment used so often (`kvmanager.demotion_queue`) is copied to Redis; 1: every segment when it is stored."""
+    """A segment used so often (`kvmanager.index.demotion_queue`) is copied to Redis; 1: every segment when it is
+    stored."""
     redis_renew_s: float = 0.0
-    """How long a segment at Redis that is used needs no renewal (`kvmanager.renewals`); 0: nothing expires there."""
+    """How long a segment at Redis that is used needs no renewal (`kvmanager.moves.renewals`); 0: nothing expires
+    there."""
     pin_budget_bytes: int = 0
     """Bytes that pins may keep from being evicted, each segment counted once; 0: nothing can be pinned."""
     tenant_pin_bytes: Mapping[str, int] | None = None

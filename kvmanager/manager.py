@@ -3,7 +3,7 @@
 Who calls: the manager's actor, from one thread, never re-entrantly. It passes the time (``now``, seconds on any clock
 that does not jump; a step backwards is ignored) and carries out the returned directives in order. Everything happens in
 memory at once; nothing here waits, and nothing on a request's path (`plan`, `release`, `offer`, `commit`, `abandon`,
-the device reports, `deltas_since`) costs O(index); what does is done in slices (`kvmanager.sweeps`, `snapshots`).
+the device reports, `deltas_since`) costs O(index); what does is done in slices (`kvmanager.index.sweeps`, `snapshots`).
 
 This class holds no rule of its own. The rules are in its parts (`kvmanager.manager_parts`): `trie` and `nodes` (what is
 known), `catalog` (what is where), `plans`, `saves`, `demotions`, `pins`, `quotas`, `device_index`, `deltas`.
@@ -13,19 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kvmanager.config import ManagerConfig
-from kvmanager.deltas import HASHES_PER_EVENT
-from kvmanager.demotions import Demotion
-from kvmanager.directives import Directive, evict
-from kvmanager.due_evictions import evictions
-from kvmanager.keys import BlockHash, SegmentKey
-from kvmanager.locations import REDIS, Location, Tier
+from kvmanager.eviction.pins import PinReport
+from kvmanager.index.deltas import HASHES_PER_EVENT
+from kvmanager.index.locations import REDIS, Location, Tier
+from kvmanager.index.nodes import Copy
 from kvmanager.manager_parts import ManagerParts
-from kvmanager.nodes import Copy
-from kvmanager.pins import PinReport
-from kvmanager.plans import Choose, Plan
-from kvmanager.renewals import AtRedis
-from kvmanager.saves import Offer
-from kvmanager.segments import SegmentSpan
+from kvmanager.moves.demotions import Demotion
+from kvmanager.moves.directives import Directive, evict
+from kvmanager.moves.due_evictions import evictions
+from kvmanager.moves.plans import Choose, Plan
+from kvmanager.moves.renewals import AtRedis
+from kvmanager.moves.saves import Offer
+from kvmanager.segments.keys import BlockHash, SegmentKey
+from kvmanager.segments.spans import SegmentSpan
 
 __all__ = ["KVManager", "ManagerConfig"]
 
@@ -75,9 +75,9 @@ class KVManager(ManagerParts):
     ) -> Plan:
         """Say what ``replica`` on ``node`` shall load for a prompt of which it holds ``device_blocks`` leading blocks.
 
-        All that is stored after those, unless ``choose`` says less (`kvmanager.load_choice`). Counts one request, and
-        one use of every known segment that the prompt begins with, loaded or not. The segments handed out stay where
-        they are until `release` or ``lease_s`` seconds. O(segments of the prompt).
+        All that is stored after those, unless ``choose`` says less (`kvmanager.loading.load_choice`). Counts one
+        request, and one use of every known segment that the prompt begins with, loaded or not. The segments handed out
+        stay where they are until `release` or ``lease_s`` seconds. O(segments of the prompt).
 
         ``exact_hashes``: of the same tokens where they are stored without loss, which a tolerant prompt may read. Where
         more is stored under those, or as much and nearer, the whole plan is about them, and the keys in it are theirs.
@@ -246,7 +246,7 @@ class KVManager(ManagerParts):
 
         ``tenant``: tag of whose pin it is, whose budget it counts in, and who alone may end it.
 
-        `clear`, `dropped` and `forget_holder` take them all the same. Raises `kvmanager.pins.UnknownKeyError`,
+        `clear`, `dropped` and `forget_holder` take them all the same. Raises `kvmanager.eviction.pins.UnknownKeyError`,
         `PinBudgetError`, and ValueError for a time out of bounds; nothing is changed then.
         """
         self._advance(now)
@@ -327,7 +327,7 @@ class KVManager(ManagerParts):
         return self._catalog.sweeps.cleared[tier]
 
     def sweep(self, now: float) -> tuple[Directive, ...]:
-        """Go on with what is done in slices (`kvmanager.sweeps`): one slice. Returns the evictions that are due.
+        """Go on with what is done in slices (`kvmanager.index.sweeps`): one slice. Returns the evictions that are due.
 
         To be called again as long as `sweeping`, with time for plans in between.
         """

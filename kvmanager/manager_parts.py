@@ -7,27 +7,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kvmanager.catalog import Catalog
 from kvmanager.config import ManagerConfig
-from kvmanager.counters import Counters
-from kvmanager.deltas import DeltaLog, Deltas, Position
-from kvmanager.demotion_queue import DemotionQueue
-from kvmanager.demotions import Demotions
-from kvmanager.device_index import DeviceIndex
-from kvmanager.due_evictions import DueEvictions
-from kvmanager.hotness import HotnessClock
-from kvmanager.keys import BlockHash
-from kvmanager.offloads import Offloads
-from kvmanager.pins import Pins
-from kvmanager.plans import Planner
-from kvmanager.policies import EvictionPolicy, PolicySetting, find_policy, make_policy
-from kvmanager.quotas import Quotas
-from kvmanager.renewals import Renewals
+from kvmanager.eviction.pins import Pins
+from kvmanager.eviction.policies import EvictionPolicy, PolicySetting, find_policy, make_policy
+from kvmanager.eviction.quotas import Quotas
+from kvmanager.eviction.reuse_model import ReuseModel
+from kvmanager.index.catalog import Catalog
+from kvmanager.index.counters import Counters
+from kvmanager.index.deltas import DeltaLog, Deltas, Position
+from kvmanager.index.demotion_queue import DemotionQueue
+from kvmanager.index.device_index import DeviceIndex
+from kvmanager.index.hotness import HotnessClock
+from kvmanager.index.snapshots import Snapshots
+from kvmanager.index.trie import PrefixTrie
+from kvmanager.moves.demotions import Demotions
+from kvmanager.moves.due_evictions import DueEvictions
+from kvmanager.moves.offloads import Offloads
+from kvmanager.moves.plans import Planner
+from kvmanager.moves.renewals import Renewals
+from kvmanager.moves.saves import Saves
 from kvmanager.report import lookup_report, store_report, tenant_report
-from kvmanager.reuse_model import ReuseModel
-from kvmanager.saves import Saves
-from kvmanager.snapshots import Snapshots
-from kvmanager.trie import PrefixTrie
+from kvmanager.segments.keys import BlockHash
 
 
 class ManagerParts:

@@ -3,15 +3,15 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvmanager.catalog import Catalog
-from kvmanager.device_index import DeviceIndex
-from kvmanager.hotness import HotnessClock
-from kvmanager.keys import BlockHash
-from kvmanager.locations import Tier
-from kvmanager.nodes import Node
-from kvmanager.pins import Pins
-from kvmanager.plans import Planner
-from kvmanager.stores import Store
+from kvmanager.eviction.pins import Pins
+from kvmanager.index.catalog import Catalog
+from kvmanager.index.device_index import DeviceIndex
+from kvmanager.index.hotness import HotnessClock
+from kvmanager.index.locations import Tier
+from kvmanager.index.nodes import Node
+from kvmanager.index.stores import Store
+from kvmanager.moves.plans import Planner
+from kvmanager.segments.keys import BlockHash
 
 
 def lookup_report(

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from kvmanager.locations import Tier
+from kvmanager.index.locations import Tier
 
 
 class CostsError(ValueError):

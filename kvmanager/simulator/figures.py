@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvmanager.simulator.cluster import simulate
+from kvmanager.simulator.cluster.replay import simulate
 from kvmanager.simulator.costs import Costs
-from kvmanager.simulator.replay import Setup, Tally, replay
+from kvmanager.simulator.one_replica.replay import Setup, Tally, replay
 from kvmanager.simulator.trace import BLOCK_TOKENS, TraceRequest
 
 Figures = dict[str, Any]
@@ -32,7 +32,7 @@ def run_setup(trace: Sequence[TraceRequest], setup: Setup, costs: Costs, progres
 
 
 def of_one_replica(tally: Tally, costs: Costs) -> Figures:
-    """Return the figures of `kvmanager.simulator.replay`."""
+    """Return the figures of `kvmanager.simulator.one_replica.replay`."""
     found = {"device": tally.device_blocks, "cpu": tally.cpu_blocks, "redis": tally.redis_blocks}
     hit_blocks = sum(found.values())
     block_bytes = BLOCK_TOKENS * costs.kv_bytes_per_token

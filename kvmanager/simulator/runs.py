@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kvmanager.simulator.costs import Costs
 from kvmanager.simulator.figures import Figures, run_setup
-from kvmanager.simulator.replay import Setup
+from kvmanager.simulator.one_replica.replay import Setup
 from kvmanager.simulator.trace import TraceRequest
 
 _POLL_S = 0.1

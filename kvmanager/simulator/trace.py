@@ -23,7 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvmanager.keys import BlockHash
+from kvmanager.segments.keys import BlockHash
 
 BLOCK_TOKENS = 512
 """Prompt tokens that one of ``hash_ids`` stands for."""

@@ -19,13 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from kvmanager.hotness import HotnessClock
-from kvmanager.keys import BlockHash
-from kvmanager.locations import Tier
-from kvmanager.mirror import TierHits
-from kvmanager.routing import RoutingState
+from kvmanager.index.hotness import HotnessClock
+from kvmanager.index.locations import Tier
+from kvmanager.routing.cost import RoutingState
+from kvmanager.routing.mirror import TierHits
+from kvmanager.segments.keys import BlockHash
 from kvmanager.simulator.costs import Costs
-from kvmanager.simulator.scored_pool import ScoredPool
+from kvmanager.simulator.one_replica.scored_pool import ScoredPool
 from kvmanager.simulator.trace import BLOCK_TOKENS, TraceRequest, block_key
 
 

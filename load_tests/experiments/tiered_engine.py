@@ -12,8 +12,8 @@ from typing import Any
 from configs.settings import load_settings
 from deployments.redis_server import EmbeddedRedis
 from deployments.segment_codecs import CACHEGEN, LOSSLESS, RAW_CODING, Coding
-from kvmanager.keys import EXACT, TOLERANT, Fidelity, cache_salt
-from kvmanager.segment_format import RAW
+from kvmanager.segments.format import RAW
+from kvmanager.segments.keys import EXACT, TOLERANT, Fidelity, cache_salt
 from load_tests.experiments.sizes import STEP_TOKENS
 from load_tests.harness.engine import PATIENCE_S, SECRET, Timed, prompt
 from load_tests.harness.tiered_engine import TieredEngine

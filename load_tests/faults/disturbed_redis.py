@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from deployments.redis_config import RedisTierConfig
 from deployments.redis_endpoint import RedisEndpoint
 from deployments.segment_store import OwnBuffer, SegmentStore, StoredHeader, StoreUnavailableError
-from kvmanager.segment_format import Buffer
+from kvmanager.segments.format import Buffer
 
 
 class Disturbance(Protocol):

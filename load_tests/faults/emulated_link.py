@@ -18,7 +18,7 @@ from pathlib import Path
 
 from deployments.redis_store import PART_BYTES
 from deployments.segment_store import OwnBuffer, SegmentStore, StoredHeader, StoreTimeoutError
-from kvmanager.segment_format import Buffer
+from kvmanager.segments.format import Buffer
 
 
 @dataclass(frozen=True, slots=True)

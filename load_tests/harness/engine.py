@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from configs.settings import Settings
 from deployments.kv_port import PLAN
 from deployments.wire import KV_CACHE_USAGE
-from kvmanager.keys import BlockHash, block_hashes, cache_salt
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.keys import BlockHash, block_hashes, cache_salt
+from kvmanager.segments.server_secret import ServerSecret
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -10,11 +10,11 @@ from typing import Any
 from deployments.kv_port import LayerArrival, PlanDict, PlannedLoad, SaveGrant
 from deployments.layer_groups import in_layer_groups
 from kvmanager.config import ManagerConfig
-from kvmanager.hotness import HotnessClock
-from kvmanager.keys import BlockHash
-from kvmanager.locations import Location, Tier
+from kvmanager.index.hotness import HotnessClock
+from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.spans import SegmentSpan
 
 LEASE_ID = 7
 HERE = Location(Tier.CPU, "node")

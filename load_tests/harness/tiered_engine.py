@@ -19,8 +19,8 @@ from deployments.prompt_plans import PromptPlans
 from deployments.ray_port import RayPort
 from deployments.redis_server import EmbeddedRedis
 from deployments.wire import GenerateRequest
-from kvmanager.keys import EXACT, Fidelity
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.keys import EXACT, Fidelity
+from kvmanager.segments.spans import SegmentSpan
 from load_tests.faults.disturbed_redis import disturbed
 from load_tests.faults.emulated_link import NO_LINK, EmulatedLink
 from load_tests.harness.engine import PATIENCE_S, Engine, until

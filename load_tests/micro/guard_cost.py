@@ -35,10 +35,10 @@ from deployments.redis_endpoint import RedisEndpoint, open_profiles
 from deployments.redis_store import RedisStore
 from deployments.segment_codecs import Coding, SegmentCodecs
 from deployments.segment_store import SegmentStore
-from kvmanager.keys import SegmentKey
-from kvmanager.segment_format import SegmentHeader, body_offset, seal
-from kvmanager.segment_guard import SegmentGuard
-from kvmanager.segments import NodeKind, SegmentSpan
+from kvmanager.segments.format import SegmentHeader, body_offset, seal
+from kvmanager.segments.guard import SegmentGuard
+from kvmanager.segments.keys import SegmentKey
+from kvmanager.segments.spans import NodeKind, SegmentSpan
 from load_tests.harness.engine import SECRET
 from load_tests.harness.tiers import MIB, own_redis
 from load_tests.measuring import report

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import psutil
 
 from kvmanager.config import ManagerConfig
-from kvmanager.keys import BlockHash
-from kvmanager.locations import Location, Tier
+from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.segments import SegmentSpan, split_segments
+from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.spans import SegmentSpan, split_segments
 from load_tests.measuring.spread import percentile
 
 SEGMENT_BLOCKS = 8

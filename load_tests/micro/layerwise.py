@@ -27,8 +27,8 @@ from rich.progress import track
 from configs.model_folder import DEMO_MODEL
 from configs.settings import load_settings
 from deployments.kv_port import LayerArrival, PlannedLoad, SaveGrant
-from kvmanager.segment_format import body_offset
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.format import body_offset
+from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import Engine, Timed, prompt
 from load_tests.harness.engine_threads import start_with_engine_threads
 from load_tests.harness.memory_port import BrainPort

@@ -22,8 +22,8 @@ import ray
 from deployments.manager_actor import KVManagerActor
 from deployments.manager_client import ManagerClient
 from kvmanager.config import ManagerConfig
-from kvmanager.keys import BlockHash
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.tiers import start_manager
 from load_tests.measuring.spread import percentile
 from load_tests.measuring.turns import turns

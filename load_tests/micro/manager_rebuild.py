@@ -24,11 +24,11 @@ from deployments.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUn
 from deployments.redis_connection import connect
 from deployments.redis_endpoint import owner_key, segment_prefix
 from deployments.redis_tier import RedisTier, RedisTierConfig
-from kvmanager.keys import BlockHash
-from kvmanager.locations import Tier
-from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, seal, sealed_bytes
-from kvmanager.segment_guard import SALT_BYTES, SegmentGuard
-from kvmanager.segments import SegmentSpan
+from kvmanager.index.locations import Tier
+from kvmanager.segments.format import HEADER_BYTES, SegmentHeader, seal, sealed_bytes
+from kvmanager.segments.guard import SALT_BYTES, SegmentGuard
+from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import SECRET
 from load_tests.harness.tiers import own_redis, start_manager
 from load_tests.measuring.spread import percentile

@@ -17,9 +17,9 @@ from typing import Any
 
 from deployments.manager_actor import KVManagerActor
 from kvmanager.config import ManagerConfig
-from kvmanager.keys import BlockHash, SegmentKey
-from kvmanager.mirror import PlacementMirror
-from kvmanager.segments import split_segments
+from kvmanager.routing.mirror import PlacementMirror
+from kvmanager.segments.keys import BlockHash, SegmentKey
+from kvmanager.segments.spans import split_segments
 from load_tests.measuring.spread import percentile
 from load_tests.micro.index_scale import PROMPT_SEGMENTS, SEGMENT_BLOCKS, SEGMENT_BYTES, prompts
 

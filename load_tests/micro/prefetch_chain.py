@@ -22,10 +22,10 @@ from deployments.segment_copy import SegmentCopier
 from deployments.tier_reader import TierReader
 from kernels.paged.layout import LayoutKind, PagedLayout
 from kvmanager.config import ManagerConfig
-from kvmanager.keys import BlockHash
-from kvmanager.locations import Tier
-from kvmanager.segment_format import verify
-from kvmanager.segments import SegmentSpan, split_segments
+from kvmanager.index.locations import Tier
+from kvmanager.segments.format import verify
+from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.spans import SegmentSpan, split_segments
 from load_tests.faults.disturbed_redis import disturbed
 from load_tests.faults.emulated_link import EmulatedLink
 from load_tests.harness.engine import SECRET, until

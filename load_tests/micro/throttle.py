@@ -21,8 +21,8 @@ import typer
 
 from configs.settings import load_settings
 from deployments.redis_server import EmbeddedRedis
-from kvmanager.load_choice import LoadChoice, LoadMode, PromptChoice
-from kvmanager.plans import PlannedSegment, PlanReason
+from kvmanager.loading.load_choice import LoadChoice, LoadMode, PromptChoice
+from kvmanager.moves.plans import PlannedSegment, PlanReason
 from load_tests.faults.emulated_link import EmulatedLink
 from load_tests.harness.engine import PATIENCE_S, prompt, until
 from load_tests.harness.engine_threads import start_with_engine_threads

@@ -21,10 +21,10 @@ from deployments.redis_endpoint import RedisEndpoint, open_store, segment_prefix
 from deployments.redis_index import RedisIndex, read_index
 from deployments.redis_server import EmbeddedRedis
 from kvmanager.config import ManagerConfig
-from kvmanager.locations import REDIS
+from kvmanager.index.locations import REDIS
 from kvmanager.manager import KVManager
-from kvmanager.segment_format import SegmentHeader, seal, sealed_bytes
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.format import SegmentHeader, seal, sealed_bytes
+from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import SECRET, until
 from load_tests.harness.tiers import MIB
 from load_tests.measuring import report

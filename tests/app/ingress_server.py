@@ -18,7 +18,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from app.ingress import create_app
 from app.replica_handle import Backend
 from configs.settings import Settings, load_settings
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.server_secret import ServerSecret
 
 MODEL = "demo"
 CONTEXT = 512

@@ -12,7 +12,7 @@ from ingress_server import CHAT, COMPLETION, FINGERPRINT, SECRET, settings_with
 
 from app.auth import ApiKeys, Caller
 from app.prompt_keys import PromptKeys
-from kvmanager import keys
+from kvmanager.segments import keys
 
 TENANTS = {"key-a": "alice", "key-b": "bob"}
 

@@ -19,7 +19,7 @@ from app.fidelity import FidelityRule
 from app.prompt_keys import PromptKeys
 from configs.settings import SettingsError, load_settings
 from deployments.wire import GenerateRequest
-from kvmanager import keys
+from kvmanager.segments import keys
 
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"
 KEYS = {"key-a": "alice", "key-b": "bob", "key-c": "carol"}

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.manager_metrics import manager_metrics_text
 from kvmanager.config import ManagerConfig
-from kvmanager.locations import Location, Tier
+from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
 
 NODE = "0123456789abcdef"

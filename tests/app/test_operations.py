@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app import health, metrics
 from app.admission import AdmissionQueue
 from app.replica_handle import HealthReport
-from kvmanager import keys
+from kvmanager.segments import keys
 
 
 def test_lookup_hashes_what_a_completion_would_send(start):

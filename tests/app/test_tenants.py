@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 
 from app import kv_jobs
 from app.auth import from_this_machine, is_loopback, route_path
-from kvmanager.keys import tenant_tag
+from kvmanager.segments.keys import tenant_tag
 
 KEYS = {"key-a": "alice", "key-b": "bob", "key-o": {"tenant": "ops", "admin": True}}
 ALICE, BOB, OPS = ({"authorization": f"Bearer {key}"} for key in KEYS)

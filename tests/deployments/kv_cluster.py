@@ -15,9 +15,9 @@ from deployments.cpu_tier import get_or_start_tier
 from deployments.manager_actor import KVManagerActor
 from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
 from kvmanager.config import ManagerConfig
-from kvmanager.keys import BlockHash
-from kvmanager.segment_format import SegmentHeader, seal, sealed_bytes
-from kvmanager.segments import SegmentSpan, split_segments
+from kvmanager.segments.format import SegmentHeader, seal, sealed_bytes
+from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.spans import SegmentSpan, split_segments
 
 SEGMENT_BLOCKS = 4
 FINGERPRINT = b"f" * 32

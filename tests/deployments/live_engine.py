@@ -16,7 +16,7 @@ from vllm.outputs import RequestOutput
 from configs.settings import load_settings
 from deployments.kv_port import PLAN, TENANT
 from deployments.wire import KV_CACHE_USAGE
-from kvmanager.keys import cache_salt, tenant_tag
+from kvmanager.segments.keys import cache_salt, tenant_tag
 from load_tests.harness.engine import SECRET, Engine, greedy, until
 from load_tests.harness.memory_port import MemoryPort
 

@@ -16,7 +16,7 @@ from redis_fixture import FINGERPRINT, MIB, PATIENCE_S, SECRET, until
 from deployments import redis_tier
 from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
 from deployments.redis_tier import RedisTier, RedisTierConfig
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.spans import SegmentSpan
 
 _numbers = itertools.count()
 

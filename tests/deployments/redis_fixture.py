@@ -15,10 +15,10 @@ from deployments.redis_connection import connect
 from deployments.redis_endpoint import RedisEndpoint, segment_prefix
 from deployments.redis_server import EmbeddedRedis
 from deployments.redis_store import PART_BYTES
-from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, seal
-from kvmanager.segment_guard import SegmentGuard
-from kvmanager.segments import SegmentSpan, split_segments
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.format import HEADER_BYTES, SegmentHeader, seal
+from kvmanager.segments.guard import SegmentGuard
+from kvmanager.segments.server_secret import ServerSecret
+from kvmanager.segments.spans import SegmentSpan, split_segments
 
 FINGERPRINT = b"F" * 32
 SECRET = ServerSecret(b"the server's secret of 32 bytes.")

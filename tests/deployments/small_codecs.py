@@ -12,8 +12,8 @@ import torch
 from redis_fixture import FINGERPRINT, SHAPE
 
 from kernels.errors import CodecError
-from kvmanager.segment_format import SegmentHeader, body_offset, seal
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.format import SegmentHeader, body_offset, seal
+from kvmanager.segments.spans import SegmentSpan
 
 
 class SmallProfile:

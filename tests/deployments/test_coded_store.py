@@ -21,7 +21,7 @@ from deployments.codec_meter import CodecMeter
 from deployments.coded_store import CodedStore
 from deployments.segment_codecs import RAW_CODING, Coding, SegmentCodecs
 from deployments.segment_store import StoredHeader, StoreUnavailableError
-from kvmanager.segment_format import (
+from kvmanager.segments.format import (
     HEADER_BYTES,
     MismatchReason,
     SegmentMismatch,
@@ -33,7 +33,7 @@ from kvmanager.segment_format import (
     table_bytes,
     verify,
 )
-from kvmanager.segment_sizes import MOST_SEGMENT_BYTES
+from kvmanager.segments.sizes import MOST_SEGMENT_BYTES
 
 SPAN = chain(1, 1)[0]
 CODING = Coding("lossless", "cachegen", 2)

@@ -11,8 +11,8 @@ import pytest
 from live_engine import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine, usage
 from vllm import SamplingParams
 
-from kvmanager.segment_format import body_offset, read_header
-from kvmanager.segments import NodeKind
+from kvmanager.segments.format import body_offset, read_header
+from kvmanager.segments.spans import NodeKind
 from load_tests.harness.engine import greedy, prompt, until
 from load_tests.harness.memory_port import MemoryPort
 

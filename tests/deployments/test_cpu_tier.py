@@ -19,7 +19,7 @@ from deployments.cpu_tier import CPUTier, tier_name
 from deployments.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from deployments.prefetch_pool import Load, Pull
 from deployments.ray_port import RayPort
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.spans import SegmentSpan
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test

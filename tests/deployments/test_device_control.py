@@ -14,7 +14,7 @@ from live_engine import BLOCK, DEVICE_BLOCKS, PATIENCE_S, SEGMENT_BLOCKS, LiveEn
 
 from deployments import device_control, device_orders
 from deployments.device_pins import DevicePins
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import greedy, prompt, until
 from load_tests.harness.memory_port import MemoryPort
 

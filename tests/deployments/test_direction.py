@@ -17,7 +17,7 @@ from deployments.manager_actor import KVManagerActor
 from deployments.order_taker import OrderTaker
 from deployments.replica_seat import MISSED_POLLS_S
 from kvmanager.config import ManagerConfig
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import prompt, until
 from load_tests.harness.memory_port import MemoryPort
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from live_engine import BLOCK, LiveEngine
 
-from kvmanager.keys import block_hashes
+from kvmanager.segments.keys import block_hashes
 from load_tests.harness.engine import greedy, prompt
 
 ENGINE: dict[str, Any] = {"device_blocks": 100}

@@ -13,7 +13,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.engine_host import EngineHungError
 from deployments.heartbeat import LOOK_EVERY_S, PATIENCE, UNKNOWN_S, HangWatch, Heartbeat
-from kvmanager.step_pace import StepWork
+from kvmanager.loading.step_pace import StepWork
 from load_tests.harness.engine import greedy, prompt, until
 
 SLACK_S = 10.0

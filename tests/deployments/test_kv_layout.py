@@ -9,8 +9,8 @@ import pytest
 import torch
 from live_engine import BLOCK, EngineSlot, LiveEngine
 
-from kvmanager.segment_format import body_offset, open_segment
-from kvmanager.segments import NodeKind, SegmentSpan
+from kvmanager.segments.format import body_offset, open_segment
+from kvmanager.segments.spans import NodeKind, SegmentSpan
 from load_tests.harness.engine import prompt
 from load_tests.harness.memory_port import MemoryPort
 

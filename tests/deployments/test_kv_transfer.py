@@ -16,7 +16,7 @@ from deployments import kv_transfer
 from deployments.kv_port import PlannedLoad, SaveGrant
 from deployments.kv_transfer import LOAD_THREADS, KVTransfer, LoadJob, SaveJob
 from deployments.layerwise_streams import HostStreams
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.memory_port import MemoryPort
 
 BLOCKS = (4, 5)

@@ -31,9 +31,9 @@ from deployments.replica_metrics import replica_metrics_text
 from deployments.segment_copy import SegmentCopier
 from deployments.transfer_jobs import LoadJob, TransferCounters
 from kernels.paged.layout import LayoutKind, PagedLayout
-from kvmanager.keys import SegmentKey
-from kvmanager.segment_format import SegmentMismatch, open_segment
-from kvmanager.segments import NodeKind, SegmentSpan
+from kvmanager.segments.format import SegmentMismatch, open_segment
+from kvmanager.segments.keys import SegmentKey
+from kvmanager.segments.spans import NodeKind, SegmentSpan
 from load_tests.harness.memory_port import MemoryPort
 
 LAYERS, BLOCK = 4, 32

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.kv_port import ARRIVED, FIDELITY, PLAN, PlannedLoad
 from deployments.load_pace import load_pace
-from kvmanager.keys import TOLERANT
+from kvmanager.segments.keys import TOLERANT
 
 BLOCK, TARGET_S = 32, 5.0
 LOADS = [PlannedLoad(b"k" * 32, 0, 4, "redis", "", 1000)]

@@ -14,9 +14,9 @@ from deployments import manager_actor, replica_seat, tier_seats
 from deployments.eviction_queue import EvictionQueue
 from deployments.manager_actor import KVManagerActor
 from kvmanager.config import ManagerConfig
-from kvmanager.deltas import NOTHING_SEEN, Position
-from kvmanager.locations import REDIS, Location, Tier
-from kvmanager.mirror import PlacementMirror
+from kvmanager.index.deltas import NOTHING_SEEN, Position
+from kvmanager.index.locations import REDIS, Location, Tier
+from kvmanager.routing.mirror import PlacementMirror
 
 NODE, REPLICA = "node", "replica"
 

@@ -6,15 +6,15 @@ import pytest
 
 from configs.settings import SettingsError, load_settings
 from deployments.manager_config import manager_config, pin_shares, require_policy, tenant_quotas
-from kvmanager.keys import tenant_tag
-from kvmanager.locations import Tier
-from kvmanager.server_secret import ServerSecret
+from kvmanager.index.locations import Tier
+from kvmanager.segments.keys import tenant_tag
+from kvmanager.segments.server_secret import ServerSecret
 
 SECRET = ServerSecret(bytes(32))
 
 
 def test_every_policy_by_name_and_a_class_of_the_users_can_be_set():
-    for name in ("lfu", "decayed-lfu", "lru", "kvmanager.policies.lru:Lru"):
+    for name in ("lfu", "decayed-lfu", "lru", "kvmanager.eviction.policies.lru:Lru"):
         settings = load_settings({"kv": {"eviction_policy": name}})
         require_policy(settings)
         assert manager_config(settings).eviction_policy == name
@@ -26,9 +26,9 @@ def test_every_policy_by_name_and_a_class_of_the_users_can_be_set():
         ("mru", "lfu"),
         ("arc", "choose one of lfu, decayed-lfu, lru"),
         ("nowhere:Class", "cannot be imported"),
-        ("kvmanager.keys:nothing", "cannot be imported"),
-        ("kvmanager.keys:tenant_tag", "EvictionPolicy"),
-        ("kvmanager.policies.base:EvictionPolicy", "lacks methods"),
+        ("kvmanager.segments.keys:nothing", "cannot be imported"),
+        ("kvmanager.segments.keys:tenant_tag", "EvictionPolicy"),
+        ("kvmanager.index.eviction_policy:EvictionPolicy", "lacks methods"),
     ],
 )
 def test_what_is_no_policy_is_refused_in_one_sentence_before_the_start(name, says):

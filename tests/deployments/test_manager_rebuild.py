@@ -18,7 +18,7 @@ from deployments.cpu_tier import tier_name
 from deployments.manager_actor import KVManagerActor
 from deployments.manager_client import SERVE_NAMESPACE
 from kvmanager.config import ManagerConfig
-from kvmanager.locations import Location, Tier
+from kvmanager.index.locations import Location, Tier
 from load_tests.harness.tiers import start_manager
 from load_tests.micro.index_scale import prompts
 from load_tests.micro.manager_calls import CONFIG

@@ -13,7 +13,7 @@ from kv_cluster import FINGERPRINT, SEGMENT_BYTES, sequence
 from deployments import demoter, manager_actor, tier_seats
 from deployments.manager_actor import KVManagerActor
 from kvmanager.config import ManagerConfig
-from kvmanager.keys import BlockHash
+from kvmanager.segments.keys import BlockHash
 
 NODE, REPLICA, REDIS_LIFE = "node", "replica", "redis life"
 

@@ -29,7 +29,7 @@ from vllm.model_executor.models.llama4 import Llama4ForCausalLM
 from configs.settings import PROJECT_ROOT, load_settings
 from deployments.engine_args import engine_config
 from deployments.model_identity import _ROPE_OF_ANY_LENGTH, model_identity, weights_identity, why_not_shared
-from kvmanager.keys import ROOT_HASH, ModelIdentity
+from kvmanager.segments.keys import ROOT_HASH, ModelIdentity
 
 ENGINE: dict[str, Any] = {"device_blocks": 100}
 

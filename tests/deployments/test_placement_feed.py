@@ -16,12 +16,12 @@ from deployments.manager_client import ManagerUnavailableError
 from deployments.placement_feed import MOVE_DEADLINE_S, PlacementFeed
 from deployments.router_metrics import RouterMetrics, router_metrics, router_metrics_text
 from kvmanager.config import ManagerConfig
-from kvmanager.deltas import Deltas
-from kvmanager.keys import BlockHash
-from kvmanager.load_rates import ALL_REPLICAS
-from kvmanager.locations import Tier
+from kvmanager.index.deltas import Deltas
+from kvmanager.index.locations import Tier
+from kvmanager.loading.load_rates import ALL_REPLICAS
 from kvmanager.manager import KVManager
-from kvmanager.spreading import Move
+from kvmanager.routing.spreading import Move
+from kvmanager.segments.keys import BlockHash
 
 BLOCKS = [BlockHash(bytes([number]) * 32) for number in range(8)]
 MOVE = Move(tuple(BLOCKS), "a", "b")

@@ -14,7 +14,7 @@ import ray
 
 from deployments import prefetch_pool
 from deployments.prefetch_pool import STUCK_S, PrefetchPool
-from kvmanager.segment_sizes import MOST_BYTES_IN_FLIGHT
+from kvmanager.segments.sizes import MOST_BYTES_IN_FLIGHT
 
 KEY = b"k" * 32
 MIB = 1 << 20

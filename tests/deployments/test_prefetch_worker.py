@@ -28,9 +28,9 @@ from redis_fixture import (
 
 from deployments.prefetch_worker import PrefetchWorker, start_worker
 from deployments.segment_codecs import Coding
-from kvmanager.segment_format import HEADER_BYTES, SegmentHeader, body_offset, read_header, seal, verify
-from kvmanager.segment_guard import SegmentGuard
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.format import HEADER_BYTES, SegmentHeader, body_offset, read_header, seal, verify
+from kvmanager.segments.guard import SegmentGuard
+from kvmanager.segments.spans import SegmentSpan
 
 pytestmark = pytest.mark.server
 

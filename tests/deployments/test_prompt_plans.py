@@ -17,7 +17,7 @@ from app.usage import RequestKVUsage, prompt_usage
 from deployments.kv_port import PlanDict, PlanExpectation
 from deployments.prompt_plans import COMPUTED_WHOLE, LOAD_FAILED, NO_PLAN, SHORT, PromptPlans
 from deployments.wire import KV_CACHE_USAGE, GenerateRequest
-from kvmanager.plans import PlanReason
+from kvmanager.moves.plans import PlanReason
 
 BLOCK = 32
 PROMPT_TOKENS = 200

@@ -15,8 +15,8 @@ from deployments import redis_store
 from deployments.checked_store import CheckedStore
 from deployments.redis_store import PART_BYTES, RedisStore
 from deployments.segment_store import StoreFullError, StoreUnavailableError
-from kvmanager.segment_format import HEADER_BYTES, MismatchReason, SegmentMismatch, table_bytes
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.format import HEADER_BYTES, MismatchReason, SegmentMismatch, table_bytes
+from kvmanager.segments.spans import SegmentSpan
 
 SPAN, OTHER = chain(1, 2)
 NAME = redis_name(SPAN.key)

@@ -24,9 +24,9 @@ from deployments.redis_index import read_index
 from deployments.redis_profiles import FIELD, MARGIN_S, RedisProfiles
 from deployments.segment_codecs import Coding
 from deployments.segment_store import StoreUnavailableError
-from kvmanager.segment_format import HEADER_BYTES, MismatchReason, SegmentMismatch, read_header
-from kvmanager.segment_guard import ContentTag
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.format import HEADER_BYTES, MismatchReason, SegmentMismatch, read_header
+from kvmanager.segments.guard import ContentTag
+from kvmanager.segments.server_secret import ServerSecret
 
 PROFILE = SmallProfile(5)
 NAME = b"crosskv:1:tests:profile:" + PROFILE.digest.hex().encode()

@@ -25,9 +25,9 @@ from deployments.checked_store import CheckedStore
 from deployments.redis_endpoint import open_store
 from deployments.redis_store import RedisStore
 from deployments.segment_store import StoreFullError, StoreTimeoutError, StoreUnavailableError, StoreWrongTypeError
-from kvmanager.segment_format import SegmentMismatch
-from kvmanager.segments import SegmentSpan
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.format import SegmentMismatch
+from kvmanager.segments.server_secret import ServerSecret
+from kvmanager.segments.spans import SegmentSpan
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from deployments.redis_config import RedisTierConfig
 from deployments.redis_endpoint import open_coded_store
 from deployments.redis_profiles import FIELD
 from deployments.segment_codecs import Coding
-from kvmanager.segment_guard import ContentTag
+from kvmanager.segments.guard import ContentTag
 
 TOLERANT = Coding("lossless", "cachegen", 2)
 OWN = SmallProfile(5, model_digest("org/model"))

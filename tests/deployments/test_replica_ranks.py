@@ -22,7 +22,7 @@ from deployments.manager_actor import KVManagerActor
 from deployments.replica import Replica
 from deployments.wire import KV_CACHE_USAGE
 from kvmanager.config import ManagerConfig
-from kvmanager.deltas import NOTHING_SEEN
+from kvmanager.index.deltas import NOTHING_SEEN
 
 NODE = "node"
 

@@ -21,10 +21,10 @@ from deployments.failed_replicas import KEEP_S, FailedReplicas
 from deployments.manager_client import ManagerUnavailableError
 from deployments.router import EXPECTED_S, PrefixAffinityRouter, RouterOptions
 from deployments.wire import GenerateRequest, PinnedCall, Progress
-from kvmanager.deltas import Deltas, Event, Part
-from kvmanager.load_rates import ALL_REPLICAS
-from kvmanager.locations import Tier
-from kvmanager.spreading import Move
+from kvmanager.index.deltas import Deltas, Event, Part
+from kvmanager.index.locations import Tier
+from kvmanager.loading.load_rates import ALL_REPLICAS
+from kvmanager.routing.spreading import Move
 
 BLOCK = 32
 DEPLOYMENT = DeploymentID(name="replica", app_name="chat")

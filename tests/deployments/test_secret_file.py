@@ -10,7 +10,7 @@ import pytest
 
 from configs.settings import SettingsError
 from deployments.secret_file import FILE_NAME, VARIABLE, server_secret
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.server_secret import ServerSecret
 
 HEX = bytes(range(32)).hex()
 

@@ -7,7 +7,7 @@ import threading
 from live_engine import BLOCK, PATIENCE_S, LiveEngine
 
 from deployments.device_owners import MOST_CLAIMS, DeviceOwners
-from kvmanager.keys import tenant_tag
+from kvmanager.segments.keys import tenant_tag
 from load_tests.harness.engine import SECRET, prompt
 
 TOKENS = 8 * BLOCK + 8

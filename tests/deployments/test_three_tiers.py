@@ -25,7 +25,7 @@ from deployments.redis_connection import connect
 from deployments.redis_server import EmbeddedRedis
 from deployments.redis_tier import RedisTier, RedisTierConfig
 from deployments.segment_codecs import Coding
-from kvmanager.keys import BlockHash
+from kvmanager.segments.keys import BlockHash
 from load_tests.micro.prefetch_chain import spread_loads_over
 
 pytestmark = pytest.mark.server

@@ -22,10 +22,10 @@ from deployments.device_owners import DeviceOwners
 from deployments.kv_port import FIDELITY, PLAN
 from deployments.kv_transfer import SaveJob
 from deployments.segment_codecs import SegmentCodecs
-from kvmanager.keys import EXACT, TOLERANT, Fidelity, block_hashes, cache_salt
-from kvmanager.segment_format import SegmentMismatch, read_header
-from kvmanager.segments import SegmentSpan, split_segments
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.format import SegmentMismatch, read_header
+from kvmanager.segments.keys import EXACT, TOLERANT, Fidelity, block_hashes, cache_salt
+from kvmanager.segments.server_secret import ServerSecret
+from kvmanager.segments.spans import SegmentSpan, split_segments
 
 BLOCK, SEGMENT_BLOCKS, BLOCKS = 4, 2, 6
 TOKENS = list(range(BLOCK * BLOCKS))

@@ -9,8 +9,8 @@ import pytest
 from live_engine import BLOCK, LiveEngine, usage
 
 from deployments.kv_port import FIDELITY, PLAN, PlanExpectation, PlannedLoad
-from kvmanager.keys import cache_salt
-from kvmanager.segment_format import read_header
+from kvmanager.segments.format import read_header
+from kvmanager.segments.keys import cache_salt
 from load_tests.harness.engine import SECRET, greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
 

@@ -30,7 +30,7 @@ from deployments.redis_connection import connect
 from deployments.redis_server import EmbeddedRedis
 from deployments.redis_tier import RedisTier, RedisTierConfig
 from kvmanager.config import ManagerConfig
-from kvmanager.segments import SegmentSpan
+from kvmanager.segments.spans import SegmentSpan
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test

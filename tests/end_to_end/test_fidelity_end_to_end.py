@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from deployments.secret_file import server_secret
-from kvmanager.segment_format import EXACT, LOSSY_CODECS, SegmentHeader, read_header
-from kvmanager.segment_guard import SegmentGuard
+from kvmanager.segments.format import EXACT, LOSSY_CODECS, SegmentHeader, read_header
+from kvmanager.segments.guard import SegmentGuard
 from load_tests.faults.catalogue import World
 from load_tests.harness.running_server import RunningServer
 

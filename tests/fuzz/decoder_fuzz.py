@@ -20,9 +20,9 @@ import torch
 
 from deployments.segment_codecs import RAW_CODING, SegmentCodecs
 from kernels.codecs import CodecError, CodecProfile, make_codec
-from kvmanager.segment_format import SegmentHeader, SegmentMismatch, open_layers, read_header, seal, verify
-from kvmanager.segment_header import reseal_header
-from kvmanager.segments import NodeKind, SegmentKey, SegmentSpan
+from kvmanager.segments.format import SegmentHeader, SegmentMismatch, open_layers, read_header, seal, verify
+from kvmanager.segments.header import reseal_header
+from kvmanager.segments.spans import NodeKind, SegmentKey, SegmentSpan
 from kvmanager.simulator.trace import TraceError, read_trace
 
 KEY, FINGERPRINT = b"k" * 32, b"f" * 32

@@ -4,7 +4,7 @@ import sys
 
 from coldest_first import ColdestFirst
 
-from kvmanager.policies import find_policy
+from kvmanager.eviction.policies import find_policy
 from kvmanager.simulator.policies import served_name, simulated_names
 
 evictions = None

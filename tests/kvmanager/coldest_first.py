@@ -1,6 +1,6 @@
 """The simplest eviction policy, with an order that tests can foresee whatever the default learns."""
 
-from kvmanager.policies.base import EvictionPolicy
+from kvmanager.index.eviction_policy import EvictionPolicy
 
 
 class ColdestFirst(EvictionPolicy):

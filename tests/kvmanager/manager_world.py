@@ -10,12 +10,12 @@ from checked_policies import POLICIES
 from naive_manager import HALF_LIFE, NaiveManager, hashes_of
 
 from kvmanager.config import ManagerConfig
-from kvmanager.deltas import NOTHING_SEEN
-from kvmanager.locations import REDIS, Location, Tier
+from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
+from kvmanager.index.deltas import NOTHING_SEEN
+from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.mirror import PlacementMirror
-from kvmanager.pins import PinBudgetError, UnknownKeyError
-from kvmanager.segments import split_segments
+from kvmanager.routing.mirror import PlacementMirror
+from kvmanager.segments.spans import split_segments
 
 LOCATIONS = (Location(Tier.CPU, "node0"), Location(Tier.CPU, "node1"), REDIS)
 REPLICAS = ("replica0", "replica1")

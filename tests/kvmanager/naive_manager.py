@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import log2
 
-from kvmanager.keys import block_hashes
-from kvmanager.locations import REDIS, Tier
+from kvmanager.index.locations import REDIS, Tier
+from kvmanager.segments.keys import block_hashes
 
 HALF_LIFE = 4.0
 EPSILON = 1e-9

@@ -3,9 +3,9 @@
 import random
 
 from kvmanager.config import ManagerConfig
-from kvmanager.locations import Location, Tier
+from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.segments import split_segments
+from kvmanager.segments.spans import split_segments
 
 CPU = Location(Tier.CPU, "node")
 

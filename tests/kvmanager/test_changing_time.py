@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from kvmanager.changing_time import ChangingTime
+from kvmanager.loading.changing_time import ChangingTime
 
 
 def fed(samples, amounts=1):

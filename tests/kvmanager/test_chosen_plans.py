@@ -1,7 +1,7 @@
 """A plan that loads less than is stored: what it leases, what it counts, and what it says."""
 
-from kvmanager.locations import Tier
-from kvmanager.plans import PlanReason
+from kvmanager.index.locations import Tier
+from kvmanager.moves.plans import PlanReason
 
 
 def plan(brain, text, count, reason=PlanReason.PARTIAL):

@@ -1,10 +1,10 @@
 import pytest
 
-from kvmanager.simulator.cluster import chosen_rate_scale, simulate
-from kvmanager.simulator.cluster_report import coefficient_of_variation, percentile
+from kvmanager.simulator.cluster.device_pool import DevicePool
+from kvmanager.simulator.cluster.replay import chosen_rate_scale, simulate
+from kvmanager.simulator.cluster.report import coefficient_of_variation, percentile
+from kvmanager.simulator.cluster.routers import router_names
 from kvmanager.simulator.costs import Costs
-from kvmanager.simulator.device_pool import DevicePool
-from kvmanager.simulator.routers import router_names
 from kvmanager.simulator.synthetic import cold_burst, hot_prefix, uniform_sessions
 from kvmanager.simulator.trace import BLOCK_TOKENS, TraceRequest, block_key
 

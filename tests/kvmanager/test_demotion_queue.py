@@ -2,12 +2,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from kvmanager import demotion_queue
 from kvmanager.config import ManagerConfig
-from kvmanager.counters import Counters
-from kvmanager.demotion_queue import DemotionQueue
-from kvmanager.hotness import HotnessClock
-from kvmanager.locations import Location, Tier
+from kvmanager.index import demotion_queue
+from kvmanager.index.counters import Counters
+from kvmanager.index.demotion_queue import DemotionQueue
+from kvmanager.index.hotness import HotnessClock
+from kvmanager.index.locations import Location, Tier
 
 
 def test_every_segment_is_copied_once_it_is_stored(tiered):
@@ -155,7 +155,7 @@ def test_the_queue_is_bounded_and_drops_the_oldest(brain_with, monkeypatch):
 
 
 def test_one_call_looks_at_a_bounded_part_of_the_queue(brain_with, monkeypatch):
-    monkeypatch.setattr("kvmanager.demotions.MOST_CONSIDERED", 3)
+    monkeypatch.setattr("kvmanager.moves.demotions.MOST_CONSIDERED", 3)
     brain = brain_with(redis=20)
     for letter in range(5):
         brain.serve(chr(1000 + letter) * 2)

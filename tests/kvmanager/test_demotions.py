@@ -1,8 +1,8 @@
 import pytest
 
-from kvmanager.directives import evict
-from kvmanager.locations import REDIS, Location, Tier
-from kvmanager.policies import policy_names
+from kvmanager.eviction.policies import policy_names
+from kvmanager.index.locations import REDIS, Location, Tier
+from kvmanager.moves.directives import evict
 
 
 def freed(directives, location):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from kvmanager.device_holders import DeviceHolders
-from kvmanager.device_index import DeviceIndex
-from kvmanager.keys import BlockHash
+from kvmanager.index.device_index import DeviceIndex
+from kvmanager.routing.device_holders import DeviceHolders
+from kvmanager.segments.keys import BlockHash
 
 
 def test_it_agrees_with_a_walk_for_each_replica_after_random_changes() -> None:

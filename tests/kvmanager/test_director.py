@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from kvmanager.directives import DirectiveKind, Outcome
-from kvmanager.director import Director
+from kvmanager.moves.directive_ledger import Director
+from kvmanager.moves.directives import DirectiveKind, Outcome
 
 PROMOTE, EVICT = DirectiveKind.PROMOTE, DirectiveKind.EVICT
 GRACE_S = 2.0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kvmanager.deltas import Deltas, Part
-from kvmanager.keys import block_hashes
-from kvmanager.locations import Tier
-from kvmanager.mirror import PlacementMirror, TierHits
-from kvmanager.plans import PlanReason
-from kvmanager.segments import split_segments
+from kvmanager.index.deltas import Deltas, Part
+from kvmanager.index.locations import Tier
+from kvmanager.moves.plans import PlanReason
+from kvmanager.routing.mirror import PlacementMirror, TierHits
+from kvmanager.segments.keys import block_hashes
+from kvmanager.segments.spans import split_segments
 
 
 def tolerant_hashes(text):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmanager.fan_out import LEAST_BYTES_PER_WORKER, MEASURE_EVERY, PROCESSOR_BYTES_PER_S, FanOut, assign
+from kvmanager.loading.fan_out import LEAST_BYTES_PER_WORKER, MEASURE_EVERY, PROCESSOR_BYTES_PER_S, FanOut, assign
 
 MIB = 1 << 20
 LARGE = 48 * MIB

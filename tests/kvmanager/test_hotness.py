@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvmanager.hotness import HotnessClock
+from kvmanager.index.hotness import HotnessClock
 
 histories = st.lists(st.booleans(), min_size=1, max_size=60)
 

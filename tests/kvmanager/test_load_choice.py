@@ -5,12 +5,12 @@ import random
 import pytest
 
 from kvmanager.config import ManagerConfig
-from kvmanager.keys import SegmentKey
-from kvmanager.load_choice import MOST_UNMEASURED, PREFILL_PROBE, LoadChoice, LoadMode
-from kvmanager.locations import REDIS, Location, Tier
-from kvmanager.plans import PlannedSegment, PlanReason
-from kvmanager.probes import PROBE_AGE_S, PROBE_PLANS, PROBE_SHARE
-from kvmanager.routing import STARTING_CREDITS
+from kvmanager.index.locations import REDIS, Location, Tier
+from kvmanager.loading.load_choice import MOST_UNMEASURED, PREFILL_PROBE, LoadChoice, LoadMode
+from kvmanager.loading.probes import PROBE_AGE_S, PROBE_PLANS, PROBE_SHARE
+from kvmanager.moves.plans import PlannedSegment, PlanReason
+from kvmanager.routing.cost import STARTING_CREDITS
+from kvmanager.segments.keys import SegmentKey
 
 BLOCK = 32
 SEGMENT_BLOCKS = 8

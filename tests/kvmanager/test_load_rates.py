@@ -4,8 +4,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from kvmanager.load_rates import ALL_REPLICAS, ENOUGH, LOAD_HALF_LIFE_SAMPLES, ClusterRates, LoadRates, pairs
-from kvmanager.locations import Tier
+from kvmanager.index.locations import Tier
+from kvmanager.loading.load_rates import ALL_REPLICAS, ENOUGH, LOAD_HALF_LIFE_SAMPLES, ClusterRates, LoadRates, pairs
 
 STARTING = {Tier.DEVICE: 1.0, Tier.CPU: 0.75, Tier.REDIS: 0.5}
 TOKEN_BYTES = 1000

@@ -2,9 +2,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from kvmanager.load_rates import LinearTime, PrefillTime
-from kvmanager.load_split import StoredPart, best_split
-from kvmanager.locations import Tier
+from kvmanager.index.locations import Tier
+from kvmanager.loading.load_rates import LinearTime, PrefillTime
+from kvmanager.loading.load_split import StoredPart, best_split
 
 PREFILL = PrefillTime(0.005, 1e-3, 1e-7)
 MB = 10**6

@@ -1,5 +1,5 @@
-from kvmanager.loads_under_way import LoadsUnderWay
-from kvmanager.locations import REDIS, Location, Tier
+from kvmanager.index.locations import REDIS, Location, Tier
+from kvmanager.loading.loads_under_way import LoadsUnderWay
 
 HERE, THERE = Location(Tier.CPU, "here"), Location(Tier.CPU, "there")
 

@@ -1,14 +1,14 @@
 import pytest
 
 from kvmanager.config import ManagerConfig
-from kvmanager.deltas import NOTHING_SEEN, Position
-from kvmanager.hotness import HotnessClock
-from kvmanager.locations import Location, Tier
+from kvmanager.eviction.policies import EvictionPolicy, PolicySetting, find_policy, make_policy, policy_names
+from kvmanager.eviction.policies.lfu import DecayedLfu
+from kvmanager.eviction.reuse_model import ReuseModel
+from kvmanager.index.deltas import NOTHING_SEEN, Position
+from kvmanager.index.hotness import HotnessClock
+from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.plans import PlanReason
-from kvmanager.policies import EvictionPolicy, PolicySetting, find_policy, make_policy, policy_names
-from kvmanager.policies.lfu import DecayedLfu
-from kvmanager.reuse_model import ReuseModel
+from kvmanager.moves.plans import PlanReason
 
 
 def test_a_segment_is_planned_only_after_its_commit(brain):
@@ -359,10 +359,10 @@ class WithoutSetting(DecayedLfu):
     [
         ("nope", r"unknown eviction policy 'nope': choose one of lfu"),
         ("no.such.module:Policy", "cannot be imported: ModuleNotFoundError"),
-        ("kvmanager.policies.lfu:Nope", "cannot be imported: AttributeError"),
+        ("kvmanager.eviction.policies.lfu:Nope", "cannot be imported: AttributeError"),
         (":Policy", "cannot be imported: ValueError"),
         ("kvmanager.config:ManagerConfig", "is no subclass of"),
-        ("kvmanager.policies:make_policy", "is no subclass of"),
+        ("kvmanager.eviction.policies:make_policy", "is no subclass of"),
         (f"{__name__}:Unfinished", "lacks methods that every policy has: admits, expose, shield, used, victim"),
         (f"{__name__}:WithoutSetting", "cannot be made: TypeError"),
     ],
@@ -378,8 +378,8 @@ def test_a_policy_is_found_by_name_or_as_a_class():
     setting = PolicySetting(HotnessClock(1.0), lambda: 10, seed=0, reuse=ReuseModel())
     for name in policy_names():
         assert isinstance(make_policy(name, setting), EvictionPolicy)
-    assert find_policy("kvmanager.policies.lfu:DecayedLfu") is DecayedLfu
-    assert isinstance(make_policy("kvmanager.policies.lfu:DecayedLfu", setting), DecayedLfu)
+    assert find_policy("kvmanager.eviction.policies.lfu:DecayedLfu") is DecayedLfu
+    assert isinstance(make_policy("kvmanager.eviction.policies.lfu:DecayedLfu", setting), DecayedLfu)
 
 
 @pytest.mark.parametrize("settings", [{"blocks_per_segment": 0}, {"lease_s": 0}, {"save_s": -1}, {"max_ghosts": -1}])

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from manager_world import LOCATIONS, REPLICAS, TENANTS, ManagerWorld
 
-from kvmanager.locations import Tier
+from kvmanager.index.locations import Tier
 
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=6)
 tenants = st.sampled_from(TENANTS)

@@ -13,7 +13,7 @@ import pytest
 from checked_policies import POLICIES
 from manager_world import LOCATIONS, REPLICAS, TENANTS, ManagerWorld
 
-from kvmanager.locations import Tier
+from kvmanager.index.locations import Tier
 
 OPERATIONS = int(os.environ.get("CROSSKV_OPERATIONS", "100000"))
 PER_WORLD = 2500

@@ -1,9 +1,9 @@
 import pytest
 
 from kvmanager.config import ManagerConfig
-from kvmanager.deltas import Position
+from kvmanager.index.deltas import Position
 from kvmanager.manager import KVManager
-from kvmanager.mirror import PlacementMirror, TierHits
+from kvmanager.routing.mirror import PlacementMirror, TierHits
 
 
 def catch_up(mirror, manager, limit=100):

@@ -6,10 +6,10 @@ import random
 import pytest
 from typer.testing import CliRunner
 
-from kvmanager.locations import Tier
+from kvmanager.index.locations import Tier
 from kvmanager.simulator import next_turns
 from kvmanager.simulator.costs import Costs
-from kvmanager.simulator.scored_pool import UNNAMED, ScoredPool
+from kvmanager.simulator.one_replica.scored_pool import UNNAMED, ScoredPool
 from kvmanager.simulator.trace import BLOCK_TOKENS, TraceRequest, block_key
 from kvmanager.simulator.turn_replay import TurnReplay, find_turns
 

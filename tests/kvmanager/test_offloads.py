@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from kvmanager import offloads
 from kvmanager.config import ManagerConfig
-from kvmanager.keys import BlockHash
-from kvmanager.locations import REDIS, Location, Tier
+from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.segments import SegmentSpan, split_segments
+from kvmanager.moves import offloads
+from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.spans import SegmentSpan, split_segments
 
 CUT = 4
 HERE = Location(Tier.CPU, "node")

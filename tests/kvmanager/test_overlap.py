@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from kvmanager.overlap import ASYNC_S, NEGLIGIBLE_WAIT_S, LoadWay, choose_way, layerwise_ttft
+from kvmanager.loading.overlap import ASYNC_S, NEGLIGIBLE_WAIT_S, LoadWay, choose_way, layerwise_ttft
 
 MB = 1_000_000
 seconds = st.floats(0, 10)

@@ -1,8 +1,8 @@
 import pytest
 
-from kvmanager.locations import Tier
-from kvmanager.pins import PinBudgetError, UnknownKeyError
-from kvmanager.plans import PlanReason
+from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
+from kvmanager.index.locations import Tier
+from kvmanager.moves.plans import PlanReason
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import random
 import pytest
 from policy_world import World, conversations, loop, one_shots, zipf
 
-from kvmanager.hotness import HotnessClock
-from kvmanager.nodes import Copy, CopyState, Node
-from kvmanager.policies import EvictionPolicy, PolicySetting, find_policy, make_policy, policy_names
-from kvmanager.reuse_model import ReuseModel
-from kvmanager.segments import NodeKind, SegmentSpan
+from kvmanager.eviction.policies import EvictionPolicy, PolicySetting, find_policy, make_policy, policy_names
+from kvmanager.eviction.reuse_model import ReuseModel
+from kvmanager.index.hotness import HotnessClock
+from kvmanager.index.nodes import Copy, CopyState, Node
+from kvmanager.segments.spans import NodeKind, SegmentSpan
 from kvmanager.simulator.policies import served_name, simulated_names
 
 NAMES = simulated_names()

@@ -8,7 +8,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmanager.prefix_load import LoadedSegment, PrefixLoad, segments_to_wait_for
+from kvmanager.loading.prefix_load import LoadedSegment, PrefixLoad, segments_to_wait_for
 
 SEGMENTS = 12
 NBYTES = 160

@@ -1,6 +1,6 @@
 import pytest
 
-from kvmanager.locations import Location, Tier
+from kvmanager.index.locations import Location, Tier
 
 OTHER = Location(Tier.CPU, "other")
 

@@ -1,9 +1,9 @@
 import pytest
 
-from kvmanager import quotas
-from kvmanager.keys import tenant_tag
-from kvmanager.locations import Location, Tier
-from kvmanager.server_secret import ServerSecret
+from kvmanager.eviction import quotas
+from kvmanager.index.locations import Location, Tier
+from kvmanager.segments.keys import tenant_tag
+from kvmanager.segments.server_secret import ServerSecret
 
 SECRET = ServerSecret(bytes(32))
 A, B = tenant_tag(SECRET, "a"), tenant_tag(SECRET, "b")

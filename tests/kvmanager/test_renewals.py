@@ -7,10 +7,10 @@ import random
 import pytest
 
 from kvmanager.config import ManagerConfig
-from kvmanager.keys import BlockHash, SegmentKey
-from kvmanager.locations import REDIS, Location, Tier
+from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.segments import SegmentSpan, split_segments
+from kvmanager.segments.keys import BlockHash, SegmentKey
+from kvmanager.segments.spans import SegmentSpan, split_segments
 
 CUT = 2
 HERE = Location(Tier.CPU, "node")

@@ -6,15 +6,16 @@ import random
 import pytest
 from policy_world import World
 
-from kvmanager import manager_parts, reuse_model
+from kvmanager import manager_parts
 from kvmanager.config import ManagerConfig
-from kvmanager.locations import Location, Tier
+from kvmanager.eviction import reuse_model
+from kvmanager.eviction.policies.learned_lfu import LearnedLfu, _Rank
+from kvmanager.eviction.policies.lru import Lru
+from kvmanager.eviction.reuse_model import AGES, EDGES, Cohort, Profile, ReuseModel
+from kvmanager.index.locations import Location, Tier
+from kvmanager.index.nodes import Node
 from kvmanager.manager import KVManager
-from kvmanager.nodes import Node
-from kvmanager.policies.learned_lfu import LearnedLfu, _Rank
-from kvmanager.policies.lru import Lru
-from kvmanager.reuse_model import AGES, EDGES, Cohort, Profile, ReuseModel
-from kvmanager.segments import NodeKind, SegmentSpan, split_segments
+from kvmanager.segments.spans import NodeKind, SegmentSpan, split_segments
 
 
 class Stream:

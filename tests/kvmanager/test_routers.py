@@ -2,11 +2,11 @@ from collections import Counter
 
 import pytest
 
-from kvmanager.deltas import Deltas, Part
-from kvmanager.mirror import PlacementMirror
-from kvmanager.routing import STARTING_CREDITS
-from kvmanager.simulator.routers import Prompt, make_router, router_names
-from kvmanager.simulator.text_prefix import TextPrefixTree
+from kvmanager.index.deltas import Deltas, Part
+from kvmanager.routing.cost import STARTING_CREDITS
+from kvmanager.routing.mirror import PlacementMirror
+from kvmanager.simulator.cluster.routers import Prompt, make_router, router_names
+from kvmanager.simulator.cluster.text_prefix import TextPrefixTree
 from kvmanager.simulator.trace import BLOCK_TOKENS, block_key
 
 NAMES = ["0", "1", "2", "3"]

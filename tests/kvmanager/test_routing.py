@@ -2,9 +2,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvmanager.locations import Tier
-from kvmanager.mirror import TierHits
-from kvmanager.routing import RoutingState
+from kvmanager.index.locations import Tier
+from kvmanager.routing.cost import RoutingState
+from kvmanager.routing.mirror import TierHits
 
 REPLICAS = ["0", "1", "2", "3"]
 BLOCK = 32

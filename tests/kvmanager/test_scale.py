@@ -8,10 +8,10 @@ import tracemalloc
 import pytest
 
 from kvmanager.config import ManagerConfig
-from kvmanager.locations import Location, Tier
+from kvmanager.eviction.policies import policy_names
+from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.policies import policy_names
-from kvmanager.segments import split_segments
+from kvmanager.segments.spans import split_segments
 
 CPU = Location(Tier.CPU, "node")
 SEGMENTS, BLOCKS = 128, 8

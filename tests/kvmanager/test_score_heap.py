@@ -1,7 +1,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from kvmanager.score_heap import OUTSIDE, ScoreHeap
+from kvmanager.index.score_heap import OUTSIDE, ScoreHeap
 
 
 class Item:

@@ -7,8 +7,7 @@ import pytest
 import xxhash
 from hypothesis import assume, given
 
-from kvmanager.keys import tenant_tag
-from kvmanager.segment_format import (
+from kvmanager.segments.format import (
     HEADER_BYTES,
     LOSSY_CODECS,
     SLACK_BYTES,
@@ -29,8 +28,9 @@ from kvmanager.segment_format import (
     table_bytes,
     verify,
 )
-from kvmanager.segments import NodeKind, SegmentSpan
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.keys import tenant_tag
+from kvmanager.segments.server_secret import ServerSecret
+from kvmanager.segments.spans import NodeKind, SegmentSpan
 
 KEY, FINGERPRINT, PARENT = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
 PROFILE = bytes(range(100, 116))

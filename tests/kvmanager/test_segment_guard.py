@@ -6,8 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvmanager.keys import SegmentKey
-from kvmanager.segment_format import (
+from kvmanager.segments.format import (
     HEADER_BYTES,
     MismatchReason,
     SegmentHeader,
@@ -16,10 +15,11 @@ from kvmanager.segment_format import (
     seal,
     verify,
 )
-from kvmanager.segment_guard import SALT_BYTES, ContentTag, SegmentGuard
-from kvmanager.segment_header import GUARD_BYTES, GUARD_OFFSET, PROTECTION_OFFSET, checksum
-from kvmanager.segments import NodeKind, SegmentSpan
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.guard import SALT_BYTES, ContentTag, SegmentGuard
+from kvmanager.segments.header import GUARD_BYTES, GUARD_OFFSET, PROTECTION_OFFSET, checksum
+from kvmanager.segments.keys import SegmentKey
+from kvmanager.segments.server_secret import ServerSecret
+from kvmanager.segments.spans import NodeKind, SegmentSpan
 
 SECRET, ANOTHER = ServerSecret(b"s" * 32), ServerSecret(b"a" * 32)
 FINGERPRINT = b"F" * 32

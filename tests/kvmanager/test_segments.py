@@ -2,9 +2,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvmanager.keys import block_hashes
-from kvmanager.segment_sizes import check_segment_bytes
-from kvmanager.segments import NodeKind, SegmentSpan, split_segments
+from kvmanager.segments.keys import block_hashes
+from kvmanager.segments.sizes import check_segment_bytes
+from kvmanager.segments.spans import NodeKind, SegmentSpan, split_segments
 
 HASHES = block_hashes(range(24), 1, "s")
 

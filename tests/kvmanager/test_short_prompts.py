@@ -1,4 +1,4 @@
-from kvmanager.short_prompts import ASK_EVERY, TRUST_S, ShortPrompts
+from kvmanager.loading.short_prompts import ASK_EVERY, TRUST_S, ShortPrompts
 
 
 def test_only_prompts_below_the_last_answer_are_skipped():

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from kvmanager.locations import Tier
-from kvmanager.policies.base import EvictionPolicy
+from kvmanager.index.eviction_policy import EvictionPolicy
+from kvmanager.index.locations import Tier
 from kvmanager.simulator.costs import Costs, CostsError
 from kvmanager.simulator.figures import of_one_replica
-from kvmanager.simulator.oracle import NextUses
-from kvmanager.simulator.replay import Setup, replay
+from kvmanager.simulator.one_replica.oracle import NextUses
+from kvmanager.simulator.one_replica.replay import Setup, replay
 from kvmanager.simulator.trace import BLOCK_TOKENS, TraceRequest, block_key
 
 COSTS = Costs(

@@ -15,8 +15,8 @@ app = typer.Typer()
 app.command()(simulate)
 
 USERS_POLICIES = """
-from kvmanager.policies.base import EvictionPolicy
-from kvmanager.policies.lfu import DecayedLfu
+from kvmanager.index.eviction_policy import EvictionPolicy
+from kvmanager.eviction.policies.lfu import DecayedLfu
 
 
 class Mine(DecayedLfu):

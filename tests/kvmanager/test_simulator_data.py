@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvmanager.simulator.costs import Costs
-from kvmanager.simulator.replay import Setup, replay
+from kvmanager.simulator.one_replica.replay import Setup, replay
 from kvmanager.simulator.trace import read_trace
 
 ROOT = Path(__file__).parents[2]

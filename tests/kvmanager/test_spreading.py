@@ -1,8 +1,8 @@
 import pytest
 
-from kvmanager import spreading as module
-from kvmanager.mirror import TierHits
-from kvmanager.spreading import Move, Spreading
+from kvmanager.routing import spreading as module
+from kvmanager.routing.mirror import TierHits
+from kvmanager.routing.spreading import Move, Spreading
 
 SHARED = [bytes([0, number]) for number in range(8)]
 NOTHING = TierHits(0, 0, 0)

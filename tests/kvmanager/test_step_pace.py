@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmanager.step_pace import FORGET, StepPace, StepWork
+from kvmanager.loading.step_pace import FORGET, StepPace, StepWork
 
 constants = st.floats(0.0, 10.0)
 works = st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 200_000)), min_size=1, max_size=8).map(

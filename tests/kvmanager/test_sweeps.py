@@ -9,17 +9,17 @@ from checked_policies import POLICIES
 from naive_manager import hashes_of
 from test_scale import calls_of
 
-from kvmanager import snapshots, sweeps
 from kvmanager.config import ManagerConfig
-from kvmanager.deltas import HASHES_PER_EVENT, Position
-from kvmanager.demotion_queue import CAPACITY
-from kvmanager.locations import REDIS, Location, Tier
+from kvmanager.index import snapshots, sweeps
+from kvmanager.index.deltas import HASHES_PER_EVENT, Position
+from kvmanager.index.demotion_queue import CAPACITY
+from kvmanager.index.locations import REDIS, Location, Tier
+from kvmanager.index.nodes import CopyState
+from kvmanager.index.trie import PrefixTrie
 from kvmanager.manager import KVManager
-from kvmanager.mirror import PlacementMirror
-from kvmanager.nodes import CopyState
-from kvmanager.plans import PlanReason
-from kvmanager.segments import split_segments
-from kvmanager.trie import PrefixTrie
+from kvmanager.moves.plans import PlanReason
+from kvmanager.routing.mirror import PlacementMirror
+from kvmanager.segments.spans import split_segments
 
 CPU = Location(Tier.CPU, "node")
 TENANTS = ("", "tenant1", "tenant2")

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmanager.directives import DirectiveKind
-from kvmanager.keys import tenant_tag
-from kvmanager.locations import Tier
-from kvmanager.pins import PinBudgetError, UnknownKeyError
-from kvmanager.server_secret import ServerSecret
+from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
+from kvmanager.index.locations import Tier
+from kvmanager.moves.directives import DirectiveKind
+from kvmanager.segments.keys import tenant_tag
+from kvmanager.segments.server_secret import ServerSecret
 
 SECRET = ServerSecret(bytes(32))
 A, B, C = (tenant_tag(SECRET, name) for name in "abc")

@@ -4,9 +4,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvmanager.keys import block_hashes
-from kvmanager.segments import NodeKind, SegmentSpan, split_segments
-from kvmanager.trie import PrefixTrie
+from kvmanager.index.trie import PrefixTrie
+from kvmanager.segments.keys import block_hashes
+from kvmanager.segments.spans import NodeKind, SegmentSpan, split_segments
 
 prompts = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=5), max_size=12)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvmanager.hotness import HotnessClock
-from kvmanager.policies import PolicySetting, find_policy, make_policy
-from kvmanager.policies.lru import Lru
+from kvmanager.eviction.policies import PolicySetting, find_policy, make_policy
+from kvmanager.eviction.policies.lru import Lru
+from kvmanager.index.hotness import HotnessClock
 
 SETTING = PolicySetting(HotnessClock(10), lambda: 1, 0)
 
@@ -19,8 +19,8 @@ class NeedsMore(Lru):
 
 
 def test_a_class_on_the_path_is_a_policy_like_any_other():
-    assert find_policy("kvmanager.policies.lru:Lru") is Lru
-    assert isinstance(make_policy("kvmanager.policies.lru:Lru", SETTING), Lru)
+    assert find_policy("kvmanager.eviction.policies.lru:Lru") is Lru
+    assert isinstance(make_policy("kvmanager.eviction.policies.lru:Lru", SETTING), Lru)
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,10 @@ def test_a_class_on_the_path_is_a_policy_like_any_other():
     [
         ("nope", "unknown eviction policy 'nope'"),
         ("no_such_module:Class", "cannot be imported"),
-        ("kvmanager.policies.lru:NoSuchClass", "cannot be imported"),
-        ("kvmanager.policies.lru:", "cannot be imported"),
+        ("kvmanager.eviction.policies.lru:NoSuchClass", "cannot be imported"),
+        ("kvmanager.eviction.policies.lru:", "cannot be imported"),
         (f"{__name__}:NotAPolicy", "is no subclass"),
-        ("kvmanager.policies.base:EvictionPolicy", "lacks methods"),
+        ("kvmanager.index.eviction_policy:EvictionPolicy", "lacks methods"),
         (f"{__name__}:NeedsMore", "cannot be made"),
     ],
 )

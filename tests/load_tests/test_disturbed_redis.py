@@ -11,7 +11,7 @@ import pytest
 from deployments.redis_config import RedisTierConfig
 from deployments.redis_endpoint import open_store
 from deployments.segment_store import StoreUnavailableError
-from kvmanager.server_secret import ServerSecret
+from kvmanager.segments.server_secret import ServerSecret
 from load_tests.faults.disturbed_redis import Disturbance, FaultyStore, StoreFaults, disturbed
 from load_tests.faults.emulated_link import EmulatedLink
 

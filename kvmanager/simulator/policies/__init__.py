@@ -1,6 +1,6 @@
 """Eviction policies of the literature, for comparison: no server has them by name. Also examples of one of your own."""
 
-from kvmanager.policies import policy_names
+from kvmanager.eviction.policies import policy_names
 
 _EXAMPLES = {
     "arc": "kvmanager.simulator.policies.arc:Arc",

@@ -9,10 +9,10 @@ Sizes are bytes here, and the victim is the list's oldest *exposed* copy; of the
 
 from collections import OrderedDict
 
-from kvmanager.keys import SegmentKey
-from kvmanager.nodes import Copy, Node
-from kvmanager.policies.base import EvictionPolicy, PolicySetting
-from kvmanager.policies.recency import RecencyQueue
+from kvmanager.eviction.policies.recency import RecencyQueue
+from kvmanager.index.eviction_policy import EvictionPolicy, PolicySetting
+from kvmanager.index.nodes import Copy, Node
+from kvmanager.segments.keys import SegmentKey
 
 
 class _Ghosts:

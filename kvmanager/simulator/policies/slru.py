@@ -5,9 +5,9 @@ what was used there longest ago goes back to probation, as its youngest. The vic
 probation, of protected only when probation has none: a scan passes through probation alone.
 """
 
-from kvmanager.nodes import Copy, Node
-from kvmanager.policies.base import EvictionPolicy, PolicySetting
-from kvmanager.policies.recency import RecencyQueue
+from kvmanager.eviction.policies.recency import RecencyQueue
+from kvmanager.index.eviction_policy import EvictionPolicy, PolicySetting
+from kvmanager.index.nodes import Copy, Node
 
 PROTECTED = 0.8
 """Share of the budget; the usual one (Caffeine, memcached)."""

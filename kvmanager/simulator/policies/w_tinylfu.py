@@ -4,12 +4,12 @@ A *window* of `WINDOW` of the budget takes newcomers by LRU; the rest is segment
 enters the main part only when it was used more often than the copy that it would push out: else it goes itself.
 
 The paper counts uses in a sketch and halves it now and then. Here the trie counts them anyway, exactly, decayed by
-half-life and beyond eviction (`kvmanager.hotness`), so there is no sketch.
+half-life and beyond eviction (`kvmanager.index.hotness`), so there is no sketch.
 """
 
-from kvmanager.nodes import Copy
-from kvmanager.policies.base import PolicySetting
-from kvmanager.policies.recency import RecencyQueue
+from kvmanager.eviction.policies.recency import RecencyQueue
+from kvmanager.index.eviction_policy import PolicySetting
+from kvmanager.index.nodes import Copy
 from kvmanager.simulator.policies.slru import SegmentedLru
 
 WINDOW = 0.01

@@ -1,0 +1,272 @@
+"""Load or recompute: what a plan loads of what is stored, by measured rates, and why.
+
+`kvmanager.loading.load_split` says what is best by what is known. What is *not* known is the rest of the matter:
+
+* Nothing is measured yet: load, for that measures it; but no more than `MOST_UNMEASURED` loads at a time from a tier
+  that nobody knows, lest a burst of prompts wait for a tier that turns out to be slow. Where everything is loaded,
+  computing stays unmeasured: once loads are measured, one in `PREFILL_PROBE` such plans loads nothing.
+* What is not done is not measured: a few plans do it nevertheless (`kvmanager.loading.probes`).
+
+Loads that were planned and have not ended are known by their bytes (`kvmanager.loading.loads_under_way`). One thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+from typing import Any
+
+from kvmanager.index.locations import Location, Tier
+from kvmanager.loading.load_rates import ALL_REPLICAS, ClusterRates, LateSample, LinearTime, PrefillTime, Sample
+from kvmanager.loading.load_split import Split, StoredPart, best_split, load_times
+from kvmanager.loading.loads_under_way import LoadsUnderWay
+from kvmanager.loading.probes import Probes
+from kvmanager.moves.plans import PlannedSegment, PlanReason
+
+MOST_UNMEASURED = 4
+PREFILL_PROBE = 8
+_SHARED = (Tier.CPU, Tier.REDIS)
+
+
+class LoadMode(StrEnum):
+    """What decides: `kv.load_or_recompute`."""
+
+    AUTO = "auto"
+    """Whatever is expected to be faster."""
+    LOAD = "load"
+    """All that is stored is loaded."""
+    RECOMPUTE = "recompute"
+    """Nothing is loaded."""
+
+
+@dataclass(slots=True)
+class PromptChoice:
+    """The choice for one prompt at one replica; made when `choose` is called, with what is stored of the prompt."""
+
+    owner: LoadChoice
+    now: float
+    replica: str
+    device_tokens: int
+    prompt_tokens: int
+    queued_tokens: int
+    load_s: float = 0.0
+    """Expected until the first token with what is loaded, 0 while not known."""
+    recompute_s: float = 0.0
+    """Expected until the first token without."""
+    sizes: dict[Location, int] = field(default_factory=dict)
+    """Bytes that are loaded, as they are stored, by where they are."""
+    ahead: dict[Tier, float] = field(default_factory=dict)
+    """Bytes that others are loading from the tiers in question."""
+
+    def choose(self, segments: Sequence[PlannedSegment]) -> tuple[int, PlanReason]:
+        """Return how many leading segments the plan shall load, and why. For `kvmanager.moves.plans`, which leases
+        them."""
+        return self.owner.choose(self, segments)
+
+
+class LoadChoice:
+    """See the module's docstring. Times are seconds on any clock that does not jump."""
+
+    def __init__(
+        self,
+        mode: LoadMode,
+        block_tokens: int,
+        longest_short_tokens: int,
+        most_load_s: float,
+        starting_credits: Mapping[Tier, float],
+    ) -> None:
+        """``most_load_s``: a load is given up then. ``longest_short_tokens``: no longer prompt counts as short."""
+        self.reasons: Counter[PlanReason] = Counter()
+        self._mode = mode
+        self._block_tokens = block_tokens
+        self._longest_short_tokens = longest_short_tokens
+        self._most_load_s = most_load_s
+        self._rates = ClusterRates(starting_credits)
+        self._under_way = LoadsUnderWay()
+        self._probes = Probes()
+        self._prefill_unmeasured = 0
+
+    # Plans.
+
+    def for_prompt(
+        self, now: float, replica: str, device_blocks: int, blocks: int, prompt_tokens: int = 0, queued_tokens: int = 0
+    ) -> PromptChoice:
+        """Begin a choice for a prompt of so many full ``blocks``, of which the replica's device has ``device_blocks``.
+
+        ``prompt_tokens``: at least a block more than that, 0 if not known; ``queued_tokens`` are computed before it.
+        """
+        self._under_way.expire(now)
+        tokens = max(prompt_tokens, blocks * self._block_tokens)
+        return PromptChoice(self, now, replica, device_blocks * self._block_tokens, tokens, queued_tokens)
+
+    def planned(self, choice: PromptChoice, lease_id: int, reason: PlanReason) -> None:
+        """Note that a plan was made with a choice: its load is under way now, until `ended`."""
+        self.reasons[reason] += 1
+        if choice.sizes:
+            deadline = choice.now + self._most_load_s + self._queue_s(choice)
+            self._under_way.begin(lease_id, choice.replica, choice.sizes, choice.ahead, deadline)
+
+    def ended(self, lease_id: int) -> None:
+        """Note that a plan's lease was released; others are no error."""
+        self._under_way.end(lease_id)
+
+    def choose(self, choice: PromptChoice, segments: Sequence[PlannedSegment]) -> tuple[int, PlanReason]:
+        """See `PromptChoice.choose`."""
+        parts = [
+            StoredPart(
+                (segment.start_block + segment.num_blocks) * self._block_tokens, segment.location.tier, segment.nbytes
+            )
+            for segment in segments
+        ]
+        on_device = sum(part.end_token <= choice.device_tokens for part in parts)
+        for segment in segments[on_device:]:
+            tier = segment.location.tier
+            choice.ahead[tier] = max(choice.ahead.get(tier, 0.0), self._under_way.nbytes(segment.location))
+        count, reason = self._choose(choice, parts, on_device)
+        for segment in segments[on_device:count]:
+            choice.sizes[segment.location] = choice.sizes.get(segment.location, 0) + segment.nbytes
+        return count, reason
+
+    def _choose(self, choice: PromptChoice, parts: Sequence[StoredPart], on_device: int) -> tuple[int, PlanReason]:
+        if self._mode is LoadMode.RECOMPUTE:
+            return 0, PlanReason.DEVICE if on_device == len(parts) else PlanReason.RECOMPUTE_ALWAYS
+        if on_device == len(parts):
+            return len(parts), PlanReason.DEVICE  # for blocks that leave the device until the prompt's turn comes
+        if self._mode is LoadMode.LOAD:
+            return len(parts), PlanReason.HIT
+        prefill = self._rates.prefill(choice.replica)
+        if prefill is None:
+            return self._without_prefill_rate(choice, parts, on_device)
+        return self._by_rates(choice, parts, on_device, prefill)
+
+    def short_tokens(self, replica: str) -> int:
+        """Return the length below which a prompt is computed sooner than anything is loaded; 0 where that is not known.
+
+        By the nearest tier that has been measured. Never more than a short prompt may have.
+        """
+        prefill = self._rates.prefill(replica)
+        if self._mode is not LoadMode.AUTO or prefill is None:
+            return 0
+        for tier in _SHARED:
+            rates = self._rates.tier(replica, tier)
+            time, per_token = rates.tier_time(tier), rates.bytes_per_token(tier)
+            if time is not None and per_token:
+                gain_s = prefill.per_token_s - per_token / time.per_s
+                least_s = time.latency_s - prefill.fixed_s
+                if least_s < 0:
+                    return 0
+                if gain_s * self._longest_short_tokens <= least_s:
+                    return self._longest_short_tokens
+                return max(0, int(least_s / gain_s))
+        return 0
+
+    # What is measured.
+
+    def report(self, now: float, replica: str, samples: Iterable[Sample | LateSample]) -> None:
+        """Take in what a replica measured."""
+        self._rates.report(replica, samples, now, lambda tier, nbytes: self._under_way.ahead_of(replica, tier, nbytes))
+
+    def tier_is_back(self, tier: Tier) -> None:
+        """Note that a tier has started anew: that it brought nothing before says nothing now."""
+        self._rates.tier_is_back(tier)
+
+    def forget_replica(self, replica: str) -> None:
+        """Note that a replica is gone."""
+        self._rates.forget_replica(replica)
+        self._under_way.forget_replica(replica)
+        self._probes.forget_replica(replica)
+
+    def credits(self, now: float) -> dict[str, dict[str, float]]:
+        """Return what share of its prefill a token from each tier saves, by replica; only what is known."""
+        found = self._rates.credits(now)
+        if self._mode is LoadMode.RECOMPUTE:
+            found[ALL_REPLICAS] = {tier.value: 0.0 for tier in _SHARED}
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """Return the rates of all replicas together, and plans by reason, for the control API."""
+        prefill = self._rates.prefill(ALL_REPLICAS)
+        times = {tier: self._rates.tier(ALL_REPLICAS, tier).tier_time(tier) for tier in _SHARED}
+        return {
+            "mode": self._mode.value,
+            "prefill_s": None if prefill is None else {
+                "fixed": prefill.fixed_s, "per_token": prefill.per_token_s, "per_pair": prefill.per_pair_s,
+            },
+            "tiers": {
+                tier.value: {"latency_s": time.latency_s, "bytes_per_s": None if time.per_s == inf else time.per_s}
+                for tier, time in times.items()
+                if time is not None
+            },
+            "plans": {reason.value: count for reason, count in self.reasons.items()},
+        }  # fmt: skip
+
+    # Inside.
+
+    def _queue_s(self, choice: PromptChoice) -> float:
+        prefill = self._rates.prefill(choice.replica)
+        return prefill.seconds(choice.queued_tokens) if prefill is not None else 0.0
+
+    def _without_prefill_rate(
+        self, choice: PromptChoice, parts: Sequence[StoredPart], on_device: int
+    ) -> tuple[int, PlanReason]:
+        tiers = {part.tier for part in parts[on_device:]}
+        if all(self._rates.tier(choice.replica, tier).tier_time(tier) is not None for tier in tiers):
+            self._prefill_unmeasured += 1
+            if self._prefill_unmeasured % PREFILL_PROBE == 0:
+                return 0, PlanReason.PROBE
+        return len(parts), PlanReason.HIT
+
+    def _by_rates(
+        self, choice: PromptChoice, parts: Sequence[StoredPart], on_device: int, prefill: PrefillTime
+    ) -> tuple[int, PlanReason]:
+        times: dict[Tier, LinearTime] = {}
+        crowded = False
+        for tier in dict.fromkeys(part.tier for part in parts[on_device:]):
+            time = self._rates.tier(choice.replica, tier).tier_time(tier)
+            if time is not None:
+                times[tier] = time
+            elif self._under_way.count(tier) < MOST_UNMEASURED:
+                return len(parts), PlanReason.HIT
+            else:
+                crowded = True
+
+        queue_s = self._queue_s(choice)
+        split = best_split(
+            parts, choice.prompt_tokens, choice.device_tokens, prefill, times, choice.ahead, queue_s, self._most_load_s
+        )
+        choice.load_s, choice.recompute_s = split.seconds, split.recompute_s
+        if split.parts == len(parts):
+            waits = any(choice.ahead.values())  # for others: then the time says little of the tier
+            own_s, recompute_s = split.seconds - queue_s, split.recompute_s - queue_s
+            if not waits and self._probes.computing_is_due(choice.replica, own_s, recompute_s):
+                return 0, PlanReason.PROBE
+            return split.parts, PlanReason.HIT
+        skipped = parts[split.parts].tier
+        if skipped in times and self._probe_is_due(choice, parts, on_device, split, times, prefill, queue_s):
+            return split.parts + 1, PlanReason.PROBE
+        if split.parts > on_device:
+            return split.parts, PlanReason.PARTIAL
+        return 0, PlanReason.UNMEASURED if crowded and skipped not in times else PlanReason.RECOMPUTE_FASTER
+
+    def _probe_is_due(
+        self,
+        choice: PromptChoice,
+        parts: Sequence[StoredPart],
+        on_device: int,
+        split: Split,
+        times: Mapping[Tier, LinearTime],
+        prefill: PrefillTime,
+        queue_s: float,
+    ) -> bool:
+        """Whether to probe the first tier that the split leaves out, with one segment."""
+        tier = parts[split.parts].tier
+        upto = parts[on_device : split.parts + 1]
+        load_s = min(self._most_load_s, load_times(upto, times, choice.ahead)[-1])
+        covered = min(upto[-1].end_token, choice.prompt_tokens - 1)
+        after_s = prefill.seconds(choice.prompt_tokens - covered, covered)
+        loss_s = max(queue_s, load_s) + after_s - split.seconds
+        measured_at = self._rates.tier(choice.replica, tier).sampled_at(tier)
+        return self._probes.tier_is_due(choice.replica, tier, choice.now, split.seconds - queue_s, loss_s, measured_at)

@@ -1,0 +1,89 @@
+"""Loads that were planned and have not ended: how many bytes are on their way from where.
+
+A load is here from its plan to its lease's release; one whose release was lost, until its deadline. Deadlines are
+expected to grow from load to load, and one that does not is only forgotten late.
+
+All bytes are as they are stored at the tier; a coded segment is larger in memory.
+
+Reports of finished loads name no plan. They come before the release that ends the load here, so each is taken for the
+load of that replica that comes nearest to it in size, which says what was ahead of it. One thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvmanager.index.locations import Location, Tier
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    replica: str
+    deadline: float
+    sizes: Mapping[Location, int]
+    ahead: Mapping[Tier, float]
+
+
+class LoadsUnderWay:
+    """See the module's docstring. Times are seconds on any clock that does not jump."""
+
+    def __init__(self) -> None:
+        self._loads: dict[int, _Load] = {}
+        self._nbytes: dict[Location, int] = {}
+
+    def begin(
+        self,
+        lease_id: int,
+        replica: str,
+        sizes: Mapping[Location, int],
+        ahead: Mapping[Tier, float],
+        deadline: float,
+    ) -> None:
+        """Note a planned load: its bytes by location, and what was on its way from each tier before it."""
+        self._loads[lease_id] = _Load(replica, deadline, sizes, ahead)
+        for location, size in sizes.items():
+            self._nbytes[location] = self._nbytes.get(location, 0) + size
+
+    def end(self, lease_id: int) -> None:
+        """Note that a load has ended; one that is not here is no error."""
+        load = self._loads.pop(lease_id, None)
+        if load is None:
+            return
+        for location, size in load.sizes.items():
+            self._nbytes[location] -= size
+            if not self._nbytes[location]:
+                del self._nbytes[location]
+
+    def expire(self, now: float) -> None:
+        """End the loads whose deadline has passed. O(expired)."""
+        while self._loads:
+            lease_id, load = next(iter(self._loads.items()))
+            if load.deadline > now:
+                return
+            self.end(lease_id)
+
+    def forget_replica(self, replica: str) -> None:
+        """End the loads of a replica that is gone. O(loads)."""
+        for lease_id in [lease_id for lease_id, load in self._loads.items() if load.replica == replica]:
+            self.end(lease_id)
+
+    def nbytes(self, location: Location) -> int:
+        """Return the bytes on their way from a location, as they are stored there."""
+        return self._nbytes.get(location, 0)
+
+    def count(self, tier: Tier) -> int:
+        """Return how many loads are under way from a tier. O(loads)."""
+        return sum(any(location.tier is tier for location in load.sizes) for load in self._loads.values())
+
+    def ahead_of(self, replica: str, tier: Tier, nbytes: int) -> float:
+        """Return what was on its way from a tier before the load of which ``nbytes`` are reported; 0 without one.
+
+        O(loads).
+        """
+        nearest: tuple[int, float] | None = None
+        for load in self._loads.values():
+            own = sum(size for location, size in load.sizes.items() if location.tier is tier)
+            if load.replica == replica and own and (nearest is None or abs(own - nbytes) < nearest[0]):
+                nearest = abs(own - nbytes), load.ahead.get(tier, 0.0)
+        return nearest[1] if nearest is not None else 0.0

@@ -1,0 +1,117 @@
+"""A router's copy of the placement, kept up to date by deltas, so that routing a request asks nobody.
+
+A mirror may be late, never inconsistent: it applies events strictly in order. When some are missing, or the manager is
+a new one, it refuses them and asks for a snapshot, serving its last view until that comes. Being late costs a worse
+choice of replica and nothing else, for plans are made by the manager. One thread.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from kvmanager.index.deltas import NOTHING_SEEN, Deltas, Event, Position
+from kvmanager.index.locations import Tier
+from kvmanager.index.prefix_reach import prefix_reach
+from kvmanager.routing.device_holders import DeviceHolders
+from kvmanager.segments.keys import BlockHash, SegmentKey
+
+
+class TierHits(NamedTuple):
+    """Leading blocks of a prompt, each counted at the fastest tier that a replica can take it from."""
+
+    device: int
+    cpu: int
+    redis: int
+
+
+class _Placement:
+    """What is where."""
+
+    def __init__(self) -> None:
+        self.devices = DeviceHolders()
+        self.shared: dict[tuple[str, str], set[SegmentKey | BlockHash]] = {}
+
+    def apply(self, event: Event) -> None:
+        match event:
+            case ("seg+", tier, holder, key, _, _):
+                self.shared.setdefault((tier, holder), set()).add(key)
+            case ("seg-", tier, holder, key):
+                self.shared.setdefault((tier, holder), set()).discard(key)
+            case ("seg0", tier, holder):
+                self.shared.pop((tier, holder), None)
+            case ("dev+", replica, blocks):
+                self.devices.stored(replica, blocks)
+            case ("dev-", replica, blocks):
+                self.devices.removed(replica, blocks)
+            case ("dev0", replica):
+                self.devices.forget(replica)
+
+
+class PlacementMirror:
+    """What is where, as of `position`. Poll with ``apply(manager.deltas_since(mirror.position, limit))``."""
+
+    def __init__(self, blocks_per_segment: int) -> None:
+        self.position = NOTHING_SEEN
+        self._blocks_per_segment = blocks_per_segment
+        self._epoch: int | None = None
+        self._view = _Placement()
+        self._coming: _Placement | None = None
+        """What takes the place of the view once all parts of a snapshot are there."""
+
+    def apply(self, deltas: Deltas) -> bool:
+        """Apply events; False if they do not follow what is known. `position` then asks for a snapshot. O(events)."""
+        part = deltas.part
+        if part is not None and part.number == 0:
+            self._coming = _Placement()
+            self._epoch = deltas.epoch
+        elif (
+            deltas.epoch != self._epoch
+            or deltas.first != self.position.seq + 1
+            or (part is not None and (part.snapshot_id, part.number) != self.position[1:])
+        ):
+            self.position, self._coming = NOTHING_SEEN, None
+            return False
+        else:
+            for event in deltas.events:
+                (self._coming or self._view).apply(event)
+        if part is None:
+            self.position = self.position._replace(seq=deltas.last)
+            return True
+        assert self._coming is not None  # the part continues what the first one began
+        for event in part.events:
+            self._coming.apply(event)
+        if part.last:
+            self._view, self._coming = self._coming, None
+            self.position = Position(deltas.last)
+        else:
+            self.position = Position(deltas.last, part.snapshot_id, part.number + 1)
+        return True
+
+    def coverage(self, hashes: Sequence[BlockHash], replica: str) -> TierHits:
+        """Return what one replica would find of a prompt; see `coverages`."""
+        return self.coverages(hashes, [replica])[replica]
+
+    def coverages(
+        self, hashes: Sequence[BlockHash], replicas: Iterable[str], exact_hashes: Sequence[BlockHash] = ()
+    ) -> dict[str, TierHits]:
+        """Return what each replica would find of a prompt: on its device, then what CPU tiers and then Redis add.
+
+        ``exact_hashes``: of the same tokens, where a tolerant prompt may read them too: in shared tiers, for an
+        engine's own cache knows no other name for a block. O(blocks found on a device), for a device may have holes,
+        and O(log segments) for each shared location.
+        """
+        in_cpu, in_redis = (
+            max(self._reach(hashes, tier), self._reach(exact_hashes, tier)) for tier in (Tier.CPU, Tier.REDIS)
+        )
+        found: dict[str, TierHits] = {}
+        for replica, device in self._view.devices.leading_blocks(hashes, replicas).items():
+            cpu = max(device, in_cpu)
+            found[replica] = TierHits(device, cpu - device, max(cpu, in_redis) - cpu)
+        return found
+
+    def _reach(self, hashes: Sequence[BlockHash], tier: Tier) -> int:
+        reaches = (
+            prefix_reach(hashes, self._blocks_per_segment, held.__contains__)
+            for (held_tier, _), held in self._view.shared.items()
+            if held_tier == tier.value
+        )
+        return max(reaches, default=0)
