@@ -31,7 +31,7 @@ from app.metrics import IngressMetrics
 from app.replica_errors import ENGINE_DEAD, PROCESS_GONE, replica_gone, witness
 from app.replica_handle import ReplicaHandle
 from app.suspects import Digest, Suspects, Turn, Verdict
-from deployments.wire import GenerateRequest, Progress
+from deployments.protocol.wire import GenerateRequest, Progress
 
 logger = logging.getLogger(__name__)
 

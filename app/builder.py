@@ -19,15 +19,15 @@ from app.cluster_checks import check_cluster
 from configs import machine
 from configs.api_keys import sealed
 from configs.settings import Settings, load_settings
-from deployments.engine_args import engine_environment
-from deployments.manager_actor import KVManagerActor
-from deployments.manager_client import MANAGER_ACTOR
-from deployments.manager_config import manager_config, pin_shares, require_policy, tenant_quotas
-from deployments.redis_config import RedisTierConfig, require_redis
-from deployments.redis_tier import RedisTier
-from deployments.replica import Replica
-from deployments.router import PrefixAffinityRouter, RouterOptions
-from deployments.secret_file import server_secret
+from deployments.engine.engine_args import engine_environment
+from deployments.manager.actor import KVManagerActor
+from deployments.manager.config import manager_config, pin_shares, require_policy, tenant_quotas
+from deployments.protocol.manager_client import MANAGER_ACTOR
+from deployments.protocol.secret_file import server_secret
+from deployments.redis_tier.actor import RedisTier
+from deployments.redis_tier.config import RedisTierConfig, require_redis
+from deployments.replica.replica import Replica
+from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions
 from kvmanager.segments.server_secret import ServerSecret
 
 REDIS_ACTOR = "redis_tier"

@@ -1,4 +1,5 @@
-"""What coding segments for Redis saves and takes, from the CPU tiers' reports (`deployments.codec_meter`)."""
+"""What coding segments for Redis saves and takes, from the CPU tiers' reports
+(`deployments.segment_store.codec_meter`)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from deployments.codec_meter import BUCKETS_S
+from deployments.segment_store.codec_meter import BUCKETS_S
 
 _LABELS = ["codec", "node"]
 _ENDS = [*(f"{end:g}" for end in BUCKETS_S), "+Inf"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from app.replica_handle import Backend
 from configs.model_folder import PROJECT_ROOT
 from configs.settings import load_settings
-from deployments.engine_args import engine_args, engine_environment
+from deployments.engine.engine_args import engine_args, engine_environment
 from kvmanager.segments.server_secret import SECRET_BYTES, ServerSecret
 
 if TYPE_CHECKING:

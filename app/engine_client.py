@@ -38,7 +38,7 @@ from app.replica_handle import ReplicaHandle
 from app.request_context import PIN_HEADER, RequestContext, current_request
 from app.suspects import Suspects
 from app.usage import prompt_usage
-from deployments.wire import KV_CACHE_USAGE, GenerateRequest
+from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 
 _LONGEST_ID_ECHOED = 64  # characters of the client's own request id that go into ours, for reading logs
 _MOST_ANSWERS = 128  # OpenAI's own limit on `n`

@@ -1,6 +1,7 @@
 """GET /api/v1/layerwise/stats: how long the layers of layerwise loads took, by replica.
 
-It is read from what /metrics shows of the replicas (`deployments.layerwise_times`): there is one way to ask them.
+It is read from what /metrics shows of the replicas (`deployments.transfer.layerwise_times`): there is one way to ask
+them.
 """
 
 from __future__ import annotations

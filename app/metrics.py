@@ -17,7 +17,7 @@ from app.constraint_worker import OUTCOMES
 from app.replica_errors import GONE_REASONS
 from app.replica_handle import MetricsSource
 from app.usage import SOURCES
-from deployments.wire import KVCacheUsage
+from deployments.protocol.wire import KVCacheUsage
 
 logger = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from app.replica_handle import HealthReport
 from configs.settings import Settings
-from deployments.manager_client import ManagerClient, ManagerUnavailableError
-from deployments.order_taker import ORDERS_WAIT_S
+from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.replica.manager_link import ORDERS_WAIT_S
 
 PARTS_EVERY_S = 1.0
 PARTS_ANSWER_S = 2.0

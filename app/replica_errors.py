@@ -31,7 +31,7 @@ from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.errors import OverloadedError, UnavailableError
-from deployments.step_witness import EngineDiedError
+from deployments.engine.step_witness import EngineDiedError
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from vllm.outputs import RequestOutput
 
-from deployments.wire import GenerateRequest
+from deployments.protocol.wire import GenerateRequest
 
 
 class ReplicaHandle(Protocol):

@@ -14,11 +14,11 @@ from app.parts_watch import PARTS_ANSWER_S, PartsWatch, health_probe
 from app.replica_errors import UNREACHABLE, replica_gone
 from app.replica_handle import Backend, MetricsSource
 from configs.settings import Settings
-from deployments.failed_replicas import FailedReplicas
-from deployments.manager_client import ManagerClient
-from deployments.router_metrics import router_metrics_text
-from deployments.running_replicas import RunningReplicas, running_replicas
-from deployments.wire import GenerateRequest, PinnedCall, Progress
+from deployments.protocol.failed_replicas import FailedReplicas
+from deployments.protocol.manager_client import ManagerClient
+from deployments.protocol.wire import GenerateRequest, PinnedCall, Progress
+from deployments.router.metrics import router_metrics_text
+from deployments.router.running_replicas import RunningReplicas, running_replicas
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle

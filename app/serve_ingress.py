@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 
 from configs.settings import Settings, load_settings
-from deployments.engine_args import engine_args, engine_environment
-from deployments.model_identity import model_identity, why_not_shared
-from deployments.serve_port import bind_to_node
+from deployments.engine.engine_args import engine_args, engine_environment
+from deployments.engine.model_identity import model_identity, why_not_shared
+from deployments.replica.serve_port import bind_to_node
 from kvmanager.segments.server_secret import ServerSecret
 
 if TYPE_CHECKING:

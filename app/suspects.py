@@ -1,10 +1,10 @@
 """Which prompts may have ended an engine, and which of them are tried again.
 
 An engine dies with everybody in it, and the culprit is among them. The dying engine's *witness* names those that it was
-prefilling in its last step, or, when it prefilled nothing, all that it computed then (`deployments.step_witness`); a
-process that is killed leaves none. A prompt is known by a digest of its tokens and its cache salt, which holds the
-tenant: no tenant can have another one's prompt refused. Sampling parameters are left out, so that a client which sends
-the same prompt under a new seed is known too.
+prefilling in its last step, or, when it prefilled nothing, all that it computed then
+(`deployments.engine.step_witness`); a process that is killed leaves none. A prompt is known by a digest of its tokens
+and its cache salt, which holds the tenant: no tenant can have another one's prompt refused. Sampling parameters are
+left out, so that a client which sends the same prompt under a new seed is known too.
 
 Invariants:
 

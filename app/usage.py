@@ -15,7 +15,7 @@ from typing import Any
 from vllm.entrypoints.serve.engine.protocol import PromptTokenUsageInfo, UsageInfo
 from vllm.outputs import RequestOutput
 
-from deployments.wire import KV_CACHE_USAGE, KVCacheUsage
+from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
 from kvmanager.segments.keys import EXACT, Fidelity
 
 logger = logging.getLogger(__name__)

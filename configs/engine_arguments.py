@@ -2,8 +2,8 @@
 
 Three kinds of names are told apart. *Owned* ones are decided by a setting of crosskv. *Unsafe* ones would undo what
 exactness leans on, and are refused unless they say what holds anyway. *Neutral* ones change no KV. Every other one may
-change KV, so it is part of the model's identity (`deployments.model_identity`): a name that nobody has looked at costs
-a cold cache, never wrong KV. `tests/configs/test_engine_arguments.py` asks that each name of vLLM's be looked at.
+change KV, so it is part of the model's identity (`deployments.engine.model_identity`): a name that nobody has looked at
+costs a cold cache, never wrong KV. `tests/configs/test_engine_arguments.py` asks that each name of vLLM's be looked at.
 
 The names are read from vLLM's source: importing vLLM takes seconds.
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from deployments.kv_transfer import KVTransfer, SaveJob
-from deployments.layerwise_save import LayerPace
+from deployments.transfer.layerwise_save import LayerPace
+from deployments.transfer.threads import KVTransfer, SaveJob
 from kvmanager.segments.format import EXACT
 from kvmanager.segments.spans import SegmentSpan
 

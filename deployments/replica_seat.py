@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MISSED_POLLS_S = 10.0
-"""A replica polls every 2 s (`deployments.order_taker`). One that has missed so many and whose rank somebody else
-reports is gone: its successor need not wait until it is forgotten for its silence alone."""
+"""A replica polls every 2 s (`deployments.replica.manager_link`). One that has missed so many and whose rank somebody
+else reports is gone: its successor need not wait until it is forgotten for its silence alone."""
 
 
 @dataclass(slots=True)

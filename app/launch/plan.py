@@ -15,8 +15,8 @@ from app.launch.memory import check_memory, shared_memory_warning
 from app.launch.run_folder import run_folder
 from configs.presets import find_preset
 from configs.settings import Settings, SettingsError, load_settings
-from deployments.manager_config import require_policy
-from deployments.redis_config import require_redis
+from deployments.manager.config import require_policy
+from deployments.redis_tier.config import require_redis
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from transformers import AutoTokenizer
 
 from configs.model_folder import find_model
 from configs.settings import load_settings
-from deployments.codec_files import model_digest, profile_path
+from deployments.segment_store.codec_files import model_digest, profile_path
 from kernels.codecs.profile import LEVELS, CodecProfile
 from kernels.codecs.step_plan import plan_for
 from load_tests.codec.model import kv_shape, load_model

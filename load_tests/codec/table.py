@@ -20,7 +20,7 @@ import typer
 from rich.progress import track
 
 from configs.settings import PROJECT_ROOT
-from deployments.codec_files import model_digest
+from deployments.segment_store.codec_files import model_digest
 from kernels.codecs import CodecProfile
 from load_tests.codec.arms import all_arms
 from load_tests.codec.model import SEGMENT_TOKENS, kv_shape, load_model, prefix_kv

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from configs.settings import load_settings
-from deployments.redis_server import EmbeddedRedis
-from deployments.segment_codecs import CACHEGEN, LOSSLESS, RAW_CODING, Coding
+from deployments.redis_tier.server import EmbeddedRedis
+from deployments.segment_store.segment_codecs import CACHEGEN, LOSSLESS, RAW_CODING, Coding
 from kvmanager.segments.format import RAW
 from kvmanager.segments.keys import EXACT, TOLERANT, Fidelity, cache_salt
 from load_tests.experiments.sizes import STEP_TOKENS

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-from deployments.redis_config import RedisTierConfig
-from deployments.redis_endpoint import RedisEndpoint
-from deployments.segment_store import OwnBuffer, SegmentStore, StoredHeader, StoreUnavailableError
+from deployments.redis_tier.config import RedisTierConfig
+from deployments.segment_store.base import OwnBuffer, SegmentStore, StoredHeader, StoreUnavailableError
+from deployments.segment_store.endpoint import RedisEndpoint
 from kvmanager.segments.format import Buffer
 
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deployments.redis_store import PART_BYTES
-from deployments.segment_store import OwnBuffer, SegmentStore, StoredHeader, StoreTimeoutError
+from deployments.segment_store.base import OwnBuffer, SegmentStore, StoredHeader, StoreTimeoutError
+from deployments.segment_store.redis_store import PART_BYTES
 from kvmanager.segments.format import Buffer
 
 

@@ -107,7 +107,7 @@ def lose_replies() -> None:
     """Lose every answer of the manager to what the replicas' ports ask, after it was carried out."""
 
     def wrap(actor: Any) -> None:
-        from deployments.manager_client import ManagerClient
+        from deployments.protocol.manager_client import ManagerClient
         from load_tests.faults.lost_answers import lose_answers
 
         port = _replica(actor)._port

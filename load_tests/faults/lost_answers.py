@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from deployments.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 
 
 def lose_answers(client: ManagerClient, share: float) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from deployments.redis_server import find_redis_server
+from deployments.redis_tier.server import find_redis_server
 from load_tests.harness.running_server import free_port
 
 PASSWORD = "of-the-test"

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from configs.settings import Settings
-from deployments.kv_port import PLAN
-from deployments.wire import KV_CACHE_USAGE
+from deployments.protocol.kv_port import PLAN
+from deployments.protocol.wire import KV_CACHE_USAGE
 from kvmanager.segments.keys import BlockHash, block_hashes, cache_salt
 from kvmanager.segments.server_secret import ServerSecret
 
@@ -94,17 +94,18 @@ class PortSwitch:
 
 
 class Engine:
-    """With KV reuse over `port`, a `deployments.kv_port.KVPort`; without one plain vLLM. Use on one event loop."""
+    """With KV reuse over `port`, a `deployments.protocol.kv_port.KVPort`; without one plain vLLM. Use on one event
+    loop."""
 
     def __init__(self, settings: Settings, port: Any = None) -> None:
         """`settings.kv.enabled` and `port` go together."""
-        from deployments.engine_args import engine_config, engine_environment
+        from deployments.engine.engine_args import engine_config, engine_environment
 
         os.environ.update(engine_environment(settings))
-        from deployments.device_orders import DeviceOrders
-        from deployments.engine_host import start_engine
-        from deployments.kv_reuse import KVReuse
-        from deployments.model_identity import model_identity
+        from deployments.engine.host import start_engine
+        from deployments.engine.model_identity import model_identity
+        from deployments.engine.wiring import KVReuse
+        from deployments.replica.directive_runner import DeviceOrders
 
         config = engine_config(settings)
         self.block_tokens = settings.block_size_tokens
@@ -155,7 +156,7 @@ class Engine:
 
     def wait_for_saves(self) -> None:
         """Until everything that was submitted so far is saved or dropped. Blocks; raises TimeoutError."""
-        from deployments.kv_transfer import SaveJob
+        from deployments.transfer.threads import SaveJob
 
         saved = threading.Event()
         self.reuse.transfer.submit_save(SaveJob([], [], saved.set))

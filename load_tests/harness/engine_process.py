@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import psutil
 
 from configs.settings import load_settings
-from deployments.engine_args import engine_environment
+from deployments.engine.engine_args import engine_environment
 from load_tests.measuring.processes import CPUMeter, pss_bytes
 
 START_S = 600.0

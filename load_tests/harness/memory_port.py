@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from deployments.kv_port import LayerArrival, PlanDict, PlannedLoad, SaveGrant
-from deployments.layer_groups import in_layer_groups
+from deployments.port.layer_groups import in_layer_groups
+from deployments.protocol.kv_port import LayerArrival, PlanDict, PlannedLoad, SaveGrant
 from kvmanager.config import ManagerConfig
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Location, Tier

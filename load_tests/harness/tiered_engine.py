@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from configs.settings import Settings
-from deployments.kv_port import FIDELITY, PLAN, SaveGrant
-from deployments.manager_actor import KVManagerActor
-from deployments.manager_client import ManagerClient
-from deployments.manager_config import manager_config
-from deployments.prompt_plans import PromptPlans
-from deployments.ray_port import RayPort
-from deployments.redis_server import EmbeddedRedis
-from deployments.wire import GenerateRequest
+from deployments.manager.actor import KVManagerActor
+from deployments.manager.config import manager_config
+from deployments.port.ray_port import RayPort
+from deployments.protocol.kv_port import FIDELITY, PLAN, SaveGrant
+from deployments.protocol.manager_client import ManagerClient
+from deployments.protocol.wire import GenerateRequest
+from deployments.redis_tier.server import EmbeddedRedis
+from deployments.replica.prompt_plans import PromptPlans
 from kvmanager.segments.keys import EXACT, Fidelity
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.faults.disturbed_redis import disturbed
@@ -91,7 +91,7 @@ class TieredEngine(Engine):
         return self.tiers.keep_alive(self.fingerprint, *self._ports)
 
     def stream(self, tokens: Sequence[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
-        """As `deployments.replica.Replica.generate`."""
+        """As `deployments.replica.replica.Replica.generate`."""
         hashes: list[Any] = list(self.hashes(tokens))  # the ingress hashes them, in another process
         return self._planned(GenerateRequest(f"plan-{next(self._ids)}", list(tokens), params, self.salt, hashes))
 

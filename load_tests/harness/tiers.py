@@ -15,13 +15,13 @@ import ray
 
 from configs.model_folder import PROJECT_ROOT
 from configs.settings import Settings
-from deployments.cpu_tier import HEARTBEAT_S, get_or_start_tier
-from deployments.manager_actor import KVManagerActor
-from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
-from deployments.redis_server import EmbeddedRedis
-from deployments.redis_tier import RedisTier, RedisTierConfig
-from deployments.segment_codecs import Coding
-from deployments.tier_seats import OK
+from deployments.cpu_tier.actor import HEARTBEAT_S, get_or_start_tier
+from deployments.manager.actor import KVManagerActor
+from deployments.manager.tier_seats import OK
+from deployments.protocol.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
+from deployments.redis_tier.actor import RedisTier, RedisTierConfig
+from deployments.redis_tier.server import EmbeddedRedis
+from deployments.segment_store.segment_codecs import Coding
 from kvmanager.config import ManagerConfig
 from load_tests.harness.engine import PATIENCE_S, SECRET, until
 

@@ -26,15 +26,15 @@ import typer
 import xxhash
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from deployments.checked_store import CheckedStore
-from deployments.codec_meter import CodecMeter
-from deployments.coded_store import CodedStore
-from deployments.guarded_store import GuardedStore
-from deployments.prefetch_worker import keep_freed_memory
-from deployments.redis_endpoint import RedisEndpoint, open_profiles
-from deployments.redis_store import RedisStore
-from deployments.segment_codecs import Coding, SegmentCodecs
-from deployments.segment_store import SegmentStore
+from deployments.cpu_tier.prefetch_worker import keep_freed_memory
+from deployments.segment_store.base import SegmentStore
+from deployments.segment_store.checked_store import CheckedStore
+from deployments.segment_store.codec_meter import CodecMeter
+from deployments.segment_store.coded_store import CodedStore
+from deployments.segment_store.endpoint import RedisEndpoint, open_profiles
+from deployments.segment_store.guarded_store import GuardedStore
+from deployments.segment_store.redis_store import RedisStore
+from deployments.segment_store.segment_codecs import Coding, SegmentCodecs
 from kvmanager.segments.format import SegmentHeader, body_offset, seal
 from kvmanager.segments.guard import SegmentGuard
 from kvmanager.segments.keys import SegmentKey

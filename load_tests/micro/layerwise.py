@@ -26,7 +26,7 @@ from rich.progress import track
 
 from configs.model_folder import DEMO_MODEL
 from configs.settings import load_settings
-from deployments.kv_port import LayerArrival, PlannedLoad, SaveGrant
+from deployments.protocol.kv_port import LayerArrival, PlannedLoad, SaveGrant
 from kvmanager.segments.format import body_offset
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import Engine, Timed, prompt

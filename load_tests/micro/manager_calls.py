@@ -6,7 +6,7 @@ real: the CPU tier that the index says holds everything, for nothing is loaded.
 One *plan+commit* is what a request asks of the manager: a plan for its prompt, all of which is stored; the release of
 the plan's lease; and the commit of one new segment, for which room was granted before the clock started. Each caller
 has so many of them under way at once. `together`: the client as it is, which sends what waits in one call
-(`deployments.call_batches`); `alone`: each in a call of its own.
+(`deployments.protocol.call_batches`); `alone`: each in a call of its own.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 import ray
 
-from deployments.manager_actor import KVManagerActor
-from deployments.manager_client import ManagerClient
+from deployments.manager.actor import KVManagerActor
+from deployments.protocol.manager_client import ManagerClient
 from kvmanager.config import ManagerConfig
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan

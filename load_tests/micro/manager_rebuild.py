@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import ray
 
-from deployments.cpu_tier import CPUTier, tier_name
-from deployments.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
-from deployments.redis_connection import connect
-from deployments.redis_endpoint import owner_key, segment_prefix
-from deployments.redis_tier import RedisTier, RedisTierConfig
+from deployments.cpu_tier.actor import CPUTier, tier_name
+from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
+from deployments.redis_tier.actor import RedisTier, RedisTierConfig
+from deployments.segment_store.endpoint import owner_key, segment_prefix
+from deployments.segment_store.redis_connection import connect
 from kvmanager.index.locations import Tier
 from kvmanager.segments.format import HEADER_BYTES, SegmentHeader, seal, sealed_bytes
 from kvmanager.segments.guard import SALT_BYTES, SegmentGuard

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.manager_actor import KVManagerActor
+from deployments.manager.actor import KVManagerActor
 from kvmanager.config import ManagerConfig
 from kvmanager.routing.mirror import PlacementMirror
 from kvmanager.segments.keys import BlockHash, SegmentKey

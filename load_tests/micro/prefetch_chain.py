@@ -12,14 +12,14 @@ import numpy as np
 import ray
 import torch
 
-from deployments.kv_port import PlannedLoad
-from deployments.port_waits import PortWaits
-from deployments.prefetch_worker import PrefetchWorker
-from deployments.redis_endpoint import RedisEndpoint, open_store, segment_prefix
-from deployments.redis_server import EmbeddedRedis
-from deployments.redis_tier import RedisTierConfig
-from deployments.segment_copy import SegmentCopier
-from deployments.tier_reader import TierReader
+from deployments.cpu_tier.prefetch_worker import PrefetchWorker
+from deployments.port.port_waits import PortWaits
+from deployments.port.tier_reader import TierReader
+from deployments.protocol.kv_port import PlannedLoad
+from deployments.redis_tier.actor import RedisTierConfig
+from deployments.redis_tier.server import EmbeddedRedis
+from deployments.segment_store.endpoint import RedisEndpoint, open_store, segment_prefix
+from deployments.transfer.segment_copy import SegmentCopier
 from kernels.paged.layout import LayoutKind, PagedLayout
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Tier
@@ -88,7 +88,7 @@ class PagedCache:
             yield span, source.read(span, range(span.start_block, span.end_block))
 
     def write(self, load: PlannedLoad, sealed: memoryview) -> None:
-        """Verify a segment and put it into its blocks, as `deployments.kv_transfer` does."""
+        """Verify a segment and put it into its blocks, as `deployments.transfer.threads` does."""
         self.copier.write(sealed, load.key, load.num_blocks, 0, range(load.start_block, load.end_block))
 
     def check_and_clear(self) -> None:

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from configs.settings import load_settings
-from deployments.redis_server import EmbeddedRedis
+from deployments.redis_tier.server import EmbeddedRedis
 from kvmanager.loading.load_choice import LoadChoice, LoadMode, PromptChoice
 from kvmanager.moves.plans import PlannedSegment, PlanReason
 from load_tests.faults.emulated_link import EmulatedLink

@@ -17,9 +17,9 @@ import redis
 import typer
 from rich.progress import track
 
-from deployments.redis_endpoint import RedisEndpoint, open_store, segment_prefix
-from deployments.redis_index import RedisIndex, read_index
-from deployments.redis_server import EmbeddedRedis
+from deployments.redis_tier.index import RedisIndex, read_index
+from deployments.redis_tier.server import EmbeddedRedis
+from deployments.segment_store.endpoint import RedisEndpoint, open_store, segment_prefix
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import REDIS
 from kvmanager.manager import KVManager

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from configs import machine
 from configs.settings import Settings, SettingsError, load_settings
-from deployments.engine_args import engine_environment
+from deployments.engine.engine_args import engine_environment
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Connector = Literal["offloading", "lmcache"]

@@ -9,8 +9,8 @@ from ingress_server import engine_args
 from vllm.inputs import tokens_input
 from vllm.outputs import RequestOutput
 
-from deployments.engine_host import start_engine
-from deployments.wire import KV_CACHE_USAGE, GenerateRequest
+from deployments.engine.host import start_engine
+from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 
 
 class EngineReplicas:

@@ -12,7 +12,7 @@ from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
 from app.replica_handle import Backend, HealthReport
-from deployments.wire import KV_CACHE_USAGE, GenerateRequest
+from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 
 Script = Callable[[GenerateRequest], AsyncIterator[RequestOutput]]
 

@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.manager_metrics import manager_metrics_text
-from deployments import codec_reports
-from deployments.codec_meter import CodecMeter, added_up
-from deployments.codec_reports import CodecReports
+from deployments.cpu_tier import codec_reports
+from deployments.cpu_tier.codec_reports import CodecReports
+from deployments.segment_store.codec_meter import CodecMeter, added_up
 
 NODE = "0123456789abcdef"
 

@@ -18,7 +18,7 @@ from vllm.config import VllmConfig
 from app.fidelity import FidelityRule
 from app.prompt_keys import PromptKeys
 from configs.settings import SettingsError, load_settings
-from deployments.wire import GenerateRequest
+from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments import keys
 
 CHAT_PATH, COMPLETION_PATH = "/v1/chat/completions", "/v1/completions"

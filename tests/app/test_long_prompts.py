@@ -12,7 +12,7 @@ from ingress_server import COMPLETION
 
 from app import engine_client
 from app.prompt_keys import PromptKeys
-from deployments.wire import GenerateRequest
+from deployments.protocol.wire import GenerateRequest
 
 
 @pytest.mark.parametrize(("limit", "on_the_loop"), [(10, False), (10_000, True)], ids=["long", "short"])

@@ -18,7 +18,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from vllm.exceptions import GenerationError, VLLMValidationError
 
 from app.replica_errors import translate
-from deployments.step_witness import EngineDiedError
+from deployments.engine.step_witness import EngineDiedError
 
 SECRET = "/srv/secret/engine.py"
 

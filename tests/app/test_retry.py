@@ -17,8 +17,8 @@ from test_replica_errors import STOPPED, check_all_is_free, leave, through_ray
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.replica_errors import GONE_REASONS
-from deployments.step_witness import EngineDiedError
-from deployments.wire import GenerateRequest
+from deployments.engine.step_witness import EngineDiedError
+from deployments.protocol.wire import GenerateRequest
 
 DIED = ray.exceptions.ActorDiedError()
 GONE = [

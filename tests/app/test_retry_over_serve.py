@@ -26,9 +26,9 @@ from app.replica_errors import replica_gone
 from app.serve_backend import ServeReplicas
 from app.suspects import Suspects
 from configs.settings import load_settings
-from deployments.router import PrefixAffinityRouter, RouterOptions
-from deployments.running_replicas import running_replicas
-from deployments.wire import GenerateRequest
+from deployments.protocol.wire import GenerateRequest
+from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions
+from deployments.router.running_replicas import running_replicas
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test

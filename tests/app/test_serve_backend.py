@@ -18,9 +18,9 @@ from app.parts_watch import SILENT_S, PartsWatch, health_probe
 from app.replica_handle import HealthReport
 from app.serve_backend import ServeReplicas, outside_http_request, serve_backend
 from configs.settings import load_settings
-from deployments.manager_client import ManagerUnavailableError
-from deployments.running_replicas import RunningReplicas, running_replicas
-from deployments.wire import GenerateRequest, PinnedCall
+from deployments.protocol.manager_client import ManagerUnavailableError
+from deployments.protocol.wire import GenerateRequest, PinnedCall
+from deployments.router.running_replicas import RunningReplicas, running_replicas
 
 
 class FakeManager:

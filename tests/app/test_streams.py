@@ -13,7 +13,7 @@ from fake_backend import FakeReplicas, say, speak, speak_for_ever, think_for_eve
 from ingress_server import CHAT, COMPLETION, wait_until
 from test_replica_errors import STOPPED, check_all_is_free, leave
 
-from deployments.wire import GenerateRequest
+from deployments.protocol.wire import GenerateRequest
 
 PATHS = ["/v1/chat/completions", "/v1/completions"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import ray
 
-from deployments.cpu_tier import get_or_start_tier
-from deployments.manager_actor import KVManagerActor
-from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
+from deployments.cpu_tier.actor import get_or_start_tier
+from deployments.manager.actor import KVManagerActor
+from deployments.protocol.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
 from kvmanager.config import ManagerConfig
 from kvmanager.segments.format import SegmentHeader, seal, sealed_bytes
 from kvmanager.segments.keys import BlockHash

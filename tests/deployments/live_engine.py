@@ -14,8 +14,8 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 
 from configs.settings import load_settings
-from deployments.kv_port import PLAN, TENANT
-from deployments.wire import KV_CACHE_USAGE
+from deployments.protocol.kv_port import PLAN, TENANT
+from deployments.protocol.wire import KV_CACHE_USAGE
 from kvmanager.segments.keys import cache_salt, tenant_tag
 from load_tests.harness.engine import SECRET, Engine, greedy, until
 from load_tests.harness.memory_port import MemoryPort

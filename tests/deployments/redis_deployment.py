@@ -13,9 +13,9 @@ import pytest
 import ray
 from redis_fixture import FINGERPRINT, MIB, PATIENCE_S, SECRET, until
 
-from deployments import redis_tier
-from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
-from deployments.redis_tier import RedisTier, RedisTierConfig
+from deployments.protocol.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
+from deployments.redis_tier import actor as redis_tier
+from deployments.redis_tier.actor import RedisTier, RedisTierConfig
 from kvmanager.segments.spans import SegmentSpan
 
 _numbers = itertools.count()

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import redis
 
-from deployments.redis_connection import connect
-from deployments.redis_endpoint import RedisEndpoint, segment_prefix
-from deployments.redis_server import EmbeddedRedis
-from deployments.redis_store import PART_BYTES
+from deployments.redis_tier.server import EmbeddedRedis
+from deployments.segment_store.endpoint import RedisEndpoint, segment_prefix
+from deployments.segment_store.redis_connection import connect
+from deployments.segment_store.redis_store import PART_BYTES
 from kvmanager.segments.format import HEADER_BYTES, SegmentHeader, seal
 from kvmanager.segments.guard import SegmentGuard
 from kvmanager.segments.server_secret import ServerSecret

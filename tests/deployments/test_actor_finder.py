@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import ray
 
-from deployments import actor_finder, manager_client
-from deployments.actor_finder import ActorFinder
-from deployments.call_batches import MOST_CALLS, CallQueue
-from deployments.manager_client import MOST_TOLD, ManagerClient, ManagerUnavailableError
+from deployments.protocol import actor_finder, manager_client
+from deployments.protocol.actor_finder import ActorFinder
+from deployments.protocol.call_batches import MOST_CALLS, CallQueue
+from deployments.protocol.manager_client import MOST_TOLD, ManagerClient, ManagerUnavailableError
 
 
 class Directory:

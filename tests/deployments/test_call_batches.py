@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from deployments.call_batches import BATCHED, MOST_UNDER_WAY, CallBatches, CallFailedError, CallQueue
-from deployments.manager_actor import KVManagerActor
+from deployments.manager.actor import KVManagerActor
+from deployments.protocol.call_batches import BATCHED, MOST_UNDER_WAY, CallBatches, CallFailedError, CallQueue
 
 
 class Manager(CallBatches):

@@ -16,11 +16,11 @@ from redis_fixture import FINGERPRINT, SHAPE, chain
 from redis_fixture import sealed as random_segment
 from small_codecs import Lossless, SmallKit, SmallProfile, kv_segment
 
-from deployments.checked_store import CheckedStore
-from deployments.codec_meter import CodecMeter
-from deployments.coded_store import CodedStore
-from deployments.segment_codecs import RAW_CODING, Coding, SegmentCodecs
-from deployments.segment_store import StoredHeader, StoreUnavailableError
+from deployments.segment_store.base import StoredHeader, StoreUnavailableError
+from deployments.segment_store.checked_store import CheckedStore
+from deployments.segment_store.codec_meter import CodecMeter
+from deployments.segment_store.coded_store import CodedStore
+from deployments.segment_store.segment_codecs import RAW_CODING, Coding, SegmentCodecs
 from kvmanager.segments.format import (
     HEADER_BYTES,
     MismatchReason,

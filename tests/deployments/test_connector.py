@@ -49,7 +49,7 @@ def test_the_end_of_a_load_and_a_new_request_wake_an_engine_that_waits(
         assert gate.wait(PATIENCE_S)
 
     engine.port.before_fetch = stall
-    monkeypatch.setattr("deployments.engine_host.IDLE_STEP_EVERY_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("deployments.engine.host.IDLE_STEP_EVERY_S", 10 * PATIENCE_S)
     loading = engine.start(engine.answer(tokens, greedy(8)))
     assert reached.wait(PATIENCE_S)
     assert engine.run(engine.answer(prompt(19, 40), greedy(2), planned=False)).finished

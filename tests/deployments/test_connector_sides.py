@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from vllm.v1.request import RequestStatus
 
-from deployments.connector import CrossKVConnector
-from deployments.connector_scheduler import SchedulerSide
+from deployments.engine.connector import CrossKVConnector
+from deployments.engine.scheduler_side import SchedulerSide
 
 
 class Heard:

@@ -14,11 +14,11 @@ from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence, until
 from ray import cloudpickle
 
 from configs.kv_section import KVSettings
-from deployments import cpu_tier
-from deployments.cpu_tier import CPUTier, tier_name
-from deployments.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
-from deployments.prefetch_pool import Load, Pull
-from deployments.ray_port import RayPort
+from deployments.cpu_tier import actor as cpu_tier
+from deployments.cpu_tier.actor import CPUTier, tier_name
+from deployments.cpu_tier.prefetch_pool import Load, Pull
+from deployments.port.ray_port import RayPort
+from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from kvmanager.segments.spans import SegmentSpan
 
 pytestmark = pytest.mark.server

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from live_engine import BLOCK, DEVICE_BLOCKS, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine
 
-from deployments import device_control, device_orders
-from deployments.device_pins import DevicePins
+from deployments.engine.pool import control as device_control
+from deployments.engine.pool.pins import DevicePins
+from deployments.replica import directive_runner as device_orders
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import greedy, prompt, until
 from load_tests.harness.memory_port import MemoryPort

@@ -17,7 +17,7 @@ from vllm.v1.core.kv_cache_utils import (
     make_block_hash_with_group_id,
 )
 
-from deployments.device_queue import EMPTY, HotnessQueue, order_by_hotness, order_by_recency
+from deployments.engine.pool.hotness_queue import EMPTY, HotnessQueue, order_by_hotness, order_by_recency
 from load_tests.harness.engine import prompt
 from load_tests.harness.memory_port import MemoryPort
 
@@ -78,7 +78,9 @@ def test_vllms_queue_is_the_one_that_ours_replaces() -> None:
         for name, method in vars(FreeKVCacheBlockQueue).items()
         if callable(method)
     }
-    assert found == QUEUE_METHODS, "vLLM changed FreeKVCacheBlockQueue: go through deployments/device_queue.py again"
+    assert found == QUEUE_METHODS, (
+        "vLLM changed FreeKVCacheBlockQueue: go through deployments/engine/pool/hotness_queue.py again"
+    )
     used = {
         part.split("(")[0].split()[0].strip("):,")
         for part in inspect.getsource(block_pool).split("self.free_block_queue.")[1:]

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from live_engine import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine
 
-from deployments import direction, manager_actor
-from deployments.kv_port import PlanDict, SaveGrant
-from deployments.manager_actor import KVManagerActor
-from deployments.order_taker import OrderTaker
+from deployments.manager import actor as manager_actor
+from deployments.manager import directive_sender as direction
+from deployments.manager.actor import KVManagerActor
+from deployments.protocol.kv_port import PlanDict, SaveGrant
+from deployments.replica.manager_link import OrderTaker
 from deployments.replica_seat import MISSED_POLLS_S
 from kvmanager.config import ManagerConfig
 from kvmanager.segments.spans import SegmentSpan

@@ -13,9 +13,9 @@ from vllm.config import LoRAConfig, VllmConfig
 from vllm.usage.usage_lib import UsageContext
 
 from configs.settings import load_settings
-from deployments.engine_args import engine_args, engine_config, engine_environment
-from deployments.engine_checks import check_engine_config
-from deployments.engine_host import start_engine
+from deployments.engine.checks import check_engine_config
+from deployments.engine.engine_args import engine_args, engine_config, engine_environment
+from deployments.engine.host import start_engine
 
 
 @pytest.fixture

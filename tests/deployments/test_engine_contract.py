@@ -23,8 +23,8 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.request import Request
 
-from deployments.connector import CrossKVConnector
-from deployments.engine_host import InProcessClient
+from deployments.engine.connector import CrossKVConnector
+from deployments.engine.host import InProcessClient
 
 TESTED_VERSION = "0.32.0"
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from configs.settings import load_settings
-from deployments.engine_args import engine_environment
+from deployments.engine.engine_args import engine_environment
 
 LISTENERS = """
 import psutil, torch.distributed as dist

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from deployments import eviction_queue
-from deployments.eviction_queue import CHUNK_KEYS, EvictionQueue
+from deployments.manager import eviction_queue
+from deployments.manager.eviction_queue import CHUNK_KEYS, EvictionQueue
 
 KEYS = [number.to_bytes(32, "big") for number in range(2 * CHUNK_KEYS + 5)]
 

@@ -11,8 +11,8 @@ from live_engine import PATIENCE_S, LiveEngine
 from torch._dynamo.callback import CallbackTrigger, callback_handler
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from deployments.engine_host import EngineHungError
-from deployments.heartbeat import LOOK_EVERY_S, PATIENCE, UNKNOWN_S, HangWatch, Heartbeat
+from deployments.engine.heartbeat import LOOK_EVERY_S, PATIENCE, UNKNOWN_S, HangWatch, Heartbeat
+from deployments.engine.host import EngineHungError
 from kvmanager.loading.step_pace import StepWork
 from load_tests.harness.engine import greedy, prompt, until
 

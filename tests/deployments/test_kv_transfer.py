@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from deployments import kv_transfer
-from deployments.kv_port import PlannedLoad, SaveGrant
-from deployments.kv_transfer import LOAD_THREADS, KVTransfer, LoadJob, SaveJob
-from deployments.layerwise_streams import HostStreams
+from deployments.protocol.kv_port import PlannedLoad, SaveGrant
+from deployments.transfer import threads as kv_transfer
+from deployments.transfer.layerwise_streams import HostStreams
+from deployments.transfer.threads import LOAD_THREADS, KVTransfer, LoadJob, SaveJob
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.memory_port import MemoryPort
 

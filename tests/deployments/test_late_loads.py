@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from configs.kv_section import KVSettings
-from deployments.kv_port import PlannedLoad
-from deployments.ray_port import RayPort
+from deployments.port.ray_port import RayPort
+from deployments.protocol.kv_port import PlannedLoad
 
 DEADLINE_S = 0.02
 LOADS = [PlannedLoad(bytes([number]) * 32, 8 * number, 8, "redis", "", 500, 1000) for number in range(3)]

@@ -18,7 +18,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from deployments.kv_port import LayerArrival, PlannedLoad
+from deployments.protocol.kv_port import LayerArrival, PlannedLoad
 from kvmanager.segments.format import body_offset
 from load_tests.harness.engine import greedy, prompt, until
 from load_tests.harness.memory_port import LEASE_ID, MemoryPort

@@ -19,17 +19,17 @@ from app.layerwise_api import layer_times
 from app.metrics import IngressMetrics, PartsMetrics
 from configs.layerwise_section import LayerwiseSettings
 from configs.settings import SettingsError, load_settings
-from deployments.kv_port import LayerArrival, PlannedLoad
-from deployments.kv_reuse import layerwise_buffer_bytes
-from deployments.layer_groups import group_ends, in_layer_groups
-from deployments.layerwise_choice import LATE, LayerwiseChoice, MeasuredRates, group_bytes
-from deployments.layerwise_load import LayerwiseLoad
-from deployments.layerwise_save import HostBuffer, LayerPace, StepDiscardedError
-from deployments.layerwise_streams import CUDAStreams, HostStreams
-from deployments.layerwise_times import LayerTimes
-from deployments.replica_metrics import replica_metrics_text
-from deployments.segment_copy import SegmentCopier
-from deployments.transfer_jobs import LoadJob, TransferCounters
+from deployments.engine.wiring import layerwise_buffer_bytes
+from deployments.port.layer_groups import group_ends, in_layer_groups
+from deployments.protocol.kv_port import LayerArrival, PlannedLoad
+from deployments.replica.metrics import replica_metrics_text
+from deployments.transfer.jobs import LoadJob, TransferCounters
+from deployments.transfer.layerwise_choice import LATE, LayerwiseChoice, MeasuredRates, group_bytes
+from deployments.transfer.layerwise_load import LayerwiseLoad
+from deployments.transfer.layerwise_save import HostBuffer, LayerPace, StepDiscardedError
+from deployments.transfer.layerwise_streams import CUDAStreams, HostStreams
+from deployments.transfer.layerwise_times import LayerTimes
+from deployments.transfer.segment_copy import SegmentCopier
 from kernels.paged.layout import LayoutKind, PagedLayout
 from kvmanager.segments.format import SegmentMismatch, open_segment
 from kvmanager.segments.keys import SegmentKey

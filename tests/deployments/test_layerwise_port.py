@@ -10,9 +10,9 @@ import pytest
 from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence
 
 from configs.kv_section import KVSettings
-from deployments.kv_port import PlannedLoad
-from deployments.manager_client import ManagerClient
-from deployments.ray_port import RayPort
+from deployments.port.ray_port import RayPort
+from deployments.protocol.kv_port import PlannedLoad
+from deployments.protocol.manager_client import ManagerClient
 
 pytestmark = pytest.mark.server
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from deployments.kv_port import ARRIVED, FIDELITY, PLAN, PlannedLoad
-from deployments.load_pace import load_pace
+from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlannedLoad
+from deployments.transfer.load_pace import load_pace
 from kvmanager.segments.keys import TOLERANT
 
 BLOCK, TARGET_S = 32, 5.0

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, sequence
 
-from deployments import manager_actor, replica_seat, tier_seats
-from deployments.eviction_queue import EvictionQueue
-from deployments.manager_actor import KVManagerActor
+from deployments import replica_seat
+from deployments.manager import actor as manager_actor
+from deployments.manager import tier_seats
+from deployments.manager.actor import KVManagerActor
+from deployments.manager.eviction_queue import EvictionQueue
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import NOTHING_SEEN, Position
 from kvmanager.index.locations import REDIS, Location, Tier

@@ -13,7 +13,7 @@ import ray
 from kv_cluster import PATIENCE_S
 from ray import cloudpickle
 
-from deployments.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from configs.settings import SettingsError, load_settings
-from deployments.manager_config import manager_config, pin_shares, require_policy, tenant_quotas
+from deployments.manager.config import manager_config, pin_shares, require_policy, tenant_quotas
 from kvmanager.index.locations import Tier
 from kvmanager.segments.keys import tenant_tag
 from kvmanager.segments.server_secret import ServerSecret

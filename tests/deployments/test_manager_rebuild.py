@@ -13,10 +13,10 @@ import ray
 from kv_cluster import FINGERPRINT, PATIENCE_S, SEGMENT_BYTES, sequence, until
 from ray import cloudpickle
 
-from deployments import cpu_tier
-from deployments.cpu_tier import tier_name
-from deployments.manager_actor import KVManagerActor
-from deployments.manager_client import SERVE_NAMESPACE
+from deployments.cpu_tier import actor as cpu_tier
+from deployments.cpu_tier.actor import tier_name
+from deployments.manager.actor import KVManagerActor
+from deployments.protocol.manager_client import SERVE_NAMESPACE
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Location, Tier
 from load_tests.harness.tiers import start_manager

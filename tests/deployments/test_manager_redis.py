@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, sequence
 
-from deployments import demoter, manager_actor, tier_seats
-from deployments.manager_actor import KVManagerActor
+from deployments.manager import actor as manager_actor
+from deployments.manager import demoter, tier_seats
+from deployments.manager.actor import KVManagerActor
 from kvmanager.config import ManagerConfig
 from kvmanager.segments.keys import BlockHash
 

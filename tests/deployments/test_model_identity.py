@@ -27,8 +27,8 @@ from vllm.model_executor.layers.rotary_embedding import Phi3LongRoPEScaledRotary
 from vllm.model_executor.models.llama4 import Llama4ForCausalLM
 
 from configs.settings import PROJECT_ROOT, load_settings
-from deployments.engine_args import engine_config
-from deployments.model_identity import _ROPE_OF_ANY_LENGTH, model_identity, weights_identity, why_not_shared
+from deployments.engine.engine_args import engine_config
+from deployments.engine.model_identity import _ROPE_OF_ANY_LENGTH, model_identity, weights_identity, why_not_shared
 from kvmanager.segments.keys import ROOT_HASH, ModelIdentity
 
 ENGINE: dict[str, Any] = {"device_blocks": 100}
@@ -36,9 +36,9 @@ ENGINE: dict[str, Any] = {"device_blocks": 100}
 PRINT_IDENTITY = """
 import sys
 from configs.settings import load_settings
-from deployments.engine_args import engine_config
-from deployments.engine_host import start_engine
-from deployments.model_identity import model_identity
+from deployments.engine.engine_args import engine_config
+from deployments.engine.host import start_engine
+from deployments.engine.model_identity import model_identity
 settings = load_settings({"model": sys.argv[1], "dtype": "float32", "engine": {"device_blocks": 100}})
 config = engine_config(settings)
 llm, _ = start_engine(config, log_stats=False)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from deployments import placement_feed
-from deployments.control_orders import ControlOrders
-from deployments.manager_client import ManagerUnavailableError
-from deployments.placement_feed import MOVE_DEADLINE_S, PlacementFeed
-from deployments.router_metrics import RouterMetrics, router_metrics, router_metrics_text
+from deployments.manager.control_orders import ControlOrders
+from deployments.protocol.manager_client import ManagerUnavailableError
+from deployments.router import placement_feed
+from deployments.router.metrics import RouterMetrics, router_metrics, router_metrics_text
+from deployments.router.placement_feed import MOVE_DEADLINE_S, PlacementFeed
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import Deltas
 from kvmanager.index.locations import Tier

@@ -11,12 +11,12 @@ import pytest
 import ray
 
 from configs.kv_section import KVSettings
-from deployments import tier_reader
-from deployments.kv_port import PlannedLoad
-from deployments.manager_client import ManagerUnavailableError
-from deployments.port_waits import PortWaits
-from deployments.ray_port import RayPort
-from deployments.tier_reader import TierReader
+from deployments.port import tier_reader
+from deployments.port.port_waits import PortWaits
+from deployments.port.ray_port import RayPort
+from deployments.port.tier_reader import TierReader
+from deployments.protocol.kv_port import PlannedLoad
+from deployments.protocol.manager_client import ManagerUnavailableError
 from kvmanager.circuit_breaker import CircuitState
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import ray
 
-from deployments import prefetch_pool
-from deployments.prefetch_pool import STUCK_S, PrefetchPool
+from deployments.cpu_tier import prefetch_pool
+from deployments.cpu_tier.prefetch_pool import STUCK_S, PrefetchPool
 from kvmanager.segments.sizes import MOST_BYTES_IN_FLIGHT
 
 KEY = b"k" * 32

@@ -26,8 +26,8 @@ from redis_fixture import (
     until,
 )
 
-from deployments.prefetch_worker import PrefetchWorker, start_worker
-from deployments.segment_codecs import Coding
+from deployments.cpu_tier.prefetch_worker import PrefetchWorker, start_worker
+from deployments.segment_store.segment_codecs import Coding
 from kvmanager.segments.format import HEADER_BYTES, SegmentHeader, body_offset, read_header, seal, verify
 from kvmanager.segments.guard import SegmentGuard
 from kvmanager.segments.spans import SegmentSpan

@@ -14,9 +14,9 @@ from vllm import SamplingParams
 
 from app.metrics import IngressMetrics
 from app.usage import RequestKVUsage, prompt_usage
-from deployments.kv_port import PlanDict, PlanExpectation
-from deployments.prompt_plans import COMPUTED_WHOLE, LOAD_FAILED, NO_PLAN, SHORT, PromptPlans
-from deployments.wire import KV_CACHE_USAGE, GenerateRequest
+from deployments.protocol.kv_port import PlanDict, PlanExpectation
+from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
+from deployments.replica.prompt_plans import COMPUTED_WHOLE, LOAD_FAILED, NO_PLAN, SHORT, PromptPlans
 from kvmanager.moves.plans import PlanReason
 
 BLOCK = 32
@@ -159,7 +159,7 @@ def test_what_was_computed_while_layers_came_is_no_sample_nor_is_what_is_shorter
 
 
 def test_each_prompt_writes_one_line_for_debugging(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG, "deployments.prompt_plans"):
+    with caplog.at_level(logging.DEBUG, "deployments.replica.prompt_plans"):
         ended(PromptPlans(FakePort(planned(4, "partial")), BLOCK), output(redis=4 * BLOCK))  # type: ignore[arg-type]
     assert [record.getMessage() for record in caplog.records] == [
         "r: partial; tokens: 0 device, 0 cpu, 128 redis, 72 recomputed; expected until the first token: 12.0 ms with "

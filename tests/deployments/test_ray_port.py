@@ -15,11 +15,11 @@ from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence, until
 from ray import cloudpickle
 
 from configs.kv_section import KVSettings
-from deployments import ray_port
-from deployments.cpu_tier import tier_name
-from deployments.kv_port import PlannedLoad
-from deployments.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
-from deployments.ray_port import OFFER_DEADLINE_S, RayPort
+from deployments.cpu_tier.actor import tier_name
+from deployments.port import ray_port
+from deployments.port.ray_port import OFFER_DEADLINE_S, RayPort
+from deployments.protocol.kv_port import PlannedLoad
+from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test

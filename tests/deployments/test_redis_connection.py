@@ -17,12 +17,18 @@ import pytest
 import redis
 from redis_fixture import FINGERPRINT, RedisForTests, chain, endpoint, sealed, until
 
-from deployments import redis_connection
-from deployments.redis_claim import NamespaceClaim
-from deployments.redis_config import RedisTierConfig, check_now
-from deployments.redis_connection import ACL_RIGHTS, NEEDED_COMMANDS, RedisUnavailableError, check, connect
-from deployments.redis_endpoint import namespace_root, open_store, owner_key, segment_prefix
-from deployments.redis_server import find_redis_server
+from deployments.redis_tier.claim import NamespaceClaim
+from deployments.redis_tier.config import RedisTierConfig, check_now
+from deployments.redis_tier.server import find_redis_server
+from deployments.segment_store import redis_connection
+from deployments.segment_store.endpoint import namespace_root, open_store, owner_key, segment_prefix
+from deployments.segment_store.redis_connection import (
+    ACL_RIGHTS,
+    NEEDED_COMMANDS,
+    RedisUnavailableError,
+    check,
+    connect,
+)
 
 ROOT = namespace_root("tests")
 
@@ -237,9 +243,7 @@ def test_a_namespace_that_would_mean_something_in_a_key_is_refused(namespace: st
 
 
 def test_the_processes_that_only_move_bytes_load_neither_vllm_nor_torch() -> None:
-    code = (
-        "import sys, deployments.prefetch_worker, deployments.redis_tier; print({'torch', 'vllm'} & set(sys.modules))"
-    )
+    code = "import sys, deployments.cpu_tier.prefetch_worker, deployments.redis_tier; print({'torch', 'vllm'} & set(sys.modules))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == "set()\n"
 

@@ -11,10 +11,10 @@ import pytest
 import xxhash
 from redis_fixture import FINGERPRINT, LARGE_SHAPE, MIB, RedisForTests, chain, endpoint, redis_name, sealed
 
-from deployments import redis_store
-from deployments.checked_store import CheckedStore
-from deployments.redis_store import PART_BYTES, RedisStore
-from deployments.segment_store import StoreFullError, StoreUnavailableError
+from deployments.segment_store import redis_store
+from deployments.segment_store.base import StoreFullError, StoreUnavailableError
+from deployments.segment_store.checked_store import CheckedStore
+from deployments.segment_store.redis_store import PART_BYTES, RedisStore
 from kvmanager.segments.format import HEADER_BYTES, MismatchReason, SegmentMismatch, table_bytes
 from kvmanager.segments.spans import SegmentSpan
 

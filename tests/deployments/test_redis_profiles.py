@@ -15,15 +15,15 @@ from redis_fixture import sealed as random_segment
 from small_codecs import SmallKit, SmallProfile, kv_segment
 
 import kernels
-from deployments import redis_profiles
-from deployments.codec_files import find_profile, model_digest, profile_path
-from deployments.codec_meter import CodecMeter
-from deployments.redis_connection import ACL_RIGHTS
-from deployments.redis_endpoint import open_coded_store, open_profiles, open_store
-from deployments.redis_index import read_index
-from deployments.redis_profiles import FIELD, MARGIN_S, RedisProfiles
-from deployments.segment_codecs import Coding
-from deployments.segment_store import StoreUnavailableError
+from deployments.redis_tier.index import read_index
+from deployments.segment_store import redis_profiles
+from deployments.segment_store.base import StoreUnavailableError
+from deployments.segment_store.codec_files import find_profile, model_digest, profile_path
+from deployments.segment_store.codec_meter import CodecMeter
+from deployments.segment_store.endpoint import open_coded_store, open_profiles, open_store
+from deployments.segment_store.redis_connection import ACL_RIGHTS
+from deployments.segment_store.redis_profiles import FIELD, MARGIN_S, RedisProfiles
+from deployments.segment_store.segment_codecs import Coding
 from kvmanager.segments.format import HEADER_BYTES, MismatchReason, SegmentMismatch, read_header
 from kvmanager.segments.guard import ContentTag
 from kvmanager.segments.server_secret import ServerSecret

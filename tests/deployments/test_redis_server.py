@@ -15,9 +15,10 @@ import pytest
 import redis
 from redis_fixture import MIB, RedisForTests, until
 
-from deployments import redis_folder, redis_server
-from deployments.redis_connection import RedisUnavailableError, connect
-from deployments.redis_server import EmbeddedRedis, find_redis_server
+from deployments.redis_tier import folder as redis_folder
+from deployments.redis_tier import server as redis_server
+from deployments.redis_tier.server import EmbeddedRedis, find_redis_server
+from deployments.segment_store.redis_connection import RedisUnavailableError, connect
 
 
 @pytest.fixture
@@ -203,7 +204,7 @@ def test_a_terminals_interrupt_does_not_reach_it_and_it_is_scheduled_with_its_pa
 _PARENT = """
 import sys, threading, time
 from pathlib import Path
-from deployments.redis_server import EmbeddedRedis
+from deployments.redis_tier.server import EmbeddedRedis
 server = EmbeddedRedis(Path(sys.argv[1]), 1 << 20)
 starter = threading.Thread(target=server.start)  # a thread that ends: the server must not end with it
 starter.start()

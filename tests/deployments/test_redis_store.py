@@ -21,10 +21,10 @@ from redis_fixture import (
     until,
 )
 
-from deployments.checked_store import CheckedStore
-from deployments.redis_endpoint import open_store
-from deployments.redis_store import RedisStore
-from deployments.segment_store import StoreFullError, StoreTimeoutError, StoreUnavailableError, StoreWrongTypeError
+from deployments.segment_store.base import StoreFullError, StoreTimeoutError, StoreUnavailableError, StoreWrongTypeError
+from deployments.segment_store.checked_store import CheckedStore
+from deployments.segment_store.endpoint import open_store
+from deployments.segment_store.redis_store import RedisStore
 from kvmanager.segments.format import SegmentMismatch
 from kvmanager.segments.server_secret import ServerSecret
 from kvmanager.segments.spans import SegmentSpan

@@ -29,13 +29,15 @@ from redis_fixture import (
     until,
 )
 
-from deployments import redis_neighbours, redis_server, redis_tier
-from deployments.manager_client import ManagerUnavailableError
-from deployments.redis_connection import RedisUnavailableError, connect
-from deployments.redis_endpoint import open_store, owner_key
-from deployments.redis_index import read_index
-from deployments.redis_neighbours import Neighbours
-from deployments.redis_profiles import FIELD
+from deployments.protocol.manager_client import ManagerUnavailableError
+from deployments.redis_tier import actor as redis_tier
+from deployments.redis_tier import neighbours as redis_neighbours
+from deployments.redis_tier import server as redis_server
+from deployments.redis_tier.index import read_index
+from deployments.redis_tier.neighbours import Neighbours
+from deployments.segment_store.endpoint import open_store, owner_key
+from deployments.segment_store.redis_connection import RedisUnavailableError, connect
+from deployments.segment_store.redis_profiles import FIELD
 
 pytestmark = pytest.mark.server
 

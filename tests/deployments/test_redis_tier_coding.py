@@ -18,13 +18,13 @@ from small_codecs import SmallKit, SmallProfile, kv_segment
 import kernels
 from configs.kv_section import KVSettings
 from configs.settings import load_settings
-from deployments import redis_tier
-from deployments.codec_files import model_digest, profile_path
-from deployments.codec_meter import CodecMeter
-from deployments.redis_config import RedisTierConfig
-from deployments.redis_endpoint import open_coded_store
-from deployments.redis_profiles import FIELD
-from deployments.segment_codecs import Coding
+from deployments.redis_tier import actor as redis_tier
+from deployments.redis_tier.config import RedisTierConfig
+from deployments.segment_store.codec_files import model_digest, profile_path
+from deployments.segment_store.codec_meter import CodecMeter
+from deployments.segment_store.endpoint import open_coded_store
+from deployments.segment_store.redis_profiles import FIELD
+from deployments.segment_store.segment_codecs import Coding
 from kvmanager.segments.guard import ContentTag
 
 TOLERANT = Coding("lossless", "cachegen", 2)

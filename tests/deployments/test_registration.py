@@ -12,11 +12,12 @@ import pytest
 from kv_cluster import FINGERPRINT
 
 from configs.kv_section import KVSettings
-from deployments import order_taker, ray_port
-from deployments.manager_actor import KVManagerActor
-from deployments.manager_client import ManagerUnavailableError
-from deployments.order_taker import OrderTaker
-from deployments.ray_port import RayPort
+from deployments.manager.actor import KVManagerActor
+from deployments.port import ray_port
+from deployments.port.ray_port import RayPort
+from deployments.protocol.manager_client import ManagerUnavailableError
+from deployments.replica import manager_link as order_taker
+from deployments.replica.manager_link import OrderTaker
 from kvmanager.config import ManagerConfig
 
 BLOCKS = [bytes([number]) * 32 for number in range(8)]

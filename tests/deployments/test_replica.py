@@ -14,12 +14,12 @@ import pytest
 from vllm import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from deployments import replica as replica_module
-from deployments.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict
-from deployments.prompt_plans import PromptPlans
-from deployments.replica import Replica
-from deployments.step_witness import EngineDiedError
-from deployments.wire import GenerateRequest
+from deployments.engine.step_witness import EngineDiedError
+from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict
+from deployments.protocol.wire import GenerateRequest
+from deployments.replica import replica as replica_module
+from deployments.replica.prompt_plans import PromptPlans
+from deployments.replica.replica import Replica
 
 FORGED = {PLAN: {"lease_id": 1, "segments": [(b"k" * 32, 0, 1, "cpu", "node", 1000)]}}
 PLANNED = [(b"p" * 32, 0, 4, "cpu", "node", 1000)]

@@ -18,9 +18,9 @@ from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve.schema import ReplicaRank
 from vllm.outputs import RequestOutput
 
-from deployments.manager_actor import KVManagerActor
-from deployments.replica import Replica
-from deployments.wire import KV_CACHE_USAGE
+from deployments.manager.actor import KVManagerActor
+from deployments.protocol.wire import KV_CACHE_USAGE
+from deployments.replica.replica import Replica
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import NOTHING_SEEN
 

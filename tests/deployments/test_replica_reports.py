@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from configs.kv_section import KVSettings
-from deployments import ray_port
-from deployments.call_batches import BATCHED
-from deployments.kv_port import PlannedLoad
-from deployments.manager_client import ManagerClient, ManagerUnavailableError
-from deployments.ray_port import RayPort
+from deployments.port import ray_port
+from deployments.port.ray_port import RayPort
+from deployments.protocol.call_batches import BATCHED
+from deployments.protocol.kv_port import PlannedLoad
+from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 
 LOAD = PlannedLoad(b"k" * 32, 0, 8, "cpu", "node", 500, 500)
 

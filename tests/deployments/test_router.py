@@ -16,11 +16,12 @@ from ray.serve._private.request_router.common import PendingRequest, RequestRout
 from ray.serve._private.request_router.request_router import RequestRouter
 
 from configs.settings import load_settings
-from deployments import placement_feed, router
-from deployments.failed_replicas import KEEP_S, FailedReplicas
-from deployments.manager_client import ManagerUnavailableError
-from deployments.router import EXPECTED_S, PrefixAffinityRouter, RouterOptions
-from deployments.wire import GenerateRequest, PinnedCall, Progress
+from deployments.protocol.failed_replicas import KEEP_S, FailedReplicas
+from deployments.protocol.manager_client import ManagerUnavailableError
+from deployments.protocol.wire import GenerateRequest, PinnedCall, Progress
+from deployments.router import placement_feed
+from deployments.router import prefix_affinity as router
+from deployments.router.prefix_affinity import EXPECTED_S, PrefixAffinityRouter, RouterOptions
 from kvmanager.index.deltas import Deltas, Event, Part
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import ALL_REPLICAS
@@ -439,7 +440,7 @@ def test_serve_names_a_deployment_actor_as_the_managers_clients_expect() -> None
     from ray.serve._private.constants import SERVE_NAMESPACE
     from ray.serve._private.utils import get_deployment_actor_name
 
-    from deployments import manager_client
+    from deployments.protocol import manager_client
 
     name = get_deployment_actor_name(DEPLOYMENT, manager_client.MANAGER_ACTOR, "version")
     assert name.startswith("SERVE_DEPLOYMENT_ACTOR::chat::replica::"), f"ray {ray.__version__} changed {name}"

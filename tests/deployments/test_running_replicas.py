@@ -12,7 +12,7 @@ import pytest
 import ray
 from ray import cloudpickle
 
-from deployments.running_replicas import RunningReplicas, running_replicas
+from deployments.router.running_replicas import RunningReplicas, running_replicas
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test

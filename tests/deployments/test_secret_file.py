@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from configs.settings import SettingsError
-from deployments.secret_file import FILE_NAME, VARIABLE, server_secret
+from deployments.protocol.secret_file import FILE_NAME, VARIABLE, server_secret
 from kvmanager.segments.server_secret import ServerSecret
 
 HEX = bytes(range(32)).hex()

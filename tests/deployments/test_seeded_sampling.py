@@ -15,7 +15,7 @@ from live_engine import LiveEngine
 from vllm import SamplingParams
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from deployments.seeded_sampling import keep_seeds_exact
+from deployments.engine.seeded_sampling import keep_seeds_exact
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
 

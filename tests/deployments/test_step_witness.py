@@ -12,7 +12,7 @@ from live_engine import PATIENCE_S, LiveEngine
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from deployments.step_witness import EngineDiedError, StepWitness, sender_id
+from deployments.engine.step_witness import EngineDiedError, StepWitness, sender_id
 from load_tests.faults.deadly_prompt import make_mortal
 from load_tests.harness.engine import greedy, prompt, until
 

@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from deployments.connector import UnsupportedModelError, check_supported
+from deployments.engine.connector import UnsupportedModelError, check_supported
 
 SHAPE: dict[str, Any] = {"block_size": 32, "num_kv_heads": 2, "head_size": 64, "dtype": torch.bfloat16}
 

@@ -6,7 +6,7 @@ import threading
 
 from live_engine import BLOCK, PATIENCE_S, LiveEngine
 
-from deployments.device_owners import MOST_CLAIMS, DeviceOwners
+from deployments.engine.pool.block_owners import MOST_CLAIMS, DeviceOwners
 from kvmanager.segments.keys import tenant_tag
 from load_tests.harness.engine import SECRET, prompt
 

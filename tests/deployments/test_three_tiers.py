@@ -17,14 +17,14 @@ from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence, until
 from redis_fixture import SECRET
 
 from configs.kv_section import KVSettings
-from deployments import tier_reader
-from deployments.kv_port import PlannedLoad
-from deployments.manager_client import ManagerClient
-from deployments.ray_port import RayPort
-from deployments.redis_connection import connect
-from deployments.redis_server import EmbeddedRedis
-from deployments.redis_tier import RedisTier, RedisTierConfig
-from deployments.segment_codecs import Coding
+from deployments.port import tier_reader
+from deployments.port.ray_port import RayPort
+from deployments.protocol.kv_port import PlannedLoad
+from deployments.protocol.manager_client import ManagerClient
+from deployments.redis_tier.actor import RedisTier, RedisTierConfig
+from deployments.redis_tier.server import EmbeddedRedis
+from deployments.segment_store.redis_connection import connect
+from deployments.segment_store.segment_codecs import Coding
 from kvmanager.segments.keys import BlockHash
 from load_tests.micro.prefetch_chain import spread_loads_over
 

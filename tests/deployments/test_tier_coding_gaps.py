@@ -13,15 +13,15 @@ from redis_fixture import FINGERPRINT
 from small_codecs import SmallKit, SmallProfile, kv_segment
 from test_coded_store import CODING, MemoryProfiles, MemoryStore
 
-from deployments.checked_store import CheckedStore
-from deployments.codec_meter import CodecMeter
-from deployments.coded_store import CodedStore
-from deployments.connector_scheduler import SchedulerSide
-from deployments.device_control import DeviceControl
-from deployments.device_owners import DeviceOwners
-from deployments.kv_port import FIDELITY, PLAN
-from deployments.kv_transfer import SaveJob
-from deployments.segment_codecs import SegmentCodecs
+from deployments.engine.pool.block_owners import DeviceOwners
+from deployments.engine.pool.control import DeviceControl
+from deployments.engine.scheduler_side import SchedulerSide
+from deployments.protocol.kv_port import FIDELITY, PLAN
+from deployments.segment_store.checked_store import CheckedStore
+from deployments.segment_store.codec_meter import CodecMeter
+from deployments.segment_store.coded_store import CodedStore
+from deployments.segment_store.segment_codecs import SegmentCodecs
+from deployments.transfer.threads import SaveJob
 from kvmanager.segments.format import SegmentMismatch, read_header
 from kvmanager.segments.keys import EXACT, TOLERANT, Fidelity, block_hashes, cache_salt
 from kvmanager.segments.server_secret import ServerSecret

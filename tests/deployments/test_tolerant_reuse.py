@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from live_engine import BLOCK, LiveEngine, usage
 
-from deployments.kv_port import FIDELITY, PLAN, PlanExpectation, PlannedLoad
+from deployments.protocol.kv_port import FIDELITY, PLAN, PlanExpectation, PlannedLoad
 from kvmanager.segments.format import read_header
 from kvmanager.segments.keys import cache_salt
 from load_tests.harness.engine import SECRET, greedy, prompt

@@ -20,15 +20,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from redis_fixture import SECRET
 
 from configs.kv_section import KVSettings
-from deployments import tier_seats
-from deployments.cpu_tier import tier_name
-from deployments.kv_port import PlannedLoad
-from deployments.manager_actor import KVManagerActor
-from deployments.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE, ManagerClient
-from deployments.ray_port import RayPort
-from deployments.redis_connection import connect
-from deployments.redis_server import EmbeddedRedis
-from deployments.redis_tier import RedisTier, RedisTierConfig
+from deployments.cpu_tier.actor import tier_name
+from deployments.manager import tier_seats
+from deployments.manager.actor import KVManagerActor
+from deployments.port.ray_port import RayPort
+from deployments.protocol.kv_port import PlannedLoad
+from deployments.protocol.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE, ManagerClient
+from deployments.redis_tier.actor import RedisTier, RedisTierConfig
+from deployments.redis_tier.server import EmbeddedRedis
+from deployments.segment_store.redis_connection import connect
 from kvmanager.config import ManagerConfig
 from kvmanager.segments.spans import SegmentSpan
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.secret_file import server_secret
+from deployments.protocol.secret_file import server_secret
 from kvmanager.segments.format import EXACT, LOSSY_CODECS, SegmentHeader, read_header
 from kvmanager.segments.guard import SegmentGuard
 from load_tests.faults.catalogue import World

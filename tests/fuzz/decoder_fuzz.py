@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from deployments.segment_codecs import RAW_CODING, SegmentCodecs
+from deployments.segment_store.segment_codecs import RAW_CODING, SegmentCodecs
 from kernels.codecs import CodecError, CodecProfile, make_codec
 from kvmanager.segments.format import SegmentHeader, SegmentMismatch, open_layers, read_header, seal, verify
 from kvmanager.segments.header import reseal_header

@@ -16,7 +16,7 @@ import typer
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from deployments.codec_files import find_profile, model_digest, profile_path
+from deployments.segment_store.codec_files import find_profile, model_digest, profile_path
 from kernels.codecs import CodecProfile
 from kernels.codecs.step_plan import entropy_and_error, normal_histogram
 from load_tests.codec import profile as profile_codec

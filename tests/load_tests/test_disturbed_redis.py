@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from deployments.redis_config import RedisTierConfig
-from deployments.redis_endpoint import open_store
-from deployments.segment_store import StoreUnavailableError
+from deployments.redis_tier.config import RedisTierConfig
+from deployments.segment_store.base import StoreUnavailableError
+from deployments.segment_store.endpoint import open_store
 from kvmanager.segments.server_secret import ServerSecret
 from load_tests.faults.disturbed_redis import Disturbance, FaultyStore, StoreFaults, disturbed
 from load_tests.faults.emulated_link import EmulatedLink

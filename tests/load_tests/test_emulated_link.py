@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from deployments.redis_store import PART_BYTES
-from deployments.segment_store import StoreTimeoutError
+from deployments.segment_store.base import StoreTimeoutError
+from deployments.segment_store.redis_store import PART_BYTES
 from load_tests.faults import emulated_link
 from load_tests.faults.emulated_link import EmulatedLink, LinkedStore
 

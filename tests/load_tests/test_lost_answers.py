@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.manager_client import ManagerUnavailableError
+from deployments.protocol.manager_client import ManagerUnavailableError
 from load_tests.faults.lost_answers import lose_answers
 
 

@@ -1,0 +1,206 @@
+"""vLLM's KV connector interface, translated to `SchedulerSide` and `KVTransfer`. No policy and no state of its own.
+
+Leans on vllm 0.32.0: `KVConnectorBase_V1` and the order in which the engine calls its hooks (its module docstring),
+`KVCacheConfig.kv_cache_groups` and `FullAttentionSpec`. vLLM makes two instances, one for the scheduler and one for the
+worker; in our engine host both live in one process, and `attach` gives each its half once the engine is built.
+
+Before `attach` the connector answers "nothing cached" to everything, so a half-built replica is merely slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+    KVConnectorRole,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from deployments.engine.scheduler_side import SchedulerSide
+from deployments.transfer.layerwise_step import LayerwiseStep
+from deployments.transfer.threads import KVTransfer
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+
+class UnsupportedModelError(ValueError):
+    """The model keeps KV in a form that crosskv does not handle yet (DESIGN §4, rule 8)."""
+
+
+@dataclass
+class StepMetadata(KVConnectorMetadata):
+    """Nothing crosses from the scheduler to the worker: both sides share the replica's `KVTransfer`."""
+
+    empty: bool = field(default=True)
+
+
+class CrossKVConnector(KVConnectorBase_V1):
+    """See the module's docstring."""
+
+    _cache_hit_source = CacheHitSource.HOST
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        check_supported(kv_cache_config)
+        self.kv_caches: dict[str, torch.Tensor] = {}
+        self.kv_cache_manager: KVCacheManager | None = None
+        self._scheduler_side: SchedulerSide | None = None
+        self._transfer: KVTransfer | None = None
+        self._layerwise: LayerwiseStep | None = None
+        self._layer_numbers: dict[str, int] = {}
+
+    def attach(self, scheduler_side: SchedulerSide | None, transfer: KVTransfer, layerwise: LayerwiseStep) -> None:
+        """Start working. On the engine thread, between two steps."""
+        self._scheduler_side, self._transfer, self._layerwise = scheduler_side, transfer, layerwise
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A dropped save is only a later miss."""
+        return False
+
+    # Worker side.
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Remember vLLM's tensors, one per layer, by layer name."""
+        self.kv_caches = kv_caches
+        self._layer_numbers = {name: number for number, name in enumerate(layer_names(kv_caches))}
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        """Loads were started by the scheduler side already."""
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """What this step loads layerwise of a layer is there when this returns, or given up."""
+        number = self._layer_numbers.get(layer_name)
+        # A layer that vLLM did not register has nothing to wait for here. A step that heard not all others counts not.
+        if self._layerwise and number is not None:
+            self._layerwise.wait_for_layer(number)
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """What is saved layer by layer of this step may be copied now; everything else is saved between steps."""
+        if self._layerwise and layer_name in self._layer_numbers:
+            self._layerwise.layer_computed()
+
+    def wait_for_save(self) -> None:
+        """A save holds its blocks by reference count, so the step need not wait."""
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Requests whose load has ended."""
+        return None, self._transfer.take_finished_loads() if self._transfer else None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """Blocks that vLLM must recompute. Called once per step, when it has been computed and before it counts."""
+        failed = self._layerwise.end_step() if self._layerwise else set()
+        return failed | self._transfer.take_failed_blocks() if self._transfer else failed
+
+    # Scheduler side.
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        """vLLM hands over its cache manager once it is built."""
+        super().bind_kv_cache_manager(kv_cache_manager)
+        self.kv_cache_manager = kv_cache_manager
+
+    def on_new_request(self, request: Request) -> None:
+        """A request has entered the scheduler."""
+        if self._scheduler_side:
+            self._scheduler_side.add(request)
+
+    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens a load brings after those on the device, and whether asynchronously."""
+        return self._scheduler_side.tokens_to_load(request, num_computed_tokens) if self._scheduler_side else (0, False)
+
+    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+        """The request has its blocks: start the load."""
+        if self._scheduler_side:
+            self._scheduler_side.start_load(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        """Called once per step: the moment to save what earlier steps have filled.
+
+        A request that is admitted in this very step is left out: its prefix hits may be blocks that another request of
+        the same step is only now about to compute (vLLM caches blocks when it allocates them).
+        """
+        if self._scheduler_side:
+            running = scheduler_output.scheduled_cached_reqs
+            self._scheduler_side.save_progress([r for r in running.req_ids if r not in running.resumed_req_ids])
+            scheduled = scheduler_output.num_scheduled_tokens
+            resumed = running.resumed_req_ids
+            for request_id, computed in zip(running.req_ids, running.num_computed_tokens, strict=True):
+                self._scheduler_side.save_step(request_id, computed, scheduled[request_id], request_id in resumed)
+            for new in scheduler_output.scheduled_new_reqs:
+                self._scheduler_side.save_step(
+                    new.req_id, new.num_computed_tokens, scheduled[new.req_id], admitted=True
+                )
+            if not scheduler_output.total_num_scheduled_tokens:
+                self._scheduler_side.nothing_runs()
+        if self._layerwise:
+            self._layerwise.begin_step(*_only_prompt(scheduler_output))
+        return StepMetadata()
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        """Loads have ended; vLLM has dealt with the failed blocks already."""
+        if self._scheduler_side:
+            for request_id in connector_output.finished_recving or ():
+                self._scheduler_side.finish_load(request_id)
+
+    def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Blocks may be freed at once; the usage travels back with the request's last output."""
+        usage = self._scheduler_side.finish(request) if self._scheduler_side else None
+        return False, dict(usage) if usage else None
+
+
+def _only_prompt(scheduled: SchedulerOutput) -> tuple[int, int]:
+    """The tokens that a step computes of its only request, and those before them; (0, 0) for a step of several."""
+    if len(scheduled.num_scheduled_tokens) != 1:
+        return 0, 0
+    (tokens,) = scheduled.num_scheduled_tokens.values()
+    new = scheduled.scheduled_new_reqs
+    return tokens, new[0].num_computed_tokens if new else scheduled.scheduled_cached_reqs.num_computed_tokens[0]
+
+
+def check_supported(kv_cache_config: KVCacheConfig) -> None:
+    """Raise `UnsupportedModelError`, in words, unless all layers are plain full attention, in one group."""
+    groups = kv_cache_config.kv_cache_groups
+    if len(groups) != 1:
+        raise UnsupportedModelError(
+            f"the model needs {len(groups)} kinds of KV cache (hybrid, sliding-window or state-space layers); crosskv "
+            "shares KV of models with full attention only: set kv.enabled to false to serve it without sharing"
+        )
+    spec: Any = groups[0].kv_cache_spec
+    plain = (
+        type(spec) is FullAttentionSpec
+        and spec.sliding_window is None
+        and spec.attention_chunk_size is None
+        and not spec.non_causal
+        and spec.head_size == spec.head_size_v
+        and spec.tokens_per_state == 1
+    )
+    if not plain:
+        raise UnsupportedModelError(
+            f"the model's KV cache is {type(spec).__name__}; crosskv shares KV of plain full attention only: "
+            "set kv.enabled to false to serve it without sharing"
+        )
+
+
+def layer_tensors(kv_caches: dict[str, torch.Tensor]) -> Sequence[torch.Tensor]:
+    """vLLM's per-layer tensors in layer order."""
+    return [kv_caches[name] for name in layer_names(kv_caches)]
+
+
+def layer_names(kv_caches: dict[str, torch.Tensor]) -> list[str]:
+    """The layers' names in layer order (the number in `model.layers.N.self_attn`)."""
+    from vllm.model_executor.models.utils import extract_layer_index
+
+    return sorted(kv_caches, key=extract_layer_index)

@@ -1,0 +1,120 @@
+"""From crosskv's settings to vLLM's arguments and configuration.
+
+The ingress and every replica build the same `VllmConfig` from the same settings, so that they agree on the fingerprint
+without asking each other. The ingress's is in the keys, a replica's in the segments: where they disagree, a load is a
+counted mismatch, and the manager says so when a replica registers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from configs.model_folder import find_model, own_max_tokens
+from configs.settings import Settings
+from deployments.engine.model_identity import why_not_shared
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+logger = logging.getLogger(__name__)
+
+
+def engine_environment(settings: Settings) -> Mapping[str, str]:
+    """What must be in a process's environment before it imports vLLM."""
+    environment = {
+        "OMP_NUM_THREADS": str(settings.engine.threads),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0",
+        # Runner V2, vLLM's choice on CUDA, computes from the wrong position after a failed layerwise load (vllm#49250).
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        # A process group of one still listens, where the host's name points unless told: in a container, the network.
+        "GLOO_SOCKET_IFNAME": "lo",
+        "VLLM_CONFIGURE_LOGGING": os.environ.get("VLLM_CONFIGURE_LOGGING", "1"),
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if settings.engine.enforce_eager:
+        # vLLM's sampler has parts under torch.compile even so: the first request with logprobs waited half a minute.
+        environment["TORCHDYNAMO_DISABLE"] = "1"
+    return environment
+
+
+def engine_args(settings: Settings) -> AsyncEngineArgs:
+    """vLLM's engine arguments for `settings`. Imports vLLM."""
+    from vllm.config import KVEventsConfig, KVTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    args: dict[str, Any] = {
+        "model": settings.model_source,
+        "served_model_name": [settings.model_name],
+        "dtype": settings.dtype,
+        "max_model_len": _max_model_len(settings),
+        "seed": settings.seed,
+        "trust_remote_code": settings.trust_remote_code,
+        "block_size": settings.block_size_tokens,
+        "num_gpu_blocks_override": settings.device_blocks,
+        "max_num_seqs": settings.engine.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "enforce_eager": settings.engine.enforce_eager,
+        "disable_log_stats": not settings.engine.log_stats,
+        "enable_prefix_caching": settings.kv.enabled,
+        "prefix_caching_hash_algo": "sha256_cbor",
+        # The connector reads a request's computed tokens as tokens whose KV is written; that holds only without it.
+        "async_scheduling": False,
+        "enable_prompt_tokens_details": True,
+    }
+    if settings.kv.enabled:
+        args["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="CrossKVConnector",
+            kv_connector_module_path="deployments.engine.connector",
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+        )
+        args["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    args.update(settings.engine.extra_args)
+    known = set(AsyncEngineArgs.__dataclass_fields__)
+    return AsyncEngineArgs(**{name: value for name, value in args.items() if name in known and value is not None})
+
+
+def _max_model_len(settings: Settings) -> int:
+    """The setting, or the model's own limit, shortened to what the device pool holds."""
+    from vllm.config import ModelConfig
+
+    own = own_max_tokens(find_model(settings.model))
+    if own is None and settings.max_model_len is None:
+        own = ModelConfig(model=settings.model_source, trust_remote_code=settings.trust_remote_code).max_model_len
+    return settings.longest_request_tokens(own or 0)
+
+
+def engine_config(settings: Settings) -> VllmConfig:
+    """The engine's complete configuration. Reads the model's config files, loads no weights. Imports vLLM.
+
+    It has no KV connector where KV is not to be shared, by the settings or because it cannot be named.
+    """
+    from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
+
+    args = engine_args(settings)
+    config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    if settings.kv.enabled and (why := why_not_shared(config)):
+        logger.warning("KV is not shared, each replica keeps its own prefix cache only: %s", why)
+        args.kv_transfer_config = args.kv_events_config = None
+        config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    cache = config.cache_config
+    if current_platform.is_cpu() and cache.num_gpu_blocks_override and cache.kv_cache_memory_bytes is None:
+        # Without it the CPU backend reserves a share of the whole machine's memory, once per replica.
+        cache.kv_cache_memory_bytes = cache.num_gpu_blocks_override * _block_bytes(config)
+    return config
+
+
+def _block_bytes(config: VllmConfig) -> int:
+    model, parallel = config.model_config, config.parallel_config
+    dtype: Any = model.dtype
+    per_token = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * dtype.itemsize
+    return model.get_num_layers(parallel) * per_token * config.cache_config.block_size

@@ -1,0 +1,290 @@
+"""What directives do to a replica's device pool, in slices that run on the engine thread between two steps.
+
+Leans on vllm 0.32.0's `BlockPool`: `get_cached_block`, `get_new_blocks`, `evict_blocks`, `touch`, `free_blocks`,
+`_insert_block_hash`, `kv_event_queue`, `cached_block_hash_to_block`; and on no step being under way, so that a cached
+block's KV is written.
+
+Every method is one slice: it touches at most `MOST_BLOCKS` blocks (looks up `MOST_LOOKUPS`), changes the pool's books
+completely, reports what changed, and returns. `deployments.replica.directive_runner` makes directives of slices.
+
+Life of a promoted block: taken from the free blocks and held by reference count → written by a load thread, which
+verifies first → its hash enters the prefix cache → free, at its score's place. A block that did not arrive as it was
+stored never gets a hash; it is free again and empty.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.kv_events import BlockStored
+from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
+
+from deployments.engine.pool.block_owners import DeviceOwners
+from deployments.engine.pool.hotness_queue import HotnessQueue
+from deployments.engine.pool.pins import DevicePins
+from deployments.held_save import submit_held_save
+from deployments.protocol.kv_port import PlannedLoad
+from deployments.transfer.threads import KVTransfer, LoadJob
+from kvmanager.segments.spans import SegmentSpan
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+MOST_BLOCKS = 64
+"""Device blocks that one slice changes: about 0.2 ms of the engine's time. A single segment may have more."""
+MOST_LOOKUPS = 256
+PROMOTION_RESERVE = 0.1
+"""Share of the pool that a promotion leaves free: running requests need blocks while it loads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A sequence to be brought: its block hashes, its stored segments from block 0 on, how hot each block is."""
+
+    hashes: Sequence[bytes]
+    loads: Sequence[PlannedLoad]
+    scores: Sequence[float]
+    """Per block, never rising: the beginning of a sequence is as hot as its end, or hotter."""
+    deadline: float
+    """On `time.monotonic`'s clock."""
+    tenant: str = ""
+    """Tag of whose it is; empty: not known."""
+
+
+class DeviceControl:
+    """See the module's docstring. `publish` reports the pool's events; `PlacementPublisher` has the other two."""
+
+    def __init__(
+        self,
+        *,
+        pool: BlockPool,
+        pins: DevicePins,
+        transfer: KVTransfer,
+        block_size: int,
+        parents: Mapping[bytes, bytes | None],
+        owners: DeviceOwners,
+        publish: Callable[[], None],
+        on_engine_thread: Callable[[Callable[[], None]], Any],
+    ) -> None:
+        self.pins = pins
+        self._pool = pool
+        self.queue: HotnessQueue | None = None
+        """The pool's free blocks by hotness; None: vLLM's own order."""
+        self._transfer = transfer
+        self._block_size = block_size
+        self._parents = parents
+        self._owners = owners
+        self._publish = publish
+        self._on_engine_thread = on_engine_thread
+        self._clears: Counter[str | None] = Counter()
+        """Times that all (None) or a tenant's blocks were cleared."""
+
+    def cached_hashes(self) -> list[bytes]:
+        """Every block hash in the pool, once. O(blocks)."""
+        return list(dict.fromkeys(block.block_hash[:32] for block in self._cached_blocks() if block.block_hash))
+
+    def usage(self) -> dict[str, int]:
+        """Blocks: all, free, cached (a prefix that lies there twice counts once), pinned. O(1)."""
+        return {
+            "blocks": self._pool.num_gpu_blocks,
+            "free_blocks": self._pool.get_num_free_blocks(),
+            "cached_blocks": len(self._pool.cached_block_hash_to_block),
+            "pinned_blocks": len(self.pins),
+        }
+
+    def clear(self, tenant: str | None = None) -> int:
+        """Empty the prefix cache, pins and promotions under way too; returns how many blocks it held. O(blocks).
+
+        With a `tenant` (by tag), of what belongs to it, and nothing else.
+        """
+        self._clears[tenant] += 1
+        if tenant is not None:
+            return self._clear_tenant(tenant)
+        self.pins.release_all()
+        blocks = list(self._cached_blocks())
+        self._evict(blocks)
+        self._publish()
+        return len(blocks)
+
+    def _clear_tenant(self, tenant: str) -> int:
+        hashes = self._owners.blocks_of(tenant)
+        self.pins.unpin(hashes)
+        cleared = 0
+        for block_hash in hashes:
+            while (block := self._cached(block_hash)) is not None:  # it may lie here twice
+                self._evict([block])
+                cleared += 1
+        self._publish()
+        return cleared
+
+    def evict(self, hashes: Iterable[bytes]) -> int:
+        """Take blocks that nobody uses out of the prefix cache; returns how many there were."""
+        evicted = 0
+        for block_hash in hashes:
+            while (block := self._cached(block_hash)) is not None and block.ref_cnt == 0:  # it may lie here twice
+                self._evict([block])
+                evicted += 1
+        self._publish()
+        return evicted
+
+    def expire_pins(self, now: float) -> bool:
+        """End pins whose time is over; returns whether there are more."""
+        return self.pins.expire(now, MOST_BLOCKS)
+
+    def offload(self, spans: Sequence[SegmentSpan]) -> tuple[int, int, Future[int | None] | None]:
+        """Start saving the first of `spans`, as far as they are here and one slice reaches.
+
+        Returns how many segments were begun, how many blocks they have, and a future with how many of them are stored
+        (None: a part failed). They are saved as the tenant's whose KV this is: a manager that was started again may not
+        know. 0 segments: the first one is not here; no future: too many blocks are held for saves.
+        """
+        found: list[SegmentSpan] = []
+        ids: list[list[int]] = []
+        total = 0
+        for span in spans:
+            blocks = self._blocks_of(span)
+            if blocks is None or (found and total + len(blocks) > MOST_BLOCKS):
+                break
+            found.append(replace(span, tenant=self._owners.owner(span.key) or span.tenant))
+            ids.append([block.block_id for block in blocks])
+            total += len(blocks)
+        if not found:
+            return 0, 0, None
+        stored: Future[int | None] = Future()
+        begun = submit_held_save(self._pool, self._transfer, self._on_engine_thread, found, ids, stored.set_result)
+        return len(found), total, stored if begun else None
+
+    def hear(self, epoch: int, now: float) -> bool:
+        """A manager's time (`HotnessQueue.hear`); without hotness every manager is as good."""
+        return self.queue is None or self.queue.hear(epoch, now)
+
+    def reach(self, promotion: Promotion, start: int) -> int:
+        """The first block from `start` on that is not here, `MOST_LOOKUPS` on at most; the others are as hot now."""
+        end = min(len(promotion.hashes), start + MOST_LOOKUPS)
+        for number in range(start, end):
+            block = self._cached(promotion.hashes[number])
+            if block is None:
+                return number
+            if self.queue is not None:
+                self.queue.raise_score(block, promotion.scores[number])
+        return end
+
+    def promote(self, promotion: Promotion, first: int) -> Future[int] | None:
+        """Start bringing the segments that hold block `first` and what follows; the future carries the block after.
+
+        That is `first` again when nothing arrived. None: there is no room that something colder has. Raises ValueError
+        when no segment holds block `first`.
+        """
+        loads: list[PlannedLoad] = []
+        end = first
+        for load in promotion.loads:
+            if load.start_block <= end < load.end_block:
+                if loads and load.end_block - first > MOST_BLOCKS:
+                    break
+                loads.append(load)
+                end = load.end_block
+        if not loads:
+            raise ValueError(f"no segment holds block {first}")
+        blocks = self._take_free(end - first, promotion.scores[first])
+        if blocks is None:
+            return None
+        done: Future[int] = Future()
+        clears = self._clears_of(promotion)
+        if first == 0:
+            self._owners.claim(promotion.hashes[0], promotion.tenant)
+
+        def finish(arrived: int) -> None:
+            failure: BaseException | None = None
+            end = first
+            try:
+                end = self._enter(promotion, first, arrived if clears == self._clears_of(promotion) else first, blocks)
+            except BaseException as error:
+                failure = error
+            self._pool.free_blocks(reversed(blocks))
+            self._publish()
+            # Last: who hears that it is done may ask what the device holds, and tell it on.
+            if failure is None:
+                done.set_result(end)
+            else:
+                done.set_exception(failure)
+
+        job = LoadJob(
+            request_id="a promotion",
+            lease_id=0,
+            loads=loads,
+            first_block=first,
+            block_ids=[block.block_id for block in blocks],
+            on_end=lambda arrived: self._on_engine_thread(lambda: finish(arrived)),
+        )
+        self._transfer.submit_load(job, promotion.deadline)
+        return done
+
+    def _clears_of(self, promotion: Promotion) -> int:
+        return self._clears[None] + self._clears[promotion.tenant]
+
+    def _take_free(self, wanted: int, score: float) -> list[KVCacheBlock] | None:
+        reserve = int(self._pool.num_gpu_blocks * PROMOTION_RESERVE)
+        if self._pool.get_num_free_blocks() - wanted < reserve:
+            return None
+        if self.queue is not None and self.queue.colder_than(score, wanted) < wanted:
+            return None
+        blocks = self._pool.get_new_blocks(wanted)
+        self._publish()
+        return blocks
+
+    def _enter(self, promotion: Promotion, first: int, arrived: int, blocks: Sequence[KVCacheBlock]) -> int:
+        """Let the blocks that arrived into the prefix cache; returns the block after the last."""
+        hashes, pool = promotion.hashes, self._pool
+        end = first
+        while end < arrived and (end == 0 or self._cached(hashes[end - 1])):
+            if self._cached(hashes[end]) is None:  # else a request has computed it meanwhile
+                block = blocks[end - first]
+                whole = make_block_hash_with_group_id(BlockHash(hashes[end]), 0)
+                pool._insert_block_hash(whole, block, num_tokens=(end + 1) * self._block_size)
+                if self.queue is not None:
+                    self.queue.raise_score(block, promotion.scores[end])
+            end += 1
+        if end > first:
+            pool.kv_event_queue.append(
+                BlockStored(
+                    block_hashes=list(hashes[first:end]),
+                    parent_block_hash=hashes[first - 1] if first else None,
+                    token_ids=[],
+                    block_size=self._block_size,
+                    lora_id=None,
+                    medium=pool.medium,
+                    lora_name=None,
+                )
+            )
+        return end
+
+    def _evict(self, blocks: Sequence[KVCacheBlock]) -> None:
+        self._pool.evict_blocks({block.block_id for block in blocks})
+        if self.queue is not None:
+            for block in blocks:
+                self.queue.emptied(block)
+
+    def _blocks_of(self, span: SegmentSpan) -> list[KVCacheBlock] | None:
+        """The blocks of a segment, found from its last to its first; None when one is not here."""
+        blocks: list[KVCacheBlock] = []
+        block_hash: bytes | None = span.key
+        for _ in range(span.num_blocks):
+            block = self._cached(block_hash) if block_hash else None
+            if block is None or block_hash is None or block_hash not in self._parents:
+                return None
+            blocks.append(block)
+            block_hash = self._parents[block_hash]
+        blocks.reverse()
+        return blocks if block_hash == span.parent else None
+
+    def _cached(self, block_hash: bytes) -> KVCacheBlock | None:
+        cached = self._pool.get_cached_block(BlockHash(block_hash), [0])
+        return cached[0] if cached else None
+
+    def _cached_blocks(self) -> Iterator[KVCacheBlock]:
+        return (block for block in self._pool.blocks if block.block_hash is not None)

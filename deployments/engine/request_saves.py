@@ -1,0 +1,94 @@
+"""Saves a request's blocks as segments: each once, held by reference count until they are copied.
+
+Leans on vllm 0.32.0's `KVCacheManager.get_block_ids`, `Request.block_hashes`. On the engine thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from deployments.engine.tracked_request import TrackedRequest
+from deployments.held_save import submit_held_save
+from deployments.transfer.layerwise_save import HostBuffer, LayerPace
+from deployments.transfer.layerwise_step import LayerwiseStep
+from deployments.transfer.threads import KVTransfer
+from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.spans import split_segments
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+
+class RequestSaves:
+    """See the module's docstring. `on_engine_thread` runs a function between two steps; from any thread."""
+
+    def __init__(
+        self,
+        kv_cache_manager: KVCacheManager,
+        transfer: KVTransfer,
+        layerwise: LayerwiseStep,
+        on_engine_thread: Callable[[Callable[[], None]], Any],
+        block_size: int,
+        blocks_per_segment: int,
+        save_answers: bool,
+    ) -> None:
+        self._kv_cache_manager = kv_cache_manager
+        self._transfer = transfer
+        self._layerwise = layerwise
+        self._on_engine_thread = on_engine_thread
+        self._block_size = block_size
+        self._blocks_per_segment = blocks_per_segment
+        self._save_answers = save_answers
+
+    def save(self, tracked: TrackedRequest, end_block: int, in_this_step: bool = False) -> int:
+        """Start saving up to `end_block`; returns the segments for which there is no room now, to try again.
+
+        `in_this_step`: the step that is being planned computes them, and they are saved layer by layer.
+        """
+        request = tracked.request
+        prompt_blocks = request.num_prompt_tokens // self._block_size
+        if not self._save_answers:
+            end_block = min(end_block, prompt_blocks)
+        end_block = min(end_block, len(request.block_hashes))
+        if end_block <= tracked.saved_blocks or request.mm_features:
+            return 0
+        spans = split_segments(
+            cast("list[BlockHash]", request.block_hashes),
+            tracked.saved_blocks,
+            end_block,
+            self._blocks_per_segment,
+            prompt_blocks,
+            tenant=tracked.tenant,
+        )
+        all_ids = self._kv_cache_manager.get_block_ids(request.request_id)[0]
+        ids = [list(all_ids[span.start_block : span.start_block + span.num_blocks]) for span in spans]
+        wanted, fit = len(spans), self._transfer.segments_that_fit(ids)
+        if not fit:
+            return wanted
+        spans, ids = spans[:fit], ids[:fit]
+        pace: LayerPace | None = None
+        on_end: Callable[[int | None], None] = _nobody_waits
+        if in_this_step:
+            buffer, nbytes = self._layerwise.buffer, self._transfer.sealed_bytes(ids)
+            if not buffer.take(nbytes):
+                return wanted
+            pace = self._layerwise.begin_save(request.request_id)
+            on_end = partial(_give_back, buffer, nbytes)
+        pool = self._kv_cache_manager.block_pool
+        if not submit_held_save(
+            pool, self._transfer, self._on_engine_thread, spans, ids, on_end, tracked.fidelity, pace
+        ):
+            on_end(None)
+            return wanted
+        tracked.saved_blocks = spans[-1].end_block
+        return wanted - fit
+
+
+def _give_back(buffer: HostBuffer, nbytes: int, stored: int | None) -> None:
+    buffer.give(nbytes)
+
+
+def _nobody_waits(stored: int | None) -> None:
+    """For the end of a request's saves."""

@@ -1,0 +1,300 @@
+"""The connector's scheduler side: which tokens of a request arrive from outside, and which blocks are saved when.
+
+Leans on vllm 0.32.0: `vllm.v1.request.Request` (`block_hashes`, `num_computed_tokens`, `num_prompt_tokens`,
+`num_tokens`, `kv_transfer_params`, `status`), `BlockPool.touch` / `free_blocks` /
+`blocks`, `KVCacheManager.get_block_ids`. Everything here runs on the engine thread.
+
+Rules that vLLM sets (DESIGN §7, traps of the connector):
+
+* tokens to load are a whole number of blocks, and fewer than the request's tokens: the last one is computed;
+* `Request.num_computed_tokens`, read while a step is being built, counts tokens whose KV is already written (the engine
+  does not schedule asynchronously), so a block below that count may be saved. Two exceptions, in which nothing may:
+  while a load is in flight it counts tokens that have not arrived yet; and in the step that admits a request it counts
+  prefix hits on blocks that another request of that same step is only about to compute. What the step computes for
+  the request itself may be saved layer by layer, if the step counts (`save_step`);
+* blocks may be handed out again as soon as a request ends: a save holds them by reference count.
+
+A request's plan also says how hot its prompt is; the blocks get these scores before they can become victims
+(`deployments.engine.pool.hotness_queue`). What the manager does not know yet, new tokens, counts as used once by this
+request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.request import RequestStatus
+
+from deployments.engine.pool.block_owners import DeviceOwners
+from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
+from deployments.engine.pool.hotness_queue import HotnessQueue
+from deployments.engine.request_saves import RequestSaves
+from deployments.engine.tracked_request import TrackedRequest
+from deployments.protocol.kv_port import FIDELITY, PLAN, TENANT, KVPort, PlanDict, PlannedLoad
+from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
+from deployments.transfer.layerwise_step import LayerwiseStep
+from deployments.transfer.load_pace import load_pace
+from deployments.transfer.threads import KVTransfer, LoadJob
+from kvmanager.segments.format import EXACT
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.request import Request
+
+
+class SchedulerSide:
+    """See the module's docstring. `on_engine_thread` runs a function between two steps; from any thread."""
+
+    def __init__(
+        self,
+        *,
+        port: KVPort,
+        transfer: KVTransfer,
+        kv_cache_manager: KVCacheManager,
+        block_size: int,
+        blocks_per_segment: int,
+        save_answers: bool,
+        replica: str,
+        on_engine_thread: Callable[[Callable[[], None]], Any],
+        layerwise: LayerwiseStep,
+        num_running: Callable[[], int],
+        max_step_tokens: int,
+        make_room: Callable[[], None] = lambda: None,
+        ttft_target_s: float | None = None,
+    ) -> None:
+        """`num_running`: requests in the engine's steps now; `max_step_tokens`: what a step computes at most."""
+        self._port = port
+        self._transfer = transfer
+        self._kv_cache_manager = kv_cache_manager
+        self._pool = kv_cache_manager.block_pool
+        self._block_size = block_size
+        self._blocks_per_segment = blocks_per_segment
+        self._replica = replica
+        self._saves = RequestSaves(
+            kv_cache_manager, transfer, layerwise, on_engine_thread, block_size, blocks_per_segment, save_answers
+        )
+        self._layerwise = layerwise
+        self._num_running = num_running
+        self._max_step_tokens = max_step_tokens
+        self._make_room = make_room
+        self._ttft_target_s = ttft_target_s
+        self.queue: HotnessQueue | None = None
+        """The pool's free blocks by hotness; None: vLLM's own order."""
+        self.owners = DeviceOwners()
+        """Whose the blocks of the pool are."""
+        self._tracked: dict[str, TrackedRequest] = {}
+
+    def add(self, request: Request) -> None:
+        """A request has entered the scheduler, with its plan."""
+        transfer = request.kv_transfer_params or {}
+        plan: PlanDict | None = transfer.get(PLAN)
+        loads = [PlannedLoad(*segment) for segment in plan["segments"]] if plan else []
+        covered = loads[-1].end_block if loads else 0
+        if covered and loads[-1].key != request.block_hashes[covered - 1]:
+            covered = 0  # a tolerant prompt's exact twin: under its own names nothing is stored, and children need it
+        tracked = self._tracked[request.request_id] = TrackedRequest(
+            request=request,
+            loads=loads,
+            lease_id=plan["lease_id"] if plan else 0,
+            saved_blocks=covered,
+            tenant=transfer.get(TENANT, ""),
+            fidelity=transfer.get(FIDELITY, EXACT),
+        )
+        if self.queue is not None:
+            if plan and self.queue.hear(plan["epoch"], plan["now"]):
+                tracked.scores, tracked.now, tracked.epoch = plan["scores"], plan["now"], plan["epoch"]
+            self._score(tracked, self._cached_blocks(request.block_hashes))
+
+    def tokens_to_load(self, request: Request, device_tokens: int) -> tuple[int, bool]:
+        """How many tokens after the first `device_tokens` a planned load brings, and whether asynchronously.
+
+        May be asked many times; the last answer before `start_load` is the one that vLLM acted on.
+        """
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None or device_tokens % self._block_size:
+            return 0, False
+        tracked.device_tokens = device_tokens
+        first = device_tokens // self._block_size
+        end = tracked.loadable_end(first, self._block_size)
+        if end <= first:
+            return 0, False
+        rest = request.num_tokens - end * self._block_size
+        tracked.layerwise_patience_s = None
+        # Without an idle load thread the engine's step would wait for the loads of others.
+        if self._transfer.has_idle_loader:
+            tracked.layerwise_patience_s = self._layerwise.choice.patience_s(
+                tracked.loads_between(first, end),
+                end - first,
+                end * self._block_size,
+                min(rest, self._max_step_tokens),
+                self._num_running(),
+                self._layerwise.buffer.free_bytes,
+            )
+        return (end - first) * self._block_size, tracked.layerwise_patience_s is None
+
+    def start_load(self, request: Request, block_ids: list[int], num_tokens: int) -> None:
+        """vLLM has given the request `block_ids`; bring `num_tokens` tokens after those it has on the device."""
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            return
+        if request.block_hashes:
+            self.owners.claim(bytes(request.block_hashes[0]), tracked.tenant)
+        tracked.hidden = ()  # those of before a preemption
+        if num_tokens == 0:
+            if tracked.sources is None:
+                tracked.sources = {"device": tracked.device_tokens}
+            return
+        first = tracked.device_tokens // self._block_size
+        end = first + num_tokens // self._block_size
+        loads = tracked.loads_between(first, end)
+        tracked.loading_upto_tokens = end * self._block_size
+        job = LoadJob(request.request_id, tracked.lease_id, loads, first, block_ids[first:end])
+        if tracked.layerwise_patience_s is None:
+            pace = None
+            if self._ttft_target_s is not None:
+                pace = load_pace(request, loads, first, end, self._block_size, self._ttft_target_s)
+            self._transfer.submit_load(replace(job, pace=pace), pace.give_up_at if pace else math.inf)
+        else:
+            blocks = hide_blocks(self._pool, block_ids[first:])
+            self._layerwise.begin_load(
+                job,
+                tracked.layerwise_patience_s,
+                lambda arrived: self._finish_layerwise(tracked, first, arrived, blocks),
+            )
+
+    def _finish_layerwise(
+        self, tracked: TrackedRequest, first: int, arrived: int, blocks: Sequence[KVCacheBlock]
+    ) -> None:
+        """The step of a layerwise load has been computed; the blocks before block `arrived` of the sequence are there.
+
+        If that is all of the load, the rest of the step counts too. Else the rest is computed anew.
+        """
+        request = tracked.request
+        end = arrived
+        if arrived * self._block_size == tracked.loading_upto_tokens:
+            end = first + len(blocks)
+        else:
+            tracked.hidden, tracked.hidden_from = blocks[end - first :], end
+        show_blocks(self._pool, request, blocks, first, end, self._block_size)
+        self._end_load(tracked, arrived * self._block_size)
+
+    def _show_computed(self, tracked: TrackedRequest) -> None:
+        """Let those blocks of a failed load that have been computed by now into the prefix cache."""
+        request, first = tracked.request, tracked.hidden_from
+        end = min(request.num_computed_tokens // self._block_size, first + len(tracked.hidden))
+        if end > first:
+            show_blocks(self._pool, request, tracked.hidden, first, end, self._block_size)
+            tracked.hidden, tracked.hidden_from = tracked.hidden[end - first :], end
+
+    def finish_load(self, request_id: str) -> None:
+        """An asynchronous load has ended; vLLM has already set `num_computed_tokens` to what arrived."""
+        tracked = self._tracked.get(request_id)
+        if tracked is not None and tracked.is_loading:
+            self._end_load(tracked, min(tracked.request.num_computed_tokens, tracked.loading_upto_tokens))
+
+    def _end_load(self, tracked: TrackedRequest, arrived: int) -> None:
+        failed = arrived < tracked.loading_upto_tokens
+        tracked.loading_upto_tokens = 0
+        if tracked.sources is None and arrived:
+            tracked.sources = tracked.tokens_by_tier(arrived, self._block_size)
+        if failed:
+            # Not a second time: vLLM asks again when nothing arrived, and would load the same bad segment for ever.
+            tracked.saved_blocks = min(tracked.saved_blocks, arrived // self._block_size)
+            tracked.loads = []
+
+    def save_progress(self, request_ids: list[str]) -> None:
+        """Save what requests have filled so far: the prompt once it is computed, then every full segment.
+
+        `request_ids` are of requests that run in this step and were admitted in an earlier one.
+        """
+        for request_id in request_ids:
+            tracked = self._tracked.get(request_id)
+            if tracked is None or tracked.is_loading:
+                continue
+            if tracked.hidden:
+                self._show_computed(tracked)
+            computed = tracked.request.num_computed_tokens // self._block_size
+            prompt = tracked.request.num_prompt_tokens // self._block_size
+            end = computed - computed % self._blocks_per_segment
+            if computed >= prompt:
+                end = max(end, prompt)
+            self._saves.save(tracked, end)
+
+    def save_step(self, request_id: str, computed_tokens: int, step_tokens: int, admitted: bool) -> None:
+        """Save, layer by layer, what the step that is being planned computes of a prompt: segments that it fills.
+
+        The step computes `step_tokens` tokens after the first `computed_tokens`. In the step that admits a request,
+        what lies before those may be KV that another request is only about to compute (see above): not saved yet.
+        """
+        tracked = self._tracked.get(request_id)
+        if tracked is None or not self._layerwise.saves or step_tokens < self._block_size:
+            return
+        if admitted and tracked.saved_blocks * self._block_size < computed_tokens:
+            return
+        end = (computed_tokens + step_tokens) // self._block_size
+        prompt = tracked.request.num_prompt_tokens // self._block_size
+        self._saves.save(tracked, prompt if end >= prompt else end - end % self._blocks_per_segment, in_this_step=True)
+
+    def finish(self, request: Request) -> dict[str, KVCacheUsage] | None:
+        """The request ends; its blocks are still its own. Save the rest and say where the prompt's KV came from."""
+        tracked = self._tracked.pop(request.request_id, None)
+        if tracked is None:
+            return None
+        if tracked.hidden and not tracked.is_loading:
+            self._show_computed(tracked)
+        if self.queue is not None:
+            ids = self._kv_cache_manager.get_block_ids(request.request_id)[0]
+            self._score(tracked, [self._pool.blocks[block_id] for block_id in ids])
+        if not tracked.is_loading:
+            self._transfer.count_dropped(self._saves.save(tracked, request.num_computed_tokens // self._block_size))
+            self._port.release(tracked.lease_id)
+        return {KV_CACHE_USAGE: self._usage(tracked)}
+
+    def tenant_of_block(self, block_hash: bytes) -> str:
+        """The tenant whose request has this block; empty: none. O(blocks of all requests here): for rare cases."""
+        found = (tracked for tracked in self._tracked.values() if block_hash in tracked.request.block_hashes)
+        return next((tracked.tenant for tracked in found), "")
+
+    def nothing_runs(self) -> None:
+        """No request is scheduled in this step: one that waits for neither load nor grammar wants blocks that nobody
+        will free."""
+        waits_for_blocks = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+        if any(not t.is_loading and t.request.status in waits_for_blocks for t in self._tracked.values()):
+            self._make_room()
+
+    def _score(self, tracked: TrackedRequest, blocks: Iterable[KVCacheBlock]) -> None:
+        """Tell the queue how hot a sequence's first blocks are, as far as they hold anything."""
+        queue = self.queue
+        assert queue is not None
+        if tracked.epoch != queue.epoch:  # no plan, or from a manager that has been replaced: one use made now
+            tracked.scores, tracked.now, tracked.epoch = (), queue.now, queue.epoch
+        known = iter(tracked.scores)
+        end_block, score = next(known, (math.inf, tracked.now))
+        for number, block in enumerate(blocks):
+            while number >= end_block:
+                end_block, score = next(known, (math.inf, tracked.now))
+            if block.block_hash is not None:
+                queue.raise_score(block, score)
+
+    def _cached_blocks(self, hashes: Iterable[Any]) -> Iterator[KVCacheBlock]:
+        """The leading blocks of a prompt that the device holds."""
+        for block_hash in hashes:
+            cached = self._pool.get_cached_block(block_hash, [0])
+            if cached is None:
+                return
+            yield cached[0]
+
+    def _usage(self, tracked: TrackedRequest) -> KVCacheUsage:
+        by_tier = tracked.sources or {}
+        reused = sum(by_tier.values())
+        return KVCacheUsage(
+            device=by_tier.get("device", 0),
+            cpu=by_tier.get("cpu", 0),
+            redis=by_tier.get("redis", 0),
+            recomputed=tracked.request.num_prompt_tokens - reused,
+            replica=self._replica,
+        )

@@ -1,0 +1,76 @@
+"""What the connector's scheduler side remembers of one request while vLLM's scheduler has it. On the engine thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deployments.protocol.kv_port import PlannedLoad
+from kvmanager.segments.format import EXACT
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+    from vllm.v1.request import Request
+
+
+@dataclass(slots=True)
+class TrackedRequest:
+    """See the module's docstring."""
+
+    request: Request
+    loads: list[PlannedLoad]
+    lease_id: int
+    saved_blocks: int
+    tenant: str = ""
+    """The tenant's tag, empty for none."""
+    fidelity: str = EXACT
+    device_tokens: int = 0
+    """Leading tokens that the device's own prefix cache had when vLLM last looked."""
+    loading_upto_tokens: int = 0
+    """End of the load in flight; 0 when there is none."""
+    layerwise_patience_s: float | None = None
+    """How long the load that was last proposed to vLLM may take layer by layer; None: it is asynchronous."""
+    hidden: Sequence[KVCacheBlock] = ()
+    """Blocks of a failed layerwise load that nobody else may find before they are computed."""
+    hidden_from: int = 0
+    """Block of the sequence that the first of `hidden` is."""
+    scores: Sequence[tuple[int, float]] = ()
+    """`(end_block, score)` of the known segments that the prompt begins with."""
+    now: float = 0.0
+    """Score of the use that this request is."""
+    epoch: int = 0
+    """Of the manager that said so."""
+    sources: dict[str, int] | None = None
+    """Tokens by tier when the prompt was first admitted: what usage reports, whatever a preemption does later."""
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load is in flight; `num_computed_tokens` must not be trusted then."""
+        return self.loading_upto_tokens > 0
+
+    def loads_between(self, first: int, end: int) -> list[PlannedLoad]:
+        """The planned segments that have blocks from `first` up to `end`."""
+        return [load for load in self.loads if load.end_block > first and load.start_block < end]
+
+    def loadable_end(self, first_block: int, block_size: int) -> int:
+        """The block up to which planned segments follow `first_block` without a gap; the last token is left out."""
+        end = first_block
+        for load in self.loads:
+            if load.end_block <= end:
+                continue
+            if load.start_block > end:
+                break
+            end = load.end_block
+        return min(end, (self.request.num_tokens - 1) // block_size)
+
+    def tokens_by_tier(self, arrived_tokens: int, block_size: int) -> dict[str, int]:
+        """Split the first `arrived_tokens` tokens by where they came from; device first, then the segments in order."""
+        position = min(self.device_tokens, arrived_tokens)
+        by_tier = {"device": position}
+        for load in self.loads:
+            end = min(load.end_block * block_size, arrived_tokens)
+            if end > position:
+                by_tier[load.tier] = by_tier.get(load.tier, 0) + end - position
+                position = end
+        return by_tier

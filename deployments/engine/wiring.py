@@ -1,0 +1,255 @@
+"""Wires one replica's engine to the shared KV cache: connector, transfer threads, port, placement events.
+
+The one place that reaches into a built engine (vllm 0.32.0): `EngineCore.scheduler.connector`,
+`Scheduler.kv_cache_manager`, `Scheduler.kv_event_publisher`, `KVCacheManager.allocate_slots` (and that a request which
+it gives nothing is preempted only then), `get_kv_transfer_group`, `BlockPool`, and, for the layout of the CPU backend's
+cache, `vllm.v1.attention.backends.cpu_attn._get_attn_isa`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_events import KVEventBatch
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+from vllm.platforms import current_platform
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.request import Request, RequestStatus
+
+from configs.settings import Settings, SettingsError
+from deployments.engine.connector import CrossKVConnector, layer_tensors
+from deployments.engine.host import EngineThread
+from deployments.engine.pool.control import DeviceControl
+from deployments.engine.pool.events import PlacementPublisher
+from deployments.engine.pool.hotness_queue import order_by_hotness, order_by_recency
+from deployments.engine.pool.pins import DevicePins
+from deployments.engine.scheduler_side import SchedulerSide
+from deployments.port.layer_groups import group_ends
+from deployments.protocol.kv_port import KVPort
+from deployments.transfer.layerwise_choice import LayerwiseChoice, MeasuredRates, group_bytes
+from deployments.transfer.layerwise_step import LayerwiseStep
+from deployments.transfer.layerwise_streams import streams_for
+from deployments.transfer.segment_copy import SegmentCopier
+from deployments.transfer.threads import KVTransfer
+from kernels.paged.layout import LayoutKind, PagedLayout, cpu_layout_for
+from kvmanager.segments.sizes import check_segment_bytes
+
+logger = logging.getLogger(__name__)
+
+HELD_POOL_SHARE = 0.5
+"""Largest share of the device pool that saves in flight may hold; what is beyond is not saved."""
+
+PIN_SHARE = 0.5
+"""Largest share of the device pool that may be pinned."""
+
+
+class KVReuse:
+    """A replica's share in the cluster's KV cache. Built after the engine, before the first request."""
+
+    def __init__(
+        self,
+        thread: EngineThread,
+        config: VllmConfig,
+        settings: Settings,
+        port: KVPort,
+        fingerprint: bytes,
+        replica: str,
+        by_hotness: bool = True,
+        pin_share: float = PIN_SHARE,
+    ) -> None:
+        """`by_hotness`: device blocks go coldest first, as the manager sees it; else least recently used first."""
+        self._thread = thread
+        scheduler: Any = thread.core.scheduler
+        self._scheduler = scheduler
+        self._manager = scheduler.kv_cache_manager
+        worker_connector = get_kv_transfer_group()
+        scheduler_connector = scheduler.connector
+        assert isinstance(worker_connector, CrossKVConnector)
+        assert isinstance(scheduler_connector, CrossKVConnector)
+        layers = layer_tensors(worker_connector.kv_caches)
+        block_size = config.cache_config.block_size
+        self.copier = SegmentCopier(layers, _layout(config, layers[0]), fingerprint)
+        _check_segments(self.copier.sealed_bytes(settings.kv.segment_tokens // block_size), settings.kv.segment_tokens)
+        ends = group_ends(len(layers), settings.kv.layerwise.layers_per_group(len(layers)))
+        buffer_bytes = layerwise_buffer_bytes(settings, self.copier, ends, config.model_config.max_model_len)
+        self.copier.warm_up()
+        pool = self._manager.block_pool
+        pool_blocks = pool.num_gpu_blocks
+        rates = MeasuredRates()
+        self.transfer = KVTransfer(
+            self.copier,
+            port,
+            max_held_blocks=int(pool_blocks * HELD_POOL_SHARE),
+            load_deadline_s=settings.kv.load_deadline_s,
+            on_rate=rates.add,
+            on_load_end=thread.wake,
+            streams=streams_for(layers[0]),
+        )
+        choice = LayerwiseChoice(
+            settings.kv.layerwise, port, rates, self.copier.block_bytes, ends, settings.kv.load_deadline_s
+        )
+        self.layerwise = LayerwiseStep(
+            self.copier,
+            self.transfer,
+            choice,
+            rates,
+            ends,
+            streams_for(layers[0]),
+            buffer_bytes,
+            saves=settings.kv.layerwise.saves(layers[0].is_cuda),
+        )
+        pins = DevicePins(pool, int(pool_blocks * pin_share))
+
+        def make_room() -> None:
+            pins.give_way()
+            self.transfer.drop_waiting_saves()
+
+        self._scheduler_side = SchedulerSide(
+            port=port,
+            transfer=self.transfer,
+            kv_cache_manager=self._manager,
+            block_size=block_size,
+            blocks_per_segment=settings.kv.segment_tokens // block_size,
+            save_answers=settings.kv.save_answers,
+            replica=replica,
+            on_engine_thread=thread.call,
+            layerwise=self.layerwise,
+            num_running=lambda: len(scheduler.running),
+            max_step_tokens=config.scheduler_config.max_num_batched_tokens,
+            make_room=make_room,
+            ttft_target_s=settings.kv.ttft_target_s,
+        )
+        publisher = PlacementPublisher(port, self._in_pool, self._on_cleared)
+        self._scheduler_side.owners = publisher.owners
+        publisher.owners.find = self._scheduler_side.tenant_of_block
+        self.control = DeviceControl(
+            pool=pool,
+            pins=pins,
+            transfer=self.transfer,
+            block_size=block_size,
+            parents=publisher.parents,
+            owners=publisher.owners,
+            publish=self._publish_events,
+            on_engine_thread=thread.call,
+        )
+
+        self.usage = self.control.usage()
+        """`pool_usage` at the end of the engine's last step: for anyone to read, at once, whatever the engine does."""
+
+        def note_usage() -> None:
+            self.usage = self.control.usage()
+
+        def attach() -> None:
+            before_preemption(self._manager, pins.give_way)
+            thread.on_turn = note_usage
+            scheduler_connector.attach(self._scheduler_side, self.transfer, self.layerwise)
+            worker_connector.attach(None, self.transfer, self.layerwise)
+            scheduler.kv_event_publisher = publisher
+
+        thread.call(attach).result()
+        self.order_device(by_hotness).result()
+
+    def order_device(self, by_hotness: bool) -> Future[None]:
+        """Choose the order in which device blocks go: coldest first, or vLLM's own. Scores begin anew."""
+
+        def order() -> None:
+            pool = self._manager.block_pool
+            queue = order_by_hotness(pool) if by_hotness else None
+            if queue is None:
+                order_by_recency(pool)
+            self._scheduler_side.queue = self.control.queue = queue
+
+        return self._thread.call(order)
+
+    def tell_device(self, tell: Callable[[list[bytes]], None]) -> Future[None]:
+        """Call `tell`, on the engine thread, with every block hash in the pool: no change is reported meanwhile."""
+        return self._thread.call(lambda: tell(self.control.cached_hashes()))
+
+    def device_hashes(self) -> Future[list[bytes]]:
+        """Every block hash in the device pool."""
+        return self._thread.call(self.control.cached_hashes)
+
+    def clear_device(self, tenant: str | None = None) -> Future[int]:
+        """Empty the device's prefix cache, or of a tenant's blocks; returns how many. Running requests keep theirs."""
+        return self._thread.call(partial(self.control.clear, tenant))
+
+    def pool_usage(self) -> Future[dict[str, int]]:
+        """Device blocks now: all, free, cached, pinned. All but the null block are free if nobody uses or pins any."""
+        return self._thread.call(self.control.usage)
+
+    def close(self) -> None:
+        """End the transfer threads."""
+        self.transfer.close()
+
+    def _in_pool(self, block_hash: Any) -> bool:
+        return self._manager.block_pool.get_cached_block(block_hash, [0]) is not None
+
+    def _on_cleared(self) -> None:
+        if self.control.queue is not None:
+            self.control.queue.all_emptied()
+
+    def _publish_events(self) -> None:
+        """vLLM publishes at the end of a step; after a change between steps it is for us to do."""
+        events = self._manager.take_events()
+        if events:
+            self._scheduler.kv_event_publisher.publish(KVEventBatch(ts=0.0, events=events))
+
+
+def _check_segments(nbytes: int, segment_tokens: int) -> None:
+    """Say that segments are large. Raises SettingsError where they cannot be stored."""
+    try:
+        said = check_segment_bytes(nbytes, segment_tokens)
+    except ValueError as error:
+        raise SettingsError(f"{error}.") from None
+    if said is not None:
+        logger.warning("%s", said)
+
+
+def before_preemption(manager: KVCacheManager, make_room: Callable[[], bool]) -> None:
+    """Have a running request that gets no block ask `make_room` first: only then vLLM preempts one, if it was in vain.
+
+    `Scheduler.schedule` preempts when `allocate_slots` answers None, having changed nothing. One that waits for its
+    first blocks waits on: others will end.
+    """
+    allocate = manager.allocate_slots
+
+    def allocate_slots(request: Request, *args: Any, **kwargs: Any) -> Any:
+        blocks = allocate(request, *args, **kwargs)
+        if blocks is None and request.status is RequestStatus.RUNNING and make_room():
+            blocks = allocate(request, *args, **kwargs)
+        return blocks
+
+    manager.allocate_slots = allocate_slots  # type: ignore[method-assign]
+
+
+def layerwise_buffer_bytes(settings: Settings, copier: SegmentCopier, ends: Sequence[int], max_tokens: int) -> int:
+    """The layerwise buffer. Raises SettingsError for one that does not hold a group of layers of the longest prompt."""
+    layerwise = settings.kv.layerwise
+    least = group_bytes(copier.block_bytes, ends, -(-max_tokens // copier.layout.block_size))
+    buffer_bytes = layerwise.buffer_for(least)
+    if layerwise.enabled != "off" and buffer_bytes < least:
+        group = layerwise.layers_per_group(len(copier.layers))
+        raise SettingsError(
+            f"kv.layerwise.buffer_bytes: {buffer_bytes} bytes do not hold {group} layers of the longest "
+            f"prompt, {max_tokens} tokens; use at least {least}, a smaller kv.layerwise.group_layers, or set "
+            f"kv.layerwise.enabled to off"
+        )
+    return buffer_bytes
+
+
+def _layout(config: VllmConfig, layer: torch.Tensor) -> PagedLayout:
+    """The layout of vLLM's cache tensors. Raises ValueError for one that no test holds to vLLM's own."""
+    model, block_size = config.model_config, config.cache_config.block_size
+    heads, dim = model.get_num_kv_heads(config.parallel_config), model.get_head_size()
+    if current_platform.is_cpu():
+        from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
+
+        isa = _get_attn_isa(layer.dtype, block_size, dim, config.cache_config.cache_dtype)
+        return cpu_layout_for(isa, block_size, heads, dim, layer.dtype)
+    return PagedLayout(LayoutKind.CUDA_FLASH, block_size, heads, dim, layer.dtype)

@@ -1,0 +1,165 @@
+"""What people and other parts order of the KV manager: clearing, pins, prefetches, moves, and directives by name.
+
+A base of the manager's actor, for its methods only. What cannot be done is answered in words, not raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from deployments.manager.directive_sender import Direction, Ended
+from deployments.manager.tier_seats import TierSeats
+from deployments.replica_seat import ReplicaSeat, names_by_rank
+from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
+from kvmanager.index.locations import Tier
+from kvmanager.manager import KVManager
+from kvmanager.moves.directives import DirectiveKind, Outcome
+from kvmanager.segments.keys import BlockHash, SegmentKey
+
+_SENTENCES = {
+    Outcome.REFUSED_LATE: "The time was over before it could begin; try again with a longer deadline.",
+    Outcome.REFUSED_FULL: "The device has no room for it that something colder has, or too much is under way there.",
+    Outcome.REFUSED_GONE: "No KV of this prompt lies where it should be taken from.",
+    Outcome.FAILED: "A part of the cache that is needed for it did not answer, or had something else.",
+    Outcome.LOST: "The replica did not answer in time.",
+}
+
+
+class ControlOrders:
+    """See the module's docstring."""
+
+    _brain: KVManager
+    _replicas: dict[str, ReplicaSeat]
+    _direction: Direction
+    _seats: TierSeats
+    _pending: dict[int, asyncio.Future[Any]]
+    _order_ids: Iterator[int]
+    _wake_pollers: Callable[[], None]
+    _sweeping: asyncio.Future[None]
+
+    async def pin(self, hashes: Sequence[BlockHash], ttl_s: float, tenant: str = "") -> dict[str, Any]:
+        """Keep the known beginning of a tenant's prompt in the shared tiers for so long; `tenant` is its tag."""
+        try:
+            report = self._brain.pin(time.monotonic(), [self._deepest_known(hashes)], ttl_s, tenant)
+        except UnknownKeyError:
+            return _refused("unknown_key", "No KV of this prompt is known.")
+        except PinBudgetError as error:
+            return _refused("pin_budget", str(error))
+        except ValueError as error:
+            return _refused("bad_value", str(error))
+        return {
+            "segments": report.segments, "bytes": report.nbytes, "pinned_bytes": report.pinned_bytes,
+            "budget_bytes": report.budget_bytes,
+        }  # fmt: skip
+
+    async def unpin(self, hashes: Sequence[BlockHash], tenant: str = "") -> dict[str, Any]:
+        """End a tenant's pin."""
+        try:
+            return {"unpinned": len(self._brain.unpin(time.monotonic(), [self._deepest_known(hashes)], tenant))}
+        except UnknownKeyError:
+            return _refused("unknown_key", "No KV of this prompt is known.")
+
+    async def clear(self, tiers: Sequence[str], deadline_s: float, tenant: str | None = None) -> dict[str, Any]:
+        """Empty tiers everywhere, or of what one tenant (by tag) has there. Returns what was cleared, by tier.
+
+        From now on no plan contains any of it. Leased segments stay until their lease ends. Waits until the tiers have
+        evicted the others, `deadline_s` at the longest; what takes longer goes on.
+        """
+        cleared: dict[str, Any] = {}
+        deadline = time.monotonic() + deadline_s
+        shared = [tier for tier in (Tier.CPU, Tier.REDIS) if tier.value in tiers]
+        before = {tier: self._brain.cleared(tier) for tier in shared}
+        if shared:
+            self._brain.offloads.leave_out_present(tenant)
+            self._seats.send(self._brain.clear(set(shared), tenant))
+            self._wake_pollers()
+        if "device" in tiers:
+            order = {"kind": "clear_device"} if tenant is None else {"kind": "clear_device", "tenant": tenant}
+            seats = dict(self._replicas)
+            counts = await asyncio.gather(*(self._order(seat, order, deadline_s) for seat in seats.values()))
+            by_name = dict(zip(seats, counts, strict=True))
+            cleared["device"] = {str(rank): by_name[name] for rank, name in names_by_rank(seats).items()}
+        if shared:
+            await asyncio.wait([self._sweeping], timeout=max(0.0, deadline - time.monotonic()))
+            await self._seats.all_settled(shared, max(0.0, deadline - time.monotonic()))
+        return cleared | {tier.value: self._brain.cleared(tier) - before[tier] for tier in shared}
+
+    async def prefetch(self, hashes: Sequence[BlockHash], replica: int, deadline_s: float) -> dict[str, Any]:
+        """Bring a prompt's known beginning to a replica's device."""
+        return await self.direct(DirectiveKind.PROMOTE.value, replica, hashes, deadline_s)
+
+    async def move(self, hashes: Sequence[BlockHash], source: int, target: int, deadline_s: float) -> dict[str, Any]:
+        """Bring what one replica's device holds of a prompt to another's."""
+        return await self.direct(DirectiveKind.MOVE.value, source, hashes, deadline_s, target=target)
+
+    async def direct(
+        self,
+        kind: str,
+        replica: str | int,
+        hashes: Sequence[BlockHash],
+        deadline_s: float,
+        target: str | int | None = None,
+        ttl_s: float = 60.0,
+        keep: bool = True,
+    ) -> dict[str, Any]:
+        """Order a directive for the device of a replica, named by its unique name or its rank; answer when it ended.
+
+        `hashes` are those of a prompt's blocks from block 0 on. `target`: where a move goes; `keep`: the source keeps
+        its own. `ttl_s`: how long a pin lasts. Answers `outcome` (`kvmanager.moves.directives.Outcome`), `segments` and
+        `blocks` that were changed, and, unless done, a `message`. Raises ValueError for a kind that there is not.
+        """
+        wanted = DirectiveKind(kind)
+        names = [self._named(place) for place in ((replica, target) if wanted is DirectiveKind.MOVE else (replica,))]
+        for place, name in zip((replica, target), names, strict=False):
+            if name is None:
+                return {"kind": kind, **_ended(Ended(Outcome.REFUSED_GONE), f"There is no replica {place}.")}
+        name = str(names[0])
+        if wanted is DirectiveKind.PROMOTE:
+            ended = await self._direction.promote(name, hashes, deadline_s)
+        elif wanted is DirectiveKind.OFFLOAD:
+            ended = await self._direction.offload(name, hashes, deadline_s)
+        elif wanted is DirectiveKind.MOVE:
+            ended = await self._direction.move(name, str(names[1]), hashes, deadline_s, keep)
+        elif wanted is DirectiveKind.PIN:
+            ended = await self._direction.pin(name, hashes, ttl_s, deadline_s)
+        elif wanted is DirectiveKind.UNPIN:
+            ended = await self._direction.unpin(name, hashes, deadline_s)
+        else:
+            ended = await self._direction.evict(name, hashes, deadline_s)
+        return {"kind": kind, **_ended(ended)}
+
+    async def _order(self, seat: ReplicaSeat, order: dict[str, Any], deadline_s: float) -> Any:
+        """Give a replica an order and wait for its acknowledgement; None when it does not come in time."""
+        order_id = next(self._order_ids)
+        future = self._pending[order_id] = asyncio.get_running_loop().create_future()
+        seat.orders.put_nowait({**order, "id": order_id})
+        try:
+            return await asyncio.wait_for(future, deadline_s)
+        except TimeoutError:
+            self._pending.pop(order_id, None)
+            return None
+
+    def _named(self, replica: str | int | None) -> str | None:
+        """The unique name of a registered replica; None when there is none."""
+        if isinstance(replica, str):
+            return replica if replica in self._replicas else None
+        return names_by_rank(self._replicas).get(replica) if replica is not None else None
+
+    def _deepest_known(self, hashes: Sequence[BlockHash]) -> SegmentKey:
+        key = self._brain.deepest_known(hashes)
+        if key is None:
+            raise UnknownKeyError
+        return key
+
+
+def _ended(ended: Ended, message: str | None = None) -> dict[str, Any]:
+    message = message or _SENTENCES.get(ended.outcome)
+    report = {"outcome": ended.outcome.value, "segments": ended.segments, "blocks": ended.blocks}
+    return {**report, "message": message} if message else report
+
+
+def _refused(reason: str, message: str) -> dict[str, Any]:
+    return {"refused": reason, "message": message}

@@ -1,0 +1,226 @@
+"""The manager's hand: sends directives for devices to the replicas and waits for their acknowledgement.
+
+Life of a directive: entered in the books (`kvmanager.moves.directive_ledger`) or refused → put into the replica's queue
+of orders → delivered by its long poll, unless its deadline has passed by then → carried out
+(`deployments.replica.directive_runner`) → acknowledged; or lost, when nobody has acknowledged it `GRACE_S` after its
+deadline.
+What a promotion loads is leased from before it is sent until it has ended. Nothing here is on a request's path, and
+nobody's request waits for it.
+
+On the manager's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from deployments.replica_seat import ReplicaSeat
+from kvmanager.index.locations import Location, Tier
+from kvmanager.manager import KVManager
+from kvmanager.moves.directive_ledger import Director
+from kvmanager.moves.directives import DirectiveKind, Outcome
+from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.spans import SegmentSpan
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 2.0
+"""An acknowledgement may come so much after its directive's deadline: a transfer ends a little late, and travels."""
+OFFLOAD_S = 10.0
+MOST_OFFLOADED = 8
+"""Segments in one offload that nobody asked for."""
+MOST_LOOKED_AFTER = 16
+"""Replicas whose devices are looked at for offloads in one turn of housekeeping; the others follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a directive ended: its outcome, and how many segments and device blocks it changed."""
+
+    outcome: Outcome
+    segments: int = 0
+    blocks: int = 0
+
+
+class Direction:
+    """See the module's docstring. `seats` are the registered replicas, by their unique names."""
+
+    def __init__(self, brain: KVManager, seats: Mapping[str, ReplicaSeat]) -> None:
+        self._brain = brain
+        self._seats = seats
+        self._director = Director(GRACE_S)
+        self._waiting: dict[int, asyncio.Future[Ended]] = {}
+        self._tasks: set[asyncio.Task[Ended]] = set()
+        self._looked_after = 0
+
+    # What can be ordered.
+
+    async def evict(self, replica: str, hashes: Sequence[BlockHash], deadline_s: float) -> Ended:
+        """Free a sequence's blocks on a device."""
+        return await self._send(DirectiveKind.EVICT, replica, deadline_s, {"hashes": list(hashes)})
+
+    async def pin(self, replica: str, hashes: Sequence[BlockHash], ttl_s: float, deadline_s: float) -> Ended:
+        """Keep a sequence's blocks on a device for `ttl_s`."""
+        order = {"hashes": list(hashes), "ttl_s": ttl_s}
+        return await self._send(DirectiveKind.PIN, replica, deadline_s, order)
+
+    async def unpin(self, replica: str, hashes: Sequence[BlockHash], deadline_s: float) -> Ended:
+        """End a pin."""
+        return await self._send(DirectiveKind.UNPIN, replica, deadline_s, {"hashes": list(hashes)})
+
+    async def offload(self, replica: str, hashes: Sequence[BlockHash], deadline_s: float) -> Ended:
+        """Copy to the CPU tier what a device holds of a sequence and no shared tier has."""
+        spans = self._lacking(replica, hashes)
+        if not spans:
+            here = replica in self._seats and self._brain.offloads.device_blocks(replica, hashes)
+            return Ended(self._director.count(DirectiveKind.OFFLOAD, Outcome.DONE if here else Outcome.REFUSED_GONE))
+        return await self._send(DirectiveKind.OFFLOAD, replica, deadline_s, {"spans": spans})
+
+    async def promote(self, replica: str, hashes: Sequence[BlockHash], deadline_s: float) -> Ended:
+        """Bring what the shared tiers have of a sequence to a device, where it counts as used now."""
+        kind, seat = DirectiveKind.PROMOTE, self._seats.get(replica)
+        if seat is None:
+            return Ended(self._director.count(kind, Outcome.REFUSED_GONE))
+        plan = self._brain.reserve(time.monotonic(), replica, seat.node_id, hashes)
+        try:
+            end = plan.segments[-1].start_block + plan.segments[-1].num_blocks if plan.segments else 0
+            if end <= self._brain.offloads.device_blocks(replica, hashes):
+                return Ended(self._director.count(kind, Outcome.DONE if end else self._nothing_stored(replica, hashes)))
+            order = {
+                "hashes": list(hashes[:end]),
+                "segments": [
+                    (
+                        s.key,
+                        s.start_block,
+                        s.num_blocks,
+                        s.location.tier.value,
+                        s.location.holder,
+                        s.nbytes,
+                        s.raw_nbytes,
+                    )
+                    for s in plan.segments
+                ],
+                "scores": list(plan.scores),
+                "now": plan.now_score,
+                "epoch": self._brain.epoch,
+                "tenant": self._brain.tenant_of(plan.segments[-1].key),
+            }
+            return await self._send(kind, replica, deadline_s, order)
+        finally:
+            self._brain.release(plan.lease_id)
+
+    async def move(
+        self, source: str, target: str, hashes: Sequence[BlockHash], deadline_s: float, keep: bool = True
+    ) -> Ended:
+        """Bring what the device of `source` holds of a sequence to that of `target`, through the shared tiers.
+
+        Unless `keep`, the source frees its own once the target has it.
+        """
+        deadline = time.monotonic() + deadline_s
+        if target in self._seats and self._lacking(source, hashes):
+            ended = await self.offload(source, hashes, deadline_s)
+            if ended.outcome is not Outcome.DONE:
+                logger.info("a move begins with what is stored already: the offload ended %s", ended.outcome.value)
+        ended = await self.promote(target, hashes, deadline - time.monotonic())
+        if ended.outcome is Outcome.DONE and not keep:
+            await self.evict(source, hashes, deadline - time.monotonic())
+        self._director.count(DirectiveKind.MOVE, ended.outcome)
+        return ended
+
+    # The replicas' side.
+
+    def deliver(self, orders: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Orders as a replica shall get them: a directive's deadline in seconds from now, those too late left out."""
+        now = time.monotonic()
+        delivered: list[dict[str, Any]] = []
+        for order in orders:
+            until = order.pop("until", None)
+            if until is None:
+                delivered.append(order)
+            elif until > now:
+                delivered.append({**order, "deadline_s": until - now})
+            else:
+                self.acknowledge(order["id"], {"outcome": Outcome.REFUSED_LATE.value})
+        return delivered
+
+    def acknowledge(self, order_id: int, answer: Mapping[str, Any]) -> None:
+        """A replica has carried out a directive, or not; what comes after it was given up changes nothing."""
+        ended = Ended(Outcome(answer["outcome"]), answer.get("segments", 0), answer.get("blocks", 0))
+        if self._director.acknowledge(order_id, ended.outcome, ended.blocks, answer.get("step_s", 0.0)):
+            self._end(order_id, ended)
+
+    def forget_replica(self, replica: str) -> None:
+        """A replica is gone, with what it had to do."""
+        self._lose(self._director.forget_replica(replica))
+
+    def keep_house(self, takes_segments: Mapping[str, Any]) -> None:
+        """Give up what nobody has acknowledged, and order offloads, to the nodes whose CPU tier takes segments."""
+        self._lose(self._director.expire(time.monotonic()))
+        names = list(self._seats)
+        begin = self._looked_after % max(1, len(names))
+        for replica in islice(names[begin:] + names[:begin], MOST_LOOKED_AFTER):
+            self._looked_after += 1
+            node_id = self._seats[replica].node_id
+            if takes_segments.get(node_id) and not self._director.in_flight_at(replica):
+                spans = self._brain.offloads.candidates(replica, MOST_OFFLOADED, _cpu_tier(node_id))
+                if spans:
+                    self._order_offload(replica, spans)
+
+    def report(self) -> dict[str, Any]:
+        """The books, for `stats`."""
+        return self._director.report()
+
+    # Inside.
+
+    def _lacking(self, replica: str, hashes: Sequence[BlockHash]) -> list[SegmentSpan]:
+        """What an offload of a sequence has to copy; nothing for a replica that nobody knows."""
+        seat = self._seats.get(replica)
+        return [] if seat is None else self._brain.offloads.lacking(replica, hashes, _cpu_tier(seat.node_id))
+
+    def _order_offload(self, replica: str, spans: Sequence[SegmentSpan]) -> None:
+        order = self._send(DirectiveKind.OFFLOAD, replica, OFFLOAD_S, {"spans": list(spans)})
+        task = asyncio.get_running_loop().create_task(order)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, kind: DirectiveKind, replica: str, deadline_s: float, order: Mapping[str, Any]) -> Ended:
+        seat = self._seats.get(replica)
+        if seat is None:
+            return Ended(self._director.count(kind, Outcome.REFUSED_GONE))
+        now = time.monotonic()
+        begun = self._director.begin(now, kind, replica, now + deadline_s)
+        if isinstance(begun, Outcome):
+            return Ended(begun)
+        future = self._waiting[begun] = asyncio.get_running_loop().create_future()
+        seat.orders.put_nowait({**order, "kind": kind.value, "id": begun, "until": now + deadline_s})
+        try:
+            async with asyncio.timeout(deadline_s + GRACE_S):
+                return await future
+        except TimeoutError:
+            self._lose(self._director.expire(time.monotonic()))
+            return Ended(Outcome.LOST)
+        finally:
+            self._waiting.pop(begun, None)
+
+    def _nothing_stored(self, replica: str, hashes: Sequence[BlockHash]) -> Outcome:
+        return Outcome.DONE if self._brain.offloads.device_blocks(replica, hashes) else Outcome.REFUSED_GONE
+
+    def _lose(self, order_ids: Iterable[int]) -> None:
+        for order_id in order_ids:
+            logger.warning("directive %d was not acknowledged in time and is given up", order_id)
+            self._end(order_id, Ended(Outcome.LOST))
+
+    def _end(self, order_id: int, ended: Ended) -> None:
+        future = self._waiting.pop(order_id, None)
+        if future is not None and not future.done():
+            future.set_result(ended)
+
+
+def _cpu_tier(node_id: str) -> Location:
+    return Location(Tier.CPU, node_id)

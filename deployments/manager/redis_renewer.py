@@ -1,0 +1,78 @@
+"""Has Redis keep what was used from expiring (`kvmanager.moves.renewals`), and mends what it has lost all the same.
+
+A segment that turns out to be missing when it is renewed, because Redis has evicted it or it was deleted there, is
+copied there once more where a CPU tier has it: else all that hangs on it would be lost with it. Where none has, the
+brain forgets it.
+
+One call to Redis at a time; a renewal that fails comes again with a later use. Runs on the manager's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from deployments.manager.tier_seats import TierSeats
+from kvmanager.index.locations import REDIS
+from kvmanager.manager import KVManager
+from kvmanager.moves.directives import evict
+from kvmanager.segments.keys import SegmentKey
+
+logger = logging.getLogger(__name__)
+
+MOST_RENEWED = 1000
+"""Segments of one call, or a longer chain: some milliseconds of Redis."""
+RENEW_S = 5.0
+COPY_S = 25.0
+"""As long as a demotion (`deployments.manager.demoter.ANSWER_S`)."""
+
+
+class RedisRenewer:
+    """See the module's docstring. `drop` is told of segments of Redis that are lost."""
+
+    def __init__(self, brain: KVManager, seats: TierSeats, drop: Callable[[Sequence[SegmentKey]], None]) -> None:
+        self._brain = brain
+        self._seats = seats
+        self._drop = drop
+        self._task: asyncio.Task[None] | None = None
+
+    def tick(self) -> None:
+        """Renew what is due, unless Redis is still at it. To be called every second or so."""
+        if self._seats.redis_is_ready and (self._task is None or self._task.done()):
+            keys = self._brain.renewals(time.monotonic(), MOST_RENEWED)
+            self._task = asyncio.get_running_loop().create_task(self._renew(keys)) if keys else None
+
+    async def mend(self, keys: Sequence[SegmentKey]) -> None:
+        """Copy segments that Redis has lost there once more, parents first, or let them be forgotten."""
+        try:
+            for key in keys:
+                await self._mend(key)
+        except Exception as error:
+            logger.warning("what Redis has lost was not copied there once more: %r", error)
+
+    async def _renew(self, keys: Sequence[SegmentKey]) -> None:
+        try:
+            missing = await asyncio.wait_for(self._seats.renew(keys), RENEW_S)
+            await self.mend(missing[::-1])
+        except Exception as error:
+            logger.warning("%d segments in Redis were not renewed: %r", len(keys), error)
+
+    async def _mend(self, key: SegmentKey) -> None:
+        indexed = self._brain.at_redis(key)
+        if indexed is None:
+            return  # it has been evicted there meanwhile
+        seat = None if indexed.cpu_tier is None else self._seats.cpu.get(indexed.cpu_tier.holder)
+        if seat is None:
+            self._drop([key])
+            return
+        sizes, reason = await asyncio.wait_for(seat.handle.demote.remote([key]), COPY_S)
+        if reason not in ("", "not_here"):
+            return  # Redis cannot be written now: whoever misses the segment tells of it again
+        if not sizes or sizes[0] > indexed.nbytes:
+            self._drop([key])
+        elif self._brain.at_redis(key) is None:
+            self._seats.send([evict(REDIS, (key,))])  # nobody would account for it
+        else:
+            self._brain.restored()

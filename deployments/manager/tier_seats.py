@@ -1,0 +1,246 @@
+"""The shared tiers as the KV manager sees them: a seat for every CPU tier and one for Redis.
+
+A seat says who sits there (handle and incarnation: a process that was started again is another incarnation, and empty)
+and when it was last heard. Who loses the seat, by silence, by its own word or by failing at an eviction, has everything
+it holds forgotten by the brain; it registers again and tells anew what it has. Who is slow keeps it
+(`deployments.manager.eviction_queue`). Nothing here is on a request's path. Runs on the manager's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from deployments.manager.eviction_queue import EvictionQueue
+from kvmanager.index.locations import REDIS, Location, Tier
+from kvmanager.manager import KVManager
+from kvmanager.moves.directives import Directive
+from kvmanager.segments.keys import SegmentKey
+
+if TYPE_CHECKING:
+    from deployments.segment_store.endpoint import RedisEndpoint
+
+logger = logging.getLogger(__name__)
+
+OK = "ok"
+NO_WORKER = "no prefetch worker is ready yet"
+TIER_SILENCE_S = 15.0
+"""A tier that was not heard for so long loses its seat."""
+ANSWER_S = 1.0
+"""Longest wait for a tier to count, and of a save for a tier to make room."""
+
+
+@dataclass(slots=True)
+class TierSeat:
+    """A tier's actor. An empty incarnation fits nobody: whoever sits here has to register again."""
+
+    handle: Any
+    incarnation: str
+    last_seen: float
+    evictions: EvictionQueue
+    workers: int = 0
+    """Prefetch workers of this node that are ready."""
+    told: bool = True
+    """Whether it has told all that it holds. Until then nothing is saved there: the brain would take the tier for
+    emptier than it is, and a segment for a leaf whose children are still to be told."""
+
+
+@dataclass(slots=True)
+class RedisSeat(TierSeat):
+    """`state` is `OK` or the sentence that /health shows; `indexed`: all that lies in Redis has been told."""
+
+    state: str = "Redis is starting"
+    endpoint: RedisEndpoint | None = None
+    indexed: bool = False
+
+
+class TierSeats:
+    """See the module's docstring. `changed` is called when plans may have become better or worse."""
+
+    def __init__(self, brain: KVManager, with_redis: bool, changed: Callable[[], None]) -> None:
+        self.cpu: dict[str, TierSeat] = {}
+        self._redis = RedisSeat(None, "", float("-inf"), EvictionQueue(None, _nothing)) if with_redis else None
+        self._brain = brain
+        self._changed = changed
+
+    # CPU tiers.
+
+    def cpu_alive(self, now: float, node_id: str, incarnation: str, workers: int) -> bool:
+        """A heartbeat; False: not known here."""
+        if not self.is_cpu(node_id, incarnation):
+            return False
+        self.cpu[node_id].last_seen = now
+        self.cpu[node_id].workers = workers
+        return True
+
+    def seat_cpu(
+        self, now: float, node_id: str, handle: Any, incarnation: str, budget_bytes: int, told: bool = True
+    ) -> None:
+        """Give a node's tier its seat; what was known of that node is forgotten. `told`: see `TierSeat`."""
+        location = Location(Tier.CPU, node_id)
+        if node_id in self.cpu:
+            self.cpu[node_id].evictions.close()
+        self._brain.forget_holder(location)
+        self._brain.set_budget(location, budget_bytes)
+
+        def failed(error: Exception) -> None:
+            logger.warning("the CPU tier %s did not evict: %r", node_id[:8], error)
+            seat.incarnation = ""  # what it holds is unknown now: it shall register anew
+
+        seat = self.cpu[node_id] = TierSeat(handle, incarnation, now, EvictionQueue(handle, failed), told=told)
+        self._changed()
+
+    def cpu_told(self, now: float, node_id: str, incarnation: str, told: bool) -> bool:
+        """A tier has told some more of what it holds, or all of it (`told`); False: it does not sit here."""
+        known = self.is_cpu(node_id, incarnation)
+        if known:
+            self.cpu[node_id].last_seen = now
+            self.cpu[node_id].told = told
+        return known
+
+    def is_cpu(self, node_id: str, incarnation: str) -> bool:
+        """Whether this incarnation sits on the node's seat."""
+        return node_id in self.cpu and self.cpu[node_id].incarnation == incarnation
+
+    def takes_segments(self, node_id: str) -> bool:
+        """Whether segments may be saved in the node's tier now."""
+        return node_id in self.cpu and self.cpu[node_id].told
+
+    # Redis.
+
+    @property
+    def redis_endpoint(self) -> RedisEndpoint | None:
+        """How the prefetch workers reach Redis; None while there has never been one."""
+        return self._redis.endpoint if self._redis else None
+
+    @property
+    def redis_is_ready(self) -> bool:
+        """Whether Redis is there and its index complete."""
+        return self._redis is not None and self._redis.indexed
+
+    def is_redis(self, incarnation: str) -> bool:
+        """Whether this incarnation sits on Redis's seat."""
+        return self._redis is not None and bool(incarnation) and self._redis.incarnation == incarnation
+
+    def redis_alive(self, now: float, incarnation: str, state: str) -> bool:
+        """A heartbeat, with what /health shall say; False: not known here."""
+        if self._redis is None:
+            return True
+        self._redis.last_seen = now
+        self._redis.state = state
+        return self.is_redis(incarnation)
+
+    def seat_redis(self, now: float, handle: Any, incarnation: str, endpoint: RedisEndpoint, budget_bytes: int) -> None:
+        """Give the Redis tier its seat; what was known of Redis is forgotten."""
+        if self._redis is not None:
+            self._redis.evictions.close()
+            self._brain.forget_holder(REDIS)
+            self._brain.set_budget(REDIS, budget_bytes)
+
+            def failed(error: Exception) -> None:
+                logger.warning("the Redis tier did not evict: %r", error)
+                if self.is_redis(incarnation):
+                    self.lose_redis("an eviction failed; registering again")
+
+            evictions = EvictionQueue(handle, failed)
+            self._redis = RedisSeat(handle, incarnation, now, evictions, state=self._redis.state, endpoint=endpoint)
+            self._changed()
+
+    def redis_indexed(self) -> None:
+        """All that lies in Redis has been told: copying to it may begin."""
+        if self._redis is not None:
+            self._redis.indexed = True
+            logger.info("Redis: %d segments are indexed", self._redis_segments())
+
+    def lose_redis(self, state: str) -> None:
+        """Nothing in Redis can be used until it is registered again."""
+        if self._redis is not None:
+            logger.warning("Redis is not used: %s", state)
+            self._redis.evictions.close()
+            self._brain.forget_holder(REDIS)
+            self._redis.incarnation, self._redis.indexed, self._redis.state = "", False, state
+            self._changed()
+
+    async def renew(self, keys: Sequence[SegmentKey]) -> list[SegmentKey]:
+        """Let Redis keep segments from expiring; returns those that are not there. Raises what its actor does."""
+        assert self._redis is not None
+        return list(await self._redis.handle.renew.remote(list(keys)))
+
+    def redis_report(self) -> dict[str, Any] | None:
+        """For /health; None: this server has no Redis. `indexing`: it is there, and about to be usable."""
+        seat = self._redis
+        if seat is None:
+            return None
+        workers = any(tier.workers for tier in self.cpu.values())
+        state = NO_WORKER if seat.state == OK and not workers else seat.state
+        indexing = bool(seat.incarnation) and not (seat.indexed and workers)
+        return {"state": state, "indexing": indexing, "segments": self._redis_segments()}
+
+    # All.
+
+    def send(self, directives: Sequence[Directive]) -> None:
+        """Let tiers evict what they are ordered to, after all that they were ordered before. Does not wait."""
+        for directive in directives:
+            assert directive.source is not None
+            seat = self._seat(directive.source)
+            if seat is not None and seat.incarnation:  # else it is forgotten as a whole already
+                seat.evictions.add(directive.keys)
+        if directives:
+            self._changed()
+
+    async def settled(self, location: Location) -> bool:
+        """Wait until a tier has evicted all that it was ordered to, for `ANSWER_S`; False when it has not by then.
+
+        Nothing is stored at a location before: the room that it was promised would not be there.
+        """
+        seat = self._seat(location)
+        return seat is None or await seat.evictions.settled(ANSWER_S)
+
+    async def all_settled(self, tiers: Sequence[Tier], patience_s: float) -> None:
+        """The same for whole tiers, in time or not."""
+        seats: list[TierSeat] = list(self.cpu.values()) if Tier.CPU in tiers else []
+        if self._redis is not None and Tier.REDIS in tiers:
+            seats.append(self._redis)
+        await asyncio.gather(*(seat.evictions.settled(patience_s) for seat in seats))
+
+    def _seat(self, location: Location) -> TierSeat | None:
+        return self._redis if location.tier is Tier.REDIS else self.cpu.get(location.holder)
+
+    async def stats(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Each tier's own count: the CPU tiers' by node, and Redis's."""
+        seats = dict(self.cpu)
+        own = await asyncio.gather(*map(_count, seats.values()))
+        redis = None if self._redis is None else await _count(self._redis)
+        return dict(zip(seats, own, strict=True)), redis
+
+    def forget_silent(self, now: float) -> None:
+        """Take the seats of tiers that were not heard for too long."""
+        for node_id, seat in list(self.cpu.items()):
+            if now - seat.last_seen > TIER_SILENCE_S:
+                logger.warning("the CPU tier of node %s is silent: its segments are misses", node_id[:8])
+                self.cpu.pop(node_id).evictions.close()
+                self._brain.forget_holder(Location(Tier.CPU, node_id))
+                self._changed()
+        if self._redis and self._redis.incarnation and now - self._redis.last_seen > TIER_SILENCE_S:
+            self.lose_redis("its actor is silent")
+
+    def _redis_segments(self) -> int:
+        stores = self._brain.stats(float("-inf"))["locations"]
+        return next((store["segments"] for store in stores if store["tier"] == Tier.REDIS.value), 0)
+
+
+async def _count(seat: TierSeat) -> dict[str, Any]:
+    if not seat.incarnation:
+        return {"error": seat.state if isinstance(seat, RedisSeat) else "it registers again"}
+    try:
+        own: dict[str, Any] = await asyncio.wait_for(seat.handle.stats.remote(), ANSWER_S)
+    except Exception as error:
+        return {"error": str(error)}
+    return own
+
+
+def _nothing(error: Exception) -> None:
+    """Of a queue that is never asked."""

@@ -1,0 +1,159 @@
+"""The one small object through which the connector meets the manager and the tiers.
+
+The connector (`deployments.engine.connector`) knows vLLM; a port knows Ray. Neither knows the other, so the connector
+can run in the replica's process or in a separate engine process, and tests can drive it with a port in memory.
+
+Threads: every method may be called from the transfer threads and may block up to its own deadline, except
+`report_placement` and `release`, which the engine thread calls and which must return at once. No
+method raises for a part that is gone, slow or full: the answer is then "nothing" and the port counts it (DESIGN §4,
+rule 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
+
+from kvmanager.loading.load_rates import Sample
+from kvmanager.segments.spans import SegmentSpan
+
+PLAN = "crosskv_plan"
+"""Key of a `PlanDict` in vLLM's `kv_transfer_params` of a request."""
+TENANT = "crosskv_tenant"
+"""Key of the tenant's tag (`kvmanager.segments.keys.tenant_tag`) there; absent where there are no tenants."""
+ARRIVED = "crosskv_arrived"
+"""Key of a tolerant prompt's arrival at the ingress there, on `time.monotonic`'s clock of this process."""
+FIDELITY = "crosskv_fidelity"
+"""Key of the prompt's fidelity (`kvmanager.segments.keys.Fidelity`) there; absent for an exact one."""
+
+
+class PlanExpectation(TypedDict):
+    """What the manager expects of a prompt and its plan, by measured rates; 0 where it cannot know yet."""
+
+    load_s: float
+    """Until the first token, with the plan."""
+    recompute_s: float
+    """Until the first token, if nothing were loaded."""
+    device_tokens: int
+    """Leading tokens that the device has."""
+    short_tokens: int
+    """Prompts of fewer tokens are computed sooner than anything is loaded, and need no plan."""
+
+
+class PlanDict(TypedDict):
+    """A plan as it travels with a request into the engine. Plain values only, so that it can cross a process.
+
+    `segments` lists `(key, start_block, num_blocks, tier, holder, nbytes, raw_nbytes)` from the prompt's first block
+    on, without a gap; the sizes are those of the sealed segment at its tier and, once loaded, in memory. `scores` lists
+    `(end_block, score)` of the prompt's known segments in order, stored or not, and `now` is the score of one use made
+    now: what the device keeps blocks by (`deployments.engine.pool.hotness_queue`). Scores of different managers, told
+    apart by `epoch`, are not comparable.
+    """
+
+    lease_id: int
+    segments: list[tuple[bytes, int, int, str, str, int, int]]
+    scores: list[tuple[int, float]]
+    now: float
+    epoch: int
+    reason: NotRequired[str]
+    """Why the plan is what it is: a `kvmanager.moves.plans.PlanReason`."""
+    expected: NotRequired[PlanExpectation]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLoad:
+    """A segment that a shared tier holds: blocks `start_block` to `end_block` of the sequence."""
+
+    key: bytes
+    start_block: int
+    num_blocks: int
+    tier: str
+    holder: str
+    nbytes: int
+    """Size at the tier, which may be coded."""
+    raw_nbytes: int = 0
+    """Size in memory; 0: the same."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """What it takes once it is loaded."""
+        return self.raw_nbytes or self.nbytes
+
+    @property
+    def end_block(self) -> int:
+        """The first block after the segment."""
+        return self.start_block + self.num_blocks
+
+
+class LayerArrival(NamedTuple):
+    """A part of a load has arrived: the first `layers` layers of segment number `segment` of the load.
+
+    `sealed` is the whole stored segment, of which header, table and those layers hold what was stored (not verified),
+    and the rest may still change. None: the segment does not come in time, nor does any after it.
+    """
+
+    segment: int
+    sealed: memoryview | None
+    layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveGrant:
+    """The manager's answer to an offer: which of the offered segments to store, and the reservation they are under."""
+
+    save_id: int
+    keys: frozenset[bytes]
+
+
+class KVPort(Protocol):
+    """See the module's docstring for threads and errors."""
+
+    def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
+        """The stored bytes of each segment, in order, as they arrive; None for one that did not come in time.
+
+        `deadline` is on `time.monotonic`'s clock. The bytes are read-only, not verified, and valid until the next item
+        is asked for.
+        """
+        ...
+
+    def brings_layers(self, tier: str) -> bool:
+        """Whether `fetch_layers` brings a tier's segments layer group by layer group. Returns at once."""
+        ...
+
+    def fetch_layers(
+        self, loads: Sequence[PlannedLoad], group_ends: Sequence[int], deadline: float
+    ) -> Iterator[LayerArrival]:
+        """As `fetch`, for tiers that bring layers, group by group: the first group of all segments first.
+
+        `group_ends` are the ends of the groups of layers, ascending, the last one the number of layers. The bytes are
+        valid until the iterator is closed.
+        """
+        ...
+
+    def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
+        """Ask which segments to store; None when the manager does not answer."""
+        ...
+
+    def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> int:
+        """Hand sealed segments (numpy uint8 arrays, parents first) to the tier; return how many of the first it kept.
+
+        Those become visible to plans.
+        """
+        ...
+
+    def report_bad(self, load: PlannedLoad, reason: str) -> None:
+        """A fetched segment failed verification: it must not be planned again."""
+        ...
+
+    def report_placement(self, stored: list[bytes], removed: list[bytes], cleared: bool) -> None:
+        """Block hashes that entered and left the device pool since the last report; `cleared`: all left first."""
+        ...
+
+    def report_rate(self, sample: Sample) -> None:
+        """How long a load or a prefill took. Returns at once."""
+        ...
+
+    def release(self, lease_id: int) -> None:
+        """The plan is used up; a second release is harmless."""
+        ...

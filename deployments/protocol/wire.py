@@ -1,0 +1,90 @@
+"""What crosses the Serve handle between the ingress and a replica.
+
+The prompt is rendered and tokenized once, in the ingress. What goes down the handle are token ids, their block
+hashes (so that the router and the replica need not hash again) and vLLM's own `SamplingParams`. What comes back are
+vLLM's own `RequestOutput` objects, without the prompt's token ids: the ingress already has them, and sending them with
+every streamed token would cost O(prompt) bytes per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+
+from deployments.protocol.failed_replicas import FailedReplicas
+from kvmanager.segments.keys import EXACT, Fidelity
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
+
+KV_CACHE_USAGE = "crosskv"
+"""Key of `KVCacheUsage` in `RequestOutput.kv_transfer_params` of a request's last output."""
+
+
+class KVCacheUsage(TypedDict):
+    """Where the prompt's KV came from, in tokens; the four counts add up to the prompt's length (DESIGN §6)."""
+
+    device: int
+    cpu: int
+    redis: int
+    recomputed: int
+    replica: str
+    reason: NotRequired[str]
+    """Why so much of it was reused (docs/guide/operations.md); the replica adds it to what its connector says."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What the ingress and the router in the same process tell each other about one request; not sent to the replica.
+
+    `replica`: its unique name, once the router has chosen it and it has accepted. `failed`: shared by all requests of
+    one ingress.
+    """
+
+    first_token: bool = False
+    replica: str = ""
+    failed: FailedReplicas = field(default_factory=FailedReplicas)
+
+    def __reduce__(self) -> tuple[type[Progress], tuple[()]]:
+        """A copy in another process starts anew."""
+        return Progress, ()
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedCall:
+    """An argument that sends a call of any method to one replica: the router reads its unique name here."""
+
+    replica: str
+
+
+@dataclass(slots=True)
+class GenerateRequest:
+    """One prompt for one replica.
+
+    `block_hashes` are the hashes of the prompt's full blocks (32 bytes each), computed with `cache_salt`, which
+    already contains the model's fingerprint and the tenant (`kvmanager.segments.keys`). `replica_pin` is the replica's
+    rank.
+    `tenant` is the tenant's tag (`kvmanager.segments.keys.tenant_tag`), empty for none: its quota is charged for what
+    is stored.
+    `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
+    whose KV a tolerant prompt may read; empty for an exact one.
+    `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the
+    ingress, when it was sent; seconds, because clocks differ.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    cache_salt: str
+    block_hashes: list[bytes]
+    tenant: str = ""
+    fidelity: Fidelity = EXACT
+    exact_block_hashes: list[bytes] = field(default_factory=list)
+    priority: int = 0
+    replica_pin: int | None = None
+    avoid: tuple[str, ...] = ()
+    waited_s: float = 0.0
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: dict[str, Any] | None = None
+    trace_headers: dict[str, str] = field(default_factory=dict)
+    progress: Progress = field(default_factory=Progress)

@@ -1,0 +1,151 @@
+"""This deployment's access to its Redis: the embedded server, or the claim on an external one; a checked connection.
+
+The blocking half of the Redis tier. `close` may be called while another thread is in any method.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import uuid
+from pathlib import Path
+
+import redis
+
+from deployments.redis_tier.claim import NamespaceClaim
+from deployments.redis_tier.config import RedisTierConfig
+from deployments.redis_tier.neighbours import Neighbours
+from deployments.redis_tier.server import EmbeddedRedis
+from deployments.segment_store.endpoint import namespace_root, owner_key
+from deployments.segment_store.redis_connection import (
+    RedisLoadingError,
+    RedisUnavailableError,
+    ServerFacts,
+    check,
+    connect,
+    explain,
+    read_facts,
+)
+
+SCAN_DEADLINE_S = 2.0
+"""Least patience for answers that no request waits for."""
+
+
+class RedisAccess:
+    """`open`, then `claim`, then `probe` again and again; after any failure from `open` on again."""
+
+    def __init__(self, config: RedisTierConfig) -> None:
+        self._config = config
+        self._server = EmbeddedRedis(Path(config.folder), config.budget_bytes) if config.embedded else None
+        self._claimant = f"host {socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex}"
+        self._lock = threading.Lock()
+        self._closed = False
+        self._client: redis.Redis | None = None
+        self._claim: NamespaceClaim | None = None
+        self._neighbours: Neighbours | None = None
+
+    @property
+    def url(self) -> str:
+        """Where Redis is; for the embedded server known once it was started."""
+        return self._server.url if self._server is not None else self._config.url
+
+    @property
+    def server_ended(self) -> bool:
+        """Whether there is an embedded server that does not run."""
+        return self._server is not None and not self._server.running
+
+    def open(self) -> ServerFacts:
+        """Start the embedded server if it does not run, connect, check. Raises RedisUnavailableError."""
+        with self._lock:
+            if self._closed:
+                raise RedisUnavailableError("the Redis tier has ended")
+            if self._client is not None:
+                self._client.close()
+            if self._server is not None:
+                self._server.start()
+            self._client = client = connect(self.url, self._config.deadline_s)
+        try:
+            return check(client, self.url, namespace_root(self._config.namespace))
+        except RedisUnavailableError as error:
+            if isinstance(error, RedisLoadingError) or self._server is None or not self._server.loading:
+                raise
+            raise RedisLoadingError("the embedded Redis is loading its data") from error  # too busy to say so itself
+
+    def claim(self, fingerprint: bytes) -> None:
+        """Claim the model's segments in an external Redis. Raises RedisUnavailableError, also when they are another's.
+
+        An embedded Redis is claimed by the lock on its folder.
+        """
+        assert self._client is not None
+        if self._server is None:
+            self._claim = NamespaceClaim(self._client, owner_key(self._config.namespace, fingerprint), self._claimant)
+            try:
+                self._renew_claim()
+            except redis.RedisError as error:
+                raise RedisUnavailableError(self.explain(error)) from error
+
+    def look_at_neighbours(self, prefix: bytes) -> int:
+        """Find out what other models have in an embedded Redis, and delete what is nobody's; returns how much that was.
+
+        Raises RedisUnavailableError.
+        """
+        if self._server is None or self._client is None:
+            return 0
+        client = connect(self.url, max(SCAN_DEADLINE_S, self._config.deadline_s))
+        self._neighbours = Neighbours(client, prefix, self._config.budget_bytes)
+        try:
+            return self._neighbours.survey()
+        except redis.RedisError as error:
+            raise RedisUnavailableError(self.explain(error)) from error
+
+    @property
+    def neighbour_segments(self) -> int:
+        """How many segments of other models an embedded Redis holds, as far as is known."""
+        return self._neighbours.segments if self._neighbours is not None else 0
+
+    def make_room(self, facts: ServerFacts) -> int:
+        """Let other models' segments leave an embedded Redis that is nearly full. Raises redis.RedisError."""
+        return 0 if self._neighbours is None else self._neighbours.make_room(facts.used_memory_bytes)
+
+    def probe(self) -> ServerFacts:
+        """Ask for a sign of life and renew the claim.
+
+        Raises redis.RedisError for a failure that may pass, RedisUnavailableError when the claim is lost.
+        """
+        assert self._client is not None
+        facts = read_facts(self._client)
+        if self._claim is not None:
+            self._renew_claim()
+        return facts
+
+    def explain(self, error: redis.RedisError) -> str:
+        """One sentence for /health."""
+        return explain(self.url, error)
+
+    def close(self) -> None:
+        """Give the claim up, close the connections, stop the embedded server. What is stored stays."""
+        with self._lock:
+            self._closed = True
+            if self._claim is not None:
+                with contextlib.suppress(redis.RedisError):
+                    self._claim.release()
+            if self._client is not None:
+                self._client.close()
+            if self._server is not None:
+                self._server.stop()
+
+    def _renew_claim(self) -> None:
+        assert self._claim is not None
+        holder = self._claim.take()
+        if holder is not None:
+            raise RedisUnavailableError(
+                f"namespace {self._config.namespace!r} of this Redis is used by another crosskv server "
+                f"({_shown(holder.rpartition(', ')[0])}): set kv.redis_namespace to another name"
+            )
+
+
+def _shown(holder: str) -> str:
+    """What anybody may have written into Redis, as it may stand in a log and in /health."""
+    return "".join(letter if letter.isprintable() else "?" for letter in holder[:100])

@@ -1,0 +1,118 @@
+"""What the Redis tier is told at its start, and whether that can work, asked before the start."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from configs.settings import Settings, SettingsError
+from deployments.redis_tier.folder import RedisFolder
+from deployments.redis_tier.server import find_redis_server
+from deployments.segment_store.endpoint import RedisEndpoint, namespace_root, segment_prefix
+from deployments.segment_store.redis_connection import RedisUnavailableError, check, connect
+from deployments.segment_store.segment_codecs import CACHEGEN, RAW_CODING, Coding
+from kvmanager.segments.server_secret import ServerSecret
+
+EMBEDDED = "embedded"
+CHECK_DEADLINE_S = 3.0
+MAXMEMORY_SHARE = 0.8
+"""Of an external Redis' maxmemory that segments may fill; the rest is its overhead."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisTierConfig:
+    """`url` is "embedded" or a URL; `folder` is absolute and used by the embedded server only; sizes in bytes.
+
+    `app_name` is empty where Serve knows it: in an actor that belongs to a deployment.
+    """
+
+    app_name: str
+    url: str = field(repr=False)  # it may hold a password
+    folder: str
+    namespace: str
+    budget_bytes: int
+    expire_s: int
+    deadline_s: float
+    coding: Coding = RAW_CODING
+    """Without the profile of `model`, which is looked for in `profiles_folder` (absolute; empty: nowhere)."""
+    profiles_folder: str = ""
+    model: str = ""
+    encrypt: bool = False
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> RedisTierConfig | None:
+        """Pick it out of the settings; None when there is no Redis tier."""
+        kv = settings.kv
+        if not kv.enabled or kv.redis_url is None:
+            return None
+        return cls(
+            app_name="",
+            url=kv.redis_url,
+            folder=str(kv.redis_folder_path),
+            namespace=kv.redis_namespace,
+            budget_bytes=int(kv.redis_bytes),
+            expire_s=kv.redis_expire_s,
+            deadline_s=kv.redis_deadline_s,
+            encrypt=kv.redis_encrypt,
+            coding=Coding(kv.redis_codec, kv.tolerant_codec, kv.tolerant_level if kv.tolerant_codec == CACHEGEN else 0),
+            profiles_folder=str(kv.codec_profiles_path),
+            model=settings.model_source,
+        )
+
+    def endpoint(self, url: str, fingerprint: bytes, secret: ServerSecret, profile: bytes) -> RedisEndpoint:
+        """Where the segments of the model `fingerprint` lie in the Redis at `url`; `profile`: its digest, or empty.
+
+        Raises ValueError for a namespace that cannot be part of a key.
+        """
+        return RedisEndpoint(
+            url=url,
+            prefix=segment_prefix(self.namespace, fingerprint),
+            fingerprint=fingerprint,
+            deadline_s=self.deadline_s,
+            expire_s=self.expire_s,
+            secret=secret,
+            encrypt=self.encrypt,
+            coding=replace(self.coding, profile=profile),
+        )
+
+    @property
+    def embedded(self) -> bool:
+        """Whether this deployment has a Redis of its own."""
+        return self.url == EMBEDDED
+
+    def budget_below(self, maxmemory_bytes: int) -> int:
+        """The bytes of segments that a Redis with this maxmemory (0: none) can be given."""
+        if self.embedded or not maxmemory_bytes:
+            return self.budget_bytes
+        return min(self.budget_bytes, int(MAXMEMORY_SHARE * maxmemory_bytes))
+
+
+def check_now(config: RedisTierConfig) -> str | None:
+    """Why this configuration cannot work at the moment, in one sentence that says what to do; None when it can.
+
+    Blocks: for a URL one connection with CHECK_DEADLINE_S per answer, for the embedded server a look at program and
+    folder. Whether the folder is in use is not asked: it is while an application is deployed anew.
+    """
+    try:
+        root = namespace_root(config.namespace)
+        if config.embedded:
+            find_redis_server()
+            os.close(RedisFolder(Path(config.folder)).open())
+        else:
+            client = connect(config.url, CHECK_DEADLINE_S)
+            try:
+                check(client, config.url, root)
+            finally:
+                client.close()
+    except (RedisUnavailableError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def require_redis(settings: Settings) -> None:
+    """Raise SettingsError, in one sentence, where `kv.redis_required` is set and Redis cannot be used. May block."""
+    config = RedisTierConfig.from_settings(settings)
+    problem = check_now(config) if config is not None and settings.kv.redis_required else None
+    if problem is not None:
+        raise SettingsError(f"kv.redis_required: {problem}")

@@ -1,0 +1,8 @@
+"""The replica: the Serve deployment around one engine, and its link to the manager.
+
+`replica` answers requests; `prompt_plans` asks the manager for each prompt's plan; `manager_link` registers and polls
+for directives; `directive_runner` carries them out between two steps of the engine.
+
+Runs on the replica's event loop, and speaks with the engine through `EngineThread.call`. May import `engine`, `port`,
+`transfer` and `protocol`. Start with `replica.Replica.generate`.
+"""

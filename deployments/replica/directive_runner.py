@@ -1,0 +1,236 @@
+"""Carries out the manager's directives at one replica: slices of `DeviceControl`, one after the other, acknowledged.
+
+On the replica's event loop. Each slice is a call to the engine thread, and the next is made only when the loop has
+heard of the last one, so that the engine steps in between: a directive of any length adds one slice to a step. Two
+lanes keep the order in which directives came: those that only keep books, and those that wait for transfers, one at a
+time, so that they never take more than one of the load threads from requests.
+
+Nothing here raises: a directive that cannot be carried out has an outcome that says so, which is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from deployments.engine.pool.control import MOST_BLOCKS, DeviceControl, Promotion
+from deployments.protocol.kv_port import PlannedLoad
+from deployments.step_times import StepTimes
+from kvmanager.moves.directives import DirectiveKind, Outcome
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+GRACE_S = 1.0
+"""A transfer may end so much after its deadline: its thread has to be heard by the engine first."""
+PIN_CHECK_S = 1.0
+TRANSFER_LANE = frozenset({DirectiveKind.OFFLOAD, DirectiveKind.PROMOTE})
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What a directive has done so far."""
+
+    segments: int = 0
+    blocks: int = 0
+    step_s: float = 0.0
+
+
+class _RefusedError(Exception):
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+class DeviceOrders:
+    """See the module's docstring. `call` runs a function on the engine thread, between two steps."""
+
+    def __init__(self, control: DeviceControl, call: Callable[[Callable[[], Any]], Future[Any]]) -> None:
+        self.counters: collections.Counter[tuple[str, str]] = collections.Counter()
+        """Directives by kind and outcome."""
+        self.times = StepTimes()
+        self._control = control
+        self._call = call
+        self._lanes = {False: asyncio.Lock(), True: asyncio.Lock()}
+        self._pins_end: asyncio.Task[None] | None = None
+
+    @property
+    def pins_gave_way(self) -> int:
+        """Times that all pins were released for a request."""
+        return self._control.pins.gave_way
+
+    async def carry_out(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out one order of `deployments.manager.directive_sender`; returns what `KVManagerActor.acknowledge`
+        takes."""
+        kind = DirectiveKind(order["kind"])
+        deadline = time.monotonic() + order["deadline_s"]
+        done = _Progress()
+        try:
+            async with self._lanes[kind in TRANSFER_LANE]:
+                if time.monotonic() >= deadline:
+                    raise _RefusedError(Outcome.REFUSED_LATE)
+                await self._run(kind, order, deadline, done)
+            outcome = Outcome.DONE
+        except _RefusedError as refusal:
+            outcome = refusal.outcome
+        except Exception:
+            logger.exception("a directive of the KV manager failed: %s", kind.value)
+            outcome = Outcome.FAILED
+        if not self.counters[kind.value, outcome.value] and outcome is not Outcome.DONE:
+            logger.info("a directive of the KV manager was not carried out: %s %s (counted)", kind.value, outcome.value)
+        self.counters[kind.value, outcome.value] += 1
+        return {"outcome": outcome.value, "segments": done.segments, "blocks": done.blocks, "step_s": done.step_s}
+
+    def close(self) -> None:
+        """Stop waiting for the ends of pins."""
+        if self._pins_end is not None:
+            self._pins_end.cancel()
+
+    async def _run(self, kind: DirectiveKind, order: Mapping[str, Any], deadline: float, done: _Progress) -> None:
+        if kind is DirectiveKind.EVICT:
+            await self._evict(order["hashes"], done)
+        elif kind is DirectiveKind.PIN:
+            await self._pin(order["hashes"], order["ttl_s"], done)
+        elif kind is DirectiveKind.UNPIN:
+            for part in _parts(order["hashes"], MOST_BLOCKS):
+                done.blocks += await self._slice(kind, done, partial(self._control.pins.unpin, part))
+        elif kind is DirectiveKind.OFFLOAD:
+            await self._offload(order["spans"], deadline, done)
+        elif kind is DirectiveKind.PROMOTE:
+            await self._promote(order, deadline, done)
+        else:
+            raise ValueError(f"a replica carries out no {kind.value}")
+
+    async def _evict(self, hashes: Sequence[bytes], done: _Progress) -> None:
+        for part in _parts(hashes[::-1], MOST_BLOCKS):  # the end of a sequence first
+            done.blocks += await self._slice(DirectiveKind.EVICT, done, partial(self._control.evict, part))
+        if not done.blocks:
+            raise _RefusedError(Outcome.REFUSED_GONE)
+
+    async def _pin(self, hashes: Sequence[bytes], ttl_s: float, done: _Progress) -> None:
+        pins, kind = self._control.pins, DirectiveKind.PIN
+        until = time.monotonic() + ttl_s
+        added: list[bytes] = []
+        for part in _parts(hashes, MOST_BLOCKS):
+            pinned = await self._slice(kind, done, partial(pins.pin, part, until))
+            added += pinned.added
+            done.blocks += pinned.found
+            if pinned.full:
+                for undone in _parts(added, MOST_BLOCKS):
+                    await self._slice(kind, done, partial(pins.unpin, undone))
+                done.blocks = 0
+                raise _RefusedError(Outcome.REFUSED_FULL)
+            if pinned.found < len(part):
+                break
+        if not done.blocks:
+            raise _RefusedError(Outcome.REFUSED_GONE)
+        self._watch_pins()
+
+    async def _offload(self, spans: Sequence[Any], deadline: float, done: _Progress) -> None:
+        kind = DirectiveKind.OFFLOAD
+        while spans:
+            begun, blocks, future = await self._slice(kind, done, partial(self._control.offload, spans))
+            if not begun:
+                break
+            if future is None:
+                raise _RefusedError(Outcome.REFUSED_FULL)
+            stored = await self._end(future, deadline)
+            if stored is None:
+                raise _RefusedError(Outcome.FAILED)
+            done.segments += stored
+            done.blocks += blocks
+            spans = spans[begun:]
+        if not done.blocks:
+            raise _RefusedError(Outcome.REFUSED_GONE)
+
+    async def _promote(self, order: Mapping[str, Any], deadline: float, done: _Progress) -> None:
+        control, kind = self._control, DirectiveKind.PROMOTE
+        loads = [PlannedLoad(*segment) for segment in order["segments"]]
+        hashes = order["hashes"][: loads[-1].end_block]
+        scores = list(_per_block(order["scores"], order["now"], len(hashes)))
+        promotion = Promotion(hashes, loads, scores, deadline, order.get("tenant", ""))
+        position = 0
+        if not await self._slice(kind, done, partial(control.hear, order["epoch"], order["now"])):
+            raise _RefusedError(Outcome.REFUSED_LATE)
+        while position < len(hashes):
+            reached = await self._slice(kind, done, partial(control.reach, promotion, position))
+            if reached > position:
+                position = reached
+                continue
+            if time.monotonic() >= deadline:
+                raise _RefusedError(Outcome.REFUSED_LATE)
+            future = await self._slice(kind, done, partial(control.promote, promotion, position))
+            if future is None:
+                raise _RefusedError(Outcome.REFUSED_FULL)
+            end = await self._end(future, deadline)
+            if end == position:
+                raise _RefusedError(Outcome.REFUSED_LATE if time.monotonic() >= deadline else Outcome.FAILED)
+            done.blocks += end - position
+            done.segments += sum(position < load.end_block <= end for load in loads)
+            position = end
+
+    async def _slice(self, kind: DirectiveKind, done: _Progress, function: Callable[[], T]) -> T:
+        """Run one slice on the engine thread and note how long it held up the engine."""
+        took = 0.0
+
+        def timed() -> T:
+            nonlocal took
+            began = time.perf_counter()
+            try:
+                return function()
+            finally:
+                took = time.perf_counter() - began
+
+        try:
+            return await asyncio.wrap_future(self._call(timed))
+        finally:
+            done.step_s = max(done.step_s, took)
+            self.times.observe(kind.value, took)
+
+    async def _end(self, future: Future[T], deadline: float) -> T:
+        """The result of a transfer, which ends by itself around its deadline; the blocks are given back by it."""
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic()) + GRACE_S):
+                # Shielded: the transfer thread will set the result, late or not.
+                return await asyncio.shield(asyncio.wrap_future(future))
+        except TimeoutError:
+            raise _RefusedError(Outcome.REFUSED_LATE) from None
+
+    def _watch_pins(self) -> None:
+        """End pins when their time is over, whether or not anybody asks: the manager may be gone by then."""
+        if self._pins_end is None or self._pins_end.done():
+            self._pins_end = asyncio.get_running_loop().create_task(self._end_pins())
+
+    async def _end_pins(self) -> None:
+        while len(self._control.pins):
+            await asyncio.sleep(PIN_CHECK_S)
+            with contextlib.suppress(EngineDeadError):  # its pins are gone with it
+                while await self._slice(
+                    DirectiveKind.UNPIN, _Progress(), lambda: self._control.expire_pins(time.monotonic())
+                ):
+                    pass
+
+
+def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def _per_block(scores: Sequence[tuple[int, float]], now: float, blocks: int) -> Iterator[float]:
+    """The score of each block: of its segment, but nothing is colder than what is used now."""
+    known = iter(scores)
+    end_block, score = next(known, (blocks, now))
+    for number in range(blocks):
+        while number >= end_block:
+            end_block, score = next(known, (blocks, now))
+        yield max(score, now)

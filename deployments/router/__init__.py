@@ -1,0 +1,8 @@
+"""Serve's request router: which replica a prompt goes to.
+
+`prefix_affinity` translates between Serve and `kvmanager.routing`, which ranks the replicas; `placement_feed` keeps the
+mirror of the manager's index up to date by a long poll; `running_replicas` names the replicas of a handle.
+No call to the manager on a request's path.
+
+Runs on the event loop of Serve's router, in the process that holds the handle. May import `protocol`. Never vLLM.
+"""

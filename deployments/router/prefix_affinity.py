@@ -1,0 +1,211 @@
+"""`PrefixAffinityRouter`: a Ray Serve request router that sends a prompt where the least work is left.
+
+Translation only: the mirror, the cost with its reservations, and what a hot prefix needs are
+`kvmanager.routing.mirror`, `kvmanager.routing` and `kvmanager.routing.spreading`. Imports neither vLLM nor torch,
+because Serve's controller loads this class too.
+
+Leans on ray 2.60.0: `RequestRouter` (alpha) with `initialize_state`, `choose_replicas`, `on_request_routed`,
+`on_request_completed`, `update_replicas` with `RunningReplica._actor_handle`; `PendingRequest.args` and
+`routing_context.should_backoff`; the router of a handle lives in the handle's process, on a loop of its own, and sees
+the very objects that were passed to `remote()`; `on_request_routed` comes before the caller sees an output or a failure
+of the replica that took the request. `FIFOMixin` is left out: it would hand one request's choice to another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
+
+from configs.settings import Settings
+from deployments.protocol.wire import GenerateRequest, PinnedCall
+from deployments.router.placement_feed import PlacementFeed
+from deployments.router.running_replicas import running_replicas
+from kvmanager.index.locations import Tier
+from kvmanager.loading.load_rates import ALL_REPLICAS
+from kvmanager.routing.cost import RoutingState
+from kvmanager.routing.mirror import TierHits
+from kvmanager.routing.spreading import Spreading
+from kvmanager.segments.keys import BlockHash
+
+EXPECTED_S = 5.0
+"""How long a choice counts that Serve does not carry out: by default it asks again within 0.5 s, unless the request was
+cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOptions:
+    """What the router needs of the settings; plain values, as they travel through Serve's controller."""
+
+    block_size: int
+    blocks_per_segment: int
+    device_credit: float
+    cpu_credit: float
+    redis_credit: float
+    decode_weight: float
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> RouterOptions:
+        """Pick them out."""
+        routing = settings.routing
+        return cls(
+            block_size=settings.block_size_tokens,
+            blocks_per_segment=settings.blocks_per_segment,
+            device_credit=routing.device_credit,
+            cpu_credit=routing.cpu_credit,
+            redis_credit=routing.redis_credit,
+            decode_weight=routing.decode_weight,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """For Serve's `request_router_kwargs`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """`at`: seconds of the monotonic clock; `found`: what the mirror said of each replica then."""
+
+    at: float
+    found: Mapping[str, TierHits]
+
+
+class PrefixAffinityRouter(RequestRouter):
+    """See the module's docstring. All methods run on the router's event loop."""
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        """Called by Serve with `request_router_kwargs`, before the first request."""
+        self._options = RouterOptions(**kwargs["options"])
+        blocks_per_segment = self._options.blocks_per_segment
+        self._state = RoutingState(
+            self._options.block_size, self._options.decode_weight, blocks_per_segment=blocks_per_segment
+        )
+        self._spreading = Spreading(blocks_per_segment)
+        self._starting_credits = {
+            Tier.DEVICE: self._options.device_credit,
+            Tier.CPU: self._options.cpu_credit,
+            Tier.REDIS: self._options.redis_credit,
+        }
+        self._feed: PlacementFeed | None = None
+        self._in_prefill: dict[str, GenerateRequest] = {}
+        self._expected: dict[str, _Choice] = {}
+        """The choices for requests that are not yet routed, oldest first."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Ranks of one replica each, cheapest first; a pinned request has one rank."""
+        feed = self._follow_placement()
+        if pending_request is None:
+            return [candidate_replicas]
+        pending_request.routing_context.should_backoff = True
+        request = pending_request.args[0] if pending_request.args else None
+        by_name = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        if isinstance(request, PinnedCall):
+            return [[replica] for name, replica in by_name.items() if name == request.replica]
+        if not isinstance(request, GenerateRequest):
+            return [candidate_replicas]
+        if request.replica_pin is not None:
+            return [[replica] for name, replica in by_name.items() if feed.ranks.get(name) == request.replica_pin]
+        self._note_first_tokens()
+        names = [name for name in by_name if name not in request.avoid] or list(by_name)
+        self._state.credits = {**self._starting_credits, **feed.credits.get(ALL_REPLICAS, {})}
+        self._state.credits_of = feed.credits
+        now, internal_id = time.monotonic(), pending_request.metadata.internal_request_id
+        self._expect_no_more(now, internal_id)
+        found = self._coverages(request, names)
+        hits = self._with_in_flight(request, found)
+        order = self._state.rank(names, hits, len(request.prompt_token_ids), now)
+        failed = request.progress.failed
+        order.sort(key=lambda name: name in failed)  # stable
+        # Between this choice and `on_request_routed` Serve may ask the replica how many requests it has. Prompts that
+        # come meanwhile must not find it as idle as this one did.
+        uncached, blocks = self._work(request, hits[order[0]])
+        self._state.expect(internal_id, order[0], uncached, blocks, now, _hashes(request))
+        self._expected[internal_id] = _Choice(now, found)
+        return [[by_name[name]] for name in order]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
+        """Count the request at its replica at once, before anybody reports it, or a burst would herd."""
+        request = pending_request.args[0] if pending_request.args else None
+        if not isinstance(request, GenerateRequest):
+            return
+        name, internal_id = replica_id.unique_id, pending_request.metadata.internal_request_id
+        request.progress.replica = name
+        now, prompt_tokens = time.monotonic(), len(request.prompt_token_ids)
+        choice = self._expected.get(internal_id)
+        self._expect_no_more(now, internal_id)
+        names = {name, *(replica.unique_id for replica in self._replicas)}
+        found = choice.found if choice is not None else {}
+        if lacking := names - found.keys():
+            found = {**found, **self._coverages(request, list(lacking))}
+        hits = self._with_in_flight(request, {other: found[other] for other in names})
+        waits = {other: self._state.wait(other, held, prompt_tokens) for other, held in hits.items()}
+        hashes = _hashes(request)
+        for move in self._spreading.consider(now, hashes, name, waits, hits):
+            self._follow_placement().order(move)
+        uncached, blocks = self._work(request, hits[name])
+        self._state.route(internal_id, name, uncached, blocks, now, hashes)
+        self._in_prefill[internal_id] = request
+
+    def _work(self, request: GenerateRequest, hits: TierHits) -> tuple[int, int]:
+        """Tokens to prefill and blocks to decode on, where so much is held."""
+        prompt_tokens, block_size = len(request.prompt_token_ids), self._options.block_size
+        return max(0, prompt_tokens - sum(hits) * block_size), -(-prompt_tokens // block_size)
+
+    def _expect_no_more(self, now: float, internal_id: str) -> None:
+        """Take back the choice of this request, and those that were not carried out."""
+        if self._expected.pop(internal_id, None) is not None:
+            self._state.finished(internal_id)
+        for other, choice in list(self._expected.items()):
+            if now - choice.at < EXPECTED_S:
+                return
+            del self._expected[other]
+            self._state.finished(other)
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """The request has ended, in whatever way; or one attempt at it, of which Serve tells late, while the next one,
+        under the same id, is on its way to another replica.
+        """
+        if self._state.replica_of(internal_request_id) not in (None, replica_id.unique_id):
+            return
+        self._in_prefill.pop(internal_request_id, None)
+        self._expected.pop(internal_request_id, None)
+        self._state.finished(internal_request_id)
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        """Serve tells which replicas run; forget the load of those that are gone."""
+        gone = {replica_id.unique_id for replica_id in self._replicas} - {r.replica_id.unique_id for r in replicas}
+        super().update_replicas(replicas)
+        handles = {replica.replica_id.unique_id: replica._actor_handle for replica in replicas}
+        running_replicas(self._deployment_id.app_name).tell(handles)
+        for name in gone:
+            self._state.forget_replica(name)
+
+    def _follow_placement(self) -> PlacementFeed:
+        """Start the mirror on the first request: only then is there a loop that will stay."""
+        if self._feed is None:
+            self._feed = PlacementFeed(self._deployment_id.app_name, self._options.blocks_per_segment)
+        return self._feed
+
+    def _coverages(self, request: GenerateRequest, names: list[str]) -> dict[str, TierHits]:
+        """What is held of a prompt. Dear for a long one that many replicas hold: once per request."""
+        exact_hashes = cast(list[BlockHash], request.exact_block_hashes)
+        return self._follow_placement().mirror.coverages(_hashes(request), names, exact_hashes)
+
+    def _with_in_flight(self, request: GenerateRequest, found: Mapping[str, TierHits]) -> dict[str, TierHits]:
+        hashes = _hashes(request)
+        return {name: self._state.with_in_flight(name, held, hashes) for name, held in found.items()}
+
+    def _note_first_tokens(self) -> None:
+        for internal_id, request in list(self._in_prefill.items()):
+            if request.progress.first_token:
+                del self._in_prefill[internal_id]
+                self._state.first_token(internal_id)
+
+
+def _hashes(request: GenerateRequest) -> list[BlockHash]:
+    return cast(list[BlockHash], request.block_hashes)

@@ -1,0 +1,8 @@
+"""How the bytes of a segment get into Redis and out of it: layers over one transport.
+
+From outside in: `checked_store` verifies, `coded_store` codes, `guarded_store` keys the checksums with the server's
+secret, `redis_store` moves the parts; `endpoint` builds the stack. `redis_profiles`, `codec_files` and `segment_codecs`
+say which codec with which profile.
+
+Runs on whichever thread calls. Imports `kernels.codecs` and redis; never Ray, never vLLM.
+"""

@@ -1,0 +1,93 @@
+"""Everything that a process needs to reach one model's segments in Redis, and the store made of it.
+
+The endpoint travels from the Redis tier over the manager and the CPU tiers to the prefetch workers.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass, field
+
+from configs.kv_section import REDIS_NAMESPACE
+from deployments.segment_store.base import SegmentStore
+from deployments.segment_store.checked_store import CheckedStore
+from deployments.segment_store.codec_meter import CodecMeter
+from deployments.segment_store.coded_store import CodedStore
+from deployments.segment_store.guarded_store import GuardedStore
+from deployments.segment_store.redis_profiles import RedisProfiles
+from deployments.segment_store.redis_store import RedisStore
+from deployments.segment_store.segment_codecs import RAW_CODING, Coding, SegmentCodecs
+from kvmanager.segments.guard import ContentTag, SegmentGuard
+from kvmanager.segments.server_secret import ServerSecret
+
+KEY_ROOT = b"crosskv:1:"
+"""Of everything that crosskv keeps in a Redis; 1 is the version of this naming."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisEndpoint:
+    """Where one model's segments lie. `expire_s` 0: they do not expire by themselves."""
+
+    url: str = field(repr=False)  # it holds the password
+    prefix: bytes
+    fingerprint: bytes
+    deadline_s: float
+    expire_s: int
+    secret: ServerSecret
+    encrypt: bool = False
+    """Whether what is stored from now on is encrypted."""
+    coding: Coding = RAW_CODING
+
+    @property
+    def profile_prefix(self) -> bytes:
+        """What the names of codec profiles begin with: the namespace's, for its models may share one."""
+        root, _, _ = self.prefix.rsplit(b":", 2)
+        return root + b":profile:"
+
+    def transport(self) -> SegmentStore:
+        """What brings segments to Redis and back; connects at the first call. Raises RedisUnavailableError."""
+        return RedisStore(self.url, self.prefix, self.deadline_s, self.expire_s)
+
+
+def namespace_root(namespace: str) -> bytes:
+    """What all keys of a deployment begin with. Raises ValueError for a namespace that cannot be part of a key."""
+    if not re.fullmatch(REDIS_NAMESPACE, namespace):
+        raise ValueError(
+            f"kv.redis_namespace {namespace!r} cannot be part of a key: use 1 to 64 letters, digits, '_', '.' or '-'"
+        )
+    return KEY_ROOT + namespace.encode() + b":"
+
+
+def segment_prefix(namespace: str, fingerprint: bytes) -> bytes:
+    """What the names of one model's segments begin with. Raises ValueError as `namespace_root`."""
+    return namespace_root(namespace) + _model(fingerprint) + b":"
+
+
+def owner_key(namespace: str, fingerprint: bytes) -> bytes:
+    """The key of the claim on those segments; it does not begin as they do. Raises ValueError as `namespace_root`."""
+    return namespace_root(namespace) + b"owner:" + _model(fingerprint)
+
+
+def open_store(endpoint: RedisEndpoint) -> CheckedStore:
+    """The layers, put together; connects at the first call. Raises RedisUnavailableError for a URL that is none."""
+    guard = SegmentGuard(endpoint.secret, encrypts=endpoint.encrypt)
+    return CheckedStore(GuardedStore(endpoint.transport(), guard, secrets.token_bytes), endpoint.fingerprint)
+
+
+def open_profiles(endpoint: RedisEndpoint) -> RedisProfiles:
+    """The codec profiles beside the segments; connects at the first call. Raises RedisUnavailableError."""
+    tags = ContentTag(endpoint.secret)
+    return RedisProfiles(endpoint.url, endpoint.profile_prefix, endpoint.deadline_s, endpoint.expire_s, tags)
+
+
+def open_coded_store(endpoint: RedisEndpoint, meter: CodecMeter) -> CodedStore:
+    """What holds raw segments for those outside. Imports what coding needs. Raises RedisUnavailableError."""
+    profiles = open_profiles(endpoint)
+    codecs = SegmentCodecs(endpoint.coding, profiles)
+    codecs.warm_up()
+    return CodedStore(open_store(endpoint), endpoint.fingerprint, codecs, profiles, meter)
+
+
+def _model(fingerprint: bytes) -> bytes:
+    return fingerprint.hex()[:16].encode()  # short for people; the header holds the whole

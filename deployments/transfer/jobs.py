@@ -1,0 +1,81 @@
+"""What the transfer threads (`deployments.transfer.threads`) are given to do, and what they count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from deployments.protocol.kv_port import PlannedLoad
+from deployments.transfer.layerwise_save import LayerPace
+from kvmanager.loading.prefix_load import PrefixLoad
+from kvmanager.segments.format import EXACT
+from kvmanager.segments.spans import SegmentSpan
+
+
+@dataclass(frozen=True, slots=True)
+class LoadJob:
+    """Segments for one request. `block_ids` are the device blocks of the sequence from `first_block` on.
+
+    With `on_end` they are for a directive: it is called, from the load thread, with the first block of the sequence
+    that did not arrive, and vLLM hears nothing of the load.
+    """
+
+    request_id: str
+    lease_id: int
+    loads: Sequence[PlannedLoad]
+    first_block: int
+    block_ids: Sequence[int]
+    on_end: Callable[[int], None] | None = None
+    pace: PrefixLoad | None = None
+    """Ends the load early where computing the rest is better; None: it goes on to its deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveJob:
+    """Consecutive segments of one sequence; `block_ids[i]` are the device blocks of `spans[i]`.
+
+    `give_back` is called, from the save thread, when the blocks have been copied; `on_end` when all is over, with the
+    number of segments that are stored now, or None when the manager did not answer or their copying failed.
+    """
+
+    spans: Sequence[SegmentSpan]
+    block_ids: Sequence[Sequence[int]]
+    give_back: Callable[[], None]
+    on_end: Callable[[int | None], None] = lambda stored: None
+    fidelity: str = EXACT
+    pace: LayerPace | None = None
+    """Of the step that is computing the blocks; None: they hold their KV already."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Device blocks that the job holds."""
+        return sum(len(ids) for ids in self.block_ids)
+
+
+@dataclass(slots=True)
+class LoadTime:
+    """What one load got from one tier. The waits for its segments overlap, so only their sum says something."""
+
+    blocks: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    def add(self, blocks: int, nbytes: int, seconds: float) -> None:
+        """One segment has been written, so long after the one before."""
+        self.blocks += blocks
+        self.nbytes += nbytes
+        self.seconds += seconds
+
+
+@dataclass(slots=True)
+class TransferCounters:
+    """What the threads have done since start. Written under `KVTransfer`'s lock, read by anyone."""
+
+    segments_loaded: int = 0
+    segments_saved: int = 0
+    bytes_loaded: int = 0
+    bytes_saved: int = 0
+    loads_failed: int = 0
+    loads_layerwise: int = 0
+    saves_dropped: int = 0
+    mismatches: dict[str, int] = field(default_factory=dict)

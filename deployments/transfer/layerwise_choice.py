@@ -1,0 +1,132 @@
+"""Whether a request's prefix is loaded layerwise: `kvmanager.loading.overlap` with what this replica has measured."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from configs.layerwise_section import LayerwiseSettings
+from deployments.protocol.kv_port import KVPort, PlannedLoad
+from kvmanager.index.locations import Tier
+from kvmanager.loading.load_rates import LoadRates, Sample
+from kvmanager.loading.overlap import LoadWay, choose_way
+
+LATE = 4.0
+"""A layerwise load that takes so many times what was expected is given up: the engine's step waits for it."""
+LEAST_PATIENCE_S = 0.2
+"""A tier that does not answer three times in so short a time would not be asked for a while by anybody."""
+
+
+class MeasuredRates:
+    """How fast this replica loads and computes. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rates = LoadRates(dict.fromkeys(Tier, 0.0))
+
+    def add(self, sample: Sample) -> None:
+        """Take in a load or a prefill."""
+        with self._lock:
+            if sample[0] == "prefill":
+                self._rates.prefilled(*sample[1:], now=time.monotonic())
+            else:
+                self._rates.loaded(Tier(sample[1]), *sample[2:], now=time.monotonic())
+
+    def given_up(self, tier: str, nbytes: int, seconds: float) -> None:
+        """A load was waited for so long, in vain."""
+        with self._lock:
+            self._rates.given_up(Tier(tier), nbytes, seconds, now=time.monotonic())
+
+    def compute_s(self, tokens: int, context: int) -> float | None:
+        """Expected seconds of the engine for so many tokens that follow `context` others; None: not known yet."""
+        with self._lock:
+            prefill = self._rates.prefill()
+        return prefill.seconds(tokens, context) if prefill else None
+
+    def load_s(self, nbytes_by_tier: dict[str, int]) -> tuple[float, float] | None:
+        """Expected seconds until the first byte, and until the last, of a load; None: not known yet."""
+        latency_s = moving_s = 0.0
+        with self._lock:
+            for tier, nbytes in nbytes_by_tier.items():
+                tier_time = self._rates.tier_time(Tier(tier))
+                if tier_time is None:
+                    return None
+                latency_s = max(latency_s, tier_time.latency_s)
+                moving_s += nbytes / tier_time.per_s
+        return latency_s, latency_s + moving_s
+
+
+class LayerwiseChoice:
+    """Decides for each load. On the engine thread."""
+
+    def __init__(
+        self,
+        settings: LayerwiseSettings,
+        port: KVPort,
+        rates: MeasuredRates,
+        block_bytes: int,
+        group_ends: Sequence[int],
+        load_deadline_s: float,
+    ) -> None:
+        """`block_bytes`: KV of one block in all layers."""
+        self.mode = settings.enabled
+        self._port = port
+        self._rates = rates
+        self._block_bytes = block_bytes
+        self._group_ends = group_ends
+        self._load_deadline_s = load_deadline_s
+
+    def patience_s(
+        self,
+        loads: Sequence[PlannedLoad],
+        blocks: int,
+        context_tokens: int,
+        step_tokens: int,
+        others: int,
+        buffer_bytes: int,
+    ) -> float | None:
+        """How long a layerwise load of `blocks` blocks may take; None: load the whole prefix beside the engine.
+
+        `step_tokens` are what the step computes of the prompt's rest, after `context_tokens`; `others` requests would
+        stand still with it; `buffer_bytes` are left for its groups of layers.
+        """
+        if step_tokens < 2:  # nothing to hide behind; and on CUDA a step of single tokens is one graph, without hooks
+            return None
+        tiers = {load.tier for load in loads}
+        if self.mode == "off" or not all(map(self._port.brings_layers, tiers)):
+            return None
+        group_bytes = self.group_bytes(blocks)
+        if self.mode == "on":
+            return self._load_deadline_s if group_bytes <= buffer_bytes else None
+        nbytes = dict.fromkeys(tiers, 0)
+        for load in loads:
+            nbytes[load.tier] += self._block_bytes * load.num_blocks
+        compute_s = self._rates.compute_s(step_tokens, context_tokens)
+        expected = self._rates.load_s(nbytes)
+        if compute_s is None or expected is None:
+            return None
+        first_byte_s, load_s = expected
+        groups = len(self._group_ends)
+        overlap = choose_way(
+            first_group_s=first_byte_s + (load_s - first_byte_s) / groups,
+            load_s=load_s,
+            compute_s=compute_s,
+            groups=groups,
+            others=others,
+            group_bytes=group_bytes,
+            buffer_bytes=buffer_bytes,
+        )
+        if overlap.way is LoadWay.WHOLE:
+            return None
+        return min(self._load_deadline_s, max(LEAST_PATIENCE_S, LATE * load_s))
+
+    def group_bytes(self, blocks: int) -> int:
+        """The largest group of layers of so many blocks."""
+        return group_bytes(self._block_bytes, self._group_ends, blocks)
+
+
+def group_bytes(block_bytes: int, group_ends: Sequence[int], blocks: int) -> int:
+    """Bytes of the largest group of layers of `blocks` blocks of `block_bytes` in all layers."""
+    largest = max(end - start for start, end in zip((0, *group_ends), group_ends, strict=False))
+    return blocks * block_bytes // group_ends[-1] * largest

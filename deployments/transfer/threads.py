@@ -1,0 +1,329 @@
+"""The transfer threads of a replica: some load segments into device blocks, one saves device blocks as segments.
+
+Life of a load:  submitted → fetching → verified and written, or failed from some block on → finished (always)
+Life of a save:  submitted (blocks held) → offered → copied → blocks given back → stored, or dropped and counted
+
+Layerwise loads (`deployments.transfer.layerwise_load`) run on the same threads; a layerwise save is one that is copied
+at the pace of the step that computes it.
+
+A load is for a request, or for a directive (`LoadJob.on_end`): then nobody waits for its blocks, and it gives no lease
+back. Loads never wait behind saves, and a load that hangs does not hold up the next one. A load always ends, at the
+latest `load_deadline_s` after it was submitted; what did not arrive is reported as failed blocks, which vLLM
+recomputes. A save is best effort: at most `max_held_blocks` device blocks are held (a single segment that is larger
+goes alone), what is beyond is dropped. So is what waits behind a tier that does not come to an end (`STALLED_S`), and
+what waits while a request needs its blocks (`drop_waiting_saves`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from deployments.protocol.kv_port import KVPort, PlannedLoad, SaveGrant
+from deployments.transfer.jobs import LoadJob, LoadTime, SaveJob, TransferCounters
+from deployments.transfer.layerwise_save import StepDiscardedError
+from deployments.transfer.layerwise_streams import HostStreams
+from kvmanager.loading.load_rates import Sample
+from kvmanager.segments.format import SegmentMismatch
+from kvmanager.segments.spans import SegmentSpan
+
+if TYPE_CHECKING:
+    from deployments.transfer.layerwise_streams import TransferStreams
+    from deployments.transfer.segment_copy import SegmentCopier
+
+__all__ = ["KVTransfer", "LoadJob", "SaveJob", "TransferCounters"]
+
+logger = logging.getLogger(__name__)
+
+STALLED_S = 5.0
+"""A tier that takes so long for one save is taken to hang: the blocks of those behind it are needed elsewhere."""
+LOAD_THREADS = 4
+"""So many loads may wait for a tier at once. Copying is short beside waiting, so more than the cores is right."""
+
+
+class KVTransfer:
+    """Runs the transfer threads. `submit_load`, `submit_save` and the `take_*` methods belong to the engine thread."""
+
+    def __init__(
+        self,
+        copier: SegmentCopier,
+        port: KVPort,
+        max_held_blocks: int,
+        load_deadline_s: float,
+        on_rate: Callable[[Sample], None] = lambda sample: None,
+        on_load_end: Callable[[], None] = lambda: None,
+        streams: TransferStreams | None = None,
+    ) -> None:
+        """`on_rate` hears, from any load thread, what the port is told of how long loads took.
+
+        `on_load_end` is called, from any load thread, when a request's load is in `take_finished_loads`. `streams`: on
+        which loads are written; none for a cache in host memory.
+        """
+        self._on_rate = on_rate
+        self._on_load_end = on_load_end
+        self._streams: TransferStreams = streams or HostStreams()
+        self.counters = TransferCounters()
+        self._load_deadline_s = load_deadline_s
+        self._copier = copier
+        self._port = port
+        self._max_held_blocks = max_held_blocks
+        self._held_blocks = 0
+        self._loads_under_way = 0
+        self._storing_since = math.inf
+        self._has_dropped = False
+        self._lock = threading.Lock()
+        self._finished: set[str] = set()
+        self._failed_blocks: set[int] = set()
+        self._loads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run_loads, name=f"crosskv-load-{number}", daemon=True)
+            for number in range(LOAD_THREADS)
+        ]
+        self._threads.append(threading.Thread(target=self._run_saves, name="crosskv-save", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def submit_load(self, job: LoadJob, deadline: float = math.inf) -> None:
+        """Start a load, which ends before `deadline` too (on `time.monotonic`'s clock).
+
+        The job's blocks must not be read or reused until its request is in `take_finished_loads`, or `on_end` called.
+        """
+        deadline = min(deadline, time.monotonic() + self._load_deadline_s)
+        self._submit(partial(self._run_load, job, deadline, self._streams.mark_compute()))
+
+    def submit_layerwise(self, run: Callable[[KVPort], None]) -> None:
+        """Have a load thread run a layerwise load (`deployments.transfer.layerwise_load`), which ends by itself.
+
+        The engine's step waits for it: only when `has_idle_loader`, so that it waits for no other load.
+        """
+        self._submit(partial(run, self._port))
+
+    @property
+    def has_idle_loader(self) -> bool:
+        """Whether a load that is submitted now begins at once."""
+        return self._loads_under_way < LOAD_THREADS
+
+    def _submit(self, run: Callable[[], None]) -> None:
+        with self._lock:
+            self._loads_under_way += 1
+        self._loads.put(run)
+
+    def note_layerwise(self, job: LoadJob, nbytes: int, seconds: float, arrived: int) -> None:
+        """A layerwise load has ended: of `job` everything before block `arrived` is there.
+
+        `nbytes` have arrived, in `seconds`; 0: not all of it.
+        """
+        tiers = {load.tier for load in job.loads}
+        if seconds and len(tiers) == 1:
+            tokens = len(job.block_ids) * self._copier.layout.block_size
+            self._report_rate(("load", tiers.pop(), tokens, nbytes, seconds))
+        with self._lock:
+            self.counters.loads_layerwise += 1
+            self.counters.loads_failed += arrived < job.first_block + len(job.block_ids)
+            self.counters.segments_loaded += sum(load.start_block < arrived for load in job.loads)
+            self.counters.bytes_loaded += nbytes
+        self._port.release(job.lease_id)
+
+    def note_mismatch(self, load: PlannedLoad, mismatch: SegmentMismatch) -> None:
+        """A segment is not what was stored. From any load thread."""
+        reason = str(mismatch.reason)
+        with self._lock:
+            self.counters.mismatches[reason] = self.counters.mismatches.get(reason, 0) + 1
+        logger.warning("segment %s is not what was stored (%s); recomputing", load.key.hex()[:16], reason)
+        self._port.report_bad(load, reason)
+
+    def sealed_bytes(self, block_ids: Sequence[Sequence[int]]) -> int:
+        """Host memory that a save of these segments takes."""
+        return sum(self._copier.sealed_bytes(len(ids)) for ids in block_ids)
+
+    def submit_save(self, job: SaveJob) -> bool:
+        """Start a save of blocks that the caller holds until `give_back`; False: over the limit, not started.
+
+        Not either while a save before it has been at its tier for `STALLED_S`; what waits is dropped then.
+        """
+        if time.monotonic() - self._storing_since > STALLED_S:
+            self.drop_waiting_saves()
+            return False
+        with self._lock:
+            goes_alone = not self._held_blocks and len(job.spans) == 1
+            if not goes_alone and self._held_blocks + job.num_blocks > self._max_held_blocks:
+                return False
+            self._held_blocks += job.num_blocks
+        self._saves.put(job)
+        return True
+
+    def segments_that_fit(self, block_ids: Sequence[Sequence[int]]) -> int:
+        """How many of the first segments a save may hold now; one at least where nothing is held."""
+        with self._lock:
+            room = self._max_held_blocks - self._held_blocks
+            alone = not self._held_blocks
+        fit = 0
+        for ids in block_ids:
+            room -= len(ids)
+            if room < 0 and not (alone and fit == 0):
+                break
+            fit += 1
+        return fit
+
+    def drop_waiting_saves(self) -> None:
+        """Give the blocks of all saves back that have not begun: a request needs them. Any thread."""
+        dropped: list[SaveJob] = []
+        with contextlib.suppress(queue.Empty):
+            while (job := self._saves.get_nowait()) is not None:
+                dropped.append(job)
+            self._saves.put(None)  # the thread shall end, as it was told
+        for job in dropped:
+            with self._lock:
+                self._held_blocks -= job.num_blocks
+                self.counters.saves_dropped += len(job.spans)
+            job.give_back()
+            job.on_end(None)
+        if any(job.spans for job in dropped) and not self._has_dropped:
+            self._has_dropped = True
+            logger.warning("saves are dropped: a tier hangs, or a request needs their blocks (counted, logged once)")
+
+    def count_dropped(self, segments: int) -> None:
+        """Note segments that will not be saved, because too many blocks were held when their request ended."""
+        with self._lock:
+            self.counters.saves_dropped += segments
+
+    def take_finished_loads(self) -> set[str]:
+        """Requests whose load has ended since the last call, well or not. Take failed blocks *after* this."""
+        with self._lock:
+            finished, self._finished = self._finished, set()
+            return finished
+
+    def take_failed_blocks(self) -> set[int]:
+        """Device blocks whose KV did not arrive, since the last call."""
+        with self._lock:
+            failed, self._failed_blocks = self._failed_blocks, set()
+            return failed
+
+    def is_idle(self) -> bool:
+        """Whether no save holds a block."""
+        with self._lock:
+            return self._held_blocks == 0
+
+    def close(self) -> None:
+        """End the threads after what they are doing now."""
+        for _ in range(LOAD_THREADS):
+            self._loads.put(None)
+        self._saves.put(None)
+        for thread in self._threads:
+            thread.join(5.0)
+
+    def _run_loads(self) -> None:
+        while (run := self._loads.get()) is not None:
+            try:
+                run()
+            except Exception:
+                logger.exception("a load ended in an error; its thread goes on")
+            with self._lock:
+                self._loads_under_way -= 1
+
+    def _run_load(self, job: LoadJob, deadline: float, computed: Any) -> None:
+        arrived = job.first_block
+        try:
+            arrived = self._load(job, deadline, computed)
+        except Exception:
+            logger.exception("load of %s failed; its tokens are recomputed", job.request_id)
+        failed = set(job.block_ids[arrived - job.first_block :])
+        with self._lock:
+            self.counters.loads_failed += bool(failed)
+            if job.on_end is None:
+                self._failed_blocks |= failed
+                self._finished.add(job.request_id)
+        if job.on_end is None:
+            self._on_load_end()
+            self._port.release(job.lease_id)
+        else:
+            job.on_end(arrived)
+
+    def _load(self, job: LoadJob, deadline: float, computed: Any) -> int:
+        """Write the job's segments in order; return the first sequence block that did not arrive.
+
+        `computed` marks what may still read the blocks. What is written has arrived when the device says so: the
+        engine's next step may run on any stream.
+        """
+        arrived = job.first_block
+        took: dict[str, LoadTime] = {}
+        last = time.monotonic()
+        end = job.first_block + len(job.block_ids)
+        for load, sealed in zip(job.loads, self._port.fetch(job.loads, deadline), strict=False):
+            if sealed is None:
+                break
+            upto = min(load.end_block, end)
+            wanted = job.block_ids[arrived - job.first_block : upto - job.first_block]
+            try:
+                with self._streams.loading(computed):
+                    self._copier.write(sealed, load.key, load.num_blocks, arrived - load.start_block, wanted)
+                self._streams.await_loads()
+            except SegmentMismatch as mismatch:
+                self.note_mismatch(load, mismatch)
+                break
+            now = time.monotonic()
+            took.setdefault(load.tier, LoadTime()).add(upto - arrived, load.nbytes, now - last)
+            arrived, last = upto, now
+            with self._lock:
+                self.counters.segments_loaded += 1
+                self.counters.bytes_loaded += len(sealed)
+            if job.pace is not None and not job.pace.arrived(now):
+                break
+        for tier, time_of in took.items():
+            tokens = time_of.blocks * self._copier.layout.block_size
+            self._report_rate(("load", tier, tokens, time_of.nbytes, time_of.seconds))
+        return arrived
+
+    def _report_rate(self, sample: Sample) -> None:
+        self._port.report_rate(sample)
+        self._on_rate(sample)
+
+    def _run_saves(self) -> None:
+        while (job := self._saves.get()) is not None:
+            copied: list[tuple[SegmentSpan, Any]] = []
+            grant: SaveGrant | None = None
+            try:
+                grant = self._port.offer(job.spans, [self._copier.sealed_bytes(len(ids)) for ids in job.block_ids])
+                if grant is not None:
+                    copied = self._copy(job, grant)
+            except StepDiscardedError:
+                copied.clear()
+            except Exception:
+                logger.exception("a save failed")
+                copied.clear()
+            finally:
+                with self._lock:
+                    self._held_blocks -= job.num_blocks
+                job.give_back()
+            kept = 0
+            self._storing_since = time.monotonic()
+            try:
+                if grant is not None:
+                    kept = self._port.store(grant, copied)
+            except Exception:
+                logger.exception("a save failed")
+            finally:
+                self._storing_since = math.inf
+            wanted = len(job.spans) if grant is None else len(grant.keys)
+            with self._lock:
+                self.counters.saves_dropped += wanted - kept
+                self.counters.segments_saved += kept
+                self.counters.bytes_saved += sum(buffer.nbytes for _, buffer in copied[:kept])
+            job.on_end(None if grant is None or len(copied) < len(grant.keys) else kept)
+
+    def _copy(self, job: SaveJob, grant: SaveGrant) -> list[tuple[SegmentSpan, Any]]:
+        """The granted segments, sealed. Raises StepDiscardedError when the step that computes them does not count."""
+        granted = [each for each in zip(job.spans, job.block_ids, strict=True) if each[0].key in grant.keys]
+        if job.pace is None:
+            return [(span, self._copier.read(span, ids, job.fidelity)) for span, ids in granted]
+        reads = [self._copier.begin_read(span, ids, job.fidelity) for span, ids in granted]
+        job.pace.copy(reads)
+        return [(span, read.finish()) for (span, _), read in zip(granted, reads, strict=True)]
