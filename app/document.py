@@ -1,7 +1,7 @@
 """Writes the routes into docs/guide/http_api.md: `python -m app.document`; with `--check` it only compares.
 
 What stands above the page's marker is written by hand; what follows is made of the OpenAPI description
-(`app.openapi_schema`). Loads vLLM and the demo model's tokenizer: some ten seconds, no weights, no Ray.
+(`app.openai.openapi_schema`). Loads vLLM and the demo model's tokenizer: some ten seconds, no weights, no Ray.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from http import HTTPStatus
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, cast
 
-from app.replica_handle import Backend
+from app.backend.protocols import Backend
 from configs.model_folder import PROJECT_ROOT
 from configs.settings import load_settings
 from deployments.engine.engine_args import engine_args, engine_environment
 from kvmanager.segments.server_secret import SECRET_BYTES, ServerSecret
 
 if TYPE_CHECKING:
-    from app.openapi_schema import RouteField
+    from app.openai.openapi_schema import RouteField
 
 PAGE = PROJECT_ROOT / "docs" / "guide" / "http_api.md"
 MARKER = "<!-- Written by `python -m app.document` from here on. The routes in app/ say what stands below. -->\n"
@@ -36,7 +36,7 @@ _PROMPT = "| *a prompt* | required | See [Naming a prompt](#naming-a-prompt). |"
 
 
 def http_api_page(written_by_hand: str, schema: dict[str, Any]) -> str:
-    """The page as it has to be, below a head that is kept as it is. `schema`: `app.openapi_schema.describe`."""
+    """The page as it has to be, below a head that is kept as it is. `schema`: `app.openai.openapi_schema.describe`."""
     return "\n".join([written_by_hand + MARKER, *_routes(schema)])
 
 
@@ -57,9 +57,9 @@ def _description() -> dict[str, Any]:
     """The server's OpenAPI description, with the default settings. Nothing behind the ingress is there."""
     settings = load_settings({})
     os.environ.update(engine_environment(settings), HF_HUB_OFFLINE="1")
-    from app.auth import METRICS, OPEN_PATHS
+    from app.gate.auth import METRICS, OPEN_PATHS
     from app.ingress import create_app, frontend_config
-    from app.openapi_schema import describe
+    from app.openai.openapi_schema import describe
 
     nobody = cast(Any, None)
     backend = Backend(nobody, nobody, nobody)
@@ -69,8 +69,8 @@ def _description() -> dict[str, Any]:
 
 
 def _routes(schema: dict[str, Any]) -> Iterator[str]:
-    from app.openapi_schema import routes
-    from app.prompt_choice import PromptChoice
+    from app.control.prompt_param import PromptChoice
+    from app.openai.openapi_schema import routes
 
     left = routes(schema)
     for title, prefixes in _GROUPS:

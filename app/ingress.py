@@ -19,25 +19,29 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.renderers import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 
-from app import control_api, kv_moves, layerwise_api, openai_api, openapi_schema
-from app.admission import AdmissionQueue
-from app.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
-from app.body_limit import BodyLimitMiddleware
-from app.constraint_pool import ConstraintPool
-from app.control_api import control_router
-from app.engine_client import HandleEngineClient
-from app.errors import DefectMiddleware, RetryAfterMiddleware, answer_router_error
-from app.fidelity import FidelityRule
-from app.health import health_router
-from app.kv_moves import moves_router
-from app.metrics import IngressMetrics, MetricsMiddleware, PartsMetrics, metrics_router
-from app.openai_api import add_openai_routes
-from app.prompt_keys import PromptKeys
-from app.rate_limits import RateLimitMiddleware, RateLimits
-from app.replica_handle import Backend
-from app.request_context import RequestContextMiddleware, RequestLimits
-from app.suspects import Suspects
-from app.user_text import keep_user_text
+from app.backend.health import health_router
+from app.backend.protocols import Backend
+from app.control import api as control_api
+from app.control import layerwise as layerwise_api
+from app.control import moves as kv_moves
+from app.control.api import control_router
+from app.control.moves import moves_router
+from app.gate.admission import AdmissionQueue
+from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
+from app.gate.body_limit import BodyLimitMiddleware
+from app.gate.errors import DefectMiddleware, RetryAfterMiddleware, answer_router_error
+from app.gate.rate_limits import RateLimitMiddleware, RateLimits
+from app.gate.request_context import RequestContextMiddleware, RequestLimits
+from app.metrics.ingress import IngressMetrics, MetricsMiddleware, PartsMetrics, metrics_router
+from app.openai import api as openai_api
+from app.openai import openapi_schema
+from app.openai.api import add_openai_routes
+from app.openai.constraint_pool import ConstraintPool
+from app.openai.engine_client import HandleEngineClient
+from app.openai.fidelity import FidelityRule
+from app.openai.prompt_keys import PromptKeys
+from app.openai.suspects import Suspects
+from app.openai.user_text import keep_user_text
 from configs.settings import Settings
 from kvmanager.segments.server_secret import ServerSecret
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from vllm.config import VllmConfig
 
-    from app.replica_handle import Backend
+    from app.backend.protocols import Backend
 
 
 @serve.ingress()
@@ -36,8 +36,8 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once, on the replica's event loop, after the constructor."""
-        from app.auth import is_loopback
-        from app.bound_host import require_guarded, serve_host
+        from app.gate.auth import is_loopback
+        from app.gate.bound_host import require_guarded, serve_host
         from app.ingress import create_app, frontend_config
 
         settings, host = self._settings, await serve_host()
@@ -50,8 +50,8 @@ class Ingress:
 
 def backend_as_shared(replicas: DeploymentHandle, app_name: str, settings: Settings, config: VllmConfig) -> Backend:
     """The backend; where the model cannot be identified, one without shared KV, whose health says why."""
-    from app.health import with_part
-    from app.serve_backend import serve_backend
+    from app.backend.health import with_part
+    from app.backend.serve import serve_backend
 
     why = why_not_shared(config) if settings.kv.enabled else None
     if why is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from app.bound_host import require_guarded
+from app.gate.bound_host import require_guarded
 from app.launch.memory import check_memory, shared_memory_warning
 from app.launch.run_folder import run_folder
 from configs.presets import find_preset

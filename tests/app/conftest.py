@@ -23,8 +23,8 @@ from fake_backend import FakeReplicas, backend
 from ingress_server import Server, engine_args, serve
 from vllm.config import VllmConfig
 
+from app.backend.protocols import Backend
 from app.ingress import frontend_config
-from app.replica_handle import Backend
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
-from app.replica_handle import Backend, HealthReport
+from app.backend.protocols import Backend, HealthReport
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 
 Script = Callable[[GenerateRequest], AsyncIterator[RequestOutput]]

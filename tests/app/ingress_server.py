@@ -15,8 +15,8 @@ from fake_backend import FakeReplicas
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
+from app.backend.protocols import Backend
 from app.ingress import create_app
-from app.replica_handle import Backend
 from configs.settings import Settings, load_settings
 from kvmanager.segments.server_secret import ServerSecret
 

@@ -10,8 +10,8 @@ import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
 from ingress_server import CHAT, COMPLETION, FINGERPRINT, SECRET, settings_with
 
-from app.auth import ApiKeys, Caller
-from app.prompt_keys import PromptKeys
+from app.gate.auth import ApiKeys, Caller
+from app.openai.prompt_keys import PromptKeys
 from kvmanager.segments import keys
 
 TENANTS = {"key-a": "alice", "key-b": "bob"}

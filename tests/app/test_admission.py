@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from ingress_server import COMPLETION
 from vllm.exceptions import VLLMValidationError
 
-from app.admission import AdmissionQueue, Ticket
-from app.errors import OverloadedError
+from app.gate.admission import AdmissionQueue, Ticket
+from app.gate.errors import OverloadedError
 from configs.settings import load_settings
 
 

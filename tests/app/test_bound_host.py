@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from app.auth import from_this_machine
-from app.bound_host import require_guarded, serve_host
+from app.gate.auth import from_this_machine
+from app.gate.bound_host import require_guarded, serve_host
 from configs.settings import SettingsError, load_settings
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test

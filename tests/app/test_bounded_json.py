@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.bounded_json import DEEPEST, LONGEST_NUMBER, RefusedJsonError, read_json
+from app.gate.bounded_json import DEEPEST, LONGEST_NUMBER, RefusedJsonError, read_json
 
 MOST = 1000
 MEBIBYTE = 1 << 20

@@ -12,8 +12,8 @@ from fake_backend import FakeControl, FakeReplicas, backend
 from ingress_server import CHAT, COMPLETION, CONTEXT
 from vllm.exceptions import VLLMValidationError
 
-from app.body_limit import MOST_HEADER_BYTES, MOST_PATH_BYTES, BodyLimitMiddleware
-from app.request_bounds import MOST_MESSAGES, RequestBounds
+from app.gate.body_limit import MOST_HEADER_BYTES, MOST_PATH_BYTES, BodyLimitMiddleware
+from app.gate.request_bounds import MOST_MESSAGES, RequestBounds
 
 TOO_MANY = [5] * (CONTEXT + 1)
 TOO_LONG = "x " * 2 * CONTEXT

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.manager_metrics import manager_metrics_text
+from app.metrics.manager import manager_metrics_text
 from deployments.cpu_tier import codec_reports
 from deployments.cpu_tier.codec_reports import CodecReports
 from deployments.segment_store.codec_meter import CodecMeter, added_up

@@ -12,9 +12,9 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
-from app.constraint_pool import MOST_WAITING, ConstraintPool
-from app.constraint_worker import TOO_LONG, Verdict
-from app.errors import OverloadedError
+from app.gate.errors import OverloadedError
+from app.openai.constraint_pool import MOST_WAITING, ConstraintPool
+from app.openai.constraint_worker import TOO_LONG, Verdict
 
 SIMPLE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.fair_line import FairLine
-from app.fair_shares import FairShares
+from app.gate.fair_line import FairLine
+from app.gate.fair_shares import FairShares
 
 TENANTS = ("a", "b", "c")
 STEPS = st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(-6, 6)), max_size=80)

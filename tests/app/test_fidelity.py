@@ -15,8 +15,8 @@ from fake_backend import FakeControl, FakeReplicas, backend
 from ingress_server import CHAT, COMPLETION, CONTEXT, FINGERPRINT, MODEL, SECRET, Server, serve
 from vllm.config import VllmConfig
 
-from app.fidelity import FidelityRule
-from app.prompt_keys import PromptKeys
+from app.openai.fidelity import FidelityRule
+from app.openai.prompt_keys import PromptKeys
 from configs.settings import SettingsError, load_settings
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments import keys

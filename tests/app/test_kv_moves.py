@@ -108,7 +108,7 @@ def test_jobs_belong_to_their_tenant(start):
 
 
 def test_more_jobs_than_may_run_are_429_and_the_front_goes_on(start, monkeypatch):
-    monkeypatch.setattr("app.kv_jobs.MOST_RUNNING", 1)
+    monkeypatch.setattr("app.control.jobs.MOST_RUNNING", 1)
     server = start(behind=backend(FakeReplicas(), FakeControl(obeys=asyncio.Event())))
     with server.http() as client:
         body = {**TOKENS, "replica": 0}
@@ -120,7 +120,7 @@ def test_more_jobs_than_may_run_are_429_and_the_front_goes_on(start, monkeypatch
 
 
 def test_old_jobs_are_forgotten(start, monkeypatch):
-    monkeypatch.setattr("app.kv_jobs.MOST_KEPT", 2)
+    monkeypatch.setattr("app.control.jobs.MOST_KEPT", 2)
     server = start(behind=backend(FakeReplicas(), FakeControl()))
     with server.http() as client:
         urls = []

@@ -10,8 +10,8 @@ import pytest
 from fake_backend import FakeReplicas, speak
 from ingress_server import COMPLETION
 
-from app import engine_client
-from app.prompt_keys import PromptKeys
+from app.openai import engine_client
+from app.openai.prompt_keys import PromptKeys
 from deployments.protocol.wire import GenerateRequest
 
 

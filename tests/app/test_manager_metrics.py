@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.manager_metrics import manager_metrics_text
+from app.metrics.manager import manager_metrics_text
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager

@@ -9,7 +9,7 @@ from fastapi.routing import APIRoute
 from ingress_server import FINGERPRINT, SECRET, settings_with
 
 from app import document
-from app.auth import METRICS, OPEN_PATHS
+from app.gate.auth import METRICS, OPEN_PATHS
 from app.ingress import create_app
 
 

@@ -11,9 +11,10 @@ from ingress_server import CHAT, COMPLETION, FINGERPRINT, SECRET
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from app import health, metrics
-from app.admission import AdmissionQueue
-from app.replica_handle import HealthReport
+from app.backend import health
+from app.backend.protocols import HealthReport
+from app.gate.admission import AdmissionQueue
+from app.metrics import ingress as metrics
 from kvmanager.segments import keys
 
 

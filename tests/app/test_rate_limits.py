@@ -10,8 +10,8 @@ from fake_backend import FakeReplicas, fail_with
 from ingress_server import CHAT, COMPLETION, settings_with, wait_until
 from vllm.exceptions import VLLMValidationError
 
-from app.errors import OverloadedError
-from app.rate_limits import RateLimits, Spend, duration
+from app.gate.errors import OverloadedError
+from app.gate.rate_limits import RateLimits, Spend, duration
 
 KEYS = {"api_keys": {"key-a": "alice", "key-b": "bob"}}
 

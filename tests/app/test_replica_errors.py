@@ -17,7 +17,7 @@ from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from vllm.exceptions import GenerationError, VLLMValidationError
 
-from app.replica_errors import translate
+from app.backend.replica_errors import translate
 from deployments.engine.step_witness import EngineDiedError
 
 SECRET = "/srv/secret/engine.py"

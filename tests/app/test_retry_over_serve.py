@@ -19,12 +19,12 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from app.admission import AdmissionQueue
-from app.attempts import Attempts
-from app.metrics import IngressMetrics
-from app.replica_errors import replica_gone
-from app.serve_backend import ServeReplicas
-from app.suspects import Suspects
+from app.backend.replica_errors import replica_gone
+from app.backend.serve import ServeReplicas
+from app.gate.admission import AdmissionQueue
+from app.metrics.ingress import IngressMetrics
+from app.openai.retries import Attempts
+from app.openai.suspects import Suspects
 from configs.settings import load_settings
 from deployments.protocol.wire import GenerateRequest
 from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions

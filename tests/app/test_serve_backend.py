@@ -12,11 +12,11 @@ from ray.core.generated.gcs_pb2 import ActorTableData
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve.context import _get_serve_request_context, _RequestContext, _serve_request_context
 
-from app import serve_backend as backend_module
-from app.errors import UnavailableError
-from app.parts_watch import SILENT_S, PartsWatch, health_probe
-from app.replica_handle import HealthReport
-from app.serve_backend import ServeReplicas, outside_http_request, serve_backend
+from app.backend import serve as backend_module
+from app.backend.parts_watch import SILENT_S, PartsWatch, health_probe
+from app.backend.protocols import HealthReport
+from app.backend.serve import ServeReplicas, outside_http_request, serve_backend
+from app.gate.errors import UnavailableError
 from configs.settings import load_settings
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.protocol.wire import GenerateRequest, PinnedCall

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app import serve_backend
-from app.replica_handle import Backend, HealthReport
+from app.backend import serve as serve_backend
+from app.backend.protocols import Backend, HealthReport
 from app.serve_ingress import backend_as_shared
 from configs.settings import Settings, load_settings
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from app.suspects import MOST, MOST_DEATHS, SETTLE_S, TRIAL_S, Suspects, Turn, Verdict
+from app.openai.suspects import MOST, MOST_DEATHS, SETTLE_S, TRIAL_S, Suspects, Turn, Verdict
 
 REFUSE_S = 600.0
 PLAIN = (0, 10)

@@ -11,8 +11,8 @@ from fake_backend import FakeControl, FakeReplicas, backend
 from ingress_server import CHAT, SECRET, Server, wait_until
 from starlette.datastructures import Headers
 
-from app import kv_jobs
-from app.auth import from_this_machine, is_loopback, route_path
+from app.control import jobs as kv_jobs
+from app.gate.auth import from_this_machine, is_loopback, route_path
 from kvmanager.segments.keys import tenant_tag
 
 KEYS = {"key-a": "alice", "key-b": "bob", "key-o": {"tenant": "ops", "admin": True}}

@@ -22,8 +22,8 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.input_processor import InputProcessor
 
-from app.engine_client import HandleEngineClient
-from app.openai_api import ChatServing, CompletionServing
+from app.openai.api import ChatServing, CompletionServing
+from app.openai.engine_client import HandleEngineClient
 
 
 def parameters(function: object) -> set[str]:

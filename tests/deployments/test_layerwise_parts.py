@@ -14,9 +14,9 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from app.admission import AdmissionQueue
-from app.layerwise_api import layer_times
-from app.metrics import IngressMetrics, PartsMetrics
+from app.control.layerwise import layer_times
+from app.gate.admission import AdmissionQueue
+from app.metrics.ingress import IngressMetrics, PartsMetrics
 from configs.layerwise_section import LayerwiseSettings
 from configs.settings import SettingsError, load_settings
 from deployments.engine.wiring import layerwise_buffer_bytes

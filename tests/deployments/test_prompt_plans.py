@@ -12,8 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from vllm import SamplingParams
 
-from app.metrics import IngressMetrics
-from app.usage import RequestKVUsage, prompt_usage
+from app.metrics.ingress import IngressMetrics
+from app.metrics.usage import RequestKVUsage, prompt_usage
 from deployments.protocol.kv_port import PlanDict, PlanExpectation
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from deployments.replica.prompt_plans import COMPUTED_WHOLE, LOAD_FAILED, NO_PLAN, SHORT, PromptPlans

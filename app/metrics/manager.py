@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from app.codec_metrics import codec_families
+from app.metrics.codecs import codec_families
 
 _INDEX_GAUGES = {
     "nodes": "Segments that the index knows, ghosts included.",

@@ -1,6 +1,6 @@
 """The control API: where a prompt's KV lies, the cache's figures, and clearing tiers.
 
-A tenant sees and changes its own share; an administrator's key is about all tenants together (`app.auth`).
+A tenant sees and changes its own share; an administrator's key is about all tenants together (`app.gate.auth`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from app.auth import require_owner
-from app.errors import OverloadedError, UnavailableError
-from app.fidelity import read_fidelity
-from app.json_route import JsonRoute
-from app.prompt_choice import PromptChoice
-from app.prompt_keys import PromptKeys
-from app.replica_handle import ControlPlane
-from app.request_bounds import RequestBounds
-from app.request_context import current_request
+from app.backend.protocols import ControlPlane
+from app.control.prompt_param import PromptChoice
+from app.gate.auth import require_owner
+from app.gate.errors import OverloadedError, UnavailableError
+from app.gate.json_route import JsonRoute
+from app.gate.request_bounds import RequestBounds
+from app.gate.request_context import current_request
+from app.openai.fidelity import read_fidelity
+from app.openai.prompt_keys import PromptKeys
 
 logger = logging.getLogger(__name__)
 

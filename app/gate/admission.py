@@ -4,9 +4,10 @@ Invariants:
 
 * turns take no more than `max_ongoing` places, and no more than `max_ongoing + max_queued` answers are admitted;
 * a request is refused (`OverloadedError`, 429) before its response starts, never after, and never once admitted;
-* a tenant finds room up to its slice, whatever the others do (`app.fair_shares`), among those admitted and those whose
+* a tenant finds room up to its slice, whatever the others do (`app.gate.fair_shares`), among those admitted and those
+whose
   turn it is;
-* turns go round over the tenants; within one they are given in the order of asking (`app.fair_line`);
+* turns go round over the tenants; within one they are given in the order of asking (`app.gate.fair_line`);
 * a ticket that is closed, or a waiting caller that is cancelled, frees its room at once.
 
 Everything runs on the ingress's event loop; nothing here is thread-safe.
@@ -21,9 +22,9 @@ from dataclasses import dataclass
 
 from vllm.exceptions import VLLMValidationError
 
-from app.errors import OverloadedError
-from app.fair_line import FairLine
-from app.fair_shares import FairShares
+from app.gate.errors import OverloadedError
+from app.gate.fair_line import FairLine
+from app.gate.fair_shares import FairShares
 from configs.settings import Settings
 
 TURN_SLICE_SHARE = 0.25

@@ -15,8 +15,8 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 
-from app.request_bounds import RequestBounds
-from app.request_context import current_request
+from app.gate.request_bounds import RequestBounds
+from app.gate.request_context import current_request
 
 logger = logging.getLogger(__name__)
 

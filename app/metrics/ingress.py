@@ -12,11 +12,11 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.admission import AdmissionQueue
-from app.constraint_worker import OUTCOMES
-from app.replica_errors import GONE_REASONS
-from app.replica_handle import MetricsSource
-from app.usage import SOURCES
+from app.backend.protocols import MetricsSource
+from app.backend.replica_errors import GONE_REASONS
+from app.gate.admission import AdmissionQueue
+from app.metrics.usage import SOURCES
+from app.openai.constraint_worker import OUTCOMES
 from deployments.protocol.wire import KVCacheUsage
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class IngressMetrics:
         )
 
     def count_constraint(self, outcome: str) -> None:
-        """A constraint has been tried (`app.constraint_worker`)."""
+        """A constraint has been tried (`app.openai.constraint_worker`)."""
         self.constraints.labels(outcome).inc()
 
     def count_refusal(self, reason: str) -> None:

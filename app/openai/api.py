@@ -43,12 +43,12 @@ from vllm.inputs import EngineInput
 from vllm.renderers.chat_utils import ConversationMessage, load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from app.engine_client import HandleEngineClient
-from app.fidelity import FIELD, read_field
-from app.json_route import JsonRoute
-from app.request_bounds import RequestBounds
-from app.request_context import RequestContext, current_request
-from app.tokenize_route import tokenize_within_context
+from app.gate.json_route import JsonRoute
+from app.gate.request_bounds import RequestBounds
+from app.gate.request_context import RequestContext, current_request
+from app.openai.engine_client import HandleEngineClient
+from app.openai.fidelity import FIELD, read_field
+from app.openai.tokenize_route import tokenize_within_context
 from configs.settings import PROJECT_ROOT, Settings
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"})

@@ -1,8 +1,9 @@
 """The process in which structured-output constraints are tried: compiled as a replica's engine will compile them.
 
 A thread that compiles a grammar cannot be ended, and a native compiler may end its whole process. So the ingress starts
-a process that runs `main` (`app.constraint_pool`). It loads vLLM and the tokenizer once and forks a child for each
-constraint. The child has a memory limit, and the kernel ends it when its time is over. No threads exist when it forks.
+a process that runs `main` (`app.openai.constraint_pool`). It loads vLLM and the tokenizer once and forks a child for
+each constraint. The child has a memory limit, and the kernel ends it when its time is over. No threads exist when it
+forks.
 
 Messages, pickled: in, `Trial`; out, once `READY`, then `Verdict`s in any order. It ends when its pipe closes.
 

@@ -1,6 +1,6 @@
 """Long work of the control API: answered 202 with a job, which is then polled.
 
-Invariants: at most `MOST_RUNNING` jobs run, shared fairly among the tenants (`app.fair_shares`); of each tenant
+Invariants: at most `MOST_RUNNING` jobs run, shared fairly among the tenants (`app.gate.fair_shares`); of each tenant
 `MOST_KEPT` or, with many tenants, its part of `MOST_KEPT_IN_ALL` are remembered, its oldest ended one is forgotten
 first; a tenant sees no other's jobs; every job ends, by its own deadline. Lives in the ingress and ends with it. One
 event loop.
@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.errors import OverloadedError
-from app.fair_shares import FairShares
+from app.gate.errors import OverloadedError
+from app.gate.fair_shares import FairShares
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,8 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
-from app.constraint_worker import FITS, READY, REFUSED, TOO_LARGE, TOO_LONG, TOO_SLOW, Trial, Verdict
-from app.errors import OverloadedError, UnavailableError
+from app.gate.errors import OverloadedError, UnavailableError
+from app.openai.constraint_worker import FITS, READY, REFUSED, TOO_LARGE, TOO_LONG, TOO_SLOW, Trial, Verdict
 from configs.settings import PROJECT_ROOT
 
 logger = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class ConstraintPool:
 
 
 class _Process:
-    """One `app.constraint_worker`, and what it still owes. `ready` is set when it can be asked, or has ended."""
+    """One `app.openai.constraint_worker`, and what it still owes. `ready` is set when it can be asked, or has ended."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self.ready = asyncio.Event()
@@ -206,7 +206,7 @@ class _Process:
 def _start(pipe: Connection) -> subprocess.Popen[bytes]:
     with contextlib.closing(pipe):
         return subprocess.Popen(
-            [sys.executable, "-c", f"from app.constraint_worker import main; main({pipe.fileno()})"],
+            [sys.executable, "-c", f"from app.openai.constraint_worker import main; main({pipe.fileno()})"],
             cwd=PROJECT_ROOT,
             stdin=subprocess.DEVNULL,
             pass_fds=[pipe.fileno()],

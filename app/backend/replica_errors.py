@@ -8,7 +8,7 @@
 | 500 | anything else, a plain `ValueError` too | a defect of ours: logged, and the client sees nothing of it |
 
 After the response has started vLLM's classes write the same error as an event into the stream. Of what means 503,
-`replica_gone` names the failures after which another replica may well answer (`app.attempts`).
+`replica_gone` names the failures after which another replica may well answer (`app.openai.retries`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException, ReplicaUn
 from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from app.errors import OverloadedError, UnavailableError
+from app.gate.errors import OverloadedError, UnavailableError
 from deployments.engine.step_witness import EngineDiedError
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import error_response
+from app.gate.errors import error_response
 
 _LONGEST_LENGTH = 18  # digits; a longer Content-Length is over any limit, and not worth converting
 MOST_PATH_BYTES = 8 * 1024

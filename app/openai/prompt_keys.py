@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.fidelity import FidelityRule
+from app.openai.fidelity import FidelityRule
 from kvmanager.segments import keys
 from kvmanager.segments.keys import EXACT, Fidelity
 from kvmanager.segments.server_secret import ServerSecret

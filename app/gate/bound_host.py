@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
-from app.auth import is_loopback
+from app.gate.auth import is_loopback
 from configs.settings import Settings, SettingsError
 
 ANSWER_S = 30.0

@@ -27,17 +27,17 @@ from vllm.renderers import BaseRenderer
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.input_processor import InputProcessor
 
-from app.admission import AdmissionQueue
-from app.attempts import Attempts
-from app.constraint_pool import ConstraintPool
-from app.errors import UnavailableError
-from app.metrics import IngressMetrics
-from app.prompt_keys import PromptKeys
-from app.replica_errors import translate
-from app.replica_handle import ReplicaHandle
-from app.request_context import PIN_HEADER, RequestContext, current_request
-from app.suspects import Suspects
-from app.usage import prompt_usage
+from app.backend.protocols import ReplicaHandle
+from app.backend.replica_errors import translate
+from app.gate.admission import AdmissionQueue
+from app.gate.errors import UnavailableError
+from app.gate.request_context import PIN_HEADER, RequestContext, current_request
+from app.metrics.ingress import IngressMetrics
+from app.metrics.usage import prompt_usage
+from app.openai.constraint_pool import ConstraintPool
+from app.openai.prompt_keys import PromptKeys
+from app.openai.retries import Attempts
+from app.openai.suspects import Suspects
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 
 _LONGEST_ID_ECHOED = 64  # characters of the client's own request id that go into ours, for reading logs
@@ -222,7 +222,8 @@ class HandleEngineClient(EngineClient):
         output.kv_transfer_params = None  # vLLM would show it to the client
 
     async def check_constraint(self, constraint: StructuredOutputsParams | None) -> None:
-        """Raise what the engine would raise for this constraint, or would be held up by (`app.constraint_pool`)."""
+        """Raise what the engine would raise for this constraint, or would be held up by
+        (`app.openai.constraint_pool`)."""
         if constraint is not None:
             context = current_request()
             try:

@@ -5,7 +5,8 @@ Invariants:
 * once an output has been yielded there is no further attempt: the client has seen it, and a second answer may differ;
 * a pinned prompt is never moved: the client asked for that replica;
 * what is the request's own fault (400), an overload (429) or a missed deadline is never tried again;
-* what may have ended its engine is tried again as `app.suspects` says: never when it is guilty, else in its turn;
+* what may have ended its engine is tried again as `app.openai.suspects` says: never when it is guilty, else in its
+turn;
 * every attempt has a request id of its own, so that an engine that only looks dead cannot confuse two, and parameters
   and progress of its own;
 * an attempt is closed, and thereby cancelled at its replica, before the next begins.
@@ -26,11 +27,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
-from app.errors import PoisonPromptError, RefusedPromptError
-from app.metrics import IngressMetrics
-from app.replica_errors import ENGINE_DEAD, PROCESS_GONE, replica_gone, witness
-from app.replica_handle import ReplicaHandle
-from app.suspects import Digest, Suspects, Turn, Verdict
+from app.backend.protocols import ReplicaHandle
+from app.backend.replica_errors import ENGINE_DEAD, PROCESS_GONE, replica_gone, witness
+from app.gate.errors import PoisonPromptError, RefusedPromptError
+from app.metrics.ingress import IngressMetrics
+from app.openai.suspects import Digest, Suspects, Turn, Verdict
 from deployments.protocol.wire import GenerateRequest, Progress
 
 logger = logging.getLogger(__name__)

@@ -1,9 +1,9 @@
 """A line in which tenants take turns: within a tenant who came first is first, among tenants each gets one in a round.
 
-A turn takes places (`app.fair_shares`): as many as the prompt has answers. Who stands at the head of its tenant's line
-and does not fit while its tenant holds nothing is *waited for*: others get no more than their slices until it fits, so
-that a large request is not overtaken for ever by small ones. Where its own tenant's turns are in the way, nobody waits
-for it. O(1) to join and leave, O(tenants in line) for a turn. Pure; not thread-safe.
+A turn takes places (`app.gate.fair_shares`): as many as the prompt has answers. Who stands at the head of its tenant's
+line and does not fit while its tenant holds nothing is *waited for*: others get no more than their slices until it
+fits, so that a large request is not overtaken for ever by small ones. Where its own tenant's turns are in the way,
+nobody waits for it. O(1) to join and leave, O(tenants in line) for a turn. Pure; not thread-safe.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Generic, TypeVar
 
-from app.fair_shares import FairShares
+from app.gate.fair_shares import FairShares
 
 T = TypeVar("T")
 

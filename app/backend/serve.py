@@ -1,4 +1,4 @@
-"""What the ingress asks of the rest (`app.replica_handle`), over a Serve handle and the KV-manager actor."""
+"""What the ingress asks of the rest (`app.backend.protocols`), over a Serve handle and the KV-manager actor."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import contextvars
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from app.errors import UnavailableError
-from app.manager_metrics import manager_metrics_text
-from app.parts_watch import PARTS_ANSWER_S, PartsWatch, health_probe
-from app.replica_errors import UNREACHABLE, replica_gone
-from app.replica_handle import Backend, MetricsSource
+from app.backend.parts_watch import PARTS_ANSWER_S, PartsWatch, health_probe
+from app.backend.protocols import Backend, MetricsSource
+from app.backend.replica_errors import UNREACHABLE, replica_gone
+from app.gate.errors import UnavailableError
+from app.metrics.manager import manager_metrics_text
 from configs.settings import Settings
 from deployments.protocol.failed_replicas import FailedReplicas
 from deployments.protocol.manager_client import ManagerClient
@@ -42,7 +42,7 @@ class ServeReplicas:
         """Of these, those that will not come back; one that could not be reached may be well."""
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
-        """Send one prompt; see `app.replica_handle.ReplicaHandle`."""
+        """Send one prompt; see `app.backend.protocols.ReplicaHandle`."""
         progress = request.progress
         progress.failed = self._failed
         outputs: Any = outside_http_request(self._handle.generate.remote, request)
@@ -80,7 +80,7 @@ class ServeReplicas:
         return None if names is None else frozenset(name for name in names if name not in self._dead)
 
     def none_left(self) -> bool:
-        """See `app.replica_handle.ReplicaHandle`."""
+        """See `app.backend.protocols.ReplicaHandle`."""
         living = self.living()
         return living is not None and not living
 
@@ -99,46 +99,46 @@ class ManagerControl:
         self._manager = manager
 
     async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
-        """See `app.replica_handle.ControlPlane`."""
+        """See `app.backend.protocols.ControlPlane`."""
         found: dict[str, Any] = await self._manager.ask("lookup", hashes, timeout_s=PARTS_ANSWER_S)
         return found
 
     async def stats(self) -> dict[str, Any]:
-        """See `app.replica_handle.ControlPlane`."""
+        """See `app.backend.protocols.ControlPlane`."""
         stats: dict[str, Any] = await self._manager.ask("stats", timeout_s=PARTS_ANSWER_S)
         return stats
 
     async def tenant_stats(self, tenant: str) -> dict[str, Any]:
-        """See `app.replica_handle.ControlPlane`."""
+        """See `app.backend.protocols.ControlPlane`."""
         stats: dict[str, Any] = await self._manager.ask("tenant_stats", tenant, timeout_s=PARTS_ANSWER_S)
         return stats
 
     async def clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
-        """See `app.replica_handle.ControlPlane`."""
+        """See `app.backend.protocols.ControlPlane`."""
         cleared: dict[str, Any] = await self._manager.ask(
             "clear", list(tiers), CLEAR_S, tenant, timeout_s=CLEAR_S + 1.0
         )
         return cleared
 
     async def pin(self, hashes: Sequence[bytes], ttl_s: float, tenant: str) -> dict[str, Any]:
-        """See `app.replica_handle.ControlPlane`."""
+        """See `app.backend.protocols.ControlPlane`."""
         answer: dict[str, Any] = await self._manager.ask("pin", hashes, ttl_s, tenant, timeout_s=PARTS_ANSWER_S)
         return answer
 
     async def unpin(self, hashes: Sequence[bytes], tenant: str) -> dict[str, Any]:
-        """See `app.replica_handle.ControlPlane`."""
+        """See `app.backend.protocols.ControlPlane`."""
         answer: dict[str, Any] = await self._manager.ask("unpin", hashes, tenant, timeout_s=PARTS_ANSWER_S)
         return answer
 
     async def prefetch(self, hashes: Sequence[bytes], replica: int, deadline_s: float) -> dict[str, Any]:
-        """See `app.replica_handle.ControlPlane`."""
+        """See `app.backend.protocols.ControlPlane`."""
         answer: dict[str, Any] = await self._manager.ask(
             "prefetch", hashes, replica, deadline_s, timeout_s=deadline_s + PARTS_ANSWER_S
         )
         return answer
 
     async def move(self, hashes: Sequence[bytes], source: int, target: int, deadline_s: float) -> dict[str, Any]:
-        """See `app.replica_handle.ControlPlane`."""
+        """See `app.backend.protocols.ControlPlane`."""
         answer: dict[str, Any] = await self._manager.ask(
             "move", hashes, source, target, deadline_s, timeout_s=deadline_s + PARTS_ANSWER_S
         )

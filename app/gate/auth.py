@@ -19,7 +19,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.exceptions import GracefulHTTPError
 
-from app.errors import error_response
+from app.gate.errors import error_response
 from configs.api_keys import DIGEST_PREFIX, ApiKey, key_digest
 
 HEALTH, METRICS = "/health", "/metrics"

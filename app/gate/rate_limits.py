@@ -20,9 +20,9 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.exceptions import VLLMValidationError
 
-from app.auth import CALLER, OPEN_PATHS, route_path
-from app.errors import OverloadedError, error_response
-from app.token_bucket import TokenBucket
+from app.gate.auth import CALLER, OPEN_PATHS, route_path
+from app.gate.errors import OverloadedError, error_response
+from app.gate.token_bucket import TokenBucket
 from configs.http_section import HTTPSettings
 
 SPEND = "crosskv.spend"

@@ -13,9 +13,9 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from app.auth import require_admin
-from app.metrics import PartsMetrics
-from app.request_context import current_request
+from app.gate.auth import require_admin
+from app.gate.request_context import current_request
+from app.metrics.ingress import PartsMetrics
 
 PATHS = frozenset({"/api/v1/layerwise/stats"})
 

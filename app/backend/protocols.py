@@ -19,8 +19,8 @@ class ReplicaHandle(Protocol):
 
         Yields vLLM's outputs as they come, in the request's own `output_kind`; `prompt_token_ids` may be None. The last
         one carries a `KVCacheUsage` in `kv_transfer_params[KV_CACHE_USAGE]`. Ray's exceptions may pass through as they
-        are (`app.replica_errors` reads them). An iterator that is not read to its end is closed (`aclose`, where it has
-        one) and `abort` is called.
+        are (`app.backend.replica_errors` reads them). An iterator that is not read to its end is closed (`aclose`,
+        where it has one) and `abort` is called.
         """
         ...
 

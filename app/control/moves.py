@@ -13,13 +13,13 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GracefulHTTPError
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from app.control_api import ask, owner_only
-from app.json_route import JsonRoute
-from app.kv_jobs import Job, Jobs
-from app.prompt_choice import PromptChoice
-from app.prompt_keys import PromptKeys
-from app.replica_handle import ControlPlane
-from app.request_context import current_request
+from app.backend.protocols import ControlPlane
+from app.control.api import ask, owner_only
+from app.control.jobs import Job, Jobs
+from app.control.prompt_param import PromptChoice
+from app.gate.json_route import JsonRoute
+from app.gate.request_context import current_request
+from app.openai.prompt_keys import PromptKeys
 
 PREFIX = "/api/v1/kv"
 PATHS = frozenset(f"{PREFIX}/{name}" for name in ("pin", "unpin", "prefetch", "move"))

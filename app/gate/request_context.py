@@ -16,11 +16,11 @@ from http import HTTPStatus
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.admission import AdmissionQueue, Ticket
-from app.auth import CALLER, Caller
-from app.errors import error_response
-from app.rate_limits import SPEND, Spend
-from app.usage import RequestKVUsage
+from app.gate.admission import AdmissionQueue, Ticket
+from app.gate.auth import CALLER, Caller
+from app.gate.errors import error_response
+from app.gate.rate_limits import SPEND, Spend
+from app.metrics.usage import RequestKVUsage
 from kvmanager.segments.keys import Fidelity
 
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
@@ -51,7 +51,7 @@ class RequestContext:
     max_tokens: int | None = None
     """Tokens of each answer at most, as the body says; None: it says nothing."""
     fidelity: Fidelity | None = None
-    """What the body asks for (`app.fidelity`); None: nothing."""
+    """What the body asks for (`app.openai.fidelity`); None: nothing."""
     arrived: float = field(default_factory=time.monotonic)
     prompts: int = 0
     """Prompts sent to the replicas so far; /v1/completions takes several in one request."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from app.replica_handle import HealthReport
+from app.backend.protocols import HealthReport
 from configs.settings import Settings
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.replica.manager_link import ORDERS_WAIT_S

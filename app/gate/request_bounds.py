@@ -18,7 +18,7 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.chat_utils import has_non_text_content
 
-from app.bounded_json import RefusedJsonError, read_json
+from app.gate.bounded_json import RefusedJsonError, read_json
 
 MOST_OTHER_VALUES = 100_000
 MOST_PROMPTS = 1024

@@ -14,9 +14,9 @@ from fastapi import APIRouter
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
-from app.admission import AdmissionQueue
-from app.replica_handle import HealthReport
-from app.request_context import current_request
+from app.backend.protocols import HealthReport
+from app.gate.admission import AdmissionQueue
+from app.gate.request_context import current_request
 
 TIMEOUT_S = 2.0
 """A probe must not hang because a part does."""

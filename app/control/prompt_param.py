@@ -13,9 +13,9 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from app.fidelity import read_field
-from app.prompt_keys import PromptKeys
-from app.request_context import current_request
+from app.gate.request_context import current_request
+from app.openai.fidelity import read_field
+from app.openai.prompt_keys import PromptKeys
 
 LARGEST_TOKEN_ID = 999_999_999
 
