@@ -166,7 +166,7 @@ def outside_http_request(call: Callable[..., Any], *args: Any) -> Any:
 
     Serve (ray 2.60.0) gives all calls that one HTTP request makes the request's internal id, and its router tells
     pending calls apart by that id: of two at once, one gets the other's replica, and one waits for ever. The id travels
-    in a context variable, so the call is made in an empty context. `tests/app/test_serve_backend.py` holds it.
+    in a context variable, so the call is made in an empty context. `tests/app/backend/test_serve_backend.py` holds it.
     """
     return contextvars.Context().run(call, *args)
 

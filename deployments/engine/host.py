@@ -11,8 +11,8 @@ Leans on vllm 0.32.0, and this module is the only one that does so for running t
 
 Stock AsyncLLM runs three processes and 1.9 GB per replica on the CPU backend; this runs one and 0.7 GB, loads faster,
 lets the KV connector speak to Ray natively, and lets us run code on the engine thread between two steps, which is the
-only place where vLLM's block pool may be touched (DESIGN §7). `tests/deployments/test_engine_host.py` holds streaming,
-concurrency, abort and engine death, and fails when one of the symbols above changes.
+only place where vLLM's block pool may be touched (DESIGN §7). `tests/deployments/engine/test_engine_host.py` holds
+streaming, concurrency, abort and engine death, and fails when one of the symbols above changes.
 """
 
 from __future__ import annotations

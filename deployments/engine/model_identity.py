@@ -5,8 +5,8 @@ changes, never wrong KV. What cannot be named is not shared (`why_not_shared`): 
 caches, and nothing is stored.
 
 Leans on vllm 0.32.0: `VllmConfig`; `vllm.envs.compile_factors`, the environment variables that change what vLLM
-computes; and the places where a model asks `max_model_len` (`_length`). `tests/deployments/test_model_identity.py`
-fails when these change.
+computes; and the places where a model asks `max_model_len` (`_length`).
+`tests/deployments/engine/test_model_identity.py` fails when these change.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Leans on vllm 0.32.0, `vllm.v1.worker.gpu_model_runner.GPUModelRunner`: `_sample
 the same step, `discard_request_mask.np` marks the rows to throw away, `input_batch.generators` maps a row to its
 generator and is the very dict that sampling reads, `requests` has each request's `output_token_ids`. The engine has
 its runner at `model_executor.driver_worker.worker.model_runner`.
-`tests/deployments/test_seeded_sampling.py` fails when one of these changes.
+`tests/deployments/engine/test_seeded_sampling.py` fails when one of these changes.
 """
 
 from __future__ import annotations

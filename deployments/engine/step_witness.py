@@ -8,7 +8,7 @@ yet, or else all. Between two steps nobody is a suspect.
 Leans on vllm 0.32.0: `Scheduler.schedule` and `requests`; `SchedulerOutput.num_scheduled_tokens`, `scheduled_new_reqs`,
 `scheduled_cached_reqs` with the tokens computed before the step; `Request.num_prompt_tokens`, `num_computed_tokens`;
 the form of the engine's request ids (`InputProcessor.assign_request_id`, `ParentRequest`).
-`tests/deployments/test_step_witness.py` holds it on a live engine.
+`tests/deployments/engine/test_step_witness.py` holds it on a live engine.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from app.launch import server as module
 from app.launch.descendants import Descendants
 from app.launch.plan import Overrides, make_plan
 from app.launch.server import Server
-from tests.launch.stub_config import write_config
+from tests.app.launch.stub_config import write_config
 
 DEAF = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('here', flush=True); time.sleep(600)"
 

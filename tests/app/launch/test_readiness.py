@@ -11,7 +11,7 @@ import pytest
 
 from app.launch.plan import Overrides, make_plan
 from app.launch.readiness import Readiness
-from tests.launch.stub_config import write_config
+from tests.app.launch.stub_config import write_config
 
 WELL: dict[str, Any] = {
     "ingress": {"state": "ok", "ongoing": 0, "waiting": 0},

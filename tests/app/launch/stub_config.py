@@ -19,7 +19,7 @@ def write_config(folder: Path, model: Path, builder: str = "build", port: int | 
             {
                 "name": "crosskv",
                 "route_prefix": "/",
-                "import_path": f"tests.launch.stub_app:{builder}",
+                "import_path": f"tests.app.launch.stub_app:{builder}",
                 "args": {"model": str(model), "replicas": 1, "kv": {"cpu_tier_bytes": "64MiB"}, **args},
             }
         ],

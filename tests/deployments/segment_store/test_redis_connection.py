@@ -243,7 +243,8 @@ def test_a_namespace_that_would_mean_something_in_a_key_is_refused(namespace: st
 
 
 def test_the_processes_that_only_move_bytes_load_neither_vllm_nor_torch() -> None:
-    code = "import sys, deployments.cpu_tier.prefetch_worker, deployments.redis_tier; print({'torch', 'vllm'} & set(sys.modules))"
+    modules = "deployments.cpu_tier.prefetch_worker, deployments.redis_tier.actor"
+    code = f"import sys, {modules}; print({{'torch', 'vllm'}} & set(sys.modules))"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == "set()\n"
 

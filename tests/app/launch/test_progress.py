@@ -6,7 +6,7 @@ from pathlib import Path
 
 from app.launch.plan import Overrides, make_plan
 from app.launch.progress import ready_text
-from tests.launch.stub_config import write_config
+from tests.app.launch.stub_config import write_config
 
 
 def test_a_key_is_shown_on_a_terminal_and_in_no_log(tmp_path: Path, model_folder: Path) -> None:

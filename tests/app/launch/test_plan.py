@@ -9,7 +9,7 @@ import pytest
 
 from app.launch.plan import Overrides, make_plan, merge
 from configs.settings import SettingsError
-from tests.launch.stub_config import free_port, write_config
+from tests.app.launch.stub_config import free_port, write_config
 
 
 def test_without_overrides_the_file_decides(tmp_path: Path, model_folder: Path) -> None:

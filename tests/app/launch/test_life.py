@@ -15,7 +15,7 @@ from app.launch import run_folder
 from app.launch.life import Life, ServerError
 from app.launch.plan import LaunchPlan, Overrides, make_plan
 from configs.settings import SettingsError
-from tests.launch.stub_config import write_config
+from tests.app.launch.stub_config import write_config
 
 
 class Asked:

@@ -23,7 +23,7 @@ import pytest
 from app.launch.cluster import TOKEN_FILE
 from app.launch.run_folder import find_launcher, run_folder
 from configs.model_folder import PROJECT_ROOT
-from tests.launch.stub_config import free_port, write_config
+from tests.app.launch.stub_config import free_port, write_config
 
 START_LIMIT_S = 180.0
 STOP_LIMIT_S = 60.0
