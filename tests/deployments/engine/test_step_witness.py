@@ -88,13 +88,13 @@ def test_a_live_engine_that_a_prompt_ends_names_it_and_not_those_that_were_decod
     make_mortal(engine.thread.core, DEADLY)
     running = [engine.start(engine.answer(prompt(160 + n, 40), greedy(2000))) for n in range(2)]
     until(lambda: engine.on_engine_thread(lambda: len(engine.scheduler.running)) == 2, "both are decoding")
-    first = engine._ids
+    last = next(engine._ids)
 
     twice = SamplingParams(n=2, temperature=0.8, max_tokens=4)
     with pytest.raises(EngineDeadError):
         engine.run(engine.answer([*prompt(180, 40), *DEADLY, 1, 2], twice))
 
-    assert engine.thread.witness.suspects() == [f"request-{first + 1}"]
+    assert engine.thread.witness.suspects() == [f"request-{last + 1}"]
     for request in running:
         with pytest.raises(EngineDeadError):
             request.result(PATIENCE_S)
