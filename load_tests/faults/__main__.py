@@ -6,36 +6,44 @@ Exit codes: 0 everything was as it must be, 1 something was wrong.
 from __future__ import annotations
 
 import contextlib
-import json
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
-from rich.table import Table
 
 from load_tests.faults.catalogue import FAULTS, started_world
 from load_tests.faults.trial import Outcome, Trials
+from load_tests.measuring import report
+from load_tests.measuring.command import EXIT_INPUT, JsonFile, out, progress_bar
 
-out = Console(stderr=True, highlight=False)
+COLUMNS = {
+    "part": "{0.part}",
+    "fault": "{0.fault}",
+    "requests": "{0.requests}",
+    "broken": "{0.broken_streams}",
+    "worst request": "{0.worst_s:.2f} s",
+    "extra": "{0.extra_s:+.2f} s",
+    "extra to first token": "{0.extra_first_token_s:+.2f} s",
+    "/health said": "{0.health_in_words}",
+    "back after": "{0.back_after_s:.1f} s",
+}
 SETTINGS = {"dtype": "float32", "http": {"debug_headers": True}}
 
 
 def main(
     only: Annotated[list[str] | None, typer.Option(help="Faults with this in their name; repeatable.")] = None,
     seed: int = 0,
-    json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Disturb a server that is started for it; takes some minutes."""
     chosen = [f for f in FAULTS if any(part in f"{f.part}: {f.name}" for part in only or [""])]
     if not chosen:
         out.print(f"no fault contains {only!r}; there are: " + ", ".join(f"{f.part}: {f.name}" for f in FAULTS))
-        raise typer.Exit(2)
+        raise typer.Exit(EXIT_INPUT)
     outcomes: list[Outcome] = []
-    with contextlib.ExitStack() as stack, Progress(console=out) as progress:
+    with contextlib.ExitStack() as stack, progress_bar() as progress:
         bar = progress.add_task("starting a server", total=len(chosen))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         trials = Trials(stack.enter_context(started_world(folder, SETTINGS)), "demo", seed)
@@ -45,29 +53,8 @@ def main(
             for problem in outcomes[-1].problems:
                 progress.print(f"[red]{fault.part} {fault.name}:[/] {escape(problem)}")
             progress.advance(bar)
-    out.print(_table(outcomes))
-    if json_file:
-        report = json.dumps([outcome.as_dict() for outcome in outcomes], indent=2)
-        print(report) if json_file == "-" else Path(json_file).write_text(report)
+    report.deliver(report.rows(COLUMNS, outcomes), [outcome.as_dict() for outcome in outcomes], json_file)
     raise typer.Exit(int(any(outcome.problems for outcome in outcomes)))
-
-
-def _table(outcomes: list[Outcome]) -> Table:
-    times = ("worst request", "extra", "extra to first token")
-    table = Table("part", "fault", "requests", "broken", *times, "/health said", "back after")
-    for o in outcomes:
-        table.add_row(
-            o.part,
-            o.fault,
-            str(o.requests),
-            str(o.broken_streams),
-            f"{o.worst_s:.2f} s",
-            f"{o.extra_s:+.2f} s",
-            f"{o.extra_first_token_s:+.2f} s",
-            "; ".join(f"{part}: {state}" for part, state in o.health_said.items()),
-            f"{o.back_after_s:.1f} s",
-        )
-    return table
 
 
 if __name__ == "__main__":

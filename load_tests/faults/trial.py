@@ -60,6 +60,11 @@ class Outcome:
         """The same, of the time to the first token."""
         return self.worst_first_token_s - self.worst_quiet_first_token_s
 
+    @property
+    def health_in_words(self) -> str:
+        """What /health said of the parts."""
+        return "; ".join(f"{part}: {state}" for part, state in self.health_said.items())
+
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {**asdict(self), "extra_s": self.extra_s, "extra_first_token_s": self.extra_first_token_s}

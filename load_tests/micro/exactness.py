@@ -13,16 +13,13 @@ import json
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
 from load_tests.harness.conversations import Plan, Turn, run
-
-out = Console(stderr=True, highlight=False)
+from load_tests.measuring import report
+from load_tests.measuring.command import JsonFile, progress_bar
 
 
 @dataclass(frozen=True)
@@ -89,23 +86,21 @@ def main(
     conversations: Annotated[int, typer.Option(min=1)] = 100,
     turns: Annotated[int, typer.Option(min=1)] = 3,
     seed: int = 0,
-    json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Exit code 1 when an answer differs in float32."""
     plan = Plan(conversations=conversations, turns=turns, seed=seed)
-    with Progress(console=out) as progress:
+    with progress_bar() as progress:
         bar = progress.add_task("conversations", total=conversations * turns)
         done = asyncio.run(run(url, model, plan, lambda: progress.advance(bar)))
         progress.add_task("plain vLLM answers the same", total=None)
         verdict = compare(done, plain_answers(done, model_folder, dtype), conversations)
-    out.print(
+    sentence = (
         f"{verdict.turns} answers, {verdict.tokens} tokens in {dtype}: {verdict.different_answers} differ; "
         f"largest logprob difference {verdict.max_logprob_difference:.2e}; "
         f"prompt tokens {verdict.prompt_tokens_by_source}"
     )
-    if json_file:
-        text = json.dumps(verdict.as_dict(), indent=2)
-        print(text) if json_file == "-" else Path(json_file).write_text(text)
+    report.deliver(sentence, verdict.as_dict(), json_file)
     raise typer.Exit(int(dtype == "float32" and verdict.different_answers > 0))
 
 

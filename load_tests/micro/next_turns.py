@@ -9,7 +9,6 @@ the turn before came from the device (`usage.kv_cache`).
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import tempfile
 from dataclasses import asdict, dataclass
@@ -19,17 +18,21 @@ from typing import Annotated, Any
 
 import httpx
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
 from load_tests.faults.streams import REQUEST_S, Stream, run_stream
 from load_tests.harness.conversations import text, tokenize
 from load_tests.harness.running_server import ServerError, started
+from load_tests.measuring import report
+from load_tests.measuring.command import JsonFile, one_sentence, progress_bar
+from load_tests.measuring.comparison import Comparison
+from load_tests.measuring.spread import percentile, ratios
+from load_tests.measuring.turns import rotated
 
-out = Console(stderr=True, highlight=False)
 MODEL = "demo"
 BLOCK_TOKENS = 32
 ARMS = ("lru", "hotness")
+SHARES = ("found_share", "device_token_share", "cpu_token_share")
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ def run_arm(arm: str, scenario: Scenario, seed: int, progress: Progress) -> dict
     """Start a server, replay on it, and return the figures. Raises ServerError."""
     with tempfile.TemporaryDirectory() as folder, started(Path(folder), scenario.settings(arm)) as server:
         turns = asyncio.run(replay(server.url, scenario, seed, progress))
-    waits = sorted(turn.first_token_s for turn in turns)
+    waits = [turn.first_token_s for turn in turns]
     known = sum(turn.known_tokens for turn in turns)
     return {
         "arm": arm,
@@ -123,35 +126,26 @@ def run_arm(arm: str, scenario: Scenario, seed: int, progress: Progress) -> dict
         "device_token_share": sum(min(turn.device_tokens, turn.known_tokens) for turn in turns) / known,
         "cpu_token_share": sum(min(turn.cpu_tokens, turn.known_tokens) for turn in turns) / known,
         "ttft_p50_s": statistics.median(waits),
-        "ttft_p90_s": waits[len(waits) * 9 // 10],
+        "ttft_p90_s": percentile(waits, 90),
     }
 
 
+def compared(rows: list[dict[str, Any]], figure: str) -> Comparison:
+    """One figure of the arms, round by round."""
+    return Comparison(figure, "", "lru", {arm: [row[figure] for row in rows if row["arm"] == arm] for arm in ARMS})
+
+
 def table(rows: list[dict[str, Any]]) -> str:
-    """The arms' means over the rounds, lowest and highest beside them, and the ratio of each round's pair."""
-    lines = [
-        "| arm | next turns found on the device | tokens from the device | from the CPU tier | TTFT p50 | p90 |",
-        "|---|---:|---:|---:|---:|---:|",
+    """Each arm's figures over the rounds, and the ratio of each round's pair."""
+    body = [
+        [arm]
+        + [compared(rows, name).spread(arm).bracketed(".2f") for name in SHARES]
+        + [f"{compared(rows, name).spread(arm).bracketed('.0f', 1e3)} ms" for name in ("ttft_p50_s", "ttft_p90_s")]
+        for arm in ARMS
     ]
-    for arm in ARMS:
-        mine = [row for row in rows if row["arm"] == arm]
-        shares = [_spread([row[name] for row in mine], "{:.2f}") for name in ("found_share", "device_token_share")]
-        shares.append(_spread([row["cpu_token_share"] for row in mine], "{:.2f}"))
-        waits = [_spread([1e3 * row[name] for row in mine], "{:.0f}") + " ms" for name in ("ttft_p50_s", "ttft_p90_s")]
-        lines.append(f"| {arm} | {' | '.join(shares + waits)} |")
-    ratios = ttft_ratios(rows)
-    return "\n".join([*lines, "", f"TTFT p50 of next turns, hotness / lru: {_spread(ratios, '{:.2f}')}"])
-
-
-def ttft_ratios(rows: list[dict[str, Any]]) -> list[float]:
-    """Of each round: median TTFT by hotness over that by recency."""
-    p50 = {(row["arm"], row["seed"]): row["ttft_p50_s"] for row in rows}
-    return [p50["hotness", seed] / p50["lru", seed] for arm, seed in p50 if arm == "lru"]
-
-
-def _spread(values: list[float], form: str) -> str:
-    mean = form.format(statistics.fmean(values))
-    return mean if len(values) == 1 else f"{mean} ({form.format(min(values))} to {form.format(max(values))})"
+    head = ["arm", "next turns found on the device", "tokens from the device", "from the CPU tier", "TTFT p50", "p90"]
+    ratio = compared(rows, "ttft_p50_s").ratio("hotness").bracketed(".2f")
+    return f"{report.table(head, body)}\n\nTTFT p50 of next turns, hotness / lru: {ratio}"
 
 
 def main(
@@ -163,7 +157,7 @@ def main(
     device_blocks: Annotated[
         int, typer.Option(min=64, help=f"Blocks of {BLOCK_TOKENS} tokens per replica.")
     ] = Scenario.device_blocks,
-    json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Start servers with each device policy in turns, and print what next turns found."""
     scenario = Scenario(
@@ -174,23 +168,15 @@ def main(
         device_blocks=device_blocks,
     )
     rows: list[dict[str, Any]] = []
-    try:
-        with Progress(console=out, transient=True) as progress:
-            bar = progress.add_task("servers", total=rounds * len(ARMS))
-            for seed in range(rounds):
-                for arm in ARMS if seed % 2 == 0 else reversed(ARMS):
-                    rows.append(run_arm(arm, scenario, seed, progress))
-                    progress.advance(bar)
-    except ServerError as error:
-        out.print(str(error), markup=False)
-        raise typer.Exit(1) from None
-    if json_file != "-":
-        print(table(rows))
-    report = json.dumps({"scenario": asdict(scenario), "runs": rows, "ttft_ratios": ttft_ratios(rows)}, indent=2)
-    if json_file == "-":
-        print(report)
-    elif json_file:
-        Path(json_file).write_text(report)
+    with one_sentence(ServerError), progress_bar() as progress:
+        bar = progress.add_task("servers", total=rounds * len(ARMS))
+        for seed in range(rounds):
+            for arm in rotated(ARMS, seed):
+                rows.append(run_arm(arm, scenario, seed, progress))
+                progress.advance(bar)
+    waits = compared(rows, "ttft_p50_s").values
+    found = {"scenario": asdict(scenario), "runs": rows, "ttft_ratios": ratios(waits["hotness"], waits["lru"])}
+    report.deliver(table(rows), found, json_file)
 
 
 if __name__ == "__main__":
