@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from deployments.engine.tracked_request import TrackedRequest
-from deployments.held_save import submit_held_save
-from deployments.transfer.layerwise_save import HostBuffer, LayerPace
+from deployments.transfer.held_save import submit_held_save
+from deployments.transfer.layerwise_save import HostBuffer, StepProgress
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.threads import KVTransfer
 from kvmanager.segments.keys import BlockHash
@@ -68,7 +68,7 @@ class RequestSaves:
         if not fit:
             return wanted
         spans, ids = spans[:fit], ids[:fit]
-        pace: LayerPace | None = None
+        pace: StepProgress | None = None
         on_end: Callable[[int | None], None] = _nobody_waits
         if in_this_step:
             buffer, nbytes = self._layerwise.buffer, self._transfer.sealed_bytes(ids)

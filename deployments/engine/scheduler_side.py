@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
-from deployments.engine.pool.block_owners import DeviceOwners
+from deployments.engine.pool.block_owners import BlockOwners
 from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
 from deployments.engine.pool.hotness_queue import HotnessQueue
 from deployments.engine.request_saves import RequestSaves
@@ -36,8 +36,8 @@ from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.kv_port import FIDELITY, PLAN, TENANT, KVPort, PlanDict, PlannedLoad
 from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
 from deployments.transfer.layerwise_step import LayerwiseStep
-from deployments.transfer.load_pace import load_pace
 from deployments.transfer.threads import KVTransfer, LoadJob
+from deployments.transfer.ttft_deadline import ttft_deadline
 from kvmanager.segments.format import EXACT
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class SchedulerSide:
         self._ttft_target_s = ttft_target_s
         self.queue: HotnessQueue | None = None
         """The pool's free blocks by hotness; None: vLLM's own order."""
-        self.owners = DeviceOwners()
+        self.owners = BlockOwners()
         """Whose the blocks of the pool are."""
         self._tracked: dict[str, TrackedRequest] = {}
 
@@ -156,7 +156,7 @@ class SchedulerSide:
         if tracked.layerwise_patience_s is None:
             pace = None
             if self._ttft_target_s is not None:
-                pace = load_pace(request, loads, first, end, self._block_size, self._ttft_target_s)
+                pace = ttft_deadline(request, loads, first, end, self._block_size, self._ttft_target_s)
             self._transfer.submit_load(replace(job, pace=pace), pace.give_up_at if pace else math.inf)
         else:
             blocks = hide_blocks(self._pool, block_ids[first:])

@@ -25,10 +25,10 @@ from vllm.v1.request import Request, RequestStatus
 from configs.settings import Settings, SettingsError
 from deployments.engine.connector import CrossKVConnector, layer_tensors
 from deployments.engine.host import EngineThread
-from deployments.engine.pool.control import DeviceControl
+from deployments.engine.pool.control import PoolControl
 from deployments.engine.pool.events import PlacementPublisher
 from deployments.engine.pool.hotness_queue import order_by_hotness, order_by_recency
-from deployments.engine.pool.pins import DevicePins
+from deployments.engine.pool.pins import PoolPins
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.port.layer_groups import group_ends
 from deployments.protocol.kv_port import KVPort
@@ -104,7 +104,7 @@ class KVReuse:
             buffer_bytes,
             saves=settings.kv.layerwise.saves(layers[0].is_cuda),
         )
-        pins = DevicePins(pool, int(pool_blocks * pin_share))
+        pins = PoolPins(pool, int(pool_blocks * pin_share))
 
         def make_room() -> None:
             pins.give_way()
@@ -128,7 +128,7 @@ class KVReuse:
         publisher = PlacementPublisher(port, self._in_pool, self._on_cleared)
         self._scheduler_side.owners = publisher.owners
         publisher.owners.find = self._scheduler_side.tenant_of_block
-        self.control = DeviceControl(
+        self.control = PoolControl(
             pool=pool,
             pins=pins,
             transfer=self.transfer,

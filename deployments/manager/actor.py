@@ -4,7 +4,7 @@ One asyncio actor, so every method below runs to its first `await` without inter
 It waits for others only where their answer is needed (evictions before an offer is granted, `clear`), never on the
 path of a plan.
 
-* Replicas register, ask for plans, offer segments, report their device pool, and long-poll `take_orders`.
+* Replicas register, ask for plans, offer segments, report their device pool, and long-poll `take_directives`.
 * Tiers register and report what they hold; evictions and demotions are sent to them.
 * The Redis tier does too; what lies in Redis is forgotten with its registration, and indexed anew by the next one.
 * Routers long-poll `deltas`.
@@ -25,15 +25,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from deployments.manager.control_orders import ControlOrders
+from deployments.manager.control import ControlOrders
 from deployments.manager.demoter import Demoter
-from deployments.manager.directive_sender import Direction
-from deployments.manager.index_garbage import IndexGarbage
+from deployments.manager.directive_sender import DirectiveSender
+from deployments.manager.gc_freeze import GcFreeze
 from deployments.manager.redis_renewer import RedisRenewer
-from deployments.manager.tier_seats import TierSeats
+from deployments.manager.replica_seat import ReplicaSeat, names_by_rank, succeeded_by
+from deployments.manager.tier_registry import TierRegistry
 from deployments.protocol.call_batches import CallBatches
 from deployments.protocol.kv_port import PlanExpectation
-from deployments.replica_seat import ReplicaSeat, names_by_rank, succeeded_by
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import Deltas, Position
 from kvmanager.index.locations import REDIS, Location, Tier
@@ -73,10 +73,10 @@ class KVManagerActor(CallBatches, ControlOrders):
         self._replicas: dict[str, ReplicaSeat] = {}
         self._ended: collections.Counter[str] = collections.Counter({"dead": 0, "hung": 0})
         self._fingerprint: bytes | None = None
-        self._seats = TierSeats(self._brain, with_redis, self._wake_pollers)
+        self._seats = TierRegistry(self._brain, with_redis, self._wake_pollers)
         self._demoter = Demoter(self._brain, self._seats)
         self._renewer = RedisRenewer(self._brain, self._seats, lambda keys: self._drop_and_evict(REDIS, keys))
-        self._direction = Direction(self._brain, self._replicas)
+        self._direction = DirectiveSender(self._brain, self._replicas)
         self._loads = LoadChoice(
             LoadMode(config.load_or_recompute),
             config.block_tokens,
@@ -84,7 +84,7 @@ class KVManagerActor(CallBatches, ControlOrders):
             config.most_load_s,
             STARTING_CREDITS,
         )
-        self._garbage = IndexGarbage()
+        self._garbage = GcFreeze()
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._order_ids = itertools.count(1)
         self._changed = asyncio.Event()
@@ -216,7 +216,9 @@ class KVManagerActor(CallBatches, ControlOrders):
         if replica in self._replicas:
             self._loads.report(time.monotonic(), replica, samples)
 
-    async def take_orders(self, replica: str, wait_s: float, rank: int | None = None) -> list[dict[str, Any]] | None:
+    async def take_directives(
+        self, replica: str, wait_s: float, rank: int | None = None
+    ) -> list[dict[str, Any]] | None:
         """The orders for a replica, as soon as there are any; None: not registered, register first.
 
         `rank`: its number now, if it says so.
@@ -239,7 +241,7 @@ class KVManagerActor(CallBatches, ControlOrders):
 
     async def acknowledge(self, order_id: int, result: Any) -> None:
         """A replica has carried out an order; the result of a directive is a dict
-        (`deployments.replica.directive_runner`)."""
+        (`deployments.engine.directive_runner`)."""
         if isinstance(result, Mapping):
             self._direction.acknowledge(order_id, result)
             return

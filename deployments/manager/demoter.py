@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 
-from deployments.manager.tier_seats import TierSeats
+from deployments.manager.tier_registry import TierRegistry
 from kvmanager.index.locations import REDIS
 from kvmanager.manager import KVManager
 from kvmanager.moves.demotions import Demotion
@@ -33,7 +33,7 @@ PAUSE_S = 2.0
 class Demoter:
     """See the module's docstring."""
 
-    def __init__(self, brain: KVManager, seats: TierSeats) -> None:
+    def __init__(self, brain: KVManager, seats: TierRegistry) -> None:
         self._brain = brain
         self._seats = seats
         self._due = asyncio.Event()

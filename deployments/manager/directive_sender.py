@@ -2,7 +2,7 @@
 
 Life of a directive: entered in the books (`kvmanager.moves.directive_ledger`) or refused → put into the replica's queue
 of orders → delivered by its long poll, unless its deadline has passed by then → carried out
-(`deployments.replica.directive_runner`) → acknowledged; or lost, when nobody has acknowledged it `GRACE_S` after its
+(`deployments.engine.directive_runner`) → acknowledged; or lost, when nobody has acknowledged it `GRACE_S` after its
 deadline.
 What a promotion loads is leased from before it is sent until it has ended. Nothing here is on a request's path, and
 nobody's request waits for it.
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from deployments.replica_seat import ReplicaSeat
+from deployments.manager.replica_seat import ReplicaSeat
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.moves.directive_ledger import Director
+from kvmanager.moves.directive_ledger import DirectiveLedger
 from kvmanager.moves.directives import DirectiveKind, Outcome
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan
@@ -48,13 +48,13 @@ class Ended:
     blocks: int = 0
 
 
-class Direction:
+class DirectiveSender:
     """See the module's docstring. `seats` are the registered replicas, by their unique names."""
 
     def __init__(self, brain: KVManager, seats: Mapping[str, ReplicaSeat]) -> None:
         self._brain = brain
         self._seats = seats
-        self._director = Director(GRACE_S)
+        self._director = DirectiveLedger(GRACE_S)
         self._waiting: dict[int, asyncio.Future[Ended]] = {}
         self._tasks: set[asyncio.Task[Ended]] = set()
         self._looked_after = 0

@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from deployments.manager.tier_seats import TierSeats
+from deployments.manager.tier_registry import TierRegistry
 from kvmanager.index.locations import REDIS
 from kvmanager.manager import KVManager
 from kvmanager.moves.directives import evict
@@ -32,7 +32,7 @@ COPY_S = 25.0
 class RedisRenewer:
     """See the module's docstring. `drop` is told of segments of Redis that are lost."""
 
-    def __init__(self, brain: KVManager, seats: TierSeats, drop: Callable[[Sequence[SegmentKey]], None]) -> None:
+    def __init__(self, brain: KVManager, seats: TierRegistry, drop: Callable[[Sequence[SegmentKey]], None]) -> None:
         self._brain = brain
         self._seats = seats
         self._drop = drop

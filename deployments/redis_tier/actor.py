@@ -33,7 +33,7 @@ import ray
 import redis
 from ray import serve
 
-from deployments.manager.tier_seats import OK
+from deployments.manager.tier_registry import OK
 from deployments.protocol.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from deployments.redis_tier.access import RedisAccess
 from deployments.redis_tier.config import RedisTierConfig, check_now

@@ -1,7 +1,7 @@
 """A replica's ear for the manager: registers with it, again with every new one, and carries out its orders.
 
 One long poll at a time, which is the replica's heartbeat too. Every order is a task of its own, so that a long one
-(a promotion) holds up neither the heartbeat nor the next order; `deployments.replica.directive_runner` keeps the
+(a promotion) holds up neither the heartbeat nor the next order; `deployments.engine.directive_runner` keeps the
 sequence.
 """
 
@@ -14,12 +14,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from deployments.port.ray_port import RayPort
+from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 
 if TYPE_CHECKING:
+    from deployments.engine.directive_runner import DirectiveRunner
     from deployments.engine.wiring import KVReuse
-    from deployments.replica.directive_runner import DeviceOrders
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ NO_CACHE = {"outcome": "refused_gone"}
 """What a replica without KV reuse answers to every directive."""
 
 
-class OrderTaker:
+class ManagerLink:
     """See the module's docstring. On the replica's event loop. Without a cache, `reuse` and the like are None.
 
     `rank` says which number the replica has now: Serve may change it.
@@ -46,9 +46,9 @@ class OrderTaker:
         rank: Callable[[], int],
         node_id: str,
         fingerprint: bytes,
-        port: RayPort | None,
+        port: ClusterPort | None,
         reuse: KVReuse | None,
-        device: DeviceOrders | None,
+        device: DirectiveRunner | None,
     ) -> None:
         self._manager = manager
         self._name = name
@@ -77,7 +77,11 @@ class OrderTaker:
         while True:
             try:
                 orders = await self._manager.ask(
-                    "take_orders", self._name, ORDERS_WAIT_S, self._rank(), timeout_s=ORDERS_WAIT_S + MANAGER_ANSWER_S
+                    "take_directives",
+                    self._name,
+                    ORDERS_WAIT_S,
+                    self._rank(),
+                    timeout_s=ORDERS_WAIT_S + MANAGER_ANSWER_S,
                 )
                 if orders is None or (self._port and self._port.untold):
                     if orders is None and refused:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from deployments.port.ray_port import RayPort
+from deployments.port.cluster_port import ClusterPort
 from deployments.transfer.threads import KVTransfer
 
 if TYPE_CHECKING:
-    from deployments.replica.directive_runner import DeviceOrders
+    from deployments.engine.directive_runner import DirectiveRunner
     from deployments.transfer.layerwise_times import LayerTimes
 
 _CIRCUIT_STATES = {"closed": 0, "half_open": 1, "open": 2}
@@ -21,7 +21,7 @@ _CIRCUIT_STATES = {"closed": 0, "half_open": 1, "open": 2}
 class TransferCollector:
     """Reads the counters when Prometheus asks; the transfer threads pay nothing for it."""
 
-    def __init__(self, replica: str, port: RayPort, transfer: KVTransfer, pool: Mapping[str, int]) -> None:
+    def __init__(self, replica: str, port: ClusterPort, transfer: KVTransfer, pool: Mapping[str, int]) -> None:
         self._replica = replica
         self._port = port
         self._transfer = transfer
@@ -67,7 +67,7 @@ class TransferCollector:
 class DirectiveCollector:
     """How directives ended at this replica, and the worst time that each kind took from the engine at once."""
 
-    def __init__(self, replica: str, device: DeviceOrders) -> None:
+    def __init__(self, replica: str, device: DirectiveRunner) -> None:
         self._replica = replica
         self._device = device
 
@@ -97,10 +97,10 @@ class DirectiveCollector:
 
 def replica_metrics_text(
     replica: str,
-    port: RayPort | None = None,
+    port: ClusterPort | None = None,
     transfer: KVTransfer | None = None,
     pool: Mapping[str, int] | None = None,
-    device: DeviceOrders | None = None,
+    device: DirectiveRunner | None = None,
     layers: LayerTimes | None = None,
 ) -> str:
     """Prometheus text. vLLM labels its metrics by engine; all replicas would say 0, so a replica label is added."""

@@ -18,7 +18,7 @@ from kvmanager.loading.short_prompts import ShortPrompts
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
-    from deployments.port.ray_port import RayPort
+    from deployments.port.cluster_port import ClusterPort
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class PromptPlan:
 class PromptPlans:
     """See the module's docstring. Without a `port` nothing is planned, and prompts have no reason."""
 
-    def __init__(self, port: RayPort | None, block_tokens: int) -> None:
+    def __init__(self, port: ClusterPort | None, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self.queued_tokens = 0
         """What the engine has to compute before the next prompt's turn comes, about."""

@@ -18,11 +18,11 @@ from configs.settings import Settings, load_settings
 from deployments.engine.engine_args import engine_config, engine_environment
 from deployments.engine.heartbeat import HangWatch
 from deployments.engine.model_identity import model_identity, weights_identity
-from deployments.port.ray_port import RayPort
+from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, TENANT
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, PinnedCall
-from deployments.replica.manager_link import OrderTaker
+from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlans
 from deployments.replica.serve_port import bind_to_node
 from kvmanager.segments.keys import EXACT
@@ -55,13 +55,13 @@ class Replica:
         self._name = context.replica_id.unique_id
         self._node_id = ray.get_runtime_context().get_node_id()
         self._settings = settings
-        self._orders: OrderTaker | None = None
+        self._orders: ManagerLink | None = None
         self._device: Any = None
         self._watch: HangWatch | None = None
         self._ending = False
         self._named: list[str] | None = None
         self._manager = ManagerClient(context.app_name)
-        self._port: RayPort | None = None
+        self._port: ClusterPort | None = None
         self._reuse: Any = None
         config = engine_config(settings)
         identity = model_identity(config, settings)
@@ -76,7 +76,7 @@ class Replica:
         slack_s = settings.engine.hang_s + (settings.kv.load_deadline_s if settings.kv.enabled else 0.0)
         self._watch = HangWatch(self._thread.heartbeat, slack_s, self._give_up)
         self._watch.start()
-        self._orders = OrderTaker(
+        self._orders = ManagerLink(
             self._manager,
             self._name,
             _rank_now,
@@ -93,10 +93,10 @@ class Replica:
         return _rank_now()
 
     def _join_cache(self, app_name: str, settings: Settings) -> None:
+        from deployments.engine.directive_runner import DirectiveRunner
         from deployments.engine.wiring import KVReuse
-        from deployments.replica.directive_runner import DeviceOrders
 
-        self._port = RayPort(app_name, self._name, self._node_id, settings.kv, self._manager)
+        self._port = ClusterPort(app_name, self._name, self._node_id, settings.kv, self._manager)
         self._reuse = KVReuse(
             self._thread,
             self._llm.vllm_config,
@@ -107,7 +107,7 @@ class Replica:
             by_hotness=settings.kv.device_policy == "hotness",
             pin_share=settings.kv.device_pin_share,
         )
-        self._device = DeviceOrders(self._reuse.control, self._thread.call)
+        self._device = DirectiveRunner(self._reuse.control, self._thread.call)
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs for one prompt, as they come. Cancelling the call aborts the request in the engine."""

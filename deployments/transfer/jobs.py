@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from deployments.protocol.kv_port import PlannedLoad
-from deployments.transfer.layerwise_save import LayerPace
+from deployments.transfer.layerwise_save import StepProgress
 from kvmanager.loading.prefix_load import PrefixLoad
 from kvmanager.segments.format import EXACT
 from kvmanager.segments.spans import SegmentSpan
@@ -43,7 +43,7 @@ class SaveJob:
     give_back: Callable[[], None]
     on_end: Callable[[int | None], None] = lambda stored: None
     fidelity: str = EXACT
-    pace: LayerPace | None = None
+    pace: StepProgress | None = None
     """Of the step that is computing the blocks; None: they hold their KV already."""
 
     @property

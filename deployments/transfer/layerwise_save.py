@@ -50,7 +50,7 @@ class HostBuffer:
             self._free += nbytes
 
 
-class LayerPace:
+class StepProgress:
     """How far the engine is with a step. `layer_computed` and `end` on its thread, `copy` on the save thread."""
 
     def __init__(self, layers: int, streams: TransferStreams) -> None:

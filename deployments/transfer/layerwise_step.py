@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from deployments.transfer.layerwise_choice import LayerwiseChoice, MeasuredRates
 from deployments.transfer.layerwise_load import LayerwiseLoad
-from deployments.transfer.layerwise_save import HostBuffer, LayerPace
+from deployments.transfer.layerwise_save import HostBuffer, StepProgress
 from deployments.transfer.layerwise_times import LayerTimes
 from deployments.transfer.threads import KVTransfer, LoadJob
 
@@ -52,7 +52,7 @@ class LayerwiseStep:
         self._group_ends = group_ends
         self._streams = streams
         self._loads: list[tuple[LayerwiseLoad, int, Callable[[int], None]]] = []
-        self._saves: list[tuple[str, LayerPace]] = []
+        self._saves: list[tuple[str, StepProgress]] = []
         self._step_tokens = self._step_context = 0
         self._step_began = 0.0
         self._waited_s = 0.0
@@ -72,9 +72,9 @@ class LayerwiseStep:
         self._loads.append((load, group_bytes, on_end))
         self._transfer.submit_layerwise(load.run)
 
-    def begin_save(self, request_id: str) -> LayerPace:
+    def begin_save(self, request_id: str) -> StepProgress:
         """What a request computes in the step that is being planned will be saved at this pace."""
-        pace = LayerPace(len(self._copier.layers), self._streams)
+        pace = StepProgress(len(self._copier.layers), self._streams)
         self._saves.append((request_id, pace))
         return pace
 

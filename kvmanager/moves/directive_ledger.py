@@ -19,7 +19,7 @@ class _InFlight:
     lost_at: float
 
 
-class Director:
+class DirectiveLedger:
     """See the module. ``now`` and deadlines are seconds on the manager's clock.
 
     ``grace_s``: how long after its deadline an acknowledgement is still waited for.

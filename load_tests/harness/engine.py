@@ -102,10 +102,10 @@ class Engine:
         from deployments.engine.engine_args import engine_config, engine_environment
 
         os.environ.update(engine_environment(settings))
+        from deployments.engine.directive_runner import DirectiveRunner
         from deployments.engine.host import start_engine
         from deployments.engine.model_identity import model_identity
         from deployments.engine.wiring import KVReuse
-        from deployments.replica.directive_runner import DeviceOrders
 
         config = engine_config(settings)
         self.block_tokens = settings.block_size_tokens
@@ -117,7 +117,7 @@ class Engine:
             self.salt = cache_salt(SECRET, self.fingerprint, "")
             self._switch = PortSwitch(port)
             self.reuse = KVReuse(self.thread, self.llm.vllm_config, settings, self._switch, self.fingerprint, "0")
-            self.orders = DeviceOrders(self.reuse.control, self.thread.call)
+            self.orders = DirectiveRunner(self.reuse.control, self.thread.call)
 
     @property
     def port(self) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from configs.settings import Settings
 from deployments.manager.actor import KVManagerActor
 from deployments.manager.config import manager_config
-from deployments.port.ray_port import RayPort
+from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.kv_port import FIDELITY, PLAN, SaveGrant
 from deployments.protocol.manager_client import ManagerClient
 from deployments.protocol.wire import GenerateRequest
@@ -37,7 +37,7 @@ class GatedPort:
     Saves wait for `begin`: so a whole prompt's way out can be timed by itself.
     """
 
-    def __init__(self, port: RayPort) -> None:
+    def __init__(self, port: ClusterPort) -> None:
         self._port = port
         self.grants = True
         self.begin = threading.Event()
@@ -73,7 +73,7 @@ class TieredEngine(Engine):
         workers = kv.prefetch_workers if server else 0
         self.tiers = Tiers(app, manager_config(settings), int(kv.cpu_tier_bytes), workers, redis, manager)
         client, node = ManagerClient(app), self.tiers.node
-        self._ports = {name: RayPort(app, name, node, kv, client) for name in replicas}
+        self._ports = {name: ClusterPort(app, name, node, kv, client) for name in replicas}
         self._gates = {name: GatedPort(port) for name, port in self._ports.items()}
         super().__init__(settings, self._gates[replicas[0]])
         self._plans = {name: PromptPlans(port, self.block_tokens) for name, port in self._ports.items()}

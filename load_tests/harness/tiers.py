@@ -17,7 +17,7 @@ from configs.model_folder import PROJECT_ROOT
 from configs.settings import Settings
 from deployments.cpu_tier.actor import HEARTBEAT_S, get_or_start_tier
 from deployments.manager.actor import KVManagerActor
-from deployments.manager.tier_seats import OK
+from deployments.manager.tier_registry import OK
 from deployments.protocol.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
 from deployments.redis_tier.actor import RedisTier, RedisTierConfig
 from deployments.redis_tier.server import EmbeddedRedis
@@ -115,7 +115,7 @@ class Tiers:
 
         Orders are left undone.
         """
-        unknown = [name for name in replicas if self.ask("take_orders", name, 0.0) is None]
+        unknown = [name for name in replicas if self.ask("take_directives", name, 0.0) is None]
         for name in unknown:
             self.ask("register_replica", name, replicas.index(name), self.node, [], fingerprint)
         return unknown

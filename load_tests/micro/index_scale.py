@@ -64,7 +64,7 @@ class CoreScale:
     bytes_per_segment: float
     adopted_per_s: float
     collection_ms: float
-    """A full garbage collection of the index, which `deployments.manager.index_garbage` spares the manager."""
+    """A full garbage collection of the index, which `deployments.manager.gc_freeze` spares the manager."""
 
 
 def measure(segments: int) -> CoreScale:

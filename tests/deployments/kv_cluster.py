@@ -102,7 +102,7 @@ class KVCluster:
 
     def stats(self) -> dict[str, Any]:
         """The manager's books; asking keeps the replica from being forgotten with its leases and saves."""
-        self.ask("take_orders", "replica", 0.0)
+        self.ask("take_directives", "replica", 0.0)
         return self.ask("stats")
 
     def save(self, spans: Sequence[SegmentSpan]) -> int:

@@ -15,7 +15,7 @@ MOST_CLAIMS = 8192
 """Beginnings that were announced and are not in the pool yet, or any more; more than an engine admits at once."""
 
 
-class DeviceOwners:
+class BlockOwners:
     """See the module's docstring."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ Leans on vllm 0.32.0's `BlockPool`: `get_cached_block`, `get_new_blocks`, `evict
 block's KV is written.
 
 Every method is one slice: it touches at most `MOST_BLOCKS` blocks (looks up `MOST_LOOKUPS`), changes the pool's books
-completely, reports what changed, and returns. `deployments.replica.directive_runner` makes directives of slices.
+completely, reports what changed, and returns. `deployments.engine.directive_runner` makes directives of slices.
 
 Life of a promoted block: taken from the free blocks and held by reference count → written by a load thread, which
 verifies first → its hash enters the prefix cache → free, at its score's place. A block that did not arrive as it was
@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 from vllm.distributed.kv_events import BlockStored
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
-from deployments.engine.pool.block_owners import DeviceOwners
+from deployments.engine.pool.block_owners import BlockOwners
 from deployments.engine.pool.hotness_queue import HotnessQueue
-from deployments.engine.pool.pins import DevicePins
-from deployments.held_save import submit_held_save
+from deployments.engine.pool.pins import PoolPins
 from deployments.protocol.kv_port import PlannedLoad
+from deployments.transfer.held_save import submit_held_save
 from deployments.transfer.threads import KVTransfer, LoadJob
 from kvmanager.segments.spans import SegmentSpan
 
@@ -56,18 +56,18 @@ class Promotion:
     """Tag of whose it is; empty: not known."""
 
 
-class DeviceControl:
+class PoolControl:
     """See the module's docstring. `publish` reports the pool's events; `PlacementPublisher` has the other two."""
 
     def __init__(
         self,
         *,
         pool: BlockPool,
-        pins: DevicePins,
+        pins: PoolPins,
         transfer: KVTransfer,
         block_size: int,
         parents: Mapping[bytes, bytes | None],
-        owners: DeviceOwners,
+        owners: BlockOwners,
         publish: Callable[[], None],
         on_engine_thread: Callable[[Callable[[], None]], Any],
     ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
-from deployments.engine.pool.block_owners import DeviceOwners
+from deployments.engine.pool.block_owners import BlockOwners
 from deployments.protocol.kv_port import KVPort
 
 
@@ -27,7 +27,7 @@ class PlacementPublisher:
         self, port: KVPort, in_pool: Callable[[bytes], bool], on_cleared: Callable[[], None] = lambda: None
     ) -> None:
         self.parents: dict[bytes, bytes | None] = {}
-        self.owners = DeviceOwners()
+        self.owners = BlockOwners()
         self._port = port
         self._in_pool = in_pool
         self._on_cleared = on_cleared

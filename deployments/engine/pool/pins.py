@@ -35,7 +35,7 @@ class Pinned:
     """It ended because no more may be pinned, not because a block is missing."""
 
 
-class DevicePins:
+class PoolPins:
     """See the module's docstring. `until` and `now` are on one clock, in seconds."""
 
     def __init__(self, pool: BlockPool, most_blocks: int) -> None:

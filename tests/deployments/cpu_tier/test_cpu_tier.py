@@ -17,7 +17,7 @@ from configs.kv_section import KVSettings
 from deployments.cpu_tier import actor as cpu_tier
 from deployments.cpu_tier.actor import CPUTier, tier_name
 from deployments.cpu_tier.prefetch_pool import Load, Pull
-from deployments.port.ray_port import RayPort
+from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from kvmanager.segments.spans import SegmentSpan
 
@@ -107,12 +107,12 @@ class MortalTier(CPUTier):
 
 
 @pytest.fixture
-def mortal(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[KVCluster, RayPort]]:
+def mortal(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[KVCluster, ClusterPort]]:
     """A cluster whose tier is a `MortalTier`, and the port of its replica."""
     monkeypatch.setattr(cpu_tier, "CPUTier", MortalTier)
     cluster = KVCluster()
     settings = KVSettings(cpu_tier_bytes=cluster.budget_bytes, save_deadline_s=10.0)
-    port = RayPort(cluster.app, "replica", cluster.node, settings, ManagerClient(cluster.app))
+    port = ClusterPort(cluster.app, "replica", cluster.node, settings, ManagerClient(cluster.app))
     yield cluster, port
     port.close()
     cluster.tier = port._own_tier

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, sequence
 
-from deployments import replica_seat
 from deployments.manager import actor as manager_actor
-from deployments.manager import tier_seats
+from deployments.manager import replica_seat
+from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
 from deployments.manager.eviction_queue import EvictionQueue
 from kvmanager.config import ManagerConfig
@@ -81,7 +81,7 @@ async def soon(holds: Callable[[], Awaitable[bool]]) -> None:
 
 def test_an_unregistered_replica_is_told_to_register(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
-        assert await manager.take_orders("stranger", 1.0) is None
+        assert await manager.take_directives("stranger", 1.0) is None
         assert await manager.plan("stranger", NODE, []) is None
 
     managed(check)
@@ -102,8 +102,8 @@ def test_clear_returns_when_every_replica_has_acknowledged(managed: Any) -> None
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         await manager.register_replica("second", 1, NODE, [], FINGERPRINT)
         clearing = asyncio.create_task(manager.clear(["device"], 10.0))
-        first = (await manager.take_orders(REPLICA, 1.0) or [])[0]
-        second = (await manager.take_orders("second", 1.0) or [])[0]
+        first = (await manager.take_directives(REPLICA, 1.0) or [])[0]
+        second = (await manager.take_directives("second", 1.0) or [])[0]
         assert {first["kind"], second["kind"]} == {"clear_device"}
         await manager.acknowledge(first["id"], 7)
         await asyncio.sleep(0.02)
@@ -120,7 +120,7 @@ def test_a_tenants_clear_names_the_tenant_to_every_part_and_leaves_what_others_h
         await save(manager, [replace(span, tenant="a" * 16) for span in own])
         await save(manager, [replace(span, tenant="b" * 16) for span in others])
         clearing = asyncio.create_task(manager.clear(["cpu", "device"], 10.0, "a" * 16))
-        order = (await manager.take_orders(REPLICA, 1.0) or [])[0]
+        order = (await manager.take_directives(REPLICA, 1.0) or [])[0]
         assert (order["kind"], order["tenant"]) == ("clear_device", "a" * 16)
         await manager.acknowledge(order["id"], 3)
         assert await clearing == {"cpu": 2, "device": {"0": 3}}
@@ -301,7 +301,7 @@ def test_a_silent_predecessor_is_forgotten_when_a_successor_reports_its_rank(man
         manager._replicas[REPLICA].last_seen -= replica_seat.MISSED_POLLS_S + 1
         await manager.register_replica("successor", 0, NODE, hashes[:2], FINGERPRINT)
         assert (await manager.lookup(hashes))["device"] == {"0": 2}
-        assert await manager.take_orders(REPLICA, 1.0) is None
+        assert await manager.take_directives(REPLICA, 1.0) is None
 
     managed(check)
 
@@ -313,7 +313,7 @@ def test_two_replicas_that_report_one_rank_do_not_forget_each_other(managed: Any
         await manager.register_replica("replacement", 0, NODE, hashes[:2], FINGERPRINT)
         for _ in range(3):
             for name in (REPLICA, "replacement"):
-                assert await manager.take_orders(name, 0.0, 0) == []
+                assert await manager.take_directives(name, 0.0, 0) == []
         assert manager._brain.offloads.device_blocks(REPLICA, hashes) == len(hashes)
         # A number means the one that was heard of last.
         assert (await manager.lookup(hashes))["device"] == {"0": 2}
@@ -328,7 +328,7 @@ def test_a_replica_that_serve_renumbers_is_called_by_its_new_number(managed: Any
             manager.deltas(Position((await manager.deltas(NOTHING_SEEN, 0.0))[0].last), 3600.0)
         )
         await asyncio.sleep(0)
-        assert await manager.take_orders(REPLICA, 0.0, 5) == []
+        assert await manager.take_directives(REPLICA, 0.0, 5) == []
         assert (await polling)[1] == {REPLICA: 5}, "routers hear of it at once"
         assert (await manager.parts())["replicas"][REPLICA][0] == 5
 

@@ -11,7 +11,8 @@ import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, sequence
 
 from deployments.manager import actor as manager_actor
-from deployments.manager import demoter, tier_seats
+from deployments.manager import demoter
+from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
 from kvmanager.config import ManagerConfig
 from kvmanager.segments.keys import BlockHash

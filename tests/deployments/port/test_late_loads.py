@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from configs.kv_section import KVSettings
-from deployments.port.ray_port import RayPort
+from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.kv_port import PlannedLoad
 
 DEADLINE_S = 0.02
@@ -46,7 +46,7 @@ class Reader:
 def port() -> Iterator[Any]:
     manager: Any = Manager()
     settings = KVSettings(cpu_tier_bytes=0, redis_deadline_s=DEADLINE_S, tier_deadline_s=DEADLINE_S)  # type: ignore[arg-type]
-    made: Any = RayPort("app", "replica", "node", settings, manager)
+    made: Any = ClusterPort("app", "replica", "node", settings, manager)
     yield made
     made.close()
 

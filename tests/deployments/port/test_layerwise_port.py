@@ -10,7 +10,7 @@ import pytest
 from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence
 
 from configs.kv_section import KVSettings
-from deployments.port.ray_port import RayPort
+from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.manager_client import ManagerClient
 
@@ -25,16 +25,16 @@ def cluster(ray_cluster: Any) -> Iterator[KVCluster]:
 
 
 @pytest.fixture
-def port(cluster: KVCluster) -> Iterator[RayPort]:
+def port(cluster: KVCluster) -> Iterator[ClusterPort]:
     cluster.register_replica()
     settings = KVSettings(cpu_tier_bytes=cluster.budget_bytes, tier_deadline_s=30.0, load_deadline_s=60.0)
-    made = RayPort(cluster.app, "replica", cluster.node, settings, ManagerClient(cluster.app))
+    made = ClusterPort(cluster.app, "replica", cluster.node, settings, ManagerClient(cluster.app))
     yield made
     made.close()
 
 
 def test_layers_come_group_by_group_and_stay_although_the_tier_lets_go_of_them(
-    cluster: KVCluster, port: RayPort
+    cluster: KVCluster, port: ClusterPort
 ) -> None:
     _, spans = sequence(77, 3)
     cluster.save(spans)
@@ -53,6 +53,6 @@ def test_layers_come_group_by_group_and_stay_although_the_tier_lets_go_of_them(
     assert [bytes(each.sealed or b"") for each in rest] == [buffer.tobytes() for buffer in sealed(spans)]
 
 
-def test_redis_brings_no_layers(port: RayPort) -> None:
+def test_redis_brings_no_layers(port: ClusterPort) -> None:
     assert port.brings_layers("cpu")
     assert not port.brings_layers("redis")

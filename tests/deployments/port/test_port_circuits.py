@@ -12,8 +12,8 @@ import ray
 
 from configs.kv_section import KVSettings
 from deployments.port import tier_reader
+from deployments.port.cluster_port import ClusterPort
 from deployments.port.port_waits import PortWaits
-from deployments.port.ray_port import RayPort
 from deployments.port.tier_reader import TierReader
 from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.manager_client import ManagerUnavailableError
@@ -41,7 +41,7 @@ async def well() -> None:
 def test_a_client_that_leaves_during_the_probe_leaves_the_next_prompt_its_plan() -> None:
     async def check() -> None:
         manager: Any = Manager()
-        port = RayPort("app", "replica", "node", KVSettings(cpu_tier_bytes=0), manager)
+        port = ClusterPort("app", "replica", "node", KVSettings(cpu_tier_bytes=0), manager)
         try:
             for _ in range(3):
                 assert await port.plan([b"h"]) is None

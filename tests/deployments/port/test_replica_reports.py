@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from configs.kv_section import KVSettings
-from deployments.port import ray_port
-from deployments.port.ray_port import RayPort
+from deployments.port import cluster_port as ray_port
+from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.call_batches import BATCHED
 from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
@@ -36,7 +36,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     # Long enough for all that a test reports to wait together.
     monkeypatch.setattr(ray_port, "REPORT_EVERY_S", 1.0)
     settings = KVSettings(cpu_tier_bytes=0)  # type: ignore[arg-type]
-    made: Any = RayPort("app", "replica", "node", settings, Manager())
+    made: Any = ClusterPort("app", "replica", "node", settings, Manager())
     yield made
     made.close()
 

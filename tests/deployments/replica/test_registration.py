@@ -13,11 +13,11 @@ from kv_cluster import FINGERPRINT
 
 from configs.kv_section import KVSettings
 from deployments.manager.actor import KVManagerActor
-from deployments.port import ray_port
-from deployments.port.ray_port import RayPort
+from deployments.port import cluster_port as ray_port
+from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.replica import manager_link as order_taker
-from deployments.replica.manager_link import OrderTaker
+from deployments.replica.manager_link import ManagerLink
 from kvmanager.config import ManagerConfig
 
 BLOCKS = [bytes([number]) * 32 for number in range(8)]
@@ -48,7 +48,7 @@ class Client:
 class Engine:
     """A device pool, and the engine thread that alone changes it and reports the changes."""
 
-    def __init__(self, port: RayPort) -> None:
+    def __init__(self, port: ClusterPort) -> None:
         self.port = port
         self.blocks = set(BLOCKS)
         self.after_reading: Callable[[], None] = lambda: None
@@ -76,15 +76,15 @@ def replica(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(order_taker, "MANAGER_RETRY_S", 0.02)
     monkeypatch.setattr(ray_port, "REPORT_EVERY_S", 0.0)
 
-    def run(test: Callable[[Client, Engine, Callable[[], OrderTaker]], Any]) -> None:
+    def run(test: Callable[[Client, Engine, Callable[[], ManagerLink]], Any]) -> None:
         async def main() -> None:
             client: Any = Client()
-            port = RayPort("app", "replica", "node", KVSettings(cpu_tier_bytes=0), client)  # type: ignore[arg-type]
+            port = ClusterPort("app", "replica", "node", KVSettings(cpu_tier_bytes=0), client)  # type: ignore[arg-type]
             engine: Any = Engine(port)
-            takers: list[OrderTaker] = []
+            takers: list[ManagerLink] = []
 
-            def start() -> OrderTaker:
-                takers.append(OrderTaker(client, "replica", lambda: 0, "node", FINGERPRINT, port, engine, None))
+            def start() -> ManagerLink:
+                takers.append(ManagerLink(client, "replica", lambda: 0, "node", FINGERPRINT, port, engine, None))
                 return takers[-1]
 
             try:
@@ -110,7 +110,7 @@ async def soon(holds: Callable[[], bool]) -> None:
 
 
 def test_a_block_that_goes_right_after_the_device_was_read_is_not_taken_to_be_there(replica: Any) -> None:
-    async def check(client: Client, engine: Engine, start: Callable[[], OrderTaker]) -> None:
+    async def check(client: Client, engine: Engine, start: Callable[[], ManagerLink]) -> None:
         def remove() -> None:
             engine.remove(BLOCKS[0])
             engine.port.flush(10.0)  # its report has gone before the registration's answer can be there
@@ -124,7 +124,7 @@ def test_a_block_that_goes_right_after_the_device_was_read_is_not_taken_to_be_th
 
 
 def test_changes_that_a_manager_was_not_told_make_the_replica_register_again(replica: Any) -> None:
-    async def check(client: Client, engine: Engine, start: Callable[[], OrderTaker]) -> None:
+    async def check(client: Client, engine: Engine, start: Callable[[], ManagerLink]) -> None:
         start()
         await soon(lambda: on_device(client) == set(BLOCKS))
         client.hangs = True
@@ -139,7 +139,7 @@ def test_changes_that_a_manager_was_not_told_make_the_replica_register_again(rep
 
 
 def test_a_registration_that_did_not_reach_the_manager_is_still_owed(replica: Any) -> None:
-    async def check(client: Client, engine: Engine, start: Callable[[], OrderTaker]) -> None:
+    async def check(client: Client, engine: Engine, start: Callable[[], ManagerLink]) -> None:
         client.hangs = True
         sent = Future[None]()
         await asyncio.to_thread(engine.port.report_registration, ("replica", 0, "node", [], FINGERPRINT), sent)
@@ -153,7 +153,7 @@ def test_a_registration_that_did_not_reach_the_manager_is_still_owed(replica: An
 def test_a_manager_that_does_not_take_a_registration_is_not_asked_without_a_pause(
     replica: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def check(client: Client, engine: Engine, start: Callable[[], OrderTaker]) -> None:
+    async def check(client: Client, engine: Engine, start: Callable[[], ManagerLink]) -> None:
         pauses: list[float] = []
         told: list[str] = []
         sleep = asyncio.sleep
@@ -175,7 +175,7 @@ def test_a_manager_that_does_not_take_a_registration_is_not_asked_without_a_paus
 def test_a_replica_sees_to_its_nodes_tier_as_long_as_it_lives(replica: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order_taker, "TIER_CARE_S", 0.01)
 
-    async def check(client: Client, engine: Engine, start: Callable[[], OrderTaker]) -> None:
+    async def check(client: Client, engine: Engine, start: Callable[[], ManagerLink]) -> None:
         looked: list[int] = []
 
         def look() -> None:

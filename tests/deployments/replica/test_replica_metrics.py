@@ -12,9 +12,9 @@ import pytest
 from live_engine import BLOCK, PATIENCE_S, LiveEngine
 from prometheus_client import CollectorRegistry
 
+from deployments.engine.step_times import StepTimes
 from deployments.replica.metrics import replica_metrics_text
 from deployments.replica.replica import PinnedCall, Replica
-from deployments.step_times import StepTimes
 from deployments.transfer.threads import TransferCounters
 from load_tests.harness.engine import greedy, prompt
 

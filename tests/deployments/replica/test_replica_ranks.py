@@ -40,7 +40,7 @@ class Polling:
         self._manager = manager
 
     async def poll(self) -> None:
-        if await self._manager.take_orders(self.name, 0.0, self.rank) is None:
+        if await self._manager.take_directives(self.name, 0.0, self.rank) is None:
             self.forgotten += 1
             await self._manager.register_replica(self.name, self.rank, NODE, [], FINGERPRINT)
 

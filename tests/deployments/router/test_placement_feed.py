@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from deployments.manager.control_orders import ControlOrders
+from deployments.manager.control import ControlOrders
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.router import placement_feed
 from deployments.router.metrics import RouterMetrics, router_metrics, router_metrics_text

@@ -6,7 +6,7 @@ import threading
 
 from live_engine import BLOCK, PATIENCE_S, LiveEngine
 
-from deployments.engine.pool.block_owners import MOST_CLAIMS, DeviceOwners
+from deployments.engine.pool.block_owners import MOST_CLAIMS, BlockOwners
 from kvmanager.segments.keys import tenant_tag
 from load_tests.harness.engine import SECRET, prompt
 
@@ -74,7 +74,7 @@ def test_a_tenants_clear_ends_its_own_promotions_and_pins_and_not_those_of_other
 
 
 def test_blocks_that_nobody_owns_are_not_remembered_and_those_that_left_are_forgotten() -> None:
-    owners = DeviceOwners()
+    owners = BlockOwners()
     owners.claim(b"root", "")
     owners.stored([b"root", b"next"], None)
     owners.claim(b"alices", "a")
@@ -86,7 +86,7 @@ def test_blocks_that_nobody_owns_are_not_remembered_and_those_that_left_are_forg
 
 
 def test_a_block_whose_predecessor_was_cleared_is_looked_up_among_the_running_requests() -> None:
-    owners = DeviceOwners()
+    owners = BlockOwners()
     owners.claim(b"root", "a")
     owners.find = {b"late": "b"}.get  # type: ignore[assignment]
     owners.stored([b"late", b"later"], b"gone")
@@ -94,7 +94,7 @@ def test_a_block_whose_predecessor_was_cleared_is_looked_up_among_the_running_re
 
 
 def test_beginnings_that_never_came_are_bounded() -> None:
-    owners = DeviceOwners()
+    owners = BlockOwners()
     for number in range(MOST_CLAIMS + 1):
         owners.claim(number.to_bytes(4, "little"), "a")
     owners.stored([(0).to_bytes(4, "little")], None)

@@ -18,7 +18,7 @@ from redis_fixture import SECRET
 
 from configs.kv_section import KVSettings
 from deployments.port import tier_reader
-from deployments.port.ray_port import RayPort
+from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.manager_client import ManagerClient
 from deployments.redis_tier.actor import RedisTier, RedisTierConfig
@@ -60,7 +60,7 @@ class ThreeTiers(KVCluster):
             load_deadline_s=DEADLINE_S,
             tier_deadline_s=DEADLINE_S,
         )
-        self.port = RayPort(self.app, "replica", self.node, settings, ManagerClient(self.app))
+        self.port = ClusterPort(self.app, "replica", self.node, settings, ManagerClient(self.app))
 
     def wait_for_redis(self) -> None:
         until(lambda: self._redis_is_usable(), "Redis is indexed and the workers are there")

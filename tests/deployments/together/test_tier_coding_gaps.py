@@ -13,8 +13,8 @@ from redis_fixture import FINGERPRINT
 from small_codecs import SmallKit, SmallProfile, kv_segment
 from test_coded_store import CODING, MemoryProfiles, MemoryStore
 
-from deployments.engine.pool.block_owners import DeviceOwners
-from deployments.engine.pool.control import DeviceControl
+from deployments.engine.pool.block_owners import BlockOwners
+from deployments.engine.pool.control import PoolControl
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.protocol.kv_port import FIDELITY, PLAN
 from deployments.segment_store.checked_store import CheckedStore
@@ -80,9 +80,9 @@ def redis() -> CodedStore:
 
 def test_an_offload_that_nobody_asked_for_never_loses_anything(redis: CodedStore) -> None:
     device = Device(TOLERANT)
-    control = DeviceControl(
+    control = PoolControl(
         pool=device, pins=None, transfer=device, block_size=BLOCK, parents=device.parents,
-        owners=DeviceOwners(), publish=lambda: None, on_engine_thread=lambda function: function(),
+        owners=BlockOwners(), publish=lambda: None, on_engine_thread=lambda function: function(),
     )  # type: ignore[arg-type]  # fmt: skip
     spans = spans_of(TOLERANT)
     assert control.offload(spans)[:2] == (len(spans), BLOCKS)

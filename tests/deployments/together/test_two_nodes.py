@@ -21,9 +21,9 @@ from redis_fixture import SECRET
 
 from configs.kv_section import KVSettings
 from deployments.cpu_tier.actor import tier_name
-from deployments.manager import tier_seats
+from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
-from deployments.port.ray_port import RayPort
+from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE, ManagerClient
 from deployments.redis_tier.actor import RedisTier, RedisTierConfig
@@ -62,7 +62,7 @@ class Replica:
             tier_deadline_s=DEADLINE_S,
         )
         self._manager = ManagerClient(APP)
-        self._port = RayPort(APP, name, node_id, settings, self._manager)
+        self._port = ClusterPort(APP, name, node_id, settings, self._manager)
         self._rank = rank
 
     def save(self, spans: Sequence[SegmentSpan], buffers: Sequence[Any]) -> int:

@@ -26,7 +26,7 @@ from deployments.replica.metrics import replica_metrics_text
 from deployments.transfer.jobs import LoadJob, TransferCounters
 from deployments.transfer.layerwise_choice import LATE, LayerwiseChoice, MeasuredRates, group_bytes
 from deployments.transfer.layerwise_load import LayerwiseLoad
-from deployments.transfer.layerwise_save import HostBuffer, LayerPace, StepDiscardedError
+from deployments.transfer.layerwise_save import HostBuffer, StepDiscardedError, StepProgress
 from deployments.transfer.layerwise_streams import CUDAStreams, HostStreams
 from deployments.transfer.layerwise_times import LayerTimes
 from deployments.transfer.segment_copy import SegmentCopier
@@ -268,7 +268,7 @@ def test_a_buffer_gives_what_it_has_and_no_more() -> None:
 def test_a_save_follows_the_engine_and_ends_with_a_step_that_does_not_count() -> None:
     copied: list[int] = []
     read: Any = SimpleNamespace(copy=copied.append, seal_layer=lambda: None)
-    pace = LayerPace(2, HostStreams())
+    pace = StepProgress(2, HostStreams())
     ended: list[Any] = []
 
     def save() -> None:
@@ -286,7 +286,7 @@ def test_a_save_follows_the_engine_and_ends_with_a_step_that_does_not_count() ->
     thread.join(30)
     assert ended == ["discarded"]
 
-    pace = LayerPace(2, HostStreams())
+    pace = StepProgress(2, HostStreams())
     pace.layer_computed(None)
     pace.end(counts=True)
     with pytest.raises(StepDiscardedError):

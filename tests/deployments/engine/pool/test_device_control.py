@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from live_engine import BLOCK, DEVICE_BLOCKS, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine
 
+from deployments.engine import directive_runner as device_orders
 from deployments.engine.pool import control as device_control
-from deployments.engine.pool.pins import DevicePins
-from deployments.replica import directive_runner as device_orders
+from deployments.engine.pool.pins import PoolPins
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import greedy, prompt, until
 from load_tests.harness.memory_port import MemoryPort
@@ -414,7 +414,7 @@ def test_a_pin_that_is_prolonged_ends_with_the_last_order() -> None:
 
         touch = free_blocks = staticmethod(list)
 
-    pins = DevicePins(Pool(), most_blocks=2)  # type: ignore[arg-type]
+    pins = PoolPins(Pool(), most_blocks=2)  # type: ignore[arg-type]
     for until_s in (10.0, 30.0, 20.0):
         assert pins.pin([b"a"], until_s).found == 1
     assert not pins.expire(29.0, most=64)

@@ -14,9 +14,9 @@ from live_engine import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine
 from deployments.manager import actor as manager_actor
 from deployments.manager import directive_sender as direction
 from deployments.manager.actor import KVManagerActor
+from deployments.manager.replica_seat import MISSED_POLLS_S
 from deployments.protocol.kv_port import PlanDict, SaveGrant
-from deployments.replica.manager_link import OrderTaker
-from deployments.replica_seat import MISSED_POLLS_S
+from deployments.replica.manager_link import ManagerLink
 from kvmanager.config import ManagerConfig
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import prompt, until
@@ -131,10 +131,10 @@ def directed(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         port = ManagedPort(**config)
         engine.port = port
 
-        async def obey() -> OrderTaker:
+        async def obey() -> ManagerLink:
             client: Any = Client(port)
             switch: Any = port
-            return OrderTaker(client, REPLICA, lambda: 0, NODE, FINGERPRINT, switch, engine.reuse, engine.orders)
+            return ManagerLink(client, REPLICA, lambda: 0, NODE, FINGERPRINT, switch, engine.reuse, engine.orders)
 
         started.extend((port, engine.run(obey())))
         until(lambda: port.ask("parts")["replicas"], "the replica is registered")
@@ -346,7 +346,7 @@ def test_a_move_offloads_promotes_and_frees_the_source(
     answers: list[Any] = []
     moving.start()
 
-    (order,) = port.ask("take_orders", "target", PATIENCE_S)
+    (order,) = port.ask("take_directives", "target", PATIENCE_S)
 
     assert order["kind"] == "promote"
     assert 0 < order["deadline_s"] <= 10.0
@@ -376,7 +376,7 @@ def test_a_replica_that_goes_during_a_directive_ends_it_at_once(
         target=lambda: answers.append(port.ask("prefetch", engine.hashes(tokens), 1, 10 * PATIENCE_S))
     )
     asking.start()
-    assert port.ask("take_orders", "mute", PATIENCE_S)
+    assert port.ask("take_directives", "mute", PATIENCE_S)
     port.manager._replicas["mute"].last_seen -= MISSED_POLLS_S
 
     port.ask("register_replica", "successor", 1, NODE, [], FINGERPRINT)
@@ -386,7 +386,7 @@ def test_a_replica_that_goes_during_a_directive_ends_it_at_once(
     assert port.ask("stats")["leases"] == 0
     monkeypatch.setattr(direction, "GRACE_S", 0.0)
     assert port.ask("prefetch", engine.hashes(tokens), 1, 0.05)["outcome"] == "lost", "nobody answers in time"
-    assert port.ask("take_orders", "successor", 1.0) == [], "what is over is not delivered"
+    assert port.ask("take_directives", "successor", 1.0) == [], "what is over is not delivered"
 
 
 def test_a_replica_is_not_sent_more_than_it_can_have_under_way(

@@ -38,7 +38,7 @@ REPORT_EVERY_S = 0.005
 """Placement reports of one engine step may wait so long for the next step's, to travel together."""
 
 
-class RayPort:
+class ClusterPort:
     """See `KVPort` for who may call what from which thread."""
 
     def __init__(self, app_name: str, replica: str, node_id: str, settings: KVSettings, manager: ManagerClient) -> None:

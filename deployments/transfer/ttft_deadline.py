@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-def load_pace(
+def ttft_deadline(
     request: Request, loads: Sequence[PlannedLoad], first_block: int, end_block: int, block_tokens: int, target_s: float
 ) -> PrefixLoad | None:
     """The pace of a load that begins now and brings a prompt's blocks from `first_block` up to `end_block`.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlannedLoad
-from deployments.transfer.load_pace import load_pace
+from deployments.transfer.ttft_deadline import ttft_deadline
 from kvmanager.segments.keys import TOLERANT
 
 BLOCK, TARGET_S = 32, 5.0
@@ -23,7 +23,7 @@ def give_up_at(arrived: float | None, clock: float) -> float:
     if arrived is not None:
         transfer[ARRIVED] = arrived
     request: Any = SimpleNamespace(kv_transfer_params=transfer, num_prompt_tokens=200, arrival_time=clock)
-    pace = load_pace(request, LOADS, 0, 4, BLOCK, TARGET_S)
+    pace = ttft_deadline(request, LOADS, 0, 4, BLOCK, TARGET_S)
     assert pace is not None
     return pace.give_up_at
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from deployments.manager.directive_sender import Direction, Ended
-from deployments.manager.tier_seats import TierSeats
-from deployments.replica_seat import ReplicaSeat, names_by_rank
+from deployments.manager.directive_sender import DirectiveSender, Ended
+from deployments.manager.replica_seat import ReplicaSeat, names_by_rank
+from deployments.manager.tier_registry import TierRegistry
 from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
 from kvmanager.index.locations import Tier
 from kvmanager.manager import KVManager
@@ -33,8 +33,8 @@ class ControlOrders:
 
     _brain: KVManager
     _replicas: dict[str, ReplicaSeat]
-    _direction: Direction
-    _seats: TierSeats
+    _direction: DirectiveSender
+    _seats: TierRegistry
     _pending: dict[int, asyncio.Future[Any]]
     _order_ids: Iterator[int]
     _wake_pollers: Callable[[], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from deployments.transfer.layerwise_save import LayerPace
+from deployments.transfer.layerwise_save import StepProgress
 from deployments.transfer.threads import KVTransfer, SaveJob
 from kvmanager.segments.format import EXACT
 from kvmanager.segments.spans import SegmentSpan
@@ -22,7 +22,7 @@ def submit_held_save(
     block_ids: Sequence[Sequence[int]],
     on_end: Callable[[int | None], None] = lambda stored: None,
     fidelity: str = EXACT,
-    pace: LayerPace | None = None,
+    pace: StepProgress | None = None,
 ) -> bool:
     """Hold the blocks of `spans` (`SaveJob` has the shapes) and start saving them; False: too many are held already."""
     held = [pool.blocks[block_id] for segment in block_ids for block_id in segment]

@@ -1,4 +1,4 @@
-"""Carries out the manager's directives at one replica: slices of `DeviceControl`, one after the other, acknowledged.
+"""Carries out the manager's directives at one replica: slices of `PoolControl`, one after the other, acknowledged.
 
 On the replica's event loop. Each slice is a call to the engine thread, and the next is made only when the loop has
 heard of the last one, so that the engine steps in between: a directive of any length adds one slice to a step. Two
@@ -23,9 +23,9 @@ from typing import Any, TypeVar
 
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from deployments.engine.pool.control import MOST_BLOCKS, DeviceControl, Promotion
+from deployments.engine.pool.control import MOST_BLOCKS, PoolControl, Promotion
+from deployments.engine.step_times import StepTimes
 from deployments.protocol.kv_port import PlannedLoad
-from deployments.step_times import StepTimes
 from kvmanager.moves.directives import DirectiveKind, Outcome
 
 logger = logging.getLogger(__name__)
@@ -52,10 +52,10 @@ class _RefusedError(Exception):
         self.outcome = outcome
 
 
-class DeviceOrders:
+class DirectiveRunner:
     """See the module's docstring. `call` runs a function on the engine thread, between two steps."""
 
-    def __init__(self, control: DeviceControl, call: Callable[[Callable[[], Any]], Future[Any]]) -> None:
+    def __init__(self, control: PoolControl, call: Callable[[Callable[[], Any]], Future[Any]]) -> None:
         self.counters: collections.Counter[tuple[str, str]] = collections.Counter()
         """Directives by kind and outcome."""
         self.times = StepTimes()

@@ -57,7 +57,7 @@ class RedisSeat(TierSeat):
     indexed: bool = False
 
 
-class TierSeats:
+class TierRegistry:
     """See the module's docstring. `changed` is called when plans may have become better or worse."""
 
     def __init__(self, brain: KVManager, with_redis: bool, changed: Callable[[], None]) -> None:

@@ -16,8 +16,8 @@ from ray import cloudpickle
 
 from configs.kv_section import KVSettings
 from deployments.cpu_tier.actor import tier_name
-from deployments.port import ray_port
-from deployments.port.ray_port import OFFER_DEADLINE_S, RayPort
+from deployments.port import cluster_port as ray_port
+from deployments.port.cluster_port import OFFER_DEADLINE_S, ClusterPort
 from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 
@@ -36,7 +36,7 @@ def cluster(ray_cluster: Any) -> Iterator[KVCluster]:
 
 
 @pytest.fixture
-def port(cluster: KVCluster) -> Iterator[RayPort]:
+def port(cluster: KVCluster) -> Iterator[ClusterPort]:
     cluster.register_replica()
     settings = KVSettings(
         cpu_tier_bytes=cluster.budget_bytes,
@@ -44,13 +44,13 @@ def port(cluster: KVCluster) -> Iterator[RayPort]:
         tier_deadline_s=DEADLINE_S,
         save_deadline_s=10.0,
     )
-    made = RayPort(cluster.app, "replica", cluster.node, settings, ManagerClient(cluster.app))
+    made = ClusterPort(cluster.app, "replica", cluster.node, settings, ManagerClient(cluster.app))
     yield made
     made.close()
 
 
 @pytest.fixture
-def saved(cluster: KVCluster, port: RayPort, request: pytest.FixtureRequest) -> Any:
+def saved(cluster: KVCluster, port: ClusterPort, request: pytest.FixtureRequest) -> Any:
     """A prompt's hashes, spans and loads, saved through the port; another prompt in each test."""
     hashes, spans = sequence(len(request.node.name), 3)
     grant = port.offer(spans, [SEGMENT_BYTES] * 3)
@@ -103,7 +103,7 @@ def other_tier(cluster: KVCluster) -> Iterator[Any]:
         ray.kill(tier)
 
 
-def told(port: RayPort, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def told(port: ClusterPort, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What the port tells the manager from now on."""
     calls: list[tuple[Any, ...]] = []
 
@@ -114,7 +114,7 @@ def told(port: RayPort, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]
     return calls
 
 
-def test_what_was_stored_is_planned_and_fetched(cluster: KVCluster, port: RayPort, saved: Any) -> None:
+def test_what_was_stored_is_planned_and_fetched(cluster: KVCluster, port: ClusterPort, saved: Any) -> None:
     hashes, spans, loads = saved
     assert cluster.planned(hashes) == [span.key for span in spans]
 
@@ -124,7 +124,7 @@ def test_what_was_stored_is_planned_and_fetched(cluster: KVCluster, port: RayPor
     assert not port.counters
 
 
-def test_what_is_stored_already_is_not_granted_again(port: RayPort, saved: Any) -> None:
+def test_what_is_stored_already_is_not_granted_again(port: ClusterPort, saved: Any) -> None:
     _, spans, _ = saved
     grant = port.offer(spans, [SEGMENT_BYTES] * 3)
     assert grant is not None
@@ -132,7 +132,7 @@ def test_what_is_stored_already_is_not_granted_again(port: RayPort, saved: Any) 
 
 
 def test_a_segment_that_the_tier_lacks_ends_the_fetch_and_leaves_the_index(
-    cluster: KVCluster, port: RayPort, saved: Any
+    cluster: KVCluster, port: ClusterPort, saved: Any
 ) -> None:
     hashes, spans, loads = saved
     cluster.ask_tier("evict", [spans[1].key])
@@ -144,7 +144,7 @@ def test_a_segment_that_the_tier_lacks_ends_the_fetch_and_leaves_the_index(
     until(lambda: cluster.planned(hashes) == [spans[0].key], "the manager plans what is still there")
 
 
-def test_a_bad_segment_is_replaced_by_a_good_one(cluster: KVCluster, port: RayPort, saved: Any) -> None:
+def test_a_bad_segment_is_replaced_by_a_good_one(cluster: KVCluster, port: ClusterPort, saved: Any) -> None:
     hashes, spans, loads = saved
     port.report_bad(loads[2], "checksum")
     until(lambda: cluster.planned(hashes) == [span.key for span in spans[:2]], "the bad segment is planned no more")
@@ -159,7 +159,7 @@ def test_a_bad_segment_is_replaced_by_a_good_one(cluster: KVCluster, port: RayPo
 
 
 def test_a_tier_that_hangs_costs_no_more_than_the_deadline_and_loses_nothing(
-    port: RayPort, other_tier: Any, monkeypatch: pytest.MonkeyPatch
+    port: ClusterPort, other_tier: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other_tier(delay_s=600)
     calls = told(port, monkeypatch)
@@ -174,7 +174,7 @@ def test_a_tier_that_hangs_costs_no_more_than_the_deadline_and_loses_nothing(
     assert [method for method, *_ in calls] == ["report_rates"], "late is not lost"
 
 
-def test_a_lost_object_is_reported_lost(port: RayPort, other_tier: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_object_is_reported_lost(port: ClusterPort, other_tier: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     other_tier(lost=True)
     calls = told(port, monkeypatch)
 
@@ -185,12 +185,12 @@ def test_a_lost_object_is_reported_lost(port: RayPort, other_tier: Any, monkeypa
     assert calls == [("lost", "cpu", OTHER_NODE, [b"k" * 32])]
 
 
-def test_a_node_without_a_tier_is_no_error(port: RayPort) -> None:
+def test_a_node_without_a_tier_is_no_error(port: ClusterPort) -> None:
     assert list(port.fetch([load(b"k" * 32, 0, "nowhere")], time.monotonic() + DEADLINE_S)) == [None]
     assert port.counters == {"fetch_tier_gone": 1}
 
 
-def test_leases_are_released_at_the_manager(cluster: KVCluster, port: RayPort, saved: Any) -> None:
+def test_leases_are_released_at_the_manager(cluster: KVCluster, port: ClusterPort, saved: Any) -> None:
     hashes, _, _ = saved
     leases = [cluster.ask("plan", "replica", cluster.node, hashes)[0] for _ in range(3)]
     assert cluster.stats()["leases"] == 3
@@ -201,7 +201,7 @@ def test_leases_are_released_at_the_manager(cluster: KVCluster, port: RayPort, s
     until(lambda: cluster.stats()["leases"] == 0, "every lease has ended")
 
 
-def test_placement_reports_arrive_in_order(cluster: KVCluster, port: RayPort) -> None:
+def test_placement_reports_arrive_in_order(cluster: KVCluster, port: ClusterPort) -> None:
     hashes, _ = sequence(500, 3)
     port.report_placement(list(hashes), [], False)
     port.report_placement([], list(hashes), True)
@@ -209,7 +209,7 @@ def test_placement_reports_arrive_in_order(cluster: KVCluster, port: RayPort) ->
     until(lambda: cluster.ask("lookup", hashes)["device"] == {"0": 5}, "the last report counts")
 
 
-def test_what_the_tier_does_not_take_gives_its_room_back(cluster: KVCluster, port: RayPort) -> None:
+def test_what_the_tier_does_not_take_gives_its_room_back(cluster: KVCluster, port: ClusterPort) -> None:
     _, spans = sequence(600, 2)
     grant = port.offer(spans, [SEGMENT_BYTES] * 2)
     assert grant is not None
@@ -221,7 +221,7 @@ def test_what_the_tier_does_not_take_gives_its_room_back(cluster: KVCluster, por
     assert port.counters == {"segments_not_stored": 2}
 
 
-def test_without_a_manager_everything_is_nothing_and_quick(cluster: KVCluster, port: RayPort) -> None:
+def test_without_a_manager_everything_is_nothing_and_quick(cluster: KVCluster, port: ClusterPort) -> None:
     _, spans = sequence(700, 2)
     ray.kill(cluster.manager)
 
@@ -256,7 +256,7 @@ class SilentManager:
         pass
 
 
-def test_a_manager_that_hangs_is_waited_for_a_second_three_times_and_then_not_asked(port: RayPort) -> None:
+def test_a_manager_that_hangs_is_waited_for_a_second_three_times_and_then_not_asked(port: ClusterPort) -> None:
     _, spans = sequence(800, 1)
     silent = port.manager = SilentManager()  # type: ignore[assignment]
     for _ in range(5):
@@ -267,7 +267,7 @@ def test_a_manager_that_hangs_is_waited_for_a_second_three_times_and_then_not_as
 
 
 def test_a_tier_that_fails_to_store_is_not_offered_anything_for_a_while(
-    port: RayPort, monkeypatch: pytest.MonkeyPatch
+    port: ClusterPort, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, spans = sequence(801, 1)
     silent = port.manager = SilentManager()  # type: ignore[assignment]

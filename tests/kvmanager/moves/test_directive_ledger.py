@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kvmanager.moves.directive_ledger import Director
+from kvmanager.moves.directive_ledger import DirectiveLedger
 from kvmanager.moves.directives import DirectiveKind, Outcome
 
 PROMOTE, EVICT = DirectiveKind.PROMOTE, DirectiveKind.EVICT
@@ -14,17 +14,17 @@ GRACE_S = 2.0
 
 
 @pytest.fixture
-def director() -> Director:
-    return Director(GRACE_S, most_in_flight=2)
+def director() -> DirectiveLedger:
+    return DirectiveLedger(GRACE_S, most_in_flight=2)
 
 
-def begun(director: Director, kind: DirectiveKind = PROMOTE, replica: str = "a", deadline: float = 10.0) -> int:
+def begun(director: DirectiveLedger, kind: DirectiveKind = PROMOTE, replica: str = "a", deadline: float = 10.0) -> int:
     order_id = director.begin(0.0, kind, replica, deadline)
     assert not isinstance(order_id, Outcome)
     return order_id
 
 
-def test_an_acknowledged_directive_is_counted_with_what_it_did(director: Director) -> None:
+def test_an_acknowledged_directive_is_counted_with_what_it_did(director: DirectiveLedger) -> None:
     assert director.acknowledge(begun(director), Outcome.DONE, blocks=12, step_s=0.002)
     assert director.acknowledge(begun(director), Outcome.FAILED, blocks=4, step_s=0.001)
     assert director.report() == {
@@ -35,13 +35,13 @@ def test_an_acknowledged_directive_is_counted_with_what_it_did(director: Directo
     }
 
 
-def test_what_comes_too_late_is_not_begun(director: Director) -> None:
+def test_what_comes_too_late_is_not_begun(director: DirectiveLedger) -> None:
     assert director.begin(10.0, PROMOTE, "a", 10.0) is Outcome.REFUSED_LATE
     assert len(director) == 0
     assert director.report()["outcomes"] == {"promote": {"refused_late": 1}}
 
 
-def test_a_replica_has_no_more_than_its_bound_to_do(director: Director) -> None:
+def test_a_replica_has_no_more_than_its_bound_to_do(director: DirectiveLedger) -> None:
     first = begun(director)
     begun(director, EVICT)
     assert director.begin(0.0, EVICT, "a", 10.0) is Outcome.REFUSED_FULL
@@ -51,7 +51,7 @@ def test_a_replica_has_no_more_than_its_bound_to_do(director: Director) -> None:
     begun(director)
 
 
-def test_what_nobody_acknowledges_is_lost_when_the_grace_is_over(director: Director) -> None:
+def test_what_nobody_acknowledges_is_lost_when_the_grace_is_over(director: DirectiveLedger) -> None:
     early, late = begun(director, deadline=10.0), begun(director, deadline=20.0)
     assert director.expire(10.0 + GRACE_S - 0.1) == []
     assert director.expire(10.0 + GRACE_S) == [early]
@@ -61,7 +61,7 @@ def test_what_nobody_acknowledges_is_lost_when_the_grace_is_over(director: Direc
     assert director.report()["outcomes"] == {"promote": {"done": 1, "lost": 1}}
 
 
-def test_a_replica_that_is_gone_loses_what_it_had_to_do_and_no_other_does(director: Director) -> None:
+def test_a_replica_that_is_gone_loses_what_it_had_to_do_and_no_other_does(director: DirectiveLedger) -> None:
     gone, kept = begun(director), begun(director, replica="b")
     assert director.forget_replica("a") == [gone]
     assert director.forget_replica("a") == []
@@ -73,7 +73,7 @@ def test_a_replica_that_is_gone_loses_what_it_had_to_do_and_no_other_does(direct
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_happens_each_directive_is_counted_exactly_once(seed: int) -> None:
     draw = random.Random(seed)
-    director = Director(GRACE_S, most_in_flight=3)
+    director = DirectiveLedger(GRACE_S, most_in_flight=3)
     asked, now, ids = 0, 0.0, [0]
     for _ in range(2000):
         now += draw.random()

@@ -15,7 +15,7 @@ import gc
 GROWTH = 20_000
 
 
-class IndexGarbage:
+class GcFreeze:
     """Of one process, whose index is nearly all that it holds."""
 
     def __init__(self) -> None:
