@@ -44,7 +44,7 @@ class BatchLimits(Experiment):
         Panel("batch", ("part",), "requests at once", "KV held, % of the pool", scale=100, ylog=False),
         Panel("batch", ("tokens_per_s",), "requests at once", "answered tokens/s"),
     )
-    sample = ("batch", 4)
+    sample = ("batch", 3)
     note = f"Prompts of {prompt} and answers of {answer} tokens; a pool for the KV of {pool_requests} such requests."
 
     def values(self, sizes: Sizes, model: str) -> list[Row]:
@@ -202,7 +202,7 @@ class TokensPerPass(Experiment):
         Panel("tokens", ("pass_s",), "tokens in one pass", "one pass, ms", 1e3),
         Panel("tokens", ("tokens_per_s",), "tokens in one pass", "tokens/s"),
     )
-    sample = ("tokens", 5)
+    sample = ("tokens", 4)
     note = f"Sequences of {each} tokens, as many as make up the pass. A step is scheduling, forward pass and sampling."
 
     def values(self, sizes: Sizes, model: str) -> list[Row]:

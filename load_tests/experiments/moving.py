@@ -64,9 +64,9 @@ class ReuseLatency(Experiment):
         PROMPT,
         Column("source", "KV from"),
         ms("ttft_s", "TTFT"),
-        Column("ttft_ratio", "÷ without", 1, 2, spread=True),
+        Column("ttft_ratio", "÷ without", 1, 2),
         ms("total_s", "last token"),
-        Column("total_ratio", "÷ without", 1, 2, spread=True),
+        Column("total_ratio", "÷ without", 1, 2),
     )
     sample = ("prompt_tokens", 2)
     note = (

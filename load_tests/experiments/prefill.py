@@ -75,7 +75,7 @@ class PrefillLength(Experiment):
         Panel("prompt_tokens", ("rate",), "prompt, tokens", "prefill, tokens/s"),
     )
     note = "Longest prompts by model: see Sizes."
-    sample = ("prompt_tokens", 5)
+    sample = ("prompt_tokens", 3)
     shortest = 16
     """One block and less: what is left then is the fixed cost."""
 
@@ -154,7 +154,7 @@ class OutputShare(Experiment):
         "Prompts are a quarter of each model's longest on this machine, shorter than 16K. The proportions of prompt "
         "and answer are the same."
     )
-    sample = ("answer_tokens", 4)
+    sample = ("answer_tokens", 3)
     parts = (160, 64, 32, 16, 8, 4, 2)
     """Answers as parts of the prompt, from 16K : 0.1K to 16K : 8K."""
 
