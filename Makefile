@@ -3,10 +3,12 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help serve demo demo-model bench experiments load-test bench-manager bench-kernels bench-codec profile-codec \
-	test fuzz lint format lock install install-bench install-dev clean
+	test test-long fuzz lint format lock install install-bench install-dev clean
 
 VENV := .venv
 RUN := $(VENV)/bin/python
+# Whole servers in one process, everything else in the other: tests/conftest.py.
+IN_TWO := -n 2 --dist loadgroup --no-loadscope-reorder
 
 # What `make serve` replaces in serve_config.yaml; empty leaves the file's value.
 PORT ?=
@@ -55,8 +57,11 @@ bench-codec: install ## The codecs compared: bytes, answers kept, speed; ARGS=
 profile-codec: install ## Measure a model's codec profile and write it beside its weights; MODEL=, ARGS=
 	@exec $(RUN) -m load_tests.codec.profile $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
-test: install-dev ## Run the test suite; ARGS= goes to pytest
-	@exec $(RUN) -m pytest $(ARGS)
+test: install-dev ## Run the test suite in two processes; ARGS= goes to pytest, such as ARGS="-n 0 -x"
+	@exec $(RUN) -m pytest $(IN_TWO) $(ARGS)
+
+test-long: install-dev ## The same with long random runs, and more conversations and faults' streams; ARGS=
+	@CROSSKV_LONG=1 exec $(RUN) -m pytest $(IN_TWO) $(ARGS)
 
 fuzz: install-dev ## Hostile requests to every route, hostile bytes to every decoder; ARGS="--cases N --seed S"
 	@exec $(RUN) tests/fuzz $(ARGS)

@@ -1,4 +1,7 @@
-"""What every test may rely on: a Ray without token auth, no hub, and a folder that passes for a model."""
+"""What every test may rely on: a Ray without token auth, no hub, and a folder that passes for a model.
+
+And how the tests are shared out between the two processes of `make test`: see `pytest_xdist_make_scheduler`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,30 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
+    """Of two processes: groups come first, for they take longest, and servers of a test's own before the shared one."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: (item.get_closest_marker("xdist_group") is None, "world" in item.fixturenames))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadgroup` a group goes to one process, and so does each file that is in none.
+
+    The group `servers` starts whole servers: two cores have room for one at a time. A file is not split: its tests
+    share an engine, a Ray or an ingress, which would be started twice.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class GroupsAndFiles(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return super()._split_scope(nodeid).partition("::")[0]
+
+    return GroupsAndFiles(config, log)
 
 
 @pytest.fixture(scope="session")

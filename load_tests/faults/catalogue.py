@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deployments.protocol.secret_file import server_secret
+from kvmanager.segments.format import SegmentHeader, read_header
+from kvmanager.segments.guard import SegmentGuard
 from load_tests.faults.inside import Inside
-from load_tests.faults.redis_process import Proxy, RedisProcess
+from load_tests.faults.redis_process import PASSWORD, Proxy, RedisProcess
 from load_tests.harness.running_server import RunningServer, ServerError, started
 
 
@@ -23,16 +27,28 @@ class World:
     proxy: Proxy
     inside: Inside
 
+    def stored_headers(self) -> dict[bytes, SegmentHeader]:
+        """What the segments in Redis say of themselves, by the names that they lie under."""
+        client = self.redis.client
+        guard = SegmentGuard(server_secret(self.server.model_folder.parent / "redis", {}))
+        heads: dict[bytes, Any] = {name: client.hget(name, "h") for name in self.redis.segment_keys()}
+        return {name: read_header(guard.open_header(head)) for name, head in heads.items() if head is not None}
+
 
 @contextlib.contextmanager
-def started_world(folder: Path, settings: Mapping[str, Any]) -> Iterator[World]:
-    """A server with these settings, and all that is needed to disturb it. Everything written lies in `folder`."""
+def started_world(folder: Path, settings: Mapping[str, Any], redis_password: str = PASSWORD) -> Iterator[World]:
+    """A server with these settings, and all that is needed to disturb it. Everything written lies in `folder`.
+
+    Where Redis wants another password than the server has, the server is one with two tiers.
+    """
     redis = RedisProcess(folder / "their-redis")
+    redis.change_password(redis_password)
     proxy = Proxy(redis.port)
+    wanted_status = "ok" if redis_password == PASSWORD else "degraded"
     # What is stored is loaded even where this machine, while it is busy, would recompute it sooner.
     kv = {"load_or_recompute": "load", **settings.get("kv", {}), "redis_url": proxy.url}
     try:
-        with started(folder, {**settings, "kv": kv}) as server:
+        with started(folder, {**settings, "kv": kv}, wanted_status) as server:
             inside = Inside(server)
             try:
                 yield World(server, redis, proxy, inside)
@@ -96,22 +112,28 @@ def _redis_full(world: World) -> Iterator[None]:
     client.config_set("maxmemory", 0)
 
 
-def _spoilt(spoil: Callable[[Any, bytes, bytes], None]) -> Callable[[World], contextlib.AbstractContextManager[Any]]:
-    """Spoils every segment; nothing is ended, for the server has to throw them away."""
+@contextlib.contextmanager
+def _redis_spoilt(world: World) -> Iterator[None]:
+    """Spoils every segment, each prompt's in a way of its own; nothing is ended: the server has to throw them away."""
+    client = world.redis.client
+    prompts = _stored_prompts(world)
+    if len(prompts) < len(_SPOILERS):
+        raise ServerError(f"{len(prompts)} prompts in Redis are too few for {len(_SPOILERS)} ways to spoil them")
+    for names, spoil in zip(prompts, itertools.cycle(_SPOILERS)):
+        for name, other in zip(names, names[1:] + names[:1], strict=True):
+            if client.exists(name, other) == 2:  # nobody has thrown one away meanwhile
+                spoil(client, name, other)
+    yield
 
-    @contextlib.contextmanager
-    def inject(world: World) -> Iterator[None]:
-        client = world.redis.client
-        keys, spoilt = world.redis.segment_keys(), 0
-        for key, other in zip(keys, keys[1:] + keys[:1], strict=True):
-            if client.exists(key, other) == 2:  # nobody has thrown one away meanwhile
-                spoil(client, key, other)
-                spoilt += 1
-        if not spoilt:
-            raise ServerError("Redis has no segment that could be spoilt")
-        yield
 
-    return inject
+def _stored_prompts(world: World) -> list[list[bytes]]:
+    """The names that segments lie under in Redis: a list for each prompt, in the order of the prompt."""
+    prompts: dict[bytes, list[bytes]] = {}
+    roots: dict[bytes, bytes] = {}
+    for name, header in sorted(world.stored_headers().items(), key=lambda pair: pair[1].start_block):
+        roots[header.key] = roots.get(header.parent or b"", header.key)
+        prompts.setdefault(roots[header.key], []).append(name)
+    return list(prompts.values())
 
 
 def _wrong_type(client: Any, key: bytes, other: bytes) -> None:
@@ -133,6 +155,9 @@ def _swap(client: Any, key: bytes, other: bytes) -> None:
     fields = client.hgetall(other)
     client.delete(key)
     client.hset(key, mapping=fields)
+
+
+_SPOILERS = (_wrong_type, _flip, _truncate, _swap)
 
 
 def _killed(title: str) -> Callable[[World], contextlib.AbstractContextManager[Any]]:
@@ -191,10 +216,7 @@ FAULTS = (
     Fault("Redis", "answers after 1 s", _redis_slow, missing="redis"),
     Fault("Redis", "half-open connection", _redis_deaf, missing="redis"),
     Fault("Redis", "out of memory", _redis_full),
-    Fault("Redis", "wrong type under a key", _spoilt(_wrong_type)),
-    Fault("Redis", "flipped values", _spoilt(_flip)),
-    Fault("Redis", "truncated values", _spoilt(_truncate)),
-    Fault("Redis", "swapped values", _spoilt(_swap)),
+    Fault("Redis", "wrong type, flipped, truncated and swapped values", _redis_spoilt),
     Fault("CPU tier", "killed", _killed("ray::CPUTier"), parked_in="cpu"),
     Fault("CPU tier", "hangs", _hanging("ray::CPUTier"), parked_in="cpu"),
     Fault("CPU tier", "budget shrunk", _called("shrink_tier"), parked_in="cpu"),

@@ -27,13 +27,14 @@ class RedisProcess:
     def __init__(self, folder: Path) -> None:
         self.port = free_port()
         self._folder = folder
+        self._password = PASSWORD
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     @property
     def client(self) -> redis.Redis:
         """A connection around the proxy."""
-        return redis.Redis(port=self.port, password=PASSWORD, socket_timeout=10)
+        return redis.Redis(port=self.port, password=self._password, socket_timeout=10)
 
     def start(self) -> None:
         """Return when it answers."""
@@ -60,6 +61,11 @@ class RedisProcess:
             if time.monotonic() > end or self._process.poll() is not None:
                 raise RuntimeError("redis-server did not start")
             time.sleep(0.05)
+
+    def change_password(self, password: str = PASSWORD) -> None:
+        """From now on new connections need this one; without an argument, the one that `Proxy.url` names."""
+        self.client.config_set("requirepass", password)
+        self._password = password
 
     def stop(self) -> None:
         """Kill it; connections are reset."""

@@ -22,9 +22,7 @@ from load_tests.faults.streams import Stream, run_stream, run_streams
 from load_tests.harness.conversations import text, tokenize
 from load_tests.harness.running_server import ServerError
 
-STREAMS = 6
 PROMPT_TOKENS = 900
-ANSWER_TOKENS = 64
 FIRST_TOKENS_S = 30.0
 HEALTH_EVERY_S = 0.1
 SAY_SO_S = 20.0
@@ -71,16 +69,23 @@ class Outcome:
 
 
 class Trials:
-    """Trials on one server. Building it computes the reference answers; nothing else may use the server meanwhile."""
+    """Trials on one server. Building it clears the caches and computes the reference answers.
 
-    def __init__(self, world: World, model: str, seed: int) -> None:
+    Nothing else may use the server meanwhile.
+    """
+
+    def __init__(self, world: World, model: str, seed: int, streams: int = 6, answer_tokens: int = 64) -> None:
+        """`streams`: requests at once, and prompts; each is asked for `answer_tokens`."""
         self._world = world
         self._server = world.server
         self._model = model
+        self._streams = streams
+        self._answer_tokens = answer_tokens
+        self._server.clear("device", "cpu", "redis")
         self._prompts = asyncio.run(self._make_prompts(Random(seed)))
         cold = self._stream(self._prompts)
         self._answers = [stream.tokens for stream in cold]
-        lacking = [stream.error for stream in cold if stream.error or len(stream.tokens) != ANSWER_TOKENS]
+        lacking = [stream.error for stream in cold if stream.error or len(stream.tokens) != answer_tokens]
         if lacking:
             raise ServerError(f"the undisturbed server does not answer: {lacking}")
         self._block_tokens = int(self._server.lookup([0])["block_size_tokens"])
@@ -123,20 +128,20 @@ class Trials:
 
     async def _make_prompts(self, rng: Random) -> list[list[int]]:
         async with httpx.AsyncClient(base_url=self._server.url, timeout=60) as client:
-            words = await tokenize(client, self._model, text(rng, 3 * STREAMS * PROMPT_TOKENS))
-        return [words[number * PROMPT_TOKENS : (number + 1) * PROMPT_TOKENS] for number in range(STREAMS)]
+            words = await tokenize(client, self._model, text(rng, 3 * self._streams * PROMPT_TOKENS))
+        return [words[number * PROMPT_TOKENS : (number + 1) * PROMPT_TOKENS] for number in range(self._streams)]
 
     def _stream(self, prompts: Sequence[list[int]]) -> list[Stream]:
-        return asyncio.run(run_streams(self._server.url, self._model, prompts, ANSWER_TOKENS))
+        return asyncio.run(run_streams(self._server.url, self._model, prompts, self._answer_tokens))
 
     async def _strike(self, fault: Fault, lasting: contextlib.ExitStack) -> list[Stream]:
         """Half of the streams have sent tokens when the fault strikes, the other half begin right after."""
         streams = [Stream(prompt) for prompt in self._prompts]
-        early, late = streams[: STREAMS // 2], streams[STREAMS // 2 :]
+        early, late = streams[: self._streams // 2], streams[self._streams // 2 :]
         async with httpx.AsyncClient(base_url=self._server.url, timeout=120) as client:
 
             def send(stream: Stream) -> asyncio.Task[None]:
-                return asyncio.create_task(run_stream(client, self._model, stream, ANSWER_TOKENS))
+                return asyncio.create_task(run_stream(client, self._model, stream, self._answer_tokens))
 
             tasks = [send(stream) for stream in early]
             async with asyncio.timeout(FIRST_TOKENS_S):

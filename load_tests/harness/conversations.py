@@ -110,9 +110,10 @@ async def _converse(
     length = int(SHORTEST_PROMPT_TOKENS * ratio ** rng.random())
     start = rng.choice((0, 0, rng.randrange(len(words) - plan.longest_prompt_tokens)))
     prompt, turns = words[start : start + length], []
+    disturbance = Random(rng.random())  # of its own: whatever is cleared, the same is asked
     for _ in range(plan.turns):
-        if rng.random() < plan.clear_probability:
-            await clear(client, rng.sample(plan.cleared, rng.randint(1, len(plan.cleared))))
+        if disturbance.random() < plan.clear_probability:
+            await clear(client, disturbance.sample(plan.cleared, disturbance.randint(1, len(plan.cleared))))
         pin = rng.choice((None, *range(plan.replicas)))
         turn = await complete(client, model, prompt, rng.randint(*plan.answer_tokens), pin)
         on_turn()

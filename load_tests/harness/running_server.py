@@ -26,6 +26,8 @@ from configs.model_folder import PROJECT_ROOT
 # A cold disk and busy neighbours have made it 177 s: a server that fails ends by itself, and is not waited for.
 START_S = 600.0
 STOP_S = 75.0
+MOST_SAID = 4000
+"""Characters."""
 
 T = TypeVar("T")
 
@@ -43,6 +45,11 @@ class RunningServer:
     model_folder: Path
     launcher: psutil.Process
     log: Path
+
+    def said(self) -> str:
+        """The last of what the launcher printed, and of the server's own log."""
+        parts = (self.log, run_folder(self.port) / "server.log")
+        return "\n".join(f"{path}:\n{path.read_text()[-MOST_SAID:]}" for path in parts if path.exists())
 
     def metrics(self) -> list[tuple[str, dict[str, str], float]]:
         """Every sample of GET /metrics."""
@@ -220,5 +227,5 @@ def _wait_until_ready(child: subprocess.Popen[Any], running: RunningServer, want
             if running.health()["status"] == wanted_status:
                 return
         if child.poll() is not None or time.monotonic() > end:
-            raise ServerError(f"the server did not start:\n{running.log.read_text()[-4000:]}")
+            raise ServerError(f"the server did not start:\n{running.said()}")
         time.sleep(0.5)

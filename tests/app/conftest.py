@@ -16,7 +16,9 @@ os.environ.update(
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode leaves the modules beside tests unimportable
 
 import contextlib
+import socket
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from fake_backend import FakeReplicas, backend
@@ -42,6 +44,19 @@ def start(vllm_config: VllmConfig) -> Iterator[Callable[..., Server]]:
             return stack.enter_context(serve(vllm_config, behind or backend(replicas or FakeReplicas()), **more))
 
         yield starter
+
+
+@pytest.fixture(scope="session")
+def serve_port(ray_cluster: Any) -> Iterator[int]:
+    """A Ray Serve for all tests that need one, listening on this port; each takes its application away again."""
+    from ray import serve
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    yield port
+    serve.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 
 import pytest
+from plain_references import plain_references
 
 from load_tests.faults.inside import Inside
 from load_tests.harness.conversations import Plan, run
 from load_tests.harness.running_server import RunningServer
-from load_tests.micro.exactness import Verdict, compare, plain_answers
+from load_tests.micro.exactness import Verdict, compare
+from tests.sizes import CONVERSATIONS
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("servers"), pytest.mark.timeout(900)]
 
 CHURN = {
     "dtype": "float32",
@@ -30,16 +33,25 @@ CHURN = {
 }
 
 
-def verdict_of(server: RunningServer, plan: Plan) -> Verdict:
+@pytest.fixture
+def references(pytestconfig: pytest.Config) -> Path:
+    """Where plain vLLM's answers are kept."""
+    assert pytestconfig.cache is not None
+    return pytestconfig.cache.mkdir("plain-vllm")
+
+
+def verdict_of(server: RunningServer, references: Path, *cleared: str) -> Verdict:
+    """The same conversations whatever is cleared, so that plain vLLM answers them once."""
+    plan = Plan(conversations=CONVERSATIONS, turns=3, longest_prompt_tokens=3000, cleared=cleared, seed=20)
     turns = asyncio.run(run(server.url, "demo", plan))
-    verdict = compare(turns, plain_answers(turns, str(server.model_folder), "float32"), plan.conversations)
+    verdict = compare(turns, plain_references(turns, server.model_folder, references), plan.conversations)
     print(verdict)
     assert sum(verdict.prompt_tokens_by_source.values()) == sum(len(turn.prompt) for turn in turns)
     return verdict
 
 
-def test_disturbed_conversations_answer_as_plain_vllm_does(server: RunningServer) -> None:
-    verdict = verdict_of(server, Plan(conversations=40, turns=3, longest_prompt_tokens=3000, seed=20))
+def test_disturbed_conversations_answer_as_plain_vllm_does(server: RunningServer, references: Path) -> None:
+    verdict = verdict_of(server, references, "device", "cpu", "redis")
 
     assert verdict.different_answers == 0
     reused = verdict.prompt_tokens_by_source
@@ -49,13 +61,12 @@ def test_disturbed_conversations_answer_as_plain_vllm_does(server: RunningServer
 
 
 @pytest.mark.parametrize("private_server", [CHURN], indirect=True)
-def test_tiers_that_churn_and_fail_answer_as_plain_vllm_does(private_server: RunningServer) -> None:
+def test_tiers_that_churn_and_fail_answer_as_plain_vllm_does(private_server: RunningServer, references: Path) -> None:
     with contextlib.closing(Inside(private_server)) as inside:
         inside.do("disturb_redis", 0.05, 0.1)
         inside.do("lose_some_replies", 0.05)
     # Redis is left to its faults: cleared too, it would be empty most of the time.
-    plan = Plan(conversations=40, turns=3, longest_prompt_tokens=3000, cleared=("device", "cpu"), seed=21)
-    verdict = verdict_of(private_server, plan)
+    verdict = verdict_of(private_server, references, "device", "cpu")
 
     assert verdict.different_answers == 0
     reused = verdict.prompt_tokens_by_source

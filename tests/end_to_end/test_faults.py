@@ -6,8 +6,9 @@ import pytest
 
 from load_tests.faults.catalogue import FAULTS, Fault, World
 from load_tests.faults.trial import Trials
+from tests.sizes import STREAMED_TOKENS, STREAMS
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("servers")]
 
 MORE_FILES = 12
 """File descriptors that a process may have more than before: connections come and go, leaks of a fault add up."""
@@ -15,7 +16,7 @@ MORE_FILES = 12
 
 @pytest.fixture(scope="module")
 def trials(world: World) -> Trials:
-    return Trials(world, "demo", seed=3)
+    return Trials(world, "demo", 3, STREAMS, STREAMED_TOKENS)
 
 
 @pytest.fixture(scope="module")

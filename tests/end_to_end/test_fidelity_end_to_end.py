@@ -7,13 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from deployments.protocol.secret_file import server_secret
-from kvmanager.segments.format import EXACT, LOSSY_CODECS, SegmentHeader, read_header
-from kvmanager.segments.guard import SegmentGuard
+from kvmanager.segments.format import EXACT, LOSSY_CODECS
 from load_tests.faults.catalogue import World
 from load_tests.harness.running_server import RunningServer
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("servers")]
 
 DOCUMENT = " ".join(f"Anna lives in Paris. Ben is a baker. Note {number}." for number in range(40))
 QUESTION = [{"role": "system", "content": DOCUMENT}, {"role": "user", "content": "Where does Anna live?"}]
@@ -51,14 +49,6 @@ def segments(server: RunningServer, tier: str) -> float:
     return server.metric("crosskv_tier_segments", tier=tier)
 
 
-def stored_headers(world: World) -> list[SegmentHeader]:
-    """What lies in Redis, as it says itself."""
-    client = world.redis.client
-    guard = SegmentGuard(server_secret(world.server.model_folder.parent / "redis", {}))
-    heads: list[Any] = [client.hget(key, "h") for key in world.redis.segment_keys()]
-    return [read_header(guard.open_header(head)) for head in heads]
-
-
 def test_a_tolerant_turn_comes_from_lossy_kv_and_exact_answers_stay_what_they_were(world: World) -> None:
     server, salt = world.server, "fidelity"
     server.clear("device", "cpu", "redis")
@@ -84,7 +74,7 @@ def test_a_tolerant_turn_comes_from_lossy_kv_and_exact_answers_stay_what_they_we
     assert again == text
     assert logprobs_again == pytest.approx(logprobs, abs=1e-5)
 
-    headers = stored_headers(world)
+    headers = list(world.stored_headers().values())
     assert {header.fidelity for header in headers} == {EXACT, "tolerant"}
     assert {header.codec for header in headers if header.fidelity == EXACT} <= {"raw", "lossless"}
     assert LOSSY_CODECS & {header.codec for header in headers if header.fidelity != EXACT}

@@ -1,17 +1,17 @@
-"""Servers with settings of their own: no sharing, one replica, tenants, a Redis that cannot be used."""
+"""Other settings: no sharing, one replica, tenants, a Redis that cannot be used."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from first_minute import WithoutRedis
 
-from load_tests.faults.redis_process import RedisProcess
-from load_tests.harness.running_server import RunningServer, started
+from load_tests.faults.redis_process import PASSWORD
+from load_tests.harness.running_server import RunningServer
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("servers")]
 
 PROMPT = "Anna lives in Oslo. " * 60
 WITHOUT_SHARING = {
@@ -40,17 +40,10 @@ def test_a_server_without_sharing_serves_and_recomputes_everything(private_serve
     assert httpx.get(f"{private_server.url}/health").json()["status"] == "ok"
 
 
-def test_a_server_whose_redis_cannot_be_used_says_so_and_serves_with_two_tiers(tmp_path: Path) -> None:
-    redis = RedisProcess(tmp_path / "their-redis")
-    url = f"redis://:wrong@127.0.0.1:{redis.port}/0"
-    try:
-        with started(tmp_path, {"replicas": 1, "kv": {"redis_url": url}}, wanted_status="degraded") as server:
-            server.wait_until(lambda: "password" in server.health()["parts"]["redis"]["state"], "the reason is named")
-            body = {"model": "demo", "prompt": PROMPT, "max_tokens": 4}
-            for _ in range(2):
-                answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
-            assert answer.json()["usage"]["kv_cache"]["device"] > 0
-            server.wait_until(lambda: "redis:" in server.log.read_text(), "the launcher has told it too")
-            assert "wrong" not in server.log.read_text().replace("wrong password", "")
-    finally:
-        redis.stop()
+def test_a_server_whose_redis_cannot_be_used_says_so_and_serves_with_two_tiers(without_redis: WithoutRedis) -> None:
+    assert "password" in without_redis.redis_state
+    first, second = (answer["usage"]["kv_cache"] for answer in without_redis.answers)
+    assert (first["device"], first["redis"]) == (0, 0)
+    assert second["device"] > 0
+    assert "redis:" in without_redis.log
+    assert PASSWORD not in without_redis.log + without_redis.redis_state

@@ -1,11 +1,10 @@
-"""A long seeded run against the naive manager, through every policy: 100,000 operations, or CROSSKV_OPERATIONS.
+"""A long seeded run against the naive manager, through every policy: `tests.sizes.OPERATIONS`, or CROSSKV_OPERATIONS.
 
 All answers are compared after each operation, all invariants from time to time. Worlds are small, so that everything
 meets everything, and begin anew now and then, with other sizes. A failure names the seed of its world and the
 operation; the same seed repeats it.
 """
 
-import os
 import random
 from collections import Counter
 
@@ -14,8 +13,8 @@ from checked_policies import POLICIES
 from manager_world import LOCATIONS, REPLICAS, TENANTS, ManagerWorld
 
 from kvmanager.index.locations import Tier
+from tests.sizes import OPERATIONS
 
-OPERATIONS = int(os.environ.get("CROSSKV_OPERATIONS", "100000"))
 PER_WORLD = 2500
 CHECK_EVERY = 25
 MOST_HANDLES = 20

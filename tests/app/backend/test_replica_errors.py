@@ -18,6 +18,8 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from vllm.exceptions import GenerationError, VLLMValidationError
 
 from app.backend.replica_errors import translate
+from app.openai.constraint_pool import ConstraintPool
+from app.openai.constraint_worker import FITS, Verdict
 from deployments.engine.step_witness import EngineDiedError
 
 SECRET = "/srv/secret/engine.py"
@@ -110,7 +112,14 @@ def test_a_replica_that_ends_too_early_is_an_error_and_not_half_an_answer(start)
 
 
 @pytest.mark.parametrize(("constraint", "status"), [({}, 503), ({"structured_outputs": {"regex": "a+"}}, 400)])
-def test_a_request_that_the_engine_gives_up_is_no_500(start, constraint: dict[str, Any], status: int):
+def test_a_request_that_the_engine_gives_up_is_no_500(
+    start, constraint: dict[str, Any], status: int, monkeypatch: pytest.MonkeyPatch
+):
+    async def fits(self: ConstraintPool, constraint: Any) -> Verdict:
+        return Verdict(1, FITS)
+
+    monkeypatch.setattr(ConstraintPool, "_try", fits)  # its process takes seconds to start, and is not what is tested
+
     async def give_up(request):
         output = say(request, [], "", finished=True)
         output.outputs[0].finish_reason = "error"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import socket
 import sys
 from typing import Any
 
@@ -46,12 +45,6 @@ def test_serves_controller_tells_its_http_options():
     assert "host" in HTTPOptions.model_fields
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @serve.ingress()
 class Doorkeeper:
     """Answers where Serve listens, and whether who asks is on this machine."""
@@ -66,15 +59,13 @@ class Doorkeeper:
 
 
 @pytest.mark.server
-def test_an_ingress_behind_serves_proxy_knows_the_host_and_who_calls(ray_cluster: Any):
-    port = free_port()
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
+def test_an_ingress_behind_serves_proxy_knows_the_host_and_who_calls(serve_port: int):
     try:
         doorkeeper: Any = serve.deployment(Doorkeeper, ray_actor_options={"num_cpus": 0})
         serve.run(doorkeeper.bind(), name="door", route_prefix="/")
-        url = f"http://127.0.0.1:{port}/who"
+        url = f"http://127.0.0.1:{serve_port}/who"
         assert httpx.get(url).json() == {"host": "127.0.0.1", "local": True}
         for headers in ({"x-forwarded-for": "127.0.0.1"}, {"host": "rebound.example"}, {"x-real-ip": "203.0.113.7"}):
             assert httpx.get(url, headers=headers).json() == {"host": "127.0.0.1", "local": False}
     finally:
-        serve.shutdown()
+        serve.delete("door")

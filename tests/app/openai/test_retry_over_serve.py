@@ -71,9 +71,8 @@ class Nobody:
 
 
 @pytest.fixture(scope="module")
-def voices(ray_cluster: Any) -> Iterator[DeploymentHandle]:
+def voices(serve_port: int) -> Iterator[DeploymentHandle]:
     """The handle of two replicas behind the project's router."""
-    serve.start(proxy_location="Disabled")
     options = RouterOptions.from_settings(load_settings({})).as_dict()
     deployment: Any = serve.deployment(
         Voice,
@@ -86,7 +85,7 @@ def voices(ray_cluster: Any) -> Iterator[DeploymentHandle]:
         ),
     )
     yield serve.run(deployment.bind(), name="voices", route_prefix=None)
-    serve.shutdown()
+    serve.delete("voices")
 
 
 def ask(note: Path | None, request_id: str = "r") -> GenerateRequest:

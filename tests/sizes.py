@@ -1,0 +1,16 @@
+"""How much of what is random, repeated or slow a run takes: `make test`'s sizes, or those of `make test-long`."""
+
+from __future__ import annotations
+
+import os
+
+LONG = os.environ.get("CROSSKV_LONG") == "1"
+
+OPERATIONS = int(os.environ.get("CROSSKV_OPERATIONS", 100_000 if LONG else 20_000))
+"""Of the manager, beside the naive one."""
+CODED_INPUTS = 100_000 if LONG else 20_000
+"""For the decoder, of bytes that no encoder wrote."""
+CONVERSATIONS = 40 if LONG else 16
+"""Held against plain vLLM, on each of two servers."""
+STREAMS, STREAMED_TOKENS = (6, 64) if LONG else (4, 48)
+"""Of each fault: at once, and each."""
