@@ -56,6 +56,7 @@ def main(arguments: list[str]) -> int:
 def _description() -> dict[str, Any]:
     """The server's OpenAPI description, with the default settings. Nothing behind the ingress is there."""
     settings = load_settings({})
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.update(engine_environment(settings), HF_HUB_OFFLINE="1")
     from app.gate.auth import METRICS, OPEN_PATHS
     from app.ingress import create_app, frontend_config
