@@ -161,8 +161,8 @@ def test_the_table_has_every_arm_and_says_what_was_missed_and_skipped():
     runs = {key(BASE): measurement(1.0), key(): measurement(0.151, 30.0, balance=None)}
     found = rows(runs)
     text = markdown(found, verdicts(found), {"lmcache": "no connector"}, {"replicas": "2"})
-    assert "**Missed**: 365m, qa, working set 1.5 x the pools: TTFT of returning prompts, mean is 0.151 (0.151 " in text
-    assert "Met: 365m, qa, working set 1.5 x the pools: output tokens per second is 3 (" in text
+    assert "**Missed**: 365m, qa, 1.5 x: TTFT of returning prompts, mean is 0.151 (0.151 " in text
+    assert "Met: 365m, qa, 1.5 x: output tokens per second is 3 (" in text
     assert "Not run: plain vLLM with LMCache (no connector)." in text
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         lines = table.splitlines()
