@@ -66,12 +66,13 @@ test-long: install-dev ## The same with long random runs, and more conversations
 fuzz: install-dev ## Hostile requests to every route, hostile bytes to every decoder; ARGS="--cases N --seed S"
 	@exec $(RUN) tests/fuzz $(ARGS)
 
-lint: install-dev ## ruff, mypy, and whether the generated pages in docs/guide are up to date
+lint: install-dev ## ruff, mypy, hadolint, and whether the generated pages in docs/guide are up to date
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m mypy
 	$(RUN) -m configs.document --check
 	$(RUN) -m app.document --check
+	$(VENV)/bin/hadolint Dockerfile
 
 format: install-dev ## Format the code and write the generated pages in docs/guide
 	$(RUN) -m ruff check --fix .
