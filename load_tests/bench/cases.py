@@ -61,41 +61,22 @@ def parameters_of(name: str, sizes: Sizes, working_set: float, rate: float) -> d
     """A maker's parameters for pools of this size; `with_working_set` corrects the number of prefixes."""
     prefix = sizes.pool_tokens // PREFIXES_PER_POOL
     prefixes = max(1, round(working_set * sizes.replicas * PREFIXES_PER_POOL))
-    ends = {"answer_tokens": ANSWER_TOKENS, "max_model_tokens": sizes.max_model_len}
+    longest = {"max_model_tokens": sizes.max_model_len}
+    texts = {"question_tokens": QUESTION_TOKENS, "answer_tokens": ANSWER_TOKENS, **longest}
     if name == "long-document-qa":
-        return {
-            "documents": prefixes,
-            "document_tokens": prefix,
-            "question_tokens": QUESTION_TOKENS,
-            "repeats": RETURNS,
-            "concurrency": CONCURRENCY,
-            **ends,
-        }
+        documents = {"documents": prefixes, "document_tokens": prefix}
+        return {**documents, "repeats": RETURNS, "concurrency": CONCURRENCY, **texts}
     if name == "multi-round-qa":
         system = prefix // 4
-        return {
-            "users": prefixes,
-            "system_tokens": system,
-            "history_tokens": prefix - system,
-            "rounds": 1 + RETURNS,
-            "question_tokens": QUESTION_TOKENS,
-            "qps": rate,
-            **ends,
-        }
+        users = {"users": prefixes, "system_tokens": system, "history_tokens": prefix - system}
+        return {**users, "rounds": 1 + RETURNS, "qps": rate, **texts}
     if name == "shared-prefix-groups":
         steps = (0.5, 1.0, 1.5)  # of the rate: a staircase
-        requests = prefixes * (1 + RETURNS)
-        return {
-            "groups": prefixes,
-            "prompts_per_group": 1 + RETURNS,
-            "system_tokens": prefix,
-            "question_tokens": QUESTION_TOKENS,
-            "rates": [step * rate for step in steps],
-            "stage_s": requests / rate / sum(steps),
-            **ends,
-        }
+        stage_s = prefixes * (1 + RETURNS) / rate / sum(steps)
+        groups = {"groups": prefixes, "prompts_per_group": 1 + RETURNS, "system_tokens": prefix}
+        return {**groups, "rates": [step * rate for step in steps], "stage_s": stage_s, **texts}
     if name == "straggler-burst":
-        long, short = 2 * prefix, 8
+        short = 8
         return {
             "bursts": RETURNS,
             "between_bursts_s": (short + prefixes) / rate,
@@ -103,12 +84,13 @@ def parameters_of(name: str, sizes: Sizes, working_set: float, rate: float) -> d
             "long_requests": max(1, prefixes // 2),
             "system_tokens": prefix // 8,
             "short_tokens": QUESTION_TOKENS,
-            "long_tokens": long,
-            **ends,
+            "long_tokens": 2 * prefix,
+            "answer_tokens": ANSWER_TOKENS,
+            **longest,
         }
     return {
         "requests": prefixes * (1 + RETURNS),
         "block_tokens": max(1, sizes.max_model_len // _LONGEST_IN_TRACE_BLOCKS),
         "rate_scale": rate / _TRACE_RATE,
-        "max_model_tokens": sizes.max_model_len,
+        **longest,
     }

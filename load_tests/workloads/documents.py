@@ -50,7 +50,6 @@ def long_document_qa(
             after=document if number >= documents else None,
             messages=(Message("system", contents[document]), Message("user", text(rng, question_tokens))),
             max_tokens=answer_tokens,
-            returning=False,
         )
         for number, document in enumerate(sent)
     ]

@@ -52,7 +52,6 @@ def shared_prefix_groups(
             after=None,
             messages=messages,
             max_tokens=answer_tokens,
-            returning=False,
         )
         for number, (at_s, (session, messages)) in enumerate(
             zip(_arrivals(rng, rates, stage_s), itertools.cycle(prompts), strict=False)

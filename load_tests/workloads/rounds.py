@@ -64,7 +64,6 @@ def multi_round_qa(
             after=numbers[user, turn - 1] if turn else None,
             messages=(system, *_so_far(conversations[user], turn)),
             max_tokens=answer_tokens,
-            returning=False,
         )
         for number, (at_s, user, turn) in enumerate(turns)
     ]

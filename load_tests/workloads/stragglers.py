@@ -57,7 +57,6 @@ def straggler_burst(
                 after=None,
                 messages=(head, Message("user", text(rng, short_tokens))),
                 max_tokens=answer_tokens,
-                returning=False,
             )
             for place, (session, head) in enumerate(heads)
         ]

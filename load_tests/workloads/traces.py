@@ -61,7 +61,6 @@ def conversation_trace(
             after=None,
             messages=(Message("user", blocks.prompt(one)),),
             max_tokens=blocks.scaled(one.output_tokens),
-            returning=False,
         )
         for number, one in enumerate(recorded)
     ]

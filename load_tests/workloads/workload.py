@@ -29,7 +29,7 @@ class Request:
     messages: tuple[Message, ...]
     max_tokens: int
     """Tokens of the answer; the benchmarks ask for exactly so many."""
-    returning: bool
+    returning: bool = False
     """At least half of its prompt's text was sent, or answered, by this workload before: `prefixes.mark_returning`."""
 
 
