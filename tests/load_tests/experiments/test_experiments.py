@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-from tests.load_tests.experiments.fake_engine import SIZES, FakeEngine, measured
 
 from configs.settings import Settings
 from load_tests.experiments import batches, memory, moving, prefill, report
@@ -20,6 +19,7 @@ from load_tests.experiments.report import Result, write_report
 from load_tests.experiments.runner import run_points
 from load_tests.experiments.sizes import Sizes, longest_prompt
 from load_tests.measuring.journal import Journal
+from tests.load_tests.experiments.fake_engine import SIZES, FakeEngine, measured
 
 
 @pytest.fixture(scope="module")

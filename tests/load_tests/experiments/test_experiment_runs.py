@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import typer
-from tests.load_tests.experiments.fake_engine import SIZES, FakeEngine, measured
 from typer.testing import CliRunner
 
 from load_tests.experiments import __main__ as program
@@ -18,6 +17,7 @@ from load_tests.experiments.runner import in_engine_order, run_points
 from load_tests.experiments.sizes import EngineSpec
 from load_tests.harness.engine_process import EngineError
 from load_tests.measuring.journal import Journal
+from tests.load_tests.experiments.fake_engine import SIZES, FakeEngine, measured
 
 
 def point(engine: Any, first: bool = False, **values: Any) -> Point:
