@@ -23,7 +23,7 @@ class PrefillShare(Experiment):
     title = "Prefill's share of a chat request"
     question = "What part of the end-to-end latency of a chat request is prefill, by model and prompt length?"
     setting = "kv.enabled"
-    columns = (MODEL, PROMPT, ANSWER, ms("prefill_s", "prefill"), ms("total_s", "end to end"), SHARE)
+    columns = (MODEL, PROMPT, ms("prefill_s", "prefill"), ms("total_s", "end to end"), SHARE)
     panels = (Panel("prompt_tokens", ("share",), "prompt, tokens", SHARE_LABEL, scale=100, ylog=False),)
     sample = ("prompt_tokens", 3)
     longest = 4096
