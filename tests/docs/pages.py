@@ -20,6 +20,10 @@ _LIST_ITEM = re.compile(r"^ *(?:[-*]|\d+\.) +", re.MULTILINE)
 _SENTENCE_END = re.compile(r"[.!?][\"')*]*\s+(?=[\"'(*]*[A-Z0-9`])")
 
 
+HISTORY = frozenset({"docs/measured/journal.md", "CHANGELOG.md"})
+"""Pages that tell what was, with dates; the others say what is."""
+
+
 @cache
 def tracked() -> frozenset[str]:
     """Every file of the project that git knows or would add, by its path from the root."""
