@@ -16,9 +16,9 @@ from app.launch.descendants import become_subreaper
 from configs.model_folder import PROJECT_ROOT
 from configs.settings import SettingsError
 from load_tests.bench.arms import ARMS
-from load_tests.bench.choice import Choice
+from load_tests.bench.choice import FULL, QUICK, Choice, default_dtype
 from load_tests.bench.measure import Watch, measure, requests_to_come
-from load_tests.bench.plan import Key, Plan
+from load_tests.bench.plan import Key, Plan, Sizes
 from load_tests.bench.report import BEGIN, END, as_json, closing, draw, markdown, setting_of
 from load_tests.bench.summary import rows, verdicts
 from load_tests.harness.client import ServerError
@@ -57,19 +57,10 @@ def main(
 ) -> None:
     """Measure what is missing, and write the tables, the JSON and the pictures."""
     with one_sentence(ModelError, ServerError, SettingsError, ValueError):
-        choice = Choice.made(
-            models=models,
-            arms=arms,
-            workloads=workloads,
-            working_sets=working_sets,
-            alternations=alternations,
-            replicas=replicas,
-            device_blocks=device_blocks,
-            dtype=dtype,
-            requests_per_s=requests_per_s,
-            seed=seed,
-            quick=quick,
-        )
+        default = QUICK if quick else FULL
+        blocks = device_blocks or default.device_blocks
+        sizes = Sizes(replicas, blocks, dtype or default_dtype(), requests_per_s, seed)
+        choice = Choice.made(default, sizes, models, arms, workloads, working_sets, alternations)
         for name, reason in choice.skipped.items():
             out.print(f"Not run: {ARMS[name].title} ({reason}).")
         keys = choice.plan.keys()

@@ -16,8 +16,9 @@ from load_tests.workloads import WORKLOADS
 
 @dataclass(frozen=True)
 class Defaults:
-    """What is measured where nothing is said."""
+    """What is measured where nothing is said; `name` begins the results' file names."""
 
+    name: str
     models: str
     arms: str
     workloads: str
@@ -26,8 +27,8 @@ class Defaults:
     device_blocks: int
 
 
-FULL = Defaults("365m", ",".join(ARMS), "long-document-qa,multi-round-qa", "0.5,1.5,3", 3, 128)
-QUICK = Defaults("40m", "plain,serve-llm,crosskv", "long-document-qa", "1.5", 1, 32)
+FULL = Defaults("bench", "365m", ",".join(ARMS), "long-document-qa,multi-round-qa", "0.5,1.5,3", 3, 128)
+QUICK = Defaults("quick", "40m", "plain,serve-llm,crosskv", "long-document-qa", "1.5", 1, 32)
 
 
 @dataclass(frozen=True)
@@ -41,37 +42,30 @@ class Choice:
     @classmethod
     def made(
         cls,
-        *,
+        default: Defaults,
+        sizes: Sizes,
         models: str | None,
         arms: str | None,
         workloads: str | None,
         working_sets: str | None,
         alternations: int | None,
-        replicas: int,
-        device_blocks: int | None,
-        dtype: Dtype | None,
-        requests_per_s: float | None,
-        seed: int,
-        quick: bool,
     ) -> Choice:
         """Lists have commas between their words; None is the default. Raises InputError."""
-        default = QUICK if quick else FULL
         wanted = chosen("arm", (arms or default.arms).split(","), ARMS)
         skipped = {name: reason for name in wanted if (reason := ARMS[name].unfit())}
         fit = tuple(name for name in wanted if name not in skipped)
         if not fit:
             reasons = "; ".join(f"{ARMS[name].title}: {reason}" for name, reason in skipped.items())
             raise InputError(f"No arm is left ({reasons}); choose others of {', '.join(ARMS)}.")
-        blocks, dtype = device_blocks or default.device_blocks, dtype or default_dtype()
         plan = Plan(
             models=chosen("model", (models or default.models).split(","), SHAPES),
             arms=fit,
             workloads=chosen("workload", (workloads or default.workloads).split(","), WORKLOADS),
             working_sets=_working_sets(working_sets or default.working_sets),
             alternations=alternations or default.alternations,
-            sizes=Sizes(replicas, blocks, dtype, requests_per_s, seed),
+            sizes=sizes,
         )
-        return cls("quick" if quick else "bench", plan, skipped)
+        return cls(default.name, plan, skipped)
 
 
 def default_dtype() -> Dtype:

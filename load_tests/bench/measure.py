@@ -19,7 +19,7 @@ from pathlib import Path
 from load_tests.bench.arms import ARMS, Arm
 from load_tests.bench.balance import added, by_usage, settled, variation
 from load_tests.bench.cases import Case, make_cases
-from load_tests.bench.figures import Figures, figures
+from load_tests.bench.figures import Figures, figures, in_words
 from load_tests.bench.plan import Key, Plan
 from load_tests.bench.servers import BenchServer, last_lines, running
 from load_tests.harness.client import Measured, ServerError, run_workload
@@ -122,8 +122,8 @@ def _one_server(
                     spread = added(before, counts, len(found))
                 result = figures(found, variation(spread, sizes.replicas), cpu_s, pss)
                 _require_answers(result, server, title)
-                journal.add(key, figures=asdict(result), requests=[asdict(one) for one in found])
-                watch.measured(f"{title}: {key.workload}, {key.working_set:g} x: {result.in_words()}")
+                journal.add(key, figures=result, requests=[asdict(one) for one in found])
+                watch.measured(f"{title}: {key.workload}, {key.working_set:g} x: {in_words(result)}")
 
 
 def _send_measured(
@@ -154,7 +154,7 @@ def _warm_up(folder: Path) -> Workload:
 
 def _require_answers(result: Figures, server: BenchServer, title: str) -> None:
     """A server that answered nothing has failed; some errors are a result."""
-    if result.errors == result.requests:
-        raise ServerError(f"{title}: every request failed ({result.error}).\n{last_lines(server.log)}")
+    if result["errors"] == result["requests"]:
+        raise ServerError(f"{title}: every request failed ({result['error']}).\n{last_lines(server.log)}")
     if not server.process.is_running():
         raise ServerError(f"{title}: the server ended by itself.\n{last_lines(server.log)}")

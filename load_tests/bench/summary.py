@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from load_tests.bench.arms import ARMS, BASE, EXACT
+from load_tests.bench.figures import Figures
 from load_tests.bench.plan import Key
 from load_tests.measuring.comparison import Bound
 from load_tests.measuring.spread import Spread
 
-Value = Callable[[Mapping[str, Any]], float | None]
+Value = Callable[[Figures], float | None]
 
 FIGURES: dict[str, tuple[str, Value]] = {
     "ttft_returning_s": ("TTFT of returning prompts, mean", lambda f: f["ttft_returning"]["mean"]),
@@ -83,7 +83,7 @@ TARGETS = (
 )
 
 
-def rows(measured: Mapping[Key, Mapping[str, Any]]) -> list[Row]:
+def rows(measured: Mapping[Key, Figures]) -> list[Row]:
     """A row for each model, workload, size and arm; the arms of one workload and size follow each other."""
     groups: dict[tuple[str, str, float, str], list[Key]] = {}
     arms = list(ARMS)
@@ -113,7 +113,7 @@ def verdicts(found: Sequence[Row]) -> list[Verdict]:
     ]
 
 
-def _ratios(measured: Mapping[Key, Mapping[str, Any]], keys: Sequence[Key], value: Value) -> list[float]:
+def _ratios(measured: Mapping[Key, Figures], keys: Sequence[Key], value: Value) -> list[float]:
     """Of the alternations in which both arms were measured."""
     ratios = []
     for key in keys:

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import random
-from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -15,7 +14,7 @@ from load_tests.bench import __main__ as program
 from load_tests.bench import measure as measuring
 from load_tests.bench.arms import ARMS, BASE, EXACT, crosskv_settings
 from load_tests.bench.cases import Case, parameters_of
-from load_tests.bench.choice import Choice
+from load_tests.bench.choice import FULL, QUICK, Choice, default_dtype
 from load_tests.bench.figures import figures
 from load_tests.bench.plan import Key, Sizes
 from load_tests.harness.client import Measured, ServerError
@@ -91,11 +90,11 @@ def test_a_workload_fits_the_model_and_comes_back_as_often_as_its_size_says(name
 # The command line
 
 
-def choose(quick=False, **said):
-    words = dict.fromkeys(("models", "arms", "workloads", "working_sets", "alternations", "device_blocks"))
-    return Choice.made(
-        **{**words, "replicas": 2, "dtype": None, "requests_per_s": None, "seed": 0, "quick": quick, **said}
-    )
+def choose(quick=False, device_blocks=None, seed=0, **said):
+    default = QUICK if quick else FULL
+    words = dict.fromkeys(("models", "arms", "workloads", "working_sets", "alternations"))
+    sizes = Sizes(2, device_blocks or default.device_blocks, default_dtype(), None, seed)
+    return Choice.made(default, sizes, **(words | said))
 
 
 def test_lists_have_commas_between_their_words():
@@ -156,7 +155,7 @@ def small_run(monkeypatch, tmp_path):
         "requests_per_s": None,
         "seed": 0,
     }
-    plan = choose(**said).plan
+    plan = choose(**{name: value for name, value in said.items() if name not in ("dtype", "requests_per_s")}).plan
     workload = long_document_qa(random.Random(0), WORDS, documents=1, document_tokens=10, repeats=1)
     cases = [Case(workload, size) for size in plan.working_sets]
     served = []
@@ -166,7 +165,7 @@ def small_run(monkeypatch, tmp_path):
             if one_server.breaks_after == len(served):
                 raise one_server.error
             served.append(wanted_key)
-            journal.add(wanted_key, figures=asdict(figures(ANSWERS, 0.0, 1.0, 1)))
+            journal.add(wanted_key, figures=figures(ANSWERS, 0.0, 1.0, 1))
 
     one_server.breaks_after, one_server.error = None, KeyboardInterrupt()
     monkeypatch.setattr(measuring, "cases_of", lambda *_: cases)
