@@ -1,0 +1,47 @@
+"""What app/ and deployments/ lean on inside Ray that Ray does not promise. After an upgrade `test_ray_symbols.py` says
+what is gone. Whatever Ray has a public name for is imported by that name."""
+
+VERSION = "2.60.0"
+"""The one version that this project is tested with; the lock files pin it."""
+
+PRIVATE: dict[str, tuple[set[str], str]] = {
+    "ray._common.network_utils": (
+        {"build_address", "is_localhost"},
+        "the two judge and write addresses as Ray itself does, IPv6 too",
+    ),
+    "ray._common.tls_utils": (
+        {"add_port_to_grpc_server"},
+        "what is replaced in `ray.serve._private.replica` must do the same, on another address",
+    ),
+    "ray._private.authentication.authentication_utils": (
+        {"is_token_auth_enabled"},
+        "nobody else says whether Ray asks for a token",
+    ),
+    "ray.core.generated.gcs_pb2": (
+        {"ActorTableData"},
+        "the states of an actor, as a handle gives them",
+    ),
+    "ray.serve._private": (
+        {"replica"},
+        "Serve binds a replica's gRPC server to all addresses, and has no setting for it",
+    ),
+    "ray.serve._private.constants": (
+        {"SERVE_CONTROLLER_NAME", "SERVE_NAMESPACE"},
+        "the names by which Serve's controller is found",
+    ),
+}
+"""From module to names, and why there is no way without."""
+
+USED: dict[str, set[str]] = {
+    "ray.actor:ActorHandle": {"_get_local_state"},
+    "ray.serve.request_router:PendingRequest": {"args", "routing_context"},
+    "ray.serve.request_router:RequestRouter": {
+        "choose_replicas",
+        "initialize_state",
+        "on_request_completed",
+        "on_request_routed",
+        "update_replicas",
+    },
+    "ray.serve.request_router:RunningReplica": {"_actor_handle", "replica_id"},
+}
+"""From class to attributes: private ones, and those of classes that Ray calls alpha."""

@@ -1,0 +1,65 @@
+"""Which room may import what from outside: the brain is pure, and vLLM stays in its rooms."""
+
+from __future__ import annotations
+
+from source_imports import Import, imports, modules
+
+BRAIN = {
+    "__future__", "abc", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "hmac", "importlib",
+    "inspect", "itertools", "math", "statistics", "struct", "sys", "typing", "weakref",
+    "cbor2", "cryptography", "xxhash",
+}  # fmt: skip
+"""What kvmanager/ may import: no ray, torch, vllm or numpy, no sockets, files, threads or event loops, and neither time
+nor randomness, which are passed in."""
+
+SIMULATOR = BRAIN | {
+    "concurrent", "json", "multiprocessing", "os", "pathlib", "random", "signal", "threading", "time", "traceback",
+    "matplotlib", "rich", "typer",
+}  # fmt: skip
+"""It is a command: it reads files, draws, and runs in several processes."""
+
+NEVER: dict[str, set[str]] = {
+    "configs": {"numpy", "ray", "torch", "vllm"},
+    "kernels": {"ray", "vllm"},
+    "models": {"ray"},
+    "app": {"torch"},
+}
+"""What a package imports nowhere."""
+
+VLLM_ROOMS = ("app.openai", "deployments.engine")
+
+VLLM_ELSEWHERE: dict[str, str] = {}
+"""Modules beside these rooms that import vLLM at their top, with the reason."""
+
+
+def outside(package: str) -> list[Import]:
+    """A package's imports that are no module of the project."""
+    return [each for each in imports(package) if each.module not in modules()]
+
+
+def test_the_brain_is_pure() -> None:
+    impure = [
+        str(each)
+        for each in outside("kvmanager")
+        if each.module.split(".")[0] not in (SIMULATOR if each.importer.startswith("kvmanager.simulator") else BRAIN)
+    ]
+    assert impure == []
+
+
+def test_no_package_imports_what_it_must_not_know() -> None:
+    found = [
+        str(each) for package, never in NEVER.items() for each in outside(package) if each.module.split(".")[0] in never
+    ]
+    assert found == []
+
+
+def test_vllm_is_imported_at_the_top_in_its_own_rooms_and_where_a_reason_is_given() -> None:
+    """vLLM takes seconds and hundreds of megabytes: who needs no engine starts without it."""
+    found = {
+        each.importer
+        for package in ("app", "configs", "deployments", "kernels", "kvmanager")
+        for each in outside(package)
+        if each.module.split(".")[0] == "vllm" and each.when == "top"
+    }
+    elsewhere = {module for module in found if not f"{module}.".startswith(tuple(f"{room}." for room in VLLM_ROOMS))}
+    assert sorted(elsewhere) == sorted(VLLM_ELSEWHERE)
