@@ -58,7 +58,7 @@ class Cluster:
 def check_cluster(settings: Settings) -> None:
     """Raises SettingsError when the cluster that this process belongs to is open to strangers or too small.
 
-    Outside a cluster there is nothing to check. Of ray 2.60 this leans on `is_token_auth_enabled` and `ray.nodes`.
+    Outside a cluster there is nothing to check. Of Ray this leans on `is_token_auth_enabled` and `ray.nodes`.
     """
     if not ray.is_initialized():
         return

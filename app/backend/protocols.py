@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from vllm.outputs import RequestOutput
-
+from app.metrics.ingress import MetricsSource
 from deployments.protocol.wire import GenerateRequest
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
 
 
 class ReplicaHandle(Protocol):
@@ -85,10 +87,6 @@ class HealthReport:
 
     serving: bool
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-
-MetricsSource = Callable[[], Awaitable[str]]
-"""Gives one part's Prometheus text."""
 
 
 @dataclass(frozen=True, slots=True)

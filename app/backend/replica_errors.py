@@ -31,6 +31,7 @@ from vllm.exceptions import GenerationError, GracefulHTTPError, VLLMClientError
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.gate.errors import OverloadedError, UnavailableError
+from app.metrics.labels import ENGINE_DEAD, PROCESS_GONE, STOPPED, UNREACHABLE
 from deployments.engine.step_witness import EngineDiedError
 
 logger = logging.getLogger(__name__)
@@ -38,11 +39,8 @@ logger = logging.getLogger(__name__)
 _PROCESS_GONE = (
     RayActorError, WorkerCrashedError, AsyncioActorExit, NodeDiedError, ObjectLostError, OutOfMemoryError,
 )  # fmt: skip
-ENGINE_DEAD, UNREACHABLE, PROCESS_GONE, STOPPED = GONE_REASONS = (
-    "engine_dead", "unreachable", "process_gone", "stopped",
-)  # fmt: skip
 _MEANT = ("ray.kill", "node has died", "exit_actor")
-"""In Ray's words (2.60.0) for a death that no request can be the reason of: Serve ended the replica, or its machine is
+"""In Ray's words for a death that no request can be the reason of: Serve ended the replica, or its machine is
 gone."""
 
 

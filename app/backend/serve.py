@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.backend.parts_watch import PARTS_ANSWER_S, PartsWatch, health_probe
-from app.backend.protocols import Backend, MetricsSource
-from app.backend.replica_errors import UNREACHABLE, replica_gone
+from app.backend.protocols import Backend
+from app.backend.replica_errors import replica_gone
 from app.gate.errors import UnavailableError
+from app.metrics.ingress import MetricsSource
+from app.metrics.labels import UNREACHABLE
 from app.metrics.manager import manager_metrics_text
 from configs.settings import Settings
 from deployments.protocol.failed_replicas import FailedReplicas
@@ -164,7 +166,7 @@ async def _first_output(outputs: AsyncIterator[RequestOutput], progress: Progres
 def outside_http_request(call: Callable[..., Any], *args: Any) -> Any:
     """Make a handle call that has an identity of its own.
 
-    Serve (ray 2.60.0) gives all calls that one HTTP request makes the request's internal id, and its router tells
+    Serve gives all calls that one HTTP request makes the request's internal id, and its router tells
     pending calls apart by that id: of two at once, one gets the other's replica, and one waits for ever. The id travels
     in a context variable, so the call is made in an empty context. `tests/app/backend/test_serve_backend.py` holds it.
     """

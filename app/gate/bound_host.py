@@ -1,6 +1,6 @@
 """Where the HTTP server listens, asked of Serve; and that an open server is not reached by accident.
 
-Leans on ray 2.60.0: the controller actor's `get_http_config`. `tests/app/gate/test_bound_host.py` holds it. `serve run`
+Leans on Ray: the controller actor's `get_http_config`. `tests/app/gate/test_bound_host.py` holds it. `serve run`
 and `serve deploy` take the host from a place that the settings do not see (`http_options`), so the running Serve is
 asked.
 """

@@ -3,7 +3,7 @@
 vLLM answers everything that concerns a request's content. What is left are the answers of our middlewares (401, 413),
 of the router (404, 405), and the two states of the service: too busy (429) and nothing can serve (503).
 
-Leans on vllm 0.32.0: `vllm.exceptions.GracefulHTTPError` (an exception that carries its HTTP status, which vLLM's
+Leans on vLLM: `vllm.exceptions.GracefulHTTPError` (an exception that carries its HTTP status, which vLLM's
 serving classes and handlers turn into an answer, before or within a stream) and `ErrorResponse` / `ErrorInfo`.
 """
 

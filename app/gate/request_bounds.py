@@ -6,7 +6,7 @@
 * Messages, prompts, tools, biases, constraints cost work that grows with them, in a template or at every step.
 * Media are neither fetched nor decoded: nothing looks at a URL.
 
-Leans on vllm 0.32.0: `has_non_text_content`, which knows the parts of a message that are media, by type or by field.
+Leans on vLLM: `has_non_text_content`, which knows the parts of a message that are media, by type or by field.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def write_token(folder: Path) -> Path:
 def ray_environment(settings: Settings, token: Path) -> dict[str, str]:
     """Environment variables for the process that starts Ray, and for all that Ray starts.
 
-    `token` is the file that `write_token` made. Of ray 2.60 this leans on the names of the variables.
+    `token` is the file that `write_token` made. Of Ray this leans on the names of the variables.
     """
     environment = {
         "RAY_AUTH_MODE": "token",
@@ -63,7 +63,7 @@ def ray_environment(settings: Settings, token: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's coming default; unset, it warns at every start
         # Serve kills an HTTP proxy that is not ready three times within this, 5 s unless told; `serve run` may end so.
-        # (Read by ray.serve._private.constants, ray 2.60.)
+        # (Read by ray.serve._private.constants.)
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "VLLM_NO_USAGE_STATS": "1",
     }

@@ -20,7 +20,7 @@ from configs.settings import Settings, SettingsError
 SHARED_MEMORY = Path("/dev/shm")
 _LARGEST_ON_A_DISK_BYTES = 10**10
 _ALLOW_A_DISK = "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE"
-"""Ray's own limit for an object store on a disk, and its variable that lifts it (ray 2.60, `ray_constants`)."""
+"""Ray's own limit for an object store on a disk, and its variable that lifts it (`ray_constants`)."""
 _REPLICA_PROCESS_BYTES = 700 * 1024**2
 """A replica with the demo model, measured (docs/measured/overhead.md); the ingress weighs about as much."""
 _EVERYTHING_ELSE_BYTES = 1024**3

@@ -74,7 +74,7 @@ class _Interrupt:
         raise KeyboardInterrupt
 
     def _delete(self, until: float) -> None:
-        """Serve (ray 2.60.0) waits for a minute at most, and requests may have longer."""
+        """Serve waits for a minute at most, and requests may have longer."""
         while True:
             try:
                 return serve.delete(self._app_name)

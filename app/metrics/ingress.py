@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.backend.protocols import MetricsSource
-from app.backend.replica_errors import GONE_REASONS
-from app.gate.admission import AdmissionQueue
+from app.metrics.labels import GONE_REASONS, OUTCOMES
 from app.metrics.usage import SOURCES
-from app.openai.constraint_worker import OUTCOMES
 from deployments.protocol.wire import KVCacheUsage
 
 logger = logging.getLogger(__name__)
@@ -30,10 +28,25 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 REFUSALS = ("no_key", "forbidden", "full", "tenant_share", "requests_per_minute", "tokens_per_minute")
 
 
+MetricsSource = Callable[[], Awaitable[str]]
+"""Gives one part's Prometheus text."""
+
+
+class Queue(Protocol):
+    """What is counted of the line in which prompts wait (`app.gate.admission`)."""
+
+    ongoing: int
+    count_refusal: Callable[[str], None]
+
+    @property
+    def waiting(self) -> int:
+        """Prompts that wait for their turn."""
+
+
 class IngressMetrics:
     """All metrics that the ingress writes, in one registry of its own (nothing is global, so tests do not meet)."""
 
-    def __init__(self, registry: CollectorRegistry, queue: AdmissionQueue) -> None:
+    def __init__(self, registry: CollectorRegistry, queue: Queue) -> None:
         self.registry = registry
         self.requests = Counter(
             "crosskv_requests", "HTTP requests by path and status; status 499: the client went away.",

@@ -2,7 +2,7 @@
 
 vLLM's classes build the usage; this adds to it, in the answer object or in the stream's last event.
 
-Leans on vllm 0.32.0: `UsageInfo` takes extra fields; the usage of a stream with `stream_options.include_usage` is an
+Leans on vLLM: `UsageInfo` takes extra fields; the usage of a stream with `stream_options.include_usage` is an
 event of its own with `"choices":[]`, written without spaces, as the last before `[DONE]`. `tests/app` holds both.
 """
 

@@ -1,6 +1,6 @@
 """The OpenAI surface: vLLM's serving classes over our engine client, behind vLLM's own routes.
 
-Leans on vllm 0.32.0, and `tests/app/openai/test_vllm_contract.py` fails when one of these changes:
+Leans on vLLM, and `tests/app/openai/test_vllm_contract.py` fails when one of these changes:
 
 * `OpenAIServingChat`, `OpenAIServingCompletion`, `OpenAIServingModels`, `ServingTokenization`, `OnlineRenderer`, with
   the arguments that `vllm.entrypoints.launchers.api_server.app_state.init_app_state` gives them;

@@ -30,7 +30,8 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
 from app.gate.errors import OverloadedError, UnavailableError
-from app.openai.constraint_worker import FITS, READY, REFUSED, TOO_LARGE, TOO_LONG, TOO_SLOW, Trial, Verdict
+from app.metrics.labels import FITS, REFUSED, TOO_LARGE, TOO_LONG, TOO_SLOW
+from app.openai.constraint_worker import READY, Trial, Verdict
 from configs.settings import PROJECT_ROOT
 
 logger = logging.getLogger(__name__)

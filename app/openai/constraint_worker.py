@@ -7,7 +7,7 @@ forks.
 
 Messages, pickled: in, `Trial`; out, once `READY`, then `Verdict`s in any order. It ends when its pipe closes.
 
-Leans on vllm 0.32.0: `SamplingParams.verify`, and `StructuredOutputManager.grammar_init`, which the engine calls for a
+Leans on vLLM: `SamplingParams.verify`, and `StructuredOutputManager.grammar_init`, which the engine calls for a
 `Request` and which leaves a grammar, or its exception, in `request.structured_output_request.grammar`.
 """
 
@@ -27,10 +27,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from app.metrics.labels import FITS, REFUSED, TOO_LARGE, TOO_LONG, TOO_SLOW
+
 logger = logging.getLogger(__name__)
 
 READY = "ready"
-OUTCOMES = FITS, REFUSED, TOO_LONG, TOO_LARGE, TOO_SLOW = "fits", "refused", "too_long", "too_large", "too_slow"
 STEPS_TRIED = 64
 MOST_STEP_S = 0.02
 """Seconds of one processor that a constraint may cost per token; it is the engine's own thread, and others wait."""

@@ -1,6 +1,6 @@
 """vLLM's EngineClient over the replicas: its serving classes call this as if it were an engine.
 
-Leans on vllm 0.32.0:
+Leans on vLLM:
 
 * `vllm.engine.protocol.EngineClient`, an ABC of which the serving classes use configs, renderer, input processor,
   `errored` / `dead_error`, `check_admission` and `generate`;

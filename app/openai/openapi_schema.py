@@ -5,7 +5,7 @@
 FastAPI describes each route's parameters, body and success. What every route has in common is added here: the answers
 of the middlewares, errors in OpenAI's shape, the API key. The page needs no script and no other host.
 
-Leans on vllm 0.32.0: its handlers answer 400 where FastAPI would answer 422, and `ErrorResponse`.
+Leans on vLLM: its handlers answer 400 where FastAPI would answer 422, and `ErrorResponse`.
 """
 
 from __future__ import annotations

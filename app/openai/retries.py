@@ -28,9 +28,10 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from app.backend.protocols import ReplicaHandle
-from app.backend.replica_errors import ENGINE_DEAD, PROCESS_GONE, replica_gone, witness
+from app.backend.replica_errors import replica_gone, witness
 from app.gate.errors import PoisonPromptError, RefusedPromptError
 from app.metrics.ingress import IngressMetrics
+from app.metrics.labels import ENGINE_DEAD, PROCESS_GONE
 from app.openai.suspects import Digest, Suspects, Turn, Verdict
 from deployments.protocol.wire import GenerateRequest, Progress
 

@@ -1,6 +1,6 @@
 """POST /tokenize, for texts that a request could send: no longer than the model's context.
 
-Leans on vllm 0.32.0: `ServingTokenization.create_tokenize` asks the request itself for its `TokenizeParams`, in which
+Leans on vLLM: `ServingTokenization.create_tokenize` asks the request itself for its `TokenizeParams`, in which
 vLLM sets no limit, and takes subclasses of its two requests.
 """
 

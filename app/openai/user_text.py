@@ -8,7 +8,7 @@ special tokens in its strings takes none of these steps and has the tokens that 
 What clients write into /v1/completions and /tokenize as a raw prompt is not touched: there special tokens are what they
 name, as with vLLM and OpenAI. Tokens that a tokenizer adds but does not call special, such as `<tool_call>`, are left.
 
-Leans on vllm 0.32.0: every renderer turns messages into text by `render_messages_async(messages, params)`, which gives
+Leans on vLLM: every renderer turns messages into text by `render_messages_async(messages, params)`, which gives
 a conversation and a prompt, and text into tokens by `_tokenize_prompt_async(prompt, params)`, which is
 `_tokenize_prompt` on `_executor`. Mistral's tokenizers are left alone: they take a message's text as text.
 """

@@ -3,7 +3,7 @@
 `configs.engine_arguments` refuses the same by name when the settings are read. Here the result counts, whatever led to
 it: vLLM's defaults, its platforms, environment variables.
 
-Leans on vllm 0.32.0, `vllm.config.VllmConfig`; `tests/deployments/engine/test_engine_checks.py` builds real ones.
+Leans on vLLM, `vllm.config.VllmConfig`; `tests/deployments/engine/test_engine_checks.py` builds real ones.
 """
 
 from __future__ import annotations

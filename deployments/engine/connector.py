@@ -1,6 +1,6 @@
 """vLLM's KV connector interface, translated to `SchedulerSide` and `KVTransfer`. No policy and no state of its own.
 
-Leans on vllm 0.32.0: `KVConnectorBase_V1` and the order in which the engine calls its hooks (its module docstring),
+Leans on vLLM: `KVConnectorBase_V1` and the order in which the engine calls its hooks (its module docstring),
 `KVCacheConfig.kv_cache_groups` and `FullAttentionSpec`. vLLM makes two instances, one for the scheduler and one for the
 worker; in our engine host both live in one process, and `attach` gives each its half once the engine is built.
 

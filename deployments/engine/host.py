@@ -1,6 +1,6 @@
 """vLLM's EngineCore on a thread of the replica's own process.
 
-Leans on vllm 0.32.0, and this module is the only one that does so for running the engine:
+Leans on vLLM, and this module is the only one that does so for running the engine:
 
 * `vllm.v1.engine.core.EngineCore` — `preprocess_add_request`, `add_request`, `abort_requests`, `step_fn`, `post_step`,
   `scheduler`, `get_supported_tasks`, `reset_prefix_cache`, `shutdown`; of the scheduler `has_requests` and `schedule`,

@@ -4,7 +4,7 @@ Everything that may decide a KV value goes in: what nobody has shown to be witho
 changes, never wrong KV. What cannot be named is not shared (`why_not_shared`): then the replicas keep their own prefix
 caches, and nothing is stored.
 
-Leans on vllm 0.32.0: `VllmConfig`; `vllm.envs.compile_factors`, the environment variables that change what vLLM
+Leans on vLLM: `VllmConfig`; `vllm.envs.compile_factors`, the environment variables that change what vLLM
 computes; and the places where a model asks `max_model_len` (`_length`).
 `tests/deployments/engine/test_model_identity.py` fails when these change.
 """

@@ -1,6 +1,6 @@
 """Saves a request's blocks as segments: each once, held by reference count until they are copied.
 
-Leans on vllm 0.32.0's `KVCacheManager.get_block_ids`, `Request.block_hashes`. On the engine thread.
+Leans on vLLM's `KVCacheManager.get_block_ids`, `Request.block_hashes`. On the engine thread.
 """
 
 from __future__ import annotations

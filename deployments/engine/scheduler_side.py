@@ -1,6 +1,6 @@
 """The connector's scheduler side: which tokens of a request arrive from outside, and which blocks are saved when.
 
-Leans on vllm 0.32.0: `vllm.v1.request.Request` (`block_hashes`, `num_computed_tokens`, `num_prompt_tokens`,
+Leans on vLLM: `vllm.v1.request.Request` (`block_hashes`, `num_computed_tokens`, `num_prompt_tokens`,
 `num_tokens`, `kv_transfer_params`, `status`), `BlockPool.touch` / `free_blocks` /
 `blocks`, `KVCacheManager.get_block_ids`. Everything here runs on the engine thread.
 

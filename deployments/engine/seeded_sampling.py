@@ -8,7 +8,7 @@ synchronous load failed, and there turns back nothing.
 So a generator is set before each sampling to where its request stands. A row that will be thrown away does not draw
 from its generator, and a token that is sampled a second time is drawn from the same state as the first time.
 
-Leans on vllm 0.32.0, `vllm.v1.worker.gpu_model_runner.GPUModelRunner`: `_sample` is followed by `_bookkeeping_sync` in
+Leans on vLLM, `vllm.v1.worker.gpu_model_runner.GPUModelRunner`: `_sample` is followed by `_bookkeeping_sync` in
 the same step, `discard_request_mask.np` marks the rows to throw away, `input_batch.generators` maps a row to its
 generator and is the very dict that sampling reads, `requests` has each request's `output_token_ids`. The engine has
 its runner at `model_executor.driver_worker.worker.model_runner`.

@@ -5,7 +5,7 @@ that has been decoding for a while has shown that it can be computed. Of a step 
 that it computed; of one that died before it was planned, or that only waited for loads, all that had not been computed
 yet, or else all. Between two steps nobody is a suspect.
 
-Leans on vllm 0.32.0: `Scheduler.schedule` and `requests`; `SchedulerOutput.num_scheduled_tokens`, `scheduled_new_reqs`,
+Leans on vLLM: `Scheduler.schedule` and `requests`; `SchedulerOutput.num_scheduled_tokens`, `scheduled_new_reqs`,
 `scheduled_cached_reqs` with the tokens computed before the step; `Request.num_prompt_tokens`, `num_computed_tokens`;
 the form of the engine's request ids (`InputProcessor.assign_request_id`, `ParentRequest`).
 `tests/deployments/engine/test_step_witness.py` holds it on a live engine.

@@ -1,6 +1,6 @@
 """Finds the KV-manager actor by name and finds it again after it was recreated.
 
-Leans on ray 2.60.0: Serve names a deployment-scoped actor
+Leans on Ray: Serve names a deployment-scoped actor
 `SERVE_DEPLOYMENT_ACTOR::{app}::{deployment}::{version}::{name}` in the namespace "serve"; only its own deployment can
 ask for it by API (`serve.get_deployment_actor`), while the ingress, the router and the tiers live elsewhere, so the
 name is looked up in the list of named actors.

@@ -3,7 +3,7 @@
 Serve binds it to all of a machine's addresses, whatever Ray itself is bound to, and it carries out pickled calls. This
 binds it to the node's own address, where the callers look for it: 127.0.0.1 on one machine.
 
-Of ray 2.60 this leans on `ray.serve._private.replica.add_port_to_grpc_server`, and on the replica's constructor being
+Of Ray this leans on `ray.serve._private.replica.add_port_to_grpc_server`, and on the replica's constructor being
 called before the port is opened; `tests/app/launch/test_launch.py` holds both.
 """
 

@@ -4,7 +4,7 @@ Translation only: the mirror, the cost with its reservations, and what a hot pre
 `kvmanager.routing.mirror`, `kvmanager.routing` and `kvmanager.routing.spreading`. Imports neither vLLM nor torch,
 because Serve's controller loads this class too.
 
-Leans on ray 2.60.0: `RequestRouter` (alpha) with `initialize_state`, `choose_replicas`, `on_request_routed`,
+Leans on Ray: `RequestRouter` (alpha) with `initialize_state`, `choose_replicas`, `on_request_routed`,
 `on_request_completed`, `update_replicas` with `RunningReplica._actor_handle`; `PendingRequest.args` and
 `routing_context.should_backoff`; the router of a handle lives in the handle's process, on a loop of its own, and sees
 the very objects that were passed to `remote()`; `on_request_routed` comes before the caller sees an output or a failure

@@ -5,7 +5,7 @@ tells every process that holds an actor's handle of its death within millisecond
 asked here, without a call to anybody. So a process that routes knows of a death in well under a second, and needs
 neither the KV manager nor a request that fails.
 
-Leans on ray 2.60.0: `ActorHandle._get_local_state`, right once a method of the actor was called, which Serve's router
+Leans on Ray: `ActorHandle._get_local_state`, right once a method of the actor was called, which Serve's router
 does for every new replica (`_probe_queue_lens`); `tests/deployments/router/test_running_replicas.py` holds it.
 
 The router tells, the ingress asks, on two threads of one process: every operation is one step on a mapping.

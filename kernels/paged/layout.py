@@ -1,7 +1,7 @@
 """How one layer of vLLM's paged KV cache lies in memory, and how a segment does.
 
 A layer is one tensor of logical shape ``(blocks, kv_heads, block_size, 2 * head_dim)``. What the last two dimensions
-hold is the attention backend's own affair: ``LayoutKind`` names the three arrangements we know, read off vLLM 0.32.0.
+hold is the attention backend's own affair: ``LayoutKind`` names the three arrangements we know, from its sources.
 A segment, which every tier stores, has one arrangement for all of them, so that a segment written by one machine is
 readable by any other: ``[layer, k|v, token, kv_head, head_dim]``, contiguous.
 """

@@ -21,13 +21,11 @@ bytes for each request and profile, as long as one of its segments is known. One
 from collections import deque
 from itertools import pairwise
 from math import exp, log, log2
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 from weakref import WeakValueDictionary, ref
 
+from kvmanager.index.nodes import Node
 from kvmanager.segments.spans import NodeKind
-
-if TYPE_CHECKING:
-    from kvmanager.index.nodes import Node
 
 EDGES = (0.0, 8.0, 16.0, *(16 * 2 ** (half / 2) for half in range(1, 22)))
 """Where the intervals of age begin, in requests: two to an octave, up to 23,000; the last has no end."""
@@ -135,7 +133,12 @@ def _pace(turn: _Turn) -> int:
     return max(1, min(15, int(1 + 2 * (turn.pace - 4)))) if turn.gaps else 0
 
 
-def _is_head(node: "Node") -> bool:
+def _cohort(node: Node) -> Cohort | None:
+    """Return what the model has put there: a node knows nothing of cohorts."""
+    return cast("Cohort | None", node.cohort)
+
+
+def _is_head(node: Node) -> bool:
     """Whether many conversations begin with a segment: what happened to it says nothing about one of them."""
     return node.parent is None and node.branches > 1
 
@@ -173,7 +176,7 @@ class ReuseModel:
         self._cohorts = {}
         self._grow_older()
 
-    def used(self, node: "Node") -> None:
+    def used(self, node: Node) -> None:
         """Note that the request used a node; the deepest comes first. O(1)."""
         self._used.append(node)
 
@@ -189,7 +192,7 @@ class ReuseModel:
                     self._refresh(profile)
                     self._order.append(next_one)
 
-    def made(self, node: "Node") -> None:
+    def made(self, node: Node) -> None:
         """Note a node that was not known before; parents come first."""
         self._settle()
         parent = node.parent
@@ -197,30 +200,34 @@ class ReuseModel:
             new = _octave(max(0, self._end_block - node.start_block) // node.num_blocks + 1, 9)
             if parent is None:
                 self._new = _Turn(0.0, 0, new, 0)
-            elif parent.cohort is None or _is_head(parent):
-                self._new = _Turn(0.0, 0, new, _octave(parent.uses, 9))
             else:
-                self._new = parent.cohort.turn._replace(new=new)
+                before = _cohort(parent)
+                if before is None or _is_head(parent):
+                    self._new = _Turn(0.0, 0, new, _octave(parent.uses, 9))
+                else:
+                    self._new = before.turn._replace(new=new)
         node.uses, self._made = 1, node
         if parent is not None:
             parent.branches += 1
         self._join(node, self._new, self._end_block, gap=0, fresh=True)
 
-    def forgot(self, node: "Node") -> None:
+    def forgot(self, node: Node) -> None:
         """Note that a node leaves the trie: whether it is used again cannot be seen any more."""
         self._settle()
-        if node.cohort is not None:
-            node.cohort.alive -= 1
+        cohort = _cohort(node)
+        if cohort is not None:
+            cohort.alive -= 1
             node.cohort = None
 
-    def cohort_of(self, node: "Node") -> Cohort:
+    def cohort_of(self, node: Node) -> Cohort:
         """Return the cohort that a node is in now."""
         if self._used:
             self._settle()
         if node.cohort is None:
             self.made(node)
-        assert node.cohort is not None
-        return node.cohort
+        cohort = _cohort(node)
+        assert cohort is not None
+        return cohort
 
     @property
     def _learns(self) -> bool:
@@ -237,7 +244,7 @@ class ReuseModel:
         turn = _Turn(pace, gaps, _octave(new + 1, 9), _octave(deepest.uses + 1, 9))
         hits: dict[Cohort, int] = {}
         for node in used:
-            old, gap = node.cohort, 0
+            old, gap = _cohort(node), 0
             if old is not None:
                 gap = _gap(self.requests - old.request)
                 old.alive -= 1
@@ -248,16 +255,16 @@ class ReuseModel:
             if cohort.request < self.requests:
                 self._learn(cohort, number, used_again=True)
 
-    def _pace_after(self, deepest: "Node") -> tuple[float, int]:
+    def _pace_after(self, deepest: Node) -> tuple[float, int]:
         """Return the pace of the conversation that goes on after ``deepest``, and the gaps in it."""
-        before = deepest.cohort
+        before = _cohort(deepest)
         if before is None or _is_head(deepest):
             return 0.0, 0
         gaps = before.turn.gaps + 1
         newest = log2(1 + self.requests - before.request)
         return before.turn.pace + max(1 / gaps, NEWEST_GAP) * (newest - before.turn.pace), gaps
 
-    def _join(self, node: "Node", turn: _Turn, end_block: int, *, gap: int, fresh: bool) -> None:
+    def _join(self, node: Node, turn: _Turn, end_block: int, *, gap: int, fresh: bool) -> None:
         last = (node.end_block >= end_block) + 2 * (node.kind is NodeKind.ANSWER)
         key = (
             _uses(node.uses),

@@ -16,9 +16,9 @@ Costs: each method is O(log n) per copy that it changes, unless its docstring sa
 
 from collections.abc import Mapping
 
-from kvmanager.eviction.reuse_model import ReuseModel
 from kvmanager.index.deltas import DeltaLog
 from kvmanager.index.demotion_queue import DemotionQueue
+from kvmanager.index.eviction_policy import Learner
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Location, Tier
 from kvmanager.index.nodes import Copy, CopyState, Node
@@ -38,7 +38,7 @@ class Catalog:
         log: DeltaLog,
         make_policy: MakePolicy,
         demotion_queue: DemotionQueue,
-        reuse: ReuseModel | None,
+        reuse: Learner | None,
     ) -> None:
         """``reuse``: what learns from every use; None where no policy orders by it."""
         self.trie = trie

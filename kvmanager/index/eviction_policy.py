@@ -11,11 +11,29 @@ more than O(log n): offers and plans wait for it. Life of a copy, as its policy 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol
 
-from kvmanager.eviction.reuse_model import ReuseModel
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.nodes import Copy, Node
+
+
+class Learner(Protocol):
+    """What is told of every use, where a policy in use `learns`: `kvmanager.eviction.reuse_model.ReuseModel`."""
+
+    def request(self, prompt_blocks: int) -> None:
+        """Count one request; the uses that follow are its."""
+
+    def used(self, node: Node) -> None:
+        """Note that the request used a node; the deepest comes first. O(1)."""
+
+    def offered(self, end_block: int) -> None:
+        """Note that the nodes made next belong to a sequence that ends at ``end_block``."""
+
+    def made(self, node: Node) -> None:
+        """Note a node that was not known before; parents come first."""
+
+    def forgot(self, node: Node) -> None:
+        """Note that a node leaves the trie: whether it is used again cannot be seen any more."""
 
 
 class PolicySetting(NamedTuple):
@@ -27,7 +45,7 @@ class PolicySetting(NamedTuple):
     """The partition's budget; it may change."""
     seed: int
     """For what a policy draws by chance."""
-    reuse: ReuseModel | None = None
+    reuse: Learner | None = None
     """What requests teach about reuse, one for all policies; None where none of them `learns`."""
 
 

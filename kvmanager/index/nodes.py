@@ -30,7 +30,6 @@ from kvmanager.index.score_heap import OUTSIDE
 from kvmanager.segments.spans import SegmentSpan
 
 if TYPE_CHECKING:
-    from kvmanager.eviction.reuse_model import Cohort
     from kvmanager.index.stores import Partition, Share, Store
 
 
@@ -91,8 +90,8 @@ class Node:
         """First of a linked list: a node has few copies, nearly always one."""
         self.position = OUTSIDE
         """In the heap of ghosts."""
-        self.cohort: Cohort | None = None
-        """The rest is the reuse model's (`kvmanager.eviction.reuse_model`)."""
+        self.cohort: object | None = None
+        """This and the rest is the reuse model's (`kvmanager.eviction.reuse_model`)."""
         self.uses = 1
         self.branches = 0
         """Children it has had."""

@@ -19,17 +19,30 @@ One thread.
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from kvmanager.index.locations import Tier
 from kvmanager.index.nodes import Copy, CopyState, Node
-
-if TYPE_CHECKING:
-    from kvmanager.index.catalog import Catalog
-    from kvmanager.index.stores import Store
+from kvmanager.index.stores import Store
+from kvmanager.index.trie import PrefixTrie
 
 MOST_PER_SLICE = 500
 """Steps of one slice, 1 to 4 ms of processor time: a plan waits for one or two."""
+
+
+class Placement(Protocol):
+    """The steps in which a copy leaves its location (`kvmanager.index.catalog`)."""
+
+    trie: PrefixTrie
+
+    def uncover_parent(self, copy: Copy) -> None:
+        """Note that a copy counts on its parent no more."""
+
+    def withdraw(self, copy: Copy) -> None:
+        """Note that nobody may plan with a copy any more, and that nothing is promised for it."""
+
+    def forget(self, copy: Copy, *, evicted: bool = False) -> None:
+        """Count a withdrawn copy out; ``evicted``: to make room."""
 
 
 class Work(Protocol):
@@ -46,7 +59,7 @@ class Work(Protocol):
 class Sweeps:
     """Takes copies out of their locations. `step` goes on with what is under way."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Placement) -> None:
         self._catalog = catalog
         self._uprootings: deque[_Uprooting] = deque()
         self._others: deque[Work] = deque()
@@ -125,7 +138,7 @@ class _Branch:
 class _Uprooting:
     """Depth first, each copy DOOMED when it is reached and forgotten when all that counts on it is."""
 
-    def __init__(self, sweeps: Sweeps, catalog: Catalog, head: Copy, bytes_lost: bool, evicted: bool) -> None:
+    def __init__(self, sweeps: Sweeps, catalog: Placement, head: Copy, bytes_lost: bool, evicted: bool) -> None:
         self._sweeps = sweeps
         self._catalog = catalog
         self._evicted = evicted
@@ -188,7 +201,7 @@ class _Uprooting:
 class Retirement:
     """Takes the first copy of the lists of a location's retired shares, until there is none."""
 
-    def __init__(self, sweeps: Sweeps, catalog: Catalog, store: Store) -> None:
+    def __init__(self, sweeps: Sweeps, catalog: Placement, store: Store) -> None:
         self._sweeps = sweeps
         self._catalog = catalog
         self._store = store

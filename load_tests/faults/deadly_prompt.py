@@ -1,6 +1,6 @@
 """A prompt that ends whatever engine computes it.
 
-Leans on vllm 0.32.0: `EngineCore.model_executor.execute_model`, `SchedulerOutput.scheduled_new_reqs`.
+Leans on vLLM: `EngineCore.model_executor.execute_model`, `SchedulerOutput.scheduled_new_reqs`.
 """
 
 from __future__ import annotations

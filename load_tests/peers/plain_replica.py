@@ -1,6 +1,6 @@
 """A Serve deployment that is vLLM's own OpenAI server: the engine as AsyncLLM starts it, and nothing around it.
 
-Leans on vllm 0.32.0 as Ray Serve LLM's own `VLLMEngine` does: `build_app` and `init_app_state` of
+Leans on vLLM as Ray Serve LLM's own `VLLMEngine` does: `build_app` and `init_app_state` of
 `vllm.entrypoints.openai.api_server`.
 """
 

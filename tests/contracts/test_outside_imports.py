@@ -28,7 +28,22 @@ NEVER: dict[str, set[str]] = {
 
 VLLM_ROOMS = ("app.openai", "deployments.engine")
 
-VLLM_ELSEWHERE: dict[str, str] = {}
+_ERRORS = "its errors carry their HTTP status, and vLLM's own handlers turn them into answers"
+
+VLLM_ELSEWHERE: dict[str, str] = {
+    "app.backend.replica_errors": _ERRORS,
+    "app.control.api": _ERRORS + "; prompts are rendered as for an answer",
+    "app.control.moves": _ERRORS + "; prompts are rendered as for an answer",
+    "app.control.prompt_param": "a prompt is checked and rendered as the OpenAI routes do it",
+    "app.gate.admission": _ERRORS,
+    "app.gate.auth": _ERRORS,
+    "app.gate.errors": _ERRORS,
+    "app.gate.json_route": _ERRORS,
+    "app.gate.rate_limits": _ERRORS,
+    "app.gate.request_bounds": _ERRORS + "; it knows which parts of a message are media",
+    "app.ingress": "it builds the renderer, once, for all routes",
+    "app.metrics.usage": "it extends vLLM's `UsageInfo`",
+}
 """Modules beside these rooms that import vLLM at their top, with the reason."""
 
 

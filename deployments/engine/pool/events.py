@@ -1,6 +1,6 @@
 """vLLM's KV events, turned into placement reports: which block hashes are in the device pool now.
 
-Leans on vllm 0.32.0: `Scheduler.kv_event_publisher` (replaced in process, no socket), `BlockStored`, `BlockRemoved`,
+Leans on vLLM: `Scheduler.kv_event_publisher` (replaced in process, no socket), `BlockStored`, `BlockRemoved`,
 `AllBlocksCleared`, and on VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=0, which keeps the hashes whole (32 bytes).
 """
 

@@ -1,6 +1,6 @@
 """Blocks that no other request may use yet: their KV is being loaded by the very step that computes their request.
 
-Leans on vllm 0.32.0's `BlockPool`: `evict_blocks`, `cache_full_blocks`.
+Leans on vLLM's `BlockPool`: `evict_blocks`, `cache_full_blocks`.
 
 vLLM lets a request's blocks into its prefix cache when it allocates them, also those that a synchronous load fills and
 those computed from them. If the load fails, vLLM computes them anew, but until then, or for ever if the request is

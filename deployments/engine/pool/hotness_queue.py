@@ -1,6 +1,6 @@
 """The device pool's free blocks, coldest first: vLLM's free-block queue, ordered by hotness instead of recency.
 
-Leans on vllm 0.32.0: `FreeKVCacheBlockQueue` (a doubly linked list of `KVCacheBlock` from `fake_free_list_head` to
+Leans on vLLM: `FreeKVCacheBlockQueue` (a doubly linked list of `KVCacheBlock` from `fake_free_list_head` to
 `fake_free_list_tail`), and on `BlockPool` taking victims from its front. It stays a linked list in eviction order, so
 all that only reads or unlinks (`popleft`, `iter_blocks_after`, …) is vLLM's own; what differs is where a block enters:
 

@@ -20,7 +20,7 @@ from collections import OrderedDict
 from functools import lru_cache
 from math import exp2, log2
 
-from kvmanager.eviction.reuse_model import Cohort, Profile
+from kvmanager.eviction.reuse_model import Cohort, Profile, ReuseModel
 from kvmanager.index.eviction_policy import EvictionPolicy, PolicySetting
 from kvmanager.index.nodes import Copy, Node
 from kvmanager.index.score_heap import OUTSIDE, ScoreHeap
@@ -114,7 +114,7 @@ class LearnedLfu(EvictionPolicy):
 
     def __init__(self, setting: PolicySetting) -> None:
         super().__init__(setting)
-        if setting.reuse is None:
+        if not isinstance(setting.reuse, ReuseModel):
             raise ValueError("it needs a model of reuse")
         self._model = setting.reuse
         self.heap: ScoreHeap[_Rank] = ScoreHeap()

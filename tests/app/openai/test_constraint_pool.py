@@ -13,8 +13,9 @@ from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import StructuredOutputsParams
 
 from app.gate.errors import OverloadedError
+from app.metrics.labels import TOO_LONG
 from app.openai.constraint_pool import MOST_WAITING, ConstraintPool
-from app.openai.constraint_worker import TOO_LONG, Verdict
+from app.openai.constraint_worker import Verdict
 
 SIMPLE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 

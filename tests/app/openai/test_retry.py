@@ -16,7 +16,7 @@ from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
 from test_replica_errors import STOPPED, check_all_is_free, leave, through_ray
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from app.backend.replica_errors import GONE_REASONS
+from app.metrics.labels import GONE_REASONS
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.wire import GenerateRequest
 

@@ -1,0 +1,9 @@
+"""Words that metrics count by, where other rooms must say the same ones."""
+
+ENGINE_DEAD, UNREACHABLE, PROCESS_GONE, STOPPED = GONE_REASONS = (
+    "engine_dead", "unreachable", "process_gone", "stopped",
+)  # fmt: skip
+"""Why a replica could not answer (`app.backend.replica_errors`)."""
+
+FITS, REFUSED, TOO_LONG, TOO_LARGE, TOO_SLOW = OUTCOMES = "fits", "refused", "too_long", "too_large", "too_slow"
+"""What became of a constraint that was tried out (`app.openai.constraint_worker`)."""
