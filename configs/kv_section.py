@@ -134,9 +134,6 @@ class KVSettings(Section):
         description="Which KV leaves a full device first: what the manager counts as coldest, or what was used least "
         "recently (vLLM's own order).",
     )
-    device_pin_share: float = Field(
-        0.5, gt=0, lt=1, description="Share of each device's blocks that may be pinned at most."
-    )
     hotness_half_life_requests: int = Field(
         1000, ge=1, description="Requests after which one use of a prefix counts half as much."
     )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +19,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
-
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.engine.pool.control import MOST_BLOCKS, PoolControl, Promotion
 from deployments.engine.step_times import StepTimes
@@ -33,7 +30,6 @@ T = TypeVar("T")
 
 GRACE_S = 1.0
 """A transfer may end so much after its deadline: its thread has to be heard by the engine first."""
-PIN_CHECK_S = 1.0
 TRANSFER_LANE = frozenset({DirectiveKind.OFFLOAD, DirectiveKind.PROMOTE})
 
 
@@ -62,12 +58,6 @@ class DirectiveRunner:
         self._control = control
         self._call = call
         self._lanes = {False: asyncio.Lock(), True: asyncio.Lock()}
-        self._pins_end: asyncio.Task[None] | None = None
-
-    @property
-    def pins_gave_way(self) -> int:
-        """Times that all pins were released for a request."""
-        return self._control.pins.gave_way
 
     async def carry_out(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out one order of `deployments.manager.directive_sender`; returns what `KVManagerActor.acknowledge`
@@ -91,19 +81,9 @@ class DirectiveRunner:
         self.counters[kind.value, outcome.value] += 1
         return {"outcome": outcome.value, "segments": done.segments, "blocks": done.blocks, "step_s": done.step_s}
 
-    def close(self) -> None:
-        """Stop waiting for the ends of pins."""
-        if self._pins_end is not None:
-            self._pins_end.cancel()
-
     async def _run(self, kind: DirectiveKind, order: Mapping[str, Any], deadline: float, done: _Progress) -> None:
         if kind is DirectiveKind.EVICT:
             await self._evict(order["hashes"], done)
-        elif kind is DirectiveKind.PIN:
-            await self._pin(order["hashes"], order["ttl_s"], done)
-        elif kind is DirectiveKind.UNPIN:
-            for part in _parts(order["hashes"], MOST_BLOCKS):
-                done.blocks += await self._slice(kind, done, partial(self._control.pins.unpin, part))
         elif kind is DirectiveKind.OFFLOAD:
             await self._offload(order["spans"], deadline, done)
         elif kind is DirectiveKind.PROMOTE:
@@ -116,25 +96,6 @@ class DirectiveRunner:
             done.blocks += await self._slice(DirectiveKind.EVICT, done, partial(self._control.evict, part))
         if not done.blocks:
             raise _RefusedError(Outcome.REFUSED_GONE)
-
-    async def _pin(self, hashes: Sequence[bytes], ttl_s: float, done: _Progress) -> None:
-        pins, kind = self._control.pins, DirectiveKind.PIN
-        until = time.monotonic() + ttl_s
-        added: list[bytes] = []
-        for part in _parts(hashes, MOST_BLOCKS):
-            pinned = await self._slice(kind, done, partial(pins.pin, part, until))
-            added += pinned.added
-            done.blocks += pinned.found
-            if pinned.full:
-                for undone in _parts(added, MOST_BLOCKS):
-                    await self._slice(kind, done, partial(pins.unpin, undone))
-                done.blocks = 0
-                raise _RefusedError(Outcome.REFUSED_FULL)
-            if pinned.found < len(part):
-                break
-        if not done.blocks:
-            raise _RefusedError(Outcome.REFUSED_GONE)
-        self._watch_pins()
 
     async def _offload(self, spans: Sequence[Any], deadline: float, done: _Progress) -> None:
         kind = DirectiveKind.OFFLOAD
@@ -205,20 +166,6 @@ class DirectiveRunner:
                 return await asyncio.shield(asyncio.wrap_future(future))
         except TimeoutError:
             raise _RefusedError(Outcome.REFUSED_LATE) from None
-
-    def _watch_pins(self) -> None:
-        """End pins when their time is over, whether or not anybody asks: the manager may be gone by then."""
-        if self._pins_end is None or self._pins_end.done():
-            self._pins_end = asyncio.get_running_loop().create_task(self._end_pins())
-
-    async def _end_pins(self) -> None:
-        while len(self._control.pins):
-            await asyncio.sleep(PIN_CHECK_S)
-            with contextlib.suppress(EngineDeadError):  # its pins are gone with it
-                while await self._slice(
-                    DirectiveKind.UNPIN, _Progress(), lambda: self._control.expire_pins(time.monotonic())
-                ):
-                    pass
 
 
 def _parts(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -19,8 +19,6 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_events import KVEventBatch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.request import Request, RequestStatus
 
 from configs.settings import Settings, SettingsError
 from deployments.engine.connector import CrossKVConnector, layer_tensors
@@ -28,7 +26,6 @@ from deployments.engine.host import EngineThread
 from deployments.engine.pool.control import PoolControl
 from deployments.engine.pool.events import PlacementPublisher
 from deployments.engine.pool.hotness_queue import order_by_hotness, order_by_recency
-from deployments.engine.pool.pins import PoolPins
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.port.layer_groups import group_ends
 from deployments.protocol.kv_port import KVPort
@@ -45,9 +42,6 @@ logger = logging.getLogger(__name__)
 HELD_POOL_SHARE = 0.5
 """Largest share of the device pool that saves in flight may hold; what is beyond is not saved."""
 
-PIN_SHARE = 0.5
-"""Largest share of the device pool that may be pinned."""
-
 
 class KVReuse:
     """A replica's share in the cluster's KV cache. Built after the engine, before the first request."""
@@ -61,7 +55,6 @@ class KVReuse:
         fingerprint: bytes,
         replica: str,
         by_hotness: bool = True,
-        pin_share: float = PIN_SHARE,
     ) -> None:
         """`by_hotness`: device blocks go coldest first, as the manager sees it; else least recently used first."""
         self._thread = thread
@@ -104,12 +97,6 @@ class KVReuse:
             buffer_bytes,
             saves=settings.kv.layerwise.saves(layers[0].is_cuda),
         )
-        pins = PoolPins(pool, int(pool_blocks * pin_share))
-
-        def make_room() -> None:
-            pins.give_way()
-            self.transfer.drop_waiting_saves()
-
         self._scheduler_side = SchedulerSide(
             port=port,
             transfer=self.transfer,
@@ -122,7 +109,7 @@ class KVReuse:
             layerwise=self.layerwise,
             num_running=lambda: len(scheduler.running),
             max_step_tokens=config.scheduler_config.max_num_batched_tokens,
-            make_room=make_room,
+            make_room=self.transfer.drop_waiting_saves,
             ttft_target_s=settings.kv.ttft_target_s,
         )
         publisher = PlacementPublisher(port, self._in_pool, self._on_cleared)
@@ -130,7 +117,6 @@ class KVReuse:
         publisher.owners.find = self._scheduler_side.tenant_of_block
         self.control = PoolControl(
             pool=pool,
-            pins=pins,
             transfer=self.transfer,
             block_size=block_size,
             parents=publisher.parents,
@@ -146,7 +132,6 @@ class KVReuse:
             self.usage = self.control.usage()
 
         def attach() -> None:
-            before_preemption(self._manager, pins.give_way)
             thread.on_turn = note_usage
             scheduler_connector.attach(self._scheduler_side, self.transfer, self.layerwise)
             worker_connector.attach(None, self.transfer, self.layerwise)
@@ -180,7 +165,7 @@ class KVReuse:
         return self._thread.call(partial(self.control.clear, tenant))
 
     def pool_usage(self) -> Future[dict[str, int]]:
-        """Device blocks now: all, free, cached, pinned. All but the null block are free if nobody uses or pins any."""
+        """Device blocks now: all, free, cached. All but the null block are free if nobody uses any."""
         return self._thread.call(self.control.usage)
 
     def close(self) -> None:
@@ -209,23 +194,6 @@ def _check_segments(nbytes: int, segment_tokens: int) -> None:
         raise SettingsError(f"{error}.") from None
     if said is not None:
         logger.warning("%s", said)
-
-
-def before_preemption(manager: KVCacheManager, make_room: Callable[[], bool]) -> None:
-    """Have a running request that gets no block ask `make_room` first: only then vLLM preempts one, if it was in vain.
-
-    `Scheduler.schedule` preempts when `allocate_slots` answers None, having changed nothing. One that waits for its
-    first blocks waits on: others will end.
-    """
-    allocate = manager.allocate_slots
-
-    def allocate_slots(request: Request, *args: Any, **kwargs: Any) -> Any:
-        blocks = allocate(request, *args, **kwargs)
-        if blocks is None and request.status is RequestStatus.RUNNING and make_room():
-            blocks = allocate(request, *args, **kwargs)
-        return blocks
-
-    manager.allocate_slots = allocate_slots  # type: ignore[method-assign]
 
 
 def layerwise_buffer_bytes(settings: Settings, copier: SegmentCopier, ends: Sequence[int], max_tokens: int) -> int:

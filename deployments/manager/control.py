@@ -102,13 +102,12 @@ class ControlOrders:
         hashes: Sequence[BlockHash],
         deadline_s: float,
         target: str | int | None = None,
-        ttl_s: float = 60.0,
         keep: bool = True,
     ) -> dict[str, Any]:
         """Order a directive for the device of a replica, named by its unique name or its rank; answer when it ended.
 
         `hashes` are those of a prompt's blocks from block 0 on. `target`: where a move goes; `keep`: the source keeps
-        its own. `ttl_s`: how long a pin lasts. Answers `outcome` (`kvmanager.moves.directives.Outcome`), `segments` and
+        its own. Answers `outcome` (`kvmanager.moves.directives.Outcome`), `segments` and
         `blocks` that were changed, and, unless done, a `message`. Raises ValueError for a kind that there is not.
         """
         wanted = DirectiveKind(kind)
@@ -123,10 +122,6 @@ class ControlOrders:
             ended = await self._direction.offload(name, hashes, deadline_s)
         elif wanted is DirectiveKind.MOVE:
             ended = await self._direction.move(name, str(names[1]), hashes, deadline_s, keep)
-        elif wanted is DirectiveKind.PIN:
-            ended = await self._direction.pin(name, hashes, ttl_s, deadline_s)
-        elif wanted is DirectiveKind.UNPIN:
-            ended = await self._direction.unpin(name, hashes, deadline_s)
         else:
             ended = await self._direction.evict(name, hashes, deadline_s)
         return {"kind": kind, **_ended(ended)}

@@ -65,15 +65,6 @@ class DirectiveSender:
         """Free a sequence's blocks on a device."""
         return await self._send(DirectiveKind.EVICT, replica, deadline_s, {"hashes": list(hashes)})
 
-    async def pin(self, replica: str, hashes: Sequence[BlockHash], ttl_s: float, deadline_s: float) -> Ended:
-        """Keep a sequence's blocks on a device for `ttl_s`."""
-        order = {"hashes": list(hashes), "ttl_s": ttl_s}
-        return await self._send(DirectiveKind.PIN, replica, deadline_s, order)
-
-    async def unpin(self, replica: str, hashes: Sequence[BlockHash], deadline_s: float) -> Ended:
-        """End a pin."""
-        return await self._send(DirectiveKind.UNPIN, replica, deadline_s, {"hashes": list(hashes)})
-
     async def offload(self, replica: str, hashes: Sequence[BlockHash], deadline_s: float) -> Ended:
         """Copy to the CPU tier what a device holds of a sequence and no shared tier has."""
         spans = self._lacking(replica, hashes)

@@ -87,12 +87,6 @@ class DirectiveCollector:
         for kind, seconds in sorted(self._device.times.worst.items()):
             worst.add_metric([self._replica, kind], seconds)
         yield worst
-        gave_way = CounterMetricFamily(
-            "crosskv_pins_gave_way", "Times that all pins on the device were released for a request.",
-            labels=["replica"],
-        )  # fmt: skip
-        gave_way.add_metric([self._replica], self._device.pins_gave_way)
-        yield gave_way
 
 
 def replica_metrics_text(

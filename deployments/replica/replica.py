@@ -105,7 +105,6 @@ class Replica:
             self._fingerprint,
             str(self.rank),
             by_hotness=settings.kv.device_policy == "hotness",
-            pin_share=settings.kv.device_pin_share,
         )
         self._device = DirectiveRunner(self._reuse.control, self._thread.call)
 
@@ -226,8 +225,6 @@ class Replica:
             self._watch.close()
         if self._orders:
             self._orders.close()
-        if self._device:
-            self._device.close()
         if self._reuse:
             self._reuse.close()
         if self._port:

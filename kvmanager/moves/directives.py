@@ -18,10 +18,6 @@ class DirectiveKind(StrEnum):
 
     EVICT = "evict"
     """Free them at ``source``. For a shared tier the manager has already forgotten them there: no answer is awaited."""
-    PIN = "pin"
-    """Keep them on a device for a time, whatever else wants the room."""
-    UNPIN = "unpin"
-    """End a pin before its time."""
     OFFLOAD = "offload"
     """Copy them from a device to its node's CPU tier, before something overwrites them there."""
     PROMOTE = "promote"

@@ -171,6 +171,5 @@ class Engine:
     def close(self) -> None:
         """End the engine."""
         if self.reuses:
-            self.orders.close()
             self.reuse.close()
         self.llm.shutdown()

@@ -40,7 +40,7 @@ DIRECTIVE_S = 10.0
 PAUSE_S = 0.05
 """Between two directives: twenty a second, many more than a manager orders."""
 KEPT = ("order of free blocks", "hot prompt kept after a scan of 3 pools", "device hits in a mix, half of it new")
-KINDS = ("evict", "promote", "offload", "pin", "unpin")
+KINDS = ("evict", "promote", "offload")
 
 
 def whole(seed: int, blocks: int, block_tokens: int) -> list[int]:
@@ -119,7 +119,7 @@ async def direct_all(engine: DirectedEngine, tokens: Sequence[int], until: async
     hashes = engine.hashes(tokens)
     while not until.is_set():
         for kind in KINDS:
-            order: dict[str, Any] = {"kind": kind, "deadline_s": DIRECTIVE_S, "hashes": hashes, "ttl_s": DIRECTIVE_S}
+            order: dict[str, Any] = {"kind": kind, "deadline_s": DIRECTIVE_S, "hashes": hashes}
             plan = None
             if kind == "promote":
                 plan = engine.port.plan(hashes, used=False)

@@ -25,7 +25,6 @@ from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
 from deployments.engine.pool.block_owners import BlockOwners
 from deployments.engine.pool.hotness_queue import HotnessQueue
-from deployments.engine.pool.pins import PoolPins
 from deployments.protocol.kv_port import PlannedLoad
 from deployments.transfer.held_save import submit_held_save
 from deployments.transfer.threads import KVTransfer, LoadJob
@@ -63,7 +62,6 @@ class PoolControl:
         self,
         *,
         pool: BlockPool,
-        pins: PoolPins,
         transfer: KVTransfer,
         block_size: int,
         parents: Mapping[bytes, bytes | None],
@@ -71,7 +69,6 @@ class PoolControl:
         publish: Callable[[], None],
         on_engine_thread: Callable[[Callable[[], None]], Any],
     ) -> None:
-        self.pins = pins
         self._pool = pool
         self.queue: HotnessQueue | None = None
         """The pool's free blocks by hotness; None: vLLM's own order."""
@@ -89,23 +86,21 @@ class PoolControl:
         return list(dict.fromkeys(block.block_hash[:32] for block in self._cached_blocks() if block.block_hash))
 
     def usage(self) -> dict[str, int]:
-        """Blocks: all, free, cached (a prefix that lies there twice counts once), pinned. O(1)."""
+        """Blocks: all, free, cached (a prefix that lies there twice counts once). O(1)."""
         return {
             "blocks": self._pool.num_gpu_blocks,
             "free_blocks": self._pool.get_num_free_blocks(),
             "cached_blocks": len(self._pool.cached_block_hash_to_block),
-            "pinned_blocks": len(self.pins),
         }
 
     def clear(self, tenant: str | None = None) -> int:
-        """Empty the prefix cache, pins and promotions under way too; returns how many blocks it held. O(blocks).
+        """Empty the prefix cache, promotions under way too; returns how many blocks it held. O(blocks).
 
         With a `tenant` (by tag), of what belongs to it, and nothing else.
         """
         self._clears[tenant] += 1
         if tenant is not None:
             return self._clear_tenant(tenant)
-        self.pins.release_all()
         blocks = list(self._cached_blocks())
         self._evict(blocks)
         self._publish()
@@ -113,7 +108,6 @@ class PoolControl:
 
     def _clear_tenant(self, tenant: str) -> int:
         hashes = self._owners.blocks_of(tenant)
-        self.pins.unpin(hashes)
         cleared = 0
         for block_hash in hashes:
             while (block := self._cached(block_hash)) is not None:  # it may lie here twice
@@ -131,10 +125,6 @@ class PoolControl:
                 evicted += 1
         self._publish()
         return evicted
-
-    def expire_pins(self, now: float) -> bool:
-        """End pins whose time is over; returns whether there are more."""
-        return self.pins.expire(now, MOST_BLOCKS)
 
     def offload(self, spans: Sequence[SegmentSpan]) -> tuple[int, int, Future[int | None] | None]:
         """Start saving the first of `spans`, as far as they are here and one slice reaches.

@@ -143,7 +143,6 @@ def directed(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
     yield start
     port, taker = started
     engine.settle()
-    engine.on_engine_thread(engine.reuse.control.pins.release_all)
 
     async def stop() -> None:
         taker.close()
@@ -271,16 +270,10 @@ def test_a_tier_that_was_cleared_by_order_is_not_filled_again_unasked(
     assert "offload" not in outcomes(port)
 
 
-def test_a_pin_an_unpin_and_an_eviction_are_carried_out(
-    engine: LiveEngine, directed: Callable[..., ManagedPort]
-) -> None:
+def test_an_eviction_and_a_promotion_are_carried_out(engine: LiveEngine, directed: Callable[..., ManagedPort]) -> None:
     port, tokens = directed(), prompt(904, TOKENS)
     engine.ask(tokens)
     hashes = engine.hashes(tokens)
-    assert port.ask("direct", "pin", 0, hashes, 10.0, ttl_s=60.0)["blocks"] == 12
-    assert engine.reuse.pool_usage().result()["pinned_blocks"] == 12
-    assert port.ask("direct", "evict", 0, hashes, 10.0)["outcome"] == "refused_gone", "pinned"
-    assert port.ask("direct", "unpin", 0, hashes, 10.0)["blocks"] == 12
     assert port.ask("direct", "evict", 0, hashes, 10.0)["blocks"] == 12
     assert on_device(engine, tokens) == 0
     assert port.ask("direct", "promote", 0, hashes, 10.0)["blocks"] == 12
@@ -293,7 +286,7 @@ def test_orders_that_cannot_be_carried_out_are_answered_in_words(
     for replica in (7, "stranger"):
         answer = port.ask("direct", "promote", replica, hashes, 10.0)
         assert answer["message"] == f"There is no replica {replica}."
-    for kind in ("promote", "offload", "evict", "pin"):
+    for kind in ("promote", "offload", "evict"):
         answer = port.ask("direct", kind, 0, hashes, 10.0)
         assert (answer["outcome"], bool(answer["message"])) == ("refused_gone", True), kind
     assert port.ask("direct", "move", 0, hashes, 10.0, target=7)["message"] == "There is no replica 7."

@@ -19,25 +19,22 @@ from deployments.transfer.threads import TransferCounters
 from load_tests.harness.engine import greedy, prompt
 
 
-def test_directives_pins_and_their_time_are_shown_by_replica() -> None:
+def test_directives_and_their_time_are_shown_by_replica() -> None:
     times = StepTimes()
     for seconds in (0.0004, 0.003):
         times.observe("promote", seconds)
-    device: Any = SimpleNamespace(
-        counters=Counter({("promote", "done"): 2, ("evict", "refused_gone"): 1}), times=times, pins_gave_way=1
-    )
+    device: Any = SimpleNamespace(counters=Counter({("promote", "done"): 2, ("evict", "refused_gone"): 1}), times=times)
     port: Any = SimpleNamespace(counters=Counter(), circuits=dict, waits=SimpleNamespace(registry=CollectorRegistry()))
     transfer: Any = SimpleNamespace(counters=TransferCounters())
 
-    lines = replica_metrics_text("1", port, transfer, {"pinned_blocks": 12}, device).splitlines()
+    lines = replica_metrics_text("1", port, transfer, {"cached_blocks": 12}, device).splitlines()
 
     for expected in (
         'crosskv_directives_total{kind="promote",outcome="done",replica="1"} 2.0',
         'crosskv_directives_total{kind="evict",outcome="refused_gone",replica="1"} 1.0',
         'crosskv_directive_worst_step_seconds{kind="promote",replica="1"} 0.003',
         'crosskv_directive_step_seconds_count{replica="1",kind="promote"} 2.0',
-        'crosskv_pins_gave_way_total{replica="1"} 1.0',
-        'crosskv_device_pinned_blocks{replica="1"} 12.0',
+        'crosskv_device_cached_blocks{replica="1"} 12.0',
     ):
         assert expected in lines, "\n".join(line for line in lines if line.startswith("crosskv_"))
 

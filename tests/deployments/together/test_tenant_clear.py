@@ -49,7 +49,7 @@ def test_a_tenants_clear_takes_what_was_loaded_and_what_was_promoted_for_it(engi
         assert (cached(engine, loaded), cached(engine, promoted)) == (0, 0)
 
 
-def test_a_tenants_clear_ends_its_own_promotions_and_pins_and_not_those_of_others(engine: LiveEngine) -> None:
+def test_a_tenants_clear_ends_its_own_promotions_and_not_those_of_others(engine: LiveEngine) -> None:
     tokens = prompt(903, TOKENS)
     for name in (ALICE, BOB):
         with engine.acting_for(name):
@@ -62,15 +62,6 @@ def test_a_tenants_clear_ends_its_own_promotions_and_pins_and_not_those_of_other
     engine.clear_device(tenant_tag(SECRET, ALICE))
     opened.set()
     assert under_way.result(PATIENCE_S)["outcome"] == "done"
-    for name in (ALICE, BOB):
-        with engine.acting_for(name):
-            engine.ask(tokens)
-            engine.direct("pin", hashes=engine.hashes(tokens), ttl_s=PATIENCE_S).result(PATIENCE_S)
-    try:
-        engine.clear_device(tenant_tag(SECRET, ALICE))
-        assert len(engine.reuse.control.pins) == 8
-    finally:
-        engine.on_engine_thread(engine.reuse.control.pins.release_all)
 
 
 def test_blocks_that_nobody_owns_are_not_remembered_and_those_that_left_are_forgotten() -> None:

@@ -14,7 +14,6 @@ from live_engine import BLOCK, DEVICE_BLOCKS, PATIENCE_S, SEGMENT_BLOCKS, LiveEn
 
 from deployments.engine import directive_runner as device_orders
 from deployments.engine.pool import control as device_control
-from deployments.engine.pool.pins import PoolPins
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import greedy, prompt, until
 from load_tests.harness.memory_port import MemoryPort
@@ -46,12 +45,6 @@ def gate(engine: LiveEngine) -> Iterator[threading.Event]:
     engine.port.before_fetch = opened.wait
     yield opened
     opened.set()
-
-
-@pytest.fixture(autouse=True)
-def nothing_pinned(engine: LiveEngine) -> Iterator[None]:
-    yield
-    engine.on_engine_thread(engine.reuse.control.pins.release_all)
 
 
 # promote
@@ -324,105 +317,6 @@ def test_what_a_request_uses_is_not_evicted(engine: LiveEngine) -> None:
     assert set(engine.hashes(tokens)) <= set(engine.reuse.device_hashes().result())
 
 
-# pin, unpin
-
-
-def scan(engine: LiveEngine) -> None:
-    """Cold prompts, more than the device holds."""
-    for seed in range(12):
-        engine.ask(prompt(760 + seed, 12 * BLOCK), max_tokens=1)
-
-
-def device_tokens(engine: LiveEngine, tokens: list[int]) -> int:
-    engine.port = MemoryPort()
-    return engine.ask(tokens, max_tokens=1)[1]["device"]
-
-
-def test_a_pinned_prompt_survives_a_scan_and_an_unpinned_one_does_not(engine: LiveEngine) -> None:
-    tokens = prompt(732, TOKENS)
-    engine.ask(tokens)
-    hashes = engine.hashes(tokens)
-    pinned = engine.direct("pin", hashes=hashes, ttl_s=PATIENCE_S).result(PATIENCE_S)
-    assert (pinned["outcome"], pinned["blocks"]) == ("done", 12)
-    assert engine.reuse.pool_usage().result()["pinned_blocks"] == 12
-    scan(engine)
-    assert device_tokens(engine, tokens) == 12 * BLOCK
-
-    assert engine.direct("unpin", hashes=hashes).result(PATIENCE_S)["blocks"] == 12
-    assert engine.blocks_in_use() == 0
-    scan(engine)
-    scan(engine)
-
-    assert device_tokens(engine, tokens) == 0
-
-
-def test_a_pin_ends_by_itself(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_orders, "PIN_CHECK_S", 0.02)
-    tokens = prompt(733, TOKENS)
-    engine.ask(tokens)
-    assert outcome(engine.direct("pin", hashes=engine.hashes(tokens), ttl_s=0.2)) == "done"
-    until(lambda: engine.blocks_in_use() == 0, "the pin has ended")
-
-
-def test_more_than_the_share_is_not_pinned_not_even_in_part(
-    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_orders, "MOST_BLOCKS", 16)
-    tokens = prompt(734, 60 * BLOCK)
-    engine.ask(tokens, max_tokens=1)
-    assert outcome(engine.direct("pin", hashes=engine.hashes(tokens), ttl_s=60.0)) == "refused_full"
-    assert engine.blocks_in_use() == 0
-    assert outcome(engine.direct("pin", hashes=[b"x" * 32], ttl_s=60.0)) == "refused_gone"
-
-
-def test_pins_give_way_to_a_request_that_could_not_run_beside_them(engine: LiveEngine) -> None:
-    tokens = prompt(735, 40 * BLOCK)
-    engine.ask(tokens, max_tokens=1)
-    assert outcome(engine.direct("pin", hashes=engine.hashes(tokens), ttl_s=PATIENCE_S)) == "done"
-    engine.ask(prompt(736, 80 * BLOCK), max_tokens=1)
-    assert engine.reuse.control.pins.gave_way == 1
-    assert engine.blocks_in_use() == 0
-
-
-def test_pins_give_way_before_a_running_request_is_preempted(
-    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokens = prompt(750, 40 * BLOCK)
-    engine.ask(tokens, max_tokens=1)
-    assert outcome(engine.direct("pin", hashes=engine.hashes(tokens), ttl_s=PATIENCE_S)) == "done"
-    preempted: list[str] = []
-    preempt = engine.scheduler._preempt_request
-
-    def note(request: Any, *args: Any, **kwargs: Any) -> Any:
-        preempted.append(request.request_id)
-        return preempt(request, *args, **kwargs)
-
-    monkeypatch.setattr(engine.scheduler, "_preempt_request", note)
-    before = engine.reuse.control.pins.gave_way
-    # 40 blocks are pinned; the two have 54 when they begin to decode, and 66 in the end, of 99.
-    both = [engine.start(engine.answer(prompt(751 + n, 27 * BLOCK), greedy(6 * BLOCK), planned=False)) for n in (0, 1)]
-    for answer in both:
-        assert len(answer.result(PATIENCE_S).outputs[0].token_ids) == 6 * BLOCK
-    assert engine.reuse.control.pins.gave_way == before + 1
-    assert preempted == []
-
-
-def test_a_pin_that_is_prolonged_ends_with_the_last_order() -> None:
-    class Pool:
-        def get_cached_block(self, block_hash: bytes, groups: list[int]) -> list[bytes]:
-            return [block_hash]
-
-        touch = free_blocks = staticmethod(list)
-
-    pins = PoolPins(Pool(), most_blocks=2)  # type: ignore[arg-type]
-    for until_s in (10.0, 30.0, 20.0):
-        assert pins.pin([b"a"], until_s).found == 1
-    assert not pins.expire(29.0, most=64)
-    assert len(pins) == 1
-    pins.expire(30.0, most=64)
-    assert len(pins) == 0
-
-
 # offload
 
 
@@ -543,9 +437,7 @@ def test_directives_beside_requests_leave_every_block_accounted_for(engine: Live
             makers: list[Callable[[], dict[str, Any]]] = [
                 lambda hashes=hashes: {"kind": "evict", "hashes": hashes[4:]},
                 lambda hashes=hashes, named=named: {"kind": "promote", "hashes": hashes, **named},
-                lambda hashes=hashes: {"kind": "pin", "hashes": hashes, "ttl_s": 0.5},
                 lambda wanted=wanted: {"kind": "offload", "spans": wanted},
-                lambda hashes=hashes: {"kind": "unpin", "hashes": hashes},
             ]
             await asyncio.gather(*(engine.orders.carry_out({"deadline_s": 5.0, **make()}) for make in makers))
 
@@ -555,5 +447,4 @@ def test_directives_beside_requests_leave_every_block_accounted_for(engine: Live
     engine.run(everything())
     engine.settle()
     assert [engine.ask(tokens)[0] for tokens in prompts] == answers
-    engine.on_engine_thread(engine.reuse.control.pins.release_all)
     assert engine.blocks_in_use() == 0
