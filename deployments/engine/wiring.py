@@ -54,9 +54,7 @@ class KVReuse:
         port: KVPort,
         fingerprint: bytes,
         replica: str,
-        by_hotness: bool = True,
     ) -> None:
-        """`by_hotness`: device blocks go coldest first, as the manager sees it; else least recently used first."""
         self._thread = thread
         scheduler: Any = thread.core.scheduler
         self._scheduler = scheduler
@@ -138,7 +136,7 @@ class KVReuse:
             scheduler.kv_event_publisher = publisher
 
         thread.call(attach).result()
-        self.order_device(by_hotness).result()
+        self.order_device(settings.kv.device_policy == "hotness").result()
 
     def order_device(self, by_hotness: bool) -> Future[None]:
         """Choose the order in which device blocks go: coldest first, or vLLM's own. Scores begin anew."""

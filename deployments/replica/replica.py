@@ -104,7 +104,6 @@ class Replica:
             self._port,
             self._fingerprint,
             str(self.rank),
-            by_hotness=settings.kv.device_policy == "hotness",
         )
         self._device = DirectiveRunner(self._reuse.control, self._thread.call)
 

@@ -44,7 +44,11 @@ class LiveEngine(Engine):
                         "max_num_seqs": 16,
                         "log_stats": False,
                     },
-                    "kv": {"segment_tokens": SEGMENT_BLOCKS * BLOCK, "layerwise": {"enabled": "off"}},
+                    "kv": {
+                        "segment_tokens": SEGMENT_BLOCKS * BLOCK,
+                        "device_policy": "hotness",
+                        "layerwise": {"enabled": "off"},
+                    },
                 }
             ),
             MemoryPort(),
