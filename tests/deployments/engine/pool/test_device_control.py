@@ -285,6 +285,25 @@ def test_a_stale_managers_promotion_is_refused(engine: LiveEngine) -> None:
     engine.reuse.order_device(True).result()
 
 
+def test_by_recency_a_promotion_takes_the_blocks_of_what_was_used_longest_ago(engine: LiveEngine) -> None:
+    tokens, computed = stored(engine, 714)
+    engine.reuse.order_device(by_hotness=False).result()
+    try:
+        others = [prompt(770 + number, TOKENS) for number in range(DEVICE_BLOCKS // 12)]
+        for other in others:
+            engine.ask(other, max_tokens=1)
+        assert outcome(engine.promote(tokens)) == "done"
+        here = set(engine.reuse.device_hashes().result())
+        assert set(engine.hashes(tokens)) <= here
+        assert all(set(engine.hashes(other)) <= here for other in others[1:])
+        assert engine.hashes(others[0])[-1] not in here
+        engine.port = MemoryPort()  # from the device or not at all
+        answer, by_tier = engine.ask(tokens)
+        assert (answer, by_tier["device"]) == (computed, 12 * BLOCK)
+    finally:
+        engine.reuse.order_device(by_hotness=True).result()
+
+
 # evict
 
 
