@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 # Before anything imports ray, vllm or transformers.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -19,6 +21,16 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# As a replica's process has it. Here for all tests, so that none depends on which folder was collected before its own.
+os.environ.update(
+    OMP_NUM_THREADS="1",
+    VLLM_CPU_OMP_THREADS_BIND="nobind",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES="0",
+    VLLM_LOGGING_LEVEL="WARNING",
+    VLLM_USE_V2_MODEL_RUNNER="0",
+    TORCHDYNAMO_DISABLE="1",  # else the first request for logprobs waits half a minute for a C++ compiler
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
@@ -51,6 +63,34 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 4096}))
     return folder
+
+
+class OneEngine:
+    """The engine of this process, of which vLLM's globals allow one: whoever starts another one ends it."""
+
+    def __init__(self) -> None:
+        self._end: Callable[[], None] | None = None
+
+    def end(self) -> None:
+        """End the running engine, if there is one."""
+        end, self._end = self._end, None
+        if end is not None:
+            end()
+
+    def start(self, start: Callable[[], T], end: Callable[[T], None]) -> T:
+        """The new engine; `end` is called with it when it has to go."""
+        self.end()
+        engine = start()
+        self._end = lambda: end(engine)
+        return engine
+
+
+@pytest.fixture(scope="session")
+def one_engine() -> Iterator[OneEngine]:
+    """For all tests that need an engine in this process, wherever they lie."""
+    only = OneEngine()
+    yield only
+    only.end()
 
 
 @pytest.fixture(scope="session")

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
-os.environ.update(
-    HF_HUB_OFFLINE="1",
-    OMP_NUM_THREADS="1",
-    VLLM_CPU_OMP_THREADS_BIND="nobind",
-    VLLM_ENABLE_V1_MULTIPROCESSING="0",
-    TORCHDYNAMO_DISABLE="1",  # else the first request for logprobs waits half a minute for a C++ compiler
-)
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode leaves the modules beside tests unimportable
 
 import contextlib

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from pathlib import Path
 
-os.environ.update(
-    HF_HUB_OFFLINE="1",
-    OMP_NUM_THREADS="1",
-    VLLM_CPU_OMP_THREADS_BIND="nobind",
-    VLLM_ENABLE_V1_MULTIPROCESSING="0",
-    VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES="0",
-    VLLM_LOGGING_LEVEL="WARNING",
-    VLLM_USE_V2_MODEL_RUNNER="0",
-    TORCHDYNAMO_DISABLE="1",  # else the first request for logprobs waits half a minute for a C++ compiler
-)
 sys.path.insert(0, str(Path(__file__).parent))
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,12 +26,10 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def engine_slot(demo_model: Path) -> Iterator[EngineSlot]:
+def engine_slot(demo_model: Path, one_engine: Any) -> EngineSlot:
     from live_engine import EngineSlot
 
-    slot = EngineSlot(demo_model)
-    yield slot
-    slot.close()
+    return EngineSlot(demo_model, one_engine)
 
 
 @pytest.fixture

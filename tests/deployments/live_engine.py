@@ -129,23 +129,23 @@ class LiveEngine(Engine):
 
 
 class EngineSlot:
-    """Keeps one engine, because vLLM's globals allow one connector in a process, and starts another when need be."""
+    """Keeps an engine for the tests that come, and starts another when need be. `one_engine`: the fixture."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, one_engine: Any) -> None:
         self._model = model
+        self._one_engine = one_engine
         self._dtype = ""
         self._engine: LiveEngine | None = None
 
     def get(self, dtype: str) -> LiveEngine:
         if self._engine is None or self._dtype != dtype or self._engine.llm.errored:
-            self.close()
-            self._engine, self._dtype = LiveEngine(self._model, dtype), dtype
+            self._engine = self._one_engine.start(lambda: LiveEngine(self._model, dtype), self._end)
+            self._dtype = dtype
         return self._engine
 
-    def close(self) -> None:
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+    def _end(self, engine: LiveEngine) -> None:
+        self._engine = None
+        engine.close()
 
 
 def usage(output: RequestOutput) -> dict[str, int]:

@@ -25,10 +25,9 @@ TOOLS: list[Any] = [
 
 
 @pytest.fixture(scope="module")
-def replicas() -> Iterator[EngineReplicas]:
-    started = EngineReplicas()
-    yield started
-    started.llm.shutdown()
+def replicas(one_engine: Any) -> Iterator[EngineReplicas]:
+    yield one_engine.start(EngineReplicas, lambda started: started.llm.shutdown())
+    one_engine.end()
 
 
 @pytest.fixture(scope="module")
