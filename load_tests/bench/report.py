@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -18,12 +17,10 @@ from load_tests.bench.plan import Plan
 from load_tests.bench.summary import FIGURES, TARGETS_MODEL, Row, Verdict
 from load_tests.measuring import plots
 from load_tests.measuring.processes import version
-from load_tests.measuring.report import table
+from load_tests.measuring.report import table, wrapped
 from load_tests.measuring.spread import Spread, number
 
 BEGIN, END = "<!-- results: written by python -m load_tests.bench --write-docs -->", "<!-- end of results -->"
-WIDTH = 140
-"""Columns of a line of prose."""
 PLOTTED = {
     "ttft_returning_s": "seconds",
     "ttft_s": "seconds",
@@ -97,7 +94,7 @@ def markdown(
     """Setting, targets, and two tables: latency and throughput, then where KV came from and resources."""
     shown = [f"{name} {value}" for name, value in setting.items()]
     lines = [
-        textwrap.fill(f"*{'; '.join(shown)}.*", WIDTH),
+        wrapped(f"*{'; '.join(shown)}.*"),
         "",
         f"Medians of the alternations, in brackets least and most; ratios are to `{BASE}` of the same alternation.",
         *(f"Not run: {ARMS[name].title} ({reason})." for name, reason in skipped.items()),

@@ -20,7 +20,7 @@ SEEDS = itertools.count(1)
 
 
 class PlainEngine:
-    """The host of a `PlainSpec`. Its methods are called one after the other."""
+    """The host of a plain `EngineSpec`. Its methods are called one after the other."""
 
     def __init__(self, folder: str, dtype: str) -> None:
         engine = {

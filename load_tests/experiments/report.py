@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,10 @@ from load_tests.experiments.experiment import Experiment
 from load_tests.experiments.sizes import STEP_TOKENS, Sizes
 from load_tests.measuring import plots
 from load_tests.measuring.processes import machine_line
-from load_tests.measuring.report import table, write_csv
+from load_tests.measuring.report import table, wrapped, write_csv
 
 FOLDER = "experiments"
 """Beside the report: plots and CSVs."""
-WIDTH = 140
-"""Columns of a line of prose."""
 QUICK = " — **quick: small sizes, a trial of the program**"
 BUSY_CORES = 0.3
 BUSY = ": **a busy machine, so times are longer than they are alone; take ratios, with care**"
@@ -76,7 +73,7 @@ def markdown(results: Sequence[Result], sizes: Sizes, command: str) -> str:
     parts = ["# Experiments", _header(results, sizes, command)]
     for number, result in enumerate(results, 1):
         experiment = result.experiment
-        parts += [f"## {number}. {experiment.title}", f"**{experiment.question}**", _wrapped(result.conclusion)]
+        parts += [f"## {number}. {experiment.title}", f"**{experiment.question}**", wrapped(result.conclusion)]
         if not result.entries:
             parts.append(f"`python -m load_tests.experiments --only {experiment.name}`")
             continue
@@ -85,15 +82,8 @@ def markdown(results: Sequence[Result], sizes: Sizes, command: str) -> str:
         parts.append(f"![{experiment.title}]({FOLDER}/{experiment.name}.png)")
         parts.append(table([column.title for column in columns], cells))
         rows = f"{len(shown)} of {len(result.rows)} rows; all: [{experiment.name}.csv]({FOLDER}/{experiment.name}.csv)."
-        parts.append(_wrapped(f"{experiment.note} {rows}" if experiment.note else rows))
+        parts.append(wrapped(f"{experiment.note} {rows}" if experiment.note else rows))
     return "\n\n".join(parts) + "\n"
-
-
-def _wrapped(text: str) -> str:
-    """The same Markdown in lines that an editor shows whole."""
-    return "\n".join(
-        textwrap.fill(line, WIDTH, break_long_words=False, break_on_hyphens=False) for line in text.splitlines()
-    )
 
 
 def _header(results: Sequence[Result], sizes: Sizes, command: str) -> str:

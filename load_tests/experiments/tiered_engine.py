@@ -92,7 +92,7 @@ class CodedEngine(TieredEngine):
 
 
 class TieredHost:
-    """The host of a `TieredSpec`. Its methods are called one after the other; each prompt is a new one."""
+    """The host of a tiered `EngineSpec`. Its methods are called one after the other; each prompt is a new one."""
 
     def __init__(self, engine: CodedEngine) -> None:
         self._engine = engine

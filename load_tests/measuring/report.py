@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+WIDTH = 140
+"""Columns of a line of prose in a page."""
 
 
 def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
@@ -54,6 +58,13 @@ def write_between(page: Path, begin: str, end: str, text: str) -> None:
         raise ValueError(f"{page} has no place for the results: a line {begin!r} and a line {end!r}.")
     before, _, rest = whole.partition(begin)
     page.write_text(f"{before}{begin}\n\n{text}\n{end}{rest.partition(end)[2]}")
+
+
+def wrapped(text: str) -> str:
+    """The same Markdown in lines that an editor shows whole."""
+    return "\n".join(
+        textwrap.fill(line, WIDTH, break_long_words=False, break_on_hyphens=False) for line in text.splitlines()
+    )
 
 
 def listed(words: Sequence[str]) -> str:

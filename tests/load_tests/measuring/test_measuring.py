@@ -206,6 +206,15 @@ def test_words_are_listed(words: str, text: str) -> None:
     assert report.listed(list(words)) == text
 
 
+def test_prose_is_wrapped_line_by_line_and_no_word_is_broken() -> None:
+    long = "word-with-hyphens " * 20
+    lines = report.wrapped(f"short\n{long}").splitlines()
+    assert lines[0] == "short"
+    assert len(lines) > 2
+    assert all(len(line) <= report.WIDTH for line in lines)
+    assert " ".join(lines[1:]) == long.strip()
+
+
 def test_lines_and_bars_have_whiskers_and_gaps_where_nothing_was_measured(tmp_path: Path) -> None:
     figure = plots.new_figure()
     left, right = figure.subplots(1, 2)
