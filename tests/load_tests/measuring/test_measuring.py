@@ -185,6 +185,11 @@ def test_a_table_stands_on_stdout_and_json_where_it_is_wanted(
     assert json.loads(capsys.readouterr().out) == {"a": 1}
 
 
+def test_a_table_of_objects_has_a_format_for_each_column() -> None:
+    found = report.rows({"point": "{0.name}", "size": "{0.size:.2f} x"}, [Point("a"), Point("b", 3)])
+    assert found.splitlines()[2:] == ["| a | 1.50 x |", "| b | 3.00 x |"]
+
+
 def test_a_csv_has_all_columns_of_all_rows(tmp_path: Path) -> None:
     report.write_csv(tmp_path / "rows.csv", [{"a": 1}, {"a": 2, "b": 3}])
     assert (tmp_path / "rows.csv").read_text() == "a,b\n1,\n2,3\n"
