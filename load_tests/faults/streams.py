@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 
+from load_tests.harness.answers import UnendedError, events_async
+
 REQUEST_S = 120.0
 
 
@@ -50,8 +52,11 @@ async def run_stream(client: httpx.AsyncClient, model: str, stream: Stream, max_
             if response.is_error:
                 stream.error = json.loads(await response.aread())["error"]["message"]
                 return
-            async for line in response.aiter_lines():
-                _read_event(stream, line, began)
+            async for event in events_async(response):
+                _read_event(stream, event, began)
+            stream.ended = True
+    except UnendedError:
+        pass  # which `ended` says
     except (httpx.HTTPError, ValueError, KeyError) as error:
         stream.error = f"not OpenAI's wire format: {error!r}"
     finally:
@@ -59,13 +64,7 @@ async def run_stream(client: httpx.AsyncClient, model: str, stream: Stream, max_
         stream.begun.set()
 
 
-def _read_event(stream: Stream, line: str, began: float) -> None:
-    if not line.startswith("data: "):
-        return
-    if line == "data: [DONE]":
-        stream.ended = True
-        return
-    event = json.loads(line.removeprefix("data: "))
+def _read_event(stream: Stream, event: dict[str, Any], began: float) -> None:
     if "error" in event:
         stream.error = event["error"]["message"]
         return

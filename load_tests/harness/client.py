@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from load_tests.harness.answers import LONGEST_MESSAGE, ChatAnswer, chat_request, error_message, events_async
 from load_tests.workloads.workload import Request, Workload
 
 REQUEST_TIMEOUT_S = 600.0
@@ -27,7 +27,6 @@ CONNECT_TIMEOUT_S = 10.0
 _VLLM_FIELDS: dict[str, Any] = {"ignore_eos": True}
 """What OpenAI's API does not know: the answer goes on until `max_tokens`."""
 _REFUSED = (400, 422)
-_LONGEST_MESSAGE = 300
 
 
 class ServerError(Exception):
@@ -95,32 +94,6 @@ async def _require_model(http: httpx.AsyncClient, base_url: str, model: str) -> 
         raise ServerError(f"The server at {base_url} has no model {model!r}; it has {', '.join(map(str, known))}.")
 
 
-@dataclass
-class _Stream:
-    """What has come of one answer so far."""
-
-    text: list[str] = field(default_factory=list)
-    first_s: float | None = None
-    last_s: float = 0.0
-    pieces: int = 0
-    usage: dict[str, Any] = field(default_factory=dict)
-
-    def take(self, chunk: Mapping[str, Any]) -> None:
-        """One event. Raises ValueError with the server's words when it is an error."""
-        if "error" in chunk:
-            raise ValueError(_message(chunk))
-        self.usage = chunk.get("usage") or self.usage
-        for choice in chunk.get("choices") or ():
-            delta = choice.get("delta") or {}
-            said = "".join(delta.get(name) or "" for name in ("reasoning_content", "reasoning", "content"))
-            # The first event only names the role; a token may be an empty text, as half of a character is.
-            if said or ("role" not in delta and "content" in delta):
-                self.last_s = time.perf_counter()
-                self.first_s = self.first_s or self.last_s
-                self.pieces += 1
-                self.text.append(delta.get("content") or "")
-
-
 class _Run:
     """One workload under way."""
 
@@ -178,19 +151,32 @@ class _Run:
         return time.perf_counter() - self._began
 
     async def _measured(self, request: Request) -> Measured:
-        stream, error, sent = _Stream(), None, time.perf_counter()
+        answer, error = ChatAnswer(), None
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._read(self._body(request), stream)
-            if stream.first_s is None:
+                await self._read(self._body(request), answer)
+            if answer.ttft_s is None:
                 error = "the answer has no text"
         except TimeoutError:
             error = f"not answered within {self._timeout_s:g} s"
         except (httpx.HTTPError, ValueError) as failure:
-            error = f"{type(failure).__name__}: {failure}"[:_LONGEST_MESSAGE]
+            error = f"{type(failure).__name__}: {failure}"[:LONGEST_MESSAGE]
         if error is None:
-            self._answers[request.number] = "".join(stream.text)
-        return _measured(request, stream, sent, self._began, error)
+            self._answers[request.number] = answer.text
+        sent_s = answer.sent - self._began
+        return Measured(
+            number=request.number,
+            returning=request.returning,
+            sent_s=sent_s,
+            ttft_s=answer.ttft_s,
+            tpot_s=answer.tpot_s,
+            ended_s=self._now(),
+            prompt_tokens=answer.prompt_tokens or 0,
+            output_tokens=answer.output_tokens,
+            cached_tokens=answer.cached_tokens,
+            kv_cache=answer.usage.get("kv_cache"),
+            error=error,
+        )
 
     def _body(self, request: Request) -> dict[str, Any]:
         """Raises ValueError when an answer that the prompt goes on from never came."""
@@ -204,35 +190,27 @@ class _Run:
                 content = self._answers[before.after]
                 before = self._requests[before.after]
             messages.append({"role": message.role, "content": content})
-        return {
-            "model": self._model,
-            "messages": messages[::-1],
-            "max_tokens": request.max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **self._extra,
-        }
+        return chat_request(self._model, messages[::-1], request.max_tokens) | self._extra
 
-    async def _read(self, body: dict[str, Any], stream: _Stream) -> None:
+    async def _read(self, body: dict[str, Any], answer: ChatAnswer) -> None:
         fields = self._vllm_fields
         try:
-            await self._read_events(body | fields, stream)
+            await self._read_events(body | fields, answer)
         except _RefusedError:
             if not fields:
                 raise
             # A server that takes no fields but OpenAI's: from now on without them.
-            await self._read_events(body, stream)
+            await self._read_events(body, answer)
             self._vllm_fields = {}
 
-    async def _read_events(self, body: dict[str, Any], stream: _Stream) -> None:
+    async def _read_events(self, body: dict[str, Any], answer: ChatAnswer) -> None:
         async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
             if response.status_code != 200:
                 text = (await response.aread()).decode(errors="replace")
                 kind = _RefusedError if response.status_code in _REFUSED else _FailedError
-                raise kind(f"{response.status_code} {_message(text)}")
-            async for chunk in _events(response):
-                stream.take(chunk)
+                raise kind(f"{response.status_code} {error_message(text)}")
+            async for event in events_async(response):
+                answer.take(event)
 
 
 class _FailedError(ValueError):
@@ -241,46 +219,6 @@ class _FailedError(ValueError):
 
 class _RefusedError(_FailedError):
     """It says that the request is wrong."""
-
-
-async def _events(response: httpx.Response) -> AsyncIterator[Mapping[str, Any]]:
-    async for line in response.aiter_lines():
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
-        if data == "[DONE]":
-            return
-        yield json.loads(data)
-    raise ValueError("the stream ended before [DONE]")
-
-
-def _message(answer: str | Mapping[str, Any]) -> str:
-    """The server's own words, from OpenAI's shape of an error or whatever else it sent."""
-    if isinstance(answer, str):
-        with contextlib.suppress(ValueError):
-            answer = json.loads(answer)
-    error = answer.get("error", answer) if isinstance(answer, Mapping) else answer
-    return str(error.get("message", error) if isinstance(error, Mapping) else error)[:_LONGEST_MESSAGE]
-
-
-def _measured(request: Request, stream: _Stream, sent: float, began: float, error: str | None) -> Measured:
-    tokens = int(stream.usage.get("completion_tokens") or stream.pieces)
-    further = tokens - 1
-    first = stream.first_s
-    details = stream.usage.get("prompt_tokens_details") or {}
-    return Measured(
-        number=request.number,
-        returning=request.returning,
-        sent_s=sent - began,
-        ttft_s=None if first is None else first - sent,
-        tpot_s=None if first is None or further < 1 else (stream.last_s - first) / further,
-        ended_s=time.perf_counter() - began,
-        prompt_tokens=int(stream.usage.get("prompt_tokens") or 0),
-        output_tokens=tokens,
-        cached_tokens=details.get("cached_tokens"),
-        kv_cache=stream.usage.get("kv_cache"),
-        error=error,
-    )
 
 
 def errors_by_text(measured: Sequence[Measured]) -> dict[str, int]:

@@ -23,25 +23,28 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from configs.model_folder import PROJECT_ROOT
 from load_tests.harness.running_server import ServerError, started
-from load_tests.locust.report import EXIT_ERRORS, EXIT_INTERRUPTED, conclusion, table
+from load_tests.locust.report import conclusion, table
 from load_tests.locust.server import Served, ServerUnreachableError, ServerUnusableError, find_model
 from load_tests.locust.shapes import ShapeName
+from load_tests.measuring.command import (
+    EXIT_FELL_SHORT,
+    EXIT_INPUT,
+    EXIT_STOPPED,
+    InputError,
+    JsonFile,
+    chosen,
+    out,
+    progress_bar,
+    writable,
+)
+from load_tests.measuring.report import deliver
 
-EXIT_USAGE = 2
 CLASSES = {"chat": "ChatUser", "documents": "DocumentUser", "cold": "ColdUser"}
 STOP_S = 30
 """How long requests that are under way at the end may take to end."""
-
-out = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-class UsageError(Exception):
-    """Nothing was measured; the message is a sentence that says what to do."""
 
 
 class LocustError(Exception):
@@ -106,37 +109,22 @@ class Load:
         return found
 
 
-def chosen_classes(text: str) -> tuple[str, ...]:
-    """The names in a comma-separated list. Raises UsageError."""
-    names = tuple(name.strip() for name in text.split(","))
-    for name in names:
-        if name not in CLASSES:
-            raise UsageError(f"--classes has no {name!r}; it takes {', '.join(CLASSES)}, with commas between them.")
-    return names
-
-
-def empty_results(folder: Path) -> Path:
-    """The folder, made if need be, without an earlier run's figures. Raises UsageError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "summary.json").unlink(missing_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UsageError(f"{folder} cannot take the results ({error.strerror}); name another with --results.") from None
-    return folder.resolve()
+def empty(results: Path) -> Path:
+    """The folder, made if need be, without an earlier run's figures. Raises InputError."""
+    (writable(results, "--results") / "summary.json").unlink(missing_ok=True)
+    return results.resolve()
 
 
 @contextmanager
 def a_server(host: str | None, port: int, model: str | None, api_key: str | None) -> Iterator[Served]:
-    """The server at `host` or `port`, or one for this run. Raises UsageError."""
+    """The server at `host` or `port`, or one for this run. Raises InputError."""
     try:
         served = find_model(host or f"http://127.0.0.1:{port}", model, api_key)
     except ServerUnreachableError as error:
         if host is not None:
-            raise UsageError(str(error)) from None
+            raise InputError(str(error)) from None
     except ServerUnusableError as error:
-        raise UsageError(str(error)) from None
+        raise InputError(str(error)) from None
     else:
         yield served
         return
@@ -148,10 +136,10 @@ def a_server(host: str | None, port: int, model: str | None, api_key: str | None
                 yield find_model(server.url, None, api_key)
                 out.print("Stopping the server.")
         except ServerUnusableError as error:
-            raise UsageError(str(error)) from None
+            raise InputError(str(error)) from None
         except ServerError as error:
             out.print(str(error), markup=False)  # with the end of the server's log, which says why
-            raise UsageError("No load without a server: see above, or name a running one with --host.") from None
+            raise InputError("No load without a server: see above, or name a running one with --host.") from None
 
 
 def run(load: Load, served: Served, api_key: str | None) -> bool:
@@ -194,8 +182,7 @@ def run(load: Load, served: Served, api_key: str | None) -> bool:
 def _watch(load: Load, locust: subprocess.Popen[bytes]) -> None:
     if load.page_port is not None:
         out.print(f"Locust's page: http://127.0.0.1:{load.page_port} (Ctrl-C ends it)")
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[now]}"))
-    with Progress(*columns, console=out, transient=True) as progress:
+    with progress_bar("{task.fields[now]}") as progress:
         bar = progress.add_task("load", total=load.duration_s, now="")
         while locust.poll() is None:
             if summary := load.summary():
@@ -205,18 +192,15 @@ def _watch(load: Load, locust: subprocess.Popen[bytes]) -> None:
             time.sleep(0.25)
 
 
-def report(load: Load, ended: bool, max_error_rate: float, json_file: str | None) -> tuple[str, int]:
-    """Print the figures; a sentence about them, and the exit code. Raises LocustError and UsageError."""
+def show(load: Load, ended: bool, max_error_rate: float, json_file: str | None) -> tuple[str, int]:
+    """Print the figures; a sentence about them, and the exit code. Raises LocustError and InputError."""
     summary = load.summary()
     if summary is None:
         raise LocustError(f"Locust left no figures; its words are in {load.log}.")
-    text = json.dumps(summary, indent=2)
-    print(text if json_file == "-" else table(summary))
-    if json_file and json_file != "-":
-        try:
-            Path(json_file).write_text(text)
-        except OSError as error:
-            raise UsageError(f"{json_file} cannot be written ({error.strerror}); see {load.summary_file}.") from None
+    try:
+        deliver(table(summary), summary, json_file)
+    except OSError as error:
+        raise InputError(f"{json_file} cannot be written ({error.strerror}); see {load.summary_file}.") from None
     return conclusion(summary, max_error_rate, interrupted=not ended)
 
 
@@ -240,25 +224,25 @@ def main(
     ),
     page: Annotated[bool, typer.Option("--page", help="With Locust's web page, until Ctrl-C.")] = False,
     page_port: Annotated[int, typer.Option(help="The page's port.")] = 8089,
-    json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Put a load of conversations on a server, and print what its users saw."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing is left running
     try:
         load = Load(
-            users, duration, shape, chosen_classes(classes), think_s, answer_tokens, seed,
-            empty_results(results), page_port if page else None,
+            users, duration, shape, chosen("class", classes.split(","), CLASSES), think_s, answer_tokens, seed,
+            empty(results), page_port if page else None,
         )  # fmt: skip
         with a_server(host, port, model, api_key) as served:
             out.print(f"{served.url}, model {served.model}: {users} users, {duration} s, {shape}; {load.results}")
             ended = run(load, served, api_key)
-            sentence, code = report(load, ended, max_error_rate, json_file)
-    except (UsageError, LocustError) as error:
+            sentence, code = show(load, ended, max_error_rate, json_file)
+    except (InputError, LocustError) as error:
         out.print(str(error), markup=False)
-        raise typer.Exit(EXIT_USAGE if isinstance(error, UsageError) else EXIT_ERRORS) from None
+        raise typer.Exit(EXIT_INPUT if isinstance(error, InputError) else EXIT_FELL_SHORT) from None
     except KeyboardInterrupt:
         out.print("Interrupted.")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
+        raise typer.Exit(EXIT_STOPPED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
     out.print(sentence, markup=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -10,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from load_tests.harness.answers import error_message
 from load_tests.workloads.words import WORDS
 
 ASSUMED_CONTEXT_TOKENS = 4096
@@ -43,17 +43,6 @@ def base_url(host: str) -> str:
 def authorization(api_key: str | None) -> dict[str, str]:
     """Headers of every request."""
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
-
-
-def error_message(body: str) -> str:
-    """What an error answer says: OpenAI's `error.message`, else the body's beginning."""
-    try:
-        answer = json.loads(body)
-    except ValueError:
-        return " ".join(body.split())[:200]
-    error = answer.get("error", answer) if isinstance(answer, dict) else answer
-    message = error.get("message") if isinstance(error, dict) else error
-    return str(message or answer)[:200]
 
 
 def find_model(host: str, wanted: str | None, api_key: str | None) -> Served:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from load_tests.measuring.spread import percentile
 
 
 @dataclass(frozen=True)
@@ -104,5 +105,4 @@ def _spread(values: Iterable[float | None]) -> dict[str, float] | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    p50, p95 = np.percentile(known, (50, 95))
-    return {"mean": float(np.mean(known)), "p50": float(p50), "p95": float(p95)}
+    return {"mean": statistics.mean(known), "p50": percentile(known, 50), "p95": percentile(known, 95)}

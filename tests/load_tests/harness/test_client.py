@@ -205,7 +205,7 @@ def test_an_error_of_the_server_is_recorded_in_its_own_words(fake, url):
 def test_a_stream_that_breaks_off_is_an_error(fake, url):
     fake.breaks_off = True
     [found] = run(url, request(0))
-    assert "before [DONE]" in found.error
+    assert "without [DONE]" in found.error
 
 
 def test_a_request_that_takes_too_long_is_an_error(fake, url):

@@ -26,10 +26,9 @@ from typer.testing import CliRunner
 from configs.model_folder import PROJECT_ROOT
 from load_tests.harness.running_server import free_port
 from load_tests.locust import __main__ as load_test
-from load_tests.locust.__main__ import EXIT_USAGE
 from load_tests.locust.answer import retry_after_s
-from load_tests.locust.report import EXIT_ERRORS, EXIT_INTERRUPTED
 from load_tests.locust.shapes import SHAPES
+from load_tests.measuring.command import EXIT_FELL_SHORT, EXIT_INPUT, EXIT_STOPPED
 
 WORDS = ("Anna", " lives", " in", " Paris.")
 RETRY_AFTER_S = 0.5
@@ -132,7 +131,7 @@ def test_every_way_to_fail_counts_under_its_message_and_429_is_waited_for_and_no
 ) -> None:
     fake.manners = itertools.cycle(("busy", "well", "refuse", "error", "cut"))
     done = load(fake.url, tmp_path, "--users", "3", "--classes", "chat", "--duration", "4")
-    assert done.returncode == EXIT_ERRORS
+    assert done.returncode == EXIT_FELL_SHORT
     assert "failed; --max-error-rate allows 1.0%" in done.stderr
     summary, found = json.loads(done.stdout), rows(tmp_path)
     assert summary["errors"].keys() == {
@@ -159,7 +158,7 @@ def test_an_interrupted_run_keeps_what_it_has(fake: FakeOpenAI, tmp_path: Path) 
             assert running.poll() is None
         running.send_signal(signal.SIGINT)
         output, words = running.communicate()
-    assert running.returncode == EXIT_INTERRUPTED, words
+    assert running.returncode == EXIT_STOPPED, words
     assert json.loads(output)["all"]["requests"] >= 3
     assert "Interrupted:" in words
     assert (tmp_path / "report.html").exists()
@@ -170,7 +169,7 @@ def refused(*options: str) -> str:
     app = typer.Typer()
     app.command()(load_test.main)
     result = CliRunner().invoke(app, list(options))
-    assert result.exit_code == EXIT_USAGE
+    assert result.exit_code == EXIT_INPUT
     (line,) = result.stderr.splitlines()
     return line
 
@@ -188,8 +187,8 @@ def test_a_model_that_the_server_lacks_is_named_with_those_that_it_has(fake: Fak
 def test_what_cannot_be_used_is_said_before_the_load(fake: FakeOpenAI, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    assert f"{file / 'results'} cannot take the results" in refused("--host", fake.url, "--results", f"{file}/results")
-    assert "no 'hot'" in refused("--host", fake.url, "--results", str(tmp_path), "--classes", "chat,hot")
+    assert f"{file / 'results'} cannot be written to" in refused("--host", fake.url, "--results", f"{file}/results")
+    assert "no class 'hot'" in refused("--host", fake.url, "--results", str(tmp_path), "--classes", "chat,hot")
     assert fake.asked == []
 
 
@@ -206,7 +205,7 @@ def test_locust_by_itself_ends_with_a_sentence_when_it_cannot_have_the_model(fak
         "absent",
     )
     done = subprocess.run([sys.executable, *words], cwd=PROJECT_ROOT, capture_output=True, text=True)
-    assert done.returncode == EXIT_USAGE
+    assert done.returncode == EXIT_INPUT
     assert "does not have the model 'absent'" in done.stderr
     assert "Traceback" not in done.stderr
 
