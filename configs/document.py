@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-import types
 import typing
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
@@ -28,7 +26,7 @@ is chosen when the server starts; the last column says how. `python -m configs.d
 `configs/`.
 """
 _PAGE = re.compile(r"\b(docs/[\w/]+\.md)\b")
-_PLAIN = ("text", "true or false", "mapping")
+_PLAIN_BOUNDS = (None, 0, 1)
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 
 
@@ -80,33 +78,22 @@ def _section(field: FieldInfo) -> bool:
 
 
 def _allowed(field: FieldInfo) -> str:
-    """What may be set, as a sentence; nothing where the default shows it."""
+    """What may be set, as a sentence; nothing where the default and the unit show it."""
     bounds = [
         f"{sign} {getattr(rule, name)}"
         for rule in field.metadata
         for name, sign in _SIGNS.items()
-        if hasattr(rule, name)
+        if getattr(rule, name, None) not in _PLAIN_BOUNDS
     ]
-    kind = _type_name(field.annotation)
-    allowed = ", ".join([kind, *bounds])
-    told = typing.get_origin(field.annotation) is typing.Literal and all(
-        f"`{value}`" in (field.description or "") for value in typing.get_args(field.annotation)
-    )
-    return "" if told or kind in _PLAIN else f" *{allowed[0].upper()}{allowed[1:]}.*"
+    names = [f"`{value}`" for value in typing.get_args(field.annotation)] if _is_choice(field) else []
+    if all(name in (field.description or "") for name in names):
+        names = []
+    allowed = ", ".join([*names, *bounds])
+    return f" *{allowed}.*" if allowed else ""
 
 
-def _type_name(annotation: Any) -> str:
-    if annotation is ByteSize:
-        return "bytes"
-    if typing.get_origin(annotation) is typing.Literal:
-        return ", ".join(f"`{value}`" for value in typing.get_args(annotation))
-    if isinstance(annotation, types.UnionType):
-        return " or ".join(_type_name(part) for part in typing.get_args(annotation) if part is not type(None))
-    if typing.get_origin(annotation) is dict:
-        return "mapping"
-    if typing.get_origin(annotation) is list:
-        return f"list, each a {_type_name(typing.get_args(annotation)[0])}"
-    return {"int": "whole number", "float": "number", "str": "text", "bool": "true or false"}[annotation.__name__]
+def _is_choice(field: FieldInfo) -> bool:
+    return typing.get_origin(field.annotation) is typing.Literal
 
 
 def _default(field: FieldInfo) -> str:
