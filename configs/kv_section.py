@@ -133,7 +133,7 @@ class KVSettings(Section):
         "lru",
         description="Which KV leaves a full device first. `lru`: what was used least recently, vLLM's own order. It "
         "finds more next turns on their device (0.33, not 0.21, on a trace of conversations). `hotness`: what the "
-        "manager counts as coldest, so a prompt that is asked again and again survives a scan of others "
+        "manager counts as coldest, so a prompt that comes again and again survives a scan of others "
         "(docs/concepts/eviction.md).",
     )
     hotness_half_life_requests: int = Field(
