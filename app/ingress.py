@@ -32,7 +32,8 @@ from app.gate.body_limit import BodyLimitMiddleware
 from app.gate.errors import DefectMiddleware, RetryAfterMiddleware, answer_router_error
 from app.gate.rate_limits import RateLimitMiddleware, RateLimits
 from app.gate.request_context import RequestContextMiddleware, RequestLimits
-from app.metrics.ingress import IngressMetrics, MetricsMiddleware, PartsMetrics, metrics_router
+from app.metrics.ingress import IngressMetrics, MetricsMiddleware
+from app.metrics.parts import PartsMetrics, metrics_router
 from app.openai import api as openai_api
 from app.openai import openapi_schema
 from app.openai.api import add_openai_routes
@@ -69,7 +70,9 @@ def create_app(
     """
     http = settings.http
     queue = AdmissionQueue.from_settings(settings)
-    metrics = IngressMetrics(registry or CollectorRegistry(), queue)
+    metrics = IngressMetrics(registry or CollectorRegistry())
+    metrics.show_queue(lambda: queue.ongoing, lambda: queue.waiting)
+    queue.count_refusal = metrics.count_refusal
     parts = PartsMetrics(metrics, backend.metrics, http.metrics_max_age_s)
     debug_headers = http.debug_headers if loopback or http.debug_headers else False
     fidelity = FidelityRule(settings.kv.fidelity, settings.kv.tenant_fidelity)

@@ -8,14 +8,13 @@ from typing import Any
 
 from app.backend.protocols import HealthReport
 from configs.settings import Settings
-from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
-from deployments.replica.manager_link import ORDERS_WAIT_S
+from deployments.protocol.manager_client import DIRECTIVES_WAIT_S, ManagerClient, ManagerUnavailableError
 
 PARTS_EVERY_S = 1.0
 PARTS_ANSWER_S = 2.0
-SILENT_S = 3 * ORDERS_WAIT_S
-"""A replica reports at least every `ORDERS_WAIT_S`. After so long /health calls it missing; it is still sent requests,
-for Serve knows better whether it lives."""
+SILENT_S = 3 * DIRECTIVES_WAIT_S
+"""A replica reports at least every `DIRECTIVES_WAIT_S`. After so long /health calls it missing; it is still sent
+requests, for Serve knows better whether it lives."""
 
 
 class PartsWatch:

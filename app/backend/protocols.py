@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from app.metrics.ingress import MetricsSource
+from app.metrics.parts import MetricsSource
 from deployments.protocol.wire import GenerateRequest
 
 if TYPE_CHECKING:
@@ -97,4 +97,4 @@ class Backend:
     control: ControlPlane
     health: Callable[[], Awaitable[HealthReport]]
     metrics: Callable[[], Sequence[MetricsSource]] = tuple
-    """The parts that there are now, whose text /metrics appends to the ingress's own (the replicas', the manager's)."""
+    """The parts that there are now (replicas, manager): /metrics adds their families to the ingress's own."""

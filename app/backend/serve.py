@@ -8,18 +8,20 @@ import contextvars
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client.core import Metric
+
 from app.backend.parts_watch import PARTS_ANSWER_S, PartsWatch, health_probe
 from app.backend.protocols import Backend
 from app.backend.replica_errors import replica_gone
 from app.gate.errors import UnavailableError
-from app.metrics.ingress import MetricsSource
 from app.metrics.labels import UNREACHABLE
-from app.metrics.manager import manager_metrics_text
+from app.metrics.manager import manager_families
+from app.metrics.parts import MetricsSource
 from configs.settings import Settings
 from deployments.protocol.failed_replicas import FailedReplicas
 from deployments.protocol.manager_client import ManagerClient
 from deployments.protocol.wire import GenerateRequest, PinnedCall, Progress
-from deployments.router.metrics import router_metrics_text
+from deployments.router.metrics import router_families
 from deployments.router.running_replicas import RunningReplicas, running_replicas
 
 if TYPE_CHECKING:
@@ -182,7 +184,7 @@ def serve_backend(handle: DeploymentHandle, app_name: str, settings: Settings) -
 
     def metrics() -> list[MetricsSource]:
         names = sorted(replicas.living() or parts.ranks)
-        return [_manager_text(control), _router_text, *(_replica_text(handle, name) for name in names)]
+        return [_manager_metrics(control), _router_metrics, *(_replica_metrics(handle, name) for name in names)]
 
     return Backend(
         replicas=replicas,
@@ -192,26 +194,27 @@ def serve_backend(handle: DeploymentHandle, app_name: str, settings: Settings) -
     )
 
 
-def _manager_text(control: ManagerControl) -> MetricsSource:
-    async def text() -> str:
-        return manager_metrics_text(await control.stats())
+def _manager_metrics(control: ManagerControl) -> MetricsSource:
+    async def families() -> list[Metric]:
+        return manager_families(await control.stats())
 
-    return text
+    return families
 
 
-async def _router_text() -> str:
+async def _router_metrics() -> list[Metric]:
     """The router works in the ingress's own process."""
-    return router_metrics_text()
+    return router_families()
 
 
-def _replica_text(handle: DeploymentHandle, name: str) -> MetricsSource:
-    async def text() -> str:
+def _replica_metrics(handle: DeploymentHandle, name: str) -> MetricsSource:
+    async def families() -> list[Metric]:
         response = outside_http_request(handle.metrics.remote, PinnedCall(name))
         try:
-            return str(await response)
+            answer: list[Metric] = await response
         except asyncio.CancelledError:
             with contextlib.suppress(Exception):
                 response.cancel()
             raise
+        return answer
 
-    return text
+    return families

@@ -6,21 +6,20 @@ them.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter
+from prometheus_client.core import Metric
 
 from app.gate.auth import require_admin
 from app.gate.request_context import current_request
-from app.metrics.ingress import PartsMetrics
+from app.metrics.parts import PartsMetrics
 
 PATHS = frozenset({"/api/v1/layerwise/stats"})
 
-_SAMPLE = re.compile(r"crosskv_layerwise_layer_(loads|load_ms|waits|wait_ms)_total\{(.*)\} (\S+)")
-_LABEL = re.compile(r'(replica|layer)="(\d+)"')
+_PREFIX = "crosskv_layerwise_layer_"
 
 
 def layerwise_router(parts: PartsMetrics) -> APIRouter:
@@ -34,19 +33,19 @@ def layerwise_router(parts: PartsMetrics) -> APIRouter:
         A replica that does not answer is left out.
         """
         require_admin(current_request().caller)
-        return {"layer_times": layer_times(await parts.texts())}
+        return {"layer_times": layer_times(await parts.families())}
 
     return router
 
 
-def layer_times(texts: Sequence[str]) -> list[dict[str, Any]]:
+def layer_times(families: Iterable[Metric]) -> list[dict[str, Any]]:
     """By replica and layer: how many loads, the mean milliseconds that the layer took, and that the engine waited."""
     sums: dict[tuple[int, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for text in texts:
-        for name, labels, value in _SAMPLE.findall(text):
-            place = {label: int(number) for label, number in _LABEL.findall(labels)}
-            if len(place) == 2:
-                sums[place["replica"], place["layer"]][name] += float(value)
+    for family in families:
+        if family.name.startswith(_PREFIX):
+            for sample in family.samples:
+                place = int(sample.labels["replica"]), int(sample.labels["layer"])
+                sums[place][family.name.removeprefix(_PREFIX)] += sample.value
     return [
         {
             "replica": replica,

@@ -1,4 +1,4 @@
-"""The KV manager's figures as Prometheus text.
+"""The KV manager's figures as Prometheus families.
 
 The figures come from several processes, of which one may be restarting or of another version: what is missing, or is no
 number, is left out, and the rest is shown.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from app.metrics.codecs import codec_families
@@ -60,11 +59,11 @@ _CIRCUIT_TEXT = "Circuit breaker in front of a tier, by node: 0 closed, 1 half-o
 _FAILURES_TEXT = "Segments that did not come from Redis, or not as they were stored; they were recomputed."
 
 
-class _StatsCollector:
+class _Stats:
     def __init__(self, stats: Mapping[str, Any]) -> None:
         self._stats = stats
 
-    def collect(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[Metric]:
         for name, text in _INDEX_GAUGES.items():
             yield _gauge(f"index_{name}", text, [], [((), self._stats.get(name))])
         locations = _mappings(self._stats.get("locations"))
@@ -124,11 +123,9 @@ class _StatsCollector:
             yield _counter(f"redis_{name}", text, [], [((), redis.get(key))])
 
 
-def manager_metrics_text(stats: Mapping[str, Any]) -> str:
-    """From the manager actor's `stats` to Prometheus text, names `crosskv_*`."""
-    registry = CollectorRegistry()
-    registry.register(_StatsCollector(stats))
-    return generate_latest(registry).decode()
+def manager_families(stats: Mapping[str, Any]) -> list[Metric]:
+    """From the manager actor's `stats` to metric families, names `crosskv_*`."""
+    return list(_Stats(stats).families())
 
 
 def _gauge(name: str, text: str, labels: list[str], samples: Iterable[tuple[tuple[str, ...], Any]]) -> Metric:

@@ -24,6 +24,8 @@ from deployments.protocol.call_batches import BATCHED, CallFailedError, CallQueu
 
 MANAGER_ACTOR = "kv_manager"
 SERVE_NAMESPACE = "serve"
+DIRECTIVES_WAIT_S = 2.0
+"""How long a replica's poll for directives waits at the manager."""
 MANAGER_ANSWER_S = 5.0
 """How long a part waits for an answer that it can go on without, beside what it asks the manager to wait."""
 MOST_TOLD = 256

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deployments.protocol.kv_port import PlanDict, PlanExpectation
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
+from kvmanager.loading.load_rates import Sample
 from kvmanager.loading.short_prompts import ShortPrompts
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
-    from deployments.port.cluster_port import ClusterPort
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,20 @@ LOAD_FAILED = "load_failed"
 """Not all that was planned came, or not in time."""
 
 _NOTHING_EXPECTED = PlanExpectation(load_s=0.0, recompute_s=0.0, device_tokens=0, short_tokens=0)
+
+
+class PlanSource(Protocol):
+    """Who asks the manager, and tells it: `deployments.engine.room.EngineRoom`."""
+
+    async def plan(
+        self, hashes: Sequence[bytes], exact_hashes: Sequence[bytes], prompt_tokens: int, queued_tokens: int
+    ) -> PlanDict | None:
+        """The manager's plan for a prompt; None without an answer in time."""
+        ...
+
+    def report_rate(self, sample: Sample) -> None:
+        """How long a prefill took. Returns at once."""
+        ...
 
 
 class PromptPlan:
@@ -79,25 +94,25 @@ class PromptPlan:
 
 
 class PromptPlans:
-    """See the module's docstring. Without a `port` nothing is planned, and prompts have no reason."""
+    """See the module's docstring. Without a `source` nothing is planned, and prompts have no reason."""
 
-    def __init__(self, port: ClusterPort | None, block_tokens: int) -> None:
+    def __init__(self, source: PlanSource | None, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self.queued_tokens = 0
         """What the engine has to compute before the next prompt's turn comes, about."""
-        self._port = port
+        self._source = source
         self._short = ShortPrompts()
 
     async def ask(self, request: GenerateRequest) -> PromptPlan:
         """The plan for a prompt, if it is worth one and the manager answers in time."""
-        if self._port is None:
+        if self._source is None:
             return PromptPlan(self, request, None, "")
         if request.sampling_params.skip_reading_prefix_cache:
             return PromptPlan(self, request, None, COMPUTED_WHOLE)
         prompt_tokens = len(request.prompt_token_ids)
         if not request.block_hashes or self._short.skips(time.monotonic(), prompt_tokens):
             return PromptPlan(self, request, None, SHORT)
-        plan = await self._port.plan(
+        plan = await self._source.plan(
             request.block_hashes, request.exact_block_hashes, prompt_tokens, self.queued_tokens
         )
         if plan is None:
@@ -107,5 +122,5 @@ class PromptPlans:
 
     def report_prefill(self, tokens: int, seconds: float, context: int) -> None:
         """How long the engine took to compute what was not reused of a prompt."""
-        if self._port is not None:
-            self._port.report_rate(("prefill", tokens, seconds, context))
+        if self._source is not None:
+            self._source.report_rate(("prefill", tokens, seconds, context))

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
 
-from configs.settings import Settings, load_settings
-from deployments.engine.engine_args import engine_config, engine_environment
-from deployments.engine.heartbeat import HangWatch
-from deployments.engine.model_identity import model_identity, weights_identity
+from configs.settings import load_settings
+from deployments.engine.engine_args import engine_environment
 from deployments.port.cluster_port import ClusterPort
-from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, TENANT
+from deployments.protocol.families import labelled
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, PinnedCall
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlans
 from deployments.replica.serve_port import bind_to_node
-from kvmanager.segments.keys import EXACT
 
 if TYPE_CHECKING:
+    from prometheus_client.core import Metric
     from vllm.outputs import RequestOutput
 
+    from deployments.engine.room import EngineRoom
     from deployments.protocol.wire import KVCacheUsage
 
 logger = logging.getLogger(__name__)
@@ -43,114 +42,47 @@ def _rank_now() -> int:
 
 
 class Replica:
-    """Serve deployment class. Everything but the engine and the transfer threads runs on the replica's event loop."""
+    """Serve deployment class. On the replica's event loop; the engine is behind the door of its room."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         bind_to_node()
         settings = load_settings(args)
         os.environ.update(engine_environment(settings))
-        from deployments.engine.host import start_engine
+        from deployments.engine.room import EngineRoom
 
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
-        self._node_id = ray.get_runtime_context().get_node_id()
-        self._settings = settings
-        self._orders: ManagerLink | None = None
-        self._device: Any = None
-        self._watch: HangWatch | None = None
+        node_id = ray.get_runtime_context().get_node_id()
+        self._link: ManagerLink | None = None
+        self._room: EngineRoom | None = None
         self._ending = False
-        self._named: list[str] | None = None
         self._manager = ManagerClient(context.app_name)
-        self._port: ClusterPort | None = None
-        self._reuse: Any = None
-        config = engine_config(settings)
-        identity = model_identity(config, settings)
-        self._llm, self._thread = start_engine(config, settings.engine.log_stats)
-        if weights_identity(config) != identity.weights:
-            raise RuntimeError(f"the files of model {settings.model} changed while they were loaded; start again")
-        self._fingerprint = identity.fingerprint()
-        if config.kv_transfer_config is not None:
-            self._join_cache(context.app_name, settings)
-        self._plans = PromptPlans(self._port, settings.block_size_tokens)
-        # A step may wait for a layerwise load.
-        slack_s = settings.engine.hang_s + (settings.kv.load_deadline_s if settings.kv.enabled else 0.0)
-        self._watch = HangWatch(self._thread.heartbeat, slack_s, self._give_up)
-        self._watch.start()
-        self._orders = ManagerLink(
-            self._manager,
-            self._name,
-            _rank_now,
-            self._node_id,
-            self._fingerprint,
-            self._port,
-            self._reuse,
-            self._device,
-        )
+        open_port = partial(ClusterPort, context.app_name, self._name, node_id, settings.kv, self._manager)
+        self._room = EngineRoom(settings, self._name, self.rank, node_id, open_port, self._end_soon)
+        self._plans = PromptPlans(self._room if self._room.shares_kv else None, settings.block_size_tokens)
+        self._link = ManagerLink(self._manager, self._name, _rank_now, node_id, self._room)
 
     @property
     def rank(self) -> int:
         """The replica's number now. Serve gives numbers anew when replicas come and go, so it is never kept."""
         return _rank_now()
 
-    def _join_cache(self, app_name: str, settings: Settings) -> None:
-        from deployments.engine.directive_runner import DirectiveRunner
-        from deployments.engine.wiring import KVReuse
-
-        self._port = ClusterPort(app_name, self._name, self._node_id, settings.kv, self._manager)
-        self._reuse = KVReuse(
-            self._thread,
-            self._llm.vllm_config,
-            settings,
-            self._port,
-            self._fingerprint,
-            str(self.rank),
-        )
-        self._device = DirectiveRunner(self._reuse.control, self._thread.call)
-
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
-        """vLLM's outputs for one prompt, as they come. Cancelling the call aborts the request in the engine."""
-        from vllm.v1.engine.exceptions import EngineDeadError
+        """vLLM's outputs for one prompt, as they come. Cancelling the call aborts the request in the engine.
 
+        Raises EngineDiedError when the engine is dead, or dies meanwhile.
+        """
+        from deployments.engine.room import EnginePrompt
         from deployments.engine.step_witness import EngineDiedError
 
-        if self._llm.errored:
+        assert self._room is not None
+        if self._room.dead:
             self._end_soon()
-            raise EngineDiedError(self._suspects())
-        try:
-            async for output in self._outputs(request):
-                yield output
-        except EngineDeadError:
-            raise EngineDiedError(self._suspects()) from None
-        finally:
-            if self._llm.errored:
-                self._end_soon()
-
-    async def _outputs(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
+            raise EngineDiedError(self._room.suspects())
         arrived = time.monotonic() - request.waited_s
         planned = await self._plans.ask(request)
-        plan = planned.plan
-        params = request.sampling_params
-        # Whatever a client put there must not reach the connector: a plan comes from the manager only.
-        transfer = {
-            **({PLAN: plan} if plan else {}),
-            **({TENANT: request.tenant} if request.tenant else {}),
-            **({FIDELITY: request.fidelity, ARRIVED: arrived} if request.fidelity != EXACT else {}),
-        }
-        kept = {k: v for k, v in (params.extra_args or {}).items() if k != "kv_transfer_params"}
-        params.extra_args = {**kept, **({"kv_transfer_params": transfer} if transfer else {})} or None
-        admitted = False
         try:
-            async for output in self._llm.generate(
-                {"type": "token", "prompt_token_ids": request.prompt_token_ids, "cache_salt": request.cache_salt},
-                params,
-                request.request_id,
-                priority=request.priority,
-                reasoning_ended=request.reasoning_ended,
-                reasoning_parser_kwargs=request.reasoning_parser_kwargs,
-                trace_headers=request.trace_headers or None,
-            ):
-                admitted = True
-                output.prompt_token_ids = None
+            async for output in self._room.generate(EnginePrompt(request, planned.plan, arrived)):
                 planned.begun()
                 if output.finished:
                     planned.ended(output)
@@ -158,15 +90,8 @@ class Replica:
                 yield output
         finally:
             planned.begun()
-            if plan and self._port and not admitted:
-                self._port.release(plan["lease_id"])
-
-    def _suspects(self) -> list[str]:
-        """Who may have ended the engine; the same answer to everybody."""
-        if self._named is None:
-            self._named = self._thread.witness.suspects()
-            logger.error("suspects of the engine's death: %s", ", ".join(self._named) or "nobody")
-        return self._named
+            if self._room.dead:
+                self._end_soon()
 
     def _sign(self, output: RequestOutput) -> None:
         """Say in the usage which replica this is by now."""
@@ -174,31 +99,18 @@ class Replica:
         if usage is not None:
             usage["replica"] = str(self.rank)
 
-    async def metrics(self, call: PinnedCall) -> str:
-        """This process's Prometheus text: vLLM's own and the transfer counters. Does not wait for the engine."""
-        from deployments.replica.metrics import replica_metrics_text
-
+    async def metrics(self, call: PinnedCall) -> list[Metric]:
+        """What this process counts, labelled with its rank: vLLM labels by engine, and all replicas would say 0."""
         del call
-        rank = str(self.rank)
-        if self._reuse is None:
-            return await asyncio.to_thread(replica_metrics_text, rank)
-        reuse, layers = self._reuse, self._reuse.layerwise.times
-        return await asyncio.to_thread(
-            replica_metrics_text, rank, self._port, reuse.transfer, reuse.usage, self._device, layers
-        )
+        assert self._room is not None
+        return labelled(await self._room.metrics(), replica=str(self.rank))
 
     def check_health(self) -> None:
         """Serve replaces the replica when this raises: the engine is dead."""
-        if self._llm.errored:
+        assert self._room is not None
+        if self._room.dead:
             self._end_soon()
-            raise RuntimeError(f"the engine of replica {self.rank} is dead: {self._thread.error!r}")
-
-    def _give_up(self, why: str) -> None:
-        """The engine hangs: its requests end at once, to be tried elsewhere. On the watch's thread."""
-        from deployments.engine.host import EngineHungError
-
-        self._thread.give_up(EngineHungError(why))
-        self._end_soon("hung")
+            raise RuntimeError(f"the engine of replica {self.rank} is dead: {self._room.dead}")
 
     def _end_soon(self, why: str = "dead") -> None:
         """The engine is dead: end the process, so that routers know at once and Serve starts another replica.
@@ -207,25 +119,21 @@ class Replica:
         """
         if not self._ending:
             self._ending = True
-            logger.error("the engine of replica %d is dead, and the replica ends: %r", self.rank, self._thread.error)
+            why_dead = self._room.dead if self._room else why
+            logger.error("the engine of replica %d is dead, and the replica ends: %s", self.rank, why_dead)
             threading.Timer(LAST_WORDS_S, os._exit, (1,)).start()
             threading.Thread(target=self._say_that_it_ends, args=(why,), name="crosskv-last-words", daemon=True).start()
 
     def _say_that_it_ends(self, why: str) -> None:
         """The manager forgets the replica at once: it shall not count as running while its process still ends."""
-        if self._orders:
-            self._orders.close_from_thread()
+        if self._link:
+            self._link.close_from_thread()
         with contextlib.suppress(ManagerUnavailableError):
             self._manager.tell("replica_ends", self._name, why)
 
     def __del__(self) -> None:
         """Serve calls this after it has drained the replica's requests."""
-        if self._watch:
-            self._watch.close()
-        if self._orders:
-            self._orders.close()
-        if self._reuse:
-            self._reuse.close()
-        if self._port:
-            self._port.close()
-        self._llm.shutdown()
+        if self._link:
+            self._link.close()
+        if self._room:
+            self._room.close()

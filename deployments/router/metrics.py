@@ -10,7 +10,8 @@ import functools
 import time
 from collections.abc import Callable
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+from prometheus_client.core import Metric
 
 PREFIX = "crosskv_router_"
 
@@ -59,9 +60,7 @@ def router_metrics() -> RouterMetrics:
     return RouterMetrics(REGISTRY)
 
 
-def router_metrics_text() -> str:
-    """Prometheus text of the routers of this process."""
+def router_families() -> list[Metric]:
+    """What the routers of this process count."""
     router_metrics()
-    names = [metric.name for metric in REGISTRY.collect() if metric.name.startswith(PREFIX)]
-    samples = [f"{name}{suffix}" for name in names for suffix in ("", "_total")]
-    return generate_latest(REGISTRY.restricted_registry(samples)).decode()
+    return [family for family in REGISTRY.collect() if family.name.startswith(PREFIX)]

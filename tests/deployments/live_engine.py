@@ -14,6 +14,7 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 
 from configs.settings import load_settings
+from deployments.engine.room import EngineRoom
 from deployments.protocol.kv_port import PLAN, TENANT
 from deployments.protocol.wire import KV_CACHE_USAGE
 from kvmanager.segments.keys import cache_salt, tenant_tag
@@ -153,3 +154,12 @@ def usage(output: RequestOutput) -> dict[str, int]:
     counts = dict((output.kv_transfer_params or {})[KV_CACHE_USAGE])
     counts.pop("replica")
     return counts
+
+
+def room_of(engine: LiveEngine, port: Any, replica: str, node_id: str, fingerprint: bytes) -> EngineRoom:
+    """The door of a room that has this engine."""
+    room: Any = object.__new__(EngineRoom)
+    room._llm, room._thread, room._reuse, room._directives = engine.llm, engine.thread, engine.reuse, engine.orders
+    room._port, room._replica, room._node_id, room.fingerprint = port, replica, node_id, fingerprint
+    room._named = None
+    return room

@@ -8,13 +8,15 @@ import json
 import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
 from ingress_server import CHAT, COMPLETION, FINGERPRINT, SECRET
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.backend import health
 from app.backend.protocols import HealthReport
-from app.gate.admission import AdmissionQueue
-from app.metrics import ingress as metrics
+from app.metrics import parts as metrics
+from app.metrics.ingress import IngressMetrics
+from deployments.protocol.families import Families, labelled
 from kvmanager.segments import keys
 
 
@@ -188,10 +190,10 @@ def test_metrics_count_requests_tokens_and_times(start):
 def test_metrics_join_what_the_parts_give_in_time(start, monkeypatch):
     monkeypatch.setattr(metrics, "SOURCE_TIMEOUT_S", 0.2)
 
-    async def engine() -> str:
-        return "# TYPE vllm:requests gauge\nvllm:requests 5\n"
+    async def engine() -> list[Metric]:
+        return [GaugeMetricFamily("vllm:requests", "Requests.", value=5)]
 
-    async def gone() -> str:
+    async def gone() -> list[Metric]:
         raise RuntimeError("gone")
 
     server = start(behind=backend(FakeReplicas(), metrics=lambda: [gone, engine, hanging]))  # type: ignore[list-item]
@@ -203,36 +205,39 @@ def test_metrics_join_what_the_parts_give_in_time(start, monkeypatch):
 
 
 def test_a_metric_that_several_replicas_have_is_described_once() -> None:
-    def of(replica: int) -> str:
-        return f'# HELP x_total Things.\n# TYPE x_total counter\nx_total{{replica="{replica}"}} 1.0\n'
+    of_all = [labelled([CounterMetricFamily("x", "Things.", value=1)], replica=str(rank)) for rank in range(2)]
+    registry = CollectorRegistry()
+    registry.register(Families([GaugeMetricFamily("a", "A.", value=2), *of_all[0], *of_all[1]]))
 
-    joined = metrics.join_families(["# HELP a A.\n# TYPE a gauge\na 2.0\n", of(0), of(1)])
+    text = generate_latest(registry).decode()
 
-    assert joined.count("# TYPE x_total counter") == 1
-    assert joined.splitlines()[-2:] == ['x_total{replica="0"} 1.0', 'x_total{replica="1"} 1.0']
-    assert [family.name for family in text_string_to_metric_families(joined)] == ["a", "x"]
+    assert text.count("# TYPE x_total counter") == 1
+    assert text.splitlines()[-2:] == ['x_total{replica="0"} 1.0', 'x_total{replica="1"} 1.0']
+    assert [family.name for family in text_string_to_metric_families(text)] == ["a", "x"]
 
 
 def test_a_loop_of_scrapes_asks_the_parts_once_a_second_and_those_at_once_share_the_answer():
     async def scenario() -> None:
         now, asked, answer = [100.0], [0], asyncio.Event()
 
-        async def source() -> str:
+        async def source() -> list[Metric]:
             asked[0] += 1
             await answer.wait()
-            return f"parts {asked[0]}"
+            return [Metric(f"parts_{asked[0]}", "", "gauge")]
 
-        own = metrics.IngressMetrics(CollectorRegistry(), AdmissionQueue(1, 1))
-        parts = metrics.PartsMetrics(own, lambda: [source], 1.0, lambda: now[0])
-        several = [asyncio.create_task(parts.texts()) for _ in range(20)]
+        async def names() -> list[str]:
+            return [family.name for family in await parts.families()]
+
+        parts = metrics.PartsMetrics(IngressMetrics(CollectorRegistry()), lambda: [source], 1.0, lambda: now[0])
+        several = [asyncio.create_task(names()) for _ in range(20)]
         await asyncio.sleep(0)
         several.pop().cancel()  # one goes away; the others get their answer
         answer.set()
-        assert await asyncio.gather(*several) == [["parts 1"]] * 19
+        assert await asyncio.gather(*several) == [["parts_1"]] * 19
         now[0] += 0.99
-        assert await parts.texts() == ["parts 1"]
+        assert await names() == ["parts_1"]
         assert asked == [1]
         now[0] += 0.02
-        assert await parts.texts() == ["parts 2"]
+        assert await names() == ["parts_2"]
 
     asyncio.run(scenario())

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
 from ingress_server import CHAT, SECRET, Server, wait_until
+from prometheus_client.core import GaugeMetricFamily, Metric
 from starlette.datastructures import Headers
 
 from app.control import jobs as kv_jobs
 from app.gate.auth import from_this_machine, is_loopback, route_path
+from deployments.protocol.families import labelled
 from kvmanager.segments.keys import tenant_tag
 
 KEYS = {"key-a": "alice", "key-b": "bob", "key-o": {"tenant": "ops", "admin": True}}
@@ -28,8 +30,8 @@ def refused(answer: Any, status: int) -> str:
     return str(error["message"])
 
 
-async def texts() -> str:
-    return 'crosskv_tenant_bytes{tenant="alice"} 5\n'
+async def families() -> list[Metric]:
+    return labelled([GaugeMetricFamily("crosskv_tenant_bytes", "Bytes.", value=5)], tenant="alice")
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def control() -> FakeControl:
 
 @pytest.fixture
 def keyed(start: Any, control: FakeControl) -> Server:
-    return start(behind=backend(FakeReplicas(), control, metrics=lambda: [texts]), api_keys=KEYS)
+    return start(behind=backend(FakeReplicas(), control, metrics=lambda: [families]), api_keys=KEYS)
 
 
 def test_a_tenants_clear_is_of_its_own_kv_and_an_administrators_of_all(keyed: Server, control: FakeControl):
@@ -72,7 +74,7 @@ def test_what_is_about_the_whole_server_is_for_administrators(keyed: Server):
 
 def test_metrics_need_an_administrators_key_or_their_own(start: Any):
     server = start(
-        behind=backend(FakeReplicas(), FakeControl(), metrics=lambda: [texts]), api_keys=KEYS, metrics_key="scraper"
+        behind=backend(FakeReplicas(), FakeControl(), metrics=lambda: [families]), api_keys=KEYS, metrics_key="scraper"
     )
     scraper = {"authorization": "Bearer scraper"}
     with server.http() as client:

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from app.metrics.manager import manager_metrics_text
+from app.metrics.manager import manager_families
 from deployments.cpu_tier import codec_reports
 from deployments.cpu_tier.codec_reports import CodecReports
 from deployments.segment_store.codec_meter import CodecMeter, added_up
@@ -26,10 +25,9 @@ def metered(raw: int = 100, coded: int = 50, codec: str = "lossless") -> CodecMe
 
 
 def samples(codecs: Any) -> dict[str, float]:
-    text = manager_metrics_text({"cpu_tiers": {NODE: {"codecs": codecs}}})
     return {
         f"{sample.name} {sample.labels.get('codec')} {sample.labels.get('le', '')}".strip(): sample.value
-        for family in text_string_to_metric_families(text)
+        for family in manager_families({"cpu_tiers": {NODE: {"codecs": codecs}}})
         for sample in family.samples
     }
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from app.metrics.manager import manager_metrics_text
+from app.metrics.manager import manager_families
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
@@ -22,7 +21,7 @@ REDIS = {"state": "ok", "used_memory_bytes": 10, "maxmemory_bytes": 11}
 
 def samples(stats: dict[str, Any]) -> dict[str, float]:
     found = {}
-    for family in text_string_to_metric_families(manager_metrics_text(stats)):
+    for family in manager_families(stats):
         for sample in family.samples:
             labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
             found[f"{sample.name}{{{labels}}}"] = sample.value

@@ -21,7 +21,6 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.backend.replica_errors import replica_gone
 from app.backend.serve import ServeReplicas
-from app.gate.admission import AdmissionQueue
 from app.metrics.ingress import IngressMetrics
 from app.openai.retries import Attempts
 from app.openai.suspects import Suspects
@@ -98,7 +97,7 @@ def on_a_loop(handle: DeploymentHandle, test: Callable[[ServeReplicas, IngressMe
     parts: Any = Nobody()
 
     async def run() -> None:
-        metrics = IngressMetrics(CollectorRegistry(), AdmissionQueue(1, 1))
+        metrics = IngressMetrics(CollectorRegistry())
         async with asyncio.timeout(PATIENCE_S):
             await test(ServeReplicas(handle, parts, running_replicas("voices")), metrics)
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from live_engine import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine
+from live_engine import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine, room_of
 
 from deployments.manager import actor as manager_actor
 from deployments.manager import directive_sender as direction
@@ -134,7 +134,7 @@ def directed(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         async def obey() -> ManagerLink:
             client: Any = Client(port)
             switch: Any = port
-            return ManagerLink(client, REPLICA, lambda: 0, NODE, FINGERPRINT, switch, engine.reuse, engine.orders)
+            return ManagerLink(client, REPLICA, lambda: 0, NODE, room_of(engine, switch, REPLICA, NODE, FINGERPRINT))
 
         started.extend((port, engine.run(obey())))
         until(lambda: port.ask("parts")["replicas"], "the replica is registered")

@@ -169,7 +169,7 @@ def test_each_prompt_writes_one_line_for_debugging(caplog: pytest.LogCaptureFixt
 
 def test_prompts_are_counted_by_reason() -> None:
     registry = CollectorRegistry()
-    metrics = IngressMetrics(registry, SimpleNamespace(ongoing=0, waiting=0))  # type: ignore[arg-type]
+    metrics = IngressMetrics(registry)
     for reason in ("hit", "hit", "cold"):
         metrics.count_prompt({"device": 0, "cpu": 0, "redis": 0, "recomputed": 1, "replica": "0", "reason": reason})
     metrics.count_prompt({"device": 0, "cpu": 0, "redis": 0, "recomputed": 1, "replica": ""})

@@ -12,11 +12,12 @@ import pytest
 from kv_cluster import FINGERPRINT
 
 from configs.kv_section import KVSettings
+from deployments.engine.room import EngineRoom
 from deployments.manager.actor import KVManagerActor
-from deployments.port import cluster_port as ray_port
+from deployments.port import cluster_port
 from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.manager_client import ManagerUnavailableError
-from deployments.replica import manager_link as order_taker
+from deployments.replica import manager_link
 from deployments.replica.manager_link import ManagerLink
 from kvmanager.config import ManagerConfig
 
@@ -69,12 +70,20 @@ class Engine:
         self.port.report_placement([], [block], False)
 
 
+def room(port: ClusterPort, engine: Engine) -> EngineRoom:
+    """The door of a room whose engine is the test's."""
+    made: Any = object.__new__(EngineRoom)
+    made._port, made._reuse, made._directives = port, engine, None
+    made._replica, made._node_id, made.fingerprint = "replica", "node", FINGERPRINT
+    return made
+
+
 @pytest.fixture
 def replica(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Runs a test's coroutine with a client, an engine, and what starts the replica's order taker."""
-    monkeypatch.setattr(order_taker, "ORDERS_WAIT_S", 0.02)
-    monkeypatch.setattr(order_taker, "MANAGER_RETRY_S", 0.02)
-    monkeypatch.setattr(ray_port, "REPORT_EVERY_S", 0.0)
+    """Runs a test's coroutine with a client, an engine, and what starts the replica's link."""
+    monkeypatch.setattr(manager_link, "DIRECTIVES_WAIT_S", 0.02)
+    monkeypatch.setattr(manager_link, "MANAGER_RETRY_S", 0.02)
+    monkeypatch.setattr(cluster_port, "REPORT_EVERY_S", 0.0)
 
     def run(test: Callable[[Client, Engine, Callable[[], ManagerLink]], Any]) -> None:
         async def main() -> None:
@@ -84,7 +93,7 @@ def replica(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             takers: list[ManagerLink] = []
 
             def start() -> ManagerLink:
-                takers.append(ManagerLink(client, "replica", lambda: 0, "node", FINGERPRINT, port, engine, None))
+                takers.append(ManagerLink(client, "replica", lambda: 0, "node", room(port, engine)))
                 return takers[-1]
 
             try:
@@ -162,18 +171,18 @@ def test_a_manager_that_does_not_take_a_registration_is_not_asked_without_a_paus
             pauses.append(seconds)
             await sleep(0)
 
-        monkeypatch.setattr(order_taker.asyncio, "sleep", noted)
+        monkeypatch.setattr(manager_link.asyncio, "sleep", noted)
         monkeypatch.setattr(client, "tell", lambda method, *args: told.append(method))
         start()
         while len(told) < 5:
             await sleep(0.01)
-        assert pauses.count(order_taker.MANAGER_RETRY_S) >= 4
+        assert pauses.count(manager_link.MANAGER_RETRY_S) >= 4
 
     replica(check)
 
 
 def test_a_replica_sees_to_its_nodes_tier_as_long_as_it_lives(replica: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(order_taker, "TIER_CARE_S", 0.01)
+    monkeypatch.setattr(manager_link, "TIER_CARE_S", 0.01)
 
     async def check(client: Client, engine: Engine, start: Callable[[], ManagerLink]) -> None:
         looked: list[int] = []

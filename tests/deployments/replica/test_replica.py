@@ -14,6 +14,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from deployments.engine.room import EngineRoom
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict
 from deployments.protocol.wire import GenerateRequest
@@ -42,9 +43,6 @@ class FakeEngine:
         if not self._outputs:
             raise EngineDeadError
 
-    def shutdown(self) -> None:
-        pass
-
 
 class FakePort:
     """A port that answers every plan with `answer`."""
@@ -61,9 +59,6 @@ class FakePort:
     def release(self, lease_id: int) -> None:
         self.released.append(lease_id)
 
-    def close(self) -> None:
-        pass
-
 
 @pytest.fixture(autouse=True)
 def _numbered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,17 +67,19 @@ def _numbered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def replica(engine: FakeEngine, port: FakePort | None) -> Any:
-    made: Any = object.__new__(Replica)
-    made._llm, made._port, made._reuse, made._orders = engine, port, None, None
-    made._device = made._watch = None
-    made.told = []
-    made._manager = SimpleNamespace(tell=lambda *what: made.told.append(what))
-    made._plans = PromptPlans(made._port, 32)
-    made._name, made._node_id = "replica", "node"
-    made._thread = SimpleNamespace(
+    room: Any = object.__new__(EngineRoom)
+    room._llm, room._port, room._named = engine, port, None
+    room._thread = SimpleNamespace(
         error=RuntimeError("out of memory"), witness=SimpleNamespace(suspects=lambda: ["suspect"])
     )
-    made._named = None
+    room.close = lambda: None
+    made: Any = object.__new__(Replica)
+    made._room, made._link = room, None
+    room._on_death = made._end_soon
+    made.told = []
+    made._manager = SimpleNamespace(tell=lambda *what: made.told.append(what))
+    made._plans = PromptPlans(room if room.shares_kv else None, 32)
+    made._name = "replica"
     made._ending = True  # the process of the tests shall not end
     return made
 
@@ -197,9 +194,9 @@ def test_a_replica_whose_engine_hangs_fails_its_health_check_and_asks_for_no_pla
     engine, port = FakeEngine(), FakePort(PLAN_OF_FIVE)
     made = replica(engine, port)
     made._ending = False
-    made._thread.give_up = lambda error: setattr(engine, "errored", True)
+    made._room._thread.give_up = lambda error: setattr(engine, "errored", True)
 
-    made._give_up("a step of 7 tokens has not ended")
+    made._room._give_up("a step of 7 tokens has not ended")
 
     with pytest.raises(RuntimeError, match="replica 0 is dead"):
         made.check_health()

@@ -7,7 +7,6 @@ current one in the process's replica context.
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,8 +93,7 @@ def renumber(rank: int) -> None:
 def test_a_replica_says_which_number_it_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "_INTERNAL_REPLICA_CONTEXT", None)
     replica: Any = object.__new__(Replica)
-    replica._orders = replica._device = replica._reuse = replica._port = None
-    replica._llm = SimpleNamespace(shutdown=lambda: None)
+    replica._link = replica._room = None
     output = RequestOutput("r", None, None, None, [], True, kv_transfer_params={KV_CACHE_USAGE: {"replica": "2"}})
     renumber(2)
     assert replica.rank == 2

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from deployments.manager.control import ControlOrders
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.router import placement_feed
-from deployments.router.metrics import RouterMetrics, router_metrics, router_metrics_text
+from deployments.router.metrics import RouterMetrics, router_families, router_metrics
 from deployments.router.placement_feed import MOVE_DEADLINE_S, PlacementFeed
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import Deltas
@@ -71,8 +71,12 @@ class Following:
 
 
 def figures() -> dict[str, float]:
-    lines = [line.split() for line in router_metrics_text().splitlines() if not line.startswith("#")]
-    return {name.removeprefix("crosskv_router_").removesuffix("_total"): float(value) for name, value in lines}
+    return {
+        sample.name.removeprefix("crosskv_router_").removesuffix("_total")
+        + "".join(sample.labels.values()): sample.value
+        for family in router_families()
+        for sample in family.samples
+    }
 
 
 @pytest.fixture
@@ -178,7 +182,7 @@ def test_an_answer_may_bring_credits_or_not(follow: Any) -> None:
         following.manager.extra = ({ALL_REPLICAS: {"cpu": 0.8, "tape": 0.1}, "a": {"redis": 7.0}},)
         await following.poll(2)
         assert following.feed.credits == {ALL_REPLICAS: {Tier.CPU: 0.8}, "a": {Tier.REDIS: 1.0}}
-        assert 'crosskv_router_credit{tier="cpu"} 0.8' in router_metrics_text()
+        assert figures()["creditcpu"] == 0.8
 
     follow(check)
 

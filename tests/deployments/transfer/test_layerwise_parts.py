@@ -13,17 +13,18 @@ import numpy as np
 import pytest
 import torch
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
 
 from app.control.layerwise import layer_times
-from app.gate.admission import AdmissionQueue
-from app.metrics.ingress import IngressMetrics, PartsMetrics
+from app.metrics.ingress import IngressMetrics
+from app.metrics.parts import PartsMetrics
 from configs.layerwise_section import LayerwiseSettings
 from configs.settings import SettingsError, load_settings
 from deployments.engine.wiring import layerwise_buffer_bytes
 from deployments.port.layer_groups import group_ends, in_layer_groups
+from deployments.protocol.families import labelled
 from deployments.protocol.kv_port import LayerArrival, PlannedLoad
-from deployments.replica.metrics import replica_metrics_text
-from deployments.transfer.jobs import LoadJob, TransferCounters
+from deployments.transfer.jobs import LoadJob
 from deployments.transfer.layerwise_choice import LATE, LayerwiseChoice, MeasuredRates, group_bytes
 from deployments.transfer.layerwise_load import LayerwiseLoad
 from deployments.transfer.layerwise_save import HostBuffer, StepDiscardedError, StepProgress
@@ -299,24 +300,23 @@ def test_times_are_shown_by_layer_and_read_back() -> None:
     times.loaded(range(2), 0.008)
     for seconds in (0.001, 0.003):
         times.waited(1, seconds)
-    port: Any = SimpleNamespace(counters={}, circuits=dict, waits=SimpleNamespace(registry=CollectorRegistry()))
-    transfer: Any = SimpleNamespace(counters=TransferCounters())
-    text = replica_metrics_text("1", port, transfer, {}, None, times)
+    shown = labelled(times.registry.collect(), replica="1")
 
-    assert 'crosskv_layerwise_load_latency_count{replica="1"} 4.0' in text.splitlines()
+    counts = [s for family in shown for s in family.samples if s.name == "crosskv_layerwise_load_latency_count"]
+    assert [(sample.labels, sample.value) for sample in counts] == [({"replica": "1"}, 4.0)]
 
-    async def source() -> str:
-        return text
+    async def source() -> list[Metric]:
+        return shown
 
-    async def gone() -> str:
+    async def gone() -> list[Metric]:
         raise OSError("gone")
 
-    parts = PartsMetrics(IngressMetrics(CollectorRegistry(), AdmissionQueue(1, 1)), lambda: [source, gone], 1.0)
-    assert layer_times(asyncio.run(parts.texts())) == [
+    parts = PartsMetrics(IngressMetrics(CollectorRegistry()), lambda: [source, gone], 1.0)
+    assert layer_times(asyncio.run(parts.families())) == [
         {"replica": 1, "layer": 0, "count": 2, "load_ms": 3.0, "wait_ms": 0.0},
         {"replica": 1, "layer": 1, "count": 2, "load_ms": 3.0, "wait_ms": 2.0},
     ]
-    assert layer_times(["nothing of ours"]) == []
+    assert layer_times([Metric("nothing_of_ours", "", "gauge")]) == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA streams and events need a CUDA device; there is none")

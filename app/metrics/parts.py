@@ -1,0 +1,85 @@
+"""GET /metrics: the ingress's own metrics, and what the parts behind it say of themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from starlette.responses import PlainTextResponse, Response
+
+from app.metrics.ingress import IngressMetrics
+from deployments.protocol.families import Families
+
+logger = logging.getLogger(__name__)
+
+MetricsSource = Callable[[], Awaitable[Iterable[Metric]]]
+"""One part's families, as they are now."""
+SOURCE_TIMEOUT_S = 2.0
+"""A part that does not give its metrics in this time is left out of the answer, and counted."""
+
+
+class PartsMetrics:
+    """What the parts behind the ingress tell of themselves: asked at most once in `max_age_s`, for all who want it.
+
+    A loop of requests costs the parts nothing more. Who comes while they are asked waits for the same answers.
+    """
+
+    def __init__(
+        self,
+        metrics: IngressMetrics,
+        sources: Callable[[], Sequence[MetricsSource]],
+        max_age_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`sources`: those that there are now (`Backend.metrics`); `clock`: seconds, does not jump."""
+        self._metrics = metrics
+        self._sources = sources
+        self._max_age_s = max_age_s
+        self._clock = clock
+        self._families: list[Metric] = []
+        self._asked_at = float("-inf")
+        self._asking: asyncio.Task[None] | None = None
+
+    async def families(self) -> list[Metric]:
+        """What every source said, in their order; nothing of one that did not answer in time."""
+        if self._asking is None and self._clock() - self._asked_at >= self._max_age_s:
+            self._asking = asyncio.get_running_loop().create_task(self._ask())
+        if self._asking is not None:
+            await asyncio.shield(self._asking)  # a client that goes away does not end it for the others
+        return self._families
+
+    async def _ask(self) -> None:
+        try:
+            answers = await asyncio.gather(*map(self._families_of, self._sources()))
+            self._families = [family for answer in answers for family in answer]
+        finally:
+            self._asked_at, self._asking = self._clock(), None
+
+    async def _families_of(self, source: MetricsSource) -> list[Metric]:
+        try:
+            async with asyncio.timeout(SOURCE_TIMEOUT_S):
+                return list(await source())
+        except Exception:
+            self._metrics.missing_sources.inc()
+            logger.warning("a part gave no metrics", exc_info=True)
+            return []
+
+
+def metrics_router(metrics: IngressMetrics, parts: PartsMetrics) -> APIRouter:
+    """GET /metrics: the ingress's own as they are now, then what the other parts said lately."""
+    router = APIRouter()
+
+    @router.get("/metrics", response_class=PlainTextResponse)
+    async def show_metrics() -> Response:
+        """Prometheus text: the ingress's metrics, the replicas', the manager's and the tiers'."""
+        others = await parts.families()
+        shown = CollectorRegistry()
+        shown.register(Families([*metrics.registry.collect(), *others]))
+        return Response(generate_latest(shown), media_type=CONTENT_TYPE_LATEST)
+
+    return router

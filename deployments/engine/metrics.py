@@ -1,0 +1,77 @@
+"""What an engine room counts, as Prometheus families: vLLM's own, transfers, directives, the device pool, layers.
+
+Read when somebody asks, from any thread: no lock of the engine's, and the transfer threads pay nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from deployments.engine.directive_runner import DirectiveRunner
+    from deployments.port.cluster_port import ClusterPort
+    from deployments.transfer.threads import TransferCounters
+
+_CIRCUIT_STATES = {"closed": 0, "half_open": 1, "open": 2}
+
+
+def vllm_families() -> Iterator[Metric]:
+    """vLLM's own, from the process's default registry."""
+    return (family for family in REGISTRY.collect() if family.name.startswith("vllm:"))
+
+
+def transfer_families(counters: TransferCounters, pool: Mapping[str, int]) -> Iterator[Metric]:
+    """What was loaded and saved, and how many blocks of the device pool are what."""
+    for name, text, value in (
+        ("segments_loaded", "Segments written into the device pool.", counters.segments_loaded),
+        ("segments_saved", "Segments sent to a tier.", counters.segments_saved),
+        ("bytes_loaded", "Bytes of segments loaded.", counters.bytes_loaded),
+        ("bytes_saved", "Bytes of segments sent to a tier.", counters.bytes_saved),
+        ("loads_failed", "Loads of which a part had to be recomputed.", counters.loads_failed),
+        ("loads_layerwise", "Loads that came layer by layer, under the computation.", counters.loads_layerwise),
+        ("saves_dropped", "Segments not saved for lack of room or of an answer.", counters.saves_dropped),
+    ):
+        yield CounterMetricFamily(f"crosskv_{name}", text, value=value)
+    for name, value in pool.items():
+        yield GaugeMetricFamily(f"crosskv_device_{name}", "KV blocks of the device pool.", value=value)
+
+
+def port_families(port: ClusterPort) -> Iterable[Metric]:
+    """What of the cluster was gone, late or wrong, and how long it was waited for."""
+    degraded = CounterMetricFamily(
+        "crosskv_degradations", "Times that a part of the cache was gone, late or wrong.", labels=["kind"]
+    )
+    for kind, value in sorted(port.counters.items()):
+        degraded.add_metric([kind], value)
+    yield degraded
+    circuits = GaugeMetricFamily(
+        "crosskv_circuit_state",
+        "Circuit breakers: 0 closed, 1 half-open, 2 open. A part whose circuit is open is not asked.",
+        labels=["tier", "node"],
+    )
+    for (tier, node), state in sorted(port.circuits().items()):
+        circuits.add_metric([tier, node[:8]], _CIRCUIT_STATES[state])
+    yield circuits
+    yield from port.waits.registry.collect()
+
+
+def directive_families(directives: DirectiveRunner) -> Iterable[Metric]:
+    """How directives ended, and what they took from the engine at once."""
+    ended = CounterMetricFamily(
+        "crosskv_directives", "Directives of the KV manager, by how they ended.", labels=["kind", "outcome"]
+    )
+    for (kind, outcome), count in sorted(directives.counters.items()):
+        ended.add_metric([kind, outcome], count)
+    yield ended
+    worst = GaugeMetricFamily(
+        "crosskv_directive_worst_step_seconds", "Longest time that a directive took from the engine at once.",
+        labels=["kind"],
+    )  # fmt: skip
+    for kind, seconds in sorted(directives.times.worst.items()):
+        worst.add_metric([kind], seconds)
+    yield worst
+    yield from directives.times.registry.collect()

@@ -1,0 +1,137 @@
+"""All that goes through the engine room's door can cross a process: here every message goes through pickle."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections import Counter
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from live_engine import BLOCK, SEGMENT_BLOCKS, LiveEngine, room_of
+from prometheus_client import CollectorRegistry
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from deployments.engine.room import EnginePrompt, EngineRoom
+from deployments.engine.step_witness import EngineDiedError
+from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
+from load_tests.harness.engine import greedy, prompt
+
+TOKENS = prompt(900, 2 * SEGMENT_BLOCKS * BLOCK + 5)
+
+
+def sent(message: Any) -> Any:
+    """The message as another process has it."""
+    return pickle.loads(pickle.dumps(message))
+
+
+class Port:
+    """What a room asks of its port beside the connector's part, which the engine's own port in memory has."""
+
+    def __init__(self, engine: LiveEngine) -> None:
+        self._engine = engine
+        self.registered: list[Any] = []
+        self.counters: Counter[str] = Counter()
+        self.waits = SimpleNamespace(registry=CollectorRegistry())
+        self.untold = False
+        self.released: list[int] = []
+
+    async def plan(self, hashes: Any, exact: Any, prompt_tokens: int, queued: int) -> Any:
+        return self._engine.port.plan(hashes)
+
+    def release(self, lease_id: int) -> None:
+        self.released.append(lease_id)
+
+    def report_registration(self, arguments: Any, done: Future[None]) -> None:
+        self.registered.append(arguments)
+        done.set_result(None)
+
+    def flush(self) -> None:
+        pass
+
+    def circuits(self) -> dict[tuple[str, str], str]:
+        return {}
+
+
+class Outside:
+    """A replica in another process: sends what it says, and has what it hears, by pickle."""
+
+    def __init__(self, room: EngineRoom) -> None:
+        self._room = room
+
+    async def say(self, method: str, *arguments: Any) -> Any:
+        return sent(await getattr(self._room, method)(*sent(arguments)))
+
+    async def answer(self, request: GenerateRequest, plan: Any) -> Any:
+        message = sent(EnginePrompt(request, plan, 0.0))
+        try:
+            return [sent(output) async for output in self._room.generate(message)][-1]
+        except EngineDeadError as error:
+            raise sent(error) from None
+
+
+@pytest.fixture
+def port(engine: LiveEngine) -> Port:
+    engine.clear_device()
+    return Port(engine)
+
+
+@pytest.fixture
+def outside(engine: LiveEngine, port: Port) -> Outside:
+    return Outside(room_of(engine, port, "replica", "node", b"f" * 32))
+
+
+def asked(engine: LiveEngine, name: str) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=name,
+        prompt_token_ids=TOKENS,
+        sampling_params=greedy(6),
+        cache_salt=engine.salt,
+        block_hashes=engine.hashes(TOKENS),
+    )
+
+
+def test_a_prompt_is_planned_answered_and_reused_by_messages_alone(engine: LiveEngine, outside: Outside) -> None:
+    expected, _ = engine.ask(TOKENS, max_tokens=6)
+    engine.clear_device()
+
+    plan = engine.run(outside.say("plan", engine.hashes(TOKENS), (), len(TOKENS), 0))
+    output = engine.run(outside.answer(asked(engine, "by message"), plan))
+
+    assert list(output.outputs[0].token_ids) == expected
+    assert output.prompt_token_ids is None
+    assert output.kv_transfer_params[KV_CACHE_USAGE]["cpu"] == 2 * SEGMENT_BLOCKS * BLOCK
+
+
+def test_directives_a_registration_and_figures_are_messages(engine: LiveEngine, outside: Outside, port: Port) -> None:
+    engine.ask(TOKENS)
+    hashes = engine.hashes(TOKENS)
+    engine.run(outside.say("register", 3))
+    assert [(name, rank, node, set(held)) for name, rank, node, held, _ in port.registered] == [
+        ("replica", 3, "node", set(engine.reuse.device_hashes().result()))
+    ]
+    order = {"kind": "evict", "deadline_s": 30.0, "hashes": hashes}
+    assert engine.run(outside.say("carry_out", order))["outcome"] == "done"
+    assert engine.run(outside.say("carry_out", order))["outcome"] == "refused_gone"
+    names = {family.name for family in engine.run(outside.say("metrics"))}
+    assert {"crosskv_segments_saved", "crosskv_directives", "crosskv_device_free_blocks"} <= names
+    engine.ask(TOKENS)
+    assert engine.run(outside.say("carry_out", {"kind": "clear_device"})) == len(hashes)
+
+
+def test_an_engine_that_died_names_its_suspects_in_another_process(engine: LiveEngine, port: Port) -> None:
+    async def dying(*_: Any, **__: Any) -> Any:
+        raise EngineDeadError
+        yield
+
+    room: Any = room_of(engine, port, "replica", "node", b"")
+    room._llm = SimpleNamespace(generate=dying, errored=True)
+    room._thread = SimpleNamespace(witness=SimpleNamespace(suspects=lambda: ["it"]), error=RuntimeError("gone"))
+    with pytest.raises(EngineDiedError) as error:
+        asyncio.run(
+            Outside(room).answer(asked(engine, "last"), {**engine.port.plan(engine.hashes(TOKENS)), "lease_id": 7})
+        )
+    assert error.value.suspects == ("it",)
+    assert port.released == [7], "the engine never took it"
