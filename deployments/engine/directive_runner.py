@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from prometheus_client import CollectorRegistry, Histogram
+
 from deployments.engine.pool.control import MOST_BLOCKS, PoolControl, Promotion
-from deployments.engine.step_times import StepTimes
 from deployments.protocol.kv_port import PlannedLoad
 from kvmanager.moves.directives import DirectiveKind, Outcome
 
@@ -31,6 +32,30 @@ T = TypeVar("T")
 GRACE_S = 1.0
 """A transfer may end so much after its deadline: its thread has to be heard by the engine first."""
 TRANSFER_LANE = frozenset({DirectiveKind.OFFLOAD, DirectiveKind.PROMOTE})
+
+
+_STEP_SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1)
+
+
+class StepTimes:
+    """For how long directives hold up the engine: a histogram per kind, and the worst.
+
+    On one event loop; `registry` and `worst` are for anyone to read.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.worst: dict[str, float] = {}
+        """Seconds, by kind of directive."""
+        self._seconds = Histogram(
+            "crosskv_directive_step_seconds", "Time that a directive takes from the engine between two of its steps.",
+            ["kind"], buckets=_STEP_SECONDS, registry=self.registry,
+        )  # fmt: skip
+
+    def observe(self, kind: str, seconds: float) -> None:
+        """Note one slice of a directive."""
+        self._seconds.labels(kind).observe(seconds)
+        self.worst[kind] = max(seconds, self.worst.get(kind, 0.0))
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from live_engine import BLOCK, PATIENCE_S, LiveEngine, room_of
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
+from deployments.engine.directive_runner import StepTimes
 from deployments.engine.metrics import directive_families, transfer_families
-from deployments.engine.step_times import StepTimes
 from deployments.protocol.families import Families, labelled
 from deployments.replica.replica import PinnedCall, Replica
 from deployments.transfer.threads import TransferCounters
