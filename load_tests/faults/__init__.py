@@ -3,7 +3,6 @@
 redis_process.py  a redis-server of our own, and a proxy before it that can be slow or deaf
 streams.py        streamed requests, and what came of each
 inside.py         faults inside the actors of a running server; the product has no switch for them
-disturbed_redis.py, emulated_link.py  a Redis whose calls fail, whose reads are damaged, whose link is slow
 deadly_prompt.py, lost_answers.py     a prompt that ends engines; a manager whose answers are lost
 catalogue.py      the faults: how to cause each, how to end it
 trial.py          one fault: streams before, during and after it, held against undisturbed answers

@@ -145,7 +145,7 @@ def disturb_redis(error_share: float, corrupt_share: float) -> None:
     """
 
     def act(tier: Any) -> None:
-        from load_tests.faults.disturbed_redis import StoreFaults, disturbed
+        from load_tests.harness.disturbed_redis import StoreFaults, disturbed
 
         tier._config = disturbed(tier._config, StoreFaults(error_share, corrupt_share))
         tier._start_over.set()

@@ -21,8 +21,8 @@ from deployments.redis_tier.server import EmbeddedRedis
 from deployments.replica.prompt_plans import PromptPlans
 from kvmanager.segments.keys import EXACT, Fidelity
 from kvmanager.segments.spans import SegmentSpan
-from load_tests.faults.disturbed_redis import disturbed
-from load_tests.faults.emulated_link import NO_LINK, EmulatedLink
+from load_tests.harness.disturbed_redis import disturbed
+from load_tests.harness.emulated_link import NO_LINK, EmulatedLink
 from load_tests.harness.engine import PATIENCE_S, Engine, until
 from load_tests.harness.tiers import ImportedManager, Tiers, redis_config
 

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import track
 
-from load_tests.faults.emulated_link import NO_LINK, EmulatedLink
+from load_tests.harness.emulated_link import NO_LINK, EmulatedLink
 from load_tests.harness.tiers import running
 from load_tests.measuring import report
 from load_tests.measuring.command import JsonFile, Rounds, out

@@ -26,8 +26,8 @@ from kvmanager.index.locations import Tier
 from kvmanager.segments.format import verify
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan, split_segments
-from load_tests.faults.disturbed_redis import disturbed
-from load_tests.faults.emulated_link import EmulatedLink
+from load_tests.harness.disturbed_redis import disturbed
+from load_tests.harness.emulated_link import EmulatedLink
 from load_tests.harness.engine import SECRET, until
 from load_tests.harness.tiers import MIB, Tiers
 

@@ -23,7 +23,7 @@ from configs.settings import load_settings
 from deployments.redis_tier.server import EmbeddedRedis
 from kvmanager.loading.load_choice import LoadChoice, LoadMode, PromptChoice
 from kvmanager.moves.plans import PlannedSegment, PlanReason
-from load_tests.faults.emulated_link import EmulatedLink
+from load_tests.harness.emulated_link import EmulatedLink
 from load_tests.harness.engine import PATIENCE_S, prompt, until
 from load_tests.harness.engine_threads import start_with_engine_threads
 from load_tests.harness.models import write_random_model

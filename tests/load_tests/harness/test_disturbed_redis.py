@@ -12,8 +12,8 @@ from deployments.redis_tier.config import RedisTierConfig
 from deployments.segment_store.base import StoreUnavailableError
 from deployments.segment_store.endpoint import open_store
 from kvmanager.segments.server_secret import ServerSecret
-from load_tests.faults.disturbed_redis import Disturbance, FaultyStore, StoreFaults, disturbed
-from load_tests.faults.emulated_link import EmulatedLink
+from load_tests.harness.disturbed_redis import Disturbance, FaultyStore, StoreFaults, disturbed
+from load_tests.harness.emulated_link import EmulatedLink
 
 KEY = b"k" * 32
 CONFIG = RedisTierConfig("app", "unix:///nonexistent", "", "tests", 1 << 20, 0, 1.0)

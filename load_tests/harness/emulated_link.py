@@ -57,7 +57,7 @@ class EmulatedLink:
         return f"{1000 * self.delay_s:g} ms, {rate}"
 
     def before(self, store: SegmentStore, deadline_s: float) -> SegmentStore:
-        """See `load_tests.faults.disturbed_redis.Disturbance`."""
+        """See `load_tests.harness.disturbed_redis.Disturbance`."""
         return LinkedStore(store, self, deadline_s) if self else store
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from deployments.segment_store.base import StoreTimeoutError
 from deployments.segment_store.redis_store import PART_BYTES
-from load_tests.faults import emulated_link
-from load_tests.faults.emulated_link import EmulatedLink, LinkedStore
+from load_tests.harness import emulated_link
+from load_tests.harness.emulated_link import EmulatedLink, LinkedStore
 
 KEY = b"k" * 32
 MEGABYTE = bytes(1_000_000)
