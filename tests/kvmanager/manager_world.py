@@ -5,13 +5,15 @@ finds, and a fast random driver (`test_million.py`). Arguments are plain values,
 """
 
 import checked_policies
+import naive_limits
+import naive_redis
 import pytest
 from checked_policies import POLICIES
+from naive_copy import coded_bytes, raw_bytes
 from naive_manager import HALF_LIFE, NaiveManager, hashes_of
 
 from kvmanager.config import ManagerConfig
 from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
-from kvmanager.index.deltas import NOTHING_SEEN
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.routing.mirror import PlacementMirror
@@ -21,16 +23,6 @@ LOCATIONS = (Location(Tier.CPU, "node0"), Location(Tier.CPU, "node1"), REDIS)
 REPLICAS = ("replica0", "replica1")
 TENANTS = ("", "tenant1", "tenant2")
 LEASE_S, SAVE_S = 30.0, 20.0
-
-
-def coded_bytes(key, nbytes):
-    """What a segment takes at Redis: less than in a CPU tier, or as much."""
-    return max(1, nbytes - key[0] % 3)
-
-
-def raw_bytes(location, key, nbytes):
-    """What a segment that lies somewhere would take in a CPU tier."""
-    return nbytes + key[0] % 3 if location == REDIS else nbytes
 
 
 class ManagerWorld:
@@ -215,7 +207,7 @@ class ManagerWorld:
     def next_demotion(self, most_bytes):
         """Return the demotion, or None."""
         demotion = self.manager.next_demotion(self.now, most_bytes)
-        self.naive.next_demotion(self.now, most_bytes, demotion)
+        naive_redis.next_demotion(self.naive, self.now, most_bytes, demotion)
         if demotion is None:
             return None
         self.carry_out(demotion.evict)
@@ -237,7 +229,7 @@ class ManagerWorld:
         sizes = dict(zip(demotion.keys, demotion.nbytes, strict=True))
         sizes = {key: sizes[key] + 1 if key in too_large else coded_bytes(key, sizes[key]) for key in stored}
         directives = self.manager.finish_demotion(self.now, demotion.demotion_id, sizes)
-        self.naive.finish_demotion(self.now, demotion.demotion_id, sizes)
+        naive_redis.finish_demotion(self.naive, self.now, demotion.demotion_id, sizes)
         self.naive.carried_out(directives)
         self.carry_out(directives)
 
@@ -250,7 +242,7 @@ class ManagerWorld:
     def all_is_demoted(self, most_bytes):
         for _ in range(100):
             demotion = self.manager.next_demotion(self.now, most_bytes)
-            self.naive.next_demotion(self.now, most_bytes, demotion)
+            naive_redis.next_demotion(self.naive, self.now, most_bytes, demotion)
             if demotion is None:
                 break
             self.carry_out(demotion.evict)
@@ -268,7 +260,7 @@ class ManagerWorld:
 
     def relieve(self):
         directives = self.manager.relieve(self.now)
-        self.naive.relieve(self.now, directives)
+        naive_redis.relieve(self.naive, self.now, directives)
         self.naive.carried_out(directives)
         self.carry_out(directives)
 
@@ -291,7 +283,7 @@ class ManagerWorld:
     # Quotas and pins
 
     def set_quotas(self, tier, quotas):
-        if self.naive.set_quotas(tier, quotas):
+        if naive_limits.set_quotas(self.naive, tier, quotas):
             self.manager.set_quotas(tier, quotas)
         else:
             before = self.manager.stats(self.now)
@@ -301,7 +293,7 @@ class ManagerWorld:
 
     def pin(self, prompts, tenant, ttl_s):
         keys = [hashes_of(prompt, tenant)[-1] for prompt in prompts]
-        expected = self.naive.pin(self.now, keys, ttl_s)
+        expected = naive_limits.pin(self.naive, self.now, keys, ttl_s)
         refusals = {"unknown": UnknownKeyError, "budget": PinBudgetError}
         if expected in refusals:
             with pytest.raises(refusals[expected]):
@@ -311,7 +303,7 @@ class ManagerWorld:
 
     def unpin(self, prompts, tenant):
         keys = [hashes_of(prompt, tenant)[-1] for prompt in prompts]
-        expected = self.naive.unpin(self.now, keys)
+        expected = naive_limits.unpin(self.naive, self.now, keys)
         if expected == "unknown":
             with pytest.raises(UnknownKeyError):
                 self.manager.unpin(self.now, keys)
@@ -398,93 +390,3 @@ class ManagerWorld:
 
     def mirror_polls_once(self, limit):
         self.mirror.apply(self.manager.deltas_since(self.mirror.position, limit))
-
-    def lookup_tells_the_truth(self, prompt, tenant):
-        hashes = hashes_of(prompt, tenant)
-        report = self.manager.lookup(hashes)
-        for tier in (Tier.CPU, Tier.REDIS):
-            held = set().union(*(self.naive.resident(place) for place in LOCATIONS if place.tier is tier))
-            assert report[tier.value] == max((end for end, key in enumerate(hashes, 1) if key in held), default=0)
-        for replica, leading in report["device"].items():
-            held = [key in self.naive.devices.get(replica, ()) for key in hashes]
-            assert leading == (held.index(False) if False in held else len(held))
-        path, pinned = self.naive.ancestors(self.naive.deepest(hashes, self.naive.known)), self.naive.pinned()
-        assert [segment["key"] for segment in reversed(report["segments"])] == [key.hex() for key in path]
-        for segment in report["segments"]:
-            key = bytes.fromhex(segment["key"])
-            assert segment["uses"] == pytest.approx(self.naive.decayed(key))
-            assert segment["pinned"] == (key in pinned)
-
-    # Invariants
-
-    def check(self):
-        """All of them. What policies were told is the only thing that is not seen from outside."""
-        self.resident_is_what_was_committed_and_nothing_is_orphaned()
-        self.exactly_the_free_leaves_may_be_evicted()
-        self.budgets_and_counts_hold()
-
-    def resident_is_what_was_committed_and_nothing_is_orphaned(self):
-        part = self.manager.deltas_since(NOTHING_SEEN, 1).part
-        assert part.last
-        told = {(Tier(event[1]), event[2], event[3]) for event in part.events if len(event) == 6}
-        for location in LOCATIONS:
-            resident = {key for tier, holder, key in told if (tier, holder) == location}
-            assert resident == self.naive.resident(location)
-            assert resident <= set(self.inventory[location]), "published before its bytes were there"
-            assert all(self.naive.known[key].parent in {None, *resident} for key in resident), "an orphan"
-
-    def exactly_the_free_leaves_may_be_evicted(self):
-        for location in LOCATIONS:
-            store, held = self.manager._catalog.stores[location], self.naive.copies[location]
-            shares = {"": store.common, **store.tenants}
-            assert shares.keys() == {"", *self.naive.quotas.get(location.tier, {})}
-            for share, partition in shares.items():
-                assert {copy.node.key for copy in partition.policy.exposed} == self.naive.leaves(location, share)
-                here = {key for key in held if self.naive.share(location, key) == share}
-                assert {copy.node.key for copy in partition.policy.here} == here
-
-    def budgets_and_counts_hold(self):
-        stats, naive = self.manager.stats(self.now), self.naive
-        assert not naive.evicted, "evicted, but not told"
-        for found in stats["locations"]:
-            location = Location(Tier(found["tier"]), found["holder"])
-            promised = [copy.nbytes for copy in naive.copies[location].values() if copy.state == "reserved"]
-            assert found["bytes"] == naive.used_bytes(location) <= self.budgets[location]
-            assert found["reserved_bytes"] == sum(promised)
-            assert found["segments"] == len(naive.resident(location))
-            quotas = naive.quotas.get(location.tier, {})
-            assert found["tenants"] == {
-                tenant: {
-                    "bytes": naive.used_of(location, tenant),
-                    "quota_bytes": quota,
-                    "budget_bytes": naive.budget_of(location, tenant),
-                }
-                for tenant, quota in quotas.items()
-            }
-            waiting = {key for place, key in naive.due if place == location}
-            if location == REDIS:  # what was reserved is cleared before its demotion has ended
-                waiting |= {copy.key for *_, targets in naive.demotions.values() for copy in targets}
-            really_held = sum(size for key, (_, size) in self.inventory[location].items() if key not in waiting)
-            assert really_held <= self.budgets[location]
-        stored = {key for held in naive.copies.values() for key in held}
-        assert stats["nodes"] == len(naive.known)
-        assert stats["ghosts"] == len(naive.known.keys() - stored)
-        assert stats["leases"] == len(naive.leases)
-        assert stats["demotions"] == len(naive.demotions)
-        assert (stats["pins"], stats["pinned_bytes"]) == (len(naive.pins), naive.pinned_bytes())
-        assert stats["pinned_bytes"] <= self.pin_budget
-        assert self.budgets[REDIS] or stats["demotion_queue"] == 0
-
-    def end(self):
-        """Once all has ended, nothing is leased, pinned, reserved, or held without the index knowing."""
-        self.time_passes(1000.0)
-        self.check()
-        stats = self.manager.stats(self.now)
-        assert [stats[name] for name in ("leases", "reservations", "demotions", "pins", "pinned_bytes")] == [0] * 5
-        for found in stats["locations"]:
-            location = Location(Tier(found["tier"]), found["holder"])
-            assert found["reserved_bytes"] == 0
-            assert self.inventory[location].keys() == self.naive.copies[location].keys()
-            shares = ("", *self.naive.quotas.get(location.tier, {}))
-            for share in shares:
-                assert self.naive.used_of(location, share) <= self.naive.budget_of(location, share)

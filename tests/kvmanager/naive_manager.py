@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import log2
 
+from naive_copy import EPSILON, NaiveCopy
+from naive_redis import land
+
 from kvmanager.index.locations import REDIS, Tier
 from kvmanager.segments.keys import block_hashes
 
 HALF_LIFE = 4.0
-EPSILON = 1e-9
 
 
 def hashes_of(tokens, tenant=""):
@@ -24,14 +26,6 @@ def hashes_of(tokens, tenant=""):
 @cache
 def _hashes(tokens, tenant):
     return block_hashes(tokens, 1, f"tests {tenant}")
-
-
-@dataclass(eq=False)
-class NaiveCopy:
-    key: bytes
-    nbytes: int
-    state: str = "reserved"  # or "committed" or "doomed"
-    save_id: int = 0
 
 
 @dataclass
@@ -155,32 +149,6 @@ class NaiveManager:
     def check_victim(self, key, leaves):
         assert key in leaves
         assert not self.coldest_first or self.score(key) <= min(map(self.score, leaves)) + EPSILON
-
-    def set_quotas(self, tier, quotas):
-        """Return whether they are accepted."""
-        budgets = [budget for location, budget in self.budgets.items() if location.tier is tier and budget]
-        if any(sum(quotas.values()) > budget for budget in budgets):
-            return False
-        self.quotas[tier] = quotas
-        return True
-
-    def pin(self, now, keys, ttl_s):
-        """Return what comes of it: "unknown", "budget" or the bytes of the chains."""
-        self.end_pins(now)
-        if not all(key in self.known for key in keys):
-            return "unknown"
-        chains = {above for key in keys for above in self.ancestors(key)}
-        if sum(self.sizes[key] for key in chains | self.pinned()) > self.pin_budget:
-            return "budget"
-        for key in keys:
-            self.pins[key] = max(self.pins.get(key, 0.0), self.now + ttl_s)
-        return sum(self.sizes[key] for key in chains)
-
-    def unpin(self, now, keys):
-        self.end_pins(now)
-        if not all(key in self.known for key in keys):
-            return "unknown"
-        return [key for key in dict.fromkeys(keys) if self.pins.pop(key, None) is not None]
 
     def end_pins(self, now):
         self.now = max(self.now, now)
@@ -365,83 +333,6 @@ class NaiveManager:
                 if copy.save_id == save_id and copy.state == "reserved" and held.get(key) is copy:
                     self.uproot(location, key, bytes_lost=True)
 
-    # Redis
-
-    def next_demotion(self, now, most_bytes, demotion):
-        due = {(location, key) for location, key in self.expired(now) if location == REDIS}
-        if demotion is None:
-            return
-        self.due -= due
-        victims = [key for order in demotion.evict for key in order.keys]
-        assert {order.source for order in demotion.evict} <= {REDIS}
-        assert {(REDIS, key) for key in victims[: len(due)]} == due
-        victims = victims[len(due) :]
-        assert len(demotion.keys) == len(set(demotion.keys)) > 0
-        assert len(demotion.keys) == 1 or sum(demotion.nbytes) <= most_bytes
-        assert demotion.source.tier is Tier.CPU
-        assert set(demotion.keys) <= self.resident(demotion.source)
-        sources = [self.copies[demotion.source][key] for key in demotion.keys]
-        assert [copy.nbytes for copy in sources] == list(demotion.nbytes)
-        targets = []
-        for key, size in zip(demotion.keys, demotion.nbytes, strict=True):
-            span = self.known[key]
-            assert key not in self.copies[REDIS]
-            assert self.upheld(REDIS, span)
-            while self.room(REDIS, key) < size:
-                self.evict_for(REDIS, span, victims.pop(0))
-            targets.append(NaiveCopy(key, size))
-            self.copies[REDIS][key] = targets[-1]
-        assert victims == []
-        assert demotion.demotion_id not in self.demotions
-        self.demotions[demotion.demotion_id] = (self.now + self.save_s, demotion.source, sources, targets)
-
-    def finish_demotion(self, now, demotion_id, stored):
-        self.expired(now)
-        held = self.copies[REDIS]
-        if demotion_id in self.demotions:
-            for copy in self.demotions[demotion_id][3]:
-                size = stored.get(copy.key)
-                if size and size <= copy.nbytes and held.get(copy.key) is copy and copy.state == "reserved":
-                    copy.state, copy.nbytes = "committed", size
-            self.land(demotion_id)
-        elif self.budgets[REDIS]:
-            self.due |= {(REDIS, key) for key in stored if key not in held}
-
-    def land(self, demotion_id):
-        _, _, sources, targets = self.demotions.pop(demotion_id)
-        held = self.copies[REDIS]
-        for copy in reversed(targets):
-            if held.get(copy.key) is copy and copy.state == "reserved":
-                self.uproot(REDIS, copy.key, bytes_lost=True)
-            if copy.key not in held and self.budgets[REDIS]:
-                self.due.add((REDIS, copy.key))
-        self.unlease(sources)
-
-    def relieve(self, now, directives):
-        self.now = max(self.now, now)
-        at_redis = self.resident(REDIS)
-        for order in directives:
-            for key in order.keys:
-                if (order.source, key) in self.due:
-                    continue
-                share = self.share(order.source, key)
-                assert order.source.tier is Tier.CPU
-                assert key in at_redis
-                assert self.evicted.popleft() == (order.source, key)
-                self.check_victim(key, self.leaves(order.source, share))
-                assert self.is_above_its_mark(order.source, share)
-                del self.copies[order.source][key]
-                self.due.add((order.source, key))
-        for location in self.budgets:
-            for share in ("", *self.quotas.get(location.tier, {})) if location.tier is Tier.CPU else ():
-                leaves = self.leaves(location, share)
-                if leaves and self.is_above_its_mark(location, share):
-                    coldest = min(map(self.score, leaves)) + EPSILON if self.coldest_first else float("inf")
-                    assert any(self.score(key) <= coldest and key not in at_redis for key in leaves)
-
-    def is_above_its_mark(self, location, share):
-        return self.used_of(location, share) > self.cpu_high_water * self.budget_of(location, share)
-
     # Losses
 
     def uproot(self, location, root, *, bytes_lost):
@@ -486,7 +377,7 @@ class NaiveManager:
         for save_id in [save_id for save_id, (end, _) in self.saves.items() if end <= self.now]:
             self.abandon(save_id)
         for demotion_id in [demotion_id for demotion_id, (end, *_) in self.demotions.items() if end <= self.now]:
-            self.land(demotion_id)
+            land(self, demotion_id)
         self.trim()
         return self.due
 

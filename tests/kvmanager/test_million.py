@@ -8,6 +8,7 @@ operation; the same seed repeats it.
 import random
 from collections import Counter
 
+import manager_invariants
 import pytest
 from checked_policies import POLICIES
 from manager_world import LOCATIONS, REPLICAS, TENANTS, ManagerWorld
@@ -197,7 +198,7 @@ class Driver:
         self.world.mirror_polls_once(self.random.randint(1, 5))
 
     def lookup_tells_the_truth(self):
-        self.world.lookup_tells_the_truth(self.prompt(), self.tenant())
+        manager_invariants.lookup_tells_the_truth(self.world, self.prompt(), self.tenant())
 
 
 def run(seed, policy, operations):
@@ -209,13 +210,13 @@ def run(seed, policy, operations):
         try:
             driver.step(name)
             if number % CHECK_EVERY == 0:
-                driver.world.check()
+                manager_invariants.check(driver.world)
         except BaseException as failure:
             failure.add_note(f"{policy}, seed {seed}, operation {number}: {name}")
             raise
         if driver.world.epoch != before[0]:
             counted.update(before[1].stats(driver.world.now)["counters"])
-    driver.world.end()
+    manager_invariants.end(driver.world)
     counted.update(driver.world.manager.stats(driver.world.now)["counters"])
     return counted
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-import redis_deployment
-from redis_deployment import Deployment, Manager, RayDeployment
+from redis_deployment import Deployment, Manager
 from redis_fixture import (
     FINGERPRINT,
     MIB,
@@ -40,23 +38,6 @@ from deployments.segment_store.redis_connection import RedisUnavailableError, co
 from deployments.segment_store.redis_profiles import FIELD
 
 pytestmark = pytest.mark.server
-
-
-@pytest.fixture
-def deployments() -> Iterator[Callable[..., Deployment]]:
-    """Starts deployments that end with the test."""
-    with contextlib.ExitStack() as stack:
-
-        def start(kind: type[Deployment] = Deployment, **config: Any) -> Deployment:
-            return stack.enter_context(contextlib.closing(kind(**config)))
-
-        yield start
-
-
-@pytest.fixture
-def in_ray(ray_cluster: Any) -> type[Deployment]:
-    ray.cloudpickle.register_pickle_by_value(redis_deployment)  # Ray's workers cannot import that module
-    return RayDeployment
 
 
 @pytest.fixture(scope="module")

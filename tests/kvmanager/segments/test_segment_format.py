@@ -6,6 +6,36 @@ import numpy as np
 import pytest
 import xxhash
 from hypothesis import assume, given
+from sealed_examples import (
+    CODED,
+    CODED_HEADER,
+    DTYPE,
+    EXPECTED,
+    FINGERPRINT,
+    HEADER,
+    KEY,
+    LAYER_BYTES,
+    LAYERS,
+    NAMED,
+    PARENT,
+    PAYLOAD,
+    PROFILE,
+    SEALED,
+    SECRET,
+    SECTIONS,
+    SHAPE,
+    SHAPES,
+    SPAN,
+    START,
+    TENANT,
+    coded,
+    flipped,
+    forged,
+    header_refusal,
+    outcome,
+    refusal,
+    sealed,
+)
 
 from kvmanager.segments.format import (
     HEADER_BYTES,
@@ -29,85 +59,7 @@ from kvmanager.segments.format import (
     verify,
 )
 from kvmanager.segments.keys import tenant_tag
-from kvmanager.segments.server_secret import ServerSecret
 from kvmanager.segments.spans import NodeKind, SegmentSpan
-
-KEY, FINGERPRINT, PARENT = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))
-PROFILE = bytes(range(100, 116))
-SECRET = ServerSecret(bytes(32))
-TENANT = tenant_tag(SECRET, "acme")
-SHAPE, DTYPE = (2, 2, 4, 1, 8), "bfloat16"
-LAYERS = SHAPE[0]
-PAYLOAD = bytes(index * 7 % 256 for index in range(payload_bytes(SHAPE, DTYPE)))
-LAYER_BYTES = len(PAYLOAD) // LAYERS
-START = body_offset(LAYERS)
-EXPECTED = {"key": KEY, "fingerprint": FINGERPRINT, "shape": SHAPE, "dtype": DTYPE}
-NAMED = {"key": KEY, "fingerprint": FINGERPRINT}
-SPAN = SegmentSpan(KEY, PARENT, 6, 2, NodeKind.ANSWER, TENANT)
-HEADER = SegmentHeader.raw(SPAN, FINGERPRINT, SHAPE, DTYPE)
-SECTIONS = [b"the first layer, coded", b""]
-TOLERANT = replace(HEADER, fidelity="tolerant")
-
-
-def sealed():
-    buffer = bytearray(START) + PAYLOAD
-    seal(buffer, HEADER)
-    return buffer
-
-
-def coded(sections, codec="cachegen", level=2, profile=PROFILE):
-    body_bytes = table_bytes(LAYERS) + sum(map(len, sections))
-    header = replace(TOLERANT, codec=codec, level=level, profile=profile, body_bytes=body_bytes)
-    buffer = bytearray(START) + b"".join(sections)
-    seal(buffer, header, [len(section) for section in sections])
-    return header, bytes(buffer)
-
-
-SEALED = bytes(sealed())
-CODED_HEADER, CODED = coded(SECTIONS)
-
-
-def refusal(buffer, **expected):
-    with pytest.raises(SegmentMismatch) as refused:
-        open_segment(buffer, **{**EXPECTED, **expected})
-    if not {"shape", "dtype"} & expected.keys():  # which `verify` does not compare
-        with pytest.raises(SegmentMismatch) as unverified:
-            verify(buffer, **{**NAMED, **expected})
-        assert unverified.value.reason is refused.value.reason
-    return refused.value.reason
-
-
-def header_refusal(buffer):
-    with pytest.raises(SegmentMismatch) as refused:
-        read_header(buffer)
-    return refused.value.reason
-
-
-def flipped(bit, buffer=SEALED):
-    changed = bytearray(buffer)
-    changed[bit // 8] ^= 1 << bit % 8
-    return changed
-
-
-def forged(changes, buffer=SEALED):
-    """A sealed segment with other bytes at some offsets; the checksums of header and table are right all the same."""
-    changed = bytearray(buffer)
-    for offset, value in changes.items():
-        changed[offset : offset + len(value)] = value
-    if any(offset >= HEADER_BYTES for offset in changes):
-        changed[176:192] = xxhash.xxh3_128_digest(changed[HEADER_BYTES:START])
-    changed[240:256] = xxhash.xxh3_128_digest(changed[:240])
-    return changed
-
-
-def outcome(read, *arguments, **expected):
-    try:
-        return read(*arguments, **expected)
-    except SegmentMismatch as refused:
-        return refused
-
-
-SHAPES = st.tuples(st.integers(1, 5), st.just(2), st.integers(1, 5), st.integers(1, 3), st.integers(1, 9))
 
 
 @given(

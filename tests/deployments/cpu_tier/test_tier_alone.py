@@ -1,0 +1,289 @@
+"""The CPU tier in this process, under a manager that records what it is told: what it keeps, refuses and brings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from kv_cluster import SEGMENT_BYTES, sealed, sequence
+
+from deployments.cpu_tier import actor as cpu_tier
+from deployments.cpu_tier.actor import CPUTier
+from deployments.cpu_tier.prefetch_pool import Load, Pull
+from deployments.protocol.manager_client import ManagerUnavailableError
+from kvmanager.segments.spans import SegmentSpan
+
+pytestmark = pytest.mark.server
+
+
+class Manager:
+    """Wants every segment but those it is `refusing`, unless `unavailable`. Grants promotions if `granting` an id."""
+
+    def __init__(self) -> None:
+        self.unavailable = False
+        self.granting = 0
+        self.refusing: set[bytes] = set()
+        self.told: list[tuple[Any, ...]] = []
+
+    async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
+        if self.unavailable:
+            raise ManagerUnavailableError("gone")
+        if method == "promote":
+            return self.granting, args[2] if self.granting else []
+        return [span.key for span in args[1] if span.key not in self.refusing] if method == "commit" else (True, None)
+
+    def tell(self, *message: Any) -> None:
+        self.told.append(message)
+
+
+@pytest.fixture
+def in_process(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs a test's coroutine with a tier of two segments' room and its manager."""
+    manager = Manager()
+    monkeypatch.setattr(cpu_tier, "ManagerClient", lambda app_name: manager)
+
+    def run(test: Callable[[CPUTier, Manager, list[SegmentSpan]], Awaitable[None]]) -> None:
+        async def main() -> None:
+            tier = CPUTier("app", "node", 2 * SEGMENT_BYTES, 0)
+            await test(tier, manager, sequence(50, 3)[1])
+            tier._heartbeat.cancel()
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_what_exceeds_the_budget_is_refused_by_the_tier_itself(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        assert await tier.put(spans, *sealed(spans)) == 2
+        stats = await tier.stats()
+        assert (stats["segments"], stats["refused"]) == (2, 1)
+        assert stats["used_bytes"] == stats["budget_bytes"] == 2 * SEGMENT_BYTES
+
+    in_process(check)
+
+
+def test_an_eviction_gives_its_bytes_back_once(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        await tier.put(spans[:2], *sealed(spans[:2]))
+        assert await tier.evict([spans[1].key]) == SEGMENT_BYTES
+        assert await tier.evict([spans[1].key]) == 0
+        assert (await tier.stats())["used_bytes"] == SEGMENT_BYTES
+        assert await tier.put(spans[2:], *sealed(spans[2:])) == 1
+
+    in_process(check)
+
+
+def test_a_segment_put_twice_is_held_and_counted_once(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        await tier.put(spans[:1], *sealed(spans[:1]))
+        await tier.put(spans[:1], *sealed(spans[:1]))
+        assert (await tier.stats())["used_bytes"] == SEGMENT_BYTES
+
+    in_process(check)
+
+
+def test_without_a_manager_nothing_new_is_kept(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        await tier.put(spans[:1], *sealed(spans[:1]))
+        manager.unavailable = True
+        assert await tier.put(spans[1:2], *sealed(spans[1:2])) == 0
+        assert (await tier.stats())["segments"] == 1
+
+    in_process(check)
+
+
+def test_what_was_dropped_before_its_commit_is_not_committed(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        await tier.put(spans[:2], *sealed(spans[:2]))
+        await tier.evict([spans[0].key])
+        assert await tier._commit(spans[:2]) == 1
+        assert await tier._commit(spans[:1]) == 0
+
+    in_process(check)
+
+
+class Pool:
+    """Brings every segment at once; what `held` names only when the test lets it. `avoided` notes whom it kept off."""
+
+    def __init__(self, spans: Sequence[SegmentSpan]) -> None:
+        self.bytes_of = dict(zip([span.key for span in spans], sealed(spans), strict=True))
+        self.failing: set[bytes] = set()
+        self.held: set[bytes] = set()
+        self.gate = asyncio.Event()
+        self.asked: list[list[bytes]] = []
+        self.avoided: list[Any] = []
+        self.late = self.promoted = 0
+        self.worker = object()
+        self.ready, self.settled = 1, True
+
+    async def room_for(self, nbytes: int, patience_s: float) -> None:
+        pass
+
+    def ready_workers(self) -> list[Any]:
+        return []
+
+    def pull(self, segments: Sequence[tuple[bytes, int]], avoid: Any = None) -> list[Pull]:
+        self.asked.append([key for key, _ in segments])
+        self.avoided.append(avoid)
+        number = len(self.asked)
+        return [
+            Pull(
+                key, nbytes, f"ref {number} {key.hex()}", self.worker, Load(1, 0.0),
+                asyncio.get_running_loop().create_task(self._answer(key, number)),
+            )
+            for key, nbytes in segments
+        ]  # type: ignore[arg-type]  # fmt: skip
+
+    async def _answer(self, key: bytes, number: int) -> Any:
+        if key in self.held and number == 1:
+            await self.gate.wait()
+        return "missing" if key in self.failing else self.bytes_of[key]
+
+    async def arrival(self, pull: Pull) -> Any:
+        answer = await pull.answer
+        return None if isinstance(answer, str) else answer
+
+    def count_promoted(self, segments: int) -> None:
+        self.promoted += segments
+
+    def count_late(self, segments: int) -> None:
+        self.late += segments
+
+    def connect(self, endpoint: Any) -> None:
+        pass
+
+    def stats(self) -> dict[str, Any]:
+        return {}
+
+
+def wanted(spans: Sequence[SegmentSpan]) -> list[tuple[bytes, int]]:
+    return [(span.key, SEGMENT_BYTES) for span in spans]
+
+
+async def end_of_promotions(tier: CPUTier) -> None:
+    await asyncio.gather(*tier._tasks)
+
+
+def test_a_promotion_that_is_under_way_is_joined(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        tier._redis = pool = Pool(spans)  # type: ignore[assignment]
+        first = await tier.promote("replica", wanted(spans[:2]))
+        second = await tier.promote("replica", wanted(spans))
+        assert second[:2] == first
+        assert pool.asked == [[spans[0].key, spans[1].key], [spans[2].key]]
+        await end_of_promotions(tier)
+
+    in_process(check)
+
+
+def test_a_promotion_that_has_failed_is_begun_anew(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        tier._redis = pool = Pool(spans)  # type: ignore[assignment]
+        pool.held, pool.failing = {spans[0].key}, {spans[1].key}
+        await tier.promote("replica", wanted(spans[:2]))
+        await asyncio.sleep(0.01)
+        refs = await tier.promote("replica", wanted(spans[:2]))
+        assert pool.asked[1] == [spans[1].key]
+        assert [str(ref)[:5] for ref in refs] == ["ref 1", "ref 2"]
+        pool.gate.set()
+        await end_of_promotions(tier)
+        assert tier._pulls == {}
+
+    in_process(check)
+
+
+def test_what_a_late_worker_has_not_brought_is_asked_of_others(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        tier._redis = pool = Pool(spans)  # type: ignore[assignment]
+        pool.held = {spans[0].key, spans[2].key}
+        await tier.promote("replica", wanted(spans))
+        await asyncio.sleep(0.01)  # the second has come
+        refs = await tier.promote("replica", wanted(spans), late=spans[0].key)
+        assert [str(ref)[:5] for ref in refs] == ["ref 2", "ref 1", "ref 2"]
+        assert (pool.avoided, pool.late) == ([None, pool.worker], 2)
+        pool.gate.set()
+        await end_of_promotions(tier)
+        assert tier._pulls == {}
+
+    in_process(check)
+
+
+def test_room_for_a_promotion_that_the_manager_wants_no_more_is_given_back(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        tier._redis = pool = Pool(spans)  # type: ignore[assignment]
+        manager.granting = 7
+        manager.refusing = {spans[1].key}
+        await tier.promote("replica", wanted(spans[:2]))
+        await end_of_promotions(tier)
+        assert pool.promoted == 1
+        assert manager.told == [("abandon", 7)]
+        assert (await tier.stats())["segments"] == 1
+
+    in_process(check)
+
+
+def test_whatever_goes_wrong_with_a_promoted_segment_none_stays_under_way(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        awaited: list[bytes] = []
+
+        class Broken(Pool):
+            async def arrival(self, pull: Pull) -> Any:
+                awaited.append(pull.key)
+                if pull.key == spans[0].key:
+                    raise RuntimeError("broken in this test")
+                return await super().arrival(pull)
+
+        tier._redis = pool = Broken(spans)  # type: ignore[assignment]
+        pool.bytes_of[spans[1].key] = np.zeros(SEGMENT_BYTES, np.uint8)  # whose header cannot be read
+        manager.granting = 7
+        await tier.promote("replica", wanted(spans))
+        await end_of_promotions(tier)
+        assert awaited == [span.key for span in spans]
+        assert tier._pulls == {}
+        assert manager.told == [("abandon", 7)]
+
+    in_process(check)
+
+
+def test_a_manager_that_fails_at_a_promotion_leaves_nothing_under_way(in_process: Any) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        async def fail(*args: Any, timeout_s: float) -> Any:
+            raise TypeError("an answer of another shape")
+
+        tier._redis = Pool(spans)  # type: ignore[assignment]
+        manager.ask = fail  # type: ignore[method-assign]
+        await tier.promote("replica", wanted(spans))
+        await end_of_promotions(tier)
+        assert tier._pulls == {}
+
+    in_process(check)
+
+
+def test_a_tier_ends_without_a_manager_but_not_while_a_replica_wants_it(
+    in_process: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, killed = [0.0], list[Any]()
+    monkeypatch.setattr(cpu_tier, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(cpu_tier, "FIRST_HEARTBEAT_S", 0.0)
+    monkeypatch.setattr(cpu_tier.ray, "kill", lambda actor, no_restart: killed.append(actor))
+    monkeypatch.setattr(CPUTier, "_address", lambda self: self)
+
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        manager.unavailable = True
+        tier._redis.__class__ = type("Unsettled", (type(tier._redis),), {"settled": False})
+        for _ in range(5):
+            now[0] += 0.7 * cpu_tier.ORPHAN_S
+            await tier.wanted()
+            for _ in range(10):
+                await asyncio.sleep(0)
+        assert killed == []
+        now[0] += 1.1 * cpu_tier.ORPHAN_S
+        await tier._heartbeat
+        assert killed == [tier]
+
+    in_process(check)
