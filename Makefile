@@ -8,7 +8,7 @@ SHELL := /bin/bash
 VENV := .venv
 RUN := $(VENV)/bin/python
 # Whole servers in one process, everything else in the other: tests/conftest.py.
-IN_TWO := -n 2 --dist loadgroup --no-loadscope-reorder
+IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 
 # What `make serve` replaces in serve_config.yaml; empty leaves the file's value.
 PORT ?=

@@ -33,28 +33,32 @@ os.environ.update(
 )
 
 
+WHOLE_SERVERS = ("tests/end_to_end/", "tests/app/launch/test_launch.py", "tests/deployments/together/test_two_nodes.py")
+"""What starts whole servers, or clusters of its own: two cores have room for one at a time."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
-    """Of two processes: groups come first, for they take longest, and servers of a test's own before the shared one."""
+    """Of two processes: whole servers come first, for they take longest; a test's own before the one that is shared."""
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: (item.get_closest_marker("xdist_group") is None, "world" in item.fixturenames))
+        items.sort(key=lambda item: (not item.nodeid.startswith(WHOLE_SERVERS), "world" in item.fixturenames))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadgroup` a group goes to one process, and so does each file that is in none.
+    """With `--dist loadfile` all whole servers go to one process, as the tests of a file do.
 
-    The group `servers` starts whole servers: two cores have room for one at a time. A file is not split: its tests
-    share an engine, a Ray or an ingress, which would be started twice.
+    A file is not split: its tests share an engine, a Ray or an ingress, which would be started twice. A mark would do
+    nothing: pytest-xdist 3.8.0 writes its group into `item._nodeid`, which pytest 9.2.0 does not read.
     """
-    if config.getvalue("dist") != "loadgroup":
+    if config.getvalue("dist") != "loadfile":
         return None
-    from xdist.scheduler import LoadGroupScheduling
+    from xdist.scheduler import LoadScopeScheduling
 
-    class GroupsAndFiles(LoadGroupScheduling):
+    class ServersAndFiles(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return super()._split_scope(nodeid).partition("::")[0]
+            return "whole servers" if nodeid.startswith(WHOLE_SERVERS) else nodeid.partition("::")[0]
 
-    return GroupsAndFiles(config, log)
+    return ServersAndFiles(config, log)
 
 
 @pytest.fixture(scope="session")

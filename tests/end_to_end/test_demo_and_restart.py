@@ -11,7 +11,7 @@ import pytest
 from configs.model_folder import PROJECT_ROOT
 from load_tests.harness.running_server import RunningServer
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("servers"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
 
 
 @pytest.mark.parametrize("private_server", [{}], indirect=True)

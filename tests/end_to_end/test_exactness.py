@@ -15,7 +15,7 @@ from load_tests.harness.running_server import RunningServer
 from load_tests.micro.exactness import Verdict, compare
 from tests.sizes import CONVERSATIONS
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("servers"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 CHURN = {
     "dtype": "float32",

@@ -8,7 +8,7 @@ from load_tests.faults.catalogue import FAULTS, Fault, World
 from load_tests.faults.trial import Trials
 from tests.sizes import STREAMED_TOKENS, STREAMS
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("servers")]
+pytestmark = pytest.mark.server
 
 MORE_FILES = 12
 """File descriptors that a process may have more than before: connections come and go, leaks of a fault add up."""

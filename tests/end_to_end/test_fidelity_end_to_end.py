@@ -11,7 +11,7 @@ from kvmanager.segments.format import EXACT, LOSSY_CODECS
 from load_tests.faults.catalogue import World
 from load_tests.harness.running_server import RunningServer
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("servers")]
+pytestmark = pytest.mark.server
 
 DOCUMENT = " ".join(f"Anna lives in Paris. Ben is a baker. Note {number}." for number in range(40))
 QUESTION = [{"role": "system", "content": DOCUMENT}, {"role": "user", "content": "Where does Anna live?"}]

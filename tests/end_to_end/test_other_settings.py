@@ -11,7 +11,7 @@ from first_minute import WithoutRedis
 from load_tests.faults.redis_process import PASSWORD
 from load_tests.harness.running_server import RunningServer
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("servers")]
+pytestmark = pytest.mark.server
 
 PROMPT = "Anna lives in Oslo. " * 60
 WITHOUT_SHARING = {

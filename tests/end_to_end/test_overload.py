@@ -10,7 +10,7 @@ import pytest
 
 from load_tests.harness.running_server import RunningServer
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("servers")]
+pytestmark = pytest.mark.server
 
 CLIENTS = 1_000
 

@@ -12,7 +12,7 @@ import pytest
 from load_tests.faults.catalogue import World
 from load_tests.harness.running_server import RunningServer
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("servers")]
+pytestmark = pytest.mark.server
 
 FELLOWS = 6
 ANSWER_TOKENS = 48

@@ -8,7 +8,7 @@ from openai import OpenAI
 from load_tests.faults.catalogue import World
 from load_tests.harness.running_server import RunningServer
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("servers")]
+pytestmark = pytest.mark.server
 
 DOCUMENT = " ".join(f"Anna lives in Paris. Ben is a baker. Note {number}." for number in range(40))
 

@@ -32,7 +32,7 @@ from deployments.segment_store.redis_connection import connect
 from kvmanager.config import ManagerConfig
 from kvmanager.segments.spans import SegmentSpan
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("servers")]
+pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
 
 APP = "twonodes"
