@@ -141,7 +141,7 @@ class DirectiveRunner:
 
     async def _promote(self, order: Mapping[str, Any], deadline: float, done: _Progress) -> None:
         control, kind = self._control, DirectiveKind.PROMOTE
-        loads = [PlannedLoad(*segment) for segment in order["segments"]]
+        loads: list[PlannedLoad] = order["segments"]
         hashes = order["hashes"][: loads[-1].end_block]
         scores = list(_per_block(order["scores"], order["now"], len(hashes)))
         promotion = Promotion(hashes, loads, scores, deadline, order.get("tenant", ""))

@@ -33,7 +33,7 @@ from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
 from deployments.engine.pool.hotness_queue import HotnessQueue
 from deployments.engine.request_saves import RequestSaves
 from deployments.engine.tracked_request import TrackedRequest
-from deployments.protocol.kv_port import FIDELITY, PLAN, TENANT, KVPort, PlanDict, PlannedLoad
+from deployments.protocol.kv_port import FIDELITY, PLAN, TENANT, KVPort, PlanDict
 from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.threads import KVTransfer, LoadJob
@@ -92,7 +92,7 @@ class SchedulerSide:
         """A request has entered the scheduler, with its plan."""
         transfer = request.kv_transfer_params or {}
         plan: PlanDict | None = transfer.get(PLAN)
-        loads = [PlannedLoad(*segment) for segment in plan["segments"]] if plan else []
+        loads = plan["segments"] if plan else []
         covered = loads[-1].end_block if loads else 0
         if covered and loads[-1].key != request.block_hashes[covered - 1]:
             covered = 0  # a tolerant prompt's exact twin: under its own names nothing is stored, and children need it

@@ -6,7 +6,7 @@ path of a plan.
 
 * Replicas register, ask for plans, offer segments, report their device pool, and long-poll `take_directives`.
 * Tiers register and report what they hold; evictions and demotions are sent to them.
-* The Redis tier does too; what lies in Redis is forgotten with its registration, and indexed anew by the next one.
+* The Redis tier does too; what lies in Redis is forgotten with its registration, and indexed anew by the next.
 * Routers long-poll `deltas`.
 
 State is rebuilt, not stored: a new manager answers "unknown" to heartbeats, and replicas and tiers then tell it
@@ -17,31 +17,32 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
-import itertools
 import logging
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from deployments.manager.control import ControlOrders
+from deployments.manager.config import load_choice
+from deployments.manager.control import Control
 from deployments.manager.demoter import Demoter
 from deployments.manager.directive_sender import DirectiveSender
 from deployments.manager.gc_freeze import GcFreeze
+from deployments.manager.housekeeping import keep_house
+from deployments.manager.index_watch import IndexWatch
+from deployments.manager.plan_answer import plan_answer
 from deployments.manager.redis_renewer import RedisRenewer
-from deployments.manager.replica_seat import ReplicaSeat, names_by_rank, succeeded_by
+from deployments.manager.replica_seat import ReplicaSeat, silent, succeeded_by
+from deployments.manager.reports import Reports
 from deployments.manager.tier_registry import TierRegistry
-from deployments.protocol.call_batches import CallBatches
-from deployments.protocol.kv_port import PlanExpectation
+from deployments.protocol.call_batches import carry_out
+from deployments.protocol.kv_port import PlanDict, PlanExpectation
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import Deltas, Position
 from kvmanager.index.locations import REDIS, Location, Tier
-from kvmanager.loading.load_choice import LoadChoice, LoadMode
-from kvmanager.loading.load_rates import ALL_REPLICAS, LateSample, Sample
+from kvmanager.loading.load_rates import LateSample, Sample
 from kvmanager.manager import KVManager
 from kvmanager.moves.directives import evict
-from kvmanager.routing.cost import STARTING_CREDITS
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import SegmentSpan
 
@@ -50,21 +51,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-REPLICA_SILENCE_S = 30.0
-"""A replica that has not polled for so long is forgotten, with all it had on its device."""
-EXPIRE_EVERY_S = 1.0
 MOST_DELTAS = 4096
 """Segments and blocks in the events of one answer to a router; the rest follows in the next."""
 
 
-class KVManagerActor(CallBatches, ControlOrders):
+class KVManagerActor:
     """See the module's docstring. `now` is this process's monotonic clock everywhere."""
 
     def __init__(
-        self,
-        config: ManagerConfig,
-        with_redis: bool = False,
-        quotas: Mapping[Tier, Mapping[str, int]] | None = None,
+        self, config: ManagerConfig, with_redis: bool = False, quotas: Mapping[Tier, Mapping[str, int]] | None = None
     ) -> None:
         """`quotas`: by tier, the bytes that belong to each tenant, named by its tag."""
         self._brain = KVManager(config, epoch=random.getrandbits(48))
@@ -73,34 +68,21 @@ class KVManagerActor(CallBatches, ControlOrders):
         self._replicas: dict[str, ReplicaSeat] = {}
         self._ended: collections.Counter[str] = collections.Counter({"dead": 0, "hung": 0})
         self._fingerprint: bytes | None = None
-        self._seats = TierRegistry(self._brain, with_redis, self._wake_pollers)
+        self._watch = IndexWatch(self._brain, lambda directives: self._seats.send(directives))
+        self._seats = TierRegistry(self._brain, with_redis, self._watch.wake)
         self._demoter = Demoter(self._brain, self._seats)
         self._renewer = RedisRenewer(self._brain, self._seats, lambda keys: self._drop_and_evict(REDIS, keys))
-        self._direction = DirectiveSender(self._brain, self._replicas)
-        self._loads = LoadChoice(
-            LoadMode(config.load_or_recompute),
-            config.block_tokens,
-            config.block_tokens * config.blocks_per_segment,
-            config.most_load_s,
-            STARTING_CREDITS,
-        )
+        self._directives = DirectiveSender(self._brain, self._replicas)
+        self._control = Control(self._brain, self._replicas, self._directives, self._seats, self._watch)
+        self._loads = load_choice(config)
+        self._reports = Reports(self._brain, self._replicas, self._ended, self._loads, self._directives, self._seats)
         self._garbage = GcFreeze()
-        self._pending: dict[int, asyncio.Future[Any]] = {}
-        self._order_ids = itertools.count(1)
-        self._changed = asyncio.Event()
-        self._sweeping: asyncio.Future[None] = asyncio.get_event_loop().create_future()
-        self._sweeping.set_result(None)
-        self._housekeeping = asyncio.get_event_loop().create_task(self._keep_house())
+        self._housekeeping = asyncio.get_event_loop().create_task(keep_house(self._tidy))
 
     # Replicas.
 
     async def register_replica(
-        self,
-        replica: str,
-        rank: int,
-        node_id: str,
-        device_hashes: list[BlockHash],
-        fingerprint: bytes,
+        self, replica: str, rank: int, node_id: str, device_hashes: list[BlockHash], fingerprint: bytes
     ) -> None:
         """A replica introduces itself, or does so again to a new manager, with what its device pool holds.
 
@@ -119,7 +101,7 @@ class KVManagerActor(CallBatches, ControlOrders):
         self._replicas[replica] = ReplicaSeat(rank, node_id, time.monotonic())
         self._brain.device_cleared(replica)
         self._brain.device_stored(replica, device_hashes)
-        self._wake_pollers()
+        self._watch.wake()
 
     async def replica_ends(self, replica: str, why: str) -> None:
         """A replica's last words: its engine is "dead" or "hung", and its process ends in a moment."""
@@ -135,14 +117,11 @@ class KVManagerActor(CallBatches, ControlOrders):
         exact_hashes: Sequence[BlockHash] = (),
         prompt_tokens: int = 0,
         queued_tokens: int = 0,
-    ) -> tuple[int, list[tuple[Any, ...]], list[tuple[int, float]], float, int, str, PlanExpectation] | None:
-        """A lease id and `[(key, start_block, num_blocks, tier, holder, nbytes, raw_nbytes), …]` from block 0 on (see
-        `deployments.protocol.kv_port.PlanDict`); how hot the prompt is: `[(end_block, score), …]` of its known
-        segments, the score of one use made now, and by which clock; then why the plan is what it is, and what is
-        expected of it.
+    ) -> PlanDict | None:
+        """What is stored of a prompt, under a lease, as far as it is worth loading; None: not registered.
 
-        None: not registered. `queued_tokens`: what the replica has to compute before this prompt; `prompt_tokens` 0:
-        as many as the hashed blocks have.
+        `queued_tokens`: what the replica has to compute before this prompt; `prompt_tokens` 0: as many as the hashed
+        blocks have.
         """
         if replica not in self._replicas:
             return None
@@ -151,23 +130,13 @@ class KVManagerActor(CallBatches, ControlOrders):
         choice = self._loads.for_prompt(now, replica, device_blocks, len(hashes), prompt_tokens, queued_tokens)
         plan = self._brain.plan(now, replica, node_id, hashes, exact_hashes=exact_hashes, choose=choice.choose)
         self._loads.planned(choice, plan.lease_id, plan.reason)
-        return (
-            plan.lease_id,
-            [
-                (s.key, s.start_block, s.num_blocks, s.location.tier.value, s.location.holder, s.nbytes, s.raw_nbytes)
-                for s in plan.segments
-            ],
-            list(plan.scores),
-            plan.now_score,
-            self._brain.epoch,
-            plan.reason.value,
-            PlanExpectation(
-                load_s=choice.load_s,
-                recompute_s=choice.recompute_s,
-                device_tokens=choice.device_tokens,
-                short_tokens=self._loads.short_tokens(replica),
-            ),
+        expected = PlanExpectation(
+            load_s=choice.load_s,
+            recompute_s=choice.recompute_s,
+            device_tokens=choice.device_tokens,
+            short_tokens=self._loads.short_tokens(replica),
         )
+        return plan_answer(plan, self._brain.epoch, expected)
 
     async def release(self, lease_ids: Iterable[int]) -> None:
         """Leases that are used up."""
@@ -209,7 +178,7 @@ class KVManagerActor(CallBatches, ControlOrders):
                 self._brain.device_cleared(replica)
             self._brain.device_removed(replica, removed)
             self._brain.device_stored(replica, stored)
-        self._wake_pollers()
+        self._watch.wake()
 
     async def report_rates(self, replica: str, samples: Sequence[Sample | LateSample]) -> None:
         """How long loads and prefills of a replica took: what routers credit a hit with."""
@@ -219,7 +188,7 @@ class KVManagerActor(CallBatches, ControlOrders):
     async def take_directives(
         self, replica: str, wait_s: float, rank: int | None = None
     ) -> list[dict[str, Any]] | None:
-        """The orders for a replica, as soon as there are any; None: not registered, register first.
+        """The directives for a replica, as soon as there are any; None: not registered, register first.
 
         `rank`: its number now, if it says so.
         """
@@ -229,25 +198,23 @@ class KVManagerActor(CallBatches, ControlOrders):
         seat.last_seen = time.monotonic()
         if rank is not None and rank != seat.rank:
             seat.rank = rank
-            self._wake_pollers()
-        orders: list[dict[str, Any]] = []
+            self._watch.wake()
+        taken: list[dict[str, Any]] = []
         try:
-            orders.append(await asyncio.wait_for(seat.orders.get(), wait_s))
-            while not seat.orders.empty():
-                orders.append(seat.orders.get_nowait())
+            taken.append(await asyncio.wait_for(seat.directives.get(), wait_s))
+            while not seat.directives.empty():
+                taken.append(seat.directives.get_nowait())
         except TimeoutError:
             pass
-        return self._direction.deliver(orders)
+        return self._directives.deliver(taken)
 
-    async def acknowledge(self, order_id: int, result: Any) -> None:
-        """A replica has carried out an order; the result of a directive is a dict
-        (`deployments.engine.directive_runner`)."""
-        if isinstance(result, Mapping):
-            self._direction.acknowledge(order_id, result)
-            return
-        future = self._pending.pop(order_id, None)
-        if future is not None and not future.done():
-            future.set_result(result)
+    async def acknowledge(self, directive_id: int, result: Any) -> None:
+        """A replica has carried out a directive (`deployments.engine.room.EngineRoom.carry_out`)."""
+        self._directives.acknowledge(directive_id, result)
+
+    async def batch(self, *calls: tuple[str, Sequence[Any]]) -> list[tuple[bool, Any]]:
+        """See `call_batches.carry_out`."""
+        return await carry_out(self, calls)
 
     # Tiers.
 
@@ -288,7 +255,7 @@ class KVManagerActor(CallBatches, ControlOrders):
         if not self._seats.cpu_told(time.monotonic(), node_id, incarnation, told):
             return None
         kept = self._brain.adopt(time.monotonic(), Location(Tier.CPU, node_id), spans, segment_bytes)
-        self._wake_pollers()
+        self._watch.wake()
         self._demoter.wake()
         return list(kept)
 
@@ -309,7 +276,7 @@ class KVManagerActor(CallBatches, ControlOrders):
         kept = self._brain.commit(
             time.monotonic(), Location(Tier.CPU, node_id), [span.key for span in spans], segment_bytes
         )
-        self._wake_pollers()
+        self._watch.wake()
         self._demoter.wake()
         return list(kept)
 
@@ -342,7 +309,7 @@ class KVManagerActor(CallBatches, ControlOrders):
         if not self._seats.is_redis(incarnation):
             return []
         kept = self._brain.adopt(time.monotonic(), REDIS, spans, segment_bytes, raw_bytes)
-        self._wake_pollers()
+        self._watch.wake()
         return list(kept)
 
     async def redis_indexed(self, incarnation: str) -> None:
@@ -362,91 +329,71 @@ class KVManagerActor(CallBatches, ControlOrders):
         """What comes after `seen`, as soon as there are any, every replica's rank, and the measured credits."""
         found = self._brain.deltas_since(seen, MOST_DELTAS)
         if not found.events and found.part is None:
-            self._changed.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), wait_s)
+            await self._watch.changed(wait_s)
             found = self._brain.deltas_since(seen, MOST_DELTAS)
         ranks = {replica: seat.rank for replica, seat in self._replicas.items()}
         return found, ranks, self._loads.credits(time.monotonic())
 
     async def lookup(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
-        """Where the leading blocks of a prompt lie. Replicas are named by rank."""
-        found = self._brain.lookup(hashes)
-        found["device"] = {
-            str(rank): found["device"][replica]
-            for rank, replica in names_by_rank(self._replicas).items()
-            if replica in found["device"]
-        }
-        return found
+        """See `deployments.manager.reports.Reports`, as for those that follow."""
+        return self._reports.lookup(hashes)
 
     async def stats(self) -> dict[str, Any]:
         """The brain's books, and every tier's own count beside them."""
-        stats = self._brain.stats(time.monotonic())
-        stats["replicas"] = {str(rank): replica for rank, replica in names_by_rank(self._replicas).items()}
-        stats["replicas_ended"] = dict(self._ended)
-        stats["credits"] = self._loads.credits(time.monotonic()).get(ALL_REPLICAS, {})
-        stats["load_or_recompute"] = self._loads.describe()
-        stats["directives"] = self._direction.report()
-        stats["cpu_tiers"], stats["redis"] = await self._seats.stats()
-        return stats
+        return await self._reports.stats()
 
     async def tenant_stats(self, tenant: str) -> dict[str, Any]:
         """What a tenant (by tag) may know of the cache: its own share, and nothing of where it lies."""
         return self._brain.tenant_stats(time.monotonic(), tenant)
 
     async def parts(self) -> dict[str, Any]:
-        """Who is registered, for /health: each replica's rank and the seconds since it last reported, and tiers."""
-        now = time.monotonic()
-        return {
-            "replicas": {name: (seat.rank, now - seat.last_seen) for name, seat in self._replicas.items()},
-            "cpu_tiers": sorted(self._seats.cpu),
-            "redis": self._seats.redis_report(),
-        }
+        """Who is registered, for /health."""
+        return self._reports.parts()
 
-    # Inside.
+    async def pin(self, hashes: Sequence[BlockHash], ttl_s: float, tenant: str = "") -> dict[str, Any]:
+        """See `deployments.manager.control.Control`, as for all that follow."""
+        return self._control.pin(hashes, ttl_s, tenant)
+
+    async def unpin(self, hashes: Sequence[BlockHash], tenant: str = "") -> dict[str, Any]:
+        """End a tenant's pin."""
+        return self._control.unpin(hashes, tenant)
+
+    async def clear(self, tiers: Sequence[str], deadline_s: float, tenant: str | None = None) -> dict[str, Any]:
+        """Empty tiers everywhere, or of what one tenant has there."""
+        return await self._control.clear(tiers, deadline_s, tenant)
+
+    async def prefetch(self, hashes: Sequence[BlockHash], replica: int, deadline_s: float) -> dict[str, Any]:
+        """Bring a prompt's known beginning to a replica's device."""
+        return await self._control.prefetch(hashes, replica, deadline_s)
+
+    async def move(self, hashes: Sequence[BlockHash], source: int, target: int, deadline_s: float) -> dict[str, Any]:
+        """Bring what one replica's device holds of a prompt to another's."""
+        return await self._control.move(hashes, source, target, deadline_s)
+
+    async def direct(self, kind: str, replica: str | int, *args: Any, **options: Any) -> dict[str, Any]:
+        """Order one directive for a replica's device."""
+        return await self._control.direct(kind, replica, *args, **options)
 
     def _drop_and_evict(self, location: Location, keys: Sequence[SegmentKey]) -> None:
         """Free segments that cannot be used, and what hangs on them."""
         self._seats.send([evict(location, tuple(keys))])
         self._seats.send(self._brain.dropped(time.monotonic(), location, keys))
-        self._wake_pollers()
+        self._watch.wake()
 
     def _forget_replica(self, replica: str) -> None:
         del self._replicas[replica]
         self._brain.forget_replica(replica)
-        self._direction.forget_replica(replica)
+        self._directives.forget_replica(replica)
         self._loads.forget_replica(replica)
-        self._wake_pollers()
+        self._watch.wake()
 
-    def _wake_pollers(self) -> None:
-        self._changed.set()
-        if self._brain.sweeping and self._sweeping.done():
-            self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
-
-    async def _sweep(self) -> None:
-        """Do what the brain does in slices (`kvmanager.index.sweeps`); after each, whoever waits for a plan gets it."""
-        try:
-            while self._brain.sweeping:
-                self._seats.send(self._brain.sweep(time.monotonic()))
-                await asyncio.sleep(0)
-        except Exception:
-            logger.exception("the index could not be swept")
-
-    async def _keep_house(self) -> None:
-        while True:
-            await asyncio.sleep(EXPIRE_EVERY_S)
-            now = time.monotonic()
-            try:
-                self._seats.send(self._brain.expire(now))
-                self._renewer.tick()
-                self._wake_pollers()
-                self._demoter.wake()
-                for replica, seat in list(self._replicas.items()):
-                    if now - seat.last_seen > REPLICA_SILENCE_S:
-                        logger.warning("replica %s (rank %d) is silent and forgotten", replica, seat.rank)
-                        self._forget_replica(replica)
-                self._seats.forget_silent(now)
-                self._direction.keep_house({node: self._seats.takes_segments(node) for node in self._seats.cpu})
-                self._garbage.set_aside(self._brain.stats(now)["nodes"])
-            except Exception:
-                logger.exception("housekeeping failed")
+    def _tidy(self, now: float) -> None:
+        self._seats.send(self._brain.expire(now))
+        self._renewer.tick()
+        self._watch.wake()
+        self._demoter.wake()
+        for replica in silent(self._replicas, now):
+            self._forget_replica(replica)
+        self._seats.forget_silent(now)
+        self._directives.keep_house({node: self._seats.takes_segments(node) for node in self._seats.cpu})
+        self._garbage.set_aside(self._brain.stats(now)["nodes"])

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from configs.settings import Settings, SettingsError
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Tier
+from kvmanager.loading.load_choice import LoadChoice, LoadMode
 from kvmanager.manager import KVManager
+from kvmanager.routing.cost import STARTING_CREDITS
 from kvmanager.segments.keys import tenant_tag
 from kvmanager.segments.server_secret import ServerSecret
 
@@ -67,3 +69,14 @@ def require_policy(settings: Settings) -> None:
 
 def _by_tag(quotas: Mapping[str, int], secret: ServerSecret) -> dict[str, int]:
     return {tenant_tag(secret, tenant): int(nbytes) for tenant, nbytes in quotas.items()}
+
+
+def load_choice(config: ManagerConfig) -> LoadChoice:
+    """What decides between loading and recomputing, nothing measured yet."""
+    return LoadChoice(
+        LoadMode(config.load_or_recompute),
+        config.block_tokens,
+        config.block_tokens * config.blocks_per_segment,
+        config.most_load_s,
+        STARTING_CREDITS,
+    )

@@ -1,16 +1,17 @@
 """What people and other parts order of the KV manager: clearing, pins, prefetches, moves, and directives by name.
 
-A base of the manager's actor, for its methods only. What cannot be done is answered in words, not raised.
+What cannot be done is answered in words, not raised. On the manager's event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.manager.directive_sender import DirectiveSender, Ended
+from deployments.manager.index_watch import IndexWatch
 from deployments.manager.replica_seat import ReplicaSeat, names_by_rank
 from deployments.manager.tier_registry import TierRegistry
 from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
@@ -28,19 +29,24 @@ _SENTENCES = {
 }
 
 
-class ControlOrders:
-    """See the module's docstring."""
+class Control:
+    """See the module's docstring. `replicas` are the registered ones, by their unique names."""
 
-    _brain: KVManager
-    _replicas: dict[str, ReplicaSeat]
-    _direction: DirectiveSender
-    _seats: TierRegistry
-    _pending: dict[int, asyncio.Future[Any]]
-    _order_ids: Iterator[int]
-    _wake_pollers: Callable[[], None]
-    _sweeping: asyncio.Future[None]
+    def __init__(
+        self,
+        brain: KVManager,
+        replicas: Mapping[str, ReplicaSeat],
+        directives: DirectiveSender,
+        tiers: TierRegistry,
+        watch: IndexWatch,
+    ) -> None:
+        self._brain = brain
+        self._replicas = replicas
+        self._directives = directives
+        self._tiers = tiers
+        self._watch = watch
 
-    async def pin(self, hashes: Sequence[BlockHash], ttl_s: float, tenant: str = "") -> dict[str, Any]:
+    def pin(self, hashes: Sequence[BlockHash], ttl_s: float, tenant: str = "") -> dict[str, Any]:
         """Keep the known beginning of a tenant's prompt in the shared tiers for so long; `tenant` is its tag."""
         try:
             report = self._brain.pin(time.monotonic(), [self._deepest_known(hashes)], ttl_s, tenant)
@@ -55,7 +61,7 @@ class ControlOrders:
             "budget_bytes": report.budget_bytes,
         }  # fmt: skip
 
-    async def unpin(self, hashes: Sequence[BlockHash], tenant: str = "") -> dict[str, Any]:
+    def unpin(self, hashes: Sequence[BlockHash], tenant: str = "") -> dict[str, Any]:
         """End a tenant's pin."""
         try:
             return {"unpinned": len(self._brain.unpin(time.monotonic(), [self._deepest_known(hashes)], tenant))}
@@ -74,17 +80,17 @@ class ControlOrders:
         before = {tier: self._brain.cleared(tier) for tier in shared}
         if shared:
             self._brain.offloads.leave_out_present(tenant)
-            self._seats.send(self._brain.clear(set(shared), tenant))
-            self._wake_pollers()
+            self._tiers.send(self._brain.clear(set(shared), tenant))
+            self._watch.wake()
         if "device" in tiers:
-            order = {"kind": "clear_device"} if tenant is None else {"kind": "clear_device", "tenant": tenant}
             seats = dict(self._replicas)
-            counts = await asyncio.gather(*(self._order(seat, order, deadline_s) for seat in seats.values()))
+            clears = (self._directives.clear_device(name, tenant, deadline_s) for name in seats)
+            counts = await asyncio.gather(*clears)
             by_name = dict(zip(seats, counts, strict=True))
             cleared["device"] = {str(rank): by_name[name] for rank, name in names_by_rank(seats).items()}
         if shared:
-            await asyncio.wait([self._sweeping], timeout=max(0.0, deadline - time.monotonic()))
-            await self._seats.all_settled(shared, max(0.0, deadline - time.monotonic()))
+            await self._watch.swept(max(0.0, deadline - time.monotonic()))
+            await self._tiers.all_settled(shared, max(0.0, deadline - time.monotonic()))
         return cleared | {tier.value: self._brain.cleared(tier) - before[tier] for tier in shared}
 
     async def prefetch(self, hashes: Sequence[BlockHash], replica: int, deadline_s: float) -> dict[str, Any]:
@@ -117,25 +123,14 @@ class ControlOrders:
                 return {"kind": kind, **_ended(Ended(Outcome.REFUSED_GONE), f"There is no replica {place}.")}
         name = str(names[0])
         if wanted is DirectiveKind.PROMOTE:
-            ended = await self._direction.promote(name, hashes, deadline_s)
+            ended = await self._directives.promote(name, hashes, deadline_s)
         elif wanted is DirectiveKind.OFFLOAD:
-            ended = await self._direction.offload(name, hashes, deadline_s)
+            ended = await self._directives.offload(name, hashes, deadline_s)
         elif wanted is DirectiveKind.MOVE:
-            ended = await self._direction.move(name, str(names[1]), hashes, deadline_s, keep)
+            ended = await self._directives.move(name, str(names[1]), hashes, deadline_s, keep)
         else:
-            ended = await self._direction.evict(name, hashes, deadline_s)
+            ended = await self._directives.evict(name, hashes, deadline_s)
         return {"kind": kind, **_ended(ended)}
-
-    async def _order(self, seat: ReplicaSeat, order: dict[str, Any], deadline_s: float) -> Any:
-        """Give a replica an order and wait for its acknowledgement; None when it does not come in time."""
-        order_id = next(self._order_ids)
-        future = self._pending[order_id] = asyncio.get_running_loop().create_future()
-        seat.orders.put_nowait({**order, "id": order_id})
-        try:
-            return await asyncio.wait_for(future, deadline_s)
-        except TimeoutError:
-            self._pending.pop(order_id, None)
-            return None
 
     def _named(self, replica: str | int | None) -> str | None:
         """The unique name of a registered replica; None when there is none."""

@@ -1,7 +1,7 @@
 """The manager's hand: sends directives for devices to the replicas and waits for their acknowledgement.
 
 Life of a directive: entered in the books (`kvmanager.moves.directive_ledger`) or refused → put into the replica's queue
-of orders → delivered by its long poll, unless its deadline has passed by then → carried out
+→ delivered by its long poll, unless its deadline has passed by then → carried out
 (`deployments.engine.directive_runner`) → acknowledged; or lost, when nobody has acknowledged it `GRACE_S` after its
 deadline.
 What a promotion loads is leased from before it is sent until it has ended. Nothing here is on a request's path, and
@@ -13,6 +13,7 @@ On the manager's event loop.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from deployments.manager.plan_answer import planned_loads
 from deployments.manager.replica_seat import ReplicaSeat
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
@@ -54,8 +56,10 @@ class DirectiveSender:
     def __init__(self, brain: KVManager, seats: Mapping[str, ReplicaSeat]) -> None:
         self._brain = brain
         self._seats = seats
-        self._director = DirectiveLedger(GRACE_S)
+        self._ledger = DirectiveLedger(GRACE_S)
         self._waiting: dict[int, asyncio.Future[Ended]] = {}
+        self._clears: dict[int, asyncio.Future[int]] = {}
+        self._clear_ids = itertools.count(1)
         self._tasks: set[asyncio.Task[Ended]] = set()
         self._looked_after = 0
 
@@ -70,33 +74,22 @@ class DirectiveSender:
         spans = self._lacking(replica, hashes)
         if not spans:
             here = replica in self._seats and self._brain.offloads.device_blocks(replica, hashes)
-            return Ended(self._director.count(DirectiveKind.OFFLOAD, Outcome.DONE if here else Outcome.REFUSED_GONE))
+            return Ended(self._ledger.count(DirectiveKind.OFFLOAD, Outcome.DONE if here else Outcome.REFUSED_GONE))
         return await self._send(DirectiveKind.OFFLOAD, replica, deadline_s, {"spans": spans})
 
     async def promote(self, replica: str, hashes: Sequence[BlockHash], deadline_s: float) -> Ended:
         """Bring what the shared tiers have of a sequence to a device, where it counts as used now."""
         kind, seat = DirectiveKind.PROMOTE, self._seats.get(replica)
         if seat is None:
-            return Ended(self._director.count(kind, Outcome.REFUSED_GONE))
+            return Ended(self._ledger.count(kind, Outcome.REFUSED_GONE))
         plan = self._brain.reserve(time.monotonic(), replica, seat.node_id, hashes)
         try:
             end = plan.segments[-1].start_block + plan.segments[-1].num_blocks if plan.segments else 0
             if end <= self._brain.offloads.device_blocks(replica, hashes):
-                return Ended(self._director.count(kind, Outcome.DONE if end else self._nothing_stored(replica, hashes)))
+                return Ended(self._ledger.count(kind, Outcome.DONE if end else self._nothing_stored(replica, hashes)))
             order = {
                 "hashes": list(hashes[:end]),
-                "segments": [
-                    (
-                        s.key,
-                        s.start_block,
-                        s.num_blocks,
-                        s.location.tier.value,
-                        s.location.holder,
-                        s.nbytes,
-                        s.raw_nbytes,
-                    )
-                    for s in plan.segments
-                ],
+                "segments": planned_loads(plan.segments),
                 "scores": list(plan.scores),
                 "now": plan.now_score,
                 "epoch": self._brain.epoch,
@@ -121,8 +114,23 @@ class DirectiveSender:
         ended = await self.promote(target, hashes, deadline - time.monotonic())
         if ended.outcome is Outcome.DONE and not keep:
             await self.evict(source, hashes, deadline - time.monotonic())
-        self._director.count(DirectiveKind.MOVE, ended.outcome)
+        self._ledger.count(DirectiveKind.MOVE, ended.outcome)
         return ended
+
+    async def clear_device(self, replica: str, tenant: str | None, deadline_s: float) -> int | None:
+        """Empty a device's prefix cache, or of a tenant's blocks; how many those were, None without an answer."""
+        seat = self._seats.get(replica)
+        if seat is None:
+            return None
+        clear_id = next(self._clear_ids)
+        future = self._clears[clear_id] = asyncio.get_running_loop().create_future()
+        seat.directives.put_nowait({"kind": "clear_device", "tenant": tenant, "id": clear_id})
+        try:
+            return await asyncio.wait_for(future, deadline_s)
+        except TimeoutError:
+            return None
+        finally:
+            self._clears.pop(clear_id, None)
 
     # The replicas' side.
 
@@ -140,32 +148,37 @@ class DirectiveSender:
                 self.acknowledge(order["id"], {"outcome": Outcome.REFUSED_LATE.value})
         return delivered
 
-    def acknowledge(self, order_id: int, answer: Mapping[str, Any]) -> None:
+    def acknowledge(self, order_id: int, answer: Any) -> None:
         """A replica has carried out a directive, or not; what comes after it was given up changes nothing."""
+        if not isinstance(answer, Mapping):  # a cleared device answers how many blocks it held
+            future = self._clears.pop(order_id, None)
+            if future is not None and not future.done():
+                future.set_result(answer)
+            return
         ended = Ended(Outcome(answer["outcome"]), answer.get("segments", 0), answer.get("blocks", 0))
-        if self._director.acknowledge(order_id, ended.outcome, ended.blocks, answer.get("step_s", 0.0)):
+        if self._ledger.acknowledge(order_id, ended.outcome, ended.blocks, answer.get("step_s", 0.0)):
             self._end(order_id, ended)
 
     def forget_replica(self, replica: str) -> None:
         """A replica is gone, with what it had to do."""
-        self._lose(self._director.forget_replica(replica))
+        self._lose(self._ledger.forget_replica(replica))
 
     def keep_house(self, takes_segments: Mapping[str, Any]) -> None:
         """Give up what nobody has acknowledged, and order offloads, to the nodes whose CPU tier takes segments."""
-        self._lose(self._director.expire(time.monotonic()))
+        self._lose(self._ledger.expire(time.monotonic()))
         names = list(self._seats)
         begin = self._looked_after % max(1, len(names))
         for replica in islice(names[begin:] + names[:begin], MOST_LOOKED_AFTER):
             self._looked_after += 1
             node_id = self._seats[replica].node_id
-            if takes_segments.get(node_id) and not self._director.in_flight_at(replica):
+            if takes_segments.get(node_id) and not self._ledger.in_flight_at(replica):
                 spans = self._brain.offloads.candidates(replica, MOST_OFFLOADED, _cpu_tier(node_id))
                 if spans:
                     self._order_offload(replica, spans)
 
     def report(self) -> dict[str, Any]:
         """The books, for `stats`."""
-        return self._director.report()
+        return self._ledger.report()
 
     # Inside.
 
@@ -183,18 +196,18 @@ class DirectiveSender:
     async def _send(self, kind: DirectiveKind, replica: str, deadline_s: float, order: Mapping[str, Any]) -> Ended:
         seat = self._seats.get(replica)
         if seat is None:
-            return Ended(self._director.count(kind, Outcome.REFUSED_GONE))
+            return Ended(self._ledger.count(kind, Outcome.REFUSED_GONE))
         now = time.monotonic()
-        begun = self._director.begin(now, kind, replica, now + deadline_s)
+        begun = self._ledger.begin(now, kind, replica, now + deadline_s)
         if isinstance(begun, Outcome):
             return Ended(begun)
         future = self._waiting[begun] = asyncio.get_running_loop().create_future()
-        seat.orders.put_nowait({**order, "kind": kind.value, "id": begun, "until": now + deadline_s})
+        seat.directives.put_nowait({**order, "kind": kind.value, "id": begun, "until": now + deadline_s})
         try:
             async with asyncio.timeout(deadline_s + GRACE_S):
                 return await future
         except TimeoutError:
-            self._lose(self._director.expire(time.monotonic()))
+            self._lose(self._ledger.expire(time.monotonic()))
             return Ended(Outcome.LOST)
         finally:
             self._waiting.pop(begun, None)

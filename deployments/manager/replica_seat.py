@@ -8,10 +8,15 @@ whom a number in a request means.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+logger = logging.getLogger(__name__)
+
+SILENCE_S = 30.0
+"""A replica that has not polled for so long is forgotten, with all it had on its device."""
 MISSED_POLLS_S = 10.0
 """A replica polls every 2 s (`deployments.replica.manager_link`). One that has missed so many and whose rank somebody
 else reports is gone: its successor need not wait until it is forgotten for its silence alone."""
@@ -19,12 +24,12 @@ else reports is gone: its successor need not wait until it is forgotten for its 
 
 @dataclass(slots=True)
 class ReplicaSeat:
-    """A registered replica: `rank` is what it last said its number is, `orders` what it has to do."""
+    """A registered replica: `rank` is what it last said its number is, `directives` what it has to do."""
 
     rank: int
     node_id: str
     last_seen: float
-    orders: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
+    directives: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
 
 
 def names_by_rank(seats: Mapping[str, ReplicaSeat]) -> dict[int, str]:
@@ -39,3 +44,11 @@ def succeeded_by(seats: Mapping[str, ReplicaSeat], replica: str, rank: int, now:
         for name, seat in seats.items()
         if name != replica and seat.rank == rank and now - seat.last_seen > MISSED_POLLS_S
     ]
+
+
+def silent(seats: Mapping[str, ReplicaSeat], now: float) -> list[str]:
+    """Those that are to be forgotten; says so in the log."""
+    names = [name for name, seat in seats.items() if now - seat.last_seen > SILENCE_S]
+    for name in names:
+        logger.warning("replica %s (rank %d) is silent and forgotten", name, seats[name].rank)
+    return names

@@ -83,7 +83,7 @@ class ClusterPort:
             return None
         began = time.monotonic()
         try:
-            answer = await self.manager.ask(
+            answer: PlanDict | None = await self.manager.ask(
                 "plan", self._replica, self._node_id, hashes, exact_hashes, prompt_tokens, queued_tokens,
                 timeout_s=self._settings.plan_deadline_s,
             )  # fmt: skip
@@ -97,12 +97,7 @@ class ClusterPort:
         finally:
             self.waits.plan.observe(time.monotonic() - began)
         self._plan_circuit.succeeded()
-        if not answer:
-            return None
-        return PlanDict(
-            lease_id=answer[0], segments=answer[1], scores=answer[2], now=answer[3], epoch=answer[4],
-            reason=answer[5], expected=answer[6],
-        )  # fmt: skip
+        return answer
 
     def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
         """See `deployments.port.tier_reader`. A load that is given up is reported, for nobody else measures it."""

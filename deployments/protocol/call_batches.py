@@ -26,24 +26,22 @@ MOST_CALLS = 32
 """In one batch, so that the first does not wait long for the last."""
 
 
-class CallBatches:
-    """The manager's side: a base of its actor's class."""
+async def carry_out(target: Any, calls: Sequence[tuple[str, Sequence[Any]]]) -> list[tuple[bool, Any]]:
+    """The manager's side: (True, answer) or (False, what went wrong) for each call (method, arguments) of `target`.
 
-    async def batch(self, *calls: tuple[str, Sequence[Any]]) -> list[tuple[bool, Any]]:
-        """Carry out calls (method, arguments): (True, answer) or (False, what went wrong) for each.
+    Each call is an argument of its own of the actor's `batch`, for Ray sends only small arguments along with a call.
+    """
+    return [await _one(target, method, arguments) for method, arguments in calls]
 
-        Each call is an argument of its own, for Ray sends only small arguments along with a call.
-        """
-        return [await self._carry_out(method, arguments) for method, arguments in calls]
 
-    async def _carry_out(self, method: str, arguments: Sequence[Any]) -> tuple[bool, Any]:
-        if method not in BATCHED:
-            return False, f"{method} is not to be called in a batch"
-        try:
-            return True, await getattr(self, method)(*arguments)
-        except Exception as error:
-            logger.exception("%s failed", method)  # of what is told, nobody looks at the answer
-            return False, f"{type(error).__name__}: {error}"
+async def _one(target: Any, method: str, arguments: Sequence[Any]) -> tuple[bool, Any]:
+    if method not in BATCHED:
+        return False, f"{method} is not to be called in a batch"
+    try:
+        return True, await getattr(target, method)(*arguments)
+    except Exception as error:
+        logger.exception("%s failed", method)  # of what is told, nobody looks at the answer
+        return False, f"{type(error).__name__}: {error}"
 
 
 class CallFailedError(Exception):

@@ -28,41 +28,7 @@ FIDELITY = "crosskv_fidelity"
 """Key of the prompt's fidelity (`kvmanager.segments.keys.Fidelity`) there; absent for an exact one."""
 
 
-class PlanExpectation(TypedDict):
-    """What the manager expects of a prompt and its plan, by measured rates; 0 where it cannot know yet."""
-
-    load_s: float
-    """Until the first token, with the plan."""
-    recompute_s: float
-    """Until the first token, if nothing were loaded."""
-    device_tokens: int
-    """Leading tokens that the device has."""
-    short_tokens: int
-    """Prompts of fewer tokens are computed sooner than anything is loaded, and need no plan."""
-
-
-class PlanDict(TypedDict):
-    """A plan as it travels with a request into the engine. Plain values only, so that it can cross a process.
-
-    `segments` lists `(key, start_block, num_blocks, tier, holder, nbytes, raw_nbytes)` from the prompt's first block
-    on, without a gap; the sizes are those of the sealed segment at its tier and, once loaded, in memory. `scores` lists
-    `(end_block, score)` of the prompt's known segments in order, stored or not, and `now` is the score of one use made
-    now: what the device keeps blocks by (`deployments.engine.pool.hotness_queue`). Scores of different managers, told
-    apart by `epoch`, are not comparable.
-    """
-
-    lease_id: int
-    segments: list[tuple[bytes, int, int, str, str, int, int]]
-    scores: list[tuple[int, float]]
-    now: float
-    epoch: int
-    reason: NotRequired[str]
-    """Why the plan is what it is: a `kvmanager.moves.plans.PlanReason`."""
-    expected: NotRequired[PlanExpectation]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedLoad:
+class PlannedLoad(NamedTuple):
     """A segment that a shared tier holds: blocks `start_block` to `end_block` of the sequence."""
 
     key: bytes
@@ -84,6 +50,38 @@ class PlannedLoad:
     def end_block(self) -> int:
         """The first block after the segment."""
         return self.start_block + self.num_blocks
+
+
+class PlanExpectation(TypedDict):
+    """What the manager expects of a prompt and its plan, by measured rates; 0 where it cannot know yet."""
+
+    load_s: float
+    """Until the first token, with the plan."""
+    recompute_s: float
+    """Until the first token, if nothing were loaded."""
+    device_tokens: int
+    """Leading tokens that the device has."""
+    short_tokens: int
+    """Prompts of fewer tokens are computed sooner than anything is loaded, and need no plan."""
+
+
+class PlanDict(TypedDict):
+    """A plan on its whole way: the manager's answer, and what travels with a request into the engine.
+
+    Plain values only, so that it can cross a process. `segments` lie from the prompt's first block on, without a gap.
+    `scores` lists `(end_block, score)` of the prompt's known segments in order, stored or not, and `now` is the score
+    of one use made now: what the device may keep blocks by (`deployments.engine.pool.hotness_queue`). Scores of
+    different managers, told apart by `epoch`, are not comparable.
+    """
+
+    lease_id: int
+    segments: list[PlannedLoad]
+    scores: list[tuple[int, float]]
+    now: float
+    epoch: int
+    reason: NotRequired[str]
+    """Why the plan is what it is: a `kvmanager.moves.plans.PlanReason`."""
+    expected: NotRequired[PlanExpectation]
 
 
 class LayerArrival(NamedTuple):

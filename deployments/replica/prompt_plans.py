@@ -62,7 +62,7 @@ class PromptPlan:
         block_tokens = plans.block_tokens
         whole = (self._prompt_tokens - 1) // block_tokens * block_tokens
         last = plan["segments"][-1] if plan and plan["segments"] else None
-        self._planned_tokens = min(whole, (last[1] + last[2]) * block_tokens) if last else 0
+        self._planned_tokens = min(whole, last.end_block * block_tokens) if last else 0
         self._queued = self._prompt_tokens - max(self._planned_tokens, min(whole, self._expected["device_tokens"]))
         plans.queued_tokens += self._queued
 

@@ -49,7 +49,7 @@ class MemoryPort:
     def plan(self, hashes: Sequence[bytes], used: bool = True) -> PlanDict:
         """Every stored segment of the prompt from its first block on, without a gap."""
         scores = self._count_use(hashes) if used else list(enumerate(map(self.hotness.__getitem__, hashes), start=1))
-        segments: list[tuple[bytes, int, int, str, str, int, int]] = []
+        segments: list[PlannedLoad] = []
         position = 0
         while True:
             ends = [h for h in hashes if h in self.segments and self.segments[h][0].start_block == position]
@@ -57,7 +57,9 @@ class MemoryPort:
                 now = self.clock.now
                 return PlanDict(lease_id=LEASE_ID, segments=segments, scores=scores, now=now, epoch=self.epoch)
             span = self.segments[ends[-1]][0]
-            segments.append((span.key, span.start_block, span.num_blocks, HERE.tier.value, HERE.holder, 0, 0))
+            segments.append(
+                PlannedLoad(span.key, span.start_block, span.num_blocks, HERE.tier.value, HERE.holder, 0, 0)
+            )
             position = span.end_block
 
     def _count_use(self, hashes: Sequence[bytes]) -> list[tuple[int, float]]:
@@ -141,8 +143,8 @@ class BrainPort(MemoryPort):
         with self.lock:
             ask = self.brain.plan if used else self.brain.reserve
             plan = ask(time.monotonic(), REPLICA, HERE.holder, names)
-        segments: list[tuple[bytes, int, int, str, str, int, int]] = [
-            (s.key, s.start_block, s.num_blocks, HERE.tier.value, HERE.holder, s.nbytes, s.nbytes)
+        segments = [
+            PlannedLoad(s.key, s.start_block, s.num_blocks, HERE.tier.value, HERE.holder, s.nbytes, s.nbytes)
             for s in plan.segments
         ]
         return PlanDict(

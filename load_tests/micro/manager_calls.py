@@ -100,10 +100,10 @@ class Caller:
             hashes = self._prompts[number % len(self._prompts)]
             plan = await ask("plan", self._replica, HERE.holder, hashes)
             planned = time.perf_counter() - began
-            assert len(plan[1]) == len(hashes) // SEGMENT_BLOCKS
+            assert len(plan["segments"]) == len(hashes) // SEGMENT_BLOCKS
             span = self._spans[number]
             _, kept = await asyncio.gather(
-                ask("release", [plan[0]]), ask("commit", HERE.holder, [span], [SEGMENT_BYTES])
+                ask("release", [plan["lease_id"]]), ask("commit", HERE.holder, [span], [SEGMENT_BYTES])
             )
             assert kept == [span.key]
             self._latencies.append(planned)

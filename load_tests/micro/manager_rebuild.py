@@ -111,11 +111,11 @@ class Prober:
         probe.latencies.append(time.monotonic() - asked)
         probe.first_plan_s = probe.first_plan_s or time.monotonic() - began
         probe.plans += 1
-        probe.with_segments += bool(plan[1])
-        probe.wrong += [segment[:3] for segment in plan[1]] != [
-            (span.key, span.start_block, span.num_blocks) for span in spans[: len(plan[1])]
+        probe.with_segments += bool(plan["segments"])
+        probe.wrong += [segment[:3] for segment in plan["segments"]] != [
+            (span.key, span.start_block, span.num_blocks) for span in spans[: len(plan["segments"])]
         ]
-        await self._manager.ask("release", [plan[0]], timeout_s=PATIENCE_S)
+        await self._manager.ask("release", [plan["lease_id"]], timeout_s=PATIENCE_S)
 
     async def _count(self, probe: Probe, began: float, tiers: Sequence[str]) -> None:
         while set(tiers) - set(probe.full):

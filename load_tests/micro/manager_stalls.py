@@ -105,7 +105,7 @@ class _Scene:
             own.append(min(now - due, time.thread_time() - cpu))
             due = now
             if plan:
-                await self.manager.release([plan[0]])
+                await self.manager.release([plan["lease_id"]])
         took_s = time.perf_counter() - began
         await doing
         return Stall(

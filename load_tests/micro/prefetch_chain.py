@@ -133,8 +133,8 @@ class Application:
         spread_loads_over(self._tiers.tier, workers)
         before = self._tiers.ask_tier("stats")["loads_by_workers"]
         self._keep_alive()
-        lease_id, planned, *_ = self._tiers.ask("plan", REPLICA, self._tiers.node, self._cache.hashes)
-        loads = [PlannedLoad(*segment) for segment in planned]
+        plan = self._tiers.ask("plan", REPLICA, self._tiers.node, self._cache.hashes)
+        lease_id, loads = plan["lease_id"], plan["segments"]
         if [load.tier for load in loads] != [Tier.REDIS.value] * len(self._cache.spans):
             raise RuntimeError(f"the plan is not to load everything from Redis: {loads}")
         began = time.perf_counter()

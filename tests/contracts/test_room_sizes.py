@@ -10,7 +10,7 @@ MOST_MODULES = 15
 MOST_LINES = 400
 
 KNOWN = {
-    "deployments/manager/actor.py", "tests/app/demo/test_demo.py", "tests/deployments/cpu_tier/test_cpu_tier.py",
+    "tests/app/demo/test_demo.py", "tests/deployments/cpu_tier/test_cpu_tier.py",
     "tests/deployments/engine/pool/test_device_control.py", "tests/deployments/manager/test_directive_sender.py",
     "tests/deployments/redis_tier/test_redis_tier.py", "tests/deployments/router/test_router.py",
     "tests/deployments/transfer/test_layerwise.py", "tests/kvmanager/index/test_sweeps.py",

@@ -114,9 +114,9 @@ class KVCluster:
     def planned(self, hashes: Sequence[BlockHash]) -> list[bytes]:
         """Keys of the segments that a plan would load; the lease is given back at once."""
         self.register_replica()
-        lease_id, segments, *_ = self.ask("plan", "replica", self.node, hashes)
-        self.ask("release", [lease_id])
-        return [segment[0] for segment in segments]
+        plan = self.ask("plan", "replica", self.node, hashes)
+        self.ask("release", [plan["lease_id"]])
+        return [load.key for load in plan["segments"]]
 
     def close(self) -> None:
         ray.kill(self.tier, no_restart=True)

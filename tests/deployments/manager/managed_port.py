@@ -62,8 +62,9 @@ class ManagedPort(MemoryPort):
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
     def plan(self, hashes: Sequence[bytes], used: bool = True) -> PlanDict:
-        lease_id, segments, scores, now, epoch, *_ = self.ask("plan", REPLICA, NODE, hashes)
-        return PlanDict(lease_id=lease_id, segments=segments, scores=scores, now=now, epoch=epoch)
+        plan: PlanDict = self.ask("plan", REPLICA, NODE, hashes)
+        del plan["expected"], plan["reason"]
+        return plan
 
     def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
         answer = self.ask("offer", REPLICA, NODE, spans, segment_bytes)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, sequence
 
-from deployments.manager import actor as manager_actor
-from deployments.manager import replica_seat
+from deployments.manager import housekeeping, replica_seat
 from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
 from deployments.manager.eviction_queue import EvictionQueue
@@ -47,7 +46,7 @@ class FakeTier:
 @pytest.fixture
 def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Runs a test's coroutine with a manager that has one replica and one tier; its clock-driven waits are short."""
-    monkeypatch.setattr(manager_actor, "EXPIRE_EVERY_S", 0.02)
+    monkeypatch.setattr(housekeeping, "EVERY_S", 0.02)
     monkeypatch.setattr(tier_seats, "ANSWER_S", 0.1)
 
     def run(test: Callable[[KVManagerActor, FakeTier], Awaitable[None]], segments: int = 4, **config: Any) -> None:
@@ -136,7 +135,7 @@ def test_a_tenants_clear_names_the_tenant_to_every_part_and_leaves_what_others_h
 def test_clear_does_not_wait_longer_than_its_deadline(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         assert await manager.clear(["device"], 0.05) == {"device": {"0": None}}
-        assert manager._pending == {}
+        assert manager._directives._clears == {}
 
     managed(check)
 
@@ -147,7 +146,7 @@ def test_clearing_the_cpu_tier_evicts_children_first_and_all_of_it(managed: Any)
         await save(manager, spans)
         assert await manager.clear(["cpu"], 1.0) == {"cpu": 3}
         assert tier.evicted == [span.key for span in reversed(spans)]
-        assert (await manager.plan(REPLICA, NODE, hashes) or (None, None))[1] == []
+        assert await planned(manager, hashes) == []
 
     managed(check)
 
@@ -156,7 +155,8 @@ def test_leases_delay_an_eviction_until_they_are_released(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         hashes, spans = sequence(2, 1)
         await save(manager, spans)
-        leases = [(await manager.plan(REPLICA, NODE, hashes) or (0, []))[0] for _ in range(2)]
+        plans = [await manager.plan(REPLICA, NODE, hashes) for _ in range(2)]
+        leases = [plan["lease_id"] for plan in plans if plan]
         await manager.clear(["cpu"], 1.0)
         assert tier.evicted == []
         await manager.release(leases[:1])
@@ -166,6 +166,13 @@ def test_leases_delay_an_eviction_until_they_are_released(managed: Any) -> None:
         await soon(lambda: _is(tier.evicted == [spans[0].key]))
 
     managed(check)
+
+
+async def planned(manager: KVManagerActor, hashes: Any) -> list[bytes]:
+    """The segments of a plan, whose lease lasts."""
+    plan = await manager.plan(REPLICA, NODE, hashes)
+    assert plan is not None
+    return [load.key for load in plan["segments"]]
 
 
 async def _is(value: bool) -> bool:
@@ -179,8 +186,7 @@ def test_a_bad_segment_leaves_the_index_and_the_tier_and_may_be_saved_anew(manag
         await manager.bad_segment("cpu", NODE, spans[1].key)
         await manager._seats.settled(Location(Tier.CPU, NODE))
         assert set(tier.evicted) == {spans[1].key, spans[2].key}, "what hangs on it cannot be reached any more"
-        plan = await manager.plan(REPLICA, NODE, hashes)
-        assert [segment[0] for segment in (plan or (0, []))[1]] == [spans[0].key]
+        assert await planned(manager, hashes) == [spans[0].key]
         assert await save(manager, spans) == [span.key for span in spans[1:]]
 
     managed(check)
@@ -256,7 +262,7 @@ def test_a_restarted_tier_is_not_the_one_that_was_known(managed: Any) -> None:
 def test_a_silent_replica_is_forgotten_with_its_device_and_leases(
     managed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manager_actor, "REPLICA_SILENCE_S", 0.2)
+    monkeypatch.setattr(replica_seat, "SILENCE_S", 0.2)
 
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         hashes, spans = sequence(7, 2)
@@ -285,7 +291,7 @@ def test_a_silent_tiers_segments_are_not_planned(managed: Any, monkeypatch: pyte
         await save(manager, spans)
 
         async def nothing_planned() -> bool:
-            return (await manager.plan(REPLICA, NODE, hashes) or (0, []))[1] == []
+            return await planned(manager, hashes) == []
 
         assert not await nothing_planned()
         await soon(nothing_planned)

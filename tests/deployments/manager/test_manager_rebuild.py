@@ -56,8 +56,8 @@ def managed() -> Callable[[Any], None]:
 async def planned(manager: KVManagerActor, hashes: Any) -> list[bytes]:
     answer = await manager.plan(REPLICA, NODE, hashes)
     assert answer is not None
-    await manager.release([answer[0]])
-    return [segment[0] for segment in answer[1]]
+    await manager.release([answer["lease_id"]])
+    return [load.key for load in answer["segments"]]
 
 
 async def begin(manager: KVManagerActor, spans: Any) -> list[bytes]:
@@ -143,8 +143,8 @@ class Rebuilt:
         if (answer := self.ask("plan", REPLICA, NODE, hashes)) is None:
             self.ask("register_replica", REPLICA, 0, NODE, PROMPTS[0][0][:8], FINGERPRINT)
             return self.planned(hashes)
-        self.ask("release", [answer[0]])
-        return [segment[0] for segment in answer[1]]
+        self.ask("release", [answer["lease_id"]])
+        return [load.key for load in answer["segments"]]
 
     def kill_manager(self) -> None:
         ray.kill(self.manager)

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, sequence
 
-from deployments.manager import actor as manager_actor
-from deployments.manager import demoter
+from deployments.manager import demoter, housekeeping
 from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
 from kvmanager.config import ManagerConfig
@@ -99,8 +98,8 @@ class World(SimpleNamespace):
         """The tiers of a plan's segments."""
         plan = await self.manager.plan(REPLICA, NODE, hashes)
         assert plan is not None
-        await self.manager.release([plan[0]])
-        return [segment[3] for segment in plan[1]]
+        await self.manager.release([plan["lease_id"]])
+        return [load.tier for load in plan["segments"]]
 
     async def in_redis(self, hashes: list[BlockHash]) -> int:
         return int((await self.manager.lookup(hashes))["redis"])
@@ -109,7 +108,7 @@ class World(SimpleNamespace):
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Runs a test's coroutine in a new world; clock-driven waits are short."""
-    monkeypatch.setattr(manager_actor, "EXPIRE_EVERY_S", 0.02)
+    monkeypatch.setattr(housekeeping, "EVERY_S", 0.02)
     monkeypatch.setattr(tier_seats, "ANSWER_S", 0.1)
     monkeypatch.setattr(demoter, "PAUSE_S", 0.05)
 
@@ -214,7 +213,7 @@ def test_redis_is_charged_with_what_a_copy_takes_there_and_the_cpu_tier_with_all
         await it.manager.clear(["cpu"], 1.0)
         plan = await it.manager.plan(REPLICA, NODE, hashes)
         assert plan is not None
-        assert {segment[5:] for segment in plan[1]} == {(SEGMENT_BYTES // 2, SEGMENT_BYTES)}
+        assert {(load.nbytes, load.raw_nbytes) for load in plan["segments"]} == {(SEGMENT_BYTES // 2, SEGMENT_BYTES)}
         await it.manager.promote(REPLICA, NODE, [span.key for span in spans])
         held = {place["tier"]: place["bytes"] for place in (await it.manager.stats())["locations"]}
         assert held["cpu"] == 3 * SEGMENT_BYTES

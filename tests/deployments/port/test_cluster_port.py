@@ -192,7 +192,7 @@ def test_a_node_without_a_tier_is_no_error(port: ClusterPort) -> None:
 
 def test_leases_are_released_at_the_manager(cluster: KVCluster, port: ClusterPort, saved: Any) -> None:
     hashes, _, _ = saved
-    leases = [cluster.ask("plan", "replica", cluster.node, hashes)[0] for _ in range(3)]
+    leases = [cluster.ask("plan", "replica", cluster.node, hashes)["lease_id"] for _ in range(3)]
     assert cluster.stats()["leases"] == 3
 
     for lease in [*leases, 0, leases[0]]:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from deployments.manager.actor import KVManagerActor
-from deployments.protocol.call_batches import BATCHED, MOST_UNDER_WAY, CallBatches, CallFailedError, CallQueue
+from deployments.protocol.call_batches import BATCHED, MOST_UNDER_WAY, CallFailedError, CallQueue, carry_out
 
 
-class Manager(CallBatches):
+class Manager:
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
         self.gate = asyncio.Event()
@@ -35,7 +35,7 @@ class Manager(CallBatches):
         await self.gate.wait()
         if self.dead:
             raise ConnectionError("gone")
-        return await self.batch(*calls)
+        return await carry_out(self, calls)
 
 
 def queue_of(manager: Manager) -> CallQueue:

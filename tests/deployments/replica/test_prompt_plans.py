@@ -14,7 +14,7 @@ from vllm import SamplingParams
 
 from app.metrics.ingress import IngressMetrics
 from app.metrics.usage import RequestKVUsage, prompt_usage
-from deployments.protocol.kv_port import PlanDict, PlanExpectation
+from deployments.protocol.kv_port import PlanDict, PlanExpectation, PlannedLoad
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from deployments.replica.prompt_plans import COMPUTED_WHOLE, LOAD_FAILED, NO_PLAN, SHORT, PromptPlans
 from kvmanager.moves.plans import PlanReason
@@ -40,7 +40,7 @@ class FakePort:
 
 
 def planned(blocks: int, reason: str, tier: str = "redis", device_tokens: int = 0, short_tokens: int = 0) -> PlanDict:
-    segments = [(b"k" * 32, 0, blocks, tier, "", 1000, 1000)] if blocks else []
+    segments = [PlannedLoad(b"k" * 32, 0, blocks, tier, "", 1000, 1000)] if blocks else []
     expected = PlanExpectation(load_s=0.012, recompute_s=0.034, device_tokens=device_tokens, short_tokens=short_tokens)
     return PlanDict(lease_id=1, segments=segments, scores=[], now=1.0, epoch=1, reason=reason, expected=expected)
 

@@ -16,14 +16,14 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.engine.room import EngineRoom
 from deployments.engine.step_witness import EngineDiedError
-from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict
+from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict, PlannedLoad
 from deployments.protocol.wire import GenerateRequest
 from deployments.replica import replica as replica_module
 from deployments.replica.prompt_plans import PromptPlans
 from deployments.replica.replica import Replica
 
 FORGED = {PLAN: {"lease_id": 1, "segments": [(b"k" * 32, 0, 1, "cpu", "node", 1000)]}}
-PLANNED = [(b"p" * 32, 0, 4, "cpu", "node", 1000)]
+PLANNED = [PlannedLoad(b"p" * 32, 0, 4, "cpu", "node", 1000)]
 PLAN_OF_FIVE = PlanDict(lease_id=5, segments=PLANNED, scores=[(4, 2.5)], now=1.5, epoch=1)
 
 

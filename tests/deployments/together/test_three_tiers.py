@@ -19,7 +19,6 @@ from redis_fixture import SECRET
 from configs.kv_section import KVSettings
 from deployments.port import tier_reader
 from deployments.port.cluster_port import ClusterPort
-from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.manager_client import ManagerClient
 from deployments.redis_tier.actor import RedisTier, RedisTierConfig
 from deployments.redis_tier.server import EmbeddedRedis
@@ -86,10 +85,9 @@ class ThreeTiers(KVCluster):
     def load(self, hashes: list[BlockHash]) -> list[bytes | None]:
         """Plan and fetch as a replica does."""
         self.register_replica()
-        lease_id, segments, *_ = self.ask("plan", "replica", self.node, hashes)
-        loads = [PlannedLoad(*segment) for segment in segments]
-        found = [view and bytes(view) for view in self.port.fetch(loads, time.monotonic() + DEADLINE_S)]
-        self.port.release(lease_id)
+        plan = self.ask("plan", "replica", self.node, hashes)
+        found = [view and bytes(view) for view in self.port.fetch(plan["segments"], time.monotonic() + DEADLINE_S)]
+        self.port.release(plan["lease_id"])
         return found
 
     def worker_pids(self) -> list[int]:
@@ -144,9 +142,9 @@ def test_what_left_the_cpu_tier_comes_from_redis_byte_for_byte_and_stays(tiers: 
 def test_segments_are_smaller_in_redis_and_the_books_say_so(tiers: ThreeTiers) -> None:
     hashes = tiers.only_in_redis(20)
     tiers.register_replica()
-    lease_id, segments, *_ = tiers.ask("plan", "replica", tiers.node, hashes)
-    tiers.ask("release", [lease_id])
-    for key, *_, nbytes, raw_nbytes in segments:
+    plan = tiers.ask("plan", "replica", tiers.node, hashes)
+    tiers.ask("release", [plan["lease_id"]])
+    for key, *_, nbytes, raw_nbytes in plan["segments"]:
         (name,) = tiers.redis.keys(f"*{key.hex()}")
         assert nbytes == sum(tiers.redis.hstrlen(name, field) for field in tiers.redis.hkeys(name)) < raw_nbytes
         assert raw_nbytes == SEGMENT_BYTES

@@ -31,7 +31,9 @@ def ask_tolerant(
     plan = engine.port.plan(twin or engine.hashes(tokens))
     plan["expected"] = PlanExpectation(load_s=0.0, recompute_s=recompute_s, device_tokens=0, short_tokens=0)
     stored = engine.port.segments
-    plan["segments"] = [(*at[:3], "redis", at[4], len(stored[at[0]][1])) for at in plan["segments"]]
+    plan["segments"] = [
+        at._replace(tier="redis", nbytes=len(stored[at.key][1]), raw_nbytes=0) for at in plan["segments"]
+    ]
     params.extra_args = {"kv_transfer_params": {PLAN: plan, FIDELITY: fidelity}}
     output = engine.run(_last(engine, tokens, params))
     engine.settle()

@@ -24,7 +24,6 @@ from deployments.cpu_tier.actor import tier_name
 from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
 from deployments.port.cluster_port import ClusterPort
-from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE, ManagerClient
 from deployments.redis_tier.actor import RedisTier, RedisTierConfig
 from deployments.redis_tier.server import EmbeddedRedis
@@ -76,9 +75,9 @@ class Replica:
         """Plan and fetch: (tier, holder) of each planned segment, and what came."""
         self._register()
         plan = self._manager.ask_blocking("plan", *self._me, hashes, timeout_s=PATIENCE_S)
-        loads = [PlannedLoad(*segment) for segment in plan[1]]
+        loads = plan["segments"]
         found = [view and bytes(view) for view in self._port.fetch(loads, time.monotonic() + DEADLINE_S)]
-        self._port.release(plan[0])
+        self._port.release(plan["lease_id"])
         self._port.flush()
         return [(load.tier, load.holder) for load in loads], found
 

@@ -1,0 +1,31 @@
+"""From the brain's plan to its one form outside: `deployments.protocol.kv_port.PlanDict`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from deployments.protocol.kv_port import PlanDict, PlanExpectation, PlannedLoad
+from kvmanager.moves.plans import Plan, PlannedSegment
+
+
+def planned_loads(segments: Iterable[PlannedSegment]) -> list[PlannedLoad]:
+    """The segments as a replica loads them."""
+    return [
+        PlannedLoad(
+            s.key, s.start_block, s.num_blocks, s.location.tier.value, s.location.holder, s.nbytes, s.raw_nbytes
+        )
+        for s in segments
+    ]
+
+
+def plan_answer(plan: Plan, epoch: int, expected: PlanExpectation) -> PlanDict:
+    """The plan as a replica hears of it."""
+    return PlanDict(
+        lease_id=plan.lease_id,
+        segments=planned_loads(plan.segments),
+        scores=list(plan.scores),
+        now=plan.now_score,
+        epoch=epoch,
+        reason=plan.reason.value,
+        expected=expected,
+    )
