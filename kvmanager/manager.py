@@ -9,14 +9,17 @@ This class holds no rule of its own. The rules are in its parts (`kvmanager.mana
 known), `catalog` (what is where), `plans`, `saves`, `demotions`, `pins`, `quotas`, `device_index`, `deltas`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from kvmanager.config import ManagerConfig
 from kvmanager.eviction.pins import PinReport
-from kvmanager.index.deltas import HASHES_PER_EVENT
+from kvmanager.index.deltas import HASHES_PER_EVENT, Deltas, Position
+from kvmanager.index.eviction_policy import EvictionPolicy, PolicySetting
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.index.nodes import Copy
+from kvmanager.index.snapshots import deltas_since
 from kvmanager.manager_parts import ManagerParts
 from kvmanager.moves.demotions import Demotion
 from kvmanager.moves.directives import Directive, evict
@@ -24,14 +27,31 @@ from kvmanager.moves.due_evictions import evictions
 from kvmanager.moves.plans import Choose, Plan
 from kvmanager.moves.renewals import AtRedis
 from kvmanager.moves.saves import Offer
+from kvmanager.report import lookup_report, manager_report, tenant_report
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import SegmentSpan
 
 __all__ = ["KVManager", "ManagerConfig"]
 
 
-class KVManager(ManagerParts):
-    """See the module."""
+class KVManager:
+    """See the module. ``epoch``: a number that no other manager of this server ever had, e.g. random. ``policy``
+    makes eviction policies in place of the configured one.
+
+    Raises ValueError for an eviction policy that is not known or cannot be made.
+    """
+
+    def __init__(
+        self, config: ManagerConfig, epoch: int, policy: Callable[[PolicySetting], EvictionPolicy] | None = None
+    ) -> None:
+        self.epoch = epoch
+        self._now = float("-inf")
+        self._parts = parts = ManagerParts(config, policy)
+        self._catalog, self._trie, self._due = parts.catalog, parts.trie, parts.due
+        self._planner, self._saves, self._demotions = parts.planner, parts.saves, parts.demotions
+        self._pins, self._quotas, self._devices = parts.pins, parts.quotas, parts.devices
+        self.offloads = parts.offloads
+        """What devices hold and no shared tier has; for reading only."""
 
     def set_budget(self, location: Location, nbytes: int) -> None:
         """Let a location hold ``nbytes``. Raises ValueError for a device, and for less than the location holds.
@@ -44,12 +64,12 @@ class KVManager(ManagerParts):
         store.set_budget(nbytes)
         self._quotas.divided(store)
         if location == REDIS and nbytes:
-            survey = self._queue.open(self._trie.nodes.values())
+            survey = self._parts.queue.open(self._trie.nodes.values())
             if survey is not None:
                 self._catalog.sweeps.begin(survey)
                 self._due.add(self._catalog.sweeps.step())
         elif location == REDIS:
-            self._queue.close()
+            self._parts.queue.close()
 
     def set_quotas(self, tier: Tier, quotas: Mapping[str, int]) -> None:
         """Give each of these tenants (by tag) so many bytes of every location of a tier, now and later, and no more.
@@ -83,7 +103,7 @@ class KVManager(ManagerParts):
         more is stored under those, or as much and nearer, the whole plan is about them, and the keys in it are theirs.
         """
         self._advance(now)
-        self._clock.tick()
+        self._parts.clock.tick()
         if self._catalog.reuse is not None:
             self._catalog.reuse.request(len(hashes))
         if exact_hashes and self._planner.stored_reach(exact_hashes) > self._planner.stored_reach(hashes):
@@ -173,7 +193,7 @@ class KVManager(ManagerParts):
         ):  # no order to evict what is lost too
             copy = node.copy_at(store)
             if copy is not None:
-                self._counters.dropped_segments += 1
+                self._parts.counters.dropped_segments += 1
                 freed += self._catalog.uproot(copy, bytes_lost=True)
         return self._evict(freed)
 
@@ -201,7 +221,7 @@ class KVManager(ManagerParts):
         """
         self._end_overdue(now)
         freed, strays = self._demotions.finish(demotion_id, stored)
-        self._renewals.written(self._now, stored)
+        self._parts.renewals.written(self._now, stored)
         due = self._due.keys(REDIS)
         strays = [key for key in strays if key not in due]
         return self._evict(freed) + ((evict(REDIS, tuple(strays)),) if strays else ())
@@ -212,21 +232,21 @@ class KVManager(ManagerParts):
         To be called every second or so.
         """
         self._advance(now)
-        return self._renewals.take(self._now, most)
+        return self._parts.renewals.take(self._now, most)
 
     def at_redis(self, key: SegmentKey) -> AtRedis | None:
         """Return what the index says of a segment at Redis; None: that it is not there."""
-        return self._renewals.indexed(key)
+        return self._parts.renewals.indexed(key)
 
     def restored(self) -> None:
         """Note that a segment which Redis had lost was copied there once more."""
-        self._counters.restored_segments += 1
+        self._parts.counters.restored_segments += 1
 
     def relieve(self, now: float) -> tuple[Directive, ...]:
         """Order CPU tiers above their high-water mark to free the coldest segments that Redis has, and what is due."""
         self._advance(now)
         relieved = self._demotions.relieve()
-        self._counters.evicted_segments += len(relieved)
+        self._parts.counters.evicted_segments += len(relieved)
         return self._evict() + evictions(relieved)
 
     def promote(self, now: float, replica: str, location: Location, keys: Sequence[SegmentKey]) -> Offer:
@@ -267,18 +287,18 @@ class KVManager(ManagerParts):
         """Note that a replica's device pool now holds these blocks."""
         new = self._devices.stored(replica, hashes)
         for start in range(0, len(new), HASHES_PER_EVENT):
-            self._log.append(("dev+", replica, new[start : start + HASHES_PER_EVENT]))
+            self._parts.log.append(("dev+", replica, new[start : start + HASHES_PER_EVENT]))
 
     def device_removed(self, replica: str, hashes: Iterable[BlockHash]) -> None:
         """Note that a replica's device pool no longer holds these blocks."""
         gone = self._devices.removed(replica, hashes)
         for start in range(0, len(gone), HASHES_PER_EVENT):
-            self._log.append(("dev-", replica, gone[start : start + HASHES_PER_EVENT]))
+            self._parts.log.append(("dev-", replica, gone[start : start + HASHES_PER_EVENT]))
 
     def device_cleared(self, replica: str) -> None:
         """Note that a replica's device pool is empty."""
         if self._devices.forget(replica):
-            self._log.append(("dev0", replica))
+            self._parts.log.append(("dev0", replica))
 
     # Losses and housekeeping
 
@@ -352,3 +372,24 @@ class KVManager(ManagerParts):
         self._due.add(freed)
         self._trie.forget_coldest_ghosts()
         return self._due.order()
+
+    def deltas_since(self, seen: Position, limit: int) -> Deltas:
+        """Return what a mirror is told next: events about ``limit`` segments and blocks at most, or one event."""
+        return deltas_since(self.epoch, self._parts.log, self._parts.snapshots, seen, limit)
+
+    def lookup(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
+        """Describe what is known of a prompt, in blocks, without counting a use."""
+        return lookup_report(self._catalog, self._planner, self._devices, self._parts.clock, hashes)
+
+    def stats(self, now: float) -> dict[str, Any]:
+        """Return sizes and counters, for metrics and the control API. O(partitions and pins)."""
+        self._advance(now)
+        return manager_report(self._parts, self._now)
+
+    def tenant_stats(self, now: float, tenant: str) -> dict[str, Any]:
+        """Return what a tenant (by tag) may know of the cache: its own share. O(locations and pins)."""
+        self._advance(now)
+        return tenant_report(tenant, self._catalog.stores.values(), self._pins)
+
+    def _advance(self, now: float) -> None:
+        self._now = max(self._now, now)

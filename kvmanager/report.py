@@ -1,6 +1,7 @@
 """Readable descriptions of the index, for the control API. Nothing here changes anything or counts a use."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from kvmanager.eviction.pins import Pins
@@ -10,6 +11,7 @@ from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Tier
 from kvmanager.index.nodes import Node
 from kvmanager.index.stores import Store
+from kvmanager.manager_parts import ManagerParts
 from kvmanager.moves.plans import Planner
 from kvmanager.segments.keys import BlockHash
 
@@ -80,4 +82,22 @@ def store_report(store: Store) -> dict[str, Any]:
             }
             for tenant, partition in store.tenants.items()
         },
+    }
+
+
+def manager_report(parts: ManagerParts, now: float) -> dict[str, Any]:
+    """Sizes and counters. O(partitions and pins)."""
+    return {
+        "nodes": len(parts.trie.nodes),
+        "ghosts": parts.trie.num_ghosts,
+        "locations": [store_report(store) for store in parts.catalog.stores.values()],
+        "leases": len(parts.planner),
+        "reservations": len(parts.saves),
+        "demotions": len(parts.demotions),
+        "demotion_queue": len(parts.queue),
+        **parts.pins.report(now),
+        "oldest_lease_s": parts.planner.oldest_s(now),
+        "oldest_reservation_s": parts.saves.oldest_s(now),
+        "last_delta": parts.log.last,
+        "counters": asdict(parts.counters),
     }

@@ -11,7 +11,7 @@ Who asks for another part than the next one (an answer was lost) gets a new snap
 from dataclasses import dataclass
 
 from kvmanager.index.catalog import Catalog
-from kvmanager.index.deltas import HASHES_PER_EVENT, Event, Part
+from kvmanager.index.deltas import HASHES_PER_EVENT, DeltaLog, Deltas, Event, Part, Position
 from kvmanager.index.device_index import DeviceIndex
 from kvmanager.index.stores import Walk
 from kvmanager.segments.keys import BlockHash
@@ -92,3 +92,20 @@ class Snapshots:
         walks = [Walk(share) for store in self._catalog.stores.values() for share in store.shares.values()]
         snapshot = self._under_way[self._last_id] = _Snapshot(walks, blocks)
         return self._last_id, snapshot
+
+
+def deltas_since(epoch: int, log: DeltaLog, snapshots: Snapshots, seen: Position, limit: int) -> Deltas:
+    """What a mirror is told next: events about ``limit`` segments and blocks at most, or one event.
+
+    Where some are lost a snapshot begins; while it is told, each answer that has all events brings a part of it.
+    O(limit + part).
+    """
+    events = log.since(seen.seq, limit)
+    if events is None:
+        part = snapshots.part(0, 0)
+        return Deltas(epoch, log.last + 1, log.last, [], part, more=not part.last)
+    last = seen.seq + len(events)
+    if last < log.last or not seen.snapshot_id:
+        return Deltas(epoch, seen.seq + 1, last, events, more=last < log.last)
+    part = snapshots.part(seen.snapshot_id, seen.part)
+    return Deltas(epoch, seen.seq + 1, last, events, part, more=not part.last)

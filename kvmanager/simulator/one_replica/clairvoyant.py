@@ -34,15 +34,6 @@ class Belady(EvictionPolicy):
         return self._next_use(newcomer.key) < self._next_use(victim.node.key)
 
 
-class ClairvoyantManager(KVManager):
+def clairvoyant_manager(config: ManagerConfig, epoch: int, next_use: Callable[[SegmentKey], float]) -> KVManager:
     """The manager that serves, with `Belady` for every policy. ``next_use`` as of the request being served."""
-
-    def __init__(self, config: ManagerConfig, epoch: int, next_use: Callable[[SegmentKey], float]) -> None:
-        self._next_use = next_use
-        super().__init__(config, epoch)
-
-    def _policy_class(self) -> type[EvictionPolicy]:
-        return Belady
-
-    def _make_policy(self, budget_bytes: Callable[[], int]) -> EvictionPolicy:
-        return Belady(PolicySetting(self._clock, budget_bytes, self._config.policy_seed), self._next_use)
+    return KVManager(config, epoch, lambda setting: Belady(setting, next_use))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from kvmanager.config import ManagerConfig
 from kvmanager.manager import KVManager
 from kvmanager.simulator.costs import Costs
-from kvmanager.simulator.one_replica.clairvoyant import ClairvoyantManager
+from kvmanager.simulator.one_replica.clairvoyant import clairvoyant_manager
 from kvmanager.simulator.one_replica.oracle import NextUses
 from kvmanager.simulator.one_replica.serving import Served, Serving
 from kvmanager.simulator.policies import served_name
@@ -92,7 +92,7 @@ class Tally:
 def make_manager(setup: Setup, future: NextUses) -> KVManager:
     """Return a manager as it serves, but with one trace block per segment. Raises ValueError for the policy."""
     if setup.policy == BELADY:
-        return ClairvoyantManager(ManagerConfig(blocks_per_segment=1), epoch=1, next_use=future.next_use)
+        return clairvoyant_manager(ManagerConfig(blocks_per_segment=1), epoch=1, next_use=future.next_use)
     config = ManagerConfig(blocks_per_segment=1, eviction_policy=served_name(setup.policy), policy_seed=setup.seed)
     return KVManager(config, epoch=1)
 

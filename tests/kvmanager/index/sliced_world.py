@@ -241,7 +241,7 @@ class SlicedWorld:
 
     def mirror_is_the_index(self):
         for _ in range(1000):
-            if not self.poll().more and self.mirror.position == Position(self.manager._log.last):
+            if not self.poll().more and self.mirror.position == Position(self.manager._parts.log.last):
                 break
         else:
             raise AssertionError("a snapshot without end")
