@@ -110,7 +110,7 @@ def lose_replies() -> None:
         from deployments.protocol.manager_client import ManagerClient
         from load_tests.faults.lost_answers import lose_answers
 
-        port = _replica(actor)._port
+        port = _room(actor)._port
         port.manager = ManagerClient(_application(actor))
         lose_answers(port.manager, 1.0)
 
@@ -121,8 +121,7 @@ def undo_lose_replies() -> None:
     """Give the ports their client back."""
 
     def unwrap(actor: Any) -> None:
-        replica = _replica(actor)
-        replica._port.manager = replica._manager
+        _room(actor)._port.manager = _replica(actor)._manager
 
     _in_replicas(unwrap)
 
@@ -169,17 +168,17 @@ def make_engines_mortal(deadly_tokens: list[int]) -> None:
     def act(actor: Any) -> None:
         from load_tests.faults.deadly_prompt import make_mortal
 
-        make_mortal(_replica(actor)._thread.core, deadly_tokens)
+        make_mortal(_room(actor)._thread.core, deadly_tokens)
 
     _in_replicas(act)
 
 
 def _replace_step(step: Callable[[], None]) -> None:
     def is_busy(actor: Any) -> bool:
-        return bool(_replica(actor)._thread.core.scheduler.has_requests())
+        return bool(_room(actor)._thread.core.scheduler.has_requests())
 
     def replace(actor: Any) -> None:
-        _replica(actor)._thread.core.step_fn = step
+        _room(actor)._thread.core.step_fn = step
 
     replicas = _actors("#Replica#")
     busy = [actor for actor in replicas if ray.get(actor.__ray_call__.remote(is_busy))]
@@ -193,6 +192,10 @@ def _in_replicas(act: Callable[[Any], None]) -> None:
 
 def _replica(actor: Any) -> Any:
     return actor._replica_impl._user_callable_wrapper._callable
+
+
+def _room(actor: Any) -> Any:
+    return _replica(actor)._room
 
 
 def _application(actor: Any) -> str:

@@ -38,6 +38,12 @@ def world(_started_without_redis: tuple[World, WithoutRedis]) -> World:
     return _started_without_redis[0]
 
 
+@pytest.fixture(scope="session")
+def server(world: World) -> RunningServer:
+    """The same server, for tests that leave its Redis alone."""
+    return world.server
+
+
 @pytest.fixture
 def private_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunningServer]:
     """A server of the test's own, with the settings that it is parametrized with."""
@@ -50,8 +56,9 @@ def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.T
     """A test that failed shows what its server has said last."""
     report = yield
     if report.failed:
-        for name in item.funcargs.keys() & {"private_server", "server"}:
-            report.sections.append((f"what the {name} said last", item.funcargs[name].said()))
+        servers = [item.funcargs[name] for name in ("private_server", "server") if name in item.funcargs]
+        servers += [item.funcargs[name].server for name in ("world",) if name in item.funcargs and not servers]
+        report.sections += [("what the server said last", server.said()) for server in servers]
     return report
 
 
