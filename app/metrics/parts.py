@@ -76,7 +76,7 @@ def metrics_router(metrics: IngressMetrics, parts: PartsMetrics) -> APIRouter:
 
     @router.get("/metrics", response_class=PlainTextResponse)
     async def show_metrics() -> Response:
-        """Prometheus text: the ingress's metrics, the replicas', the manager's and the tiers'."""
+        """Prometheus text: the metrics of the ingress, the replicas, the manager and the tiers."""
         others = await parts.families()
         shown = CollectorRegistry()
         shown.register(Families([*metrics.registry.collect(), *others]))
