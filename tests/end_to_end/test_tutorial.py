@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))  # importlib mode
 
 import tutorial
 
-pytestmark = [pytest.mark.server, pytest.mark.xdist_group("servers")]
+pytestmark = pytest.mark.server
 
 
 def test_the_tutorials_commands_print_what_the_page_shows(world: World, tmp_path: Path) -> None:
