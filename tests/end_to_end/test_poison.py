@@ -15,6 +15,7 @@ from load_tests.harness.running_server import RunningServer
 pytestmark = pytest.mark.server
 
 FELLOWS = 6
+FELLOW_TOKENS = 60
 ANSWER_TOKENS = 48
 MODEL = "demo"
 DEADLY_TOKENS = [11, 13, 11, 17, 11, 19]
@@ -51,11 +52,16 @@ def test_a_deadly_prompt_costs_one_replica_and_nobody_elses_answer(world: World,
             def send(prompt: list[int], **more: Any) -> asyncio.Task[httpx.Response]:
                 return asyncio.create_task(client.post("/v1/completions", json=completion(prompt, **more)))
 
-            fellows = [send(tokens(10 + n, 60)) for n in range(FELLOWS)]
-            await asyncio.sleep(0.3)
+            computed = server.metric("vllm:prompt_tokens_total")
+            fellows = [send(tokens(10 + n, FELLOW_TOKENS)) for n in range(FELLOWS)]
+
+            def all_decode() -> bool:  # what is prefilled in one step with the poison is a suspect too
+                return server.metric("vllm:prompt_tokens_total") >= computed + FELLOWS * FELLOW_TOKENS
+
+            await asyncio.to_thread(server.wait_until, all_decode, "the fellows' prompts are computed")
             poisoned = [await send(poison, temperature=0.8, seed=7)]
             health = (await client.get("/health")).json()
-            fellows += [send(tokens(30 + n, 60)) for n in range(FELLOWS)]
+            fellows += [send(tokens(30 + n, FELLOW_TOKENS)) for n in range(FELLOWS)]
             # A looping client: the same prompt again and again, under other parameters.
             poisoned += [await send(poison, seed=n) for n in range(4)]
             return list(await asyncio.gather(*fellows)), poisoned, health
