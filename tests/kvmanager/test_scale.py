@@ -2,10 +2,10 @@
 
 import gc
 import random
-import sys
 import tracemalloc
 
 import pytest
+from counted_calls import calls_of
 
 from kvmanager.config import ManagerConfig
 from kvmanager.eviction.policies import policy_names
@@ -36,24 +36,6 @@ def serve(manager, hashes):
     sizes = {span.key: size for span, size in zip(spans, nbytes, strict=True)}
     manager.commit(0, CPU, offer.keys, [sizes[key] for key in offer.keys])
     return plan
-
-
-def calls_of(work):
-    """Return the number of Python calls that ``work`` makes."""
-    calls = 0
-
-    def count(frame, event, argument):
-        nonlocal calls
-        calls += event == "call"
-
-    gc.disable()  # a collection in between calls back, too
-    sys.setprofile(count)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return calls
 
 
 def full_manager(num_prompts, policy):

@@ -91,3 +91,13 @@ def test_the_changelog_has_a_place_for_what_comes() -> None:
     headings = re.findall(r"^## (.*)", read("CHANGELOG.md"), re.MULTILINE)
     assert headings[0] == "[Unreleased]"
     assert headings[1:] == sorted(headings[1:], reverse=True)
+
+
+def test_no_test_imports_another_one() -> None:
+    """It could only while that one's folder happens to be collected too."""
+    importing = [
+        str(path.relative_to(PROJECT_ROOT))
+        for path in (PROJECT_ROOT / "tests").rglob("*.py")
+        if re.search(r"^\s*(from|import) test_", path.read_text(), re.MULTILINE)
+    ]
+    assert importing == []

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from typing import Any
 
 import httpx
 import openai
 import pytest
 import ray.exceptions
+from failed_replicas import SECRET, STOPPED, check_all_is_free, leave, parts, send, through_ray
 from fake_backend import FakeReplicas, fail_with, say, speak, speak_for_ever, think_for_ever
 from ingress_server import CHAT, COMPLETION, wait_until
-from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from vllm.exceptions import GenerationError, VLLMValidationError
 
@@ -22,18 +21,6 @@ from app.openai.constraint_pool import ConstraintPool
 from app.openai.constraint_worker import FITS, Verdict
 from deployments.engine.step_witness import EngineDiedError
 
-SECRET = "/srv/secret/engine.py"
-
-
-def through_ray(cause: Exception) -> Exception:
-    """As Ray raises in the caller what a method of an actor raised."""
-    error = ray.exceptions.RayTaskError("generate", f'Traceback: File "{SECRET}"', cause, proctitle="x", pid=1, ip="1")
-    return error.as_instanceof_cause()
-
-
-STOPPED = ray.exceptions.ActorDiedError(
-    ActorDiedErrorContext(error_message="The actor is dead because it was killed by `ray.kill`.", actor_id=bytes(16))
-)
 ERRORS = [
     (through_ray(VLLMValidationError("top_k is wrong", parameter="top_k")), 400),
     (through_ray(ValueError(SECRET)), 500),
@@ -196,30 +183,3 @@ def test_two_requests_with_one_client_id_are_told_apart(start):
     first, second = (request.request_id for request in replicas.requests)
     assert first != second
     assert first.startswith("chatcmpl-mine-")
-
-
-def send(url: str, body: dict[str, Any], path: str = "/v1/chat/completions") -> socket.socket:
-    """Send a request and do not wait for its answer."""
-    target = httpx.URL(url)
-    content = json.dumps(body).encode()
-    connection = socket.create_connection((target.host, target.port or 80))
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    )
-    connection.sendall(head.encode() + content)
-    return connection
-
-
-def leave(url: str, body: dict[str, Any], until, path: str = "/v1/chat/completions") -> None:
-    connection = send(url, body, path)
-    wait_until(until)
-    connection.close()
-
-
-def parts(server) -> dict[str, Any]:
-    with server.http() as client:
-        return client.get("/health").json()["parts"]["ingress"]
-
-
-def check_all_is_free(server) -> None:
-    wait_until(lambda: parts(server) == {"state": "ok", "ongoing": 0, "waiting": 0})

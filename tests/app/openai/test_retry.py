@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import ray.exceptions
+from failed_replicas import STOPPED, check_all_is_free, leave, through_ray
 from fake_backend import FakeReplicas, gone_at, speak, speak_for_ever, think_for_ever
 from ingress_server import CHAT, COMPLETION, Server, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 from ray.serve.exceptions import BackPressureError, ReplicaUnavailableError
-from test_replica_errors import STOPPED, check_all_is_free, leave, through_ray
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.metrics.labels import GONE_REASONS

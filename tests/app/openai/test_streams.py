@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from failed_replicas import STOPPED, check_all_is_free, leave
 from fake_backend import FakeReplicas, say, speak, speak_for_ever, think_for_ever
 from ingress_server import CHAT, COMPLETION, wait_until
-from test_replica_errors import STOPPED, check_all_is_free, leave
 
 from deployments.protocol.wire import GenerateRequest
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from memory_store import CODING, MemoryProfiles, MemoryStore
 from redis_fixture import FINGERPRINT, SHAPE, chain
 from redis_fixture import sealed as random_segment
 from small_codecs import Lossless, SmallKit, SmallProfile, kv_segment
 
-from deployments.segment_store.base import StoredHeader, StoreUnavailableError
+from deployments.segment_store.base import StoreUnavailableError
 from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_meter import CodecMeter
 from deployments.segment_store.coded_store import CodedStore
@@ -36,44 +37,7 @@ from kvmanager.segments.format import (
 from kvmanager.segments.sizes import MOST_SEGMENT_BYTES
 
 SPAN = chain(1, 1)[0]
-CODING = Coding("lossless", "cachegen", 2)
 RAW_BYTES = kv_segment(SPAN).nbytes
-
-
-class MemoryStore:
-    """A `SegmentStore`."""
-
-    def __init__(self) -> None:
-        self.held: dict[bytes, bytes] = {}
-
-    def get(self, key: bytes) -> bytearray | None:
-        held = self.held.get(key)
-        return None if held is None else bytearray(held)
-
-    def put(self, key: bytes, header: Any, body: Any) -> None:
-        self.held[key] = bytes(header) + bytes(body)
-
-    def delete(self, keys: Sequence[bytes]) -> int:
-        return sum(self.held.pop(key, None) is not None for key in keys)
-
-    def headers(self) -> Iterator[list[StoredHeader]]:
-        yield [StoredHeader(key, sealed[:HEADER_BYTES], len(sealed)) for key, sealed in self.held.items()]
-
-
-class MemoryProfiles:
-    def __init__(self) -> None:
-        self.held: dict[bytes, bytes] = {}
-        self.asked: list[bytes] = []
-        self.reachable = True
-
-    def get(self, digest: bytes) -> bytes | None:
-        self.asked.append(digest)
-        if not self.reachable:
-            raise StoreUnavailableError("gone")
-        return self.held.get(digest)
-
-    def keep(self, digest: bytes, content: bytes) -> None:
-        self.held[digest] = content
 
 
 class World:

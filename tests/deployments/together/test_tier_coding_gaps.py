@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from memory_store import CODING, MemoryProfiles, MemoryStore
 from redis_fixture import FINGERPRINT
 from small_codecs import SmallKit, SmallProfile, kv_segment
-from test_coded_store import CODING, MemoryProfiles, MemoryStore
 
 from deployments.engine.pool.block_owners import BlockOwners
 from deployments.engine.pool.control import PoolControl
@@ -81,7 +81,7 @@ def redis() -> CodedStore:
 def test_an_offload_that_nobody_asked_for_never_loses_anything(redis: CodedStore) -> None:
     device = Device(TOLERANT)
     control = PoolControl(
-        pool=device, pins=None, transfer=device, block_size=BLOCK, parents=device.parents,
+        pool=device, transfer=device, block_size=BLOCK, parents=device.parents,
         owners=BlockOwners(), publish=lambda: None, on_engine_thread=lambda function: function(),
     )  # type: ignore[arg-type]  # fmt: skip
     spans = spans_of(TOLERANT)

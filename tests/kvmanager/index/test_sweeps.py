@@ -3,8 +3,8 @@
 import random
 
 import pytest
+from counted_calls import calls_of
 from sliced_world import CPU, SlicedWorld
-from test_scale import calls_of
 
 from kvmanager.config import ManagerConfig
 from kvmanager.index import snapshots, sweeps
