@@ -16,7 +16,7 @@ from small_codecs import SmallKit, SmallProfile, kv_segment
 from deployments.engine.pool.block_owners import BlockOwners
 from deployments.engine.pool.control import PoolControl
 from deployments.engine.scheduler_side import SchedulerSide
-from deployments.protocol.kv_port import FIDELITY, PLAN
+from deployments.protocol.kv_port import FIDELITY, PLAN, PlannedLoad
 from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_meter import CodecMeter
 from deployments.segment_store.coded_store import CodedStore
@@ -137,7 +137,7 @@ def computed(device: Device, planned: Sequence[SegmentSpan]) -> Any:
     )  # type: ignore[arg-type]  # fmt: skip
     plan = {
         "lease_id": 0,
-        "segments": [(span.key, span.start_block, span.num_blocks, "redis", "redis", 0) for span in planned],
+        "segments": [PlannedLoad(span.key, span.start_block, span.num_blocks, "redis", "redis", 0) for span in planned],
     }
     request = SimpleNamespace(
         request_id="r", kv_transfer_params={PLAN: plan, FIDELITY: TOLERANT}, block_hashes=hashes_of(TOLERANT),
