@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 LEAST_BYTES_PER_WORKER = 1 << 20
 """Less is not worth another worker's call (about 1 ms, in which 1 GB/s brings as much)."""
-PROCESSOR_BYTES_PER_S = 250e6
+PROCESSOR_BYTES_PER_S = 200e6
 """A connection that brings so much or more leaves a processor no time to wait for it."""
 MEASURE_EVERY = 64
 """Loads after which one goes over a single connection, if none did."""
