@@ -10,7 +10,7 @@ import pytest
 from plain_references import plain_references
 
 from load_tests.faults.inside import Inside
-from load_tests.harness.conversations import Plan, run
+from load_tests.harness.conversations import Plan, Turn, run
 from load_tests.harness.running_server import RunningServer
 from load_tests.micro.exactness import Verdict, compare
 from tests.sizes import CONVERSATIONS
@@ -40,22 +40,27 @@ def references(pytestconfig: pytest.Config) -> Path:
     return pytestconfig.cache.mkdir("plain-vllm")
 
 
-def verdict_of(server: RunningServer, references: Path, *cleared: str) -> Verdict:
-    """The same conversations whatever is cleared, so that plain vLLM answers them once."""
-    plan = Plan(conversations=CONVERSATIONS, turns=3, longest_prompt_tokens=3000, cleared=cleared, seed=20)
-    turns = asyncio.run(run(server.url, "demo", plan))
-    verdict = compare(turns, plain_references(turns, server.model_folder, references), plan.conversations)
+def verdict_of(server: RunningServer, references: Path, *cleared: tuple[str, ...]) -> Verdict:
+    """For each element of `cleared` its share of the conversations; only these tiers are cleared in it.
+
+    Whatever is cleared, the same is asked, so that plain vLLM answers it once.
+    """
+    turns: list[Turn] = []
+    for seed, tiers in enumerate(cleared, 20):
+        plan = Plan(CONVERSATIONS // len(cleared), 3, longest_prompt_tokens=3000, cleared=tiers, seed=seed)
+        turns += asyncio.run(run(server.url, "demo", plan))
+    verdict = compare(turns, plain_references(turns, server.model_folder, references), CONVERSATIONS)
     print(verdict)
     assert sum(verdict.prompt_tokens_by_source.values()) == sum(len(turn.prompt) for turn in turns)
     return verdict
 
 
 def test_disturbed_conversations_answer_as_plain_vllm_does(server: RunningServer, references: Path) -> None:
-    verdict = verdict_of(server, references, "device", "cpu", "redis")
+    verdict = verdict_of(server, references, ("device", "cpu"), ("device", "cpu", "redis"))
 
     assert verdict.different_answers == 0
     reused = verdict.prompt_tokens_by_source
-    enough = all(reused[tier] > 1_000 for tier in ("device", "cpu", "redis"))
+    enough = all(reused[tier] > 500 for tier in ("device", "cpu", "redis"))
     assert enough, f"too little was reused for this to mean anything: {reused}"
     server.wait_until_idle()
 
@@ -66,7 +71,7 @@ def test_tiers_that_churn_and_fail_answer_as_plain_vllm_does(private_server: Run
         inside.do("disturb_redis", 0.05, 0.1)
         inside.do("lose_some_replies", 0.05)
     # Redis is left to its faults: cleared too, it would be empty most of the time.
-    verdict = verdict_of(private_server, references, "device", "cpu")
+    verdict = verdict_of(private_server, references, ("device", "cpu"), ("device", "cpu"))
 
     assert verdict.different_answers == 0
     reused = verdict.prompt_tokens_by_source
