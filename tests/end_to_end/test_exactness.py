@@ -60,7 +60,7 @@ def test_disturbed_conversations_answer_as_plain_vllm_does(server: RunningServer
 
     assert verdict.different_answers == 0
     reused = verdict.prompt_tokens_by_source
-    enough = all(reused[tier] > 500 for tier in ("device", "cpu", "redis"))
+    enough = all(reused[tier] > 200 for tier in ("device", "cpu", "redis"))
     assert enough, f"too little was reused for this to mean anything: {reused}"
     server.wait_until_idle()
 
