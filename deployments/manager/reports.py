@@ -42,7 +42,7 @@ class Reports:
         found = self._brain.lookup(hashes)
         found["device"] = {
             str(rank): found["device"][replica]
-            for rank, replica in names_by_rank(self._replicas).items()
+            for rank, replica in sorted(names_by_rank(self._replicas).items())
             if replica in found["device"]
         }
         return found
@@ -50,7 +50,7 @@ class Reports:
     async def stats(self) -> dict[str, Any]:
         """The brain's books, and every tier's own count beside them."""
         stats = self._brain.stats(time.monotonic())
-        stats["replicas"] = {str(rank): replica for rank, replica in names_by_rank(self._replicas).items()}
+        stats["replicas"] = {str(rank): name for rank, name in sorted(names_by_rank(self._replicas).items())}
         stats["replicas_ended"] = dict(self._ended)
         stats["credits"] = self._loads.credits(time.monotonic()).get(ALL_REPLICAS, {})
         stats["load_or_recompute"] = self._loads.describe()

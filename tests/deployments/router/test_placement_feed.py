@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from deployments.manager.control import ControlOrders
+from deployments.manager.control import Control
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.router import placement_feed
 from deployments.router.metrics import RouterMetrics, router_families, router_metrics
@@ -191,7 +191,7 @@ def test_a_move_is_told_to_the_manager_and_lost_without_one(follow: Any) -> None
     async def check(following: Following) -> None:
         following.feed.order(MOVE)
         assert following.manager.told == [("direct", "move", "a", BLOCKS, MOVE_DEADLINE_S, "b")]
-        names = list(inspect.signature(ControlOrders.direct).parameters)
+        names = list(inspect.signature(Control.direct).parameters)
         assert names[1:6] == ["kind", "replica", "hashes", "deadline_s", "target"]
         following.manager.gone = True
         following.feed.order(MOVE)
