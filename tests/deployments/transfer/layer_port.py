@@ -62,8 +62,14 @@ def forget_device(engine: LiveEngine) -> None:
 
 def in_one_step(engine: LiveEngine, *requests: Any) -> list[Any]:
     """Let the engine admit all requests in the same step; their last outputs."""
-    all_are_waiting = threading.Event()
-    engine.thread.call(all_are_waiting.wait)
+    held, all_are_waiting = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        all_are_waiting.wait()
+
+    engine.thread.call(hold)
+    held.wait(PATIENCE_S)  # else this call would be counted among those that wait
     futures = [engine.start(request) for request in requests]
     until(lambda: engine.thread._inbox.qsize() >= len(requests), "all requests wait for the same step")
     all_are_waiting.set()
