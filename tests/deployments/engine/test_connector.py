@@ -255,8 +255,14 @@ def test_blocks_that_another_request_of_the_same_step_is_about_to_compute_are_no
         return compute(*args, **options)
 
     monkeypatch.setattr(executor, "execute_model", compute_after_all_saves)
-    both_are_waiting = threading.Event()
-    engine.thread.call(both_are_waiting.wait)
+    held, both_are_waiting = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        both_are_waiting.wait()
+
+    engine.thread.call(hold)
+    held.wait(PATIENCE_S)  # else this call would be counted among those that wait
     twins = [engine.start(engine.answer(tokens, greedy(4))) for _ in range(2)]
     until(lambda: engine.thread._inbox.qsize() >= 2, "both requests wait for the same step")
     both_are_waiting.set()
