@@ -33,6 +33,7 @@ def transfer_families(counters: TransferCounters, pool: Mapping[str, int]) -> It
         ("bytes_saved", "Bytes of segments sent to a tier.", counters.bytes_saved),
         ("loads_failed", "Loads of which a part had to be recomputed.", counters.loads_failed),
         ("loads_layerwise", "Loads that came layer by layer, under the computation.", counters.loads_layerwise),
+        ("loads_shared", "Requests that found what another request's load had brought.", counters.loads_shared),
         ("saves_dropped", "Segments not saved for lack of room or of an answer.", counters.saves_dropped),
     ):
         yield CounterMetricFamily(f"crosskv_{name}", text, value=value)

@@ -32,6 +32,7 @@ from deployments.engine.pool.block_owners import BlockOwners
 from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
 from deployments.engine.pool.hotness_queue import HotnessQueue
 from deployments.engine.request_saves import RequestSaves
+from deployments.engine.shared_loads import SharedLoads
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.kv_port import FIDELITY, PLAN, TENANT, KVPort, PlanDict
 from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
@@ -87,6 +88,7 @@ class SchedulerSide:
         self.owners = BlockOwners()
         """Whose the blocks of the pool are."""
         self._tracked: dict[str, TrackedRequest] = {}
+        self._shared = SharedLoads()
 
     def add(self, request: Request) -> None:
         """A request has entered the scheduler, with its plan."""
@@ -109,19 +111,30 @@ class SchedulerSide:
                 tracked.scores, tracked.now, tracked.epoch = plan["scores"], plan["now"], plan["epoch"]
             self._score(tracked, self._cached_blocks(request.block_hashes))
 
-    def tokens_to_load(self, request: Request, device_tokens: int) -> tuple[int, bool]:
+    def tokens_to_load(self, request: Request, device_tokens: int) -> tuple[int | None, bool]:
         """How many tokens after the first `device_tokens` a planned load brings, and whether asynchronously.
 
-        May be asked many times; the last answer before `start_load` is the one that vLLM acted on.
+        None: another request's load is bringing them; vLLM shall ask again in its next step. May be asked many times;
+        the last answer before `start_load` is the one that vLLM acted on.
         """
         tracked = self._tracked.get(request.request_id)
         if tracked is None or device_tokens % self._block_size:
             return 0, False
+        if tracked.is_waiting:
+            return None, False
+        if tracked.awaited is not None and tracked.awaited.failed:
+            self._give_plan_up(tracked, device_tokens // self._block_size)
         tracked.device_tokens = device_tokens
         first = device_tokens // self._block_size
         end = tracked.loadable_end(first, self._block_size)
         if end <= first:
             return 0, False
+        if tracked.waits_left:
+            awaited = self._shared.awaited(request.block_hashes, first, end, device_tokens)
+            if awaited is not None:
+                tracked.waits_left -= 1
+                tracked.awaited = awaited
+                return None, False
         rest = request.num_tokens - end * self._block_size
         tracked.layerwise_patience_s = None
         # Without an idle load thread the engine's step would wait for the loads of others.
@@ -144,6 +157,9 @@ class SchedulerSide:
         if request.block_hashes:
             self.owners.claim(bytes(request.block_hashes[0]), tracked.tenant)
         tracked.hidden = ()  # those of before a preemption
+        if tracked.awaited is not None:
+            self._transfer.count_shared(tracked.device_tokens - tracked.awaited.device_tokens)
+            tracked.awaited = None
         if num_tokens == 0:
             if tracked.sources is None:
                 tracked.sources = {"device": tracked.device_tokens}
@@ -152,6 +168,7 @@ class SchedulerSide:
         end = first + num_tokens // self._block_size
         loads = tracked.loads_between(first, end)
         tracked.loading_upto_tokens = end * self._block_size
+        self._shared.begin(request.request_id, request.block_hashes, first, end)
         job = LoadJob(request.request_id, tracked.lease_id, loads, first, block_ids[first:end])
         if tracked.layerwise_patience_s is None:
             pace = None
@@ -199,12 +216,18 @@ class SchedulerSide:
     def _end_load(self, tracked: TrackedRequest, arrived: int) -> None:
         failed = arrived < tracked.loading_upto_tokens
         tracked.loading_upto_tokens = 0
+        self._shared.end(tracked.request.request_id, arrived // self._block_size if failed else None)
         if tracked.sources is None and arrived:
             tracked.sources = tracked.tokens_by_tier(arrived, self._block_size)
         if failed:
             # Not a second time: vLLM asks again when nothing arrived, and would load the same bad segment for ever.
-            tracked.saved_blocks = min(tracked.saved_blocks, arrived // self._block_size)
-            tracked.loads = []
+            self._give_plan_up(tracked, arrived // self._block_size)
+
+    @staticmethod
+    def _give_plan_up(tracked: TrackedRequest, arrived: int) -> None:
+        """Load nothing more of a plan of which only what lies before block `arrived` came: compute it, and save it."""
+        tracked.saved_blocks = min(tracked.saved_blocks, arrived)
+        tracked.loads = []
 
     def save_progress(self, request_ids: list[str]) -> None:
         """Save what requests have filled so far: the prompt once it is computed, then every full segment.
@@ -244,6 +267,7 @@ class SchedulerSide:
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return None
+        self._shared.end(request.request_id)
         if tracked.hidden and not tracked.is_loading:
             self._show_computed(tracked)
         if self.queue is not None:
@@ -263,7 +287,7 @@ class SchedulerSide:
         """No request is scheduled in this step: one that waits for neither load nor grammar wants blocks that nobody
         will free."""
         waits_for_blocks = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-        if any(not t.is_loading and t.request.status in waits_for_blocks for t in self._tracked.values()):
+        if any(not (t.is_loading or t.is_waiting) and t.request.status in waits_for_blocks for t in self._tracked.values()):
             self._make_room()
 
     def _score(self, tracked: TrackedRequest, blocks: Iterable[KVCacheBlock]) -> None:

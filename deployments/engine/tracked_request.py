@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from deployments.engine.shared_loads import MOST_WAITS, Awaited
 from deployments.protocol.kv_port import PlannedLoad
 from kvmanager.segments.format import EXACT
 
@@ -41,6 +42,9 @@ class TrackedRequest:
     """Score of the use that this request is."""
     epoch: int = 0
     """Of the manager that said so."""
+    awaited: Awaited | None = None
+    """The load of another request that it waits for, or has waited for since it was last given blocks."""
+    waits_left: int = MOST_WAITS
     sources: dict[str, int] | None = None
     """Tokens by tier when the prompt was first admitted: what usage reports, whatever a preemption does later."""
 
@@ -48,6 +52,11 @@ class TrackedRequest:
     def is_loading(self) -> bool:
         """Whether a load is in flight; `num_computed_tokens` must not be trusted then."""
         return self.loading_upto_tokens > 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for another request's load."""
+        return self.awaited is not None and not self.awaited.load.ended
 
     def loads_between(self, first: int, end: int) -> list[PlannedLoad]:
         """The planned segments that have blocks from `first` up to `end`."""

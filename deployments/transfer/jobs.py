@@ -77,5 +77,6 @@ class TransferCounters:
     bytes_saved: int = 0
     loads_failed: int = 0
     loads_layerwise: int = 0
+    loads_shared: int = 0
     saves_dropped: int = 0
     mismatches: dict[str, int] = field(default_factory=dict)

@@ -116,6 +116,11 @@ class KVTransfer:
             self._loads_under_way += 1
         self._loads.put(run)
 
+    def count_shared(self, tokens: int) -> None:
+        """Note a request that waited for another one's load, which brought so many of its tokens."""
+        with self._lock:
+            self.counters.loads_shared += tokens > 0
+
     def note_layerwise(self, job: LoadJob, nbytes: int, seconds: float, arrived: int) -> None:
         """A layerwise load has ended: of `job` everything before block `arrived` is there.
 

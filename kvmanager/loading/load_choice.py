@@ -25,6 +25,7 @@ from kvmanager.loading.load_split import Split, StoredPart, best_split, load_tim
 from kvmanager.loading.loads_under_way import LoadsUnderWay
 from kvmanager.loading.probes import Probes
 from kvmanager.moves.plans import PlannedSegment, PlanReason
+from kvmanager.segments.keys import SegmentKey
 
 MOST_UNMEASURED = 4
 PREFILL_PROBE = 8
@@ -57,7 +58,9 @@ class PromptChoice:
     recompute_s: float = 0.0
     """Expected until the first token without."""
     sizes: dict[Location, int] = field(default_factory=dict)
-    """Bytes that are loaded, as they are stored, by where they are."""
+    """Bytes that are loaded, as they are stored, by where they are; without what another load is bringing here."""
+    keys: list[SegmentKey] = field(default_factory=list)
+    """The segments of these bytes."""
     ahead: dict[Tier, float] = field(default_factory=dict)
     """Bytes that others are loading from the tiers in question."""
 
@@ -107,7 +110,7 @@ class LoadChoice:
         self.reasons[reason] += 1
         if choice.sizes:
             deadline = choice.now + self._most_load_s + self._queue_s(choice)
-            self._under_way.begin(lease_id, choice.replica, choice.sizes, choice.ahead, deadline)
+            self._under_way.begin(lease_id, choice.replica, choice.sizes, choice.ahead, deadline, choice.keys)
 
     def ended(self, lease_id: int) -> None:
         """Note that a plan's lease was released; others are no error."""
@@ -115,19 +118,21 @@ class LoadChoice:
 
     def choose(self, choice: PromptChoice, segments: Sequence[PlannedSegment]) -> tuple[int, PlanReason]:
         """See `PromptChoice.choose`."""
+        # What is being loaded here is only waited for, as long as its bytes among those ahead take.
+        sizes = [0 if self._under_way.brings(choice.replica, segment.key) else segment.nbytes for segment in segments]
         parts = [
-            StoredPart(
-                (segment.start_block + segment.num_blocks) * self._block_tokens, segment.location.tier, segment.nbytes
-            )
-            for segment in segments
+            StoredPart((segment.start_block + segment.num_blocks) * self._block_tokens, segment.location.tier, nbytes)
+            for segment, nbytes in zip(segments, sizes, strict=True)
         ]
         on_device = sum(part.end_token <= choice.device_tokens for part in parts)
         for segment in segments[on_device:]:
             tier = segment.location.tier
             choice.ahead[tier] = max(choice.ahead.get(tier, 0.0), self._under_way.nbytes(segment.location))
         count, reason = self._choose(choice, parts, on_device)
-        for segment in segments[on_device:count]:
-            choice.sizes[segment.location] = choice.sizes.get(segment.location, 0) + segment.nbytes
+        for segment, nbytes in zip(segments[on_device:count], sizes[on_device:count], strict=True):
+            if nbytes:
+                choice.sizes[segment.location] = choice.sizes.get(segment.location, 0) + nbytes
+                choice.keys.append(segment.key)
         return count, reason
 
     def _choose(self, choice: PromptChoice, parts: Sequence[StoredPart], on_device: int) -> tuple[int, PlanReason]:

@@ -5,16 +5,19 @@ expected to grow from load to load, and one that does not is only forgotten late
 
 All bytes are as they are stored at the tier; a coded segment is larger in memory.
 
+A replica loads a segment once for all who want it there, so its bytes are on their way once (`brings`).
+
 Reports of finished loads name no plan. They come before the release that ends the load here, so each is taken for the
 load of that replica that comes nearest to it in size, which says what was ahead of it. One thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from kvmanager.index.locations import Location, Tier
+from kvmanager.segments.keys import SegmentKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class _Load:
     deadline: float
     sizes: Mapping[Location, int]
     ahead: Mapping[Tier, float]
+    keys: Collection[SegmentKey]
 
 
 class LoadsUnderWay:
@@ -31,6 +35,8 @@ class LoadsUnderWay:
     def __init__(self) -> None:
         self._loads: dict[int, _Load] = {}
         self._nbytes: dict[Location, int] = {}
+        self._brings: dict[str, dict[SegmentKey, int]] = {}
+        """By replica, the lease of the load that brings a segment."""
 
     def begin(
         self,
@@ -39,9 +45,11 @@ class LoadsUnderWay:
         sizes: Mapping[Location, int],
         ahead: Mapping[Tier, float],
         deadline: float,
+        keys: Collection[SegmentKey] = (),
     ) -> None:
-        """Note a planned load: its bytes by location, and what was on its way from each tier before it."""
-        self._loads[lease_id] = _Load(replica, deadline, sizes, ahead)
+        """Note a planned load: its bytes by location, what was on its way from each tier before it, its segments."""
+        self._loads[lease_id] = _Load(replica, deadline, sizes, ahead, keys)
+        self._brings.setdefault(replica, {}).update(dict.fromkeys(keys, lease_id))
         for location, size in sizes.items():
             self._nbytes[location] = self._nbytes.get(location, 0) + size
 
@@ -54,6 +62,12 @@ class LoadsUnderWay:
             self._nbytes[location] -= size
             if not self._nbytes[location]:
                 del self._nbytes[location]
+        brings = self._brings.get(load.replica, {})
+        for key in load.keys:
+            if brings.get(key) == lease_id:
+                del brings[key]
+        if not brings:
+            self._brings.pop(load.replica, None)
 
     def expire(self, now: float) -> None:
         """End the loads whose deadline has passed. O(expired)."""
@@ -67,6 +81,10 @@ class LoadsUnderWay:
         """End the loads of a replica that is gone. O(loads)."""
         for lease_id in [lease_id for lease_id, load in self._loads.items() if load.replica == replica]:
             self.end(lease_id)
+
+    def brings(self, replica: str, key: SegmentKey) -> bool:
+        """Return whether a load is bringing a segment to a replica already."""
+        return key in self._brings.get(replica, ())
 
     def nbytes(self, location: Location) -> int:
         """Return the bytes on their way from a location, as they are stored there."""

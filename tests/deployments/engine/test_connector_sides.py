@@ -38,22 +38,23 @@ def test_an_attention_layer_that_was_not_registered_is_passed_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "loading_upto", "wants_blocks"),
+    ("status", "loads", "waits", "wants_blocks"),
     [
-        (RequestStatus.WAITING, 0, True),
-        (RequestStatus.PREEMPTED, 0, True),
-        (RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR, 0, False),
-        (RequestStatus.WAITING_FOR_REMOTE_KVS, 128, False),
+        (RequestStatus.WAITING, False, False, True),
+        (RequestStatus.PREEMPTED, False, False, True),
+        (RequestStatus.WAITING, False, True, False),
+        (RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR, False, False, False),
+        (RequestStatus.WAITING_FOR_REMOTE_KVS, True, False, False),
     ],
     ids=lambda value: str(value),
 )
 def test_only_a_request_that_waits_for_blocks_makes_room_when_nothing_runs(
-    status: RequestStatus, loading_upto: int, wants_blocks: bool
+    status: RequestStatus, loads: bool, waits: bool, wants_blocks: bool
 ) -> None:
     side: Any = object.__new__(SchedulerSide)
     made: list[bool] = []
     side._make_room = lambda: made.append(True)
-    tracked = SimpleNamespace(request=SimpleNamespace(status=status), is_loading=loading_upto > 0)
+    tracked = SimpleNamespace(request=SimpleNamespace(status=status), is_loading=loads, is_waiting=waits)
     side._tracked = {"one": tracked}
     side.nothing_runs()
     assert bool(made) is wants_blocks
@@ -63,8 +64,9 @@ def test_no_load_goes_layer_by_layer_while_every_load_thread_waits_for_a_tier() 
     side: Any = object.__new__(SchedulerSide)
     choice = SimpleNamespace(patience_s=lambda *_: 0.5)
     tracked = SimpleNamespace(
-        loadable_end=lambda first, size: 4, loads_between=lambda first, end: [], layerwise_patience_s=None
-    )
+        loadable_end=lambda first, size: 4, loads_between=lambda first, end: [], layerwise_patience_s=None,
+        is_waiting=False, awaited=None, waits_left=0,
+    )  # fmt: skip
     request: Any = SimpleNamespace(request_id="one", num_tokens=200)
     side._tracked, side._block_size, side._max_step_tokens = {"one": tracked}, 32, 512
     side._num_running = lambda: 0

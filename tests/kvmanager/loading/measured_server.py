@@ -54,12 +54,15 @@ class Server:
             self.choice.report(self.now, "replica", samples)
         return self
 
-    def plan(self, segments, device=0, queued=0):
-        """One plan; its load is under way."""
+    def plan(self, segments, device=0, queued=0, again=False):
+        """One plan; its load is under way. Each plan is for another prompt, unless it is for that one `again`."""
+        if not again:
+            self._leases += 1
+            segments = [each._replace(key=SegmentKey(self._leases.to_bytes(4) + each.key[4:])) for each in segments]
         blocks = segments[-1].start_block + segments[-1].num_blocks
         choice = self.choice.for_prompt(self.now, "replica", device, blocks, blocks * BLOCK + 20, queued)
         count, reason = choice.choose(segments)
-        self._leases += 1
+        self._leases += again
         self.choice.planned(choice, self._leases, reason)
         return count, reason, self._leases
 

@@ -76,6 +76,14 @@ def test_a_burst_does_not_wait_for_one_link():
     assert server.plan(IN_REDIS)[0] == 4
 
 
+def test_a_burst_for_one_prompt_is_one_load():
+    server = Server()
+    server.rates[Tier.REDIS] = 4e7  # 0.1 s for what takes 0.4 s to compute
+    server.warm_up()
+    assert [server.plan(IN_REDIS, again=True)[:2] for _ in range(10)] == [(4, PlanReason.HIT)] * 10
+    assert server.plan(IN_REDIS)[0] == 4, "another prompt's is the second"
+
+
 def test_a_load_whose_end_nobody_told_is_forgotten():
     server = Server()
     server.rates[Tier.REDIS] = 2e7

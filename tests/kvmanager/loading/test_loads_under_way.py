@@ -41,3 +41,15 @@ def test_a_report_is_of_the_replicas_load_that_is_nearest_in_size():
     assert under_way.ahead_of("a", Tier.CPU, 9) == 0.0
     assert under_way.ahead_of("b", Tier.CPU, 9) == 0.0
     assert under_way.ahead_of("stranger", Tier.REDIS, 90) == 0.0
+
+
+def test_a_segment_is_on_its_way_to_a_replica_until_the_load_that_brings_it_there_ends():
+    under_way = LoadsUnderWay()
+    under_way.begin(1, "a", {HERE: 2}, {}, 10.0, keys=[b"one", b"two"])
+    under_way.begin(2, "a", {HERE: 1}, {}, 10.0, keys=[b"two"])
+    assert under_way.brings("a", b"one")
+    assert not under_way.brings("b", b"one"), "each replica loads for itself"
+    under_way.end(1)
+    assert [under_way.brings("a", key) for key in (b"one", b"two")] == [False, True]
+    under_way.forget_replica("a")
+    assert not under_way.brings("a", b"two")
