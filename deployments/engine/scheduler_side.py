@@ -287,7 +287,9 @@ class SchedulerSide:
         """No request is scheduled in this step: one that waits for neither load nor grammar wants blocks that nobody
         will free."""
         waits_for_blocks = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-        if any(not (t.is_loading or t.is_waiting) and t.request.status in waits_for_blocks for t in self._tracked.values()):
+        if any(
+            not (t.is_loading or t.is_waiting) and t.request.status in waits_for_blocks for t in self._tracked.values()
+        ):
             self._make_room()
 
     def _score(self, tracked: TrackedRequest, blocks: Iterable[KVCacheBlock]) -> None:
