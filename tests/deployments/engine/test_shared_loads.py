@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -160,7 +159,7 @@ def test_eight_requests_at_once_load_their_prefix_once(
 
 
 def test_the_answers_to_one_prompt_load_it_once(engine: LiveEngine, stored: tuple[list[int], list[int]]) -> None:
-    tokens, answer = stored
+    tokens, _ = stored
     params = SamplingParams(n=TOGETHER, temperature=1.0, seed=5, max_tokens=8, ignore_eos=True)
 
     async def all_answers() -> dict[int, list[int]]:
