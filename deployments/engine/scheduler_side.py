@@ -32,11 +32,11 @@ from deployments.engine.pool.block_owners import BlockOwners
 from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
 from deployments.engine.pool.hotness_queue import HotnessQueue
 from deployments.engine.request_saves import RequestSaves
-from deployments.engine.shared_loads import SharedLoads
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.kv_port import FIDELITY, PLAN, TENANT, KVPort, PlanDict
 from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
 from deployments.transfer.layerwise_step import LayerwiseStep
+from deployments.transfer.shared_loads import SharedLoads
 from deployments.transfer.threads import KVTransfer, LoadJob
 from deployments.transfer.ttft_deadline import ttft_deadline
 from kvmanager.segments.format import EXACT

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deployments.engine.shared_loads import MOST_WAITS, Awaited
 from deployments.protocol.kv_port import PlannedLoad
+from deployments.transfer.shared_loads import MOST_WAITS, Awaited
 from kvmanager.segments.format import EXACT
 
 if TYPE_CHECKING:

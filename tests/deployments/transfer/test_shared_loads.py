@@ -11,7 +11,7 @@ import pytest
 from live_engine import BLOCK, PATIENCE_S, LiveEngine, usage
 from vllm import SamplingParams
 
-from deployments.engine.shared_loads import MOST_WAITS, SharedLoads
+from deployments.transfer.shared_loads import MOST_WAITS, SharedLoads
 from load_tests.harness.engine import greedy, prompt, until
 
 LENGTH = 500  # 15 full blocks: segments of 4, 4, 4 and 3 blocks
