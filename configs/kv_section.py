@@ -111,18 +111,25 @@ class KVSettings(Section):
         0.25, gt=0, description="Longest wait for the manager's plan. Then the prompt is computed."
     )
     load_deadline_s: float = Field(
-        2.0, gt=0, description="Longest wait for a load. Whatever has not come by then is computed."
+        2.0,
+        gt=0,
+        description="Longest wait for a load, beside three times what its bytes should take "
+        "(docs/concepts/loading.md). Whatever has not come by then is computed.",
     )
     tier_deadline_s: float = Field(
         0.5,
         gt=0,
-        description="Longest wait within a load for the next segment; `redis_deadline_s` more where Redis has it.",
+        description="Longest wait within a load for the next segment; `redis_deadline_s` more where Redis has it, and "
+        "15 ms for each of its MB.",
     )
     save_deadline_s: float = Field(
         30.0, gt=0, description="Longest time that a save may take. Then its room is given back."
     )
     lease_s: float = Field(
-        30.0, gt=0, description="How long a planned segment is safe from eviction. At least `load_deadline_s`."
+        30.0,
+        gt=0,
+        description="How long a planned segment is safe from eviction, beside the time that its load may take. At "
+        "least `load_deadline_s`.",
     )
     load_or_recompute: Literal["auto", "load", "recompute"] = Field(
         "auto",

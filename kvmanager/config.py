@@ -12,10 +12,10 @@ class ManagerConfig:
     block_tokens: int = 32
     load_or_recompute: str = "auto"
     """What plans load of what is stored: a `kvmanager.loading.load_choice.LoadMode`."""
-    most_load_s: float = 2.0
-    """A replica gives a load up then."""
+    load_base_s: float = 2.0
+    """A load may take so long, and what `kvmanager.loading.load_deadline` adds for its bytes."""
     lease_s: float = 30.0
-    """How long a plan keeps its segments from being evicted: longer than the slowest load."""
+    """How long a plan keeps its segments from being evicted, beside the time that its load may take."""
     save_s: float = 30.0
     """How long a reservation waits for its commit: longer than the slowest save or demotion."""
     half_life_requests: float = 1000.0

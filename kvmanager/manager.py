@@ -125,6 +125,10 @@ class KVManager:
         node = self._trie.nodes.get(key)
         return "" if node is None else node.tenant
 
+    def extend_lease(self, lease_id: int, seconds: float) -> None:
+        """Let a plan's lease end so much later, for its load may take as long. O(1)."""
+        self._planner.extend(lease_id, seconds)
+
     def release(self, lease_id: int) -> None:
         """End a plan's lease; one that has ended already is no error. What waited for it, `expire` will evict."""
         self._due.add(self._planner.release(lease_id))

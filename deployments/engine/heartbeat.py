@@ -7,9 +7,10 @@ between two steps. `HangWatch` is a thread that looks every `LOOK_EVERY_S`. A tu
     slack + PATIENCE · expected time       a step, by `kvmanager.loading.step_pace`, at most as the next
     slack + UNKNOWN_S                      a step while nothing is known yet, and one in which torch compiles
 
-and is a hang beyond. A step's time is counted by what the watch itself could see of it, so a process that was stopped,
-or a machine that stood still, ages no step by more than one look. What the watch cannot see, a process that is stopped
-or a hang that holds Python's lock, is found by Serve, whose health check is not answered then.
+and, if the step waits for layerwise loads, as long as the longest of them may take. It is a hang beyond. A step's time
+is counted by what the watch itself could see of it, so a process that was stopped, or a machine that stood still, ages
+no step by more than one look. What the watch cannot see, a process that is stopped or a hang that holds Python's lock,
+is found by Serve, whose health check is not answered then.
 
 Leans on torch 2.13.0's `torch._dynamo.callback.callback_handler`, which tells when a compilation begins and ends: the
 first request of a kind may have half a minute of it inside its step.
@@ -35,7 +36,7 @@ UNKNOWN_S = 600.0
 
 
 class Heartbeat:
-    """See the module's docstring. `turn`, `scheduled` and `compiles` on the engine thread; the rest from any."""
+    """See the module's docstring. `turn`, `scheduled` and `may_wait` on the engine thread; the rest from any."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = 0
@@ -44,19 +45,20 @@ class Heartbeat:
         """Of the step that is being computed."""
         self.compiling = False
         self._compiled = False
+        self._waits_s = 0.0
         self._clock = clock
         self._pace = StepPace()
         self._lock = threading.Lock()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Around whatever the engine thread does. How long a step took is learned, unless it raises or compiles."""
-        self.work, self._compiled = None, False
+        """Around whatever the engine thread does. How long a step took is learned, unless it failed, compiled or waited."""
+        self.work, self._compiled, self._waits_s = None, False, 0.0
         began = self._clock()
         self.count += 1
         try:
             yield
-            if self.work is not None and not self._compiled:
+            if self.work is not None and not self._compiled and not self._waits_s:
                 with self._lock:
                     self._pace.took(self.work, self._clock() - began)
         finally:
@@ -66,9 +68,14 @@ class Heartbeat:
         """What this turn's step computes is known now."""
         self.work = work
 
+    def may_wait(self, seconds: float) -> None:
+        """This turn's step may wait so long for a load. Several are waited for at once."""
+        self._waits_s = max(self._waits_s, seconds)
+
     def patience_s(self, slack_s: float) -> float:
         """How long the present turn may take."""
         work = self.work
+        slack_s += self._waits_s
         if self.compiling:
             return slack_s + UNKNOWN_S
         if work is None:

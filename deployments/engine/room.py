@@ -98,9 +98,7 @@ class EngineRoom:
                 str(rank),
             )
             self._directives = DirectiveRunner(self._reuse.control, self._thread.call)
-        # A step may wait for a layerwise load.
-        slack_s = settings.engine.hang_s + (settings.kv.load_deadline_s if settings.kv.enabled else 0.0)
-        self._watch = HangWatch(self._thread.heartbeat, slack_s, self._give_up)
+        self._watch = HangWatch(self._thread.heartbeat, settings.engine.hang_s, self._give_up)
         self._watch.start()
 
     # Prompts.

@@ -36,9 +36,9 @@ from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.kv_port import FIDELITY, PLAN, TENANT, KVPort, PlanDict
 from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
 from deployments.transfer.layerwise_step import LayerwiseStep
+from deployments.transfer.load_pace import load_pace
 from deployments.transfer.shared_loads import SharedLoads
 from deployments.transfer.threads import KVTransfer, LoadJob
-from deployments.transfer.ttft_deadline import ttft_deadline
 from kvmanager.segments.format import EXACT
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class SchedulerSide:
         layerwise: LayerwiseStep,
         num_running: Callable[[], int],
         max_step_tokens: int,
+        load_deadline_s: float,
         make_room: Callable[[], None] = lambda: None,
         ttft_target_s: float | None = None,
     ) -> None:
@@ -81,6 +82,7 @@ class SchedulerSide:
         self._layerwise = layerwise
         self._num_running = num_running
         self._max_step_tokens = max_step_tokens
+        self._load_deadline_s = load_deadline_s
         self._make_room = make_room
         self._ttft_target_s = ttft_target_s
         self.queue: HotnessQueue | None = None
@@ -95,6 +97,7 @@ class SchedulerSide:
         transfer = request.kv_transfer_params or {}
         plan: PlanDict | None = transfer.get(PLAN)
         loads = plan["segments"] if plan else []
+        expected = plan.get("expected") if plan else None
         covered = loads[-1].end_block if loads else 0
         if covered and loads[-1].key != request.block_hashes[covered - 1]:
             covered = 0  # a tolerant prompt's exact twin: under its own names nothing is stored, and children need it
@@ -103,6 +106,7 @@ class SchedulerSide:
             loads=loads,
             lease_id=plan["lease_id"] if plan else 0,
             saved_blocks=covered,
+            load_within_s=max(self._load_deadline_s, expected["deadline_s"] if expected else 0.0),
             tenant=transfer.get(TENANT, ""),
             fidelity=transfer.get(FIDELITY, EXACT),
         )
@@ -146,6 +150,7 @@ class SchedulerSide:
                 min(rest, self._max_step_tokens),
                 self._num_running(),
                 self._layerwise.buffer.free_bytes,
+                tracked.load_within_s,
             )
         return (end - first) * self._block_size, tracked.layerwise_patience_s is None
 
@@ -171,10 +176,10 @@ class SchedulerSide:
         self._shared.begin(request.request_id, request.block_hashes, first, end)
         job = LoadJob(request.request_id, tracked.lease_id, loads, first, block_ids[first:end])
         if tracked.layerwise_patience_s is None:
-            pace = None
-            if self._ttft_target_s is not None:
-                pace = ttft_deadline(request, loads, first, end, self._block_size, self._ttft_target_s)
-            self._transfer.submit_load(replace(job, pace=pace), pace.give_up_at if pace else math.inf)
+            target_s, patience_s = self._ttft_target_s, self._load_deadline_s
+            pace = load_pace(request, loads, first, end, self._block_size, target_s, patience_s)
+            job = replace(job, pace=pace, within_s=tracked.load_within_s)
+            self._transfer.submit_load(job, pace.give_up_at if pace else math.inf)
         else:
             blocks = hide_blocks(self._pool, block_ids[first:])
             self._layerwise.begin_load(

@@ -23,6 +23,8 @@ class TrackedRequest:
     loads: list[PlannedLoad]
     lease_id: int
     saved_blocks: int
+    load_within_s: float
+    """How long a load of its plan may take once it has begun."""
     tenant: str = ""
     """The tenant's tag, empty for none."""
     fidelity: str = EXACT

@@ -82,9 +82,7 @@ class KVReuse:
             on_load_end=thread.wake,
             streams=streams_for(layers[0]),
         )
-        choice = LayerwiseChoice(
-            settings.kv.layerwise, port, rates, self.copier.block_bytes, ends, settings.kv.load_deadline_s
-        )
+        choice = LayerwiseChoice(settings.kv.layerwise, port, rates, self.copier.block_bytes, ends)
         self.layerwise = LayerwiseStep(
             self.copier,
             self.transfer,
@@ -94,6 +92,7 @@ class KVReuse:
             streams_for(layers[0]),
             buffer_bytes,
             saves=settings.kv.layerwise.saves(layers[0].is_cuda),
+            on_wait=thread.heartbeat.may_wait,
         )
         self._scheduler_side = SchedulerSide(
             port=port,
@@ -107,6 +106,7 @@ class KVReuse:
             layerwise=self.layerwise,
             num_running=lambda: len(scheduler.running),
             max_step_tokens=config.scheduler_config.max_num_batched_tokens,
+            load_deadline_s=settings.kv.load_deadline_s,
             make_room=self.transfer.drop_waiting_saves,
             ttft_target_s=settings.kv.ttft_target_s,
         )

@@ -129,10 +129,12 @@ class KVManagerActor:
         device_blocks = self._brain.offloads.device_blocks(replica, hashes)
         choice = self._loads.for_prompt(now, replica, device_blocks, len(hashes), prompt_tokens, queued_tokens)
         plan = self._brain.plan(now, replica, node_id, hashes, exact_hashes=exact_hashes, choose=choice.choose)
+        self._brain.extend_lease(plan.lease_id, choice.deadline_s)
         self._loads.planned(choice, plan.lease_id, plan.reason)
         expected = PlanExpectation(
             load_s=choice.load_s,
             recompute_s=choice.recompute_s,
+            deadline_s=choice.deadline_s,
             device_tokens=choice.device_tokens,
             short_tokens=self._loads.short_tokens(replica),
         )

@@ -25,7 +25,7 @@ def manager_config(settings: Settings) -> ManagerConfig:
         blocks_per_segment=settings.blocks_per_segment,
         block_tokens=settings.block_size_tokens,
         load_or_recompute=kv.load_or_recompute,
-        most_load_s=kv.load_deadline_s,
+        load_base_s=kv.load_deadline_s,
         lease_s=kv.lease_s,
         save_s=kv.save_deadline_s,
         half_life_requests=kv.hotness_half_life_requests,
@@ -77,6 +77,6 @@ def load_choice(config: ManagerConfig) -> LoadChoice:
         LoadMode(config.load_or_recompute),
         config.block_tokens,
         config.block_tokens * config.blocks_per_segment,
-        config.most_load_s,
+        config.load_base_s,
         STARTING_CREDITS,
     )

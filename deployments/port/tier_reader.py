@@ -29,6 +29,7 @@ from deployments.protocol.actor_finder import SEARCH_S, ActorFinder
 from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.manager_client import SERVE_NAMESPACE
 from kvmanager.index.locations import Tier
+from kvmanager.loading.load_deadline import segment_wait_s
 
 WINDOW_BYTES = 48 * 1024**2
 """From Redis, asked for in one call. Two calls are under way at a time: so a load fits what a tier's workers may have
@@ -67,7 +68,8 @@ class TierReader:
     """See the module's docstring.
 
     `count` notes a degradation by its name; `report(what, load)` tells the manager of a segment that is "lost" or a
-    "bad_segment"; `patience_s` is, by tier, the longest wait for the next segment.
+    "bad_segment"; `patience_s` is, by tier, the longest wait for the next segment
+    (`kvmanager.loading.load_deadline.segment_wait_s` adds for its bytes).
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class TierReader:
                         there = [each for each, at in zip(loads, places, strict=True) if at == near]
                         calls[near] = self._ask(near, there)
                 with self._waits.segment.labels(load.tier).time():
-                    patience_ends = time.monotonic() + self._patience_s[load.tier]
+                    patience_ends = time.monotonic() + segment_wait_s(self._patience_s[load.tier], load.nbytes)
                     sealed = self._take(load, calls[place], min(deadline, patience_ends))
                 yield sealed
                 if sealed is None:

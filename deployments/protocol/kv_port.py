@@ -59,6 +59,8 @@ class PlanExpectation(TypedDict):
     """Until the first token, with the plan."""
     recompute_s: float
     """Until the first token, if nothing were loaded."""
+    deadline_s: float
+    """How long the load may take once it has begun (`kvmanager.loading.load_deadline`)."""
     device_tokens: int
     """Leading tokens that the device has."""
     short_tokens: int

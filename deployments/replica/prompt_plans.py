@@ -32,7 +32,7 @@ COMPUTED_WHOLE = "computed_whole"
 LOAD_FAILED = "load_failed"
 """Not all that was planned came, or not in time."""
 
-_NOTHING_EXPECTED = PlanExpectation(load_s=0.0, recompute_s=0.0, device_tokens=0, short_tokens=0)
+_NOTHING_EXPECTED = PlanExpectation(load_s=0.0, recompute_s=0.0, deadline_s=0.0, device_tokens=0, short_tokens=0)
 
 
 class PlanSource(Protocol):

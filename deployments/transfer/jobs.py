@@ -28,6 +28,8 @@ class LoadJob:
     on_end: Callable[[int], None] | None = None
     pace: PrefixLoad | None = None
     """Ends the load early where computing the rest is better; None: it goes on to its deadline."""
+    within_s: float | None = None
+    """How long the load may take once it has begun; None: as long as any may that brings little."""
 
 
 @dataclass(frozen=True, slots=True)

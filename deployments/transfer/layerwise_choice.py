@@ -67,7 +67,6 @@ class LayerwiseChoice:
         rates: MeasuredRates,
         block_bytes: int,
         group_ends: Sequence[int],
-        load_deadline_s: float,
     ) -> None:
         """`block_bytes`: KV of one block in all layers."""
         self.mode = settings.enabled
@@ -75,7 +74,6 @@ class LayerwiseChoice:
         self._rates = rates
         self._block_bytes = block_bytes
         self._group_ends = group_ends
-        self._load_deadline_s = load_deadline_s
 
     def patience_s(
         self,
@@ -85,11 +83,12 @@ class LayerwiseChoice:
         step_tokens: int,
         others: int,
         buffer_bytes: int,
+        within_s: float,
     ) -> float | None:
         """How long a layerwise load of `blocks` blocks may take; None: load the whole prefix beside the engine.
 
         `step_tokens` are what the step computes of the prompt's rest, after `context_tokens`; `others` requests would
-        stand still with it; `buffer_bytes` are left for its groups of layers.
+        stand still with it; `buffer_bytes` are left for its groups of layers; a load may take `within_s`.
         """
         if step_tokens < 2:  # nothing to hide behind; and on CUDA a step of single tokens is one graph, without hooks
             return None
@@ -98,7 +97,7 @@ class LayerwiseChoice:
             return None
         group_bytes = self.group_bytes(blocks)
         if self.mode == "on":
-            return self._load_deadline_s if group_bytes <= buffer_bytes else None
+            return within_s if group_bytes <= buffer_bytes else None
         nbytes = dict.fromkeys(tiers, 0)
         for load in loads:
             nbytes[load.tier] += self._block_bytes * load.num_blocks
@@ -119,7 +118,7 @@ class LayerwiseChoice:
         )
         if overlap.way is LoadWay.WHOLE:
             return None
-        return min(self._load_deadline_s, max(LEAST_PATIENCE_S, LATE * load_s))
+        return min(within_s, max(LEAST_PATIENCE_S, LATE * load_s))
 
     def group_bytes(self, blocks: int) -> int:
         """The largest group of layers of so many blocks."""

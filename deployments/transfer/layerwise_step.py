@@ -41,7 +41,9 @@ class LayerwiseStep:
         streams: TransferStreams,
         buffer_bytes: int,
         saves: bool,
+        on_wait: Callable[[float], None] = lambda seconds: None,
     ) -> None:
+        """`on_wait` hears for how many seconds the step that is being planned may wait for a load."""
         self.saves = saves
         self.buffer = HostBuffer(buffer_bytes)
         self.times = LayerTimes(len(copier.layers))
@@ -51,6 +53,7 @@ class LayerwiseStep:
         self._rates = rates
         self._group_ends = group_ends
         self._streams = streams
+        self._on_wait = on_wait
         self._loads: list[tuple[LayerwiseLoad, int, Callable[[int], None]]] = []
         self._saves: list[tuple[str, StepProgress]] = []
         self._step_tokens = self._step_context = 0
@@ -66,6 +69,7 @@ class LayerwiseStep:
         if not self.buffer.take(group_bytes):
             group_bytes = 0  # nothing to give back; `choice` has seen to it that this does not happen
         deadline = time.monotonic() + patience_s
+        self._on_wait(patience_s)
         load = LayerwiseLoad(
             job, self._copier, self._group_ends, deadline, self._streams, self.times, self._transfer.note_mismatch
         )

@@ -7,11 +7,13 @@ Layerwise loads (`deployments.transfer.layerwise_load`) run on the same threads;
 at the pace of the step that computes it.
 
 A load is for a request, or for a directive (`LoadJob.on_end`): then nobody waits for its blocks, and it gives no lease
-back. Loads never wait behind saves, and a load that hangs does not hold up the next one. A load always ends, at the
-latest `load_deadline_s` after it was submitted; what did not arrive is reported as failed blocks, which vLLM
-recomputes. A save is best effort: at most `max_held_blocks` device blocks are held (a single segment that is larger
-goes alone), what is beyond is dropped. So is what waits behind a tier that does not come to an end (`STALLED_S`), and
-what waits while a request needs its blocks (`drop_waiting_saves`).
+back. Loads never wait behind saves, and a load that hangs does not hold up the next one. A load always ends,
+at the latest `LoadJob.within_s` after it has begun. It is given up when it has not begun within `load_deadline_s`,
+because others take too long. What did not arrive is reported as failed blocks, which vLLM recomputes.
+
+A save is best effort: at most `max_held_blocks` device blocks are held (a single segment that is larger goes alone),
+what is beyond is dropped. So is what waits behind a tier that does not come to an end (`STALLED_S`), and what waits
+while a request needs its blocks (`drop_waiting_saves`).
 """
 
 from __future__ import annotations
@@ -96,8 +98,8 @@ class KVTransfer:
 
         The job's blocks must not be read or reused until its request is in `take_finished_loads`, or `on_end` called.
         """
-        deadline = min(deadline, time.monotonic() + self._load_deadline_s)
-        self._submit(partial(self._run_load, job, deadline, self._streams.mark_compute()))
+        begin_by = min(deadline, time.monotonic() + self._load_deadline_s)
+        self._submit(partial(self._run_load, job, begin_by, deadline, self._streams.mark_compute()))
 
     def submit_layerwise(self, run: Callable[[KVPort], None]) -> None:
         """Have a load thread run a layerwise load (`deployments.transfer.layerwise_load`), which ends by itself.
@@ -234,10 +236,13 @@ class KVTransfer:
             with self._lock:
                 self._loads_under_way -= 1
 
-    def _run_load(self, job: LoadJob, deadline: float, computed: Any) -> None:
+    def _run_load(self, job: LoadJob, begin_by: float, deadline: float, computed: Any) -> None:
         arrived = job.first_block
         try:
-            arrived = self._load(job, deadline, computed)
+            now = time.monotonic()
+            if now < begin_by:
+                within_s = self._load_deadline_s if job.within_s is None else job.within_s
+                arrived = self._load(job, min(deadline, now + within_s), computed)
         except Exception:
             logger.exception("load of %s failed; its tokens are recomputed", job.request_id)
         failed = set(job.block_ids[arrived - job.first_block :])
@@ -261,6 +266,8 @@ class KVTransfer:
         arrived = job.first_block
         took: dict[str, LoadTime] = {}
         last = time.monotonic()
+        if job.pace is not None:
+            job.pace.begins(last)
         end = job.first_block + len(job.block_ids)
         for load, sealed in zip(job.loads, self._port.fetch(job.loads, deadline), strict=False):
             if sealed is None:

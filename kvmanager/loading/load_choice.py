@@ -20,6 +20,7 @@ from math import inf
 from typing import Any
 
 from kvmanager.index.locations import Location, Tier
+from kvmanager.loading.load_deadline import MOST_LOAD_S, load_deadline_s
 from kvmanager.loading.load_rates import ALL_REPLICAS, ClusterRates, LateSample, LinearTime, PrefillTime, Sample
 from kvmanager.loading.load_split import Split, StoredPart, best_split, load_times
 from kvmanager.loading.loads_under_way import LoadsUnderWay
@@ -57,6 +58,8 @@ class PromptChoice:
     """Expected until the first token with what is loaded, 0 while not known."""
     recompute_s: float = 0.0
     """Expected until the first token without."""
+    deadline_s: float = 0.0
+    """How long the load may take once it has begun; 0 where nothing is loaded."""
     sizes: dict[Location, int] = field(default_factory=dict)
     """Bytes that are loaded, as they are stored, by where they are; without what another load is bringing here."""
     keys: list[SegmentKey] = field(default_factory=list)
@@ -78,15 +81,15 @@ class LoadChoice:
         mode: LoadMode,
         block_tokens: int,
         longest_short_tokens: int,
-        most_load_s: float,
+        load_base_s: float,
         starting_credits: Mapping[Tier, float],
     ) -> None:
-        """``most_load_s``: a load is given up then. ``longest_short_tokens``: no longer prompt counts as short."""
+        """``load_base_s``: of `kvmanager.loading.load_deadline`. ``longest_short_tokens``: of no longer prompts."""
         self.reasons: Counter[PlanReason] = Counter()
         self._mode = mode
         self._block_tokens = block_tokens
         self._longest_short_tokens = longest_short_tokens
-        self._most_load_s = most_load_s
+        self._load_base_s = load_base_s
         self._rates = ClusterRates(starting_credits)
         self._under_way = LoadsUnderWay()
         self._probes = Probes()
@@ -109,7 +112,7 @@ class LoadChoice:
         """Note that a plan was made with a choice: its load is under way now, until `ended`."""
         self.reasons[reason] += 1
         if choice.sizes:
-            deadline = choice.now + self._most_load_s + self._queue_s(choice)
+            deadline = choice.now + self._load_base_s + choice.deadline_s + self._queue_s(choice)
             self._under_way.begin(lease_id, choice.replica, choice.sizes, choice.ahead, deadline, choice.keys)
 
     def ended(self, lease_id: int) -> None:
@@ -133,6 +136,7 @@ class LoadChoice:
             if nbytes:
                 choice.sizes[segment.location] = choice.sizes.get(segment.location, 0) + nbytes
                 choice.keys.append(segment.key)
+        choice.deadline_s = self._deadline_s(choice, segments[:count], reason)
         return count, reason
 
     def _choose(self, choice: PromptChoice, parts: Sequence[StoredPart], on_device: int) -> tuple[int, PlanReason]:
@@ -210,6 +214,18 @@ class LoadChoice:
 
     # Inside.
 
+    def _deadline_s(self, choice: PromptChoice, loads: Sequence[PlannedSegment], reason: PlanReason) -> float:
+        if not loads:
+            return 0.0
+        if reason is PlanReason.PROBE:
+            return self._load_base_s  # it is not worth more
+        nbytes = {segment.location.tier: choice.ahead.get(segment.location.tier, 0.0) for segment in loads}
+        for segment in loads:
+            nbytes[segment.location.tier] += segment.nbytes
+        measured = {tier: self._rates.tier(choice.replica, tier).tier_time(tier) for tier in nbytes}
+        times = {tier: time for tier, time in measured.items() if time is not None}
+        return load_deadline_s(self._load_base_s, nbytes, times)
+
     def _queue_s(self, choice: PromptChoice) -> float:
         prefill = self._rates.prefill(choice.replica)
         return prefill.seconds(choice.queued_tokens) if prefill is not None else 0.0
@@ -240,7 +256,7 @@ class LoadChoice:
 
         queue_s = self._queue_s(choice)
         split = best_split(
-            parts, choice.prompt_tokens, choice.device_tokens, prefill, times, choice.ahead, queue_s, self._most_load_s
+            parts, choice.prompt_tokens, choice.device_tokens, prefill, times, choice.ahead, queue_s, MOST_LOAD_S
         )
         choice.load_s, choice.recompute_s = split.seconds, split.recompute_s
         if split.parts == len(parts):
@@ -269,7 +285,7 @@ class LoadChoice:
         """Whether to probe the first tier that the split leaves out, with one segment."""
         tier = parts[split.parts].tier
         upto = parts[on_device : split.parts + 1]
-        load_s = min(self._most_load_s, load_times(upto, times, choice.ahead)[-1])
+        load_s = min(self._load_base_s, load_times(upto, times, choice.ahead)[-1])
         covered = min(upto[-1].end_token, choice.prompt_tokens - 1)
         after_s = prefill.seconds(choice.prompt_tokens - covered, covered)
         loss_s = max(queue_s, load_s) + after_s - split.seconds

@@ -37,14 +37,26 @@ def segments_to_wait_for(segments: Sequence[LoadedSegment], left_s: float, bytes
 
 
 class PrefixLoad:
-    """A load under way against a target. One thread at a time."""
+    """A load under way against a target, or without one as long as it pays. One thread at a time."""
 
-    def __init__(self, segments: Sequence[LoadedSegment], rest_s: float, now: float, target_at: float) -> None:
-        """``rest_s``: computing what follows the segments, which are asked for ``now``."""
+    def __init__(
+        self,
+        segments: Sequence[LoadedSegment],
+        rest_s: float,
+        now: float,
+        target_at: float = -inf,
+        patience_s: float = 0.0,
+    ) -> None:
+        """``rest_s``: computing what follows the segments, which are asked for ``now``.
+
+        ``patience_s``: so long the load goes on, however slow it is. Without ``target_at`` it goes on after that while
+        loading the rest is expected to be faster than computing it.
+        """
         self._segments = segments
         self._rest_s = rest_s
         self._began = now
         self._target_at = target_at
+        self._patience_s = patience_s
         self._arrived = 0
         self._bytes = 0
 
@@ -57,10 +69,16 @@ class PrefixLoad:
         last = self._target_at - self._rest_s - sum(segment.recompute_s for segment in self._segments)
         return last if last > self._began else inf
 
+    def begins(self, now: float) -> None:
+        """Note that the segments are asked for only ``now``."""
+        self._began = now
+
     def arrived(self, now: float) -> bool:
         """Note that the next segment is there; return whether to wait for the one after it."""
         self._bytes += self._segments[self._arrived].nbytes
         self._arrived += 1
+        if now < self._began + self._patience_s:
+            return True
         rest = self._segments[self._arrived :]
         bytes_per_s = self._bytes / max(now - self._began, 1e-6)
         return segments_to_wait_for(rest, self._target_at - now - self._rest_s, bytes_per_s) > 0

@@ -1,13 +1,14 @@
 """Plans: what one replica may load for one prompt, and the leases that keep it there meanwhile.
 
 A lease is a promise with an end: until it is released or `lease_s` has passed, what the plan handed out is not evicted.
-Whoever dies without releasing delays evictions by that time at most. ``now`` never goes backwards, so leases end in the
-order in which they were made, and expiring costs only what expires. One thread.
+Whoever dies without releasing delays evictions by that time at most. Leases end in the order of a heap, so expiring
+costs only what expires. One thread.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from heapq import heappop, heappush
 from typing import NamedTuple, TypeAlias
 
 from kvmanager.index.catalog import Catalog
@@ -77,6 +78,7 @@ class Plan:
 @dataclass(slots=True)
 class _Lease:
     replica: str
+    made: float
     deadline: float
     copies: list[Copy]
 
@@ -93,6 +95,8 @@ class Planner:
         self._blocks_per_segment = blocks_per_segment
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
+        self._ends: list[tuple[float, int]] = []
+        """A heap of when leases end, by their ids; of one that was released, until then."""
         self._last_id = 0
 
     def __len__(self) -> int:
@@ -136,15 +140,23 @@ class Planner:
             return []
         return [copy for copy in lease.copies if self._catalog.unlease(copy)]
 
+    def extend(self, lease_id: int, seconds: float) -> None:
+        """Let a lease end so much later; one that has ended is no error."""
+        lease = self._leases.get(lease_id)
+        if lease is not None:
+            lease.deadline += seconds
+
     def expire(self, now: float) -> list[Copy]:
         """End the leases whose time is over; return the copies whose eviction waited for them. O(expired)."""
         freed: list[Copy] = []
-        while self._leases:
-            lease_id, lease = next(iter(self._leases.items()))
-            if lease.deadline > now:
-                break
-            self._counters.expired_leases += 1
-            freed += self.release(lease_id)
+        while self._ends and self._ends[0][0] <= now:
+            _, lease_id = heappop(self._ends)
+            lease = self._leases.get(lease_id)
+            if lease is not None and lease.deadline > now:
+                heappush(self._ends, (lease.deadline, lease_id))  # it was extended
+            elif lease is not None:
+                self._counters.expired_leases += 1
+                freed += self.release(lease_id)
         return freed
 
     def forget_replica(self, replica: str) -> list[Copy]:
@@ -174,7 +186,7 @@ class Planner:
     def oldest_s(self, now: float) -> float:
         """Return the age in seconds of the oldest lease, 0 without any."""
         oldest = next(iter(self._leases.values()), None)
-        return 0.0 if oldest is None else now - (oldest.deadline - self._lease_s)
+        return 0.0 if oldest is None else now - oldest.made
 
     def _plan(
         self,
@@ -219,7 +231,8 @@ class Planner:
         for copy in copies[:count]:
             self._catalog.lease(copy)
         self._last_id += 1
-        self._leases[self._last_id] = _Lease(replica, now + self._lease_s, copies[:count])
+        self._leases[self._last_id] = _Lease(replica, now, now + self._lease_s, copies[:count])
+        heappush(self._ends, (now + self._lease_s, self._last_id))
         return Plan(self._last_id, segments[:count], reason, scores, now_score)
 
 

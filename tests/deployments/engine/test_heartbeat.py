@@ -94,6 +94,23 @@ def test_a_call_that_does_not_return_is_found_after_the_slack(clock: Clock) -> N
     assert SLACK_S < found <= SLACK_S + 3 * LOOK_EVERY_S
 
 
+def test_a_step_that_waits_for_a_load_has_the_time_of_the_longest(clock: Clock) -> None:
+    heart = Heartbeat(clock)
+    learn(heart, clock, FULL_STEP, 0.1)
+    with heart.turn():
+        heart.may_wait(64.0)
+        heart.may_wait(8.0)
+        heart.scheduled(FULL_STEP)
+        waiting = found_after(heart, clock)
+    with heart.turn():
+        heart.scheduled(FULL_STEP)
+        next_step = found_after(heart, clock)
+    assert waiting is not None
+    assert next_step is not None
+    assert 64.0 + SLACK_S < waiting <= 64.0 + SLACK_S + PATIENCE * 0.1 + 3 * LOOK_EVERY_S
+    assert next_step < 64.0, "what a step may wait for is of that step alone"
+
+
 def test_the_first_step_of_all_and_one_that_compiles_have_minutes(clock: Clock) -> None:
     heart = Heartbeat(clock)
     with heart.turn():

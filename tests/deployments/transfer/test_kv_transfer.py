@@ -16,7 +16,9 @@ from deployments.protocol.kv_port import PlannedLoad, SaveGrant
 from deployments.transfer import threads as kv_transfer
 from deployments.transfer.layerwise_streams import HostStreams
 from deployments.transfer.threads import LOAD_THREADS, KVTransfer, LoadJob, SaveJob
+from kvmanager.loading.load_deadline import segment_wait_s
 from kvmanager.segments.spans import SegmentSpan
+from load_tests.harness.emulated_link import EmulatedLink
 from load_tests.harness.memory_port import MemoryPort
 
 BLOCKS = (4, 5)
@@ -90,15 +92,73 @@ def test_a_load_that_hangs_does_not_hold_up_the_next_one(transfer: KVTransfer, p
     assert transfer.counters.loads_failed == 1
 
 
-def test_the_time_that_a_load_waits_for_its_turn_counts_against_its_deadline(
-    transfer: KVTransfer, port: HangingPort
+@pytest.mark.parametrize(("within_s", "expected_s"), [(None, 5.0), (64.0, 64.0)])
+def test_a_loads_time_begins_when_it_begins(
+    transfer: KVTransfer, port: HangingPort, within_s: float | None, expected_s: float
 ) -> None:
-    before = time.monotonic()
-    transfer.submit_load(job("one", "node"))
-    after = time.monotonic()
+    for number in range(LOAD_THREADS):
+        transfer.submit_load(job(str(number), "slow"))
+    transfer.submit_load(replace(job("waits for a thread", "node"), within_s=within_s))
+    until(lambda: len(port.deadlines) == LOAD_THREADS, "every thread loads")
+    begins = time.monotonic()
+    port.gate.set()
+    until(lambda: "waits for a thread" in transfer.take_finished_loads(), "it has had its turn")
+    assert begins + expected_s <= port.deadlines[-1] <= time.monotonic() + expected_s
 
+
+class LinkedPort(MemoryPort):
+    """Segments come over a link, one after the other, and are waited for as the cluster's port does."""
+
+    def __init__(self, link: EmulatedLink) -> None:
+        super().__init__()
+        self.link = link
+
+    def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
+        for load in loads:
+            needs_s = self.link.seconds(load.nbytes)
+            left_s = min(deadline - time.monotonic(), segment_wait_s(0.05, load.nbytes))
+            time.sleep(max(0.0, min(needs_s, left_s)))
+            yield memoryview(b"segment") if needs_s <= left_s else None
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "within_s", "arrive"),
+    [(50e6, 64.0, 12), (50e6, 0.1, 5), (1e6, 64.0, 0)],
+    ids=["a long load", "without its own time", "a link that brings nothing"],
+)
+def test_over_a_slow_link_a_long_load_comes_and_a_stuck_one_is_cut_off(
+    bytes_per_s: float, within_s: float, arrive: int
+) -> None:
+    """Twelve segments of 1 MB, in 0.24 s over the first link; a load that is short has 0.1 s."""
+    copier: Any = SimpleNamespace(write=lambda *_: None, layout=SimpleNamespace(block_size=32))
+    transfer = KVTransfer(copier, LinkedPort(EmulatedLink(bytes_per_s)), max_held_blocks=8, load_deadline_s=0.1)
+    loads = [PlannedLoad(bytes([number]) * 32, number, 1, "redis", "", 10**6) for number in range(12)]
+    transfer.submit_load(LoadJob("one", 1, loads, 0, range(12), within_s=within_s))
     assert finished(transfer) == {"one"}
-    assert before + 5.0 <= port.deadlines[0] <= after + 5.0
+    arrived = 12 - len(transfer.take_failed_blocks())
+    assert arrived == arrive if arrive in (0, 12) else arrived <= arrive
+    transfer.close()
+
+
+def test_a_directives_deadline_counts_from_its_order(transfer: KVTransfer, port: HangingPort) -> None:
+    transfer.submit_load(replace(job("one", "node"), within_s=64.0), deadline=time.monotonic() + 1.0)
+    assert finished(transfer) == {"one"}
+    assert port.deadlines[0] <= time.monotonic() + 1.0
+
+
+def test_a_load_that_does_not_come_to_its_turn_is_given_up(port: HangingPort) -> None:
+    copier: Any = SimpleNamespace(write=lambda *_: None, layout=SimpleNamespace(block_size=32))
+    transfer = KVTransfer(copier, port, max_held_blocks=8, load_deadline_s=0.05)
+    for number in range(LOAD_THREADS):
+        transfer.submit_load(replace(job(str(number), "slow"), within_s=64.0))
+    until(lambda: len(port.deadlines) == LOAD_THREADS, "every thread loads")
+    transfer.submit_load(replace(job("one", "node"), within_s=64.0))
+    time.sleep(0.1)
+    port.gate.set()
+    until(lambda: "one" in transfer.take_finished_loads(), "it ends when a thread looks at it")
+    assert len(port.deadlines) == LOAD_THREADS, "and asks for nothing"
+    assert set(BLOCKS) <= transfer.take_failed_blocks()
+    transfer.close()
 
 
 def until(holds: Any, what: str) -> None:

@@ -28,7 +28,7 @@ from load_tests.harness.memory_port import LEASE_ID
 def layerwise(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveEngine]:
     engine.port = LayerPort()
     engine.reuse.layerwise.choice.mode = "on"
-    monkeypatch.setattr(engine.reuse.layerwise.choice, "_load_deadline_s", PATIENCE_S)
+    monkeypatch.setattr(engine.scheduler.connector._scheduler_side, "_load_deadline_s", PATIENCE_S)
     yield engine
     engine.reuse.layerwise.choice.mode = "off"
 
@@ -185,7 +185,7 @@ def test_layers_that_come_after_the_deadline_are_recomputed_and_written_nowhere(
 
     layerwise.port.before_group = stall
     layerwise.port.damaged = {(2, 3)}  # would be noticed, if it were looked at
-    monkeypatch.setattr(layerwise.reuse.layerwise.choice, "_load_deadline_s", 0.3)
+    monkeypatch.setattr(layerwise.scheduler.connector._scheduler_side, "_load_deadline_s", 0.3)
 
     output = layerwise.run(layerwise.answer(tokens, greedy(8)))
     gate.set()

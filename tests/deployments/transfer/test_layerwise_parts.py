@@ -225,38 +225,39 @@ def choice(mode: str = "auto", loads_per_s: float = 1e6) -> LayerwiseChoice:
     for size in range(1, 21):
         rates.add(("load", "cpu", 32 * size, 1000 * size, 1000 * size / loads_per_s))
         rates.add(("prefill", 10 * size, size / 100))
-    return LayerwiseChoice(LayerwiseSettings(enabled=mode), CPUOnly(), rates, 1000, [1, 2, 3, 4], 2.0)
+    return LayerwiseChoice(LayerwiseSettings(enabled=mode), CPUOnly(), rates, 1000, [1, 2, 3, 4])
 
 
 LOADS = [planned(SegmentSpan(SegmentKey(b"k" * 32), None, 0, 100, NodeKind.REQUEST))]
 
 
 def test_a_load_that_hides_behind_the_computation_is_layerwise_and_has_little_patience() -> None:
-    assert choice().patience_s(LOADS, 100, 0, 100, 0, 10**9) == pytest.approx(LATE * 0.1)
+    assert choice().patience_s(LOADS, 100, 0, 100, 0, 10**9, 2.0) == pytest.approx(LATE * 0.1)
 
 
 def test_whole_prefixes_are_loaded_while_others_decode_before_anything_is_measured_and_from_tiers_without_layers() -> (
     None
 ):
-    assert choice().patience_s(LOADS, 100, 0, 100, 1, 10**9) is None
-    assert choice().patience_s(LOADS, 100, 0, 100, 0, 1000) is None, "the buffer is full"
-    new = LayerwiseChoice(LayerwiseSettings(), CPUOnly(), MeasuredRates(), 1000, [1, 2, 3, 4], 2.0)
-    assert new.patience_s(LOADS, 100, 0, 100, 0, 10**9) is None
+    assert choice().patience_s(LOADS, 100, 0, 100, 1, 10**9, 2.0) is None
+    assert choice().patience_s(LOADS, 100, 0, 100, 0, 1000, 2.0) is None, "the buffer is full"
+    new = LayerwiseChoice(LayerwiseSettings(), CPUOnly(), MeasuredRates(), 1000, [1, 2, 3, 4])
+    assert new.patience_s(LOADS, 100, 0, 100, 0, 10**9, 2.0) is None
     from_redis = [planned(SegmentSpan(SegmentKey(b"k" * 32), None, 0, 100, NodeKind.REQUEST), "redis")]
-    assert choice("on").patience_s(from_redis, 100, 0, 100, 0, 10**9) is None
+    assert choice("on").patience_s(from_redis, 100, 0, 100, 0, 10**9, 2.0) is None
 
 
 def test_after_a_load_that_was_given_up_the_tier_is_not_waited_for_so_soon() -> None:
     chosen = choice()
     for _ in range(8):
         chosen._rates.given_up("cpu", 100_000, 0.4)
-    assert chosen.patience_s(LOADS, 100, 0, 100, 0, 10**9) is None
+    assert chosen.patience_s(LOADS, 100, 0, 100, 0, 10**9, 2.0) is None
 
 
 def test_the_setting_decides_alone_when_it_says_on_or_off() -> None:
-    assert choice("on").patience_s(LOADS, 100, 0, 100, 9, 10**9) == 2.0
-    assert choice("on").patience_s(LOADS, 100, 0, 1, 0, 10**9) is None, "one token: nothing to hide behind"
-    assert choice("off").patience_s(LOADS, 100, 0, 100, 0, 10**9) is None
+    assert choice("on").patience_s(LOADS, 100, 0, 100, 9, 10**9, 2.0) == 2.0
+    assert choice("on").patience_s(LOADS, 100, 0, 100, 9, 10**9, 64.0) == 64.0, "a long load has its own time"
+    assert choice("on").patience_s(LOADS, 100, 0, 1, 0, 10**9, 2.0) is None, "one token: nothing to hide behind"
+    assert choice("off").patience_s(LOADS, 100, 0, 100, 0, 10**9, 2.0) is None
 
 
 def test_a_buffer_gives_what_it_has_and_no_more() -> None:

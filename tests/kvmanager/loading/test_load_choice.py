@@ -84,13 +84,44 @@ def test_a_burst_for_one_prompt_is_one_load():
     assert server.plan(IN_REDIS)[0] == 4, "another prompt's is the second"
 
 
+def deadline_s(server, segments):
+    choice = server.choice.for_prompt(server.now, "replica", 0, 100, 100 * 32 + 20)
+    choice.choose(segments)
+    return choice.deadline_s
+
+
+def test_a_loads_time_grows_with_its_bytes_and_with_those_ahead_of_it():
+    server = Server()
+    server.rates[Tier.REDIS] = 1e8
+    server.tokens_per_s = 100.0
+    server.warm_up()
+    small, large = (deadline_s(server, stored([REDIS] * 4, nbytes)) for nbytes in (10**6, 10**8))
+    assert small == pytest.approx(DEADLINE_S + 3 * (0.002 + 0.04), rel=0.05)
+    assert large == pytest.approx(DEADLINE_S + 3 * (0.002 + 4.0), rel=0.05), "not cut off after the base"
+    server.plan(stored([REDIS] * 4, 10**8))
+    assert deadline_s(server, stored([REDIS] * 4, 10**6)) > DEADLINE_S + 3 * 4.0
+
+
+def test_a_probe_is_not_worth_more_than_the_base():
+    server = Server()
+    server.rates[Tier.REDIS] = SLOW
+    server.warm_up()
+    found = set()
+    for _ in range(10 * PROBE_PLANS):
+        server.now += PROBE_AGE_S
+        choice = server.choice.for_prompt(server.now, "replica", 0, 32, 32 * 32 + 20)
+        if choice.choose(IN_REDIS)[1] is PlanReason.PROBE:
+            found.add(choice.deadline_s)
+    assert found == {DEADLINE_S}
+
+
 def test_a_load_whose_end_nobody_told_is_forgotten():
     server = Server()
     server.rates[Tier.REDIS] = 2e7
     server.warm_up()
     while server.plan(IN_REDIS)[0]:
         pass
-    server.now += 1.5 * DEADLINE_S
+    server.now += 10 * DEADLINE_S
     assert server.plan(IN_REDIS)[0] == 4
 
 

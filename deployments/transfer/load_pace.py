@@ -1,0 +1,53 @@
+"""Until when a load is waited for: as long as it pays, and so that a tolerant prompt holds `kv.ttft_target_s`.
+
+Translation only, of a plan's terms to those of `kvmanager.loading.prefix_load.PrefixLoad`. On the engine thread. All
+times are on `time.monotonic`'s clock: a step of the machine's clock moves nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict, PlannedLoad
+from kvmanager.loading.prefix_load import LoadedSegment, PrefixLoad
+from kvmanager.segments.keys import TOLERANT
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+
+def load_pace(
+    request: Request,
+    loads: Sequence[PlannedLoad],
+    first_block: int,
+    end_block: int,
+    block_tokens: int,
+    target_s: float | None,
+    patience_s: float,
+) -> PrefixLoad | None:
+    """The pace of a load that begins now and brings a prompt's blocks from `first_block` up to `end_block`.
+
+    What computing takes is the plan's expectation, per token as on average of the prompt. None while nothing is known
+    of that: the load goes on to its deadline. A load goes on for `patience_s`, and as long as the first token was
+    expected to take, whatever its speed. A tolerant prompt's has `target_s` instead, if it is not None, counted from
+    the prompt's arrival at the ingress (`kv_port.ARRIVED`).
+    """
+    transfer = request.kv_transfer_params or {}
+    plan: PlanDict | None = transfer.get(PLAN)
+    expected = plan.get("expected") if plan else None
+    if expected is None or not expected["recompute_s"]:
+        return None
+    prompt_tokens = request.num_prompt_tokens
+    token_s = expected["recompute_s"] / max(1, prompt_tokens - expected["device_tokens"])
+    block_s = token_s * block_tokens
+    segments = [
+        LoadedSegment(load.nbytes, block_s * (min(load.end_block, end_block) - max(load.start_block, first_block)))
+        for load in loads
+    ]
+    rest_s = token_s * (prompt_tokens - end_block * block_tokens)
+    now = time.monotonic()
+    if target_s is not None and transfer.get(FIDELITY) == TOLERANT:
+        return PrefixLoad(segments, rest_s, now, transfer.get(ARRIVED, now) + target_s)
+    return PrefixLoad(segments, rest_s, now, patience_s=max(patience_s, expected["load_s"]))
