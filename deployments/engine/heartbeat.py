@@ -52,7 +52,7 @@ class Heartbeat:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Around whatever the engine thread does. How long a step took is learned, unless it failed, compiled or waited."""
+        """Around whatever the engine thread does. A step's time is learned, unless it fails, compiles or waits."""
         self.work, self._compiled, self._waits_s = None, False, 0.0
         began = self._clock()
         self.count += 1
