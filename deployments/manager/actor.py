@@ -36,7 +36,7 @@ from deployments.manager.replica_seat import ReplicaSeat, silent, succeeded_by
 from deployments.manager.reports import Reports
 from deployments.manager.tier_registry import TierRegistry
 from deployments.protocol.call_batches import carry_out
-from deployments.protocol.kv_port import PlanDict, PlanExpectation
+from deployments.protocol.kv_port import PlanDict
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import Deltas, Position
 from kvmanager.index.locations import REDIS, Location, Tier
@@ -131,14 +131,7 @@ class KVManagerActor:
         plan = self._brain.plan(now, replica, node_id, hashes, exact_hashes=exact_hashes, choose=choice.choose)
         self._brain.extend_lease(plan.lease_id, choice.deadline_s)
         self._loads.planned(choice, plan.lease_id, plan.reason)
-        expected = PlanExpectation(
-            load_s=choice.load_s,
-            recompute_s=choice.recompute_s,
-            deadline_s=choice.deadline_s,
-            device_tokens=choice.device_tokens,
-            short_tokens=self._loads.short_tokens(replica),
-        )
-        return plan_answer(plan, self._brain.epoch, expected)
+        return plan_answer(plan, self._brain.epoch, choice, self._loads.short_tokens(replica))
 
     async def release(self, lease_ids: Iterable[int]) -> None:
         """Leases that are used up."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from deployments.protocol.kv_port import PlanDict, PlanExpectation, PlannedLoad
+from kvmanager.loading.load_choice import PromptChoice
 from kvmanager.moves.plans import Plan, PlannedSegment
 
 
@@ -18,8 +19,15 @@ def planned_loads(segments: Iterable[PlannedSegment]) -> list[PlannedLoad]:
     ]
 
 
-def plan_answer(plan: Plan, epoch: int, expected: PlanExpectation) -> PlanDict:
-    """The plan as a replica hears of it."""
+def plan_answer(plan: Plan, epoch: int, choice: PromptChoice, short_tokens: int) -> PlanDict:
+    """The plan as a replica hears of it, with what was expected when it was chosen."""
+    expected = PlanExpectation(
+        load_s=choice.load_s,
+        recompute_s=choice.recompute_s,
+        deadline_s=choice.deadline_s,
+        device_tokens=choice.device_tokens,
+        short_tokens=short_tokens,
+    )
     return PlanDict(
         lease_id=plan.lease_id,
         segments=planned_loads(plan.segments),
