@@ -15,17 +15,17 @@ from typing import Any
 
 from kvmanager.config import ManagerConfig
 from kvmanager.eviction.pins import PinReport
-from kvmanager.index.deltas import HASHES_PER_EVENT, Deltas, Position
+from kvmanager.index.deltas import Deltas, Position
 from kvmanager.index.eviction_policy import EvictionPolicy, PolicySetting
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.index.nodes import Copy
 from kvmanager.index.snapshots import deltas_since
 from kvmanager.manager_parts import ManagerParts
+from kvmanager.moves.cuts import cut_sequence
 from kvmanager.moves.demotions import Demotion
 from kvmanager.moves.directives import Directive, evict
 from kvmanager.moves.due_evictions import evictions
 from kvmanager.moves.plans import Choose, Plan
-from kvmanager.moves.renewals import AtRedis
 from kvmanager.moves.saves import Offer
 from kvmanager.report import lookup_report, manager_report, tenant_report
 from kvmanager.segments.keys import BlockHash, SegmentKey
@@ -52,6 +52,8 @@ class KVManager:
         self._pins, self._quotas, self._devices = parts.pins, parts.quotas, parts.devices
         self.offloads = parts.offloads
         """What devices hold and no shared tier has; for reading only."""
+        self.renewals = parts.renewals
+        """What Redis shall keep from expiring, and what the index says of it."""
 
     def set_budget(self, location: Location, nbytes: int) -> None:
         """Let a location hold ``nbytes``. Raises ValueError for a device, and for less than the location holds.
@@ -134,6 +136,22 @@ class KVManager:
         self._due.add(self._planner.release(lease_id))
 
     # Saving
+
+    def cut(
+        self,
+        location: Location,
+        hashes: Sequence[BlockHash],
+        first_block: int,
+        end_block: int,
+        num_prompt_blocks: int,
+        tenant: str = "",
+    ) -> list[SegmentSpan]:
+        """Cut what a replica has of a sequence, blocks ``[first_block, end_block)``, into segments for ``location``.
+
+        ``hashes`` begin at block 0. Raises ValueError when the range does not lie in them. O(blocks).
+        """
+        most = self._parts.blocks_per_segment
+        return cut_sequence(self._trie, hashes, first_block, end_block, most, num_prompt_blocks, tenant)
 
     def offer(
         self, now: float, replica: str, location: Location, spans: Sequence[SegmentSpan], nbytes: Sequence[int]
@@ -225,26 +243,10 @@ class KVManager:
         """
         self._end_overdue(now)
         freed, strays = self._demotions.finish(demotion_id, stored)
-        self._parts.renewals.written(self._now, stored)
+        self.renewals.written(self._now, stored)
         due = self._due.keys(REDIS)
         strays = [key for key in strays if key not in due]
         return self._evict(freed) + ((evict(REDIS, tuple(strays)),) if strays else ())
-
-    def renewals(self, now: float, most: int) -> list[SegmentKey]:
-        """Return some ``most`` segments that Redis shall keep from expiring now, in this order: children first.
-
-        To be called every second or so.
-        """
-        self._advance(now)
-        return self._parts.renewals.take(self._now, most)
-
-    def at_redis(self, key: SegmentKey) -> AtRedis | None:
-        """Return what the index says of a segment at Redis; None: that it is not there."""
-        return self._parts.renewals.indexed(key)
-
-    def restored(self) -> None:
-        """Note that a segment which Redis had lost was copied there once more."""
-        self._parts.counters.restored_segments += 1
 
     def relieve(self, now: float) -> tuple[Directive, ...]:
         """Order CPU tiers above their high-water mark to free the coldest segments that Redis has, and what is due."""
@@ -289,20 +291,15 @@ class KVManager:
 
     def device_stored(self, replica: str, hashes: Iterable[BlockHash]) -> None:
         """Note that a replica's device pool now holds these blocks."""
-        new = self._devices.stored(replica, hashes)
-        for start in range(0, len(new), HASHES_PER_EVENT):
-            self._parts.log.append(("dev+", replica, new[start : start + HASHES_PER_EVENT]))
+        self._devices.stored(replica, hashes)
 
     def device_removed(self, replica: str, hashes: Iterable[BlockHash]) -> None:
         """Note that a replica's device pool no longer holds these blocks."""
-        gone = self._devices.removed(replica, hashes)
-        for start in range(0, len(gone), HASHES_PER_EVENT):
-            self._parts.log.append(("dev-", replica, gone[start : start + HASHES_PER_EVENT]))
+        self._devices.removed(replica, hashes)
 
     def device_cleared(self, replica: str) -> None:
         """Note that a replica's device pool is empty."""
-        if self._devices.forget(replica):
-            self._parts.log.append(("dev0", replica))
+        self._devices.forget(replica)
 
     # Losses and housekeeping
 

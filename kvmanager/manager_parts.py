@@ -29,6 +29,7 @@ class ManagerParts:
     def __init__(self, config: ManagerConfig, policy: Callable[[PolicySetting], EvictionPolicy] | None = None) -> None:
         """`policy`: makes the eviction policies in place of the one that the configuration names; none learns."""
         learns = policy is None and find_policy(config.eviction_policy).learns
+        self.blocks_per_segment = config.blocks_per_segment
         self.counters = Counters()
         self.clock = HotnessClock(config.half_life_requests)
         self.log = DeltaLog(config.max_deltas)
@@ -48,7 +49,7 @@ class ManagerParts:
         self.demotions = Demotions(self.catalog, self.queue, self.counters, config.cpu_high_water, config.save_s)
         self.pins = Pins(self.catalog, config.pin_budget_bytes, config.longest_pin_s, config.tenant_pin_bytes)
         self.quotas = Quotas(self.catalog, self.counters)
-        self.devices = DeviceIndex()
+        self.devices = DeviceIndex(self.log)
         self.snapshots = Snapshots(self.catalog, self.devices)
         self.offloads = Offloads(self.trie, self.planner, self.devices, self.clock, config.blocks_per_segment)
         self.due = DueEvictions(self.counters)

@@ -1,4 +1,4 @@
-"""Saves a request's blocks as segments: each once, held by reference count until they are copied.
+"""Saves a request's blocks, cut into segments by the manager: each once, held by reference count until they are copied.
 
 Leans on vLLM's `KVCacheManager.get_block_ids`, `Request.block_hashes`. On the engine thread.
 """
@@ -10,12 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from deployments.engine.tracked_request import TrackedRequest
+from deployments.protocol.kv_port import OfferedBlocks
 from deployments.transfer.held_save import submit_held_save
 from deployments.transfer.layerwise_save import HostBuffer, StepProgress
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.threads import KVTransfer
 from kvmanager.segments.keys import BlockHash
-from kvmanager.segments.spans import split_segments
+from kvmanager.segments.spans import cut_ends
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -54,36 +55,34 @@ class RequestSaves:
         end_block = min(end_block, len(request.block_hashes))
         if end_block <= tracked.saved_blocks or request.mm_features:
             return 0
-        spans = split_segments(
-            cast("list[BlockHash]", request.block_hashes),
-            tracked.saved_blocks,
-            end_block,
-            self._blocks_per_segment,
-            prompt_blocks,
-            tenant=tracked.tenant,
-        )
-        all_ids = self._kv_cache_manager.get_block_ids(request.request_id)[0]
-        ids = [list(all_ids[span.start_block : span.start_block + span.num_blocks]) for span in spans]
-        wanted, fit = len(spans), self._transfer.segments_that_fit(ids)
-        if not fit:
+        first = tracked.saved_blocks
+        ends = cut_ends(first, end_block, self._blocks_per_segment, prompt_blocks)
+        wanted, room = len(ends), self._transfer.blocks_that_fit()
+        ends = [end for end in ends if end - first <= room]
+        if not ends:
             return wanted
-        spans, ids = spans[:fit], ids[:fit]
+        end = ends[-1]
+        hashes = cast("list[BlockHash]", request.block_hashes[:end])
+        offered = OfferedBlocks(hashes, first, end, prompt_blocks, tracked.tenant)
+        ids = list(self._kv_cache_manager.get_block_ids(request.request_id)[0][first:end])
         pace: StepProgress | None = None
         on_end: Callable[[int | None], None] = _nobody_waits
         if in_this_step:
-            buffer, nbytes = self._layerwise.buffer, self._transfer.sealed_bytes(ids)
+            starts = [first, *ends[:-1]]
+            nbytes = sum(self._transfer.sealed_bytes(end - start) for start, end in zip(starts, ends, strict=True))
+            buffer = self._layerwise.buffer
             if not buffer.take(nbytes):
                 return wanted
             pace = self._layerwise.begin_save(request.request_id)
             on_end = partial(_give_back, buffer, nbytes)
         pool = self._kv_cache_manager.block_pool
         if not submit_held_save(
-            pool, self._transfer, self._on_engine_thread, spans, ids, on_end, tracked.fidelity, pace
+            pool, self._transfer, self._on_engine_thread, offered, ids, on_end, tracked.fidelity, pace
         ):
             on_end(None)
             return wanted
-        tracked.saved_blocks = spans[-1].end_block
-        return wanted - fit
+        tracked.saved_blocks = end
+        return wanted - len(ends)
 
 
 def _give_back(buffer: HostBuffer, nbytes: int, stored: int | None) -> None:

@@ -77,6 +77,7 @@ class KVReuse:
             self.copier,
             port,
             max_held_blocks=int(pool_blocks * HELD_POOL_SHARE),
+            blocks_per_segment=settings.kv.segment_tokens // block_size,
             load_deadline_s=settings.kv.load_deadline_s,
             on_rate=rates.add,
             on_load_end=thread.wake,

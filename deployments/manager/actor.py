@@ -36,13 +36,14 @@ from deployments.manager.replica_seat import ReplicaSeat, silent, succeeded_by
 from deployments.manager.reports import Reports
 from deployments.manager.tier_registry import TierRegistry
 from deployments.protocol.call_batches import carry_out
-from deployments.protocol.kv_port import PlanDict
+from deployments.protocol.kv_port import OfferedBlocks, PlanDict
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import Deltas, Position
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.loading.load_rates import LateSample, Sample
 from kvmanager.manager import KVManager
 from kvmanager.moves.directives import evict
+from kvmanager.moves.saves import Offer
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import SegmentSpan
 
@@ -140,19 +141,19 @@ class KVManagerActor:
             self._loads.ended(lease_id)
 
     async def offer(
-        self, replica: str, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]
-    ) -> tuple[int, list[bytes]] | None:
-        """Which segments the replica shall store in its node's CPU tier; None when that node has no tier."""
+        self, replica: str, node_id: str, offered: OfferedBlocks, segment_bytes: Sequence[int]
+    ) -> tuple[int, list[SegmentSpan]] | None:
+        """Which segments of its blocks a replica shall store in its CPU tier; None: there is none. See `KVPort`."""
         if not self._seats.takes_segments(node_id):
             return None
         location = Location(Tier.CPU, node_id)
-        offer = self._brain.offer(time.monotonic(), replica, location, spans, segment_bytes)
-        self._seats.send(offer.evict)
-        # The room must be free before the replica sends: the tier refuses what does not fit.
-        if not await self._seats.settled(location):
-            self._brain.abandon(offer.save_id)
+        spans = self._brain.cut(location, *offered)
+        sizes = [segment_bytes[span.num_blocks - 1] for span in spans]
+        offer = self._brain.offer(time.monotonic(), replica, location, spans, sizes)
+        if not await self._has_room(location, offer):
             return None
-        return offer.save_id, list(offer.keys)
+        granted = set(offer.keys)
+        return offer.save_id, [span for span in spans if span.key in granted]
 
     async def abandon(self, save_id: int) -> None:
         """A save ended; what of it was not committed gives its room back."""
@@ -260,17 +261,14 @@ class KVManagerActor:
             return 0, []
         location = Location(Tier.CPU, node_id)
         offer = self._brain.promote(time.monotonic(), replica, location, keys)
-        self._seats.send(offer.evict)
-        if not await self._seats.settled(location):
-            self._brain.abandon(offer.save_id)
+        if not await self._has_room(location, offer):
             return 0, []
         return offer.save_id, list(offer.keys)
 
     async def commit(self, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> list[bytes]:
         """A tier owns complete segments now; returns the keys that it shall keep."""
-        kept = self._brain.commit(
-            time.monotonic(), Location(Tier.CPU, node_id), [span.key for span in spans], segment_bytes
-        )
+        keys = [span.key for span in spans]
+        kept = self._brain.commit(time.monotonic(), Location(Tier.CPU, node_id), keys, segment_bytes)
         self._watch.wake()
         self._demoter.wake()
         return list(kept)
@@ -368,6 +366,14 @@ class KVManagerActor:
     async def direct(self, kind: str, replica: str | int, *args: Any, **options: Any) -> dict[str, Any]:
         """Order one directive for a replica's device."""
         return await self._control.direct(kind, replica, *args, **options)
+
+    async def _has_room(self, location: Location, offer: Offer) -> bool:
+        """Make room for what is to be stored: the tier refuses what does not fit. False: the offer is abandoned."""
+        self._seats.send(offer.evict)
+        settled = await self._seats.settled(location)
+        if not settled:
+            self._brain.abandon(offer.save_id)
+        return settled
 
     def _drop_and_evict(self, location: Location, keys: Sequence[SegmentKey]) -> None:
         """Free segments that cannot be used, and what hangs on them."""

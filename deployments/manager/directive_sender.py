@@ -84,7 +84,7 @@ class DirectiveSender:
             return Ended(self._ledger.count(kind, Outcome.REFUSED_GONE))
         plan = self._brain.reserve(time.monotonic(), replica, seat.node_id, hashes)
         try:
-            end = plan.segments[-1].start_block + plan.segments[-1].num_blocks if plan.segments else 0
+            end = plan.segments[-1].end_block if plan.segments else 0
             if end <= self._brain.offloads.device_blocks(replica, hashes):
                 return Ended(self._ledger.count(kind, Outcome.DONE if end else self._nothing_stored(replica, hashes)))
             order = {

@@ -13,7 +13,15 @@ def planned_loads(segments: Iterable[PlannedSegment]) -> list[PlannedLoad]:
     """The segments as a replica loads them."""
     return [
         PlannedLoad(
-            s.key, s.start_block, s.num_blocks, s.location.tier.value, s.location.holder, s.nbytes, s.raw_nbytes
+            s.key,
+            s.start_block,
+            s.num_blocks,
+            s.location.tier.value,
+            s.location.holder,
+            s.nbytes,
+            s.raw_nbytes,
+            s.used_blocks,
+            s.last_hash,
         )
         for s in segments
     ]

@@ -41,7 +41,7 @@ class RedisRenewer:
     def tick(self) -> None:
         """Renew what is due, unless Redis is still at it. To be called every second or so."""
         if self._seats.redis_is_ready and (self._task is None or self._task.done()):
-            keys = self._brain.renewals(time.monotonic(), MOST_RENEWED)
+            keys = self._brain.renewals.take(time.monotonic(), MOST_RENEWED)
             self._task = asyncio.get_running_loop().create_task(self._renew(keys)) if keys else None
 
     async def mend(self, keys: Sequence[SegmentKey]) -> None:
@@ -60,7 +60,7 @@ class RedisRenewer:
             logger.warning("%d segments in Redis were not renewed: %r", len(keys), error)
 
     async def _mend(self, key: SegmentKey) -> None:
-        indexed = self._brain.at_redis(key)
+        indexed = self._brain.renewals.indexed(key)
         if indexed is None:
             return  # it has been evicted there meanwhile
         seat = None if indexed.cpu_tier is None else self._seats.cpu.get(indexed.cpu_tier.holder)
@@ -72,7 +72,7 @@ class RedisRenewer:
             return  # Redis cannot be written now: whoever misses the segment tells of it again
         if not sizes or sizes[0] > indexed.nbytes:
             self._drop([key])
-        elif self._brain.at_redis(key) is None:
+        elif self._brain.renewals.indexed(key) is None:
             self._seats.send([evict(REDIS, (key,))])  # nobody would account for it
         else:
-            self._brain.restored()
+            self._brain.renewals.restored()

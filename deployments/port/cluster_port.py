@@ -22,7 +22,7 @@ from deployments.port.layer_groups import in_layer_groups
 from deployments.port.locked_breaker import LockedBreaker
 from deployments.port.port_waits import PortWaits
 from deployments.port.tier_reader import TierReader
-from deployments.protocol.kv_port import LayerArrival, PlanDict, PlannedLoad, SaveGrant
+from deployments.protocol.kv_port import LayerArrival, OfferedBlocks, PlanDict, PlannedLoad, SaveGrant
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import LateSample, Sample
@@ -122,7 +122,7 @@ class ClusterPort:
         """Ray keeps an object in its place as long as something refers to it."""
         return in_layer_groups(self.fetch(loads, deadline), group_ends)
 
-    def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
+    def offer(self, offered: OfferedBlocks, segment_bytes: Sequence[int]) -> SaveGrant | None:
         """One call to the manager. One circuit breaker guards it and the `store` that follows a grant."""
         if self._own_tier is None:
             return None
@@ -131,7 +131,7 @@ class ClusterPort:
             return None
         try:
             answer = self.manager.ask_blocking(
-                "offer", self._replica, self._node_id, list(spans), list(segment_bytes),
+                "offer", self._replica, self._node_id, offered, list(segment_bytes),
                 timeout_s=min(OFFER_DEADLINE_S, self._settings.save_deadline_s),
             )  # fmt: skip
         except ManagerUnavailableError:
@@ -144,7 +144,7 @@ class ClusterPort:
         if not answer:
             self._save_circuit.abandoned()  # says nothing of the tier
             return None
-        return SaveGrant(answer[0], frozenset(answer[1]))
+        return SaveGrant(answer[0], tuple(answer[1]))
 
     def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> int:
         """One call to the tier with all segments; what the tier did not take is given up."""
@@ -165,8 +165,8 @@ class ClusterPort:
             except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
                 self._save_circuit.failed(time.monotonic())
                 self.count("store_failed")
-        if kept < len(grant.keys):
-            self.count("segments_not_stored", len(grant.keys) - kept)
+        if kept < len(grant.spans):
+            self.count("segments_not_stored", len(grant.spans) - kept)
             self._reports.put(("abandon", grant.save_id))
         return kept
 

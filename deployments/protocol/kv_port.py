@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
 
 from kvmanager.loading.load_rates import Sample
+from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan
 
 PLAN = "crosskv_plan"
@@ -29,17 +30,25 @@ FIDELITY = "crosskv_fidelity"
 
 
 class PlannedLoad(NamedTuple):
-    """A segment that a shared tier holds: blocks `start_block` to `end_block` of the sequence."""
+    """A segment that a shared tier holds: blocks `start_block` to `end_block` of the sequence.
+
+    Those of a plan follow each other without a gap, but may overlap: from each is taken what lies behind what has come.
+    """
 
     key: bytes
     start_block: int
     num_blocks: int
+    """Of the whole segment, as it is stored."""
     tier: str
     holder: str
     nbytes: int
     """Size at the tier, which may be coded."""
     raw_nbytes: int = 0
     """Size in memory; 0: the same."""
+    used_blocks: int = 0
+    """How many of its blocks the plan is about, from the first on; 0: all."""
+    last_hash: bytes = b""
+    """Hash of the last of these; empty when it is all, for the key is it then."""
 
     @property
     def memory_bytes(self) -> int:
@@ -48,8 +57,8 @@ class PlannedLoad(NamedTuple):
 
     @property
     def end_block(self) -> int:
-        """The first block after the segment."""
-        return self.start_block + self.num_blocks
+        """The first block after those that the plan is about."""
+        return self.start_block + (self.used_blocks or self.num_blocks)
 
 
 class PlanExpectation(TypedDict):
@@ -98,12 +107,26 @@ class LayerArrival(NamedTuple):
     layers: int
 
 
+class OfferedBlocks(NamedTuple):
+    """Blocks `[first_block, end_block)` of a sequence, which a replica has in hand."""
+
+    hashes: Sequence[BlockHash]
+    """Of the sequence's blocks, from block 0 to `end_block`."""
+    first_block: int
+    end_block: int
+    num_prompt_blocks: int
+    """How many of the sequence's blocks lie wholly in its prompt; the model sampled what follows."""
+    tenant: str = ""
+    """Tag of the tenant, empty for none."""
+
+
 @dataclass(frozen=True, slots=True)
 class SaveGrant:
-    """The manager's answer to an offer: which of the offered segments to store, and the reservation they are under."""
+    """The manager's answer to an offer: which segments of the blocks to store, and the reservation they are under."""
 
     save_id: int
-    keys: frozenset[bytes]
+    spans: tuple[SegmentSpan, ...]
+    """Parents first; each lies in the offered blocks."""
 
 
 class KVPort(Protocol):
@@ -131,8 +154,11 @@ class KVPort(Protocol):
         """
         ...
 
-    def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
-        """Ask which segments to store; None when the manager does not answer."""
+    def offer(self, offered: OfferedBlocks, segment_bytes: Sequence[int]) -> SaveGrant | None:
+        """Ask which segments to store; None when the manager does not answer.
+
+        `segment_bytes[k]` is the sealed size of a segment of k + 1 blocks, up to the most that a segment has.
+        """
         ...
 
     def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from deployments.protocol.kv_port import PlannedLoad
+from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad
 from deployments.transfer.layerwise_save import StepProgress
 from kvmanager.loading.prefix_load import PrefixLoad
 from kvmanager.segments.format import EXACT
@@ -34,14 +34,14 @@ class LoadJob:
 
 @dataclass(frozen=True, slots=True)
 class SaveJob:
-    """Consecutive segments of one sequence; `block_ids[i]` are the device blocks of `spans[i]`.
+    """Consecutive blocks of one sequence; `block_ids` are the device blocks from `offered.first_block` on.
 
     `give_back` is called, from the save thread, when the blocks have been copied; `on_end` when all is over, with the
     number of segments that are stored now, or None when the manager did not answer or their copying failed.
     """
 
-    spans: Sequence[SegmentSpan]
-    block_ids: Sequence[Sequence[int]]
+    offered: OfferedBlocks
+    block_ids: Sequence[int]
     give_back: Callable[[], None]
     on_end: Callable[[int | None], None] = lambda stored: None
     fidelity: str = EXACT
@@ -51,7 +51,12 @@ class SaveJob:
     @property
     def num_blocks(self) -> int:
         """Device blocks that the job holds."""
-        return sum(len(ids) for ids in self.block_ids)
+        return len(self.block_ids)
+
+    def ids_of(self, span: SegmentSpan) -> Sequence[int]:
+        """The device blocks of a segment of these."""
+        first = self.offered.first_block
+        return self.block_ids[span.start_block - first : span.end_block - first]
 
 
 @dataclass(slots=True)

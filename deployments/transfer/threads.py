@@ -24,7 +24,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ from deployments.transfer.layerwise_save import StepDiscardedError
 from deployments.transfer.layerwise_streams import HostStreams
 from kvmanager.loading.load_rates import Sample
 from kvmanager.segments.format import SegmentMismatch
-from kvmanager.segments.spans import SegmentSpan
+from kvmanager.segments.spans import SegmentSpan, cut_ends
 
 if TYPE_CHECKING:
     from deployments.transfer.layerwise_streams import TransferStreams
@@ -58,6 +58,7 @@ class KVTransfer:
         copier: SegmentCopier,
         port: KVPort,
         max_held_blocks: int,
+        blocks_per_segment: int,
         load_deadline_s: float,
         on_rate: Callable[[Sample], None] = lambda sample: None,
         on_load_end: Callable[[], None] = lambda: None,
@@ -76,6 +77,7 @@ class KVTransfer:
         self._copier = copier
         self._port = port
         self._max_held_blocks = max_held_blocks
+        self._blocks_per_segment = blocks_per_segment
         self._held_blocks = 0
         self._loads_under_way = 0
         self._storing_since = math.inf
@@ -147,9 +149,9 @@ class KVTransfer:
         logger.warning("segment %s is not what was stored (%s); recomputing", load.key.hex()[:16], reason)
         self._port.report_bad(load, reason)
 
-    def sealed_bytes(self, block_ids: Sequence[Sequence[int]]) -> int:
-        """Host memory that a save of these segments takes."""
-        return sum(self._copier.sealed_bytes(len(ids)) for ids in block_ids)
+    def sealed_bytes(self, num_blocks: int) -> int:
+        """Host memory that a segment of so many blocks takes."""
+        return self._copier.sealed_bytes(num_blocks)
 
     def submit_save(self, job: SaveJob) -> bool:
         """Start a save of blocks that the caller holds until `give_back`; False: over the limit, not started.
@@ -160,25 +162,18 @@ class KVTransfer:
             self.drop_waiting_saves()
             return False
         with self._lock:
-            goes_alone = not self._held_blocks and len(job.spans) == 1
+            goes_alone = not self._held_blocks and job.num_blocks <= self._blocks_per_segment
             if not goes_alone and self._held_blocks + job.num_blocks > self._max_held_blocks:
                 return False
             self._held_blocks += job.num_blocks
         self._saves.put(job)
         return True
 
-    def segments_that_fit(self, block_ids: Sequence[Sequence[int]]) -> int:
-        """How many of the first segments a save may hold now; one at least where nothing is held."""
+    def blocks_that_fit(self) -> int:
+        """How many blocks a save may hold now; those of a segment at least where nothing is held."""
         with self._lock:
             room = self._max_held_blocks - self._held_blocks
-            alone = not self._held_blocks
-        fit = 0
-        for ids in block_ids:
-            room -= len(ids)
-            if room < 0 and not (alone and fit == 0):
-                break
-            fit += 1
-        return fit
+            return room if self._held_blocks else max(room, self._blocks_per_segment)
 
     def drop_waiting_saves(self) -> None:
         """Give the blocks of all saves back that have not begun: a request needs them. Any thread."""
@@ -190,10 +185,10 @@ class KVTransfer:
         for job in dropped:
             with self._lock:
                 self._held_blocks -= job.num_blocks
-                self.counters.saves_dropped += len(job.spans)
+                self.counters.saves_dropped += self._segments(job)
             job.give_back()
             job.on_end(None)
-        if any(job.spans for job in dropped) and not self._has_dropped:
+        if any(job.block_ids for job in dropped) and not self._has_dropped:
             self._has_dropped = True
             logger.warning("saves are dropped: a tier hangs, or a request needs their blocks (counted, logged once)")
 
@@ -303,7 +298,7 @@ class KVTransfer:
             copied: list[tuple[SegmentSpan, Any]] = []
             grant: SaveGrant | None = None
             try:
-                grant = self._port.offer(job.spans, [self._copier.sealed_bytes(len(ids)) for ids in job.block_ids])
+                grant = self._port.offer(job.offered, self._segment_bytes())
                 if grant is not None:
                     copied = self._copy(job, grant)
             except StepDiscardedError:
@@ -324,18 +319,25 @@ class KVTransfer:
                 logger.exception("a save failed")
             finally:
                 self._storing_since = math.inf
-            wanted = len(job.spans) if grant is None else len(grant.keys)
+            wanted = self._segments(job) if grant is None else len(grant.spans)
             with self._lock:
                 self.counters.saves_dropped += wanted - kept
                 self.counters.segments_saved += kept
                 self.counters.bytes_saved += sum(buffer.nbytes for _, buffer in copied[:kept])
-            job.on_end(None if grant is None or len(copied) < len(grant.keys) else kept)
+            job.on_end(None if grant is None or len(copied) < len(grant.spans) else kept)
 
     def _copy(self, job: SaveJob, grant: SaveGrant) -> list[tuple[SegmentSpan, Any]]:
         """The granted segments, sealed. Raises StepDiscardedError when the step that computes them does not count."""
-        granted = [each for each in zip(job.spans, job.block_ids, strict=True) if each[0].key in grant.keys]
         if job.pace is None:
-            return [(span, self._copier.read(span, ids, job.fidelity)) for span, ids in granted]
-        reads = [self._copier.begin_read(span, ids, job.fidelity) for span, ids in granted]
+            return [(span, self._copier.read(span, job.ids_of(span), job.fidelity)) for span in grant.spans]
+        reads = [self._copier.begin_read(span, job.ids_of(span), job.fidelity) for span in grant.spans]
         job.pace.copy(reads)
-        return [(span, read.finish()) for (span, _), read in zip(granted, reads, strict=True)]
+        return [(span, read.finish()) for span, read in zip(grant.spans, reads, strict=True)]
+
+    def _segment_bytes(self) -> list[int]:
+        return [self._copier.sealed_bytes(blocks) for blocks in range(1, self._blocks_per_segment + 1)]
+
+    def _segments(self, job: SaveJob) -> int:
+        """Into how many segments a job is cut where nothing of it is stored."""
+        first, end, prompt = job.offered[1:4]
+        return len(cut_ends(first, end, self._blocks_per_segment, prompt))

@@ -56,6 +56,7 @@ class Node:
         "first_child",
         "key",
         "kind",
+        "marks",
         "nbytes",
         "next_sibling",
         "num_blocks",
@@ -74,6 +75,7 @@ class Node:
         self.start_block = span.start_block
         self.num_blocks = span.num_blocks
         self.kind = span.kind
+        self.marks = span.marks
         self.tenant = span.tenant
         """Tag of the tenant (`kvmanager.segments.keys.tenant_tag`); the parent's, where there is one."""
         self.nbytes = 0
@@ -100,6 +102,12 @@ class Node:
     def end_block(self) -> int:
         """First block after the segment."""
         return self.start_block + self.num_blocks
+
+    @property
+    def span(self) -> SegmentSpan:
+        """The segment's name and place."""
+        parent = None if self.parent is None else self.parent.key
+        return SegmentSpan(self.key, parent, self.start_block, self.num_blocks, self.kind, self.marks, self.tenant)
 
     def all_copies(self) -> Iterator[Copy]:
         """Yield the copies, in any state but GONE."""

@@ -65,6 +65,7 @@ class PrefixTrie:
             return False
         self._unlink(node)
         node.start_block, node.num_blocks, node.kind = span.start_block, span.num_blocks, span.kind
+        node.marks = span.marks
         self._link(node, parent)
         return True
 

@@ -132,8 +132,7 @@ def _chain(node: Node | None, until: Callable[[Node], bool]) -> list[SegmentSpan
     """Return ``node`` and its ancestors up to the first of which something holds, parents first."""
     chain: list[SegmentSpan] = []
     while node is not None and not until(node):
-        parent = None if node.parent is None else node.parent.key
-        chain.append(SegmentSpan(node.key, parent, node.start_block, node.num_blocks, node.kind, node.tenant))
+        chain.append(node.span)
         node = node.parent
     chain.reverse()
     return chain

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heappop, heappush
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from kvmanager.index.catalog import Catalog
 from kvmanager.index.counters import Counters
@@ -54,6 +54,15 @@ class PlannedSegment(NamedTuple):
     """Size there, which may be coded."""
     raw_nbytes: int
     """Size in memory, once it has been loaded."""
+    used_blocks: int = 0
+    """Leading blocks that are loaded of it; 0: all."""
+    last_hash: BlockHash | Literal[b""] = b""
+    """Hash of the last of these; empty when all are."""
+
+    @property
+    def end_block(self) -> int:
+        """First block after those that are loaded."""
+        return self.start_block + (self.used_blocks or self.num_blocks)
 
 
 Choose: TypeAlias = Callable[[Sequence[PlannedSegment]], tuple[int, PlanReason]]

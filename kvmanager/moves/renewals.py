@@ -70,7 +70,7 @@ class Renewals:
     def take(self, now: float, most: int) -> list[SegmentKey]:
         """Return what is to be renewed now, children before parents: whole chains, until they are ``most`` or more.
 
-        O(result).
+        To be called every second or so. O(result).
         """
         redis = self._redis()
         if redis is None:
@@ -99,6 +99,10 @@ class Renewals:
             return None
         elsewhere = (other.store.location for other in node.all_copies() if other.resident and other is not copy)
         return AtRedis(copy.nbytes, next(elsewhere, None))
+
+    def restored(self) -> None:
+        """Note that a segment which Redis had lost was copied there once more."""
+        self._counters.restored_segments += 1
 
     def _redis(self) -> Store | None:
         return self._stores.get(REDIS) if self._every_s else None

@@ -39,7 +39,7 @@ import xxhash
 from kvmanager.segments.keys import EXACT, HASH_BYTES, TENANT_BYTES, TOLERANT, SegmentKey
 from kvmanager.segments.mismatch import MismatchReason, SegmentMismatch
 from kvmanager.segments.sizes import HEADER_BYTES, SLACK_BYTES, Shape, payload_bytes, sealed_bytes, table_bytes
-from kvmanager.segments.spans import NodeKind, SegmentSpan
+from kvmanager.segments.spans import MARK_BYTES, NodeKind, SegmentSpan
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -109,9 +109,9 @@ class SegmentHeader:
                 f"{self.codec} {self.dtype} of shape {self.shape} has a body of at most {most} bytes "
                 f"(raw: exactly), not {self.body_bytes}"
             )
+        if self.num_blocks < 1 or self.shape[2] < 1 or self.shape[2] % self.num_blocks:
+            raise ValueError(f"{self.shape[2]} tokens are not at least one block, {self.num_blocks} of one size")
         span = self.span  # raises for a place that contradicts itself
-        if self.shape[2] % self.num_blocks:
-            raise ValueError(f"{self.shape[2]} tokens are not {self.num_blocks} blocks of one size")
         if max(*self.shape, span.end_block) > _LARGEST or self.body_bytes >= 2**63:
             raise ValueError(f"numbers up to {_LARGEST} can be stored, got shape {self.shape} and {span}")
 
@@ -157,7 +157,10 @@ class SegmentHeader:
     def span(self) -> SegmentSpan:
         """The segment's name and place, as the index knows it."""
         parent = None if self.parent is None else SegmentKey(self.parent)
-        return SegmentSpan(SegmentKey(self.key), parent, self.start_block, self.num_blocks, self.kind, self.tenant)
+        marks = bytes(MARK_BYTES * (self.num_blocks - 1)) + self.key[:MARK_BYTES]
+        return SegmentSpan(
+            SegmentKey(self.key), parent, self.start_block, self.num_blocks, self.kind, marks, self.tenant
+        )
 
     @property
     def sealed_bytes(self) -> int:

@@ -12,6 +12,9 @@ from enum import Enum
 
 from kvmanager.segments.keys import BlockHash, SegmentKey
 
+MARK_BYTES = 8
+"""Of each block's hash: what the index tells blocks apart by. A loader compares whole hashes."""
+
 
 class NodeKind(Enum):
     """Where the tokens of a segment came from."""
@@ -28,10 +31,12 @@ class SegmentSpan:
 
     key: SegmentKey
     parent: SegmentKey | None
-    """Key of the segment that ends where this one starts; None exactly for block 0."""
+    """Key of the segment that holds the block before this one's first; None exactly for block 0."""
     start_block: int
     num_blocks: int
     kind: NodeKind
+    marks: bytes
+    """The first `MARK_BYTES` of the hash of each of its blocks, joined."""
     tenant: str = ""
     """Tag of the tenant (`kvmanager.segments.keys.tenant_tag`), for quotas; empty: not known."""
 
@@ -40,11 +45,33 @@ class SegmentSpan:
             raise ValueError(f"a segment holds at least one block from block 0 on, got {self}")
         if (self.parent is None) != (self.start_block == 0):
             raise ValueError(f"exactly the segment at block 0 has no parent, got {self}")
+        if len(self.marks) != MARK_BYTES * self.num_blocks or self.marks[-MARK_BYTES:] != self.key[:MARK_BYTES]:
+            raise ValueError(f"a segment has a mark per block, the last one its key's, got {self}")
 
     @property
     def end_block(self) -> int:
         """First block after the segment."""
         return self.start_block + self.num_blocks
+
+
+def join_marks(hashes: Sequence[BlockHash]) -> bytes:
+    """Return the marks of consecutive blocks, joined. O(blocks)."""
+    return b"".join([block[:MARK_BYTES] for block in hashes])
+
+
+def cut_ends(start_block: int, end_block: int, blocks_per_segment: int, num_prompt_blocks: int) -> list[int]:
+    """Return where the segments end into which blocks ``[start_block, end_block)`` of a sequence are cut."""
+    if blocks_per_segment < 1:
+        raise ValueError(f"blocks_per_segment must be at least 1, got {blocks_per_segment}")
+    ends: list[int] = []
+    start = start_block
+    while start < end_block:
+        end = min(end_block, (start // blocks_per_segment + 1) * blocks_per_segment)
+        if start < num_prompt_blocks:
+            end = min(end, num_prompt_blocks)
+        ends.append(end)
+        start = end
+    return ends
 
 
 def split_segments(
@@ -61,16 +88,11 @@ def split_segments(
     the prompt, ``tenant`` the tag of the tenant. The last segment may be short. Raises ValueError when the range does
     not lie in ``hashes``.
     """
-    if blocks_per_segment < 1:
-        raise ValueError(f"blocks_per_segment must be at least 1, got {blocks_per_segment}")
     if not 0 <= start_block <= end_block <= len(hashes):
         raise ValueError(f"blocks [{start_block}, {end_block}) do not lie in a sequence of {len(hashes)} hashed blocks")
     spans: list[SegmentSpan] = []
     start = start_block
-    while start < end_block:
-        end = min(end_block, (start // blocks_per_segment + 1) * blocks_per_segment)
-        if start < num_prompt_blocks:
-            end = min(end, num_prompt_blocks)
+    for end in cut_ends(start_block, end_block, blocks_per_segment, num_prompt_blocks):
         spans.append(
             SegmentSpan(
                 key=SegmentKey(hashes[end - 1]),
@@ -78,6 +100,7 @@ def split_segments(
                 start_block=start,
                 num_blocks=end - start,
                 kind=NodeKind.REQUEST if end <= num_prompt_blocks else NodeKind.ANSWER,
+                marks=join_marks(hashes[start:end]),
                 tenant=tenant,
             )
         )

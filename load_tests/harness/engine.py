@@ -156,10 +156,11 @@ class Engine:
 
     def wait_for_saves(self) -> None:
         """Until everything that was submitted so far is saved or dropped. Blocks; raises TimeoutError."""
+        from deployments.protocol.kv_port import OfferedBlocks
         from deployments.transfer.threads import SaveJob
 
         saved = threading.Event()
-        self.reuse.transfer.submit_save(SaveJob([], [], saved.set))
+        self.reuse.transfer.submit_save(SaveJob(OfferedBlocks((), 0, 0, 0), (), saved.set))
         if not saved.wait(PATIENCE_S):
             raise TimeoutError("saves do not end")
 

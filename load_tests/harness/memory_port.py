@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from deployments.port.layer_groups import in_layer_groups
-from deployments.protocol.kv_port import LayerArrival, PlanDict, PlannedLoad, SaveGrant
+from deployments.protocol.kv_port import LayerArrival, OfferedBlocks, PlanDict, PlannedLoad, SaveGrant
 from kvmanager.config import ManagerConfig
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.segments.keys import BlockHash
-from kvmanager.segments.spans import SegmentSpan
+from kvmanager.segments.spans import SegmentSpan, split_segments
 
 LEASE_ID = 7
 HERE = Location(Tier.CPU, "node")
@@ -92,13 +92,15 @@ class MemoryPort:
         """See `KVPort`."""
         return in_layer_groups(self.fetch(loads, deadline), group_ends)
 
-    def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
+    def offer(self, offered: OfferedBlocks, segment_bytes: Sequence[int]) -> SaveGrant | None:
         """See `KVPort`."""
         self.before_offer()
+        hashes, first, end, prompt, tenant = offered
+        spans = split_segments(hashes, first, end, len(segment_bytes), prompt, tenant)
         self.offered += [span.key for span in spans]
         if self.refuse_offers:
             return None
-        return SaveGrant(1, frozenset(span.key for span in spans if span.key not in self.segments))
+        return SaveGrant(1, tuple(span for span in spans if span.key not in self.segments))
 
     def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> int:
         """See `KVPort`."""
@@ -144,9 +146,12 @@ class BrainPort(MemoryPort):
             ask = self.brain.plan if used else self.brain.reserve
             plan = ask(time.monotonic(), REPLICA, HERE.holder, names)
         segments = [
-            PlannedLoad(s.key, s.start_block, s.num_blocks, HERE.tier.value, HERE.holder, s.nbytes, s.nbytes)
+            PlannedLoad(
+                s.key, s.start_block, s.num_blocks, HERE.tier.value, HERE.holder, s.nbytes, s.nbytes, s.used_blocks,
+                s.last_hash,
+            )
             for s in plan.segments
-        ]
+        ]  # fmt: skip
         return PlanDict(
             lease_id=plan.lease_id, segments=segments, scores=list(plan.scores), now=plan.now_score, epoch=1
         )
@@ -157,11 +162,14 @@ class BrainPort(MemoryPort):
             self.brain.clear({Tier.CPU})
             self.segments.clear()
 
-    def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
+    def offer(self, offered: OfferedBlocks, segment_bytes: Sequence[int]) -> SaveGrant | None:
         """See `KVPort`."""
         with self.lock:
-            offer = self.brain.offer(time.monotonic(), REPLICA, HERE, spans, segment_bytes)
-        return SaveGrant(offer.save_id, frozenset(offer.keys))
+            spans = self.brain.cut(HERE, *offered)
+            sizes = [segment_bytes[span.num_blocks - 1] for span in spans]
+            offer = self.brain.offer(time.monotonic(), REPLICA, HERE, spans, sizes)
+        granted = set(offer.keys)
+        return SaveGrant(offer.save_id, tuple(span for span in spans if span.key in granted))
 
     def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> int:
         """See `KVPort`."""

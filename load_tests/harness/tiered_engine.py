@@ -14,13 +14,12 @@ from configs.settings import Settings
 from deployments.manager.actor import KVManagerActor
 from deployments.manager.config import manager_config
 from deployments.port.cluster_port import ClusterPort
-from deployments.protocol.kv_port import FIDELITY, PLAN, SaveGrant
+from deployments.protocol.kv_port import FIDELITY, PLAN, OfferedBlocks, SaveGrant
 from deployments.protocol.manager_client import ManagerClient
 from deployments.protocol.wire import GenerateRequest
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.replica.prompt_plans import PromptPlans
 from kvmanager.segments.keys import EXACT, Fidelity
-from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.disturbed_redis import disturbed
 from load_tests.harness.emulated_link import NO_LINK, EmulatedLink
 from load_tests.harness.engine import PATIENCE_S, Engine, until
@@ -43,10 +42,10 @@ class GatedPort:
         self.begin = threading.Event()
         self.begin.set()
 
-    def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
+    def offer(self, offered: OfferedBlocks, segment_bytes: Sequence[int]) -> SaveGrant | None:
         """See `KVPort`."""
         self.begin.wait(PATIENCE_S)
-        return self._port.offer(spans, segment_bytes) if self.grants else None
+        return self._port.offer(offered, segment_bytes) if self.grants else None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._port, name)

@@ -38,7 +38,7 @@ from deployments.segment_store.segment_codecs import Coding, SegmentCodecs
 from kvmanager.segments.format import SegmentHeader, body_offset, seal
 from kvmanager.segments.guard import SegmentGuard
 from kvmanager.segments.keys import SegmentKey
-from kvmanager.segments.spans import NodeKind, SegmentSpan
+from kvmanager.segments.spans import MARK_BYTES, NodeKind, SegmentSpan
 from load_tests.harness.engine import SECRET
 from load_tests.harness.tiers import MIB, own_redis
 from load_tests.measuring import report
@@ -97,8 +97,8 @@ def arms(endpoint: RedisEndpoint, codecs: SegmentCodecs) -> dict[str, CodedStore
 def segment(model: str, number: int) -> tuple[bytes, Any]:
     """A sealed segment of normally distributed values, and its key."""
     shape = SHAPES[model]
-    key = number.to_bytes(32, "big")
-    span = SegmentSpan(SegmentKey(key), None, 0, shape[2] // 32, NodeKind.REQUEST)
+    key, blocks = number.to_bytes(32, "little"), shape[2] // 32
+    span = SegmentSpan(SegmentKey(key), None, 0, blocks, NodeKind.REQUEST, blocks * key[:MARK_BYTES])
     header = SegmentHeader.raw(span, FINGERPRINT, shape, "bfloat16")
     buffer = np.zeros(header.sealed_bytes, np.uint8)
     values = torch.randn(shape, generator=torch.Generator().manual_seed(number)).to(torch.bfloat16)

@@ -20,6 +20,7 @@ from typing import Any
 import ray
 
 from deployments.manager.actor import KVManagerActor
+from deployments.protocol.kv_port import OfferedBlocks
 from deployments.protocol.manager_client import ManagerClient
 from kvmanager.config import ManagerConfig
 from kvmanager.segments.keys import BlockHash
@@ -80,9 +81,13 @@ class Caller:
         ]  # fmt: skip
         self._runs += 1
         rng = random.Random(f"{self._number} {self._runs}")
-        self._spans = [prompt(rng, 1)[1][0] for _ in range(RESERVED)]
-        answer = await self._ask("offer", self._replica, HERE.holder, self._spans, [SEGMENT_BYTES] * RESERVED)
-        assert len(answer[1]) == RESERVED
+        self._spans = []
+        for _ in range(RESERVED):
+            hashes, _ = prompt(rng, 1)
+            offered = OfferedBlocks(hashes, 0, len(hashes), len(hashes))
+            answer = await self._ask("offer", self._replica, HERE.holder, offered, [SEGMENT_BYTES] * len(hashes))
+            self._spans += answer[1]
+        assert len(self._spans) == RESERVED
         self._latencies = []
 
     async def run(self, under_way: int, together: bool) -> tuple[int, float, list[float]]:

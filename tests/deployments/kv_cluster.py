@@ -13,6 +13,7 @@ import ray
 
 from deployments.cpu_tier.actor import get_or_start_tier
 from deployments.manager.actor import KVManagerActor
+from deployments.protocol.kv_port import OfferedBlocks
 from deployments.protocol.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
 from kvmanager.config import ManagerConfig
 from kvmanager.segments.format import SegmentHeader, seal, sealed_bytes
@@ -25,6 +26,10 @@ SHAPE = (1, 2, 32 * SEGMENT_BLOCKS, 4, 146)
 SEGMENT_BYTES = sealed_bytes(SHAPE, "bfloat16")
 """300 kB: more than Ray keeps outside its shared memory."""
 PATIENCE_S = 60.0
+SIZES = [SEGMENT_BYTES] * SEGMENT_BLOCKS
+"""Of segments of one block and more, for an offer."""
+_hashes: dict[bytes, list[BlockHash]] = {}
+"""By the key of each segment of a `sequence`, all of its blocks."""
 _numbers = itertools.count()
 
 
@@ -32,7 +37,16 @@ def sequence(seed: int, segments: int) -> tuple[list[BlockHash], list[SegmentSpa
     """The block hashes of a prompt, and its segments."""
     draw = random.Random(seed)
     hashes = [BlockHash(draw.randbytes(32)) for _ in range(segments * SEGMENT_BLOCKS)]
-    return hashes, split_segments(hashes, 0, len(hashes), SEGMENT_BLOCKS, len(hashes))
+    spans = split_segments(hashes, 0, len(hashes), SEGMENT_BLOCKS, len(hashes))
+    _hashes.update((span.key, hashes) for span in spans)
+    return hashes, spans
+
+
+def offered(spans: Sequence[SegmentSpan]) -> OfferedBlocks:
+    """Segments of a `sequence`, as a replica offers them that has computed them."""
+    first, last = spans[0], spans[-1]
+    hashes = _hashes[last.key][: last.end_block]
+    return OfferedBlocks(hashes, first.start_block, last.end_block, len(hashes), first.tenant)
 
 
 def sealed(spans: Sequence[SegmentSpan]) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
@@ -107,8 +121,7 @@ class KVCluster:
 
     def save(self, spans: Sequence[SegmentSpan]) -> int:
         """Offer and put; returns how many segments the tier kept."""
-        _, keys = self.ask("offer", "replica", self.node, list(spans), [SEGMENT_BYTES] * len(spans))
-        granted = [span for span in spans if span.key in keys]
+        _, granted = self.ask("offer", "replica", self.node, offered(spans), SIZES)
         return self.ask_tier("put", granted, *sealed(granted)) if granted else 0
 
     def planned(self, hashes: Sequence[BlockHash]) -> list[bytes]:

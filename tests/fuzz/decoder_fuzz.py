@@ -133,7 +133,7 @@ class memory_limit:  # noqa: N801 - a context manager reads like a function
 
 def raw_segment() -> bytes:
     """A sealed segment of two layers."""
-    span = SegmentSpan(SegmentKey(KEY), None, 0, 1, NodeKind.REQUEST)
+    span = SegmentSpan(SegmentKey(KEY), None, 0, 1, NodeKind.REQUEST, KEY[:8])
     header = SegmentHeader.raw(span, FINGERPRINT, SHAPE, "bfloat16")
     buffer = bytearray(np.random.default_rng(2).bytes(header.sealed_bytes))
     seal(buffer, header)

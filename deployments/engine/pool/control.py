@@ -17,18 +17,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 from vllm.distributed.kv_events import BlockStored
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
 from deployments.engine.pool.block_owners import BlockOwners
 from deployments.engine.pool.hotness_queue import HotnessQueue
-from deployments.protocol.kv_port import PlannedLoad
+from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad
 from deployments.transfer.held_save import submit_held_save
 from deployments.transfer.threads import KVTransfer, LoadJob
-from kvmanager.segments.spans import SegmentSpan
+from kvmanager.segments.spans import NodeKind, SegmentSpan
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -131,23 +131,32 @@ class PoolControl:
 
         Returns how many segments were begun, how many blocks they have, and a future with how many of them are stored
         (None: a part failed). They are saved as the tenant's whose KV this is: a manager that was started again may not
-        know. 0 segments: the first one is not here; no future: too many blocks are held for saves.
+        know. 0 segments: the first one, or what it follows on, is not here; no future: too many blocks are held for
+        saves. O(blocks of the sequence).
         """
         found: list[SegmentSpan] = []
-        ids: list[list[int]] = []
-        total = 0
+        ids: list[int] = []
+        hashes: list[bytes] = []
         for span in spans:
-            blocks = self._blocks_of(span)
-            if blocks is None or (found and total + len(blocks) > MOST_BLOCKS):
+            upto = self._sequence(span, hashes)
+            blocks = [self._cached(block_hash) for block_hash in upto[span.start_block :]]
+            here = [block.block_id for block in blocks if block is not None]
+            if len(here) < span.num_blocks or (found and len(ids) + len(here) > MOST_BLOCKS):
                 break
-            found.append(replace(span, tenant=self._owners.owner(span.key) or span.tenant))
-            ids.append([block.block_id for block in blocks])
-            total += len(blocks)
+            found.append(span)
+            ids += here
+            hashes = upto
         if not found:
             return 0, 0, None
+        first, last = found[0], found[-1]
+        prompt_ends = [span.end_block for span in found if span.kind is NodeKind.REQUEST]
+        tenant = self._owners.owner(last.key) or last.tenant
+        offered = OfferedBlocks(
+            cast("list[Any]", hashes), first.start_block, last.end_block, max(prompt_ends, default=0), tenant
+        )
         stored: Future[int | None] = Future()
-        begun = submit_held_save(self._pool, self._transfer, self._on_engine_thread, found, ids, stored.set_result)
-        return len(found), total, stored if begun else None
+        begun = submit_held_save(self._pool, self._transfer, self._on_engine_thread, offered, ids, stored.set_result)
+        return len(found), len(ids), stored if begun else None
 
     def hear(self, epoch: int, now: float) -> bool:
         """A manager's time (`HotnessQueue.hear`); without hotness every manager is as good."""
@@ -259,18 +268,20 @@ class PoolControl:
             for block in blocks:
                 self.queue.emptied(block)
 
-    def _blocks_of(self, span: SegmentSpan) -> list[KVCacheBlock] | None:
-        """The blocks of a segment, found from its last to its first; None when one is not here."""
-        blocks: list[KVCacheBlock] = []
+    def _sequence(self, span: SegmentSpan, before: list[bytes]) -> list[bytes]:
+        """The hashes of a sequence up to a segment's end, found from its last to its first; empty: one is not here.
+
+        `before`: those up to the end of a segment of the same sequence, if they are known.
+        """
+        back: list[bytes] = []
         block_hash: bytes | None = span.key
-        for _ in range(span.num_blocks):
-            block = self._cached(block_hash) if block_hash else None
-            if block is None or block_hash is None or block_hash not in self._parents:
-                return None
-            blocks.append(block)
+        while block_hash is not None and not (before and block_hash == before[-1]):
+            if block_hash not in self._parents:
+                return []
+            back.append(block_hash)
             block_hash = self._parents[block_hash]
-        blocks.reverse()
-        return blocks if block_hash == span.parent else None
+        hashes = (before if block_hash is not None else []) + back[::-1]
+        return hashes if len(hashes) == span.end_block else []
 
     def _cached(self, block_hash: bytes) -> KVCacheBlock | None:
         cached = self._pool.get_cached_block(BlockHash(block_hash), [0])

@@ -14,7 +14,7 @@ from kvmanager.manager import KVManager
 from kvmanager.moves.directives import Directive
 from kvmanager.moves.plans import Plan
 from kvmanager.segments.keys import BlockHash, SegmentKey
-from kvmanager.segments.spans import NodeKind, SegmentSpan
+from kvmanager.segments.spans import MARK_BYTES, NodeKind, SegmentSpan
 from kvmanager.simulator.one_replica.scored_pool import ScoredPool
 from kvmanager.simulator.trace import TraceRequest, block_key
 
@@ -101,7 +101,7 @@ class Serving:
             span = known.get(hash_id)
             if span is None:
                 key = SegmentKey(block_key(hash_id))
-                span = known[hash_id] = SegmentSpan(key, parent, position, 1, NodeKind.REQUEST)
+                span = known[hash_id] = SegmentSpan(key, parent, position, 1, NodeKind.REQUEST, key[:MARK_BYTES])
             spans.append(span)
             parent = span.key
         return spans

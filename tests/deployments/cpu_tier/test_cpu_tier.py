@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence, until
+from kv_cluster import SIZES, KVCluster, offered, sealed, sequence, until
 from ray import cloudpickle
 
 from configs.kv_section import KVSettings
@@ -131,12 +131,12 @@ def test_a_tier_that_ended_while_there_was_no_manager_is_started_again(mortal: A
     cluster.start_manager()
     cluster.register_replica()
     hashes, spans = sequence(60, 2)
-    assert port.offer(spans, [SEGMENT_BYTES] * 2) is None, "the node has no tier"
+    assert port.offer(offered(spans), SIZES) is None, "the node has no tier"
 
     port.look_after_tier()
     cluster.wait_for_tier()
 
-    grant = port.offer(spans, [SEGMENT_BYTES] * 2)
+    grant = port.offer(offered(spans), SIZES)
     assert port.store(grant, list(zip(spans, sealed(spans), strict=True))) == 2
     assert cluster.planned(hashes) == [span.key for span in spans]
     assert port.counters["tier_started_again"] == 1

@@ -11,7 +11,7 @@ from typing import Any
 from live_engine import PATIENCE_S, SEGMENT_BLOCKS
 
 from deployments.manager.actor import KVManagerActor
-from deployments.protocol.kv_port import PlanDict, SaveGrant
+from deployments.protocol.kv_port import OfferedBlocks, PlanDict, SaveGrant
 from kvmanager.config import ManagerConfig
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.memory_port import MemoryPort
@@ -66,9 +66,9 @@ class ManagedPort(MemoryPort):
         del plan["expected"], plan["reason"]
         return plan
 
-    def offer(self, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> SaveGrant | None:
-        answer = self.ask("offer", REPLICA, NODE, spans, segment_bytes)
-        return SaveGrant(answer[0], frozenset(answer[1])) if answer else None
+    def offer(self, offered: OfferedBlocks, segment_bytes: Sequence[int]) -> SaveGrant | None:
+        answer = self.ask("offer", REPLICA, NODE, offered, segment_bytes)
+        return SaveGrant(answer[0], tuple(answer[1])) if answer else None
 
     def store(self, grant: SaveGrant, segments: Sequence[tuple[SegmentSpan, Any]]) -> int:
         super().store(grant, segments)

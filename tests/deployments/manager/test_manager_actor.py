@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kv_cluster import FINGERPRINT, SEGMENT_BYTES, sequence
+from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 
 from deployments.manager import housekeeping, replica_seat
 from deployments.manager import tier_registry as tier_seats
@@ -65,12 +65,10 @@ def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 async def save(manager: KVManagerActor, spans: list[Any]) -> list[bytes]:
     """Keys that the manager let the tier keep."""
-    sizes = [SEGMENT_BYTES] * len(spans)
-    offer = await manager.offer(REPLICA, NODE, spans, sizes)
+    offer = await manager.offer(REPLICA, NODE, offered(spans), SIZES)
     if offer is None:
         return []
-    granted = [span for span in spans if span.key in offer[1]]
-    return await manager.commit(NODE, granted, sizes[: len(granted)])
+    return await manager.commit(NODE, offer[1], [SEGMENT_BYTES] * len(offer[1]))
 
 
 async def soon(holds: Callable[[], Awaitable[bool]]) -> None:
@@ -199,7 +197,7 @@ def test_room_is_promised_only_when_the_tier_has_made_it(managed: Any) -> None:
         for _ in range(2000):
             await manager.plan(REPLICA, NODE, hashes)  # so many requests later the stored ones are cold
         tier.answers = False
-        assert await manager.offer(REPLICA, NODE, spans, [SEGMENT_BYTES] * 2) is None
+        assert await manager.offer(REPLICA, NODE, offered(spans), SIZES) is None
         assert len(tier.evicted) == 2
         assert (await manager.stats())["reservations"] == 0
 
@@ -295,7 +293,7 @@ def test_a_silent_tiers_segments_are_not_planned(managed: Any, monkeypatch: pyte
 
         assert not await nothing_planned()
         await soon(nothing_planned)
-        assert await manager.offer(REPLICA, NODE, spans, [SEGMENT_BYTES] * 2) is None
+        assert await manager.offer(REPLICA, NODE, offered(spans), SIZES) is None
 
     managed(check)
 

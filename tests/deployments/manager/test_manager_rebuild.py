@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import ray
-from kv_cluster import FINGERPRINT, PATIENCE_S, SEGMENT_BYTES, sequence, until
+from kv_cluster import FINGERPRINT, PATIENCE_S, SEGMENT_BYTES, SIZES, offered, sequence, until
 from ray import cloudpickle
 
 from deployments.cpu_tier import actor as cpu_tier
@@ -86,10 +86,10 @@ def test_nothing_is_saved_in_a_tier_that_has_not_told_all(managed: Any) -> None:
         _, spans = sequence(2, 3)
         new = sequence(3, 1)[1]
         await begin(manager, spans[:1])
-        assert await manager.offer(REPLICA, NODE, new, [SEGMENT_BYTES]) is None
+        assert await manager.offer(REPLICA, NODE, offered(new), SIZES) is None
         assert await manager.promote(REPLICA, NODE, [new[0].key]) == (0, [])
         await manager.adopt_tier(NODE, "life", spans[1:], [SEGMENT_BYTES] * 2, told=True)
-        assert (await manager.offer(REPLICA, NODE, new, [SEGMENT_BYTES]) or (0, []))[1] == [new[0].key]
+        assert (await manager.offer(REPLICA, NODE, offered(new), SIZES) or (0, []))[1] == new
 
     managed(check)
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kv_cluster import FINGERPRINT, SEGMENT_BYTES, sequence
+from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 
 from deployments.manager import demoter, housekeeping
 from deployments.manager import tier_registry as tier_seats
@@ -88,11 +88,10 @@ class World(SimpleNamespace):
         return kept
 
     async def save(self, spans: list[Any]) -> None:
-        sizes = [SEGMENT_BYTES] * len(spans)
-        offer = await self.manager.offer(REPLICA, NODE, spans, sizes)
+        offer = await self.manager.offer(REPLICA, NODE, offered(spans), SIZES)
         assert offer is not None
-        granted = [span for span in spans if span.key in offer[1]]
-        assert len(await self.manager.commit(NODE, granted, sizes[: len(granted)])) == len(granted)
+        granted = offer[1]
+        assert len(await self.manager.commit(NODE, granted, [SEGMENT_BYTES] * len(granted))) == len(granted)
 
     async def planned(self, hashes: list[BlockHash]) -> list[str]:
         """The tiers of a plan's segments."""

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence, until
+from kv_cluster import SEGMENT_BLOCKS, SEGMENT_BYTES, SIZES, KVCluster, offered, sealed, sequence, until
 from ray import cloudpickle
 
 from configs.kv_section import KVSettings
 from deployments.cpu_tier.actor import tier_name
 from deployments.port import cluster_port as ray_port
 from deployments.port.cluster_port import OFFER_DEADLINE_S, ClusterPort
-from deployments.protocol.kv_port import PlannedLoad
+from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
+from kvmanager.segments.spans import split_segments
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
@@ -53,9 +54,9 @@ def port(cluster: KVCluster) -> Iterator[ClusterPort]:
 def saved(cluster: KVCluster, port: ClusterPort, request: pytest.FixtureRequest) -> Any:
     """A prompt's hashes, spans and loads, saved through the port; another prompt in each test."""
     hashes, spans = sequence(len(request.node.name), 3)
-    grant = port.offer(spans, [SEGMENT_BYTES] * 3)
+    grant = port.offer(offered(spans), SIZES)
     assert grant is not None
-    assert grant.keys == {span.key for span in spans}
+    assert list(grant.spans) == spans
     port.store(grant, list(zip(spans, sealed(spans), strict=True)))
     return hashes, spans, [load(span.key, span.start_block, cluster.node) for span in spans]
 
@@ -126,9 +127,9 @@ def test_what_was_stored_is_planned_and_fetched(cluster: KVCluster, port: Cluste
 
 def test_what_is_stored_already_is_not_granted_again(port: ClusterPort, saved: Any) -> None:
     _, spans, _ = saved
-    grant = port.offer(spans, [SEGMENT_BYTES] * 3)
+    grant = port.offer(offered(spans), SIZES)
     assert grant is not None
-    assert grant.keys == frozenset()
+    assert grant.spans == ()
 
 
 def test_a_segment_that_the_tier_lacks_ends_the_fetch_and_leaves_the_index(
@@ -150,7 +151,7 @@ def test_a_bad_segment_is_replaced_by_a_good_one(cluster: KVCluster, port: Clust
     until(lambda: cluster.planned(hashes) == [span.key for span in spans[:2]], "the bad segment is planned no more")
     assert cluster.ask_tier("fetch", [spans[2].key]) == [None]
 
-    grant = port.offer(spans, [SEGMENT_BYTES] * 3)
+    grant = port.offer(offered(spans), SIZES)
     assert grant is not None
     port.store(grant, list(zip(spans[2:], sealed(spans[2:]), strict=True)))
 
@@ -211,7 +212,7 @@ def test_placement_reports_arrive_in_order(cluster: KVCluster, port: ClusterPort
 
 def test_what_the_tier_does_not_take_gives_its_room_back(cluster: KVCluster, port: ClusterPort) -> None:
     _, spans = sequence(600, 2)
-    grant = port.offer(spans, [SEGMENT_BYTES] * 2)
+    grant = port.offer(offered(spans), SIZES)
     assert grant is not None
     assert cluster.stats()["reservations"] == 1
 
@@ -226,7 +227,7 @@ def test_without_a_manager_everything_is_nothing_and_quick(cluster: KVCluster, p
     ray.kill(cluster.manager)
 
     started = time.monotonic()
-    assert port.offer(spans, [SEGMENT_BYTES] * 2) is None
+    assert port.offer(offered(spans), SIZES) is None
     port.release(5)
     port.report_placement([], [], True)
     port.flush()
@@ -236,7 +237,7 @@ def test_without_a_manager_everything_is_nothing_and_quick(cluster: KVCluster, p
     cluster.start_manager()
     cluster.wait_for_tier()
     cluster.register_replica()
-    until(lambda: port.offer(spans, [SEGMENT_BYTES] * 2) is not None, "the port has found the new manager")
+    until(lambda: port.offer(offered(spans), SIZES) is not None, "the port has found the new manager")
 
 
 class SilentManager:
@@ -249,7 +250,8 @@ class SilentManager:
     def ask_blocking(self, method: str, *args: Any, timeout_s: float) -> Any:
         self.waited_s.append(timeout_s)
         if self.grants:
-            return 1, [span.key for span in args[2]]
+            blocks: OfferedBlocks = args[2]
+            return 1, split_segments(blocks.hashes, 0, blocks.end_block, SEGMENT_BLOCKS, blocks.end_block)
         raise ManagerUnavailableError("silent")
 
     def tell_together(self, calls: Any) -> None:
@@ -260,7 +262,7 @@ def test_a_manager_that_hangs_is_waited_for_a_second_three_times_and_then_not_as
     _, spans = sequence(800, 1)
     silent = port.manager = SilentManager()  # type: ignore[assignment]
     for _ in range(5):
-        assert port.offer(spans, [SEGMENT_BYTES]) is None
+        assert port.offer(offered(spans), SIZES) is None
     assert silent.waited_s == [OFFER_DEADLINE_S] * 3
     assert port.counters["offer_not_asked"] == 2
     assert port.circuits()["saves", ""] == "open"
@@ -278,9 +280,9 @@ def test_a_tier_that_fails_to_store_is_not_offered_anything_for_a_while(
 
     monkeypatch.setattr(ray_port.ray, "get", late)
     for _ in range(3):
-        grant = port.offer(spans, [SEGMENT_BYTES])
+        grant = port.offer(offered(spans), SIZES)
         assert grant is not None
         assert port.store(grant, list(zip(spans, sealed(spans), strict=True))) == 0
-    assert port.offer(spans, [SEGMENT_BYTES]) is None
+    assert port.offer(offered(spans), SIZES) is None
     assert len(silent.waited_s) == 3
     assert port.counters["store_failed"] == 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from kv_cluster import FINGERPRINT, PATIENCE_S, SEGMENT_BLOCKS, SEGMENT_BYTES, sealed, sequence, until
+from kv_cluster import FINGERPRINT, PATIENCE_S, SEGMENT_BLOCKS, SEGMENT_BYTES, SIZES, offered, sealed, sequence, until
 from ray import cloudpickle
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -24,12 +24,12 @@ from deployments.cpu_tier.actor import tier_name
 from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
 from deployments.port.cluster_port import ClusterPort
+from deployments.protocol.kv_port import OfferedBlocks
 from deployments.protocol.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE, ManagerClient
 from deployments.redis_tier.actor import RedisTier, RedisTierConfig
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.redis_connection import connect
 from kvmanager.config import ManagerConfig
-from kvmanager.segments.spans import SegmentSpan
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
@@ -64,11 +64,12 @@ class Replica:
         self._port = ClusterPort(APP, name, node_id, settings, self._manager)
         self._rank = rank
 
-    def save(self, spans: Sequence[SegmentSpan], buffers: Sequence[Any]) -> int:
-        grant = self._port.offer(spans, [SEGMENT_BYTES] * len(spans))
+    def save(self, blocks: OfferedBlocks, buffers: Mapping[bytes, Any]) -> int:
+        """`buffers`: the sealed segments, by key."""
+        grant = self._port.offer(blocks, SIZES)
         if grant is None:
             return 0
-        wanted = [(span, buffer) for span, buffer in zip(spans, buffers, strict=True) if span.key in grant.keys]
+        wanted = [(span, buffers[span.key]) for span in grant.spans]
         return self._port.store(grant, wanted)
 
     def load(self, hashes: Sequence[bytes]) -> tuple[list[tuple[str, str]], list[bytes | None]]:
@@ -143,7 +144,8 @@ class TwoNodes:
         """The hashes of a prompt that this replica has saved; its next use earns it a copy in Redis."""
         hashes, spans = sequence(seed, segments)
         self.call(replica, "load", hashes)
-        assert self.call(replica, "save", spans, sealed(spans)) == segments
+        buffers = dict(zip((span.key for span in spans), sealed(spans), strict=True))
+        assert self.call(replica, "save", offered(spans), buffers) == segments
         return hashes
 
     def close(self) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from deployments.protocol.kv_port import PlannedLoad, SaveGrant
+from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad, SaveGrant
 from deployments.transfer import threads as kv_transfer
 from deployments.transfer.layerwise_streams import HostStreams
 from deployments.transfer.threads import LOAD_THREADS, KVTransfer, LoadJob, SaveJob
 from kvmanager.loading.load_deadline import segment_wait_s
-from kvmanager.segments.spans import SegmentSpan
+from kvmanager.segments.keys import BlockHash
 from load_tests.harness.emulated_link import EmulatedLink
 from load_tests.harness.memory_port import MemoryPort
 
@@ -51,7 +51,7 @@ def port() -> Iterator[HangingPort]:
 @pytest.fixture
 def transfer(port: HangingPort) -> Iterator[KVTransfer]:
     copier: Any = SimpleNamespace(write=lambda *_: None, layout=SimpleNamespace(block_size=32))
-    transfer = KVTransfer(copier, port, max_held_blocks=8, load_deadline_s=5.0)
+    transfer = KVTransfer(copier, port, max_held_blocks=8, blocks_per_segment=16, load_deadline_s=5.0)
     yield transfer
     port.gate.set()
     transfer.close()
@@ -131,7 +131,9 @@ def test_over_a_slow_link_a_long_load_comes_and_a_stuck_one_is_cut_off(
 ) -> None:
     """Twelve segments of 1 MB, in 0.24 s over the first link; a load that is short has 0.1 s."""
     copier: Any = SimpleNamespace(write=lambda *_: None, layout=SimpleNamespace(block_size=32))
-    transfer = KVTransfer(copier, LinkedPort(EmulatedLink(bytes_per_s)), max_held_blocks=8, load_deadline_s=0.1)
+    transfer = KVTransfer(
+        copier, LinkedPort(EmulatedLink(bytes_per_s)), max_held_blocks=8, blocks_per_segment=16, load_deadline_s=0.1
+    )
     loads = [PlannedLoad(bytes([number]) * 32, number, 1, "redis", "", 10**6) for number in range(12)]
     transfer.submit_load(LoadJob("one", 1, loads, 0, range(12), within_s=within_s))
     assert finished(transfer) == {"one"}
@@ -148,7 +150,7 @@ def test_a_directives_deadline_counts_from_its_order(transfer: KVTransfer, port:
 
 def test_a_load_that_does_not_come_to_its_turn_is_given_up(port: HangingPort) -> None:
     copier: Any = SimpleNamespace(write=lambda *_: None, layout=SimpleNamespace(block_size=32))
-    transfer = KVTransfer(copier, port, max_held_blocks=8, load_deadline_s=0.05)
+    transfer = KVTransfer(copier, port, max_held_blocks=8, blocks_per_segment=16, load_deadline_s=0.05)
     for number in range(LOAD_THREADS):
         transfer.submit_load(replace(job(str(number), "slow"), within_s=64.0))
     until(lambda: len(port.deadlines) == LOAD_THREADS, "every thread loads")
@@ -219,7 +221,7 @@ def test_a_load_is_finished_when_the_device_has_written_it(port: HangingPort, di
 
     copier: Any = SimpleNamespace(write=lambda *_: seen.append("written"), layout=SimpleNamespace(block_size=32))
     on_load_end = (lambda: None) if directed else (lambda: end(-1))
-    transfer = KVTransfer(copier, port, 8, 5.0, on_load_end=on_load_end, streams=NotedStreams(seen))
+    transfer = KVTransfer(copier, port, 8, 16, 5.0, on_load_end=on_load_end, streams=NotedStreams(seen))
     transfer.submit_load(replace(job("one", "node"), on_end=end if directed else None))
     assert ended.wait(10)
     transfer.close()
@@ -260,7 +262,7 @@ def saving(stores: HangingStores) -> Iterator[KVTransfer]:
     copier: Any = SimpleNamespace(
         read=lambda *_: SimpleNamespace(nbytes=1), sealed_bytes=lambda blocks: blocks, layout=None
     )
-    transfer = KVTransfer(copier, stores, max_held_blocks=8, load_deadline_s=5.0)
+    transfer = KVTransfer(copier, stores, max_held_blocks=8, blocks_per_segment=16, load_deadline_s=5.0)
     assert transfer.submit_save(save(0, []))
     assert stores.storing.wait(10)
     yield transfer
@@ -269,8 +271,8 @@ def saving(stores: HangingStores) -> Iterator[KVTransfer]:
 
 
 def save(number: int, given_back: list[int], blocks: int = 4) -> SaveJob:
-    span = SegmentSpan(bytes([number]) * 32, None, 0, blocks, blocks)
-    return SaveJob([span], [list(range(blocks))], lambda: given_back.append(number))
+    hashes = [BlockHash(bytes([number]) * 32)] * blocks
+    return SaveJob(OfferedBlocks(hashes, 0, blocks, blocks), list(range(blocks)), lambda: given_back.append(number))
 
 
 def test_a_tier_that_hangs_withholds_no_blocks(
@@ -306,8 +308,8 @@ def test_saves_that_wait_are_dropped_for_a_request_that_needs_their_blocks(savin
 
 def test_a_segment_that_is_larger_than_the_limit_goes_alone(saving: KVTransfer) -> None:
     given_back: list[int] = []
-    assert saving.segments_that_fit([[0] * 4] * 5) == 2
-    assert saving.segments_that_fit([[0] * 9, [0]]) == 1, "alone it goes"
+    assert saving.blocks_that_fit() == 16, "alone it goes, as large as a segment may be"
+    assert not saving.submit_save(save(1, given_back, blocks=17))
     assert saving.submit_save(save(1, given_back, blocks=9))
-    assert saving.segments_that_fit([[0] * 9]) == 0
+    assert saving.blocks_that_fit() <= 0
     assert not saving.submit_save(save(2, given_back, blocks=1))

@@ -52,7 +52,8 @@ def copier(seed: int) -> SegmentCopier:
 
 def span(number: int, blocks: int) -> SegmentSpan:
     parent = SegmentKey(bytes([number]) * 32) if number else None
-    return SegmentSpan(SegmentKey(bytes([number + 1]) * 32), parent, number * 2, blocks, NodeKind.REQUEST)
+    marks = bytes([number + 1]) * 8 * blocks
+    return SegmentSpan(SegmentKey(bytes([number + 1]) * 32), parent, number * 2, blocks, NodeKind.REQUEST, marks)
 
 
 def planned(of: SegmentSpan, tier: str = "cpu") -> PlannedLoad:
@@ -228,7 +229,7 @@ def choice(mode: str = "auto", loads_per_s: float = 1e6) -> LayerwiseChoice:
     return LayerwiseChoice(LayerwiseSettings(enabled=mode), CPUOnly(), rates, 1000, [1, 2, 3, 4])
 
 
-LOADS = [planned(SegmentSpan(SegmentKey(b"k" * 32), None, 0, 100, NodeKind.REQUEST))]
+LOADS = [planned(SegmentSpan(SegmentKey(b"k" * 32), None, 0, 100, NodeKind.REQUEST, b"k" * 800))]
 
 
 def test_a_load_that_hides_behind_the_computation_is_layerwise_and_has_little_patience() -> None:
@@ -242,7 +243,7 @@ def test_whole_prefixes_are_loaded_while_others_decode_before_anything_is_measur
     assert choice().patience_s(LOADS, 100, 0, 100, 0, 1000, 2.0) is None, "the buffer is full"
     new = LayerwiseChoice(LayerwiseSettings(), CPUOnly(), MeasuredRates(), 1000, [1, 2, 3, 4])
     assert new.patience_s(LOADS, 100, 0, 100, 0, 10**9, 2.0) is None
-    from_redis = [planned(SegmentSpan(SegmentKey(b"k" * 32), None, 0, 100, NodeKind.REQUEST), "redis")]
+    from_redis = [planned(SegmentSpan(SegmentKey(b"k" * 32), None, 0, 100, NodeKind.REQUEST, b"k" * 800), "redis")]
     assert choice("on").patience_s(from_redis, 100, 0, 100, 0, 10**9, 2.0) is None
 
 

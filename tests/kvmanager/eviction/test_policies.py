@@ -33,7 +33,7 @@ class Shelf:
         node = self.nodes.get(number)
         if node is None:
             key = number.to_bytes(32, "big")
-            node = self.nodes[number] = Node(SegmentSpan(key, None, 0, 1, NodeKind.REQUEST), self.clock.now)
+            node = self.nodes[number] = Node(SegmentSpan(key, None, 0, 1, NodeKind.REQUEST, key[:8]), self.clock.now)
             self.reuse.offered(1)
             self.reuse.made(node)
         else:

@@ -32,9 +32,8 @@ class Stream:
             self.model.used(node)
             self.model.offered(1)
             return node
-        node = self.nodes[number] = Node(
-            SegmentSpan(number.to_bytes(32, "big"), None, 0, 1, NodeKind.REQUEST), score=0.0
-        )
+        key = number.to_bytes(32, "little")
+        node = self.nodes[number] = Node(SegmentSpan(key, None, 0, 1, NodeKind.REQUEST, key[:8]), score=0.0)
         self.model.offered(1)
         self.model.made(node)
         return node

@@ -61,4 +61,4 @@ def test_a_segment_that_does_not_start_where_its_parent_ends_is_refused():
     trie = PrefixTrie(10)
     parent = trie.insert(spans_of([0, 1])[0], 0.0)
     with pytest.raises(ValueError, match="does not start where its parent ends"):
-        trie.insert(SegmentSpan(b"k" * 32, parent.key, 3, 1, NodeKind.REQUEST), 0.0)
+        trie.insert(SegmentSpan(b"k" * 32, parent.key, 3, 1, NodeKind.REQUEST, b"k" * 8), 0.0)

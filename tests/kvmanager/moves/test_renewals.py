@@ -44,7 +44,7 @@ class World:
         self.brain.release(self.brain.plan(self.now, "replica", "node", hashes, device_blocks=len(hashes)).lease_id)
 
     def renew(self, most: int = 1000) -> list[SegmentKey]:
-        renewed = self.brain.renewals(self.now, most)
+        renewed = self.brain.renewals.take(self.now, most)
         for key in renewed:
             self.expiry[key] = self.now + EXPIRE_S
         return renewed

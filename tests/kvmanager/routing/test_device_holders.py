@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+from kvmanager.index.deltas import DeltaLog
 from kvmanager.index.device_index import DeviceIndex
 from kvmanager.routing.device_holders import DeviceHolders
 from kvmanager.segments.keys import BlockHash
@@ -14,7 +15,7 @@ def test_it_agrees_with_a_walk_for_each_replica_after_random_changes() -> None:
         rng = Random(seed)
         blocks = [BlockHash(number.to_bytes(4, "big") * 8) for number in range(24)]
         names = ["a", "b", "c", "d"]
-        holders, index = DeviceHolders(), DeviceIndex()
+        holders, index = DeviceHolders(), DeviceIndex(DeltaLog(1))
         for _ in range(120):
             name, first = rng.choice(names), rng.randrange(len(blocks))
             some = blocks[first : first + rng.randrange(1, 24)] if rng.random() < 0.5 else blocks[: rng.randrange(24)]

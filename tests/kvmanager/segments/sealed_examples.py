@@ -33,7 +33,7 @@ LAYER_BYTES = len(PAYLOAD) // LAYERS
 START = body_offset(LAYERS)
 EXPECTED = {"key": KEY, "fingerprint": FINGERPRINT, "shape": SHAPE, "dtype": DTYPE}
 NAMED = {"key": KEY, "fingerprint": FINGERPRINT}
-SPAN = SegmentSpan(KEY, PARENT, 6, 2, NodeKind.ANSWER, TENANT)
+SPAN = SegmentSpan(KEY, PARENT, 6, 2, NodeKind.ANSWER, bytes(8) + KEY[:8], TENANT)
 HEADER = SegmentHeader.raw(SPAN, FINGERPRINT, SHAPE, DTYPE)
 SECTIONS = [b"the first layer, coded", b""]
 TOLERANT = replace(HEADER, fidelity="tolerant")

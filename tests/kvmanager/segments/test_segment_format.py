@@ -72,7 +72,7 @@ def test_what_was_sealed_opens_to_the_same_bytes(shape, dtype, key, random):
     assume(key != PARENT)
     payload = random.randbytes(payload_bytes(shape, dtype))
     buffer = bytearray(body_offset(shape[0])) + payload
-    header = SegmentHeader.raw(SegmentSpan(key, PARENT, 1, 1, NodeKind.REQUEST), FINGERPRINT, shape, dtype)
+    header = SegmentHeader.raw(SegmentSpan(key, PARENT, 1, 1, NodeKind.REQUEST, key[:8]), FINGERPRINT, shape, dtype)
     seal(buffer, header)
     expected = {"key": key, "fingerprint": FINGERPRINT, "shape": shape, "dtype": dtype}
     for readable in (buffer, bytes(buffer), memoryview(buffer)):
@@ -203,7 +203,7 @@ def test_the_place_of_a_segment_is_read_from_its_header_alone():
 
 
 def test_the_first_segment_has_no_parent():
-    span = SegmentSpan(KEY, None, 0, 4, NodeKind.REQUEST)
+    span = SegmentSpan(KEY, None, 0, 4, NodeKind.REQUEST, bytes(24) + KEY[:8])
     header = SegmentHeader.raw(span, FINGERPRINT, SHAPE, DTYPE)
     buffer = bytearray(header.sealed_bytes)
     seal(buffer, header)
@@ -340,7 +340,7 @@ def test_two_layers_that_changed_places_are_refused():
         ({"start_block": 0}, "no parent"),
         ({"start_block": -1}, "block 0"),
         ({"num_blocks": 0}, "at least one block"),
-        ({"num_blocks": 3}, "blocks of one size"),
+        ({"num_blocks": 3}, "3 of one size"),
         ({"start_block": 2**32 - 1}, "numbers up to"),
         ({"shape": (2**32, 2, 4, 1, 8), "body_bytes": 2**39 + 24 * 2**32}, "numbers up to"),
         ({"shape": (1, 2, 2**30, 2**16, 2**16), "body_bytes": 2**64 + 64}, "numbers up to"),

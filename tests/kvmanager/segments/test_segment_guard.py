@@ -27,7 +27,7 @@ SALT, OTHER_SALT = b"sixteen bytes of", b"another sixteen "
 
 
 def sealed(key: int = 1, content: int = 0) -> bytes:
-    span = SegmentSpan(SegmentKey(bytes([key]) * 32), None, 0, 1, NodeKind.REQUEST)
+    span = SegmentSpan(SegmentKey(bytes([key]) * 32), None, 0, 1, NodeKind.REQUEST, bytes([key]) * 8)
     header = SegmentHeader.raw(span, FINGERPRINT, (2, 2, 16, 1, 8), "float16")
     buffer = bytearray(bytes([content]) * header.sealed_bytes)
     seal(buffer, header)

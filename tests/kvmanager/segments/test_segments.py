@@ -49,7 +49,13 @@ def test_segments_of_no_blocks_are_refused():
 @pytest.mark.parametrize(("parent", "start", "blocks"), [(None, 1, 1), (HASHES[0], 0, 1), (None, 0, 0), (None, -1, 2)])
 def test_a_span_that_contradicts_itself_is_refused(parent, start, blocks):
     with pytest.raises(ValueError, match="segment"):
-        SegmentSpan(HASHES[3], parent, start, blocks, NodeKind.REQUEST)
+        SegmentSpan(HASHES[3], parent, start, blocks, NodeKind.REQUEST, HASHES[3][:8])
+
+
+@pytest.mark.parametrize("marks", [b"", HASHES[3][:8], 2 * HASHES[2][:8], 3 * HASHES[3][:8]])
+def test_a_span_has_a_mark_for_each_block_and_its_keys_comes_last(marks):
+    with pytest.raises(ValueError, match="a mark per block"):
+        SegmentSpan(HASHES[3], HASHES[1], 2, 2, NodeKind.REQUEST, marks)
 
 
 def test_a_segment_too_large_to_store_is_refused_and_one_too_large_to_share_the_way_is_named():
