@@ -1,5 +1,8 @@
 """What a built engine configuration must say, so that no two KVs share a name and none is stored before it is computed.
 
+`unsupported_kv` says which models keep KV in a form that crosskv does not move. They are served with vLLM's own prefix
+cache; what this does not see, `deployments.engine.connector.why_unsupported` sees once the model is loaded.
+
 `configs.engine_arguments` refuses the same by name when the settings are read. Here the result counts, whatever led to
 it: vLLM's defaults, its platforms, environment variables.
 
@@ -13,6 +16,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+_FULL_ATTENTION = frozenset({"attention", "full_attention"})
+_PLAIN_KV = frozenset({"auto", "bfloat16", "float16", "float32", "half", "float"})
 
 
 def check_engine_config(config: VllmConfig) -> None:
@@ -59,3 +65,21 @@ def _defects(config: VllmConfig) -> Iterator[str]:
         )
     if transfer is not None and transfer.kv_load_failure_policy != "recompute":
         yield f"a failed load must be recomputed, not be answered by {transfer.kv_load_failure_policy!r}"
+
+
+def unsupported_kv(config: VllmConfig) -> Iterator[str]:
+    """Why a model's KV cannot be shared, in words: its attention is not plain and full, or its KV is quantized."""
+    model, cache_dtype = config.model_config, config.cache_config.cache_dtype
+    text = model.hf_text_config
+    layers = set(getattr(text, "layer_types", None) or ())
+    if model.is_hybrid or model.is_attention_free or layers & {"linear_attention", "mamba", "conv", "recurrent"}:
+        yield "the model has layers with a state instead of KV (hybrid or state-space)"
+    if model.use_mla:
+        yield "the model's attention is latent (MLA)"
+    if model.get_sliding_window() or layers - _FULL_ATTENTION or model.attention_chunk_size:
+        kinds = ", ".join(sorted(layers - _FULL_ATTENTION)) or "a sliding window"
+        yield f"the model does not attend to all of its context in every layer ({kinds})"
+    if model.is_encoder_decoder:
+        yield "the model has an encoder"
+    if cache_dtype not in _PLAIN_KV:
+        yield f"its KV cache is kept as {cache_dtype}, whose scales are not stored with it"

@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-class UnsupportedModelError(ValueError):
-    """The model keeps KV in a form that crosskv does not handle yet (DESIGN §4, rule 8)."""
-
-
 @dataclass
 class StepMetadata(KVConnectorMetadata):
     """Nothing crosses from the scheduler to the worker: both sides share the replica's `KVTransfer`."""
@@ -54,7 +50,8 @@ class CrossKVConnector(KVConnectorBase_V1):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        check_supported(kv_cache_config)
+        self.unsupported = why_unsupported(kv_cache_config)
+        """Why nothing can be attached; None: it can."""
         self.kv_caches: dict[str, torch.Tensor] = {}
         self.kv_cache_manager: KVCacheManager | None = None
         self._scheduler_side: SchedulerSide | None = None
@@ -170,14 +167,14 @@ def _only_prompt(scheduled: SchedulerOutput) -> tuple[int, int]:
     return tokens, new[0].num_computed_tokens if new else scheduled.scheduled_cached_reqs.num_computed_tokens[0]
 
 
-def check_supported(kv_cache_config: KVCacheConfig) -> None:
-    """Raise `UnsupportedModelError`, in words, unless all layers are plain full attention, in one group."""
+def why_unsupported(kv_cache_config: KVCacheConfig) -> str | None:
+    """A sentence, unless all layers are plain full attention, in one group.
+
+    `deployments.engine.checks.unsupported_kv` knows most such models before they are loaded; they get no connector.
+    """
     groups = kv_cache_config.kv_cache_groups
     if len(groups) != 1:
-        raise UnsupportedModelError(
-            f"the model needs {len(groups)} kinds of KV cache (hybrid, sliding-window or state-space layers); crosskv "
-            "shares KV of models with full attention only: set kv.enabled to false to serve it without sharing"
-        )
+        return f"the model needs {len(groups)} kinds of KV cache"
     spec: Any = groups[0].kv_cache_spec
     plain = (
         type(spec) is FullAttentionSpec
@@ -187,11 +184,7 @@ def check_supported(kv_cache_config: KVCacheConfig) -> None:
         and spec.head_size == spec.head_size_v
         and spec.tokens_per_state == 1
     )
-    if not plain:
-        raise UnsupportedModelError(
-            f"the model's KV cache is {type(spec).__name__}; crosskv shares KV of plain full attention only: "
-            "set kv.enabled to false to serve it without sharing"
-        )
+    return None if plain else f"the model's KV cache is {type(spec).__name__}, not plain full attention"
 
 
 def layer_tensors(kv_caches: dict[str, torch.Tensor]) -> Sequence[torch.Tensor]:

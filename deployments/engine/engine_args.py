@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.model_folder import find_model, own_max_tokens
 from configs.settings import Settings
+from deployments.engine.checks import unsupported_kv
 from deployments.engine.model_identity import why_not_shared
 
 if TYPE_CHECKING:
@@ -95,21 +96,25 @@ def _max_model_len(settings: Settings) -> int:
 def engine_config(settings: Settings) -> VllmConfig:
     """The engine's complete configuration. Reads the model's config files, loads no weights. Imports vLLM.
 
-    It has no KV connector where KV is not to be shared, by the settings or because it cannot be named.
+    It has no KV connector where KV is not to be shared: by the settings, or because it cannot be named or moved. Then
+    each replica keeps vLLM's own prefix cache.
     """
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
 
-    args = engine_args(settings)
+    args, other_kv = engine_args(settings), False
     config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
     if settings.kv.enabled and (why := why_not_shared(config)):
         logger.warning("KV is not shared, each replica keeps its own prefix cache only: %s", why)
         args.kv_transfer_config = args.kv_events_config = None
+        if other_kv := any(unsupported_kv(config)):
+            args.enable_prefix_caching = None  # vLLM's own choice for such a model
+            args.num_gpu_blocks_override = None  # its blocks have other sizes: the pool has the same bytes instead
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
     cache = config.cache_config
-    if current_platform.is_cpu() and cache.num_gpu_blocks_override and cache.kv_cache_memory_bytes is None:
+    if (current_platform.is_cpu() or other_kv) and settings.device_blocks and cache.kv_cache_memory_bytes is None:
         # Without it the CPU backend reserves a share of the whole machine's memory, once per replica.
-        cache.kv_cache_memory_bytes = cache.num_gpu_blocks_override * _block_bytes(config)
+        cache.kv_cache_memory_bytes = settings.device_blocks * _block_bytes(config)
     return config
 
 

@@ -24,6 +24,12 @@ def vllm_families() -> Iterator[Metric]:
     return (family for family in REGISTRY.collect() if family.name.startswith("vllm:"))
 
 
+def sharing_family(shares: bool) -> Metric:
+    """Whether there is any sharing. `/health` says why not, where the configuration tells."""
+    text = "Whether the replica shares KV; 0: it keeps vLLM's own prefix cache only."
+    return GaugeMetricFamily("crosskv_shares_kv", text, value=float(shares))
+
+
 def transfer_families(counters: TransferCounters, pool: Mapping[str, int]) -> Iterator[Metric]:
     """What was loaded and saved, and how many blocks of the device pool are what."""
     for name, text, value in (

@@ -15,6 +15,7 @@ import json
 import platform
 import re
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ import xxhash
 
 from configs.engine_arguments import that_may_change_kv
 from configs.settings import Settings
+from deployments.engine.checks import unsupported_kv
 from kvmanager.segments.keys import ModelIdentity
 
 if TYPE_CHECKING:
@@ -92,8 +94,8 @@ def weights_identity(config: VllmConfig) -> str:
 
 
 def why_not_shared(config: VllmConfig) -> str | None:
-    """A sentence that says what cannot be named, so that KV must not be shared; None where all of it can."""
-    return next(_unnamed(config), None)
+    """A sentence that says why KV is not shared: crosskv does not move such KV, or cannot name it. None: it is."""
+    return next(chain(unsupported_kv(config), _unnamed(config)), None)
 
 
 def _unnamed(config: VllmConfig) -> Iterator[str]:

@@ -23,10 +23,16 @@ from deployments.engine.directive_runner import DirectiveRunner
 from deployments.engine.engine_args import engine_config
 from deployments.engine.heartbeat import HangWatch
 from deployments.engine.host import EngineHungError, start_engine
-from deployments.engine.metrics import directive_families, port_families, transfer_families, vllm_families
+from deployments.engine.metrics import (
+    directive_families,
+    port_families,
+    sharing_family,
+    transfer_families,
+    vllm_families,
+)
 from deployments.engine.model_identity import model_identity, weights_identity
 from deployments.engine.step_witness import EngineDiedError
-from deployments.engine.wiring import KVReuse
+from deployments.engine.wiring import KVReuse, why_not_moved
 from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, TENANT, PlanDict
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments.keys import EXACT
@@ -87,7 +93,10 @@ class EngineRoom:
         if weights_identity(config) != identity.weights:
             raise RuntimeError(f"the files of model {settings.model} changed while they were loaded; start again")
         self.fingerprint = identity.fingerprint()
-        if config.kv_transfer_config is not None:
+        why = why_not_moved(self._thread, self._llm.vllm_config) if config.kv_transfer_config is not None else None
+        if why is not None:
+            logger.warning("KV is not shared, this replica keeps its own prefix cache only: %s", why)
+        elif config.kv_transfer_config is not None:
             self._port = open_port()
             self._reuse = KVReuse(
                 self._thread,
@@ -223,7 +232,7 @@ class EngineRoom:
         return await asyncio.to_thread(self._families)
 
     def _families(self) -> list[Metric]:
-        families = list(vllm_families())
+        families = [*vllm_families(), sharing_family(self.shares_kv)]
         if self._reuse and self._port and self._directives:
             families += transfer_families(self._reuse.transfer.counters, self._reuse.usage)
             families += port_families(self._port)

@@ -43,6 +43,19 @@ HELD_POOL_SHARE = 0.5
 """Largest share of the device pool that saves in flight may hold; what is beyond is not saved."""
 
 
+def why_not_moved(thread: EngineThread, config: VllmConfig) -> str | None:
+    """A sentence where the KV of an engine that is built with the connector cannot be moved; None where it can."""
+    connector: CrossKVConnector = thread.core.scheduler.connector  # type: ignore[assignment]
+    if connector.unsupported is not None:
+        return connector.unsupported
+    worker: Any = get_kv_transfer_group()
+    try:
+        _layout(config, layer_tensors(worker.kv_caches)[0])
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 class KVReuse:
     """A replica's share in the cluster's KV cache. Built after the engine, before the first request."""
 

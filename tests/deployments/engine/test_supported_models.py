@@ -1,11 +1,20 @@
-"""Models whose KV crosskv does not handle are refused in words, before anything is served."""
+"""Models whose KV crosskv does not move keep vLLM's own prefix cache, and say in words why KV is not shared."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from transformers import DeepseekV2Config, Gemma3ForCausalLM, Gemma3TextConfig, JambaConfig, LlamaConfig, MistralConfig
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -15,22 +24,37 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from deployments.engine.connector import UnsupportedModelError, check_supported
+from configs.settings import PROJECT_ROOT, Settings, load_settings
+from deployments.engine import wiring
+from deployments.engine.connector import why_unsupported
+from deployments.engine.engine_args import engine_config
+from deployments.engine.model_identity import why_not_shared
+from deployments.engine.room import EnginePrompt, EngineRoom
+from deployments.protocol.wire import GenerateRequest
+from load_tests.harness.engine import greedy, prompt
 
 SHAPE: dict[str, Any] = {"block_size": 32, "num_kv_heads": 2, "head_size": 64, "dtype": torch.bfloat16}
+TINY: dict[str, Any] = {
+    "vocab_size": 1148, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 2048, "tie_word_embeddings": True,
+}  # fmt: skip
+WINDOWS = {"layer_types": ["sliding_attention"] * 3 + ["full_attention"], "sliding_window": 64, "head_dim": 32}
+HYBRID = Gemma3TextConfig(**TINY, **WINDOWS, query_pre_attn_scalar=32)
+LATENT = {"kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64, "qk_nope_head_dim": 32, "v_head_dim": 32}
+MAMBA = {"num_experts": 1, "num_experts_per_tok": 1, "attn_layer_period": 2, "attn_layer_offset": 1}
 
 
 class LaterAttentionSpec(FullAttentionSpec):
     """What a later vLLM may derive from full attention; nobody has tested it."""
 
 
-def config(*specs: KVCacheSpec) -> KVCacheConfig:
+def cache(*specs: KVCacheSpec) -> KVCacheConfig:
     groups = [KVCacheGroupSpec([f"model.layers.{n}.self_attn"], spec) for n, spec in enumerate(specs)]
     return KVCacheConfig(num_blocks=8, kv_cache_tensors=[], kv_cache_groups=groups)
 
 
 def test_plain_full_attention_is_accepted() -> None:
-    check_supported(config(FullAttentionSpec(**SHAPE)))
+    assert why_unsupported(cache(FullAttentionSpec(**SHAPE))) is None
 
 
 @pytest.mark.parametrize(
@@ -46,11 +70,110 @@ def test_plain_full_attention_is_accepted() -> None:
     ],
     ids=["sliding window", "sliding window as full", "chunked", "prefix LM", "unequal K and V", "MLA", "unknown"],
 )
-def test_any_other_attention_is_refused_with_the_way_out(spec: KVCacheSpec) -> None:
-    with pytest.raises(UnsupportedModelError, match=r"set kv\.enabled to false"):
-        check_supported(config(spec))
+def test_any_other_attention_is_seen_by_the_connector(spec: KVCacheSpec) -> None:
+    assert "not plain full attention" in (why_unsupported(cache(spec)) or "")
 
 
-def test_a_hybrid_model_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"2 kinds of KV cache.*set kv\.enabled to false"):
-        check_supported(config(FullAttentionSpec(**SHAPE), SlidingWindowSpec(**SHAPE, sliding_window=512)))
+def test_a_hybrid_model_is_seen_by_the_connector() -> None:
+    why = why_unsupported(cache(FullAttentionSpec(**SHAPE), SlidingWindowSpec(**SHAPE, sliding_window=512)))
+    assert why == "the model needs 2 kinds of KV cache"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., Path]:
+    """A model's folder, without weights unless `weights` are given."""
+
+    def make(config: Any, weights: Any = None) -> Path:
+        (weights or config).save_pretrained(tmp_path)
+        written = json.loads((tmp_path / "config.json").read_text())
+        written.setdefault(
+            "architectures", [type(config).__name__.replace("TextConfig", "Config")[:-6] + "ForCausalLM"]
+        )
+        (tmp_path / "config.json").write_text(json.dumps(written))
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(PROJECT_ROOT / "models" / "demo" / name, tmp_path / name)
+        return tmp_path
+
+    return make
+
+
+def settings(model: Path, **engine: Any) -> Settings:
+    engine = {"device_blocks": 100, "max_num_batched_tokens": 512, **engine}
+    return load_settings({"model": str(model), "dtype": "bfloat16", "engine": engine})
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (MistralConfig(**TINY, sliding_window=64, head_dim=32), r"in every layer \(a sliding window\)"),
+        (HYBRID, r"in every layer \(sliding_attention\)"),
+        (JambaConfig(**TINY, **MAMBA, use_mamba_kernels=False), "a state instead of KV"),
+        (DeepseekV2Config(**{**TINY, "num_key_value_heads": 4}, **LATENT, n_routed_experts=2, n_group=1), "MLA"),
+    ],
+    ids=["sliding window", "hybrid of windows", "state space", "MLA"],
+)
+def test_a_model_of_another_kind_keeps_vllms_own_prefix_cache(
+    folder: Callable[..., Path], model: Any, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="deployments.engine.engine_args"):
+        config = engine_config(settings(folder(model)))
+
+    assert config.kv_transfer_config is None
+    assert config.cache_config.enable_prefix_caching
+    (said,) = caplog.messages
+    assert said.startswith("KV is not shared, each replica keeps its own prefix cache only: ")
+    assert why_not_shared(config) in said, "the ingress, and so /health, finds the same in the same configuration"
+    assert re.search(reason, said)
+
+
+def test_a_plain_model_is_shared_and_one_with_quantized_kv_is_not(folder: Callable[..., Path]) -> None:
+    model = folder(LlamaConfig(**TINY))
+    config = engine_config(settings(model))
+    assert why_not_shared(config) is None
+    assert config.kv_transfer_config is not None
+    config.cache_config.cache_dtype = "fp8"
+    assert "kept as fp8" in (why_not_shared(config) or "")
+
+
+def open_room(model: Path) -> EngineRoom:
+    def no_port() -> Any:
+        raise AssertionError("an engine that shares no KV has no port")
+
+    return EngineRoom(settings(model), "replica", 0, "node", no_port, lambda why: None)
+
+
+def test_a_hybrid_model_answers_from_vllms_own_prefix_cache(folder: Callable[..., Path], one_engine: Any) -> None:
+    model = folder(HYBRID, Gemma3ForCausalLM(HYBRID).to(torch.bfloat16))
+    opened = one_engine.start(lambda: open_room(model), lambda room: room.close())
+
+    async def twice() -> list[Any]:
+        found = []
+        for name in ("first", "second"):
+            request = GenerateRequest(name, prompt(1, 300), greedy(4), cache_salt="salt", block_hashes=[])
+            found.append([output async for output in opened.generate(EnginePrompt(request, None, 0.0))][-1])
+        return found
+
+    computed, cached = asyncio.run(twice())
+
+    assert not opened.shares_kv
+    assert list(cached.outputs[0].token_ids) == list(computed.outputs[0].token_ids)
+    assert (computed.num_cached_tokens, cached.num_cached_tokens) == (0, 288)
+    shown = {family.name: family.samples[0].value for family in asyncio.run(opened.metrics()) if family.samples}
+    assert shown["crosskv_shares_kv"] == 0.0
+
+
+@pytest.mark.parametrize("seen", ["by the connector", "by its layout"])
+def test_what_is_seen_only_when_the_model_is_loaded_is_no_reason_not_to_serve(
+    monkeypatch: pytest.MonkeyPatch, seen: str
+) -> None:
+    connector = SimpleNamespace(unsupported="nobody knows it" if seen == "by the connector" else None)
+    thread: Any = SimpleNamespace(core=SimpleNamespace(scheduler=SimpleNamespace(connector=connector)))
+    worker = SimpleNamespace(kv_caches={"model.layers.0.self_attn": torch.zeros(1)})
+
+    def unknown(config: Any, layer: torch.Tensor) -> Any:
+        raise ValueError("nobody knows it")
+
+    monkeypatch.setattr(wiring, "get_kv_transfer_group", lambda: worker)
+    monkeypatch.setattr(wiring, "_layout", unknown)
+    anything: Any = None
+    assert wiring.why_not_moved(thread, anything) == "nobody knows it"
