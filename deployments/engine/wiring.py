@@ -45,10 +45,11 @@ HELD_POOL_SHARE = 0.5
 
 def why_not_moved(thread: EngineThread, config: VllmConfig) -> str | None:
     """A sentence where the KV of an engine that is built with the connector cannot be moved; None where it can."""
-    connector: CrossKVConnector = thread.core.scheduler.connector  # type: ignore[assignment]
-    if connector.unsupported is not None:
-        return connector.unsupported
+    scheduler: Any = thread.core.scheduler
     worker: Any = get_kv_transfer_group()
+    unsupported: str | None = scheduler.connector.unsupported
+    if unsupported is not None:
+        return unsupported
     try:
         _layout(config, layer_tensors(worker.kv_caches)[0])
     except ValueError as error:

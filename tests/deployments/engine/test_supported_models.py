@@ -86,9 +86,8 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
     def make(config: Any, weights: Any = None) -> Path:
         (weights or config).save_pretrained(tmp_path)
         written = json.loads((tmp_path / "config.json").read_text())
-        written.setdefault(
-            "architectures", [type(config).__name__.replace("TextConfig", "Config")[:-6] + "ForCausalLM"]
-        )
+        family = type(config).__name__.removesuffix("Config").removesuffix("Text")
+        written.setdefault("architectures", [f"{family}ForCausalLM"])
         (tmp_path / "config.json").write_text(json.dumps(written))
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(PROJECT_ROOT / "models" / "demo" / name, tmp_path / name)
@@ -120,7 +119,7 @@ def test_a_model_of_another_kind_keeps_vllms_own_prefix_cache(
 
     assert config.kv_transfer_config is None
     assert config.cache_config.enable_prefix_caching
-    (said,) = caplog.messages
+    (said,) = (record.getMessage() for record in caplog.records if record.name == "deployments.engine.engine_args")
     assert said.startswith("KV is not shared, each replica keeps its own prefix cache only: ")
     assert why_not_shared(config) in said, "the ingress, and so /health, finds the same in the same configuration"
     assert re.search(reason, said)
