@@ -19,6 +19,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.renderers import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 
+from app.answers.returns import Returns
 from app.backend.health import health_router
 from app.backend.protocols import Backend
 from app.control import api as control_api
@@ -89,6 +90,7 @@ def create_app(
         settings.replicas,
         ConstraintPool(vllm_config, http.constraint_timeout_s, metrics.count_constraint),
         Suspects(http.poison_refused_s),
+        Returns(settings.kv.save_answers),
     )
 
     @asynccontextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field, ValidationError, field_validator
 
@@ -101,6 +101,17 @@ class HTTPSettings(Section):
         None,
         description="Obey the header `X-CrossKV-Replica: 0`, which sends a request to one replica. Empty: obey it from "
         "administrators, on a server bound to loopback.",
+    )
+    splice_answers: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Put an answer's sampled tokens into the conversation's next prompt where its text comes back, so "
+        "that its KV is found although the tokenizer would cut the text otherwise. `auto`: where the model's chat "
+        "template is append-only.",
+    )
+    answer_memory_bytes: ByteSize = Field(
+        ByteSize(64 * 1024**2),
+        ge=1024**2,
+        description="Memory of the ingress for the tokens of sampled answers, some 4 bytes each.",
     )
     tool_call_parser: str | None = Field(
         None, description="vLLM's parser for the model's tool calls, such as `hermes`. Empty: no automatic tool choice."

@@ -104,8 +104,10 @@ class KVSettings(Section):
     prefetch_workers: int = Field(
         2, ge=1, le=64, description="Processes per node that copy between Redis and the CPU tier."
     )
-    save_answers: bool = Field(
-        True, description="Keep the KV of generated tokens too, for the conversation's next turn."
+    save_answers: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Keep the KV of generated tokens too, for the conversation's next turn. `auto`: of answers such as "
+        "come back. Reasoning that a template strips from history, and the answer behind it, do not.",
     )
     plan_deadline_s: float = Field(
         0.25, gt=0, description="Longest wait for the manager's plan. Then the prompt is computed."

@@ -11,12 +11,12 @@ from collections.abc import Awaitable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.protocols import ControlPlane
-from app.control.prompt_param import PromptChoice
+from app.control.prompt_param import ChatFields, PromptChoice
 from app.gate.auth import require_owner
 from app.gate.errors import OverloadedError, UnavailableError
 from app.gate.json_route import JsonRoute
@@ -58,6 +58,11 @@ def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
         text: Annotated[str | None, Query(description="The prompt as text.")] = None,
         tokens: Annotated[str | None, Query(description="The prompt's token ids, separated by commas.")] = None,
         messages: Annotated[str | None, Query(description="A chat's messages, as JSON.")] = None,
+        chat: Annotated[
+            str | None,
+            Query(description="What else a chat's request says of its prompt, as JSON: `tools`, `documents` and more."),
+        ] = None,
+        truncate_prompt_tokens: Annotated[int | None, Query(ge=-1, description="As its requests send it.")] = None,
         cache_salt: Annotated[str | None, Query(description="What its requests send as `cache_salt`.")] = None,
         fidelity: Annotated[str | None, Query(description="`exact` or `tolerant`, as its requests say.")] = None,
     ) -> dict[str, Any]:
@@ -67,10 +72,14 @@ def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
             "text": text,
             "tokens": _parse_tokens(tokens, bounds.most_tokens),
             "messages": None if messages is None else _parse_messages(messages, bounds),
+            **({} if chat is None else _parse_chat(chat, bounds)),
         }
         bounds.check(given, len(request.scope["query_string"]))
         prompt = PromptChoice(
-            **given, cache_salt=cache_salt, kv_cache={"fidelity": read_fidelity(fidelity, "fidelity")}
+            **given,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            cache_salt=cache_salt,
+            kv_cache={"fidelity": read_fidelity(fidelity, "fidelity")},
         )
         token_ids = await prompt.token_ids(renderer)
         found = await ask(control.lookup(prompt.hashes_of(token_ids, keys)))
@@ -147,6 +156,15 @@ def _parse_tokens(tokens: str | None, most: int) -> list[int] | None:
     if not all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts):
         raise VLLMValidationError("`tokens` must be token ids separated by commas, such as 1,17,2.", parameter="tokens")
     return [int(part) for part in parts]
+
+
+def _parse_chat(chat: str, bounds: RequestBounds) -> dict[str, Any]:
+    parsed = bounds.read_text(chat.encode("utf-8", "surrogatepass"), "chat")
+    try:
+        return ChatFields.model_validate(parsed).given()
+    except ValidationError as error:
+        names = ", ".join(f"`{name}`" for name in ChatFields.model_fields)
+        raise VLLMValidationError(f"`chat` must be an object that may hold {names}.", parameter="chat") from error
 
 
 def _parse_messages(messages: str, bounds: RequestBounds) -> list[Any]:

@@ -20,34 +20,89 @@ from app.openai.prompt_keys import PromptKeys
 LARGEST_TOKEN_ID = 999_999_999
 
 
-class PromptChoice(BaseModel):
-    """A prompt of the tenant who asks: exactly one of `text`, `tokens` and `messages`."""
+class ChatFields(BaseModel):
+    """What a chat's request may say beside its messages that its template sees: as in /v1/chat/completions."""
 
     model_config = ConfigDict(extra="forbid")
+
+    tools: list[Any] | None = Field(None, description="The tools that a chat's request offers.")
+    tool_choice: Any = Field(None, description="What it sends as `tool_choice`.")
+    documents: list[Any] | None = Field(None, description="What it sends as `documents`.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="What it sends as `chat_template_kwargs`.")
+    reasoning_effort: str | None = Field(None, description="What it sends as `reasoning_effort`.")
+    add_generation_prompt: bool | None = Field(None, description="What it sends as `add_generation_prompt`.")
+    continue_final_message: bool | None = Field(None, description="What it sends as `continue_final_message`.")
+
+    def given(self) -> dict[str, Any]:
+        """Those that are given, by name."""
+        return {name: value for name in ChatFields.model_fields if (value := getattr(self, name)) is not None}
+
+
+class PromptChoice(ChatFields):
+    """A prompt of the tenant who asks: exactly one of `text`, `tokens` and `messages`."""
 
     text: str | None = Field(None, description="The prompt as text, as for /v1/completions.")
     tokens: list[Annotated[int, Field(strict=True)]] | None = Field(None, description="The prompt's token ids.")
     messages: list[Any] | None = Field(None, description="A chat's messages, as for /v1/chat/completions.")
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="What the prompt's requests send as `truncate_prompt_tokens`."
+    )
     cache_salt: str | None = Field(None, description="What the prompt's requests send as `cache_salt`.")
     kv_cache: Any = Field(None, description='What they send as `kv_cache`, such as `{"fidelity": "tolerant"}`.')
 
     async def token_ids(self, renderer: OnlineRenderer) -> list[int]:
         """The tokens that a request with this prompt would send. Raises vLLM's client errors, which are answered 400.
 
-        As for a completion (`text`), a chat (`messages`), or as given (`tokens`).
+        As for a completion (`text`), a chat (`messages`, with the answers in them as they were sampled), or as given
+        (`tokens`).
         """
         if sum(given is not None for given in (self.text, self.tokens, self.messages)) != 1:
             raise VLLMValidationError("Give exactly one of `text`, `tokens` and `messages`.")
+        of_chats = next(iter(self.given()), None)
+        if of_chats is not None and self.messages is None:
+            raise VLLMValidationError(f"`{of_chats}` goes with `messages` only.", parameter=of_chats)
         validate_cache_salt(self.cache_salt)
         if self.tokens is not None:
-            if not self.tokens or not all(0 <= token <= LARGEST_TOKEN_ID for token in self.tokens):
-                raise VLLMValidationError("`tokens` must be token ids, such as 1, 17 and 2.", parameter="tokens")
-            if len(self.tokens) > renderer.model_config.max_model_len:
-                raise VLLMValidationError("`tokens` is longer than the model's context.", parameter="tokens")
-            return self.tokens
+            return self._as_given(self.tokens, renderer)
         if self.messages is not None:
-            return await _render_chat(renderer, self.messages)
-        return await _render_text(renderer, self.text or "")
+            return await self._render_chat(renderer)
+        return await self._render_text(renderer)
+
+    def _as_given(self, tokens: list[int], renderer: OnlineRenderer) -> list[int]:
+        if self.truncate_prompt_tokens is not None:
+            raise VLLMValidationError("`tokens` are taken as they are.", parameter="truncate_prompt_tokens")
+        if not tokens or not all(0 <= token <= LARGEST_TOKEN_ID for token in tokens):
+            raise VLLMValidationError("`tokens` must be token ids, such as 1, 17 and 2.", parameter="tokens")
+        if len(tokens) > renderer.model_config.max_model_len:
+            raise VLLMValidationError("`tokens` is longer than the model's context.", parameter="tokens")
+        return tokens
+
+    async def _render_text(self, renderer: OnlineRenderer) -> list[int]:
+        """The tokens that /v1/completions would make of `text`."""
+        text = self.text or ""
+        request = CompletionRequest(prompt=text, max_tokens=1, truncate_prompt_tokens=self.truncate_prompt_tokens)
+        (prompt,) = await renderer.preprocess_completion(request, text, None)
+        return list(prompt["prompt_token_ids"])  # type: ignore[typeddict-item]
+
+    async def _render_chat(self, renderer: OnlineRenderer) -> list[int]:
+        """The tokens that /v1/chat/completions would make of `messages`."""
+        body = {
+            "messages": self.messages,
+            "max_tokens": 1,
+            "truncate_prompt_tokens": self.truncate_prompt_tokens,
+            "cache_salt": self.cache_salt,
+            "kv_cache": self.kv_cache,
+            **self.given(),
+        }
+        try:
+            request = ChatCompletionRequest.model_validate({k: v for k, v in body.items() if v is not None})
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
+        rendered = await renderer.render_chat(request)
+        if isinstance(rendered, ErrorResponse):
+            raise VLLMValidationError(rendered.error.message, parameter="messages")
+        _, (prompt,) = rendered
+        return list(prompt["prompt_token_ids"])  # type: ignore[typeddict-item]
 
     async def hashes(self, renderer: OnlineRenderer, keys: PromptKeys) -> list[bytes]:
         """The hashes of the prompt's full blocks, under the salt of the tenant who asks; see `token_ids`."""
@@ -58,22 +113,3 @@ class PromptChoice(BaseModel):
         tenant = current_request().tenant
         fidelity = keys.fidelity.of(tenant, read_field(self.kv_cache))
         return keys.hashes(token_ids, keys.salt(tenant, self.cache_salt, fidelity))
-
-
-async def _render_text(renderer: OnlineRenderer, text: str) -> list[int]:
-    """The tokens that /v1/completions would make of `text`."""
-    (prompt,) = await renderer.preprocess_completion(CompletionRequest(prompt=text, max_tokens=1), text, None)
-    return list(prompt["prompt_token_ids"])  # type: ignore[typeddict-item]
-
-
-async def _render_chat(renderer: OnlineRenderer, messages: list[Any]) -> list[int]:
-    """The tokens that /v1/chat/completions would make of `messages`."""
-    try:
-        request = ChatCompletionRequest.model_validate({"messages": messages, "max_tokens": 1})
-    except ValidationError as error:
-        raise RequestValidationError(error.errors()) from None
-    rendered = await renderer.render_chat(request)
-    if isinstance(rendered, ErrorResponse):
-        raise VLLMValidationError(rendered.error.message, parameter="messages")
-    _, (prompt,) = rendered
-    return list(prompt["prompt_token_ids"])  # type: ignore[typeddict-item]

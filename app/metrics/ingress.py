@@ -7,7 +7,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.metrics.labels import GONE_REASONS, OUTCOMES
+from app.metrics.labels import GONE_REASONS, OUTCOMES, RETURNS
 from app.metrics.usage import SOURCES
 from deployments.protocol.wire import KVCacheUsage
 
@@ -66,6 +66,16 @@ class IngressMetrics:
         self.poison_refusals = Counter(
             "crosskv_poison_refusals", "Requests refused because their prompt had ended an engine.", registry=registry
         )
+        self.returned = Counter(
+            "crosskv_answers_returned", "Answers by what the conversation's next prompt had in their place.",
+            ["outcome"], registry=registry,
+        )  # fmt: skip
+        for outcome in RETURNS:
+            self.returned.labels(outcome)
+        self.unsaved_answers = Counter(
+            "crosskv_unsaved_answers", "Answers whose KV was not stored, because answers like them do not come back.",
+            registry=registry,
+        )  # fmt: skip
         self.missing_sources = Counter(
             "crosskv_metrics_sources_missing", "Times that a part did not give its metrics.", registry=registry
         )
@@ -86,6 +96,19 @@ class IngressMetrics:
             ("crosskv_prompts_waiting", "Prompts that wait in the ingress.", waiting),
         ):
             Gauge(name, text, registry=self.registry).set_function(value)
+
+    def show_answers(self, nbytes: Callable[[], int], places: Callable[[], int], forgotten: Callable[[], int]) -> None:
+        """Ask the memory of sampled answers when somebody looks."""
+        for name, text, value in (
+            ("crosskv_answer_memory_bytes", "Bytes of remembered answers (http.answer_memory_bytes).", nbytes),
+            ("crosskv_answer_memory_prompts", "Prompts whose answers are remembered.", places),
+            ("crosskv_answer_memory_forgotten", "Prompts whose answers made room for others, so far.", forgotten),
+        ):
+            Gauge(name, text, registry=self.registry).set_function(value)
+
+    def count_returned(self, outcome: str) -> None:
+        """An answer's conversation has gone on; one of `app.metrics.labels.RETURNS`."""
+        self.returned.labels(outcome).inc()
 
     def count_constraint(self, outcome: str) -> None:
         """A constraint has been tried (`app.openai.constraint_worker`)."""

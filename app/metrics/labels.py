@@ -7,3 +7,10 @@ ENGINE_DEAD, UNREACHABLE, PROCESS_GONE, STOPPED = GONE_REASONS = (
 
 FITS, REFUSED, TOO_LONG, TOO_LARGE, TOO_SLOW = OUTCOMES = "fits", "refused", "too_long", "too_large", "too_slow"
 """What became of a constraint that was tried out (`app.openai.constraint_worker`)."""
+
+(
+    AS_SAMPLED, SPLICED, RETOKENIZED, CHANGED_BY_TEMPLATE, TOOL_CALL, CHANGED_BY_CLIENT, NOT_REMEMBERED,
+) = RETURNS = (
+    "as_sampled", "spliced", "retokenized", "template", "tool_call", "client", "not_remembered",
+)  # fmt: skip
+"""What a conversation's next prompt has in an answer's place (`app.answers`)."""

@@ -46,6 +46,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from app.gate.json_route import JsonRoute
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import RequestContext, current_request
+from app.openai.chat_renderer import ChatRenderer, remembered_answers
 from app.openai.engine_client import HandleEngineClient
 from app.openai.fidelity import FIELD, read_field
 from app.openai.tokenize_route import tokenize_within_context
@@ -182,7 +183,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     models = OpenAIServingModels(
         engine, [BaseModelPath(name=settings.model_name, model_path=settings.model_name)], lora_modules=None
     )
-    renderer = OnlineRenderer(
+    renderer = ChatRenderer(
         engine.model_config,
         engine.renderer,
         request_logger=None,
@@ -193,6 +194,10 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         reasoning_parser=http.reasoning_parser,
     )
     renderer.warmup()
+    renderer.keys = engine.keys
+    renderer.answers = engine.answers = remembered_answers(
+        engine.renderer, chat_template, http, engine.returns, engine.metrics
+    )
     app.state.request_bounds = RequestBounds(
         engine.model_config.max_model_len, engine.renderer.get_tokenizer().max_chars_per_token
     )

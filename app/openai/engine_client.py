@@ -27,6 +27,10 @@ from vllm.renderers import BaseRenderer
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.input_processor import InputProcessor
 
+from app.answers.memory import Kind
+from app.answers.returns import Returns
+from app.answers.sampled import Sampled
+from app.answers.turns import Answers, Conversation
 from app.backend.protocols import ReplicaHandle
 from app.backend.replica_errors import translate
 from app.gate.admission import AdmissionQueue
@@ -34,6 +38,7 @@ from app.gate.errors import UnavailableError
 from app.gate.request_context import PIN_HEADER, RequestContext, current_request
 from app.metrics.ingress import IngressMetrics
 from app.metrics.usage import prompt_usage
+from app.openai.chat_renderer import OFFERS_TOOLS
 from app.openai.constraint_pool import ConstraintPool
 from app.openai.prompt_keys import PromptKeys
 from app.openai.retries import Attempts
@@ -64,6 +69,7 @@ class HandleEngineClient(EngineClient):
         replica_count: int,
         constraints: ConstraintPool,
         suspects: Suspects,
+        returns: Returns,
     ) -> None:
         """`replica_count`: how many replicas there shall be, and how often a prompt may be sent again, elsewhere."""
         self.vllm_config = vllm_config
@@ -71,12 +77,15 @@ class HandleEngineClient(EngineClient):
         self.renderer = renderer
         self.input_processor = InputProcessor(vllm_config, renderer)
         self._replicas = replicas
-        self._keys = keys
+        self.keys = keys
         self._queue = queue
-        self._metrics = metrics
+        self.metrics = metrics
         self._replica_count = replica_count
         self._constraints = constraints
         self._suspects = suspects
+        self.returns = returns
+        self.answers: Answers | None = None
+        """Where the answers of chats are remembered."""
         self._aborts: set[asyncio.Task[None]] = set()
 
     @property
@@ -127,28 +136,38 @@ class HandleEngineClient(EngineClient):
         if context.spend is not None:
             asked = min(context.max_tokens or 0, sampling_params.max_tokens or 0) * sampling_params.n
             context.spend.reserve(len(prompt["prompt_token_ids"]), asked)
-        fidelity = self._keys.fidelity.of(context.tenant, context.fidelity)
-        salt = self._keys.salt(context.tenant, prompt.get("cache_salt"), fidelity)
+        fidelity = self.keys.fidelity.of(context.tenant, context.fidelity)
+        salt = self.keys.salt(context.tenant, prompt.get("cache_salt"), fidelity)
         token_ids = list(prompt["prompt_token_ids"])
         context.kv_usage.fidelity = fidelity
+        kind = None  # what is no chat has no turns
+        if OFFERS_TOOLS in prompt:
+            kind = Kind(context.tenant, thinks=reasoning_ended is False, tools=prompt[OFFERS_TOOLS])
+        saves = self.returns.worth_saving(kind)
+        if not saves:
+            self.metrics.unsaved_answers.inc(sampling_params.n)
         request = GenerateRequest(
             request_id=f"{request_id[:_LONGEST_ID_ECHOED]}-{uuid.uuid4().hex}",  # clients may repeat theirs
             prompt_token_ids=token_ids,
             sampling_params=sampling_params,
             cache_salt=salt,
             block_hashes=[],  # `_name_blocks`, when its turn has come
-            tenant=self._keys.tag(context.tenant),
+            tenant=self.keys.tag(context.tenant),
             fidelity=fidelity,
+            save_answer=saves,
             priority=priority,
             replica_pin=context.replica_pin,
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
             trace_headers=dict(trace_headers or {}),
         )
-        return self._outputs(request, prompt, context)
+        sampled = None
+        if self.answers is not None and kind is not None:
+            sampled = Sampled(self.answers, Conversation(context.tenant, salt), token_ids, kind)
+        return self._outputs(request, prompt, context, sampled)
 
     async def _outputs(
-        self, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext
+        self, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext, sampled: Sampled | None
     ) -> AsyncGenerator[RequestOutput, None]:
         """Wait for a turn, send the request, and yield what a local engine would have yielded."""
         request_id, params = request.request_id, request.sampling_params
@@ -159,10 +178,10 @@ class HandleEngineClient(EngineClient):
                 async with asyncio.timeout_at(context.patience()):
                     await stack.enter_async_context(self._queue.turn(context.tenant, params.n))
                 await self._name_blocks(request, prompt, context)
-                attempts = Attempts(request, self._replicas, self._metrics, self._replica_count, self._suspects, queued)
+                attempts = Attempts(request, self._replicas, self.metrics, self._replica_count, self._suspects, queued)
                 if context.spend is not None:
                     context.spend.use(len(request.prompt_token_ids))
-                self._metrics.queue_time.observe(time.monotonic() - queued)
+                self.metrics.queue_time.observe(time.monotonic() - queued)
                 context.live[request_id] = lambda: self._abort_soon(attempts.request_id)
                 stack.callback(self._abort_if_live, request_id, context)
                 outputs = attempts.outputs()
@@ -173,12 +192,16 @@ class HandleEngineClient(EngineClient):
                     if output is None:
                         break
                     if first and params.output_kind == RequestOutputKind.DELTA:
-                        self._metrics.time_to_first_token.observe(time.monotonic() - context.arrived)
+                        self.metrics.time_to_first_token.observe(time.monotonic() - context.arrived)
                     first = False
                     self._complete(output, request, prompt, context)
+                    if sampled is not None:
+                        sampled.hear(output)
                     yield output
                     if output.finished:
                         break
+                if sampled is not None:
+                    sampled.remember()
                 if request_id in context.live:
                     raise RuntimeError("the replica ended its outputs before the request was finished")
         except Exception as error:
@@ -189,8 +212,8 @@ class HandleEngineClient(EngineClient):
 
         def name() -> None:
             tokens, user_salt = request.prompt_token_ids, prompt.get("cache_salt")
-            request.block_hashes = self._keys.hashes(tokens, request.cache_salt)
-            request.exact_block_hashes = self._keys.twin_hashes(tokens, context.tenant, user_salt, request.fidelity)
+            request.block_hashes = self.keys.hashes(tokens, request.cache_salt)
+            request.exact_block_hashes = self.keys.twin_hashes(tokens, context.tenant, user_salt, request.fidelity)
 
         if len(request.prompt_token_ids) > _LONG_PROMPT_TOKENS:
             await asyncio.to_thread(name)
@@ -211,14 +234,14 @@ class HandleEngineClient(EngineClient):
         output.prompt_token_ids = request.prompt_token_ids
         output.prompt = prompt.get("prompt")
         generated = sum(len(completion.token_ids) for completion in output.outputs)
-        self._metrics.generated_tokens.inc(generated)
+        self.metrics.generated_tokens.inc(generated)
         if context.spend is not None:
             context.spend.use(generated)
         if output.finished:
             context.live.pop(request.request_id, None)
             usage = prompt_usage(output, len(request.prompt_token_ids))
             context.kv_usage.add(usage)
-            self._metrics.count_prompt(usage)
+            self.metrics.count_prompt(usage)
         output.kv_transfer_params = None  # vLLM would show it to the client
 
     async def check_constraint(self, constraint: StructuredOutputsParams | None) -> None:
@@ -254,7 +277,7 @@ class HandleEngineClient(EngineClient):
             abort()
 
     def _abort_soon(self, request_id: str) -> None:
-        self._metrics.aborted.inc()
+        self.metrics.aborted.inc()
         task = asyncio.get_running_loop().create_task(self.abort(request_id))
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)

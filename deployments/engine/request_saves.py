@@ -33,7 +33,6 @@ class RequestSaves:
         on_engine_thread: Callable[[Callable[[], None]], Any],
         block_size: int,
         blocks_per_segment: int,
-        save_answers: bool,
     ) -> None:
         self._kv_cache_manager = kv_cache_manager
         self._transfer = transfer
@@ -41,7 +40,6 @@ class RequestSaves:
         self._on_engine_thread = on_engine_thread
         self._block_size = block_size
         self._blocks_per_segment = blocks_per_segment
-        self._save_answers = save_answers
 
     def save(self, tracked: TrackedRequest, end_block: int, in_this_step: bool = False) -> int:
         """Start saving up to `end_block`; returns the segments for which there is no room now, to try again.
@@ -50,7 +48,7 @@ class RequestSaves:
         """
         request = tracked.request
         prompt_blocks = request.num_prompt_tokens // self._block_size
-        if not self._save_answers:
+        if not tracked.save_answer:
             end_block = min(end_block, prompt_blocks)
         end_block = min(end_block, len(request.block_hashes))
         if end_block <= tracked.saved_blocks or request.mm_features:

@@ -33,7 +33,7 @@ from deployments.engine.metrics import (
 from deployments.engine.model_identity import model_identity, weights_identity
 from deployments.engine.step_witness import EngineDiedError
 from deployments.engine.wiring import KVReuse, why_not_moved
-from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, TENANT, PlanDict
+from deployments.protocol.kv_port import ANSWER_GOES, ARRIVED, FIDELITY, PLAN, TENANT, PlanDict
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments.keys import EXACT
 
@@ -135,6 +135,7 @@ class EngineRoom:
         transfer = {
             **({PLAN: plan} if plan else {}),
             **({TENANT: request.tenant} if request.tenant else {}),
+            **({} if request.save_answer else {ANSWER_GOES: True}),
             **({FIDELITY: request.fidelity, ARRIVED: prompt.arrived} if request.fidelity != EXACT else {}),
         }
         kept = {k: v for k, v in (params.extra_args or {}).items() if k != "kv_transfer_params"}

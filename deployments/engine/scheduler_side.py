@@ -33,7 +33,7 @@ from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
 from deployments.engine.pool.hotness_queue import HotnessQueue
 from deployments.engine.request_saves import RequestSaves
 from deployments.engine.tracked_request import TrackedRequest
-from deployments.protocol.kv_port import FIDELITY, PLAN, TENANT, KVPort, PlanDict
+from deployments.protocol.kv_port import ANSWER_GOES, FIDELITY, PLAN, TENANT, KVPort, PlanDict
 from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.load_pace import load_pace
@@ -58,7 +58,6 @@ class SchedulerSide:
         kv_cache_manager: KVCacheManager,
         block_size: int,
         blocks_per_segment: int,
-        save_answers: bool,
         replica: str,
         on_engine_thread: Callable[[Callable[[], None]], Any],
         layerwise: LayerwiseStep,
@@ -77,7 +76,7 @@ class SchedulerSide:
         self._blocks_per_segment = blocks_per_segment
         self._replica = replica
         self._saves = RequestSaves(
-            kv_cache_manager, transfer, layerwise, on_engine_thread, block_size, blocks_per_segment, save_answers
+            kv_cache_manager, transfer, layerwise, on_engine_thread, block_size, blocks_per_segment
         )
         self._layerwise = layerwise
         self._num_running = num_running
@@ -109,6 +108,7 @@ class SchedulerSide:
             load_within_s=max(self._load_deadline_s, expected["deadline_s"] if expected else 0.0),
             tenant=transfer.get(TENANT, ""),
             fidelity=transfer.get(FIDELITY, EXACT),
+            save_answer=ANSWER_GOES not in transfer,
         )
         if self.queue is not None:
             if plan and self.queue.hear(plan["epoch"], plan["now"]):
@@ -277,6 +277,8 @@ class SchedulerSide:
             self._show_computed(tracked)
         if self.queue is not None:
             ids = self._kv_cache_manager.get_block_ids(request.request_id)[0]
+            if not tracked.save_answer:
+                ids = ids[: request.num_prompt_tokens // self._block_size]
             self._score(tracked, [self._pool.blocks[block_id] for block_id in ids])
         if not tracked.is_loading:
             self._transfer.count_dropped(self._saves.save(tracked, request.num_computed_tokens // self._block_size))

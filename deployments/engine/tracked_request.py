@@ -28,6 +28,8 @@ class TrackedRequest:
     tenant: str = ""
     """The tenant's tag, empty for none."""
     fidelity: str = EXACT
+    save_answer: bool = True
+    """Whether what is sampled will be a part of a later prompt."""
     device_tokens: int = 0
     """Leading tokens that the device's own prefix cache had when vLLM last looked."""
     loading_upto_tokens: int = 0

@@ -115,7 +115,6 @@ class KVReuse:
             kv_cache_manager=self._manager,
             block_size=block_size,
             blocks_per_segment=settings.kv.segment_tokens // block_size,
-            save_answers=settings.kv.save_answers,
             replica=replica,
             on_engine_thread=thread.call,
             layerwise=self.layerwise,

@@ -28,6 +28,9 @@ ARRIVED = "crosskv_arrived"
 FIDELITY = "crosskv_fidelity"
 """Key of the prompt's fidelity (`kvmanager.segments.keys.Fidelity`) there; absent for an exact one."""
 
+ANSWER_GOES = "crosskv_answer_goes"
+"""Key there of a request whose answer will not come back, so that its KV is not stored; absent for others."""
+
 
 class PlannedLoad(NamedTuple):
     """A segment that a shared tier holds: blocks `start_block` to `end_block` of the sequence.

@@ -68,6 +68,7 @@ class GenerateRequest:
     is stored.
     `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
     whose KV a tolerant prompt may read; empty for an exact one.
+    `save_answer`: whether the KV of what is sampled is stored; not where a template strips such answers from history.
     `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the
     ingress, when it was sent; seconds, because clocks differ.
     """
@@ -79,6 +80,7 @@ class GenerateRequest:
     block_hashes: list[bytes]
     tenant: str = ""
     fidelity: Fidelity = EXACT
+    save_answer: bool = True
     exact_block_hashes: list[bytes] = field(default_factory=list)
     priority: int = 0
     replica_pin: int | None = None

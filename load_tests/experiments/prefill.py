@@ -192,7 +192,7 @@ class OutputShare(Experiment):
             spared.append(f"{again_s:.2g} s ({model})")
         shares = [own[-1]["share"] for own in by_model(rows).values()]
         return (
-            "`kv.save_answers`, on by default, spares computing an answer again as a part of the next prompt. For an "
+            "`kv.save_answers` spares computing an answer again as a part of the next prompt. For an "
             f"answer half as long as its prompt that takes about {listed(spared)}. Decoding takes more than half of "
             f"the time from this share of the prompt's length on: {listed(halves)}. At half the prompt's length "
             f"prefill's share is {100 * min(shares):.0f} to {100 * max(shares):.0f} %."

@@ -18,6 +18,7 @@ from deployments.engine.room import EnginePrompt, EngineRoom
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from load_tests.harness.engine import greedy, prompt
+from load_tests.harness.memory_port import MemoryPort
 
 TOKENS = prompt(900, 2 * SEGMENT_BLOCKS * BLOCK + 5)
 
@@ -103,6 +104,23 @@ def test_a_prompt_is_planned_answered_and_reused_by_messages_alone(engine: LiveE
     assert list(output.outputs[0].token_ids) == expected
     assert output.prompt_token_ids is None
     assert output.kv_transfer_params[KV_CACHE_USAGE]["cpu"] == 2 * SEGMENT_BLOCKS * BLOCK
+
+
+@pytest.mark.parametrize(("save_answer", "answer_blocks"), [(True, 2), (False, 0)])
+def test_an_answer_that_will_not_come_back_is_not_stored(
+    engine: LiveEngine, outside: Outside, save_answer: bool, answer_blocks: int
+) -> None:
+    engine.port = MemoryPort()
+    request = asked(engine, f"saved {save_answer}")
+    request.save_answer = save_answer
+    request.sampling_params = greedy(2 * BLOCK + 20)
+
+    engine.run(outside.answer(request, None))
+    engine.settle()
+
+    prompt_blocks = len(TOKENS) // BLOCK
+    stored = max(span.end_block for span, _ in engine.port.segments.values())
+    assert stored == prompt_blocks + answer_blocks
 
 
 def test_directives_a_registration_and_figures_are_messages(engine: LiveEngine, outside: Outside, port: Port) -> None:

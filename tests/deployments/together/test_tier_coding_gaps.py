@@ -131,7 +131,7 @@ def computed(device: Device, planned: Sequence[SegmentSpan]) -> Any:
     manager = SimpleNamespace(block_pool=device, get_block_ids=lambda request_id: [list(range(BLOCKS))])
     side = SchedulerSide(
         port=SimpleNamespace(release=lambda lease: None), transfer=device,
-        kv_cache_manager=manager, block_size=BLOCK, blocks_per_segment=SEGMENT_BLOCKS, save_answers=True, replica="0",
+        kv_cache_manager=manager, block_size=BLOCK, blocks_per_segment=SEGMENT_BLOCKS, replica="0",
         on_engine_thread=lambda function: function(), layerwise=SimpleNamespace(saves=False), num_running=lambda: 1,
         max_step_tokens=512,
     )  # type: ignore[arg-type]  # fmt: skip

@@ -1,0 +1,57 @@
+"""Listens to a chat's outputs, and remembers each of its answers when it has ended.
+
+Leans on vLLM: a `CompletionOutput` has `token_ids` and `text` since the last one, or all of them in the only one; the
+token that ended an answer is among them, with `finish_reason` "stop" and a `stop_reason` that is no text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from app.answers.memory import Kind
+from app.answers.turns import Answers, Conversation
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
+
+@dataclass(slots=True)
+class _Choice:
+    ids: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    ended: bool = False
+    cut: bool = False
+    """A stop string has ended it, which the text does not hold."""
+
+
+class Sampled:
+    """The answers to one prompt. An answer that is aborted is forgotten: nobody knows how much its client has."""
+
+    def __init__(self, answers: Answers, whose: Conversation, prompt: list[int], kind: Kind) -> None:
+        self._answers = answers
+        self._whose = whose
+        self._prompt = prompt
+        self._kind = kind
+        self._choices: dict[int, _Choice] = {}
+
+    def hear(self, output: RequestOutput) -> None:
+        """The next output of the request."""
+        for completion in output.outputs:
+            choice = self._choices.setdefault(completion.index, _Choice())
+            choice.ids += completion.token_ids
+            choice.text.append(completion.text)
+            choice.ended = choice.ended or completion.finish_reason in ("stop", "length")
+            if completion.finish_reason == "stop":
+                choice.cut = isinstance(completion.stop_reason, str)
+                if not choice.cut:
+                    del choice.ids[-1:]
+
+    def remember(self) -> None:
+        """The request has ended."""
+        for choice in self._choices.values():
+            ids: list[int] | None = choice.ids
+            if choice.cut:
+                ids = self._answers.without_stop(self._prompt, choice.ids, "".join(choice.text))
+            if choice.ended and ids:
+                self._answers.remember(self._whose, self._prompt, ids, self._kind)

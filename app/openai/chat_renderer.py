@@ -1,0 +1,97 @@
+"""vLLM's renderer of chats, which puts sampled answers back (`app.answers`): for the chat route and the control API.
+
+Left as the template renders it, on purpose: prompts that are truncated, whose tokens' logprobs or offsets the client
+wants to see, or that would no longer leave room for the answer; and /tokenize, which tells what the tokenizer does.
+
+Leans on vLLM: `OnlineRenderer.render_chat` is what `OpenAIServingChat.render_chat_request` calls; it returns an
+`ErrorResponse`, or a conversation and one input, a dictionary in which further keys travel to `EngineClient.generate`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.inputs import EngineInput
+from vllm.renderers import BaseRenderer
+from vllm.renderers.chat_utils import ConversationMessage
+from vllm.renderers.online_renderer import OnlineRenderer
+
+from app.answers.divergence import History
+from app.answers.memory import AnswerMemory
+from app.answers.returns import Returns
+from app.answers.turns import Answers, Conversation
+from app.gate.request_context import current_request
+from app.metrics.ingress import IngressMetrics
+from app.openai.fidelity import FIELD, read_field
+from app.openai.prompt_keys import PromptKeys
+from app.openai.turn_marks import turn_marks
+from configs.http_section import HTTPSettings
+
+logger = logging.getLogger(__name__)
+
+OFFERS_TOOLS = "crosskv_offers_tools"
+"""Key of a rendered chat whose answers may be remembered; says whether tools were offered."""
+
+
+class ChatRenderer(OnlineRenderer):
+    """See the module's docstring."""
+
+    keys: PromptKeys
+    answers: Answers | None = None
+    """None: nothing is known of the turns of this model's chats."""
+
+    async def render_chat(
+        self, request: ChatCompletionRequest, *, skip_mm_cache: bool = False
+    ) -> tuple[list[ConversationMessage], list[EngineInput]] | ErrorResponse:
+        """See vLLM's."""
+        messages = list(request.messages)
+        rendered = await super().render_chat(request, skip_mm_cache=skip_mm_cache)
+        if self.answers is not None and not isinstance(rendered, ErrorResponse):
+            (prompt,) = rendered[1]
+            if prompt["type"] == "token" and request.truncate_prompt_tokens is None:
+                self._give_answers_back(self.answers, request, messages, prompt)
+        return rendered
+
+    def _give_answers_back(
+        self, answers: Answers, request: ChatCompletionRequest, messages: list[Any], prompt: Any
+    ) -> None:
+        context = current_request()
+        fidelity = self.keys.fidelity.of(context.tenant, read_field((request.model_extra or {}).get(FIELD)))
+        whose = Conversation(context.tenant, self.keys.salt(context.tenant, request.cache_salt, fidelity))
+        is_for_an_answer = context.parsed  # the control API only asks
+        if is_for_an_answer and (request.add_generation_prompt or request.continue_final_message):
+            prompt[OFFERS_TOOLS] = bool(request.tools)
+        if request.prompt_logprobs is not None or request.return_token_offsets:
+            return
+        rendered = list(prompt["prompt_token_ids"])
+        spliced = answers.splice(whose, rendered, History(messages) if is_for_an_answer else None)
+        asked = request.max_completion_tokens or vars(request)["max_tokens"] or 1
+        longest = max(len(rendered), self.model_config.max_model_len - asked)
+        if len(spliced) <= longest:
+            prompt["prompt_token_ids"] = spliced
+
+
+def remembered_answers(
+    renderer: BaseRenderer, chat_template: str | None, http: HTTPSettings, returns: Returns, metrics: IngressMetrics
+) -> Answers | None:
+    """The memory of this ingress, and one line in the log about it; None where turns have no marks."""
+    marks = turn_marks(renderer, chat_template)
+    if isinstance(marks, str):
+        logger.warning("answers are not given back as they were sampled: %s", marks)
+        return None
+    wanted = http.splice_answers
+    splices = wanted == "always" or (wanted == "auto" and marks.append_only)
+    template = "append-only" if marks.append_only else "not append-only: it changes turns that it has rendered before"
+    logger.info(
+        "answers are %s into the next prompt as they were sampled (http.splice_answers: %s; the chat template is %s)",
+        "put back" if splices else "not put back",
+        wanted,
+        template,
+    )
+    tokenizer: Any = renderer.tokenizer
+    memory = AnswerMemory(int(http.answer_memory_bytes))
+    metrics.show_answers(lambda: memory.nbytes, lambda: memory.places, lambda: memory.forgotten)
+    return Answers(tokenizer.backend_tokenizer, marks, memory, returns, splices, metrics.count_returned)
