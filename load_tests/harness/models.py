@@ -151,7 +151,7 @@ def _make(shape: Shape, folder: Path) -> None:
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
     ):
         task = bar.add_task(_STEPS[0], total=len(_STEPS))
-        tokenizer = _train_tokenizer(shape.vocab_size)
+        tokenizer = train_tokenizer(shape.vocab_size)
         bar.update(task, advance=1, description=_STEPS[1])
         model = _random_model(shape, tokenizer)
         bar.update(task, advance=1, description=_STEPS[2])
@@ -166,7 +166,8 @@ def _make(shape: Shape, folder: Path) -> None:
                 raise
 
 
-def _train_tokenizer(vocabulary: int) -> Any:
+def train_tokenizer(vocabulary: int) -> Any:
+    """The byte-level BPE of these models, with the template above; a second."""
     from pydoc_data.topics import topics
 
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers

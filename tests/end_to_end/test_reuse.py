@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 from openai import OpenAI
 
@@ -114,3 +115,26 @@ def test_stats_add_up(server: RunningServer, world: World) -> None:
     assert books["redis"]["segments"] == len(world.redis.segment_keys()) > 0
     assert books["redis"]["bytes"] == world.redis.segment_bytes()
     assert books["cpu"]["reserved_bytes"] == books["redis"]["reserved_bytes"] == 0
+
+
+def test_a_conversation_with_sampled_answers_computes_what_is_new(server: RunningServer) -> None:
+    """At temperature 1 the tokenizer would cut many of these answers otherwise than they were sampled."""
+    no_special_tokens = {str(token): -100 for token in range(7)}
+    messages: list[dict[str, str]] = []
+    known: list[int] = []
+    for number in range(4):
+        messages.append({"role": "user", "content": f"{'Anna lives in Oslo. ' * 20} Who is number {number}?"})
+        body = {
+            "model": "demo", "messages": messages, "max_tokens": 48, "min_tokens": 48, "temperature": 1.0,
+            "seed": number, "logit_bias": no_special_tokens, "cache_salt": "sampled", "return_token_ids": True,
+        }  # fmt: skip
+        answer = httpx.post(
+            f"{server.url}/v1/chat/completions", json=body, headers={"X-CrossKV-Replica": "0"}, timeout=120
+        ).json()
+        (choice,) = answer["choices"]
+        prompt = answer["prompt_token_ids"]
+        assert prompt[: len(known)] == known
+        assert answer["usage"]["kv_cache"]["recomputed"] <= len(prompt) - len(known) + 32
+        known = [*prompt, *choice["token_ids"]]
+        messages.append({"role": "assistant", "content": choice["message"]["content"]})
+    assert server.metric("crosskv_answers_returned_total", outcome="spliced") > 0

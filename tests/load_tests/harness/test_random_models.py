@@ -145,14 +145,14 @@ def test_making_a_model_leaves_the_callers_random_numbers_alone(known, tmp_path)
 
 
 def test_who_comes_second_takes_what_the_first_has_made(known, tmp_path, monkeypatch):
-    train = models._train_tokenizer
+    train = models.train_tokenizer
 
     def slowly(vocabulary):
         (tmp_path / "tiny").mkdir()
         (tmp_path / "tiny" / "config.json").write_text("{}")
         return train(vocabulary)
 
-    monkeypatch.setattr(models, "_train_tokenizer", slowly)
+    monkeypatch.setattr(models, "train_tokenizer", slowly)
     assert [file.name for file in model_folder("tiny", tmp_path).iterdir()] == ["config.json"]
     assert [file.name for file in tmp_path.iterdir()] == ["tiny"]
 

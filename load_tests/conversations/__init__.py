@@ -1,0 +1,1 @@
+"""Conversations whose answers are sampled: what the next turn finds of them."""
