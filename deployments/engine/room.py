@@ -33,7 +33,7 @@ from deployments.engine.metrics import (
 from deployments.engine.model_identity import model_identity, weights_identity
 from deployments.engine.step_witness import EngineDiedError
 from deployments.engine.wiring import KVReuse, why_not_moved
-from deployments.protocol.kv_port import ANSWER_GOES, ARRIVED, FIDELITY, PLAN, TENANT, PlanDict
+from deployments.protocol.kv_port import ANSWER_GOES, ARRIVED, FIDELITY, PLAN, SHORT_TOKENS, TENANT, PlanDict
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments.keys import EXACT
 
@@ -61,6 +61,8 @@ class EnginePrompt:
     request: GenerateRequest
     plan: PlanDict | None
     arrived: float
+    short_tokens: int = 0
+    """Below so many nothing is worth a load (`kvmanager.loading.short_prompts`); 0: not known."""
 
 
 class EngineRoom:
@@ -135,6 +137,7 @@ class EngineRoom:
         transfer = {
             **({PLAN: plan} if plan else {}),
             **({TENANT: request.tenant} if request.tenant else {}),
+            **({SHORT_TOKENS: prompt.short_tokens} if prompt.short_tokens else {}),
             **({} if request.save_answer else {ANSWER_GOES: True}),
             **({FIDELITY: request.fidelity, ARRIVED: prompt.arrived} if request.fidelity != EXACT else {}),
         }

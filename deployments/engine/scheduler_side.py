@@ -33,12 +33,13 @@ from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
 from deployments.engine.pool.hotness_queue import HotnessQueue
 from deployments.engine.request_saves import RequestSaves
 from deployments.engine.tracked_request import TrackedRequest
-from deployments.protocol.kv_port import ANSWER_GOES, FIDELITY, PLAN, TENANT, KVPort, PlanDict
+from deployments.protocol.kv_port import ANSWER_GOES, FIDELITY, PLAN, SHORT_TOKENS, TENANT, KVPort, PlanDict
 from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.load_pace import load_pace
 from deployments.transfer.shared_loads import SharedLoads
 from deployments.transfer.threads import KVTransfer, LoadJob
+from kvmanager.loading.short_prompts import UNMEASURED_BLOCKS, RepeatedBlocks
 from kvmanager.segments.format import EXACT
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class SchedulerSide:
         """Whose the blocks of the pool are."""
         self._tracked: dict[str, TrackedRequest] = {}
         self._shared = SharedLoads()
+        self._repeated = RepeatedBlocks()
 
     def add(self, request: Request) -> None:
         """A request has entered the scheduler, with its plan."""
@@ -100,12 +102,16 @@ class SchedulerSide:
         covered = loads[-1].end_block if loads else 0
         if covered and loads[-1].key != request.block_hashes[covered - 1]:
             covered = 0  # a tolerant prompt's exact twin: under its own names nothing is stored, and children need it
+        least_tokens = transfer.get(SHORT_TOKENS, UNMEASURED_BLOCKS * self._block_size)
+        is_short = request.num_prompt_tokens < least_tokens
         tracked = self._tracked[request.request_id] = TrackedRequest(
             request=request,
             loads=loads,
             lease_id=plan["lease_id"] if plan else 0,
             saved_blocks=covered,
             load_within_s=max(self._load_deadline_s, expected["deadline_s"] if expected else 0.0),
+            least_tokens=least_tokens,
+            repeated_blocks=self._repeated.met(request.block_hashes) if is_short else 0,
             tenant=transfer.get(TENANT, ""),
             fidelity=transfer.get(FIDELITY, EXACT),
             save_answer=ANSWER_GOES not in transfer,
@@ -281,7 +287,10 @@ class SchedulerSide:
                 ids = ids[: request.num_prompt_tokens // self._block_size]
             self._score(tracked, [self._pool.blocks[block_id] for block_id in ids])
         if not tracked.is_loading:
-            self._transfer.count_dropped(self._saves.save(tracked, request.num_computed_tokens // self._block_size))
+            computed = request.num_computed_tokens // self._block_size
+            self._transfer.count_dropped(self._saves.save(tracked, computed))
+            if tracked.saved_blocks < computed and computed * self._block_size < tracked.least_tokens:
+                self._transfer.count_short()
             self._port.release(tracked.lease_id)
         return {KV_CACHE_USAGE: self._usage(tracked)}
 

@@ -25,6 +25,10 @@ class TrackedRequest:
     saved_blocks: int
     load_within_s: float
     """How long a load of its plan may take once it has begun."""
+    least_tokens: int = 0
+    """Of a sequence that is saved at first sight."""
+    repeated_blocks: int = 0
+    """Its leading blocks that are saved although it is shorter."""
     tenant: str = ""
     """The tenant's tag, empty for none."""
     fidelity: str = EXACT

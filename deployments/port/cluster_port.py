@@ -34,8 +34,9 @@ LATE_SHARE = 0.9
 """A segment that did not come after this part of the time that it had is late; otherwise it is missing."""
 OFFER_DEADLINE_S = 1.0
 """A save holds its device blocks until its offer is answered."""
-REPORT_EVERY_S = 0.005
-"""Placement reports of one engine step may wait so long for the next step's, to travel together."""
+REPORT_EVERY_S = 0.02
+"""Reports of one engine step may wait so long for the next steps', to travel together: a call costs the manager more
+than what it says. Prompts that share a prefix take longer to compute it than routers now wait to hear of it."""
 
 
 class ClusterPort:
@@ -61,6 +62,8 @@ class ClusterPort:
         }
         self._reader = TierReader(app_name, replica, node_id, self.count, self._report_load, self.waits, patience_s)
         self._reports: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
+        self._urgent = threading.Event()
+        """Set when somebody waits for a report, or may use what it takes back."""
         self._reporter = threading.Thread(target=self._report, name="crosskv-report", daemon=True)
         self._reporter.start()
         if settings.cpu_tier_bytes:
@@ -168,12 +171,14 @@ class ClusterPort:
         if kept < len(grant.spans):
             self.count("segments_not_stored", len(grant.spans) - kept)
             self._reports.put(("abandon", grant.save_id))
+            self._urgent.set()
         return kept
 
     def report_bad(self, load: PlannedLoad, reason: str) -> None:
         """The manager forgets the segment, and the tier too."""
         self.count(f"mismatch_{reason}")
         self._reports.put(("bad_segment", load))
+        self._urgent.set()
 
     def report_placement(self, stored: list[bytes], removed: list[bytes], cleared: bool) -> None:
         """Queued; sent by the report thread in order."""
@@ -192,6 +197,7 @@ class ClusterPort:
         """Return when everything queued before this call has been sent; at the latest after `timeout_s`."""
         sent = threading.Event()
         self._reports.put(("flush", sent))
+        self._urgent.set()
         sent.wait(timeout_s)
 
     def report_registration(self, arguments: Sequence[Any], sent: Future[None]) -> None:
@@ -202,6 +208,7 @@ class ClusterPort:
         """
         self._untold = False
         self._reports.put(("register", (arguments, sent)))
+        self._urgent.set()
 
     @property
     def untold(self) -> bool:
@@ -227,6 +234,7 @@ class ClusterPort:
     def close(self) -> None:
         """Send what is queued and end the report thread."""
         self._reports.put(None)
+        self._urgent.set()
         self._reporter.join(2.0)
 
     def circuits(self) -> dict[tuple[str, str], str]:
@@ -241,11 +249,13 @@ class ClusterPort:
 
     def _report_load(self, what: str, load: PlannedLoad) -> None:
         self._reports.put((what, load))
+        self._urgent.set()
 
     def _report(self) -> None:
         """The report thread: join what waits into as few calls as keep its order."""
         while (item := self._reports.get()) is not None:
-            time.sleep(REPORT_EVERY_S)
+            self._urgent.wait(REPORT_EVERY_S)
+            self._urgent.clear()
             items = [item]
             while not self._reports.empty():
                 following = self._reports.get_nowait()
@@ -265,6 +275,8 @@ class ClusterPort:
             self._send_together(before)
             before = []
             arguments, sent = value
+            if not sent.set_running_or_notify_cancel():
+                continue  # nobody waits for it any more, and it will be asked for again
             try:
                 self.manager.tell("register_replica", *arguments)
             except Exception as error:

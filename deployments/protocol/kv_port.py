@@ -25,6 +25,8 @@ TENANT = "crosskv_tenant"
 """Key of the tenant's tag (`kvmanager.segments.keys.tenant_tag`) there; absent where there are no tenants."""
 ARRIVED = "crosskv_arrived"
 """Key of a tolerant prompt's arrival at the ingress there, on `time.monotonic`'s clock of this process."""
+SHORT_TOKENS = "crosskv_short_tokens"
+"""Key, there, of the length below which a sequence is not worth a load (`PlanExpectation`); absent: not known."""
 FIDELITY = "crosskv_fidelity"
 """Key of the prompt's fidelity (`kvmanager.segments.keys.Fidelity`) there; absent for an exact one."""
 
@@ -76,7 +78,7 @@ class PlanExpectation(TypedDict):
     device_tokens: int
     """Leading tokens that the device has."""
     short_tokens: int
-    """Prompts of fewer tokens are computed sooner than anything is loaded, and need no plan."""
+    """Prompts of fewer tokens are computed sooner than anything is loaded, and need no plan; 0: not known."""
 
 
 class PlanDict(TypedDict):

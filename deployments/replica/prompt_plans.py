@@ -54,6 +54,7 @@ class PromptPlan:
 
     def __init__(self, plans: PromptPlans, request: GenerateRequest, plan: PlanDict | None, reason: str) -> None:
         self.plan = plan
+        self.short_tokens = plans.short_tokens
         self._plans = plans
         self._request_id = request.request_id
         self._prompt_tokens = len(request.prompt_token_ids)
@@ -102,6 +103,11 @@ class PromptPlans:
         """What the engine has to compute before the next prompt's turn comes, about."""
         self._source = source
         self._short = ShortPrompts()
+
+    @property
+    def short_tokens(self) -> int:
+        """Below so many tokens nothing is worth a load, as the manager said last; 0: it does not know."""
+        return self._short.below_tokens
 
     async def ask(self, request: GenerateRequest) -> PromptPlan:
         """The plan for a prompt, if it is worth one and the manager answers in time."""

@@ -82,7 +82,7 @@ class Replica:
         arrived = time.monotonic() - request.waited_s
         planned = await self._plans.ask(request)
         try:
-            async for output in self._room.generate(EnginePrompt(request, planned.plan, arrived)):
+            async for output in self._room.generate(EnginePrompt(request, planned.plan, arrived, planned.short_tokens)):
                 planned.begun()
                 if output.finished:
                     planned.ended(output)

@@ -86,4 +86,5 @@ class TransferCounters:
     loads_layerwise: int = 0
     loads_shared: int = 0
     saves_dropped: int = 0
+    saves_short: int = 0
     mismatches: dict[str, int] = field(default_factory=dict)

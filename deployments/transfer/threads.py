@@ -197,6 +197,11 @@ class KVTransfer:
         with self._lock:
             self.counters.saves_dropped += segments
 
+    def count_short(self) -> None:
+        """Note a sequence that was not saved, because loading it would not be faster than computing it."""
+        with self._lock:
+            self.counters.saves_short += 1
+
     def take_finished_loads(self) -> set[str]:
         """Requests whose load has ended since the last call, well or not. Take failed blocks *after* this."""
         with self._lock:

@@ -152,24 +152,24 @@ class LoadChoice:
         return self._by_rates(choice, parts, on_device, prefill)
 
     def short_tokens(self, replica: str) -> int:
-        """Return the length below which a prompt is computed sooner than anything is loaded; 0 where that is not known.
+        """Return the length below which a prompt is computed sooner than anything is loaded; 0 where that is not known,
+        else at least 1.
 
         By the nearest tier that has been measured. Never more than a short prompt may have.
         """
+        if self._mode is not LoadMode.AUTO:
+            return 1
         prefill = self._rates.prefill(replica)
-        if self._mode is not LoadMode.AUTO or prefill is None:
+        if prefill is None:
             return 0
         for tier in _SHARED:
             rates = self._rates.tier(replica, tier)
             time, per_token = rates.tier_time(tier), rates.bytes_per_token(tier)
             if time is not None and per_token:
                 gain_s = prefill.per_token_s - per_token / time.per_s
-                least_s = time.latency_s - prefill.fixed_s
-                if least_s < 0:
-                    return 0
-                if gain_s * self._longest_short_tokens <= least_s:
+                if gain_s * self._longest_short_tokens <= time.latency_s:
                     return self._longest_short_tokens
-                return max(0, int(least_s / gain_s))
+                return max(1, int(time.latency_s / gain_s))
         return 0
 
     # What is measured.

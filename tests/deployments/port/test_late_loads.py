@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -72,6 +73,14 @@ def test_a_load_that_reached_its_own_deadline_is_late_however_short_that_was(por
 
 def test_a_segment_that_is_missing_says_nothing_about_the_tier(port: Any) -> None:
     assert fetched(port, Reader(1, 0.0)) == []
+
+
+def test_a_registration_that_nobody_waits_for_ends_no_reporting(port: Any) -> None:
+    sent: Future[None] = Future()
+    sent.cancel()
+    port.report_registration(("replica",), sent)
+    (sample,) = fetched(port, Reader(0, DEADLINE_S))
+    assert sample[:3] == ("late", "redis", 500)
 
 
 def test_a_load_that_arrives_is_left_to_whoever_writes_it(port: Any) -> None:

@@ -41,7 +41,9 @@ class FakePort:
 
 def planned(blocks: int, reason: str, tier: str = "redis", device_tokens: int = 0, short_tokens: int = 0) -> PlanDict:
     segments = [PlannedLoad(b"k" * 32, 0, blocks, tier, "", 1000, 1000)] if blocks else []
-    expected = PlanExpectation(load_s=0.012, recompute_s=0.034, device_tokens=device_tokens, short_tokens=short_tokens)
+    expected = PlanExpectation(
+        load_s=0.012, recompute_s=0.034, deadline_s=2.0, device_tokens=device_tokens, short_tokens=short_tokens
+    )
     return PlanDict(lease_id=1, segments=segments, scores=[], now=1.0, epoch=1, reason=reason, expected=expected)
 
 

@@ -29,7 +29,9 @@ def ask_tolerant(
     """
     params = greedy(max_tokens)
     plan = engine.port.plan(twin or engine.hashes(tokens))
-    plan["expected"] = PlanExpectation(load_s=0.0, recompute_s=recompute_s, device_tokens=0, short_tokens=0)
+    plan["expected"] = PlanExpectation(
+        load_s=0.0, recompute_s=recompute_s, deadline_s=0.0, device_tokens=0, short_tokens=0
+    )
     stored = engine.port.segments
     plan["segments"] = [
         at._replace(tier="redis", nbytes=len(stored[at.key][1]), raw_nbytes=0) for at in plan["segments"]

