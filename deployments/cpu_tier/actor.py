@@ -33,7 +33,7 @@ from deployments.cpu_tier.codec_reports import CodecReports
 from deployments.cpu_tier.prefetch_pool import PrefetchPool, Pull
 from deployments.protocol.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from kvmanager.index.locations import Tier
-from kvmanager.segments.format import HEADER_BYTES, read_header
+from kvmanager.segments.format import read_header
 from kvmanager.segments.spans import SegmentSpan
 
 logger = logging.getLogger(__name__)
@@ -204,7 +204,7 @@ class CPUTier:
             try:  # whatever happens to one, each of them must be awaited: it counts as on its way until then
                 sealed = await self._redis.arrival(pull)
                 if complete and sealed is not None and pull.key in granted and pull.key not in self._segments:
-                    span = read_header(sealed[:HEADER_BYTES].data).span
+                    span = read_header(sealed.data).span
                     if self._used_bytes + sealed.nbytes > self._budget_bytes:
                         self._refused += 1
                         sealed = None

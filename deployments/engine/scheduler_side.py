@@ -35,6 +35,7 @@ from deployments.engine.request_saves import RequestSaves
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.kv_port import ANSWER_GOES, FIDELITY, PLAN, SHORT_TOKENS, TENANT, KVPort, PlanDict
 from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
+from deployments.transfer.jobs import load_parts
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.load_pace import load_pace
 from deployments.transfer.shared_loads import SharedLoads
@@ -100,7 +101,7 @@ class SchedulerSide:
         loads = plan["segments"] if plan else []
         expected = plan.get("expected") if plan else None
         covered = loads[-1].end_block if loads else 0
-        if covered and loads[-1].key != request.block_hashes[covered - 1]:
+        if covered and (loads[-1].last_hash or loads[-1].key) != request.block_hashes[covered - 1]:
             covered = 0  # a tolerant prompt's exact twin: under its own names nothing is stored, and children need it
         least_tokens = transfer.get(SHORT_TOKENS, UNMEASURED_BLOCKS * self._block_size)
         is_short = request.num_prompt_tokens < least_tokens
@@ -150,8 +151,7 @@ class SchedulerSide:
         # Without an idle load thread the engine's step would wait for the loads of others.
         if self._transfer.has_idle_loader:
             tracked.layerwise_patience_s = self._layerwise.choice.patience_s(
-                tracked.loads_between(first, end),
-                end - first,
+                load_parts(tracked.loads_between(first, end), first, end),
                 end * self._block_size,
                 min(rest, self._max_step_tokens),
                 self._num_running(),

@@ -80,7 +80,7 @@ class KVReuse:
         layers = layer_tensors(worker_connector.kv_caches)
         block_size = config.cache_config.block_size
         self.copier = SegmentCopier(layers, _layout(config, layers[0]), fingerprint)
-        _check_segments(self.copier.sealed_bytes(settings.kv.segment_tokens // block_size), settings.kv.segment_tokens)
+        _check_segments(self.copier, settings.kv.segment_tokens)
         ends = group_ends(len(layers), settings.kv.layerwise.layers_per_group(len(layers)))
         buffer_bytes = layerwise_buffer_bytes(settings, self.copier, ends, config.model_config.max_model_len)
         self.copier.warm_up()
@@ -198,10 +198,11 @@ class KVReuse:
             self._scheduler.kv_event_publisher.publish(KVEventBatch(ts=0.0, events=events))
 
 
-def _check_segments(nbytes: int, segment_tokens: int) -> None:
+def _check_segments(copier: SegmentCopier, segment_tokens: int) -> None:
     """Say that segments are large. Raises SettingsError where they cannot be stored."""
     try:
-        said = check_segment_bytes(nbytes, segment_tokens)
+        num_blocks = segment_tokens // copier.layout.block_size
+        said = check_segment_bytes(copier.sealed_bytes(num_blocks), segment_tokens, num_blocks)
     except ValueError as error:
         raise SettingsError(f"{error}.") from None
     if said is not None:

@@ -107,7 +107,7 @@ class ClusterPort:
         began = asked = time.monotonic()
         asked_bytes = 0
         for load, sealed in zip(loads, self._reader.read(loads, deadline), strict=False):
-            asked_bytes += load.nbytes
+            asked_bytes += load.read_bytes(load.used_blocks or load.num_blocks)
             if sealed is None:
                 now = time.monotonic()
                 if now - asked >= LATE_SHARE * min(self._late_s[load.tier], deadline - asked):

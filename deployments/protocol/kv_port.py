@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
 
+from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import Sample
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan
@@ -59,6 +60,10 @@ class PlannedLoad(NamedTuple):
     def memory_bytes(self) -> int:
         """What it takes once it is loaded."""
         return self.raw_nbytes or self.nbytes
+
+    def read_bytes(self, blocks: int) -> int:
+        """Bytes that are read of it for so many of its blocks: of what comes from Redis, all."""
+        return self.nbytes if self.tier == Tier.REDIS.value else self.nbytes * blocks // self.num_blocks
 
     @property
     def end_block(self) -> int:

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.segment_store.base import SegmentStore, StoredHeader
-from kvmanager.segments.format import HEADER_BYTES, Buffer, SegmentHeader, SegmentMismatch, read_header, verify
+from kvmanager.segments.format import (
+    Buffer,
+    SegmentHeader,
+    SegmentMismatch,
+    read_header,
+    stated_head_bytes,
+    verify,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +40,10 @@ class CheckedStore:
         return sealed
 
     def put(self, key: bytes, sealed: Any) -> None:
-        """Store a contiguous buffer. See `SegmentStore.put`."""
+        """Store a sealed segment, a contiguous buffer. See `SegmentStore.put`; raises SegmentMismatch too."""
         view = memoryview(sealed).cast("B")
-        self._inner.put(key, view[:HEADER_BYTES], view[HEADER_BYTES:])
+        head = stated_head_bytes(view)
+        self._inner.put(key, view[:head], view[head:])
 
     def delete(self, keys: Sequence[bytes]) -> int:
         """See `SegmentStore.delete`."""

@@ -25,7 +25,6 @@ from deployments.segment_store.codec_meter import CodecMeter
 from deployments.segment_store.segment_codecs import LOSSLESS, Profiles, SegmentCodecs, WriteCodec
 from kvmanager.segments.format import (
     CHECKSUM_BYTES,
-    HEADER_BYTES,
     RAW,
     Buffer,
     MismatchReason,
@@ -33,7 +32,8 @@ from kvmanager.segments.format import (
     SegmentLayers,
     SegmentMismatch,
     SegmentSealer,
-    body_offset,
+    coded_body_offset,
+    payload_bytes,
     read_layers,
     seal,
 )
@@ -125,10 +125,11 @@ class CodedStore:
             self._codecs.say_once(f"segments are stored raw, for {codec.name} does not take them: {error}")
             return None
         lengths = [len(digest) + coded.nbytes for digest, coded in parts]
-        start = body_offset(len(parts))
-        nbytes = min(start + sum(lengths), raw_header.sealed_bytes)
+        start = coded_body_offset(len(parts), raw_header.num_blocks)
+        smaller = sum(lengths) < payload_bytes(raw_header.shape, raw_header.dtype)
+        nbytes = start + sum(lengths) if smaller else raw_header.sealed_bytes
         self._meter.encoded(codec.name, raw_header.sealed_bytes, nbytes, time.monotonic() - began)
-        if nbytes == raw_header.sealed_bytes:
+        if not smaller:
             return None
         buffer = np.empty(nbytes, np.uint8)
         for (digest, coded), length in zip(parts, lengths, strict=True):
@@ -140,7 +141,7 @@ class CodedStore:
             codec=codec.name,
             level=codec.level,
             profile=codec.profile,
-            body_bytes=nbytes - HEADER_BYTES,
+            body_bytes=nbytes - raw_header.head_bytes,
         )
         seal(buffer.data, header, lengths)
         return buffer
@@ -161,7 +162,8 @@ def _verified_tensors(layers: SegmentLayers) -> Iterator[torch.Tensor]:
 
 def _tensors(raw: Bytes, header: SegmentHeader) -> list[torch.Tensor]:
     """Where each layer of a raw segment is to be written."""
-    return [_tensor(part, header) for part in np.split(raw[body_offset(header.shape[0]) :], header.shape[0])]
+    sections = np.split(raw[header.decoded.body_offset :], header.shape[0])
+    return [_tensor(section, header) for section in sections]
 
 
 def _tensor(part: Bytes, header: SegmentHeader) -> torch.Tensor:

@@ -3,11 +3,12 @@
 A segment lies under `prefix` + its key in hexadecimal, which people can read in redis-cli. Entries below the prefix
 whose name is no such key are not ours and are not touched.
 
-It is one hash: field `h` is the header, fields `0`, `1`, ... are the body in parts of `PART_BYTES`, the last one
-shorter. So no value is large, and yet a segment is one key, which is deleted, expires and is listed as a whole.
+It is one hash: field `h` is the head, header and block hashes; fields `0`, `1`, ... are the body in parts of
+`PART_BYTES`, the last one shorter. So no value is large, and yet a segment is one key, which is deleted, expires and is
+listed as a whole.
 
-* The header is written last: an entry without one is half-written, and not found.
-* An entry with a header of which a part is missing, or has another length than the header says, comes back as far as it
+* The head is written last: an entry without one is half-written, and not found.
+* An entry with a head of which a part is missing, or has another length than the header says, comes back as far as it
   goes; `CheckedStore` says why it is refused. Nothing is allocated for what a header merely says.
 """
 
@@ -29,13 +30,14 @@ from deployments.segment_store.base import (
     StoreWrongTypeError,
 )
 from deployments.segment_store.redis_connection import SCAN_COUNT, connect, explain
-from kvmanager.segments.format import HEADER_BYTES, Buffer, stated_body_bytes
+from kvmanager.segments.format import Buffer, SegmentMismatch, stated_body_bytes, stated_head_bytes
 from kvmanager.segments.keys import HASH_BYTES
-from kvmanager.segments.sizes import MOST_SEGMENT_BYTES
+from kvmanager.segments.sizes import MOST_SEGMENT_BLOCKS, MOST_SEGMENT_BYTES, head_bytes
 
 PART_BYTES = 4 << 20
 """The largest value: reads of 8 MB are two to three times slower than those of 1 to 4 MB, and each part is sent and
 answered within a deadline of its own."""
+MOST_HEAD_BYTES = head_bytes(MOST_SEGMENT_BLOCKS)
 HEADER_FIELD = b"h"
 """A part's field is its number in decimal."""
 
@@ -49,7 +51,9 @@ for number, name in ipairs(KEYS) do
     if type(fields) ~= 'number' then
         fields = -1
     else
-        if redis.call('HSTRLEN', name, 'h') == tonumber(ARGV[1]) then head = redis.call('HMGET', name, 'h')[1] end
+        if redis.call('HSTRLEN', name, 'h') <= tonumber(ARGV[1]) then
+            head = redis.call('HMGET', name, 'h')[1] or ''
+        end
         for part = 0, math.min(fields - 2, 4096) do
             part_bytes = part_bytes + redis.call('HSTRLEN', name, part)
         end
@@ -58,7 +62,7 @@ for number, name in ipairs(KEYS) do
 end
 return table.concat(found)
 """
-"""Per key: number of fields (-1: no hash), bytes of the numbered ones, and the header if it has the length of one. One
+"""Per key: number of fields (-1: no hash), bytes of the numbered ones, and the head if it is no longer than one. One
 command for a batch: as three commands for each key, 100,000 keys cost redis-py seconds."""
 _ENTRY = struct.Struct("<iqi")
 
@@ -158,7 +162,7 @@ class RedisStore:
 
     def _read_headers(self, keys: Sequence[bytes]) -> list[StoredHeader]:
         names = [self._name(key) for key in keys]
-        answer: bytes = self._ask(lambda: self._client.eval(_HEADERS, len(names), *names, HEADER_BYTES))
+        answer: bytes = self._ask(lambda: self._client.eval(_HEADERS, len(names), *names, MOST_HEAD_BYTES))
         found, offset = [], 0
         for key in keys:
             fields, part_bytes, head_bytes = _ENTRY.unpack_from(answer, offset)
@@ -207,6 +211,11 @@ def _parts(body_bytes: int) -> int:
 
 
 def _stated_bytes(head: bytes) -> int | None:
-    """What a header states of its body, unverified: the layers above verify; None for what is no segment's header."""
-    stated = stated_body_bytes(head) if len(head) == HEADER_BYTES else None
+    """What a head states of its body, unverified: the layers above verify; None for what is no segment's head."""
+    try:
+        if stated_head_bytes(head) != len(head):
+            return None
+    except SegmentMismatch:
+        return None
+    stated = stated_body_bytes(head)
     return stated if stated is not None and stated <= MOST_SEGMENT_BYTES else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad
 from deployments.transfer.layerwise_save import StepProgress
@@ -31,6 +32,16 @@ class LoadJob:
     within_s: float | None = None
     """How long the load may take once it has begun; None: as long as any may that brings little."""
 
+    @property
+    def parts(self) -> list[LoadPart]:
+        """What each of the segments brings."""
+        return load_parts(self.loads, self.first_block, self.first_block + len(self.block_ids))
+
+    def ids_of(self, part: LoadPart) -> Sequence[int]:
+        """The device blocks that a part goes into."""
+        end = part.end_block - self.first_block
+        return self.block_ids[end - part.blocks : end]
+
 
 @dataclass(frozen=True, slots=True)
 class SaveJob:
@@ -57,6 +68,35 @@ class SaveJob:
         """The device blocks of a segment of these."""
         first = self.offered.first_block
         return self.block_ids[span.start_block - first : span.end_block - first]
+
+    def hashes_of(self, span: SegmentSpan) -> bytes:
+        """The hashes of a segment's blocks, together."""
+        return b"".join(self.offered.hashes[span.start_block : span.end_block])
+
+
+class LoadPart(NamedTuple):
+    """What a load brings of one segment: its blocks after the first `skip_blocks`, up to block `end_block`."""
+
+    load: PlannedLoad
+    skip_blocks: int
+    blocks: int
+    end_block: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are read for it."""
+        return self.load.read_bytes(self.blocks)
+
+
+def load_parts(loads: Sequence[PlannedLoad], first_block: int, end_block: int) -> list[LoadPart]:
+    """What each of some segments, which follow or overlap each other, brings of blocks `[first_block, end_block)`."""
+    parts: list[LoadPart] = []
+    position = first_block
+    for load in loads:
+        upto = max(position, min(load.end_block, end_block))
+        parts.append(LoadPart(load, position - load.start_block, upto - position, upto))
+        position = upto
+    return parts
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 
 from configs.layerwise_section import LayerwiseSettings
-from deployments.protocol.kv_port import KVPort, PlannedLoad
+from deployments.protocol.kv_port import KVPort
+from deployments.transfer.jobs import LoadPart
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import LoadRates, Sample
 from kvmanager.loading.overlap import LoadWay, choose_way
@@ -77,30 +78,29 @@ class LayerwiseChoice:
 
     def patience_s(
         self,
-        loads: Sequence[PlannedLoad],
-        blocks: int,
+        parts: Sequence[LoadPart],
         context_tokens: int,
         step_tokens: int,
         others: int,
         buffer_bytes: int,
         within_s: float,
     ) -> float | None:
-        """How long a layerwise load of `blocks` blocks may take; None: load the whole prefix beside the engine.
+        """How long a layerwise load of `parts` may take; None: load the whole prefix beside the engine.
 
         `step_tokens` are what the step computes of the prompt's rest, after `context_tokens`; `others` requests would
         stand still with it; `buffer_bytes` are left for its groups of layers; a load may take `within_s`.
         """
         if step_tokens < 2:  # nothing to hide behind; and on CUDA a step of single tokens is one graph, without hooks
             return None
-        tiers = {load.tier for load in loads}
+        tiers = {part.load.tier for part in parts}
         if self.mode == "off" or not all(map(self._port.brings_layers, tiers)):
             return None
-        group_bytes = self.group_bytes(blocks)
+        group_bytes = self.group_bytes(sum(part.blocks for part in parts))
         if self.mode == "on":
             return within_s if group_bytes <= buffer_bytes else None
         nbytes = dict.fromkeys(tiers, 0)
-        for load in loads:
-            nbytes[load.tier] += self._block_bytes * load.num_blocks
+        for part in parts:
+            nbytes[part.load.tier] += self._block_bytes * part.blocks
         compute_s = self._rates.compute_s(step_tokens, context_tokens)
         expected = self._rates.load_s(nbytes)
         if compute_s is None or expected is None:

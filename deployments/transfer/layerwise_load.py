@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deployments.protocol.kv_port import KVPort, LayerArrival, PlannedLoad
+from deployments.transfer.jobs import LoadJob, LoadPart
 from deployments.transfer.layerwise_times import LayerTimes
-from deployments.transfer.threads import LoadJob
 from kvmanager.segments.format import SegmentMismatch
 
 if TYPE_CHECKING:
@@ -32,12 +32,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Part:
-    """What the load writes of one segment: its blocks after the first `skip_blocks`, to `block_ids`."""
+    """What the load writes of one segment, to `block_ids`."""
 
-    load: PlannedLoad
-    skip_blocks: int
+    of: LoadPart
     block_ids: Sequence[int]
-    end_block: int
     opened: OpenSegment | None = None
     layers: int = 0
     """The first of so many have been written."""
@@ -59,7 +57,7 @@ class LayerwiseLoad:
         """`deadline`, on `time.monotonic`'s clock, is for the whole load."""
         self.job = job
         self.nbytes = 0
-        """Of the segments that have been written whole."""
+        """Read for the segments of which all is written."""
         self.seconds = 0.0
         """Until the last layer of all segments was written; 0 when that has not happened."""
         self.late_s = 0.0
@@ -70,7 +68,7 @@ class LayerwiseLoad:
         self._streams = streams
         self._times = times
         self._on_mismatch = on_mismatch
-        self._parts = _parts(job)
+        self._parts = [_Part(part, job.ids_of(part)) for part in job.parts]
         self._wanted = len(self._parts)
         self._ready = 0
         self._awaited = 0
@@ -129,7 +127,7 @@ class LayerwiseLoad:
             layers = len(self._copier.layers)
             arrived = min(self._wanted, self._first_without(layers)) if self._awaited == layers else 0
             self._wanted = arrived
-            return self._parts[arrived - 1].end_block if arrived else self.job.first_block
+            return self._parts[arrived - 1].of.end_block if arrived else self.job.first_block
 
     def _take(self, arrival: LayerArrival) -> bool:
         """Verify and write an arrival; returns whether more is wanted."""
@@ -141,7 +139,7 @@ class LayerwiseLoad:
                 try:
                     written = arrival.sealed is not None and self._write(part, arrival.sealed, arrival.layers)
                 except SegmentMismatch as mismatch:
-                    self._on_mismatch(part.load, mismatch)
+                    self._on_mismatch(part.of.load, mismatch)
                     written = False
                 with self._changed:
                     if written:
@@ -152,17 +150,17 @@ class LayerwiseLoad:
 
     def _write(self, part: _Part, sealed: memoryview, upto: int) -> bool:
         if part.opened is None:
-            part.opened = self._copier.open(sealed, part.load.key, part.load.num_blocks)
+            part.opened = self._copier.open(sealed, part.of.load)
         if part.block_ids and upto > part.layers:
             with self._streams.loading(self._computed):
-                part.opened.write(range(part.layers, upto), part.skip_blocks, part.block_ids)
+                part.opened.write(range(part.layers, upto), part.of.skip_blocks, part.block_ids)
         return True
 
     def _note_written(self, part: _Part, arrival: LayerArrival) -> None:
         """Under `_changed`."""
         part.layers = max(part.layers, arrival.layers)
         if part.layers == len(self._copier.layers) and arrival.sealed is not None:
-            self.nbytes += len(arrival.sealed)
+            self.nbytes += part.of.nbytes
         self._update()
 
     def _lose(self, segment: int) -> None:
@@ -187,15 +185,3 @@ class LayerwiseLoad:
     def _first_without(self, layers: int) -> int:
         """The first segment of which not so many layers are there. Under `_changed`."""
         return next((n for n, part in enumerate(self._parts) if part.layers < layers), len(self._parts))
-
-
-def _parts(job: LoadJob) -> list[_Part]:
-    """Which blocks each of the job's segments fills; they follow each other without a gap."""
-    parts = []
-    position, end = job.first_block, job.first_block + len(job.block_ids)
-    for load in job.loads:
-        upto = max(position, min(load.end_block, end))
-        ids = job.block_ids[position - job.first_block : upto - job.first_block]
-        parts.append(_Part(load, position - load.start_block, ids, upto))
-        position = upto
-    return parts

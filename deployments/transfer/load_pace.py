@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict, PlannedLoad
+from deployments.transfer.jobs import load_parts
 from kvmanager.loading.prefix_load import LoadedSegment, PrefixLoad
 from kvmanager.segments.keys import TOLERANT
 
@@ -42,10 +43,8 @@ def load_pace(
     prompt_tokens = request.num_prompt_tokens
     token_s = expected["recompute_s"] / max(1, prompt_tokens - expected["device_tokens"])
     block_s = token_s * block_tokens
-    segments = [
-        LoadedSegment(load.nbytes, block_s * (min(load.end_block, end_block) - max(load.start_block, first_block)))
-        for load in loads
-    ]
+    parts = load_parts(loads, first_block, end_block)
+    segments = [LoadedSegment(part.nbytes, block_s * part.blocks) for part in parts]
     rest_s = token_s * (prompt_tokens - end_block * block_tokens)
     now = time.monotonic()
     if target_s is not None and transfer.get(FIDELITY) == TOLERANT:

@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from deployments.protocol.kv_port import PlannedLoad
 from kernels.paged.cpu import LINE_BYTES
 from kernels.paged.gather_scatter import gather, scatter, warm_up
 from kernels.paged.layout import PagedLayout
 from kvmanager.segments.format import (
     EXACT,
+    MismatchReason,
     SegmentHeader,
     SegmentLayers,
+    SegmentMismatch,
     SegmentSealer,
-    body_offset,
     open_layers,
     seal,
     sealed_bytes,
@@ -49,8 +51,8 @@ class SegmentCopier:
         warm_up(self.layout)
 
     def sealed_bytes(self, num_blocks: int) -> int:
-        """Bytes of a sealed segment of `num_blocks` blocks, header included."""
-        return sealed_bytes(self._shape(num_blocks), _DTYPE_NAMES[self.layout.dtype])
+        """Bytes of a sealed segment of `num_blocks` blocks, head included."""
+        return sealed_bytes(self._shape(num_blocks), _DTYPE_NAMES[self.layout.dtype], num_blocks)
 
     @property
     def block_bytes(self) -> int:
@@ -58,74 +60,94 @@ class SegmentCopier:
         return math.prod(self._shape(1)) * self.layout.dtype.itemsize
 
     def read(
-        self, span: SegmentSpan, block_ids: Sequence[int], fidelity: str = EXACT
+        self, span: SegmentSpan, block_hashes: bytes, block_ids: Sequence[int], fidelity: str = EXACT
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """The sealed segment of `span`, read from the device blocks `block_ids` (one per block of the span)."""
-        shape = self._shape(len(block_ids))
-        buffer = _aligned(self.sealed_bytes(len(block_ids)))
-        payload = torch.from_numpy(buffer)[body_offset(len(self.layers)) :].view(self.layout.dtype).view(shape)
+        """The sealed segment of `span`, read from the device blocks `block_ids` (one per block of the span).
+
+        `block_hashes` are those of its blocks, in order, together.
+        """
+        shape = self._shape(span.num_blocks)
+        buffer = _aligned(self.sealed_bytes(span.num_blocks))
+        header = self.header(span, block_hashes, fidelity)
+        payload = torch.from_numpy(buffer)[header.body_offset :].view(self.layout.dtype).view(shape)
         gather(self.layers, block_ids, self.layout, payload)
-        seal(buffer.data, self.header(span, len(block_ids), fidelity))
+        seal(buffer.data, header)
         return buffer
 
-    def write(
-        self, sealed: memoryview, key: bytes, num_blocks: int, skip_blocks: int, block_ids: Sequence[int]
-    ) -> None:
-        """Verify a sealed segment of `num_blocks` blocks; write those after the first `skip_blocks` into `block_ids`.
+    def write(self, sealed: memoryview, load: PlannedLoad, skip_blocks: int, block_ids: Sequence[int]) -> None:
+        """Write the blocks of a sealed segment that come after the first `skip_blocks` into `block_ids`.
 
-        `block_ids` may be fewer than the segment has left; the rest is not written.
-
-        Raises SegmentMismatch when any byte is not what was stored under `key` for this model; nothing is written then.
+        Those are verified, and no others are read. Raises SegmentMismatch when any byte of them, of the head or of the
+        table is not what was stored under the load's key for this model; nothing is written then.
         """
-        opened = self.open(sealed, key, num_blocks)
-        opened.layers.verify()
+        opened = self.open(sealed, load)
+        opened.verify(range(len(self.layers)), skip_blocks, len(block_ids))
         opened.scatter(range(len(self.layers)), skip_blocks, block_ids)
 
-    def open(self, sealed: memoryview, key: bytes, num_blocks: int) -> OpenSegment:
-        """Verify header and table of a sealed segment of `num_blocks` blocks. Raises SegmentMismatch."""
-        shape, dtype = self._shape(num_blocks), _DTYPE_NAMES[self.layout.dtype]
-        layers = open_layers(sealed, key=key, fingerprint=self.fingerprint, shape=shape, dtype=dtype)
-        return OpenSegment(self, sealed, layers, num_blocks)
+    def open(self, sealed: memoryview, load: PlannedLoad) -> OpenSegment:
+        """Verify head and table of a sealed segment, and that its blocks are those of the plan.
 
-    def begin_read(self, span: SegmentSpan, block_ids: Sequence[int], fidelity: str = EXACT) -> SegmentRead:
+        Raises SegmentMismatch.
+        """
+        layers = open_layers(
+            sealed,
+            key=load.key,
+            fingerprint=self.fingerprint,
+            shape=self._shape(load.num_blocks),
+            dtype=_DTYPE_NAMES[self.layout.dtype],
+            num_blocks=load.num_blocks,
+        )
+        used = load.used_blocks or load.num_blocks
+        if layers.header.block_hash(used - 1) != (load.last_hash or load.key):
+            raise SegmentMismatch(MismatchReason.BLOCK_HASH)
+        return OpenSegment(self, sealed, layers)
+
+    def begin_read(
+        self, span: SegmentSpan, block_hashes: bytes, block_ids: Sequence[int], fidelity: str = EXACT
+    ) -> SegmentRead:
         """Begin to read a sealed segment layer by layer; arguments as for `read`."""
-        return SegmentRead(self, span, block_ids, fidelity)
+        return SegmentRead(self, self.header(span, block_hashes, fidelity), block_ids)
 
-    def header(self, span: SegmentSpan, num_blocks: int, fidelity: str) -> SegmentHeader:
+    def header(self, span: SegmentSpan, block_hashes: bytes, fidelity: str) -> SegmentHeader:
         """The header of a segment of this model."""
         dtype = _DTYPE_NAMES[self.layout.dtype]
-        return SegmentHeader.raw(span, self.fingerprint, self._shape(num_blocks), dtype, fidelity)
+        return SegmentHeader.raw(span, block_hashes, self.fingerprint, self._shape(span.num_blocks), dtype, fidelity)
 
     def _shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:
         return self.layout.segment_shape(len(self.layers), num_blocks)
 
 
 class OpenSegment:
-    """A stored segment whose header and table are verified, so that it can be written layer by layer."""
+    """A stored segment whose head and table are verified, so that it can be written layer by layer."""
 
-    def __init__(self, copier: SegmentCopier, sealed: memoryview, layers: SegmentLayers, num_blocks: int) -> None:
-        self.layers = layers
+    def __init__(self, copier: SegmentCopier, sealed: memoryview, layers: SegmentLayers) -> None:
+        self._layers = layers
         self._copier = copier
         self._sealed = sealed
-        self._num_blocks = num_blocks
 
     def write(self, layers: range, skip_blocks: int, block_ids: Sequence[int]) -> None:
         """Verify some consecutive layers, and write them as `SegmentCopier.write` does all.
 
         Raises SegmentMismatch when a byte of them is not what was stored; none of them is written then.
         """
-        for layer in layers:
-            self.layers.layer(layer)
+        self.verify(layers, skip_blocks, len(block_ids))
         self.scatter(layers, skip_blocks, block_ids)
 
+    def verify(self, layers: range, skip_blocks: int, num_blocks: int) -> None:
+        """Verify some blocks of some layers. Raises SegmentMismatch."""
+        for layer in layers:
+            self._layers.blocks(layer, skip_blocks, skip_blocks + num_blocks)
+
     def scatter(self, layers: range, skip_blocks: int, block_ids: Sequence[int]) -> None:
-        """Write some consecutive layers, which the caller has verified."""
-        layout = self._copier.layout
-        shape = layout.segment_shape(len(layers), self._num_blocks)
+        """Write some blocks of some consecutive layers, which the caller has verified."""
+        if not block_ids:
+            return
+        header, layout = self._layers.header, self._copier.layout
+        shape = layout.segment_shape(len(layers), header.num_blocks)
         count = math.prod(shape) * layout.dtype.itemsize
-        offset = body_offset(len(self.layers)) + count // len(layers) * layers.start
+        offset = header.body_offset + count // len(layers) * layers.start
         values = torch.from_numpy(np.frombuffer(self._sealed, np.uint8, count, offset)).view(layout.dtype).view(shape)
-        if len(block_ids) < self._num_blocks:
+        if len(block_ids) < header.num_blocks:
             first = skip_blocks * layout.block_size
             values = values[:, :, first : first + len(block_ids) * layout.block_size].contiguous()
         scatter(self._copier.layers[layers.start : layers.stop], block_ids, layout, values)
@@ -134,13 +156,13 @@ class OpenSegment:
 class SegmentRead:
     """A sealed segment in the making, layer by layer; `SegmentCopier.begin_read`. One thread at a time."""
 
-    def __init__(self, copier: SegmentCopier, span: SegmentSpan, block_ids: Sequence[int], fidelity: str) -> None:
+    def __init__(self, copier: SegmentCopier, header: SegmentHeader, block_ids: Sequence[int]) -> None:
         layout = copier.layout
         self._copier = copier
         self._block_ids = block_ids
-        self._buffer = _aligned(copier.sealed_bytes(len(block_ids)))
-        self._sealer = SegmentSealer(self._buffer.data, copier.header(span, len(block_ids), fidelity))
-        body = torch.from_numpy(self._buffer)[body_offset(len(copier.layers)) :]
+        self._buffer = _aligned(header.sealed_bytes)
+        self._sealer = SegmentSealer(self._buffer.data, header)
+        body = torch.from_numpy(self._buffer)[header.body_offset :]
         self._payload = body.view(layout.dtype).view(layout.segment_shape(len(copier.layers), len(block_ids)))
 
     def copy(self, layer: int) -> None:

@@ -268,25 +268,22 @@ class KVTransfer:
         last = time.monotonic()
         if job.pace is not None:
             job.pace.begins(last)
-        end = job.first_block + len(job.block_ids)
-        for load, sealed in zip(job.loads, self._port.fetch(job.loads, deadline), strict=False):
+        for part, sealed in zip(job.parts, self._port.fetch(job.loads, deadline), strict=False):
             if sealed is None:
                 break
-            upto = min(load.end_block, end)
-            wanted = job.block_ids[arrived - job.first_block : upto - job.first_block]
             try:
                 with self._streams.loading(computed):
-                    self._copier.write(sealed, load.key, load.num_blocks, arrived - load.start_block, wanted)
+                    self._copier.write(sealed, part.load, part.skip_blocks, job.ids_of(part))
                 self._streams.await_loads()
             except SegmentMismatch as mismatch:
-                self.note_mismatch(load, mismatch)
+                self.note_mismatch(part.load, mismatch)
                 break
             now = time.monotonic()
-            took.setdefault(load.tier, LoadTime()).add(upto - arrived, load.nbytes, now - last)
-            arrived, last = upto, now
+            took.setdefault(part.load.tier, LoadTime()).add(part.blocks, part.nbytes, now - last)
+            arrived, last = part.end_block, now
             with self._lock:
                 self.counters.segments_loaded += 1
-                self.counters.bytes_loaded += len(sealed)
+                self.counters.bytes_loaded += part.nbytes
             if job.pace is not None and not job.pace.arrived(now):
                 break
         for tier, time_of in took.items():
@@ -334,8 +331,13 @@ class KVTransfer:
     def _copy(self, job: SaveJob, grant: SaveGrant) -> list[tuple[SegmentSpan, Any]]:
         """The granted segments, sealed. Raises StepDiscardedError when the step that computes them does not count."""
         if job.pace is None:
-            return [(span, self._copier.read(span, job.ids_of(span), job.fidelity)) for span in grant.spans]
-        reads = [self._copier.begin_read(span, job.ids_of(span), job.fidelity) for span in grant.spans]
+            return [
+                (span, self._copier.read(span, job.hashes_of(span), job.ids_of(span), job.fidelity))
+                for span in grant.spans
+            ]
+        reads = [
+            self._copier.begin_read(span, job.hashes_of(span), job.ids_of(span), job.fidelity) for span in grant.spans
+        ]
         job.pace.copy(reads)
         return [(span, read.finish()) for span, read in zip(grant.spans, reads, strict=True)]
 

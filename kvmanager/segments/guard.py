@@ -1,20 +1,20 @@
 """What keeps whoever can write Redis, and does not know the server's secret, from planting KV there.
 
 A segment is *guarded* when it goes to Redis and *opened*, before anything else looks at it, when it comes back. In
-memory and in the CPU tier it is as `kvmanager.segments.header` says. A guarded header differs in four fields::
+memory and in the CPU tier it is as `kvmanager.segments.head` says. A guarded header differs in four fields::
 
     offset  bytes  field
         47      1  protection: 1 = keyed checksum, 2 = encrypted too; 0 for a segment that is not guarded
        192     16  salt, drawn anew for each write
-       208     16  tag of the body: AES-256-GCM over bytes 0..207 of the header and all that follows the header
-       224     16  keyed BLAKE2b over bytes 0..223
+       208     16  tag of the body: AES-256-GCM over bytes 0..207 of the header and all that follows the head
+       224     16  keyed BLAKE2b over bytes 0..223 and the hashes of the blocks
 
-* The header is checked by itself, so that the index can be read from headers alone, and it names the body's tag. So
+* The head is checked by itself, so that the index can be read from heads alone, and it names the body's tag. So
   neither a field, nor a part of another segment, nor a part of an earlier write of this one fits in.
 * The header names the segment's key: under another key it is refused by whoever asked for that key. What the same
   segment was at an earlier time is the same KV: a replay of all of it does no harm.
-* Protection 1 authenticates the body (GMAC); 2 encrypts it as well. The header stays readable: key, parent, shape, tag
-  of the tenant.
+* Protection 1 authenticates the body (GMAC); 2 encrypts it as well. The head stays readable: block hashes, parent,
+  shape, tag of the tenant.
 * Each write has an AES key of its own, derived from salt and segment key, and encrypts one message with it: the nonce
   may be constant. Two writes share a key only if their salts are equal: a chance of 2**-33 after 2**48 writes of *one*
   segment. A message stays far below GCM's 64 GiB.
@@ -29,7 +29,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 
-from kvmanager.segments.header import (
+from kvmanager.segments.head import (
     GUARD_BYTES,
     GUARD_OFFSET,
     KEY_OFFSET,
@@ -38,7 +38,7 @@ from kvmanager.segments.header import (
     bytes_of,
     reseal_header,
     stated_body_bytes,
-    stated_format,
+    stated_head_bytes,
 )
 from kvmanager.segments.keys import HASH_BYTES
 from kvmanager.segments.mismatch import MismatchReason, SegmentMismatch
@@ -66,14 +66,14 @@ class SegmentGuard:
         self._body_keys = {protection: secret.key_for(purpose) for protection, purpose in _PURPOSES.items()}
         self._protection = _ENCRYPTED if encrypts else _KEYED
 
-    def guard(self, header: Buffer, body: Buffer, salt: bytes) -> tuple[bytearray, Buffer]:
-        """Return header and body as they go to Redis; the body itself where it is not encrypted, else a new one.
+    def guard(self, head: Buffer, body: Buffer, salt: bytes) -> tuple[bytearray, Buffer]:
+        """Return head and body as they go to Redis; the body itself where it is not encrypted, else a new one.
 
-        ``header`` is a verified one, `HEADER_BYTES` long. ``salt``: `SALT_BYTES` that nobody can foresee or repeats.
+        ``head`` is a verified one, header and block hashes. ``salt``: `SALT_BYTES` that nobody can foresee or repeats.
         """
         if len(salt) != SALT_BYTES:
             raise ValueError(f"a salt is {SALT_BYTES} bytes, got {len(salt)}")
-        guarded = bytearray(header)
+        guarded = bytearray(head)
         guarded[PROTECTION_OFFSET] = self._protection
         guarded[GUARD_OFFSET:_BODY_TAG] = salt
         encryptor = self._cipher(guarded, modes.GCM(_NONCE)).encryptor()
@@ -89,13 +89,12 @@ class SegmentGuard:
         return guarded, body
 
     def open_header(self, head: Buffer) -> bytearray:
-        """Return the header as it was before it was guarded. Says nothing of the body.
+        """Return the head as it was before it was guarded. Says nothing of the body.
 
         Raises SegmentMismatch, and nothing else, whatever the bytes are.
         """
         view = bytes_of(head)
-        stated_format(view)
-        opened = bytearray(view[:HEADER_BYTES])
+        opened = bytearray(view[: stated_head_bytes(view)])
         stated = bytes(opened[_HEADER_TAG : GUARD_OFFSET + GUARD_BYTES])
         if opened[PROTECTION_OFFSET] not in _PURPOSES or not hmac.compare_digest(stated, self._header_tag(opened)):
             raise SegmentMismatch(MismatchReason.KEYED)
@@ -109,9 +108,9 @@ class SegmentGuard:
 
         Raises SegmentMismatch, and nothing else, whatever the bytes are. ``guarded`` is of no use then.
         """
-        header = self.open_header(guarded)
+        head = self.open_header(guarded)
         view = memoryview(guarded)
-        body = view[HEADER_BYTES:]
+        body = view[len(head) :]
         stated_bytes = stated_body_bytes(view)
         if len(body) != stated_bytes:
             short = stated_bytes is None or len(body) < stated_bytes
@@ -121,14 +120,14 @@ class SegmentGuard:
         decryptor.authenticate_additional_data(view[:_BODY_TAG])
         opened = guarded
         if guarded[PROTECTION_OFFSET] == _ENCRYPTED:
-            opened = _crypted(decryptor, body, room_before=HEADER_BYTES)
+            opened = _crypted(decryptor, body, room_before=len(head))
         else:
             decryptor.authenticate_additional_data(body)
         try:
             decryptor.finalize()
         except InvalidTag:
             raise SegmentMismatch(MismatchReason.KEYED) from None
-        memoryview(opened)[:HEADER_BYTES] = header
+        memoryview(opened)[: len(head)] = head
         return opened
 
     def _cipher(self, guarded: bytearray | memoryview, mode: modes.GCM) -> Cipher[modes.GCM]:
@@ -137,8 +136,10 @@ class SegmentGuard:
         key = hmac.digest(self._body_keys[guarded[PROTECTION_OFFSET]], of + b"\x01", hashlib.sha256)
         return Cipher(algorithms.AES256(key), mode)
 
-    def _header_tag(self, header: bytearray) -> bytes:
-        return hashlib.blake2b(header[:_HEADER_TAG], key=self._header_key, digest_size=_TAG_BYTES).digest()
+    def _header_tag(self, head: bytearray) -> bytes:
+        digest = hashlib.blake2b(head[:_HEADER_TAG], key=self._header_key, digest_size=_TAG_BYTES)
+        digest.update(head[HEADER_BYTES:])
+        return digest.digest()
 
 
 class ContentTag:

@@ -1,10 +1,15 @@
-"""How large a stored segment is, and where its parts begin: header, table, the layers' sections."""
+"""How large a stored segment is, and where its parts begin: head, table, the layers' sections."""
 
 import math
+from functools import lru_cache
 from typing import TypeAlias
+
+from kvmanager.segments.keys import HASH_BYTES
 
 MOST_SEGMENT_BYTES = 1 << 30
 """Of a raw segment: a header that states more was not written here, and nothing is allocated for it."""
+MOST_SEGMENT_BLOCKS = 1024
+"""Of a segment: what lists the heads of all segments of a Redis holds the hashes of so many blocks at most."""
 MOST_BYTES_IN_FLIGHT = 128 << 20
 """Of segments that a node fetches from Redis at a time; a larger one goes through by itself."""
 
@@ -12,8 +17,12 @@ Shape: TypeAlias = tuple[int, int, int, int, int]
 """(layers, 2, tokens, kv_heads, head_dim)"""
 
 HEADER_BYTES = 256
+"""Of the header's fields; the hashes of the segment's blocks follow."""
+CHECKSUM_BYTES = 16
+CHECKED_BYTES = 32 << 10
+"""Of a raw layer's keys or values, that one checksum is over at least: with less, calls cost more than bytes."""
 ENTRY_BYTES = 24
-"""Of the table, per layer."""
+"""Of a coded segment's table, per layer."""
 ALIGNMENT = 64
 """Of the first section, so that it is aligned in an aligned buffer."""
 SLACK_BYTES = 4096
@@ -31,11 +40,16 @@ def payload_bytes(shape: Shape, dtype: str) -> int:
     return math.prod(shape) * ITEM_BYTES[dtype]
 
 
-def check_segment_bytes(nbytes: int, segment_tokens: int) -> str | None:
+def check_segment_bytes(nbytes: int, segment_tokens: int, num_blocks: int) -> str | None:
     """Return a sentence about segments of so many bytes that are slow to move; None where there is nothing to say.
 
     Raises ValueError, which says what works, where they cannot be stored at all.
     """
+    if num_blocks > MOST_SEGMENT_BLOCKS:
+        raise ValueError(
+            f"kv.segment_tokens: {segment_tokens} tokens are {num_blocks} blocks, more than the {MOST_SEGMENT_BLOCKS} "
+            f"that a segment can have; use at most {segment_tokens // num_blocks * MOST_SEGMENT_BLOCKS}"
+        )
     if nbytes > MOST_SEGMENT_BYTES:
         raise ValueError(
             f"kv.segment_tokens: {segment_tokens} tokens of this model's KV are a segment of {nbytes >> 20} MiB, more "
@@ -50,16 +64,43 @@ def check_segment_bytes(nbytes: int, segment_tokens: int) -> str | None:
     return None
 
 
-def table_bytes(layers: int) -> int:
-    """Return the size in bytes of the table of sections, padded to `ALIGNMENT`."""
-    return -(-layers * ENTRY_BYTES // ALIGNMENT) * ALIGNMENT
+def head_bytes(num_blocks: int) -> int:
+    """Return the size in bytes of a segment's head: its header and the hashes of its blocks."""
+    return HEADER_BYTES + HASH_BYTES * num_blocks
 
 
-def body_offset(layers: int) -> int:
-    """Return where the first layer's section begins in a stored segment: a multiple of `ALIGNMENT`."""
-    return HEADER_BYTES + table_bytes(layers)
+def blocks_per_checksum(shape: Shape, dtype: str, num_blocks: int) -> int:
+    """Return over how many consecutive blocks of a raw layer's keys or values one checksum is; the last has the rest.
+
+    Raises as `payload_bytes`.
+    """
+    run_bytes = payload_bytes(shape, dtype) // (2 * shape[0] * num_blocks)
+    return min(num_blocks, -(-CHECKED_BYTES // max(1, run_bytes)))
 
 
-def sealed_bytes(shape: Shape, dtype: str) -> int:
-    """Return the size in bytes of a segment that is stored raw, header included. Raises as `payload_bytes`."""
-    return body_offset(shape[0]) + payload_bytes(shape, dtype)
+def layer_table_bytes(shape: Shape, dtype: str, num_blocks: int) -> int:
+    """Return the size in bytes of what a raw segment's table has for a layer. Raises as `payload_bytes`."""
+    return 2 * CHECKSUM_BYTES * -(-num_blocks // blocks_per_checksum(shape, dtype, num_blocks))
+
+
+@lru_cache(maxsize=256)
+def body_offset(shape: Shape, dtype: str, num_blocks: int) -> int:
+    """Return where the first layer's section begins in a raw segment: a multiple of `ALIGNMENT`.
+
+    Raises as `payload_bytes`.
+    """
+    return _aligned(head_bytes(num_blocks) + shape[0] * layer_table_bytes(shape, dtype, num_blocks))
+
+
+def coded_body_offset(layers: int, num_blocks: int) -> int:
+    """Return where the first layer's section begins in a coded segment: a multiple of `ALIGNMENT`."""
+    return _aligned(head_bytes(num_blocks) + layers * ENTRY_BYTES)
+
+
+def sealed_bytes(shape: Shape, dtype: str, num_blocks: int) -> int:
+    """Return the size in bytes of a segment that is stored raw, head included. Raises as `payload_bytes`."""
+    return body_offset(shape, dtype, num_blocks) + payload_bytes(shape, dtype)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT

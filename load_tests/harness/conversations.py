@@ -39,6 +39,8 @@ class Plan:
     cleared: tuple[str, ...] = TIERS
     """Among these tiers, one to all of them are cleared."""
     replicas: int = 2
+    part_probability: float = 0.0
+    """That a turn leaves the conversation so far at any token, as another question about the same document does."""
     seed: int = 0
 
 
@@ -119,7 +121,10 @@ async def _converse(
         on_turn()
         turns.append(turn)
         question = rng.randrange(len(words) - plan.question_tokens[1])
-        prompt = prompt + turn.answer + words[question : question + rng.randint(*plan.question_tokens)]
+        so_far = prompt + turn.answer
+        if plan.part_probability and rng.random() < plan.part_probability:
+            so_far = so_far[: rng.randrange(1, len(so_far))]
+        prompt = so_far + words[question : question + rng.randint(*plan.question_tokens)]
     return turns
 
 

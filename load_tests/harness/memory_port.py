@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +14,8 @@ from kvmanager.config import ManagerConfig
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.segments.keys import BlockHash
-from kvmanager.segments.spans import SegmentSpan, split_segments
+from kvmanager.segments.keys import HASH_BYTES, BlockHash
+from kvmanager.segments.spans import MARK_BYTES, SegmentSpan, split_segments
 
 LEASE_ID = 7
 HERE = Location(Tier.CPU, "node")
@@ -30,6 +31,7 @@ class MemoryPort:
 
     def __init__(self) -> None:
         self.segments: dict[bytes, tuple[SegmentSpan, bytes]] = {}
+        self._hashes: dict[bytes, Sequence[bytes]] = {}
         self.spoil: Callable[[bytes], bytes | None] = lambda sealed: sealed
         self.on_device: set[bytes] = set()
         self.epoch = 1
@@ -47,20 +49,34 @@ class MemoryPort:
         self.on_store: Callable[[bytes], None] = lambda key: None
 
     def plan(self, hashes: Sequence[bytes], used: bool = True) -> PlanDict:
-        """Every stored segment of the prompt from its first block on, without a gap."""
-        scores = self._count_use(hashes) if used else list(enumerate(map(self.hotness.__getitem__, hashes), start=1))
+        """Whatever leading blocks of the prompt lie in stored segments."""
+        known = map(self.hotness.__getitem__, itertools.takewhile(self.hotness.__contains__, hashes))
+        scores = self._count_use(hashes) if used else list(enumerate(known, start=1))
         segments: list[PlannedLoad] = []
         position = 0
-        while True:
-            ends = [h for h in hashes if h in self.segments and self.segments[h][0].start_block == position]
-            if not ends:
-                now = self.clock.now
-                return PlanDict(lease_id=LEASE_ID, segments=segments, scores=scores, now=now, epoch=self.epoch)
-            span = self.segments[ends[-1]][0]
-            segments.append(
-                PlannedLoad(span.key, span.start_block, span.num_blocks, HERE.tier.value, HERE.holder, 0, 0)
-            )
-            position = span.end_block
+        while (found := self._furthest(hashes, position)) is not None:
+            segments.append(found)
+            position = found.end_block
+        now = self.clock.now
+        return PlanDict(lease_id=LEASE_ID, segments=segments, scores=scores, now=now, epoch=self.epoch)
+
+    def _furthest(self, hashes: Sequence[bytes], position: int) -> PlannedLoad | None:
+        """What lies behind some blocks of a prompt in the segment that reaches furthest; None: in none."""
+        reaches = []
+        for span, sealed in self.segments.values():
+            used = 0
+            for own, wanted in zip(self._hashes[span.key], hashes[span.start_block :], strict=False):
+                if own != wanted:
+                    break
+                used += 1
+            if span.start_block <= position < span.start_block + used:
+                reaches.append((span.start_block + used, used, span, len(sealed)))
+        if not reaches:
+            return None
+        end, used, span, nbytes = max(reaches, key=lambda reach: reach[:2])
+        last = b"" if used == span.num_blocks else hashes[end - 1]
+        place = (HERE.tier.value, HERE.holder, nbytes, nbytes)
+        return PlannedLoad(span.key, span.start_block, span.num_blocks, *place, used, last)
 
     def _count_use(self, hashes: Sequence[bytes]) -> list[tuple[int, float]]:
         """As the manager does, with a segment per block."""
@@ -98,6 +114,7 @@ class MemoryPort:
         hashes, first, end, prompt, tenant = offered
         spans = split_segments(hashes, first, end, len(segment_bytes), prompt, tenant)
         self.offered += [span.key for span in spans]
+        self._hashes.update((span.key, hashes[span.start_block : span.end_block]) for span in spans)
         if self.refuse_offers:
             return None
         return SaveGrant(1, tuple(span for span in spans if span.key not in self.segments))
@@ -194,3 +211,9 @@ class BrainPort(MemoryPort):
         """See `KVPort`."""
         with self.lock:
             self.brain.release(lease_id)
+
+
+def made_up_hashes(span: SegmentSpan) -> bytes:
+    """The hashes of a segment's blocks, together: those that its key and its marks may stand for."""
+    marks = [span.marks[at : at + MARK_BYTES] for at in range(0, len(span.marks) - MARK_BYTES, MARK_BYTES)]
+    return b"".join(mark.ljust(HASH_BYTES, b"\1") for mark in marks) + span.key

@@ -85,11 +85,14 @@ def main(
     dtype: Annotated[str, typer.Option(help="What the server runs in.")] = "float32",
     conversations: Annotated[int, typer.Option(min=1)] = 100,
     turns: Annotated[int, typer.Option(min=1)] = 3,
+    parted: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of turns that leave the conversation at any token.")
+    ] = 0.0,
     seed: int = 0,
     json_file: JsonFile = None,
 ) -> None:
     """Exit code 1 when an answer differs in float32."""
-    plan = Plan(conversations=conversations, turns=turns, seed=seed)
+    plan = Plan(conversations=conversations, turns=turns, part_probability=parted, seed=seed)
     with progress_bar() as progress:
         bar = progress.add_task("conversations", total=conversations * turns)
         done = asyncio.run(run(url, model, plan, lambda: progress.advance(bar)))

@@ -35,11 +35,12 @@ from deployments.segment_store.endpoint import RedisEndpoint, open_profiles
 from deployments.segment_store.guarded_store import GuardedStore
 from deployments.segment_store.redis_store import RedisStore
 from deployments.segment_store.segment_codecs import Coding, SegmentCodecs
-from kvmanager.segments.format import SegmentHeader, body_offset, seal
+from kvmanager.segments.format import SegmentHeader, seal
 from kvmanager.segments.guard import SegmentGuard
 from kvmanager.segments.keys import SegmentKey
 from kvmanager.segments.spans import MARK_BYTES, NodeKind, SegmentSpan
 from load_tests.harness.engine import SECRET
+from load_tests.harness.memory_port import made_up_hashes
 from load_tests.harness.tiers import MIB, own_redis
 from load_tests.measuring import report
 from load_tests.measuring.command import JsonFile, Rounds, out
@@ -99,10 +100,10 @@ def segment(model: str, number: int) -> tuple[bytes, Any]:
     shape = SHAPES[model]
     key, blocks = number.to_bytes(32, "little"), shape[2] // 32
     span = SegmentSpan(SegmentKey(key), None, 0, blocks, NodeKind.REQUEST, blocks * key[:MARK_BYTES])
-    header = SegmentHeader.raw(span, FINGERPRINT, shape, "bfloat16")
+    header = SegmentHeader.raw(span, made_up_hashes(span), FINGERPRINT, shape, "bfloat16")
     buffer = np.zeros(header.sealed_bytes, np.uint8)
     values = torch.randn(shape, generator=torch.Generator().manual_seed(number)).to(torch.bfloat16)
-    buffer[body_offset(shape[0]) :] = values.view(torch.uint8).numpy().reshape(-1)
+    buffer[header.body_offset :] = values.view(torch.uint8).numpy().reshape(-1)
     seal(buffer.data, header)
     return key, buffer
 

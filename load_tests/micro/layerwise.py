@@ -27,7 +27,7 @@ from rich.progress import track
 from configs.model_folder import DEMO_MODEL
 from configs.settings import load_settings
 from deployments.protocol.kv_port import LayerArrival, PlannedLoad, SaveGrant
-from kvmanager.segments.format import body_offset
+from kvmanager.segments.format import read_header
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import Engine, Timed, prompt
 from load_tests.harness.engine_threads import start_with_engine_threads
@@ -79,10 +79,10 @@ class LinkedPort(BrainPort):
         stored = [sealed for sealed in super().fetch(loads, deadline) if sealed is not None]
         buffers = [memoryview(bytearray(len(sealed))) for sealed in stored]
         layers = group_ends[-1]
-        body = body_offset(layers)
         due = time.monotonic()
         for start, end in zip((0, *group_ends), group_ends, strict=False):
             for number, (sealed, buffer) in enumerate(zip(stored, buffers, strict=True)):
+                body = read_header(sealed).body_offset
                 layer_bytes = (len(sealed) - body) // layers
                 first, last = body + start * layer_bytes if start else 0, body + end * layer_bytes
                 due = self._pace(due, last - first)

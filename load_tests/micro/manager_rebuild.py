@@ -25,11 +25,12 @@ from deployments.redis_tier.actor import RedisTier, RedisTierConfig
 from deployments.segment_store.endpoint import owner_key, segment_prefix
 from deployments.segment_store.redis_connection import connect
 from kvmanager.index.locations import Tier
-from kvmanager.segments.format import HEADER_BYTES, SegmentHeader, seal, sealed_bytes
+from kvmanager.segments.format import SegmentHeader, head_bytes, seal, sealed_bytes
 from kvmanager.segments.guard import SALT_BYTES, SegmentGuard
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import SECRET
+from load_tests.harness.memory_port import made_up_hashes
 from load_tests.harness.tiers import own_redis, start_manager
 from load_tests.measuring.spread import percentile
 from load_tests.micro.index_scale import SEGMENT_BLOCKS, prompts
@@ -39,7 +40,7 @@ APP = "rebuild"
 NODE = "node"
 PROMPT_SEGMENTS = 10
 SHAPE = (1, 2, 32 * SEGMENT_BLOCKS, 1, 1)
-SEALED_BYTES = sealed_bytes(SHAPE, "float16")
+SEALED_BYTES = sealed_bytes(SHAPE, "float16", SEGMENT_BLOCKS)
 DEVICE_BLOCKS = 10_000
 PLAN_DEADLINE_S = 0.25
 """The default of `kv.plan_deadline_s`."""
@@ -222,16 +223,16 @@ def _fill(url: str, segments: int) -> None:
     for _, spans in prompts(0, segments, PROMPT_SEGMENTS):
         pipeline = client.pipeline(transaction=False)
         for span in spans:
-            whole = _sealed(span)
-            header, body = guard.guard(whole[:HEADER_BYTES], whole[HEADER_BYTES:], secrets.token_bytes(SALT_BYTES))
-            pipeline.hset(prefix + span.key.hex().encode(), "0", bytes(body), {"h": bytes(header)})
+            whole, start = _sealed(span), head_bytes(SEGMENT_BLOCKS)
+            head, body = guard.guard(whole[:start], whole[start:], secrets.token_bytes(SALT_BYTES))
+            pipeline.hset(prefix + span.key.hex().encode(), "0", bytes(body), {"h": bytes(head)})
         pipeline.execute()
     client.close()
 
 
 def _sealed(span: SegmentSpan) -> bytes:
     buffer = bytearray(SEALED_BYTES)
-    seal(buffer, SegmentHeader.raw(span, FINGERPRINT, SHAPE, "float16"))
+    seal(buffer, SegmentHeader.raw(span, made_up_hashes(span), FINGERPRINT, SHAPE, "float16"))
     return bytes(buffer)
 
 

@@ -85,11 +85,12 @@ class PagedCache:
         """The segments of the expected cache."""
         source = SegmentCopier(self.expected, LAYOUT, FINGERPRINT)
         for span in self.spans:
-            yield span, source.read(span, range(span.start_block, span.end_block))
+            hashes = b"".join(self.hashes[span.start_block : span.end_block])
+            yield span, source.read(span, hashes, range(span.start_block, span.end_block))
 
     def write(self, load: PlannedLoad, sealed: memoryview) -> None:
         """Verify a segment and put it into its blocks, as `deployments.transfer.threads` does."""
-        self.copier.write(sealed, load.key, load.num_blocks, 0, range(load.start_block, load.end_block))
+        self.copier.write(sealed, load, 0, range(load.start_block, load.end_block))
 
     def check_and_clear(self) -> None:
         """Raise unless every byte is what it was; then nothing is."""

@@ -26,6 +26,7 @@ from kvmanager.manager import KVManager
 from kvmanager.segments.format import SegmentHeader, seal, sealed_bytes
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import SECRET, until
+from load_tests.harness.memory_port import made_up_hashes
 from load_tests.harness.tiers import MIB
 from load_tests.measuring import report
 from load_tests.measuring.command import JsonFile, out
@@ -47,7 +48,7 @@ COLUMNS = {
 
 def sealed(span: SegmentSpan, buffer: np.ndarray[Any, np.dtype[np.uint8]]) -> memoryview:
     """The buffer, sealed as this segment."""
-    seal(buffer.data, SegmentHeader.raw(span, FINGERPRINT, SHAPE, "bfloat16"))
+    seal(buffer.data, SegmentHeader.raw(span, made_up_hashes(span), FINGERPRINT, SHAPE, "bfloat16"))
     return buffer.data
 
 
@@ -73,7 +74,7 @@ def index(endpoint: RedisEndpoint) -> tuple[float, float, RedisIndex]:
 
 def measure(segments: int, folder: Path) -> dict[str, float]:
     """Fill, stop, start, index."""
-    buffer = np.zeros(sealed_bytes(SHAPE, "bfloat16"), np.uint8)
+    buffer = np.zeros(sealed_bytes(SHAPE, "bfloat16", SEGMENT_BLOCKS), np.uint8)
     server = EmbeddedRedis(folder, 2 * segments * buffer.nbytes)
     server.start()
     store = open_store(endpoint_of(server))

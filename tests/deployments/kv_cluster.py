@@ -19,11 +19,12 @@ from kvmanager.config import ManagerConfig
 from kvmanager.segments.format import SegmentHeader, seal, sealed_bytes
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan, split_segments
+from load_tests.harness.memory_port import made_up_hashes
 
 SEGMENT_BLOCKS = 4
 FINGERPRINT = b"f" * 32
 SHAPE = (1, 2, 32 * SEGMENT_BLOCKS, 4, 146)
-SEGMENT_BYTES = sealed_bytes(SHAPE, "bfloat16")
+SEGMENT_BYTES = sealed_bytes(SHAPE, "bfloat16", SEGMENT_BLOCKS)
 """300 kB: more than Ray keeps outside its shared memory."""
 PATIENCE_S = 60.0
 SIZES = [SEGMENT_BYTES] * SEGMENT_BLOCKS
@@ -56,7 +57,7 @@ def sealed(spans: Sequence[SegmentSpan]) -> list[np.ndarray[Any, np.dtype[np.uin
 
 def _sealed(span: SegmentSpan) -> np.ndarray[Any, np.dtype[np.uint8]]:
     buffer = np.full(SEGMENT_BYTES, span.key[0], np.uint8)
-    seal(buffer.data, SegmentHeader.raw(span, FINGERPRINT, SHAPE, "bfloat16"))
+    seal(buffer.data, SegmentHeader.raw(span, made_up_hashes(span), FINGERPRINT, SHAPE, "bfloat16"))
     return buffer
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from deployments.segment_store.base import StoredHeader, StoreUnavailableError
 from deployments.segment_store.segment_codecs import Coding
-from kvmanager.segments.format import HEADER_BYTES
+from kvmanager.segments.format import stated_head_bytes
 
 CODING = Coding("lossless", "cachegen", 2)
 
@@ -29,7 +29,7 @@ class MemoryStore:
         return sum(self.held.pop(key, None) is not None for key in keys)
 
     def headers(self) -> Iterator[list[StoredHeader]]:
-        yield [StoredHeader(key, sealed[:HEADER_BYTES], len(sealed)) for key, sealed in self.held.items()]
+        yield [StoredHeader(key, sealed[: stated_head_bytes(sealed)], len(sealed)) for key, sealed in self.held.items()]
 
 
 class MemoryProfiles:

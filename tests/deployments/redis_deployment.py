@@ -52,7 +52,7 @@ class Manager:
         self, incarnation: str, spans: Sequence[SegmentSpan], sizes: Sequence[int], raw_sizes: Sequence[int]
     ) -> list[bytes]:
         assert incarnation == self.life
-        assert set(raw_sizes) == {16_704}  # header, table and layers
+        assert set(raw_sizes) == {16_832}  # head, table and layers
         self.sizes |= {span.key: size for span, size in zip(spans, sizes, strict=True)}
         for span in spans:
             if len(self.kept) < self.room and (span.parent is None or span.parent in self.kept):

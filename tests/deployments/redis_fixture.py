@@ -15,10 +15,11 @@ from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.endpoint import RedisEndpoint, segment_prefix
 from deployments.segment_store.redis_connection import connect
 from deployments.segment_store.redis_store import PART_BYTES
-from kvmanager.segments.format import HEADER_BYTES, SegmentHeader, seal
+from kvmanager.segments.format import HEADER_BYTES, SegmentHeader, SegmentMismatch, seal, stated_head_bytes
 from kvmanager.segments.guard import SegmentGuard
 from kvmanager.segments.server_secret import ServerSecret
 from kvmanager.segments.spans import SegmentSpan, split_segments
+from load_tests.harness.memory_port import made_up_hashes
 
 FINGERPRINT = b"F" * 32
 SECRET = ServerSecret(b"the server's secret of 32 bytes.")
@@ -100,7 +101,7 @@ def sealed(
     span: SegmentSpan, fingerprint: bytes = FINGERPRINT, shape: tuple[int, int, int, int, int] = SHAPE
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """A segment as it is stored, with a payload of its own."""
-    header = SegmentHeader.raw(span, fingerprint, shape, "float16")
+    header = SegmentHeader.raw(span, made_up_hashes(span), fingerprint, shape, "float16")
     content = np.random.default_rng(int.from_bytes(span.key))
     buffer = content.integers(0, 256, header.sealed_bytes, np.uint8)
     seal(buffer.data, header)
@@ -109,14 +110,22 @@ def sealed(
 
 def guarded(whole: bytes, secret: ServerSecret = SECRET) -> bytes:
     """A segment as it goes to Redis."""
-    return b"".join(SegmentGuard(secret).guard(whole[:HEADER_BYTES], whole[HEADER_BYTES:], SALT))
+    return b"".join(SegmentGuard(secret).guard(*_head_and_body(whole), SALT))
+
+
+def _head_and_body(whole: bytes) -> tuple[bytes, bytes]:
+    try:
+        head = stated_head_bytes(whole)
+    except SegmentMismatch:
+        head = HEADER_BYTES
+    return whole[:head], whole[head:]
 
 
 def fields_of(whole: bytes) -> dict[str, bytes]:
-    """A segment as it lies in its hash, from the header on; of any bytes, however short."""
-    header, body = whole[:HEADER_BYTES], whole[HEADER_BYTES:]
+    """A segment as it lies in its hash, from the head on; of any bytes, however short."""
+    head, body = _head_and_body(whole)
     parts = [body[start : start + PART_BYTES] for start in range(0, len(body), PART_BYTES)]
-    return {"h": header, **{str(number): part for number, part in enumerate(parts)}}
+    return {"h": head, **{str(number): part for number, part in enumerate(parts)}}
 
 
 def fill(client: redis.Redis, spans: Sequence[SegmentSpan], **changes: Any) -> None:

@@ -12,8 +12,9 @@ import torch
 from redis_fixture import FINGERPRINT, SHAPE
 
 from kernels.errors import CodecError
-from kvmanager.segments.format import SegmentHeader, body_offset, seal
+from kvmanager.segments.format import SegmentHeader, seal
 from kvmanager.segments.spans import SegmentSpan
+from load_tests.harness.memory_port import made_up_hashes
 
 
 class SmallProfile:
@@ -97,9 +98,9 @@ def kv_segment(
     span: SegmentSpan, fidelity: str = "exact", shape: Any = SHAPE, fingerprint: bytes = FINGERPRINT
 ) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """A segment of bfloat16 values whose upper bytes are alike, as a model's are."""
-    header = replace(SegmentHeader.raw(span, fingerprint, shape, "bfloat16"), fidelity=fidelity)
+    header = replace(SegmentHeader.raw(span, made_up_hashes(span), fingerprint, shape, "bfloat16"), fidelity=fidelity)
     buffer = np.random.default_rng(int.from_bytes(span.key)).integers(0, 256, header.sealed_bytes, np.uint8)
-    buffer[body_offset(shape[0]) + 1 :: 2] = 0x3F
+    buffer[header.body_offset + 1 :: 2] = 0x3F
     seal(buffer.data, header)
     return buffer
 

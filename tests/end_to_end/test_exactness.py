@@ -17,6 +17,8 @@ from tests.sizes import CONVERSATIONS
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
+PARTED = 0.4
+"""Of the turns: they leave the conversation so far at any token, and segments inside."""
 CHURN = {
     "dtype": "float32",
     "http": {"debug_headers": True},
@@ -47,7 +49,14 @@ def verdict_of(server: RunningServer, references: Path, *cleared: tuple[str, ...
     """
     turns: list[Turn] = []
     for seed, tiers in enumerate(cleared, 20):
-        plan = Plan(CONVERSATIONS // len(cleared), 3, longest_prompt_tokens=3000, cleared=tiers, seed=seed)
+        plan = Plan(
+            CONVERSATIONS // len(cleared),
+            3,
+            longest_prompt_tokens=3000,
+            cleared=tiers,
+            part_probability=PARTED,
+            seed=seed,
+        )
         turns += asyncio.run(run(server.url, "demo", plan))
     verdict = compare(turns, plain_references(turns, server.model_folder, references), CONVERSATIONS)
     print(verdict)

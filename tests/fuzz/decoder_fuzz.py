@@ -21,7 +21,7 @@ import torch
 from deployments.segment_store.segment_codecs import RAW_CODING, SegmentCodecs
 from kernels.codecs import CodecError, CodecProfile, make_codec
 from kvmanager.segments.format import SegmentHeader, SegmentMismatch, open_layers, read_header, seal, verify
-from kvmanager.segments.header import reseal_header
+from kvmanager.segments.head import reseal_header
 from kvmanager.segments.spans import NodeKind, SegmentKey, SegmentSpan
 from kvmanager.simulator.trace import TraceError, read_trace
 
@@ -134,7 +134,7 @@ class memory_limit:  # noqa: N801 - a context manager reads like a function
 def raw_segment() -> bytes:
     """A sealed segment of two layers."""
     span = SegmentSpan(SegmentKey(KEY), None, 0, 1, NodeKind.REQUEST, KEY[:8])
-    header = SegmentHeader.raw(span, FINGERPRINT, SHAPE, "bfloat16")
+    header = SegmentHeader.raw(span, KEY, FINGERPRINT, SHAPE, "bfloat16")
     buffer = bytearray(np.random.default_rng(2).bytes(header.sealed_bytes))
     seal(buffer, header)
     return bytes(buffer)
@@ -158,7 +158,9 @@ def _read_resealed(data: bytes) -> Any:
     buffer = bytearray(data)
     if len(buffer) >= 256:
         reseal_header(buffer)
-    return open_layers(bytes(buffer), key=KEY, fingerprint=FINGERPRINT, shape=SHAPE, dtype="bfloat16").verify()
+    return open_layers(
+        bytes(buffer), key=KEY, fingerprint=FINGERPRINT, shape=SHAPE, dtype="bfloat16", num_blocks=1
+    ).verify()
 
 
 def _choose_codec(data: bytes) -> Any:

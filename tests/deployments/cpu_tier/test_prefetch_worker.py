@@ -28,9 +28,10 @@ from redis_fixture import (
 
 from deployments.cpu_tier.prefetch_worker import PrefetchWorker, start_worker
 from deployments.segment_store.segment_codecs import Coding
-from kvmanager.segments.format import HEADER_BYTES, SegmentHeader, body_offset, read_header, seal, verify
+from kvmanager.segments.format import SegmentHeader, read_header, seal, verify
 from kvmanager.segments.guard import SegmentGuard
 from kvmanager.segments.spans import SegmentSpan
+from load_tests.harness.memory_port import made_up_hashes
 
 pytestmark = pytest.mark.server
 
@@ -89,7 +90,9 @@ def test_every_failure_of_a_read_has_its_reason(running: RedisForTests, worker: 
     running.client.hset(redis_name(swapped.key), mapping=fields_of(guarded(sealed(missing).tobytes())))
     running.client.hset(redis_name(short.key), mapping=fields_of(b"short"))
     fill(running.client, [damaged])
-    running.client.hset(redis_name(damaged.key), "0", bytes(sealed(damaged).nbytes - HEADER_BYTES))
+    running.client.hset(
+        redis_name(damaged.key), "0", bytes(sealed(damaged).nbytes - read_header(sealed(damaged).data).head_bytes)
+    )
     assert worker.read(missing.key) == "missing"
     assert worker.read(listed.key) == "wrong_type"
     assert worker.read(swapped.key) == "mismatch_key"
@@ -218,16 +221,16 @@ def test_segments_are_coded_in_redis_and_raw_when_they_come_back(
 
 def normal_segment(span: SegmentSpan, fidelity: str) -> Any:
     shape = (2, 2, 4 * 32, 2, 64)
-    header = SegmentHeader.raw(span, FINGERPRINT, shape, "bfloat16", fidelity)
+    header = SegmentHeader.raw(span, made_up_hashes(span), FINGERPRINT, shape, "bfloat16", fidelity)
     buffer = np.zeros(header.sealed_bytes, np.uint8)
     drawn = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    buffer[body_offset(shape[0]) :] = drawn.view(torch.uint8).numpy().reshape(-1)
+    buffer[header.body_offset :] = drawn.view(torch.uint8).numpy().reshape(-1)
     seal(buffer.data, header)
     return buffer
 
 
 def values(segment: Any) -> torch.Tensor:
-    return torch.from_numpy(segment[body_offset(2) :].copy()).view(torch.bfloat16).float()
+    return torch.from_numpy(segment[read_header(segment.data).body_offset :].copy()).view(torch.bfloat16).float()
 
 
 # In a real Ray.

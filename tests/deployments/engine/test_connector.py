@@ -11,7 +11,7 @@ import pytest
 from live_engine import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine, usage
 from vllm import SamplingParams
 
-from kvmanager.segments.format import body_offset, read_header
+from kvmanager.segments.format import read_header
 from kvmanager.segments.spans import NodeKind
 from load_tests.harness.engine import greedy, prompt, until
 from load_tests.harness.memory_port import MemoryPort
@@ -277,6 +277,6 @@ def test_blocks_that_another_request_of_the_same_step_is_about_to_compute_are_no
     assert answers == [alone, alone]
     assert {key for key in engine.port.segments if key in together} == set(engine.port.segments)
     for key, (_, sealed) in engine.port.segments.items():
-        start = body_offset(read_header(sealed).shape[0])
+        start = read_header(sealed).body_offset
         kv, expected = (np.frombuffer(data, np.float32, offset=start) for data in (together[key][1], sealed))
         np.testing.assert_allclose(kv, expected, atol=1e-4)

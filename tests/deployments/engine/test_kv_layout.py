@@ -29,8 +29,10 @@ def computed_by_transformers(model: Path, tokens: list[int], dtype: torch.dtype)
 def values(engine: LiveEngine, span: SegmentSpan, sealed: bytes, dtype: torch.dtype) -> torch.Tensor:
     shape = engine.reuse.copier.layout.segment_shape(len(engine.reuse.copier.layers), span.num_blocks)
     name = str(dtype).removeprefix("torch.")
-    payload = open_segment(sealed, key=span.key, fingerprint=engine.fingerprint, shape=shape, dtype=name)
-    assert len(sealed) == body_offset(shape[0]) + len(payload)
+    payload = open_segment(
+        sealed, key=span.key, fingerprint=engine.fingerprint, shape=shape, dtype=name, num_blocks=span.num_blocks
+    )
+    assert len(sealed) == body_offset(shape, name, span.num_blocks) + len(payload)
     return torch.from_numpy(np.array(payload)).view(dtype).view(shape).float()
 
 

@@ -58,7 +58,7 @@ def test_the_manager_is_told_what_each_segment_takes_in_redis_and_raw(external: 
     sizes = {span.key: store.put(span.key, kv_segment(span).data) for span in spans}
     with deployed(external) as running:  # whose fake manager compares the raw sizes
         assert running.until_ok()["sizes"] == sizes
-        assert max(sizes.values()) < 16_704
+        assert max(sizes.values()) < 16_832
         until(lambda: running.ask_tier("stats")["state"] == "ok", "its state is ok")
 
 

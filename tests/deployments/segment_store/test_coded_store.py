@@ -27,11 +27,11 @@ from kvmanager.segments.format import (
     MismatchReason,
     SegmentMismatch,
     body_offset,
+    coded_body_offset,
     open_segment,
     payload_bytes,
     read_header,
     seal,
-    table_bytes,
     verify,
 )
 from kvmanager.segments.sizes import MOST_SEGMENT_BYTES
@@ -61,9 +61,11 @@ class World:
 
     def replace_sections(self, sections: Sequence[bytes], **changes: Any) -> None:
         """Other sections under the header that is there, all checksums right."""
-        body_bytes = table_bytes(len(sections)) + sum(map(len, sections))
-        header = replace(read_header(self.stored), body_bytes=body_bytes, **changes)
-        buffer = bytearray(body_offset(len(sections))) + b"".join(sections)
+        header = read_header(self.stored)
+        start = coded_body_offset(len(sections), header.num_blocks)
+        body_bytes = start - header.head_bytes + sum(map(len, sections))
+        header = replace(header, body_bytes=body_bytes, **changes)
+        buffer = bytearray(start) + b"".join(sections)
         seal(buffer, header, [len(section) for section in sections])
         self.inner.held[SPAN.key] = bytes(buffer)
 
@@ -74,7 +76,14 @@ def world() -> World:
 
 
 def values(sealed: Any) -> torch.Tensor:
-    payload = open_segment(bytes(sealed), key=SPAN.key, fingerprint=FINGERPRINT, shape=SHAPE, dtype="bfloat16")
+    payload = open_segment(
+        bytes(sealed),
+        key=SPAN.key,
+        fingerprint=FINGERPRINT,
+        shape=SHAPE,
+        dtype="bfloat16",
+        num_blocks=SPAN.num_blocks,
+    )
     return torch.frombuffer(bytearray(payload), dtype=torch.bfloat16).float()
 
 
@@ -164,7 +173,7 @@ def test_a_lossless_codec_that_decodes_something_else_is_found_out(world: World)
 
 
 def test_a_damaged_raw_segment_is_not_stored_under_a_right_checksum(world: World) -> None:
-    for offset in (-1, body_offset(SHAPE[0]), HEADER_BYTES, 60):
+    for offset in (-1, body_offset(SHAPE, "bfloat16", SPAN.num_blocks), HEADER_BYTES, 60):
         damaged = kv_segment(SPAN)
         damaged[offset] ^= 1
         with pytest.raises(SegmentMismatch):

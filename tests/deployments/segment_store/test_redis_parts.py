@@ -8,18 +8,33 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import xxhash
-from redis_fixture import FINGERPRINT, LARGE_SHAPE, MIB, RedisForTests, chain, endpoint, redis_name, sealed
+from redis_fixture import (
+    FINGERPRINT,
+    LARGE_SHAPE,
+    MIB,
+    SEGMENT_BLOCKS,
+    RedisForTests,
+    chain,
+    endpoint,
+    redis_name,
+    sealed,
+)
 
 from deployments.segment_store import redis_store
 from deployments.segment_store.base import StoreFullError, StoreUnavailableError
 from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.redis_store import PART_BYTES, RedisStore
-from kvmanager.segments.format import HEADER_BYTES, MismatchReason, SegmentMismatch, table_bytes
+from kvmanager.segments.format import HEADER_BYTES, MismatchReason, SegmentMismatch, body_offset, head_bytes
+from kvmanager.segments.head import reseal_header
 from kvmanager.segments.spans import SegmentSpan
 
 SPAN, OTHER = chain(1, 2)
+HEAD = head_bytes(SEGMENT_BLOCKS)
 NAME = redis_name(SPAN.key)
+
+
+def table_bytes(layers: int) -> int:
+    return body_offset((layers, *LARGE_SHAPE[1:]), "float16", SEGMENT_BLOCKS) - HEAD
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +73,7 @@ def lengths(running: RedisForTests) -> dict[bytes, int]:
 def test_a_large_segment_is_one_key_of_small_values_and_comes_back(running: RedisForTests, store: CheckedStore) -> None:
     store.put(SPAN.key, large(SPAN))
     assert running.client.keys() == [NAME]
-    assert lengths(running) == {b"h": HEADER_BYTES, b"0": PART_BYTES, b"1": PART_BYTES, b"2": 2 * MIB + table_bytes(10)}
+    assert lengths(running) == {b"h": HEAD, b"0": PART_BYTES, b"1": PART_BYTES, b"2": 2 * MIB + table_bytes(10)}
     assert PART_BYTES <= 4 * MIB
     assert store.get(SPAN.key) == large(SPAN).tobytes()
     assert 990 <= running.client.ttl(NAME) <= 1000
@@ -70,9 +85,9 @@ def test_a_large_segment_is_one_key_of_small_values_and_comes_back(running: Redi
     ("shape", "parts", "last_bytes"),
     [
         ((1, *LARGE_SHAPE[1:]), 1, MIB + table_bytes(1)),
-        ((1, 2, 16, 1, 65535), 1, PART_BYTES),
+        ((1, 2, 16, 1, 65534), 1, PART_BYTES),
         ((4, *LARGE_SHAPE[1:]), 2, table_bytes(4)),
-        ((2, 2, 8, 1, 131071), 2, PART_BYTES),
+        ((2, 2, 8, 1, 131068), 2, PART_BYTES),
     ],
 )
 def test_the_last_part_may_be_a_whole_one(
@@ -131,8 +146,14 @@ def announce(client: Any, layers: int) -> None:
     header = bytearray(client.hget(NAME, "h"))
     struct.pack_into("<I", header, 16, layers)
     struct.pack_into("<Q", header, 48, layers * MIB + table_bytes(layers))
-    header[240:256] = xxhash.xxh3_128_digest(header[:240])
+    reseal_header(header)
     client.hset(NAME, "h", bytes(header))
+
+
+def damage_hash(client: Any) -> None:
+    head = bytearray(client.hget(NAME, "h"))
+    head[HEADER_BYTES + 5] ^= 1
+    client.hset(NAME, "h", bytes(head))
 
 
 TRUNCATED, CHECKSUM, LENGTH = MismatchReason.TRUNCATED, MismatchReason.CHECKSUM, MismatchReason.LENGTH
@@ -152,6 +173,18 @@ DAMAGES: dict[str, tuple[Callable[[Any], Any], MismatchReason, bool]] = {
     "a header of more than there is": (lambda client: announce(client, 13), TRUNCATED, False),
     "a header of more than any memory": (lambda client: announce(client, 2**32 - 1), TRUNCATED, False),
     "a header of less than there is": (lambda client: announce(client, 8), LENGTH, False),
+    "a damaged block hash": (damage_hash, MismatchReason.HEADER, False),
+    "a head that is too short": (
+        lambda client: client.hset(NAME, "h", client.hget(NAME, "h")[:-32]),
+        MismatchReason.HEADER,
+        False,
+    ),
+    "a head of another length": (
+        lambda client: client.hset(NAME, "h", client.hget(NAME, "h") + bytes(32)),
+        TRUNCATED,
+        False,
+    ),
+    "a head longer than any": (lambda client: client.hset(NAME, "h", bytes(1 << 20)), MismatchReason.MAGIC, False),
     "a damaged header": (lambda client: client.hset(NAME, "h", b"x" * HEADER_BYTES), MismatchReason.MAGIC, False),
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 from live_engine import PATIENCE_S, LiveEngine
 
 from deployments.protocol.kv_port import LayerArrival, PlannedLoad
-from kvmanager.segments.format import body_offset
+from kvmanager.segments.format import read_header
 from load_tests.harness.engine import until
 from load_tests.harness.memory_port import MemoryPort
 
@@ -43,7 +43,7 @@ class LayerPort(MemoryPort):
                 if sealed is None:
                     yield LayerArrival(number, None, 0)
                     break
-                body = body_offset(LAYERS)
+                body = read_header(sealed).body_offset
                 layer_bytes = (len(sealed) - body) // LAYERS
                 first = body + start * layer_bytes if start else 0
                 buffer[first : body + end * layer_bytes] = sealed[first : body + end * layer_bytes]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,18 +19,9 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from kvmanager.segments.format import body_offset
+from kvmanager.segments.format import read_header
 from load_tests.harness.engine import greedy, prompt, until
 from load_tests.harness.memory_port import LEASE_ID
-
-
-@pytest.fixture
-def layerwise(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveEngine]:
-    engine.port = LayerPort()
-    engine.reuse.layerwise.choice.mode = "on"
-    monkeypatch.setattr(engine.scheduler.connector._scheduler_side, "_load_deadline_s", PATIENCE_S)
-    yield engine
-    engine.reuse.layerwise.choice.mode = "off"
 
 
 @pytest.fixture
@@ -361,7 +352,7 @@ def test_nothing_is_saved_of_a_step_that_does_not_count(layerwise: LiveEngine, m
     assert set(layerwise.port.segments) == set(expected)
     for key, (_, sealed) in expected.items():
         now = layerwise.port.segments[key][1]
-        kv, right = (np.frombuffer(data, np.float32, offset=body_offset(LAYERS)) for data in (now, sealed))
+        kv, right = (np.frombuffer(data, np.float32, offset=read_header(sealed).body_offset) for data in (now, sealed))
         np.testing.assert_allclose(kv, right, atol=1e-4)
     layerwise.port.damaged = set()
     forget_device(layerwise)

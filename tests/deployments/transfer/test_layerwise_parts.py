@@ -24,7 +24,7 @@ from deployments.engine.wiring import layerwise_buffer_bytes
 from deployments.port.layer_groups import group_ends, in_layer_groups
 from deployments.protocol.families import labelled
 from deployments.protocol.kv_port import LayerArrival, PlannedLoad
-from deployments.transfer.jobs import LoadJob
+from deployments.transfer.jobs import LoadJob, load_parts
 from deployments.transfer.layerwise_choice import LATE, LayerwiseChoice, MeasuredRates, group_bytes
 from deployments.transfer.layerwise_load import LayerwiseLoad
 from deployments.transfer.layerwise_save import HostBuffer, StepDiscardedError, StepProgress
@@ -35,7 +35,7 @@ from kernels.paged.layout import LayoutKind, PagedLayout
 from kvmanager.segments.format import SegmentMismatch, open_segment
 from kvmanager.segments.keys import SegmentKey
 from kvmanager.segments.spans import NodeKind, SegmentSpan
-from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.memory_port import MemoryPort, made_up_hashes
 
 LAYERS, BLOCK = 4, 32
 FINGERPRINT = bytes(range(32))
@@ -66,7 +66,10 @@ class TwoSegments(MemoryPort):
     def __init__(self, source: SegmentCopier) -> None:
         super().__init__()
         self.loads = [planned(span(number, 2)) for number in range(2)]
-        self.sealed = [source.read(span(number, 2), [2 * number, 2 * number + 1]) for number in range(2)]
+        self.sealed = [
+            source.read(span(number, 2), made_up_hashes(span(number, 2)), [2 * number, 2 * number + 1])
+            for number in range(2)
+        ]
         self.gates: dict[int, threading.Event] = {}
 
     def fetch_layers(
@@ -156,19 +159,19 @@ def test_the_engine_waits_for_a_layer_of_all_segments_and_for_no_more() -> None:
 
 def test_a_segment_read_layer_by_layer_is_the_segment_read_at_once() -> None:
     source = copier(3)
-    read = source.begin_read(span(0, 2), [5, 3])
+    read = source.begin_read(span(0, 2), made_up_hashes(span(0, 2)), [5, 3])
     for layer in range(LAYERS):
         read.copy(layer)
         read.seal_layer()
-    assert np.array_equal(read.finish(), source.read(span(0, 2), [5, 3]))
+    assert np.array_equal(read.finish(), source.read(span(0, 2), made_up_hashes(span(0, 2)), [5, 3]))
 
 
 def test_a_damaged_layer_is_not_written_and_the_others_can_be() -> None:
     source, target = copier(1), copier(2)
-    sealed = bytearray(source.read(span(0, 2), [0, 1]).tobytes())
+    sealed = bytearray(source.read(span(0, 2), made_up_hashes(span(0, 2)), [0, 1]).tobytes())
     sealed[-1] ^= 1  # the last layer
     before = target.layers[3].clone()
-    opened = target.open(memoryview(sealed), span(0, 2).key, 2)
+    opened = target.open(memoryview(sealed), planned(span(0, 2)))
 
     opened.write(range(3), 1, [6])
     with pytest.raises(SegmentMismatch):
@@ -178,7 +181,12 @@ def test_a_damaged_layer_is_not_written_and_the_others_can_be() -> None:
     assert torch.equal(target.layers[3], before)
     with pytest.raises(SegmentMismatch):
         open_segment(
-            sealed, key=span(0, 2).key, fingerprint=FINGERPRINT, shape=LAYOUT.segment_shape(4, 2), dtype="float32"
+            sealed,
+            key=span(0, 2).key,
+            fingerprint=FINGERPRINT,
+            shape=LAYOUT.segment_shape(4, 2),
+            dtype="float32",
+            num_blocks=2,
         )
 
 
@@ -229,36 +237,37 @@ def choice(mode: str = "auto", loads_per_s: float = 1e6) -> LayerwiseChoice:
     return LayerwiseChoice(LayerwiseSettings(enabled=mode), CPUOnly(), rates, 1000, [1, 2, 3, 4])
 
 
-LOADS = [planned(SegmentSpan(SegmentKey(b"k" * 32), None, 0, 100, NodeKind.REQUEST, b"k" * 800))]
+LONG = SegmentSpan(SegmentKey(b"k" * 32), None, 0, 100, NodeKind.REQUEST, b"k" * 800)
+PARTS = load_parts([planned(LONG)], 0, 100)
 
 
 def test_a_load_that_hides_behind_the_computation_is_layerwise_and_has_little_patience() -> None:
-    assert choice().patience_s(LOADS, 100, 0, 100, 0, 10**9, 2.0) == pytest.approx(LATE * 0.1)
+    assert choice().patience_s(PARTS, 0, 100, 0, 10**9, 2.0) == pytest.approx(LATE * 0.1)
 
 
 def test_whole_prefixes_are_loaded_while_others_decode_before_anything_is_measured_and_from_tiers_without_layers() -> (
     None
 ):
-    assert choice().patience_s(LOADS, 100, 0, 100, 1, 10**9, 2.0) is None
-    assert choice().patience_s(LOADS, 100, 0, 100, 0, 1000, 2.0) is None, "the buffer is full"
+    assert choice().patience_s(PARTS, 0, 100, 1, 10**9, 2.0) is None
+    assert choice().patience_s(PARTS, 0, 100, 0, 1000, 2.0) is None, "the buffer is full"
     new = LayerwiseChoice(LayerwiseSettings(), CPUOnly(), MeasuredRates(), 1000, [1, 2, 3, 4])
-    assert new.patience_s(LOADS, 100, 0, 100, 0, 10**9, 2.0) is None
-    from_redis = [planned(SegmentSpan(SegmentKey(b"k" * 32), None, 0, 100, NodeKind.REQUEST, b"k" * 800), "redis")]
-    assert choice("on").patience_s(from_redis, 100, 0, 100, 0, 10**9, 2.0) is None
+    assert new.patience_s(PARTS, 0, 100, 0, 10**9, 2.0) is None
+    from_redis = load_parts([planned(LONG, "redis")], 0, 100)
+    assert choice("on").patience_s(from_redis, 0, 100, 0, 10**9, 2.0) is None
 
 
 def test_after_a_load_that_was_given_up_the_tier_is_not_waited_for_so_soon() -> None:
     chosen = choice()
     for _ in range(8):
         chosen._rates.given_up("cpu", 100_000, 0.4)
-    assert chosen.patience_s(LOADS, 100, 0, 100, 0, 10**9, 2.0) is None
+    assert chosen.patience_s(PARTS, 0, 100, 0, 10**9, 2.0) is None
 
 
 def test_the_setting_decides_alone_when_it_says_on_or_off() -> None:
-    assert choice("on").patience_s(LOADS, 100, 0, 100, 9, 10**9, 2.0) == 2.0
-    assert choice("on").patience_s(LOADS, 100, 0, 100, 9, 10**9, 64.0) == 64.0, "a long load has its own time"
-    assert choice("on").patience_s(LOADS, 100, 0, 1, 0, 10**9, 2.0) is None, "one token: nothing to hide behind"
-    assert choice("off").patience_s(LOADS, 100, 0, 100, 0, 10**9, 2.0) is None
+    assert choice("on").patience_s(PARTS, 0, 100, 9, 10**9, 2.0) == 2.0
+    assert choice("on").patience_s(PARTS, 0, 100, 9, 10**9, 64.0) == 64.0, "a long load has its own time"
+    assert choice("on").patience_s(PARTS, 0, 1, 0, 10**9, 2.0) is None, "one token: nothing to hide behind"
+    assert choice("off").patience_s(PARTS, 0, 100, 0, 10**9, 2.0) is None
 
 
 def test_a_buffer_gives_what_it_has_and_no_more() -> None:

@@ -7,17 +7,18 @@ import pytest
 import xxhash
 
 from kvmanager.segments.format import (
-    HEADER_BYTES,
     SegmentHeader,
     SegmentMismatch,
     body_offset,
+    coded_body_offset,
+    head_bytes,
     open_segment,
     payload_bytes,
     read_header,
     seal,
-    table_bytes,
     verify,
 )
+from kvmanager.segments.head import reseal_header
 from kvmanager.segments.keys import tenant_tag
 from kvmanager.segments.server_secret import ServerSecret
 from kvmanager.segments.spans import NodeKind, SegmentSpan
@@ -30,11 +31,16 @@ SHAPE, DTYPE = (2, 2, 4, 1, 8), "bfloat16"
 LAYERS = SHAPE[0]
 PAYLOAD = bytes(index * 7 % 256 for index in range(payload_bytes(SHAPE, DTYPE)))
 LAYER_BYTES = len(PAYLOAD) // LAYERS
-START = body_offset(LAYERS)
-EXPECTED = {"key": KEY, "fingerprint": FINGERPRINT, "shape": SHAPE, "dtype": DTYPE}
+BLOCKS = 2
+HASHES = bytes(range(128, 160)) + KEY
+HEAD = head_bytes(BLOCKS)
+START = body_offset(SHAPE, DTYPE, BLOCKS)
+CODED_START = coded_body_offset(LAYERS, BLOCKS)
+HALF_BYTES = LAYER_BYTES // 2
+EXPECTED = {"key": KEY, "fingerprint": FINGERPRINT, "shape": SHAPE, "dtype": DTYPE, "num_blocks": BLOCKS}
 NAMED = {"key": KEY, "fingerprint": FINGERPRINT}
-SPAN = SegmentSpan(KEY, PARENT, 6, 2, NodeKind.ANSWER, bytes(8) + KEY[:8], TENANT)
-HEADER = SegmentHeader.raw(SPAN, FINGERPRINT, SHAPE, DTYPE)
+SPAN = SegmentSpan(KEY, PARENT, 6, 2, NodeKind.ANSWER, HASHES[:8] + KEY[:8], TENANT)
+HEADER = SegmentHeader.raw(SPAN, HASHES, FINGERPRINT, SHAPE, DTYPE)
 SECTIONS = [b"the first layer, coded", b""]
 TOLERANT = replace(HEADER, fidelity="tolerant")
 
@@ -46,9 +52,9 @@ def sealed():
 
 
 def coded(sections, codec="cachegen", level=2, profile=PROFILE):
-    body_bytes = table_bytes(LAYERS) + sum(map(len, sections))
+    body_bytes = CODED_START - HEAD + sum(map(len, sections))
     header = replace(TOLERANT, codec=codec, level=level, profile=profile, body_bytes=body_bytes)
-    buffer = bytearray(START) + b"".join(sections)
+    buffer = bytearray(CODED_START) + b"".join(sections)
     seal(buffer, header, [len(section) for section in sections])
     return header, bytes(buffer)
 
@@ -60,7 +66,7 @@ CODED_HEADER, CODED = coded(SECTIONS)
 def refusal(buffer, **expected):
     with pytest.raises(SegmentMismatch) as refused:
         open_segment(buffer, **{**EXPECTED, **expected})
-    if not {"shape", "dtype"} & expected.keys():  # which `verify` does not compare
+    if not {"shape", "dtype", "num_blocks"} & expected.keys():  # which `verify` does not compare
         with pytest.raises(SegmentMismatch) as unverified:
             verify(buffer, **{**NAMED, **expected})
         assert unverified.value.reason is refused.value.reason
@@ -80,13 +86,14 @@ def flipped(bit, buffer=SEALED):
 
 
 def forged(changes, buffer=SEALED):
-    """A sealed segment with other bytes at some offsets; the checksums of header and table are right all the same."""
+    """A sealed segment with other bytes at some offsets; the checksums of head and table are right all the same."""
     changed = bytearray(buffer)
+    head, start = HEAD, START if buffer == SEALED else CODED_START
     for offset, value in changes.items():
         changed[offset : offset + len(value)] = value
-    if any(offset >= HEADER_BYTES for offset in changes):
-        changed[176:192] = xxhash.xxh3_128_digest(changed[HEADER_BYTES:START])
-    changed[240:256] = xxhash.xxh3_128_digest(changed[:240])
+    if any(offset >= head for offset in changes):
+        changed[176:192] = xxhash.xxh3_128_digest(changed[head:start])
+    reseal_header(changed)
     return changed
 
 

@@ -11,12 +11,13 @@ from kvmanager.segments.format import (
     MismatchReason,
     SegmentHeader,
     SegmentMismatch,
+    head_bytes,
     read_header,
     seal,
     verify,
 )
 from kvmanager.segments.guard import SALT_BYTES, ContentTag, SegmentGuard
-from kvmanager.segments.header import GUARD_BYTES, GUARD_OFFSET, PROTECTION_OFFSET, checksum
+from kvmanager.segments.head import GUARD_BYTES, GUARD_OFFSET, PROTECTION_OFFSET, reseal_header
 from kvmanager.segments.keys import SegmentKey
 from kvmanager.segments.server_secret import ServerSecret
 from kvmanager.segments.spans import NodeKind, SegmentSpan
@@ -27,19 +28,21 @@ SALT, OTHER_SALT = b"sixteen bytes of", b"another sixteen "
 
 
 def sealed(key: int = 1, content: int = 0) -> bytes:
-    span = SegmentSpan(SegmentKey(bytes([key]) * 32), None, 0, 1, NodeKind.REQUEST, bytes([key]) * 8)
-    header = SegmentHeader.raw(span, FINGERPRINT, (2, 2, 16, 1, 8), "float16")
+    hashes = b"9" * 32 + bytes([key]) * 32
+    span = SegmentSpan(SegmentKey(hashes[32:]), None, 0, 2, NodeKind.REQUEST, hashes[:8] + hashes[32:40])
+    header = SegmentHeader.raw(span, hashes, FINGERPRINT, (2, 2, 16, 1, 8), "float16")
     buffer = bytearray(bytes([content]) * header.sealed_bytes)
     seal(buffer, header)
     return bytes(buffer)
 
 
 WHOLE = sealed()
+HEAD = head_bytes(2)
 
 
 def guarded(whole: bytes = WHOLE, secret: ServerSecret = SECRET, encrypts: bool = False, salt: bytes = SALT) -> bytes:
     guard = SegmentGuard(secret, encrypts=encrypts)
-    return b"".join(guard.guard(whole[:HEADER_BYTES], whole[HEADER_BYTES:], salt))
+    return b"".join(guard.guard(whole[:HEAD], whole[HEAD:], salt))
 
 
 def opened(stored: bytes, secret: ServerSecret = SECRET) -> bytes:
@@ -58,23 +61,23 @@ def test_what_was_guarded_opens_to_the_same_bytes_whatever_the_opener_encrypts(e
     assert len(stored) == len(WHOLE)
     assert opened(stored) == WHOLE
     assert bytes(SegmentGuard(SECRET, encrypts=True).open(bytearray(stored))) == WHOLE
-    header = SegmentGuard(SECRET).open_header(stored[:HEADER_BYTES])
-    assert bytes(header) == WHOLE[:HEADER_BYTES]
+    header = SegmentGuard(SECRET).open_header(stored[:HEAD])
+    assert bytes(header) == WHOLE[:HEAD]
     verify(opened(stored), key=b"\1" * 32, fingerprint=FINGERPRINT)
 
 
 def test_a_keyed_checksum_leaves_the_body_as_it_is_and_encryption_shows_none_of_it() -> None:
-    assert guarded()[HEADER_BYTES:] == WHOLE[HEADER_BYTES:]
-    hidden = guarded(encrypts=True)[HEADER_BYTES:]
-    assert sum(left == right for left, right in zip(hidden, WHOLE[HEADER_BYTES:], strict=True)) < len(hidden) / 20
+    assert guarded()[HEAD:] == WHOLE[HEAD:]
+    hidden = guarded(encrypts=True)[HEAD:]
+    assert sum(left == right for left, right in zip(hidden, WHOLE[HEAD:], strict=True)) < len(hidden) / 20
 
 
 def test_each_write_has_a_key_stream_of_its_own() -> None:
     bodies = {
-        guarded(encrypts=True)[HEADER_BYTES:],
-        guarded(encrypts=True, salt=OTHER_SALT)[HEADER_BYTES:],
-        guarded(sealed(key=2), encrypts=True)[HEADER_BYTES:],
-        guarded(secret=ANOTHER, encrypts=True)[HEADER_BYTES:],
+        guarded(encrypts=True)[HEAD:],
+        guarded(encrypts=True, salt=OTHER_SALT)[HEAD:],
+        guarded(sealed(key=2), encrypts=True)[HEAD:],
+        guarded(secret=ANOTHER, encrypts=True)[HEAD:],
     }
     assert len(bodies) == 4
 
@@ -87,7 +90,7 @@ def test_every_flipped_bit_is_refused_though_all_unkeyed_checksums_are_made_anew
     forged = bytearray(guarded(encrypts=encrypts))
     bit = data.draw(st.integers(0, 8 * len(forged) - 1))
     forged[bit // 8] ^= 1 << bit % 8
-    forged[HEADER_BYTES - 16 : HEADER_BYTES] = checksum(memoryview(forged)[: HEADER_BYTES - 16])
+    reseal_header(forged)
     if bit // 8 in range(HEADER_BYTES - 16, HEADER_BYTES):
         return  # the checksum was mended
     reason(bytes(forged))
@@ -108,11 +111,11 @@ def test_a_header_with_the_body_of_another_or_an_earlier_write_is_refused(encryp
         guarded(sealed(content=7), encrypts=encrypts, salt=OTHER_SALT),
     ]
     for other in others:
-        assert reason(mine[:HEADER_BYTES] + other[HEADER_BYTES:]) is MismatchReason.KEYED
-        assert reason(other[:HEADER_BYTES] + mine[HEADER_BYTES:]) is MismatchReason.KEYED
+        assert reason(mine[:HEAD] + other[HEAD:]) is MismatchReason.KEYED
+        assert reason(other[:HEAD] + mine[HEAD:]) is MismatchReason.KEYED
         mixed = bytearray(mine)  # the guard of one write on the header of another
         mixed[GUARD_OFFSET : GUARD_OFFSET + GUARD_BYTES] = other[GUARD_OFFSET : GUARD_OFFSET + GUARD_BYTES]
-        reason(bytes(mixed[:HEADER_BYTES]) + other[HEADER_BYTES:])
+        reason(bytes(mixed[:HEAD]) + other[HEAD:])
 
 
 def test_another_segments_value_under_a_key_is_not_that_keys() -> None:
@@ -131,7 +134,7 @@ def test_neither_kind_of_protection_passes_for_the_other(encrypts: bool) -> None
 def test_a_body_that_is_too_short_or_too_long_is_named_so() -> None:
     assert reason(guarded()[:-1]) is MismatchReason.TRUNCATED
     assert reason(guarded() + b"\0") is MismatchReason.LENGTH
-    assert reason(guarded()[:HEADER_BYTES]) is MismatchReason.TRUNCATED
+    assert reason(guarded()[:HEAD]) is MismatchReason.TRUNCATED
     assert reason(guarded()[:100]) is MismatchReason.TRUNCATED
 
 

@@ -60,10 +60,12 @@ def test_a_span_has_a_mark_for_each_block_and_its_keys_comes_last(marks):
 
 def test_a_segment_too_large_to_store_is_refused_and_one_too_large_to_share_the_way_is_named():
     mib = 1 << 20
-    assert check_segment_bytes(128 * mib, 256) is None
-    said = check_segment_bytes(210 * mib, 256)  # Llama-2-13B in bfloat16
+    assert check_segment_bytes(128 * mib, 256, 8) is None
+    said = check_segment_bytes(210 * mib, 256, 8)  # Llama-2-13B in bfloat16
     assert said is not None
     assert "one at a time" in said
     assert "at most 156" in said
     with pytest.raises(ValueError, match=r"kv\.segment_tokens: 256 .* use at most 128"):
-        check_segment_bytes(2048 * mib, 256)
+        check_segment_bytes(2048 * mib, 256, 8)
+    with pytest.raises(ValueError, match=r"kv\.segment_tokens: .* 2048 blocks, .* use at most 16384"):
+        check_segment_bytes(mib, 32768, 2048)
