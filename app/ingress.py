@@ -43,6 +43,7 @@ from app.openai.engine_client import HandleEngineClient
 from app.openai.fidelity import FidelityRule
 from app.openai.prompt_keys import PromptKeys
 from app.openai.suspects import Suspects
+from app.openai.tokenize_lap import time_tokenizing
 from app.openai.user_text import keep_user_text
 from configs.settings import Settings
 from kvmanager.segments.server_secret import ServerSecret
@@ -80,6 +81,7 @@ def create_app(
     keys = PromptKeys(secret, fingerprint, vllm_config.cache_config.block_size, fidelity)
     renderer = renderer_from_config(vllm_config)
     keep_user_text(renderer)
+    time_tokenizing(renderer)
     engine = HandleEngineClient(
         vllm_config,
         renderer,

@@ -99,8 +99,9 @@ class HTTPSettings(Section):
     )
     debug_headers: bool | None = Field(
         None,
-        description="Obey the header `X-CrossKV-Replica: 0`, which sends a request to one replica. Empty: obey it from "
-        "administrators, on a server bound to loopback.",
+        description="Obey the headers `X-CrossKV-Replica: 0`, which sends a request to one replica, and "
+        "`X-CrossKV-Stages: 1`, which asks where its time went. Empty: obey them from administrators, on a server bound "
+        "to loopback.",
     )
     splice_answers: Literal["auto", "always", "never"] = Field(
         "auto",

@@ -20,11 +20,14 @@ from app.gate.admission import AdmissionQueue, Ticket
 from app.gate.auth import CALLER, Caller
 from app.gate.errors import error_response
 from app.gate.rate_limits import SPEND, Spend
+from app.metrics.stages import RequestStages
 from app.metrics.usage import RequestKVUsage
 from kvmanager.segments.keys import Fidelity
 
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 PIN_HEADER = "X-CrossKV-Replica"
+STAGES_HEADER = "X-CrossKV-Stages"
+"""With any value but 0: the usage says where the time went."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,11 @@ class RequestContext:
     prompts: int = 0
     """Prompts sent to the replicas so far; /v1/completions takes several in one request."""
     kv_usage: RequestKVUsage = field(default_factory=RequestKVUsage)
+    stages: RequestStages = field(default_factory=lambda: RequestStages(time.monotonic()))
+    """What comes before its prompts part; each has a copy."""
+    shows_stages: bool = False
+    first_event_sent: Callable[[], None] = lambda: None
+    """To be called when the stream's first event has been sent."""
     parsed: bool = False
     """The body has become one of vLLM's request objects."""
     live: dict[str, Callable[[], None]] = field(default_factory=dict)
@@ -91,6 +99,14 @@ def current_request() -> RequestContext:
     return _current.get()
 
 
+class _RefusedHeaderError(ValueError):
+    """A header that is not obeyed here; the message is meant for whoever sent it."""
+
+    def __init__(self, header: str, message: str) -> None:
+        super().__init__(message)
+        self.header = header
+
+
 class RequestContextMiddleware:
     """Gives every request its context, and ends what it left behind."""
 
@@ -107,9 +123,9 @@ class RequestContextMiddleware:
             await self.app(scope, receive, send)
             return
         try:
-            pin = self._pin(scope)
-        except ValueError as error:
-            refusal = error_response(HTTPStatus.BAD_REQUEST, str(error), param=PIN_HEADER)
+            pin, shows_stages = self._pin(scope), self._debug_header(scope, STAGES_HEADER) not in (None, "0")
+        except _RefusedHeaderError as error:
+            refusal = error_response(HTTPStatus.BAD_REQUEST, str(error), param=error.header)
             await refusal(scope, receive, send)
             return
         caller: Caller = scope[CALLER]
@@ -119,6 +135,7 @@ class RequestContextMiddleware:
             spend=scope.get(SPEND),
             limits=self.limits,
             replica_pin=pin,
+            shows_stages=shows_stages,
         )
         token = _current.set(context)
         try:
@@ -128,15 +145,22 @@ class RequestContextMiddleware:
             _current.reset(token)
 
     def _pin(self, scope: Scope) -> int | None:
-        value = Headers(scope=scope).get(PIN_HEADER)
+        value = self._debug_header(scope, PIN_HEADER)
+        if value is None:
+            return None
+        if not (value.isascii() and value.isdecimal() and len(value) <= 4):
+            raise _RefusedHeaderError(PIN_HEADER, f"{PIN_HEADER} must be a replica's number, such as 0 or 1.")
+        return int(value)
+
+    def _debug_header(self, scope: Scope, name: str) -> str | None:
+        value = Headers(scope=scope).get(name)
         if value is None or scope["path"] not in GENERATION_PATHS:
             return None
         obeyed = scope[CALLER].admin if self.debug_headers is None else self.debug_headers
         if not obeyed:
-            raise ValueError(
-                f"{PIN_HEADER} is only obeyed where http.debug_headers is true, or of administrators of a server that "
-                "is bound to loopback."
+            raise _RefusedHeaderError(
+                name,
+                f"{name} is only obeyed where http.debug_headers is true, or of administrators of a server that "
+                "is bound to loopback.",
             )
-        if not (value.isascii() and value.isdecimal() and len(value) <= 4):
-            raise ValueError(f"{PIN_HEADER} must be a replica's number, such as 0 or 1.")
-        return int(value)
+        return value

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.metrics.labels import GONE_REASONS, OUTCOMES, RETURNS
+from app.metrics.stages import STAGES
 from app.metrics.usage import SOURCES
 from deployments.protocol.wire import KVCacheUsage
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_STAGE_SECONDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, *_SECONDS)
 
 
 REFUSALS = ("no_key", "forbidden", "full", "tenant_share", "requests_per_minute", "tokens_per_minute")
@@ -34,6 +36,11 @@ class IngressMetrics:
             "crosskv_queue_seconds", "From a prompt's arrival at the queue to its being sent to the replicas.",
             buckets=_SECONDS, registry=registry,
         )  # fmt: skip
+        stage_time = Histogram(
+            "crosskv_stage_seconds", "Of the time to a prompt's first token, by stage (docs/guide/operations.md).",
+            ["stage"], buckets=_STAGE_SECONDS, registry=registry,
+        )  # fmt: skip
+        self._stage_times = {stage: stage_time.labels(stage) for stage in STAGES}
         self.prompt_tokens = Counter(
             "crosskv_prompt_tokens", "Prompt tokens by where their KV came from.", ["source"], registry=registry
         )
@@ -117,6 +124,11 @@ class IngressMetrics:
     def count_refusal(self, reason: str) -> None:
         """One request has been refused, for one of `REFUSALS`."""
         self.refused.labels(reason).inc()
+
+    def count_stages(self, seconds: Mapping[str, float]) -> None:
+        """A prompt has ended, whose stages took so long."""
+        for stage, spent in seconds.items():
+            self._stage_times[stage].observe(spent)
 
     def count_prompt(self, usage: KVCacheUsage) -> None:
         """One prompt has been computed."""

@@ -15,6 +15,7 @@ from typing import Any
 from vllm.entrypoints.serve.engine.protocol import PromptTokenUsageInfo, UsageInfo
 from vllm.outputs import RequestOutput
 
+from app.metrics.stages import RequestStages
 from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
 from kvmanager.segments.keys import EXACT, Fidelity
 
@@ -34,6 +35,8 @@ class RequestKVUsage:
         self._tokens = dict.fromkeys(SOURCES, 0)
         self._replicas: list[str] = []
         self._reasons: list[str] = []
+        self.stages: RequestStages | None = None
+        """Of the last prompt that ended, for who may see them and asked."""
         self.fidelity: Fidelity = EXACT
         """What the prompts were computed under."""
 
@@ -72,7 +75,8 @@ class RequestKVUsage:
 
     def _fields(self) -> dict[str, Any]:
         reason = {"reason": ",".join(self._reasons)} if self._reasons else {}
-        return {**self._tokens, "replica": ",".join(self._replicas), "fidelity": self.fidelity, **reason}
+        stages = {"stages_ms": self.stages.in_ms()} if self.stages else {}
+        return {**self._tokens, "replica": ",".join(self._replicas), "fidelity": self.fidelity, **reason, **stages}
 
 
 def prompt_usage(output: RequestOutput, prompt_tokens: int) -> KVCacheUsage:

@@ -92,6 +92,7 @@ class ChatServing(OpenAIServingChat):
     ) -> tuple[list[ConversationMessage], list[EngineInput]] | ErrorResponse:
         """See vLLM's."""
         rendered = await super().render_chat_request(request)
+        current_request().stages.lap("render")
         if not isinstance(rendered, ErrorResponse):
             await cast(HandleEngineClient, self.engine_client).check_constraint(request.extract_structured_outputs())
         return rendered
@@ -113,6 +114,7 @@ class CompletionServing(OpenAIServingCompletion):
     async def render_completion_request(self, request: CompletionRequest) -> list[EngineInput] | ErrorResponse:
         """See vLLM's."""
         rendered = await super().render_completion_request(request)
+        current_request().stages.lap("render")
         if not isinstance(rendered, ErrorResponse):
             await cast(HandleEngineClient, self.engine_client).check_constraint(request.extract_structured_outputs())
         return rendered
@@ -122,6 +124,7 @@ def _note_what_it_asks_for(request: ChatCompletionRequest | CompletionRequest) -
     """vLLM has made a request of the body; take out of it what is ours."""
     context = current_request()
     context.parsed = True
+    context.stages.lap("parse")
     given = vars(request)  # vLLM's own access to a chat's `max_tokens` warns that it is deprecated
     context.max_tokens = given.get("max_completion_tokens") or given["max_tokens"]
     context.streams = bool(request.stream)
@@ -168,6 +171,7 @@ async def _open_stream(
             if not pending.done():
                 yield SSE_KEEP_ALIVE_COMMENT
             yield context.kv_usage.write_to_event(await pending)
+            context.first_event_sent()
             async for event in events:
                 yield context.kv_usage.write_to_event(event)
         finally:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import functools
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -37,6 +38,7 @@ from app.gate.admission import AdmissionQueue
 from app.gate.errors import UnavailableError
 from app.gate.request_context import PIN_HEADER, RequestContext, current_request
 from app.metrics.ingress import IngressMetrics
+from app.metrics.stages import ANSWER, RequestStages
 from app.metrics.usage import prompt_usage
 from app.openai.chat_renderer import OFFERS_TOOLS
 from app.openai.constraint_pool import ConstraintPool
@@ -136,6 +138,8 @@ class HandleEngineClient(EngineClient):
         if context.spend is not None:
             asked = min(context.max_tokens or 0, sampling_params.max_tokens or 0) * sampling_params.n
             context.spend.reserve(len(prompt["prompt_token_ids"]), asked)
+        stages = context.stages.copy()
+        stages.lap("check")
         fidelity = self.keys.fidelity.of(context.tenant, context.fidelity)
         salt = self.keys.salt(context.tenant, prompt.get("cache_salt"), fidelity)
         token_ids = list(prompt["prompt_token_ids"])
@@ -164,20 +168,27 @@ class HandleEngineClient(EngineClient):
         sampled = None
         if self.answers is not None and kind is not None:
             sampled = Sampled(self.answers, Conversation(context.tenant, salt), token_ids, kind)
-        return self._outputs(request, prompt, context, sampled)
+        return self._outputs(request, prompt, context, stages, sampled)
 
     async def _outputs(
-        self, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext, sampled: Sampled | None
+        self,
+        request: GenerateRequest,
+        prompt: dict[str, Any],
+        context: RequestContext,
+        stages: RequestStages,
+        sampled: Sampled | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Wait for a turn, send the request, and yield what a local engine would have yielded."""
         request_id, params = request.request_id, request.sampling_params
-        first = True
+        first_at = 0.0
         try:
             async with contextlib.AsyncExitStack() as stack:
                 queued = time.monotonic()
                 async with asyncio.timeout_at(context.patience()):
                     await stack.enter_async_context(self._queue.turn(context.tenant, params.n))
+                stages.lap("turn")
                 await self._name_blocks(request, prompt, context)
+                stages.lap("hash")
                 attempts = Attempts(request, self._replicas, self.metrics, self._replica_count, self._suspects, queued)
                 if context.spend is not None:
                     context.spend.use(len(request.prompt_token_ids))
@@ -191,9 +202,13 @@ class HandleEngineClient(EngineClient):
                         output = await anext(outputs, None)
                     if output is None:
                         break
-                    if first and params.output_kind == RequestOutputKind.DELTA:
-                        self.metrics.time_to_first_token.observe(time.monotonic() - context.arrived)
-                    first = False
+                    if not first_at:
+                        first_at = time.monotonic()
+                        if params.output_kind == RequestOutputKind.DELTA:
+                            self.metrics.time_to_first_token.observe(first_at - context.arrived)
+                            context.first_event_sent = functools.partial(self._count_first_event, stages, first_at)
+                    if output.finished:
+                        self._count_stages(output, stages, attempts.progress.routed, first_at, context)
                     self._complete(output, request, prompt, context)
                     if sampled is not None:
                         sampled.hear(output)
@@ -206,6 +221,19 @@ class HandleEngineClient(EngineClient):
                     raise RuntimeError("the replica ended its outputs before the request was finished")
         except Exception as error:
             raise translate(error, request_id) from None
+
+    def _count_stages(
+        self, output: RequestOutput, stages: RequestStages, routed: float, first_at: float, context: RequestContext
+    ) -> None:
+        stages.replied(output, routed, first_at)
+        self.metrics.count_stages({name: spent for name, spent in stages.seconds.items() if name != ANSWER})
+        if context.shows_stages:
+            context.kv_usage.stages = stages
+
+    def _count_first_event(self, stages: RequestStages, first_at: float) -> None:
+        """The client has been sent the first event; which may be after the last output has come, or long before."""
+        stages.seconds[ANSWER] = seconds = time.monotonic() - first_at
+        self.metrics.count_stages({ANSWER: seconds})
 
     async def _name_blocks(self, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext) -> None:
         """Hash the prompt's blocks; of a long one on a thread, for other streams shall not wait for it."""

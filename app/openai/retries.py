@@ -73,6 +73,8 @@ class Attempts:
         self._most_retries = most_retries
         self._suspects = suspects
         self._digest = prompt_digest(request)
+        self.progress = request.progress
+        """Of the attempt under way."""
 
     async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
         """What the replica that answers gives. Raises the last attempt's error; the caller keeps the deadline."""
@@ -156,13 +158,14 @@ class Attempts:
 
     def _attempt(self, retries: int, avoid: tuple[str, ...]) -> GenerateRequest:
         self.request_id = self._request.request_id + (f"-retry{retries}" if retries else "")
+        self.progress = Progress()
         return dataclasses.replace(
             self._request,
             request_id=self.request_id,
             sampling_params=copy.deepcopy(self._request.sampling_params),
             avoid=avoid,
             waited_s=time.monotonic() - self._arrived,
-            progress=Progress(),
+            progress=self.progress,
         )
 
 

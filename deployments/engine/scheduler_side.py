@@ -22,6 +22,7 @@ request.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -180,6 +181,7 @@ class SchedulerSide:
         loads = tracked.loads_between(first, end)
         tracked.loading_upto_tokens = end * self._block_size
         self._shared.begin(request.request_id, request.block_hashes, first, end)
+        tracked.load_began = time.monotonic()
         job = LoadJob(request.request_id, tracked.lease_id, loads, first, block_ids[first:end])
         if tracked.layerwise_patience_s is None:
             target_s, patience_s = self._ttft_target_s, self._load_deadline_s
@@ -228,6 +230,7 @@ class SchedulerSide:
         failed = arrived < tracked.loading_upto_tokens
         tracked.loading_upto_tokens = 0
         self._shared.end(tracked.request.request_id, arrived // self._block_size if failed else None)
+        tracked.load_ended = time.monotonic()
         if tracked.sources is None and arrived:
             tracked.sources = tracked.tokens_by_tier(arrived, self._block_size)
         if failed:
@@ -333,10 +336,13 @@ class SchedulerSide:
     def _usage(self, tracked: TrackedRequest) -> KVCacheUsage:
         by_tier = tracked.sources or {}
         reused = sum(by_tier.values())
-        return KVCacheUsage(
+        usage = KVCacheUsage(
             device=by_tier.get("device", 0),
             cpu=by_tier.get("cpu", 0),
             redis=by_tier.get("redis", 0),
             recomputed=tracked.request.num_prompt_tokens - reused,
             replica=self._replica,
         )
+        if tracked.load_ended:
+            usage["load"] = (tracked.load_began, tracked.load_ended)
+        return usage

@@ -53,6 +53,9 @@ class TrackedRequest:
     awaited: Awaited | None = None
     """The load of another request that it waits for, or has waited for since it was last given blocks."""
     waits_left: int = MOST_WAITS
+    load_began: float = 0.0
+    """Of the last load, if there was one: seconds of `time.monotonic`, as `load_ended`."""
+    load_ended: float = 0.0
     sources: dict[str, int] | None = None
     """Tokens by tier when the prompt was first admitted: what usage reports, whatever a preemption does later."""
 

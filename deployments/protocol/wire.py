@@ -31,18 +31,21 @@ class KVCacheUsage(TypedDict):
     replica: str
     reason: NotRequired[str]
     """Why so much of it was reused (docs/guide/operations.md); the replica adds it to what its connector says."""
+    load: NotRequired[tuple[float, float]]
+    """When its load began and ended, on the engine's clock (`deployments.protocol.stage_stamps`); absent: no load."""
 
 
 @dataclass(slots=True)
 class Progress:
     """What the ingress and the router in the same process tell each other about one request; not sent to the replica.
 
-    `replica`: its unique name, once the router has chosen it and it has accepted. `failed`: shared by all requests of
-    one ingress.
+    `replica`: its unique name, once the router has chosen it and it has accepted, which was at `routed` (seconds of
+    `time.monotonic`; 0.0: not yet). `failed`: shared by all requests of one ingress.
     """
 
     first_token: bool = False
     replica: str = ""
+    routed: float = 0.0
     failed: FailedReplicas = field(default_factory=FailedReplicas)
 
     def __reduce__(self) -> tuple[type[Progress], tuple[()]]:

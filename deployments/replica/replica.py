@@ -19,6 +19,7 @@ from deployments.engine.engine_args import engine_environment
 from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.families import labelled
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
+from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, PinnedCall
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlans
@@ -35,6 +36,14 @@ logger = logging.getLogger(__name__)
 
 LAST_WORDS_S = 0.5
 """Between an engine's death and its process's end: time for the errors to reach the requests."""
+
+
+def _stamp(output: RequestOutput, received: float, planned: float, yielded: float) -> None:
+    """Put the prompt's stamps into its last output; vLLM's serving classes never see them."""
+    transfer = output.kv_transfer_params or {}
+    load = transfer.get(KV_CACHE_USAGE, {}).pop("load", None)
+    stamps = StageStamps.of(received, planned, yielded, load, output.metrics)
+    output.kv_transfer_params = {**transfer, STAGE_STAMPS: stamps}
 
 
 def _rank_now() -> int:
@@ -79,14 +88,18 @@ class Replica:
         if self._room.dead:
             self._end_soon()
             raise EngineDiedError(self._room.suspects())
-        arrived = time.monotonic() - request.waited_s
+        received = time.monotonic()
         planned = await self._plans.ask(request)
+        planned_at, yielded_at = time.monotonic(), 0.0
         try:
-            async for output in self._room.generate(EnginePrompt(request, planned.plan, arrived, planned.short_tokens)):
+            prompt = EnginePrompt(request, planned.plan, received - request.waited_s, planned.short_tokens)
+            async for output in self._room.generate(prompt):
                 planned.begun()
+                yielded_at = yielded_at or time.monotonic()
                 if output.finished:
                     planned.ended(output)
                     self._sign(output)
+                    _stamp(output, received, planned_at, yielded_at)
                 yield output
         finally:
             planned.begun()

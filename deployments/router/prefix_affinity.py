@@ -134,8 +134,8 @@ class PrefixAffinityRouter(RequestRouter):
         if not isinstance(request, GenerateRequest):
             return
         name, internal_id = replica_id.unique_id, pending_request.metadata.internal_request_id
-        request.progress.replica = name
         now, prompt_tokens = time.monotonic(), len(request.prompt_token_ids)
+        request.progress.replica, request.progress.routed = name, now
         choice = self._expected.get(internal_id)
         self._expect_no_more(now, internal_id)
         names = {name, *(replica.unique_id for replica in self._replicas)}
