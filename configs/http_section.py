@@ -100,8 +100,8 @@ class HTTPSettings(Section):
     debug_headers: bool | None = Field(
         None,
         description="Obey the headers `X-CrossKV-Replica: 0`, which sends a request to one replica, and "
-        "`X-CrossKV-Stages: 1`, which asks where its time went. Empty: obey them from administrators, on a server bound "
-        "to loopback.",
+        "`X-CrossKV-Stages: 1`, which asks where its time went. Empty: obey them from administrators, on a server "
+        "bound to loopback.",
     )
     splice_answers: Literal["auto", "always", "never"] = Field(
         "auto",
