@@ -8,10 +8,12 @@ On the ingress's event loop.
 from __future__ import annotations
 
 import time
-
-from vllm.outputs import RequestOutput
+from typing import TYPE_CHECKING
 
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps, stage_seconds, this_clock
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
 
 ANSWER = "answer"
 STAGES = (

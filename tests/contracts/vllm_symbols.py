@@ -80,6 +80,7 @@ IMPORTED: dict[str, set[str]] = {
     "vllm.v1.executor": {"Executor"},
     "vllm.v1.kv_cache_interface": {"FullAttentionSpec", "KVCacheConfig"},
     "vllm.v1.metrics.cache_hit_source": {"CacheHitSource"},
+    "vllm.v1.metrics.stats": {"RequestStateStats"},
     "vllm.v1.outputs": {"KVConnectorOutput"},
     "vllm.v1.request": {"Request", "RequestStatus"},
     "vllm.v1.structured_output": {"StructuredOutputManager"},
@@ -110,6 +111,7 @@ USED: dict[str, set[str]] = {
         "preprocess_add_request", "reset_prefix_cache", "scheduler", "shutdown", "step_fn",
     },
     "vllm.v1.metrics.cache_hit_source:CacheHitSource": {"HOST"},
+    "vllm.v1.metrics.stats:RequestStateStats": {"first_token_ts", "scheduled_ts"},
     "vllm.v1.request:Request": {
         "arrival_time", "block_hashes", "kv_transfer_params", "mm_features", "num_computed_tokens",
         "num_prompt_tokens", "num_tokens", "request_id", "status",
