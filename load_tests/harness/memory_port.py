@@ -14,6 +14,7 @@ from kvmanager.config import ManagerConfig
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.segments.format import read_header
 from kvmanager.segments.keys import HASH_BYTES, BlockHash
 from kvmanager.segments.spans import MARK_BYTES, SegmentSpan, split_segments
 
@@ -31,7 +32,6 @@ class MemoryPort:
 
     def __init__(self) -> None:
         self.segments: dict[bytes, tuple[SegmentSpan, bytes]] = {}
-        self._hashes: dict[bytes, Sequence[bytes]] = {}
         self.spoil: Callable[[bytes], bytes | None] = lambda sealed: sealed
         self.on_device: set[bytes] = set()
         self.epoch = 1
@@ -64,9 +64,9 @@ class MemoryPort:
         """What lies behind some blocks of a prompt in the segment that reaches furthest; None: in none."""
         reaches = []
         for span, sealed in self.segments.values():
-            used = 0
-            for own, wanted in zip(self._hashes[span.key], hashes[span.start_block :], strict=False):
-                if own != wanted:
+            own, used = read_header(sealed), 0
+            for number, wanted in enumerate(hashes[span.start_block : span.end_block]):
+                if own.block_hash(number) != wanted:
                     break
                 used += 1
             if span.start_block <= position < span.start_block + used:
@@ -114,7 +114,6 @@ class MemoryPort:
         hashes, first, end, prompt, tenant = offered
         spans = split_segments(hashes, first, end, len(segment_bytes), prompt, tenant)
         self.offered += [span.key for span in spans]
-        self._hashes.update((span.key, hashes[span.start_block : span.end_block]) for span in spans)
         if self.refuse_offers:
             return None
         return SaveGrant(1, tuple(span for span in spans if span.key not in self.segments))

@@ -144,10 +144,10 @@ def test_segments_are_smaller_in_redis_and_the_books_say_so(tiers: ThreeTiers) -
     tiers.register_replica()
     plan = tiers.ask("plan", "replica", tiers.node, hashes)
     tiers.ask("release", [plan["lease_id"]])
-    for key, *_, nbytes, raw_nbytes in plan["segments"]:
-        (name,) = tiers.redis.keys(f"*{key.hex()}")
-        assert nbytes == sum(tiers.redis.hstrlen(name, field) for field in tiers.redis.hkeys(name)) < raw_nbytes
-        assert raw_nbytes == SEGMENT_BYTES
+    for load in plan["segments"]:
+        (name,) = tiers.redis.keys(f"*{load.key.hex()}")
+        stored = sum(tiers.redis.hstrlen(name, field) for field in tiers.redis.hkeys(name))
+        assert load.nbytes == stored < load.raw_nbytes == SEGMENT_BYTES
     codecs = tiers.ask_tier("stats")["codecs"]
     assert codecs.keys() == {"lossless"}
     assert codecs["lossless"]["coded_bytes"] < codecs["lossless"]["raw_bytes"]
