@@ -48,7 +48,13 @@ class Sampled:
                     del choice.ids[-1:]
 
     def remember(self) -> None:
-        """The request has ended."""
+        """The request has ended. Raises nothing."""
+        try:
+            self._remember()
+        except Exception:
+            self._answers.note_defect()
+
+    def _remember(self) -> None:
         for choice in self._choices.values():
             ids: list[int] | None = choice.ids
             if choice.cut:

@@ -9,12 +9,13 @@ Invariants:
 * the detokenized text of the prompt is the same before and after, and so are all its added tokens, in order;
 * only what was sampled for this tenant, under this salt, after exactly the tokens before it, is put in;
 * any doubt leaves the rendered tokens, and nothing here raises for what a client sends;
-* O(prompt) hashing, and decoding only where tokens differ and were not compared before.
+* O(prompt) hashing; decoding only where tokens differ and were not compared before, and of so many tokens at most.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,9 +26,13 @@ import numpy as np
 from app.answers.divergence import History
 from app.answers.memory import AnswerMemory, Kind, Place, TenantMemory, Turn
 from app.answers.returns import Returns
-from app.metrics.labels import AS_SAMPLED, NOT_REMEMBERED, RETOKENIZED, SPLICED
+from app.metrics.labels import AS_SAMPLED, DEFECT, NOT_REMEMBERED, RETOKENIZED, SPLICED
+
+logger = logging.getLogger(__name__)
 
 MOST_TURNS_LOOKED_AT = 4096
+MOST_TOKENS_COMPARED = 32_768
+"""Decoded for one prompt, some 4 ms; what would need more stays as it was rendered."""
 _MOST_TOKENS_CUT = 16
 """Tokens at the end of an answer that a stop string may take away."""
 _CONTEXT = 8
@@ -78,6 +83,9 @@ class Answers:
         self.returns = returns
         self.splices = splices
         self._count = count
+        self._said = False
+        self._tokens_left = 0
+        """To be decoded for the prompt that is looked at."""
 
     def splice(self, whose: Conversation, rendered: list[int], history: History | None = None) -> list[int]:
         """The prompt with sampled tokens in it: `rendered` itself where there are none to put in.
@@ -101,6 +109,7 @@ class Answers:
         before = _hash_of(whose.salt)
         hashed = copied = 0
         compared = False
+        self._tokens_left = MOST_TOKENS_COMPARED
         spliced: list[int] = []
         turns = [number for number, at in enumerate(bounds) if rendered[at] == self._start]
         for number in turns[:MOST_TURNS_LOOKED_AT]:
@@ -124,6 +133,13 @@ class Answers:
             if history is not None:
                 self._learn(place, turn, end, outcome, history)
         return (spliced + rendered[copied:] if copied else rendered), compared
+
+    def note_defect(self) -> None:
+        """Something here has raised, which is a defect: counted always, said once."""
+        self._count(DEFECT)
+        if not self._said:
+            self._said = True
+            logger.exception("sampled answers could not be put back into a prompt (counted)")
 
     def remember(self, whose: Conversation, prompt: Sequence[int], answer: Sequence[int], kind: Kind) -> None:
         """`answer` was sampled after `prompt`; without the token that ended it."""
@@ -174,18 +190,19 @@ class Answers:
         unlike = hash(bytes(data[_WIDTH * (at + 1) : _WIDTH * furthest]))
         if unlike == place.unlike:
             return None, furthest
-        texts: dict[int, bytes] = {}
+        texts: dict[int, bytes | None] = {}
         for turn, end in ends:
             inside = bounds[number + 1 : number + 1 + len(turn.boundaries)]
             if tuple(rendered[boundary] for boundary in inside) != turn.boundaries:
                 continue
             if end not in texts:
                 texts[end] = self._digest(rendered[at + 1 : end])
-            turn.text = turn.text or self._digest(array("i", turn.ids))
-            if turn.text == texts[end]:
+            turn.text = turn.text or self._digest(array("i", turn.ids)) or b""
+            if turn.text and turn.text == texts[end]:
                 self.memory.note_rendered(own, turn, bytes(data[_WIDTH * (at + 1) : _WIDTH * end]))
                 return turn, end
-        place.unlike = unlike
+        if self._tokens_left >= 0:
+            place.unlike = unlike
         return None, furthest
 
     def _learn(self, place: Place, turn: Turn | None, end: int, outcome: str, history: History) -> None:
@@ -196,11 +213,15 @@ class Answers:
         elif turn is None and end and not place.diverged:
             place.diverged = True
             latest = place.turns[-1]
-            self._count(history.cause(self._text(array("i", latest.ids))))
+            said = self._tokenizer.decode(list(array("i", latest.ids)), skip_special_tokens=True)
+            self._count(history.cause(said))
             self.returns.see(latest.kind, False)
 
-    def _digest(self, ids: Sequence[int]) -> bytes:
-        """Of the text between two special tokens: what a decoder does at a text's ends is done to those."""
+    def _digest(self, ids: Sequence[int]) -> bytes | None:
+        """Of the text between two special tokens, for what a decoder does at a text's ends; None: too long for now."""
+        self._tokens_left -= len(ids)
+        if self._tokens_left < 0:
+            return None
         text = self._text([self._start, *ids, self._start])
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 

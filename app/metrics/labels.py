@@ -9,8 +9,8 @@ FITS, REFUSED, TOO_LONG, TOO_LARGE, TOO_SLOW = OUTCOMES = "fits", "refused", "to
 """What became of a constraint that was tried out (`app.openai.constraint_worker`)."""
 
 (
-    AS_SAMPLED, SPLICED, RETOKENIZED, CHANGED_BY_TEMPLATE, TOOL_CALL, CHANGED_BY_CLIENT, NOT_REMEMBERED,
+    AS_SAMPLED, SPLICED, RETOKENIZED, CHANGED_BY_TEMPLATE, TOOL_CALL, CHANGED_BY_CLIENT, NOT_REMEMBERED, DEFECT,
 ) = RETURNS = (
-    "as_sampled", "spliced", "retokenized", "template", "tool_call", "client", "not_remembered",
+    "as_sampled", "spliced", "retokenized", "template", "tool_call", "client", "not_remembered", "defect",
 )  # fmt: skip
 """What a conversation's next prompt has in an answer's place (`app.answers`)."""

@@ -67,7 +67,11 @@ class ChatRenderer(OnlineRenderer):
         if request.prompt_logprobs is not None or request.return_token_offsets:
             return
         rendered = list(prompt["prompt_token_ids"])
-        spliced = answers.splice(whose, rendered, History(messages) if is_for_an_answer else None)
+        try:
+            spliced = answers.splice(whose, rendered, History(messages) if is_for_an_answer else None)
+        except Exception:  # it is only for speed, and no request fails for it
+            answers.note_defect()
+            return
         asked = request.max_completion_tokens or vars(request)["max_tokens"] or 1
         longest = max(len(rendered), self.model_config.max_model_len - asked)
         if len(spliced) <= longest:

@@ -10,6 +10,7 @@ from chats import KIND, TEXTS, WHOSE, Chats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.answers import turns
 from app.answers.divergence import History
 from app.answers.memory import MOST_TURNS, AnswerMemory
 from app.answers.sampled import Sampled
@@ -285,3 +286,61 @@ def test_a_prompt_without_turns_is_not_remembered(chats: Chats):
     answers.remember(WHOSE, [], chats.letters(ANSWER), KIND)
     assert isinstance(answers.memory, AnswerMemory)
     assert answers.memory.places == 0
+
+
+def test_what_would_take_long_to_compare_stays_as_it_was_rendered(chats: Chats, monkeypatch: pytest.MonkeyPatch):
+    answers = chats.answers()
+    answers.remember(WHOSE, chats.render("the ball?"), chats.letters(ANSWER), KIND)
+    rendered = chats.render("the ball?", ANSWER, "and?")
+    with monkeypatch.context() as few:
+        few.setattr(turns, "MOST_TOKENS_COMPARED", 10)
+        assert answers.splice(WHOSE, rendered) is rendered
+    assert answers.splice(WHOSE, rendered) != rendered, "with time for it, it is compared"
+
+
+def test_thousands_of_special_tokens_in_answers_and_prompts_cost_no_lookups(chats: Chats):
+    answers = chats.answers()
+    many = [chats.tool] * 5000
+    answers.remember(WHOSE, chats.render("the ball?"), many, KIND)
+    answers.remember(WHOSE, [*many, *chats.render("x")], [*many, *many], KIND)
+    rendered = chats.render("the ball?", chats.text(many), "and?")
+    assert answers.splice(WHOSE, rendered) is rendered
+    endless = [chats.start] * 20_000
+    assert answers.splice(WHOSE, endless) is endless
+
+
+def test_a_defect_costs_no_request_and_is_said_once(
+    chats: Chats, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    outcomes: list[str] = []
+    answers = chats.answers(outcomes=outcomes)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(answers, "remember", broken)
+    for _ in range(2):
+        sampled = Sampled(answers, WHOSE, chats.render("the ball?"), KIND)
+        completion = SimpleNamespace(index=0, token_ids=[9], text="x", finish_reason="length", stop_reason=None)
+        sampled.hear(SimpleNamespace(outputs=[completion]))  # type: ignore[arg-type]
+        sampled.remember()
+    assert outcomes == ["defect", "defect"]
+    assert len(caplog.messages) == 1
+
+
+def test_special_tokens_are_compared_as_tokens_not_as_text(chats: Chats):
+    answers = chats.answers()
+    prompt, written = chats.render("the ball?"), chats.letters("<tool_call>")
+    answers.remember(WHOSE, prompt, [chats.tool, *written], KIND)
+    other_way_round = [*prompt, *written, chats.tool, chats.end, *chats.encode("\n")]
+    assert chats.text([chats.tool, *written]) == chats.text([*written, chats.tool])
+    assert answers.splice(WHOSE, other_way_round) is other_way_round
+
+
+def test_what_was_unlike_is_compared_again_when_there_is_a_new_answer(chats: Chats):
+    answers = chats.answers()
+    prompt, rendered = chats.render("the ball?"), chats.render("the ball?", ANSWER, "and?")
+    answers.remember(WHOSE, prompt, chats.letters("a cat"), KIND)
+    assert answers.splice(WHOSE, rendered) is rendered
+    answers.remember(WHOSE, prompt, chats.letters(ANSWER), KIND)
+    assert answers.splice(WHOSE, rendered) != rendered

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
-from ingress_server import CHAT, MODEL
+from ingress_server import CHAT, MODEL, Server, serve
+from vllm.config import VllmConfig
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.tokenizers import get_tokenizer
@@ -61,14 +64,66 @@ class Sampling(FakeReplicas):
                 )
 
 
-def ask(server: Any, messages: list[dict[str, Any]], **more: Any) -> Any:
+@dataclass
+class Asked:
+    """A server for one test: a salt of its own, and counters from now on."""
+
+    server: Any
+    salt: str
+
+    def __post_init__(self) -> None:
+        self.before = counted(self.server)
+
+    @property
+    def replicas(self) -> Any:
+        return self.server.replicas
+
+    def http(self, **options: Any) -> Any:
+        return self.server.http(**options)
+
+
+@pytest.fixture(scope="module")
+def shared(vllm_config: VllmConfig) -> Iterator[Server]:
+    """One server for all tests that need no settings of their own."""
+    with serve(vllm_config, backend(Sampling())) as running:
+        yield running
+
+
+@pytest.fixture
+def start(start: Any, shared: Server, request: pytest.FixtureRequest) -> Callable[..., Asked]:
+    salt = hashlib.sha256(request.node.name.encode()).hexdigest()[:32]
+
+    def starter(replicas: Sampling | None = None, **more: Any) -> Asked:
+        if more or replicas is None:
+            return Asked(start(replicas, **more), salt)
+        of_all: Any = shared.replicas
+        of_all.ids, of_all.finish, of_all.stop, of_all.cut = replicas.ids, replicas.finish, replicas.stop, replicas.cut
+        of_all.requests.clear()
+        return Asked(shared, salt)
+
+    return starter
+
+
+def send(server: Asked, messages: list[dict[str, Any]], **more: Any) -> Any:
+    """Whatever becomes of it: this script has no logprobs to give."""
     with server.http() as client:
-        answer = client.post("/v1/chat/completions", json={**CHAT, "messages": messages, **more})
+        body = {**CHAT, "messages": messages, "cache_salt": server.salt, **more}
+        return client.post("/v1/chat/completions", json=body)
+
+
+def ask(server: Asked, messages: list[dict[str, Any]], **more: Any) -> Any:
+    answer = send(server, messages, **more)
     assert answer.status_code == 200, answer.text
     return answer
 
 
-def outcomes(server: Any) -> dict[str, int]:
+def outcomes(server: Asked) -> dict[str, int]:
+    """Answers that have returned in this test, by outcome."""
+    now = counted(server.server)
+    return {outcome: more for outcome, n in now.items() if (more := n - server.before.get(outcome, 0))}
+
+
+def counted(server: Any) -> dict[str, int]:
     with server.http() as client:
         lines = client.get("/metrics").text.splitlines()
     found = [line for line in lines if line.startswith("crosskv_answers_returned_total{")]
@@ -137,11 +192,7 @@ def test_what_is_not_put_back_is_counted_by_cause(start, http: dict[str, Any], a
 def test_what_asks_for_the_rendered_tokens_gets_them(start, more: dict[str, Any]):
     server = start(Sampling())
     ask(server, [QUESTION])
-    if "prompt_logprobs" in more:
-        with server.http() as client:
-            client.post("/v1/chat/completions", json={**CHAT, "messages": next_turn(), **more})
-    else:
-        ask(server, next_turn(), **more)
+    send(server, next_turn(), **more)
     assert not holds(server.replicas.requests[1].prompt_token_ids, SAMPLED)
 
 
@@ -159,13 +210,8 @@ def test_what_asks_for_the_rendered_tokens_gets_them(start, more: dict[str, Any]
 )
 def test_other_wishes_change_nothing(start, more: dict[str, Any]):
     server = start(Sampling())
-    if "logprobs" in more:
-        with server.http() as client:  # this script has no logprobs to give
-            ask(server, [QUESTION])
-            client.post("/v1/chat/completions", json={**CHAT, "messages": next_turn(), **more})
-    else:
-        ask(server, [QUESTION], **more)
-        ask(server, next_turn(), **more)
+    ask(server, [QUESTION], **{name: value for name, value in more.items() if name != "logprobs"})
+    send(server, next_turn(), **more)
     assert holds(server.replicas.requests[-1].prompt_token_ids, SAMPLED)
 
 
@@ -212,6 +258,17 @@ def test_a_prompt_is_not_made_longer_than_the_context(start):
     assert holds(server.replicas.requests[2].prompt_token_ids, SAMPLED * 2)
 
 
+def test_a_defect_of_splicing_fails_no_request(start, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("app.answers.turns.Answers.splice", broken)
+    server = start(Sampling())
+    ask(server, [QUESTION])
+    ask(server, next_turn())
+    assert outcomes(server) == {"defect": 2}
+
+
 def test_of_two_tenants_with_one_conversation_each_has_its_own(start):
     server = start(Sampling(), api_keys={"key-a": "a", "key-b": "b"}, debug_headers=False)
     with server.http(headers={"Authorization": "Bearer key-a"}) as a:
@@ -233,10 +290,10 @@ def test_the_control_api_names_the_prompt_that_the_chat_sends(start):
     messages = [*next_turn(), {"role": "assistant", "content": "x" * 40}, QUESTION]
     ask(server, messages, **more)
     with server.http() as client:
-        query = {"messages": json.dumps(messages), "chat": json.dumps(more)}
+        query = {"messages": json.dumps(messages), "chat": json.dumps(more), "cache_salt": server.salt}
         found = client.get("/api/v1/kv/lookup", params=query)
-        pinned = client.post("/api/v1/kv/pin", json={"messages": messages, **more})
-        bare = client.get("/api/v1/kv/lookup", params={"messages": json.dumps(messages)})
+        pinned = client.post("/api/v1/kv/pin", json={"messages": messages, "cache_salt": server.salt, **more})
+        bare = client.get("/api/v1/kv/lookup", params={"messages": json.dumps(messages), "cache_salt": server.salt})
     assert found.is_success, found.text
     assert pinned.is_success, pinned.text
     sent = replicas.requests[1]
@@ -278,7 +335,7 @@ def test_tools_are_rendered_as_the_chat_route_does(start):
 
 
 def test_what_does_not_come_back_is_no_longer_saved(start):
-    server = start(Sampling())
+    server = start(Sampling(), answer_memory_bytes="2MiB")
     for number in range(60):
         question = {"role": "user", "content": f"Question {number}?"}
         ask(server, [question])
