@@ -6,6 +6,7 @@ is what the user reads: one sentence from `configs.settings`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,8 @@ from deployments.replica.replica import Replica
 from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions
 from kvmanager.segments.server_secret import ServerSecret
 
+logger = logging.getLogger(__name__)
+
 REDIS_ACTOR = "redis_tier"
 MANAGER_CONCURRENCY = 10_000
 """Calls that may wait inside the manager at once, long polls among them."""
@@ -44,7 +47,9 @@ def build(args: Mapping[str, Any]) -> Application:
     require_policy(settings)
     require_redis(settings)
     check_cluster(settings)
-    plain = sealed(args, settings.http.api_keys, settings.http.metrics_key)
+    logger.info("%s computes in %s", settings.model_name, settings.dtype_said)
+    chosen = {**args, "dtype": settings.engine_dtype}  # here, for all nodes: KV of two types is not shared
+    plain = sealed(chosen, settings.http.api_keys, settings.http.metrics_key)
     secret = server_secret(settings.kv.redis_folder_path)
     replica: Any = serve.deployment(
         Replica,

@@ -10,6 +10,11 @@ import psutil
 
 Accelerator = Literal["cpu", "cuda"]
 
+CPUType = Literal["bfloat16", "float32"]
+
+_BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+"""Of x86 with AVX-512 BF16 or AMX, and of ARM."""
+_CPU_INFO = Path("/proc/cpuinfo")
 _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
@@ -20,6 +25,16 @@ def accelerator() -> Accelerator:
     except importlib.metadata.PackageNotFoundError:
         return "cuda" if _installed("vllm") else "cpu"
     return "cpu"
+
+
+def cpu_dtype() -> CPUType:
+    """What this machine's processors compute fast: bfloat16 without instructions for it is emulated, and slow."""
+    try:
+        lines = _CPU_INFO.read_text().splitlines()
+    except OSError:
+        return "float32"
+    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return "bfloat16" if _BFLOAT16_FLAGS & set(flags.split()) else "float32"
 
 
 def memory_bytes() -> int:

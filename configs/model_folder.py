@@ -43,6 +43,14 @@ def own_max_tokens(model: Path | str) -> int | None:
     return int(length) if length is not None else None
 
 
+def is_quantized(model: Path | str) -> bool:
+    """Whether the model's config.json says that its weights are quantized; a hub id says nothing."""
+    if isinstance(model, str):
+        return False
+    config: dict[str, Any] = json.loads((model / "config.json").read_text())
+    return "quantization_config" in config.get("text_config", config) or "quantization_config" in config
+
+
 def _checked(folder: Path, model: str) -> Path:
     config = folder / "config.json"
     if not config.is_file():

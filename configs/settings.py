@@ -18,7 +18,7 @@ from configs.api_keys import with_all_keys
 from configs.errors import SettingsError, one_sentence
 from configs.http_section import HTTPSettings
 from configs.kv_section import EMBEDDED_REDIS, KVSettings
-from configs.model_folder import DEMO_MODEL, PROJECT_ROOT, find_model, own_max_tokens
+from configs.model_folder import DEMO_MODEL, PROJECT_ROOT, find_model, is_quantized, own_max_tokens
 from configs.section import Section
 from configs.sections import (
     CPU_BLOCK_MULTIPLE_TOKENS,
@@ -52,7 +52,10 @@ class Settings(Section):
         None, min_length=1, description="The name that clients ask for. Empty: the model's own."
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="Type of weights and KV. `auto`: what the model was saved in."
+        "auto",
+        description="Type of weights and KV. `auto`: on CUDA and for quantized models vLLM's choice. On a CPU "
+        "`bfloat16` where it has instructions for that (AVX-512 BF16, AMX), else `float32`; the server says which at "
+        "its start.",
     )
     max_model_len: int | None = Field(
         None,
@@ -74,6 +77,23 @@ class Settings(Section):
     def model_source(self) -> str:
         """What vLLM loads: the model folder's absolute path, or the hub id."""
         return str(find_model(self.model))
+
+    @cached_property
+    def engine_dtype(self) -> Literal["auto", "bfloat16", "float16", "float32"]:
+        """`dtype` for vLLM on this machine. Nodes may differ: the application's is found once, by `app.builder`."""
+        if self.dtype != "auto" or machine.accelerator() != "cpu" or is_quantized(find_model(self.model)):
+            return self.dtype
+        return machine.cpu_dtype()
+
+    @property
+    def dtype_said(self) -> str:
+        """`engine_dtype` in words, and why."""
+        if self.dtype != "auto":
+            return self.dtype
+        if self.engine_dtype == "auto":
+            return "the type that vLLM chooses (dtype: auto)"
+        has = "has" if self.engine_dtype == "bfloat16" else "has no"
+        return f"{self.engine_dtype} (dtype: auto; this processor {has} instructions for bfloat16)"
 
     @property
     def model_name(self) -> str:

@@ -75,7 +75,7 @@ def _replica_bytes(settings: Settings) -> int:
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     config = config.get("text_config") or config
     saved = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-    used = saved if settings.dtype == "auto" else settings.dtype
+    used = saved if settings.engine_dtype == "auto" else settings.engine_dtype
     item = _ITEM_BYTES.get(used, 2)
     weights = _weight_bytes(folder) * item // _ITEM_BYTES.get(saved, item)
     return _REPLICA_PROCESS_BYTES + weights + _pool_tokens(settings) * _token_bytes(config, item)

@@ -77,7 +77,8 @@ def ready_text(plan: LaunchPlan, seconds: float, on_terminal: bool) -> str:
     known = (http.plain_key if on_terminal else None) or ("YOUR_KEY" if http.tenants else None)
     key = f" -H {shlex.quote(f'Authorization: Bearer {known}')}" if known else ""
     return (
-        f"crosskv serves {plan.settings.model_name} at {plan.address} (ready after {seconds:.0f} s)\n\n"
+        f"crosskv serves {plan.settings.model_name} at {plan.address} (ready after {seconds:.0f} s)\n"
+        f"It computes in {plan.settings.dtype_said}.\n\n"
         f"curl -sN {plan.address}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
         f"  -d {shlex.quote(json.dumps(body))}\n\n"
         f"Ctrl-C stops it, SIGHUP restarts it. Log: {plan.run_folder / 'server.log'}"

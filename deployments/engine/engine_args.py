@@ -54,7 +54,7 @@ def engine_args(settings: Settings) -> AsyncEngineArgs:
     args: dict[str, Any] = {
         "model": settings.model_source,
         "served_model_name": [settings.model_name],
-        "dtype": settings.dtype,
+        "dtype": settings.engine_dtype,
         "max_model_len": _max_model_len(settings),
         "seed": settings.seed,
         "trust_remote_code": settings.trust_remote_code,

@@ -42,7 +42,7 @@ def main(
     alternations: Annotated[int | None, typer.Option(min=1, help="How often each arm has its turn.")] = None,
     replicas: Annotated[int, typer.Option(min=1)] = 2,
     device_blocks: Annotated[int | None, typer.Option(min=2, help="KV blocks per replica.")] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Default: float32 on CPU, the model's own on CUDA.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Default: as `dtype: auto` has it.")] = None,
     requests_per_s: Annotated[
         float | None, typer.Option(min=0.001, help="Where requests come by time. Default: by the model's size.")
     ] = None,

@@ -69,8 +69,8 @@ class Choice:
 
 
 def default_dtype() -> Dtype:
-    """The CPU backend computes in float32: on a processor without bfloat16 instructions that is many times faster."""
-    return "float32" if machine.accelerator() == "cpu" else "auto"
+    """What `dtype: auto` is on this machine, for crosskv and all its peers."""
+    return machine.cpu_dtype() if machine.accelerator() == "cpu" else "auto"
 
 
 def _working_sets(words: str) -> tuple[float, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from configs import machine
@@ -73,14 +72,8 @@ class Sizes:
 
 
 def fast_dtype() -> str:
-    """bfloat16 where it is computed fast: on CUDA, and on a CPU with AVX-512 or of another kind than x86."""
-    if machine.accelerator() == "cuda":
-        return "bfloat16"
-    try:
-        flags = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")]
-    except OSError:
-        flags = []
-    return "float32" if flags and "avx512f" not in flags[0] else "bfloat16"
+    """What is computed fast: bfloat16 on CUDA, and on a CPU as `dtype: auto` has it."""
+    return "bfloat16" if machine.accelerator() == "cuda" else machine.cpu_dtype()
 
 
 def longest_prompt(parameters: int, quick: bool) -> int:

@@ -81,7 +81,7 @@ def engine_arguments(settings: Settings, offload: Offload | None = None) -> dict
     Raises SettingsError for an `offload` where the backend has none.
     """
     arguments: dict[str, Any] = {
-        "dtype": settings.dtype,
+        "dtype": settings.engine_dtype,
         "max_model_len": settings.max_model_len,
         "seed": settings.seed,
         "block_size": settings.block_size_tokens,
@@ -106,7 +106,7 @@ def engine_arguments(settings: Settings, offload: Offload | None = None) -> dict
 def kv_block_bytes(settings: Settings) -> int:
     """Bytes of one KV block of all layers, from the model folder's config.json."""
     config = json.loads((Path(settings.model_source) / "config.json").read_text())
-    dtype = settings.dtype
+    dtype = settings.engine_dtype
     if dtype == "auto":
         dtype = config.get("dtype") or config.get("torch_dtype") or "float32"
     heads = config["num_attention_heads"]

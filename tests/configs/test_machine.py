@@ -21,6 +21,28 @@ def test_a_containers_limit_counts_where_it_is_less(tmp_path: Path, monkeypatch:
     assert machine.memory_bytes() == 1048576
 
 
+@pytest.mark.parametrize(
+    ("cpu_info", "dtype"),
+    [
+        ("processor : 0\nflags\t\t: fpu avx512f avx512_bf16\n", "bfloat16"),
+        ("flags : fpu amx_tile amx_bf16\n", "bfloat16"),
+        ("flags : fpu avx2 avx512f avx512_vnni\n", "float32"),
+        ("Features : fp asimd bf16\n", "bfloat16"),
+        ("", "float32"),
+        (None, "float32"),
+    ],
+    ids=["AVX-512 BF16", "AMX", "AVX-512 without", "ARM", "it says nothing", "no such file"],
+)
+def test_bfloat16_is_chosen_where_the_processor_has_instructions_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu_info: str | None, dtype: str
+) -> None:
+    path = tmp_path / "cpuinfo"
+    if cpu_info is not None:
+        path.write_text(cpu_info)
+    monkeypatch.setattr(machine, "_CPU_INFO", path)
+    assert machine.cpu_dtype() == dtype
+
+
 def test_settings_load_without_ray_torch_or_vllm() -> None:
     code = "import sys, configs.settings; print([m for m in ('ray', 'torch', 'vllm') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -206,3 +206,24 @@ def test_the_projects_own_serve_config_is_valid() -> None:
     (application,) = config["applications"]
     assert load_settings(application["args"]).replicas == 2
     assert application["import_path"] == "app.builder:build"
+
+
+@pytest.mark.parametrize("native", ["bfloat16", "float32"])
+@pytest.mark.parametrize("accelerator", ["cpu", "cuda"])
+def test_auto_is_what_the_processor_computes_and_on_cuda_vllms_choice(
+    load: Any, monkeypatch: pytest.MonkeyPatch, native: Any, accelerator: Any
+) -> None:
+    monkeypatch.setattr(machine, "cpu_dtype", lambda: native)
+    monkeypatch.setattr(machine, "accelerator", lambda: accelerator)
+    settings = load()
+    assert settings.engine_dtype == (native if accelerator == "cpu" else "auto")
+    assert settings.engine_dtype in settings.dtype_said
+    assert "dtype: auto" in settings.dtype_said
+    named = load(dtype="float16")
+    assert (named.engine_dtype, named.dtype_said) == ("float16", "float16")
+
+
+def test_a_quantized_models_type_is_left_to_vllm(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "accelerator", lambda: "cpu")
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
+    assert load_settings({"model": str(tmp_path)}).engine_dtype == "auto"
