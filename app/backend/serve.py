@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import Metric
 
+from app.backend.merged_outputs import merged
 from app.backend.parts_watch import PARTS_ANSWER_S, PartsWatch, health_probe
 from app.backend.protocols import Backend
 from app.backend.replica_errors import replica_gone
@@ -58,9 +59,12 @@ class ServeReplicas:
                     return
                 progress.first_token = True
                 yield output
-            async for output in outputs:
-                progress.first_token = True
-                yield output
+            params = request.sampling_params
+            is_delta = params is not None and params.output_kind == RequestOutputKind.DELTA
+            async with contextlib.aclosing(merged(outputs) if is_delta else _as_they_come(outputs)) as read:
+                async for output in read:
+                    progress.first_token = True
+                    yield output
         except Exception as error:
             reason = replica_gone(error)
             if progress.replica and reason:
@@ -147,6 +151,11 @@ class ManagerControl:
             "move", hashes, source, target, deadline_s, timeout_s=deadline_s + PARTS_ANSWER_S
         )
         return answer
+
+
+async def _as_they_come(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
+    async for output in outputs:
+        yield output
 
 
 async def _first_output(outputs: AsyncIterator[RequestOutput], progress: Progress) -> RequestOutput | None:
