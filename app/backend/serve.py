@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import Metric
+from vllm.sampling_params import RequestOutputKind
 
 from app.backend.merged_outputs import merged
 from app.backend.parts_watch import PARTS_ANSWER_S, PartsWatch, health_probe
