@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import Metric
-from vllm.sampling_params import RequestOutputKind
 
 from app.backend.merged_outputs import merged
 from app.backend.parts_watch import PARTS_ANSWER_S, PartsWatch, health_probe
@@ -61,7 +60,7 @@ class ServeReplicas:
                 progress.first_token = True
                 yield output
             params = request.sampling_params
-            is_delta = params is not None and params.output_kind == RequestOutputKind.DELTA
+            is_delta = params is not None and params.output_kind.name == "DELTA"
             async with contextlib.aclosing(merged(outputs) if is_delta else _as_they_come(outputs)) as read:
                 async for output in read:
                     progress.first_token = True
