@@ -18,7 +18,7 @@ from configs.settings import SettingsError
 from load_tests.bench.arms import ARMS
 from load_tests.bench.choice import FULL, QUICK, Choice, default_dtype
 from load_tests.bench.measure import Watch, measure, requests_to_come
-from load_tests.bench.plan import Key, Plan, Sizes
+from load_tests.bench.plan import Key, Lengths, Plan, Sizes
 from load_tests.bench.report import BEGIN, END, as_json, closing, draw, markdown, setting_of
 from load_tests.bench.summary import rows, verdicts
 from load_tests.harness.client import ServerError
@@ -46,6 +46,7 @@ def main(
     requests_per_s: Annotated[
         float | None, typer.Option(min=0.001, help="Where requests come by time. Default: by the model's size.")
     ] = None,
+    lengths: Annotated[Lengths, typer.Option(help="Of documents and questions in long-document QA.")] = "random",
     seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A small model, small pools, once: some minutes.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what earlier runs have measured.")] = False,
@@ -59,7 +60,7 @@ def main(
     with one_sentence(ModelError, ServerError, SettingsError, ValueError):
         default = QUICK if quick else FULL
         blocks = device_blocks or default.device_blocks
-        sizes = Sizes(replicas, blocks, dtype or default_dtype(), requests_per_s, seed)
+        sizes = Sizes(replicas, blocks, dtype or default_dtype(), requests_per_s, seed, lengths)
         choice = Choice.made(default, sizes, models, arms, workloads, working_sets, alternations)
         for name, reason in choice.skipped.items():
             out.print(f"Not run: {ARMS[name].title} ({reason}).")
@@ -99,7 +100,11 @@ def _measure(plan: Plan, journal: Journal[Key], results: Path, port: int | None,
 
 def _report(choice: Choice, journal: Journal[Key], results: Path, json_file: str | None, docs: bool) -> None:
     keys = choice.plan.keys()
-    found = rows({key: entry["figures"] for key, entry in zip(keys, journal.of(keys), strict=True)})
+    entries = dict(zip(keys, journal.of(keys), strict=True))
+    found = rows(
+        {key: entry["figures"] for key, entry in entries.items()},
+        {key: entry["requests"] for key, entry in entries.items()},
+    )
     judged = verdicts(found)
     setting = setting_of(choice.plan)
     page = markdown(found, judged, choice.skipped, setting)

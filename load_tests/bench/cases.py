@@ -1,7 +1,7 @@
 """The workloads at each size of the working set, in proportion to the device pools.
 
-The prefix that returns is a quarter of one replica's pool, whatever the pool is: the number of documents, users or
-groups, and with it the number of requests, follows from the working set alone.
+The prefix that returns is a quarter of one replica's pool, whatever the pool is, or, in long-document QA, of a random
+length: the number of documents, users or groups, and with it the number of requests, follows from the working set.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from typing import Any
 from load_tests.bench.plan import Plan, Sizes
 from load_tests.harness.models import SHAPES
 from load_tests.workloads import Words, Workload, with_working_set
+from load_tests.workloads.limits import MESSAGE_TOKENS
 
 PREFIXES_PER_POOL = 4
 RETURNS = 3
 """How often a document, a conversation or a group is come back to."""
 QUESTION_TOKENS, ANSWER_TOKENS = 24, 16
+DRAWN_DOCUMENT_TOKENS, DRAWN_QUESTION_TOKENS = (300, 3_000), (10, 120)
+"""Between these, where lengths are random; documents no longer than a pool has room for."""
 CONCURRENCY = 4
 PARAMETERS_PER_RATE = 8e7
 """A model of so many parameters is sent one request per second, a larger one fewer, where requests come by time."""
@@ -57,6 +60,21 @@ def request_rate(sizes: Sizes, model: str) -> float:
     return sizes.requests_per_s or PARAMETERS_PER_RATE / SHAPES[model].parameters
 
 
+def drawn_lengths(sizes: Sizes, working_set: float) -> dict[str, Any]:
+    """Parameters of documents and questions of random lengths, and how many documents are about a working set."""
+    shortest, longest = DRAWN_DOCUMENT_TOKENS
+    shortest_question, question = DRAWN_QUESTION_TOKENS
+    longest = min(longest, sizes.max_model_len - question - ANSWER_TOKENS - 3 * MESSAGE_TOKENS)
+    shortest = min(shortest, longest)
+    return {
+        "documents": max(1, round(2 * working_set * sizes.replicas * sizes.pool_tokens / (shortest + longest))),
+        "document_tokens": longest,
+        "shortest_document_tokens": shortest,
+        "question_tokens": question,
+        "shortest_question_tokens": shortest_question,
+    }
+
+
 def parameters_of(name: str, sizes: Sizes, working_set: float, rate: float) -> dict[str, Any]:
     """A maker's parameters for pools of this size; `with_working_set` corrects the number of prefixes."""
     prefix = sizes.pool_tokens // PREFIXES_PER_POOL
@@ -64,8 +82,10 @@ def parameters_of(name: str, sizes: Sizes, working_set: float, rate: float) -> d
     longest = {"max_model_tokens": sizes.max_model_len}
     texts = {"question_tokens": QUESTION_TOKENS, "answer_tokens": ANSWER_TOKENS, **longest}
     if name == "long-document-qa":
-        documents = {"documents": prefixes, "document_tokens": prefix}
-        return {**documents, "repeats": RETURNS, "concurrency": CONCURRENCY, **texts}
+        documents = {"documents": prefixes, "document_tokens": prefix, **texts}
+        if sizes.lengths == "random":
+            documents |= drawn_lengths(sizes, working_set)
+        return {**documents, "repeats": RETURNS, "concurrency": CONCURRENCY}
     if name == "multi-round-qa":
         system = prefix // 4
         users = {"users": prefixes, "system_tokens": system, "history_tokens": prefix - system}

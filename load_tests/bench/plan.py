@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from configs.settings import load_settings
 from load_tests.harness.models import MAX_POSITIONS
 from load_tests.peers.engine import Dtype
+
+Lengths = Literal["random", "aligned"]
 
 
 @dataclass(frozen=True, order=True)
@@ -40,6 +42,8 @@ class Sizes:
     dtype: Dtype = "auto"
     requests_per_s: float | None = None
     seed: int = 0
+    lengths: Lengths = "random"
+    """Of long-document QA: drawn, or all equal and a whole number of blocks."""
 
     @property
     def pool_tokens(self) -> int:

@@ -53,6 +53,10 @@ def _ratio(figure: str) -> Cell:
     return cell
 
 
+def _interval(figure: str) -> Cell:
+    return lambda row: "" if row.arm == BASE or (found := row.intervals[figure]) is None else str(found)
+
+
 def _joined(*cells: Cell) -> Cell:
     return lambda row: " / ".join(cell(row) for cell in cells)
 
@@ -67,9 +71,11 @@ LATENCY: tuple[tuple[str, Cell], ...] = (
     *_WHAT,
     ("TTFT returning, ms", _spread("ttft_returning_s", 1e3)),
     ("ratio", _ratio("ttft_returning_s")),
+    ("95 %", _interval("ttft_returning_s")),
     ("TTFT cold, ms", _median("ttft_cold_s", 1e3)),
     ("TTFT all p50 / p95, ms", _joined(_median("ttft_p50_s", 1e3), _median("ttft_p95_s", 1e3))),
     ("ratio of mean", _ratio("ttft_s")),
+    ("95 %", _interval("ttft_s")),
     ("TPOT, ms", _median("tpot_s", 1e3)),
     ("output tokens/s", _spread("output_tokens_per_s")),
     ("ratio", _ratio("output_tokens_per_s")),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from load_tests.bench.arms import ARMS, BASE, EXACT
 from load_tests.bench.figures import Figures
 from load_tests.bench.plan import Key
 from load_tests.measuring.comparison import Bound
+from load_tests.measuring.interval import Interval, paired_interval, ratio_of_means
 from load_tests.measuring.spread import Spread
 
 Value = Callable[[Figures], float | None]
@@ -49,6 +51,8 @@ class Row:
     alternations: int
     values: Mapping[str, Spread | None]
     ratios: Mapping[str, Spread | None]
+    intervals: Mapping[str, Interval | None]
+    """Of the ratio of mean TTFTs, over the requests that both arms answered: by `PAIRED`."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,20 @@ TARGETS = (
 )
 
 
-def rows(measured: Mapping[Key, Figures]) -> list[Row]:
-    """A row for each model, workload, size and arm; the arms of one workload and size follow each other."""
+PAIRED: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+    "ttft_returning_s": lambda request: bool(request["returning"]),
+    "ttft_s": lambda request: True,
+}
+"""Figures that each request has one of: whether it counts. `request` is a `Measured`."""
+
+
+def rows(
+    measured: Mapping[Key, Figures], requests: Mapping[Key, Sequence[Mapping[str, Any]]] | None = None
+) -> list[Row]:
+    """A row for each model, workload, size and arm; the arms of one workload and size follow each other.
+
+    `requests` are those of each measurement; without them there are no intervals.
+    """
     groups: dict[tuple[str, str, float, str], list[Key]] = {}
     arms = list(ARMS)
     for key in sorted(measured, key=lambda key: (key.model, key.workload, key.working_set, arms.index(key.arm))):
@@ -96,6 +112,7 @@ def rows(measured: Mapping[Key, Figures]) -> list[Row]:
             values={
                 name: Spread.of_known(value(measured[key]) for key in keys) for name, (_, value) in FIGURES.items()
             },
+            intervals={name: _interval(requests or {}, keys, counts) for name, counts in PAIRED.items()},
             ratios={name: Spread.of_known(_ratios(measured, keys, value)) for name, (_, value) in FIGURES.items()},
         )
         for group, keys in groups.items()
@@ -122,6 +139,24 @@ def _ratios(measured: Mapping[Key, Figures], keys: Sequence[Key], value: Value) 
         if mine is not None and theirs:
             ratios.append(mine / theirs)
     return ratios
+
+
+def _interval(
+    requests: Mapping[Key, Sequence[Mapping[str, Any]]],
+    keys: Sequence[Key],
+    counts: Callable[[Mapping[str, Any]], bool],
+) -> Interval | None:
+    """Both arms had the same requests: they are paired by number, within an alternation."""
+    mine: list[float] = []
+    theirs: list[float] = []
+    for key in keys:
+        base = requests.get(replace(key, arm=BASE), ())
+        other = {request["number"]: request["ttft_s"] for request in base if counts(request)}
+        for request in requests.get(key, ()):
+            if counts(request) and request["ttft_s"] and other.get(request["number"]):
+                mine.append(request["ttft_s"])
+                theirs.append(other[request["number"]])
+    return paired_interval(mine, theirs, ratio_of_means) if mine else None
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from load_tests.measuring.interval import Interval, paired_interval
 from load_tests.measuring.spread import Spread, ratios
 
 
@@ -48,6 +49,10 @@ class Comparison:
         """To the base arm of the same round."""
         return Spread.of(ratios(self.values[arm], self.values[self.base]))
 
+    def interval(self, arm: str) -> Interval:
+        """Of the median ratio to the base arm, over the rounds."""
+        return paired_interval(self.values[arm], self.values[self.base])
+
     def misses(self) -> list[str]:
         """A sentence for each judged arm beyond the bound."""
         if self.bound is None:
@@ -60,13 +65,14 @@ class Comparison:
         ]
 
     def lines(self, form: str = ".4g", ratio_form: str = ".3f") -> list[list[str]]:
-        """Rows of a table: title, arm, what was measured, ratio, target."""
+        """Rows of a table: title, arm, what was measured, ratio, its interval, target."""
         return [
             [
                 self.title,
                 arm,
                 f"{self.spread(arm).slashed(form)} {self.unit}",
                 "1" if arm == self.base else self.ratio(arm).slashed(ratio_form, bold=True),
+                "" if arm == self.base else str(self.interval(arm)),
                 str(self.bound) if arm in self.judged else "",
             ]
             for arm in self.values
@@ -82,9 +88,10 @@ class Comparison:
             "target": bound,
             "values": dict(self.values),
             "ratios": {arm: self.ratio(arm).as_list() for arm in self.values},
+            "intervals": {arm: asdict(self.interval(arm)) for arm in self.values if arm != self.base},
             "misses": self.misses(),
         }
 
 
-COLUMNS = ("question", "arm", "measured", "ratio", "target")
+COLUMNS = ("question", "arm", "measured", "ratio", "95 %", "target")
 """Of `Comparison.lines`."""

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -87,6 +88,22 @@ def test_a_workload_fits_the_model_and_comes_back_as_often_as_its_size_says(name
     assert sum(request.returning for request in made.requests) >= 0.5 * len(made.requests)
 
 
+@pytest.mark.parametrize("device_blocks", [32, 128])
+def test_documents_have_random_lengths_that_a_pool_has_room_for_unless_aligned_ones_are_asked_for(device_blocks):
+    sizes = Sizes(device_blocks=device_blocks)
+    made = {
+        lengths: parameters_of("long-document-qa", replace(sizes, lengths=lengths), 1.5, rate=1.0)
+        for lengths in ("random", "aligned")
+    }
+    drawn = made["random"]
+    assert drawn["shortest_document_tokens"] == 300
+    assert (drawn["shortest_question_tokens"], drawn["question_tokens"]) == (10, 120)
+    assert 300 < drawn["document_tokens"] <= min(3_000, sizes.pool_tokens - 120 - 16)
+    assert "shortest_document_tokens" not in made["aligned"]
+    assert made["aligned"]["document_tokens"] == sizes.pool_tokens // 4
+    assert sizes.digest() != replace(sizes, lengths="aligned").digest()
+
+
 # The command line
 
 
@@ -165,7 +182,7 @@ def small_run(monkeypatch, tmp_path):
             if one_server.breaks_after == len(served):
                 raise one_server.error
             served.append(wanted_key)
-            journal.add(wanted_key, figures=figures(ANSWERS, 0.0, 1.0, 1))
+            journal.add(wanted_key, figures=figures(ANSWERS, 0.0, 1.0, 1), requests=[])
 
     one_server.breaks_after, one_server.error = None, KeyboardInterrupt()
     monkeypatch.setattr(measuring, "cases_of", lambda *_: cases)

@@ -123,6 +123,24 @@ def test_ratios_are_of_one_alternation_and_spreads_over_all():
     assert base.ratios["ttft_returning_s"].median == 1.0
 
 
+def test_an_interval_pairs_the_requests_of_one_alternation_by_their_number():
+    def asked(factor, numbers):
+        return [{"number": number, "returning": number % 2 == 1, "ttft_s": factor * (1 + number)} for number in numbers]
+
+    requests = {
+        key(BASE, 0): asked(1.0, range(20)),
+        key(EXACT, 0): asked(0.5, reversed(range(16))),  # in another order, and four have failed
+        key(BASE, 1): [*asked(1.0, range(1, 2)), {"number": 3, "returning": True, "ttft_s": None}],
+        key(EXACT, 1): asked(0.5, range(1, 5)),
+    }
+    ours = next(row for row in rows(measured_runs(), requests) if row.arm == EXACT)
+    returning, whole = ours.intervals["ttft_returning_s"], ours.intervals["ttft_s"]
+    assert (returning.low, returning.high, returning.pairs) == (0.5, 0.5, 8 + 1)
+    assert whole.pairs == 16 + 1
+    assert returning.is_shown
+    assert next(row for row in rows(measured_runs()) if row.arm == EXACT).intervals["ttft_s"] is None
+
+
 def test_an_alternation_that_one_arm_lacks_has_no_ratio():
     runs = measured_runs()
     del runs[key(BASE, 1)]

@@ -122,14 +122,15 @@ def test_a_bound_is_judged_by_the_median_ratio_of_the_rounds(bound: Bound, on: l
 
 def test_a_comparison_has_a_line_for_each_arm_and_the_base_is_one() -> None:
     first, second = comparison([5.0, 20.0, 80.0], Bound(1.5)).lines()
-    assert first == ["TPOT", "off", "10 / 20 / 40 ms", "1", ""]
-    assert second == ["TPOT", "on", "5 / 20 / 80 ms", "0.500 / **1.000** / 2.000", "≤ 1.5"]
+    assert first == ["TPOT", "off", "10 / 20 / 40 ms", "1", "", ""]
+    assert second == ["TPOT", "on", "5 / 20 / 80 ms", "0.500 / **1.000** / 2.000", "0.500 to 2.000, not shown", "≤ 1.5"]
 
 
 def test_a_comparison_says_all_of_it_as_json() -> None:
     found = json.loads(json.dumps(comparison([5.0, 20.0, 80.0], Bound(0.9)).as_dict()))
     assert found["ratios"] == {"off": [1.0, 1.0, 1.0], "on": [0.5, 1.0, 2.0]}
     assert found["target"] == {"arms": ["on"], "bound": 0.9, "at_most": True}
+    assert found["intervals"] == {"on": {"low": 0.5, "high": 2.0, "pairs": 3}}
     assert found["misses"] == ["Missed: TPOT, on: 1.000 of off; the target is at most 0.9."]
 
 

@@ -301,3 +301,29 @@ def test_scaled_parameters_are_lengths_only():
 def test_a_working_set_is_reached_by_the_number_of_prefixes(name, tokens):
     workload = with_working_set(name, 0, WORD_TOKENS, tokens, **SMALL[name])
     assert working_set_tokens(workload) == pytest.approx(tokens, abs=80)
+
+
+def test_documents_and_questions_have_lengths_of_their_own_where_a_shortest_is_given():
+    sizes = {"document_tokens": 300, "shortest_document_tokens": 30, "question_tokens": 12}
+    made = [
+        long_document_qa(random.Random(7), WORD_TOKENS, documents=40, shortest_question_tokens=2, **sizes)
+        for _ in range(2)
+    ]
+    assert made[0] == made[1]
+    lengths = [[len(message.content.split()) for message in request.messages] for request in made[0].requests]
+    first = [document for document, _ in lengths[:40]]
+    assert min(first) >= 30
+    assert max(first) <= 300
+    assert len(set(first)) > 25
+    assert {question for _, question in lengths} == set(range(2, 13))
+    aligned = long_document_qa(random.Random(7), WORD_TOKENS, documents=4, document_tokens=64, question_tokens=8)
+    assert {len(request.messages[0].content.split()) for request in aligned.requests} == {64}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"shortest_document_tokens": 0}, {"shortest_document_tokens": 21_000}, {"shortest_question_tokens": 21}],
+)
+def test_a_shortest_length_above_the_longest_or_below_one_is_refused(wrong: dict[str, int]):
+    with pytest.raises(ValueError, match="at least"):
+        long_document_qa(random.Random(0), WORD_TOKENS, **wrong)

