@@ -218,12 +218,23 @@ class Answers:
             self.returns.see(latest.kind, False)
 
     def _digest(self, ids: Sequence[int]) -> bytes | None:
-        """Of the text between two special tokens, for what a decoder does at a text's ends; None: too long for now."""
+        """Of the added tokens and of each text between two; None: too long for now.
+
+        A text is decoded with a special token before and behind it, for what a decoder does at a text's ends.
+        """
         self._tokens_left -= len(ids)
         if self._tokens_left < 0:
             return None
-        text = self._text([self._start, *ids, self._start])
-        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        digest = hashlib.blake2b(digest_size=16)
+        between: list[int] = []
+        for token in [*ids, self._start]:
+            if token in self._boundaries:
+                text = self._text([self._start, *between, self._start]).encode("utf-8", "surrogatepass")
+                digest.update(b"%d:%d:" % (token, len(text)) + text)
+                between = []
+            else:
+                between.append(token)
+        return digest.digest()
 
     def _text(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
