@@ -7,7 +7,7 @@ A field's name carries its unit (`_bytes`, `_s`, `_tokens`); its description is 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -20,6 +20,12 @@ CPU_BLOCK_MULTIPLE_TOKENS = 32  # vLLM's CPU attention kernels work on blocks of
 class EngineSettings(Section):
     """The vLLM engine inside each replica."""
 
+    process: Literal["thread", "process"] | None = Field(
+        None,
+        description="Where a replica's engine computes. `thread`: in the replica's own process; less memory, and a "
+        "sooner start. `process`: in one of its own, so that HTTP's work never holds up a step. Answers are the same. "
+        "Empty: `thread` on CPU, `process` on CUDA.",
+    )
     block_size_tokens: int | None = Field(
         None,
         ge=1,

@@ -39,6 +39,11 @@ _DEFAULT_STEP_TOKENS = {
     "cuda": 2048,
 }  # docs/measured/experiments.md, 11: enough for each model that was measured, on a CPU; longer steps hold up decoding
 
+_DEFAULT_ENGINE_PROCESS: dict[str, Literal["thread", "process"]] = {
+    "cpu": "thread",  # docs/measured/overhead.md: a second process costs memory, and two cores are busy computing
+    "cuda": "process",  # a GPU's steps are as short as Python's own work beside them; and it is vLLM's own layout
+}
+
 
 class Settings(Section):
     """Everything that can be set, below `args:` in serve_config.yaml."""
@@ -115,6 +120,11 @@ class Settings(Section):
         """Tokens of one engine step at most, with this machine's default filled in; vLLM wants one per sequence."""
         default = max(_DEFAULT_STEP_TOKENS[machine.accelerator()], self.engine.max_num_seqs)
         return self.engine.max_num_batched_tokens or default
+
+    @property
+    def engine_process(self) -> Literal["thread", "process"]:
+        """Where a replica's engine computes, with this machine's default filled in."""
+        return self.engine.process or _DEFAULT_ENGINE_PROCESS[machine.accelerator()]
 
     @property
     def device_pool_tokens(self) -> int | None:

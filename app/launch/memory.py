@@ -23,6 +23,8 @@ _ALLOW_A_DISK = "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE"
 """Ray's own limit for an object store on a disk, and its variable that lifts it (`ray_constants`)."""
 _REPLICA_PROCESS_BYTES = 700 * 1024**2
 """A replica with the demo model, measured (docs/measured/overhead.md); the ingress weighs about as much."""
+_ENGINE_PROCESS_BYTES = 500 * 1024**2
+"""What an engine in a process of its own adds, without the model; measured there too."""
 _EVERYTHING_ELSE_BYTES = 1024**3
 """Ray's daemons, Serve's controller and proxy, the manager, the tiers and their workers."""
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -69,16 +71,17 @@ def shared_memory_warning(settings: Settings, running: Settings | None = None) -
 
 def _replica_bytes(settings: Settings) -> int:
     """Of main memory: on a GPU's machine weights and KV lie on the GPU."""
+    process = _REPLICA_PROCESS_BYTES + (_ENGINE_PROCESS_BYTES if settings.engine_process == "process" else 0)
     folder = find_model(settings.model)
     if machine.accelerator() != "cpu" or not isinstance(folder, Path):
-        return _REPLICA_PROCESS_BYTES
+        return process
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     config = config.get("text_config") or config
     saved = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     used = saved if settings.engine_dtype == "auto" else settings.engine_dtype
     item = _ITEM_BYTES.get(used, 2)
     weights = _weight_bytes(folder) * item // _ITEM_BYTES.get(saved, item)
-    return _REPLICA_PROCESS_BYTES + weights + _pool_tokens(settings) * _token_bytes(config, item)
+    return process + weights + _pool_tokens(settings) * _token_bytes(config, item)
 
 
 def _weight_bytes(folder: Path) -> int:

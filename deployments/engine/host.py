@@ -20,16 +20,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
 
-import torch
 from vllm.config import VllmConfig
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -38,17 +36,13 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
 from deployments.engine.checks import check_engine_config
-from deployments.engine.heartbeat import Heartbeat
+from deployments.engine.heartbeat import Beat, Heartbeat
+from deployments.engine.process.surroundings import IDLE_STEP_EVERY_S, prepare_process, tolerant_module_scan
 from deployments.engine.seeded_sampling import keep_seeds_exact
 from deployments.engine.step_witness import StepWitness
-from kvmanager.loading.step_pace import StepWork
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-IDLE_STEP_EVERY_S = 0.005
-"""While the only requests wait for an asynchronous load the step does nothing: leave the core, and Python's lock, to
-the loading thread, which wakes the engine (`EngineThread.wake`)."""
 
 
 class EngineHungError(Exception):
@@ -81,6 +75,20 @@ class EngineThread:
         )
         self._thread.start()
         self.core = self._built.result()
+
+    @property
+    def scheduler(self) -> Any:
+        """vLLM's scheduler: for the engine thread."""
+        return self.core.scheduler
+
+    @property
+    def beat(self) -> Beat:
+        """For a `HangWatch`."""
+        return self.heartbeat.beat
+
+    def suspects(self, not_begun: Sequence[str], begun: Sequence[str]) -> list[str] | None:
+        """Who may have ended the engine: the scheduler's books are here still, and the replica's are not needed."""
+        return self.witness.suspects()
 
     def subscribe(
         self, on_outputs: Callable[[EngineCoreOutputs], None], on_death: Callable[[BaseException], None]
@@ -136,7 +144,7 @@ class EngineThread:
         except BaseException as error:
             self._built.set_exception(error)
             return
-        _watch_schedule(core.scheduler, self.heartbeat)
+        self.heartbeat.watch(core.scheduler)
         self.witness.watch(core.scheduler)
         forget_compilation = self.heartbeat.hear_compilation()
         self._built.set_result(core)
@@ -203,25 +211,6 @@ class EngineThread:
                 if item is not None:
                     with contextlib.suppress(Exception):
                         item()
-
-
-def _watch_schedule(scheduler: Any, heartbeat: Heartbeat) -> None:
-    """Have the heartbeat hear what each step computes, as soon as it is planned."""
-    schedule = scheduler.schedule
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        planned = schedule(*args, **kwargs)
-        running, tokens = planned.scheduled_cached_reqs, planned.num_scheduled_tokens
-        work = StepWork()
-        for new in planned.scheduled_new_reqs:
-            work = work.plus(tokens[new.req_id], new.num_computed_tokens)
-        for request_id, computed in zip(running.req_ids, running.num_computed_tokens, strict=True):
-            work = work.plus(tokens[request_id], computed)
-        if work.tokens:
-            heartbeat.scheduled(work)
-        return planned
-
-    scheduler.schedule = watched
 
 
 class InProcessClient:
@@ -317,32 +306,12 @@ def start_engine(config: VllmConfig, log_stats: bool) -> tuple[AsyncLLM, EngineT
     Raises whatever vLLM raises for a configuration it refuses, and ValueError for one with which KV would not be exact.
     """
     check_engine_config(config)
-    # The root of all block hashes must be the same everywhere (kvmanager.segments.keys); vLLM would take it from this
-    # variable.
-    os.environ.pop("PYTHONHASHSEED", None)
-    if torch.cpu._is_amx_tile_supported():
-        # Linux gives a process the tile registers when it asks. vLLM's attention uses them unasked: where oneDNN had
-        # not asked before (`load_format: dummy`), the first prompt ended the process by an illegal instruction.
-        torch.cpu._init_amx()
-    with _client_in_process() as threads, _tolerant_module_scan():
+    prepare_process()
+    with _client_in_process() as threads, tolerant_module_scan():
         llm = AsyncLLM(
             vllm_config=config, executor_class=Executor.get_class(config), log_stats=log_stats, log_requests=False
         )
     return llm, threads[0]
-
-
-def _tolerant_module_scan() -> contextlib.AbstractContextManager[Any]:
-    """Let vLLM's CPU worker start although llvmlite is loaded (by numba, by our copy kernels).
-
-    `vllm.triton_utils.dispatcher._rebind_kernels` takes `vars()` of whatever any module holds; llvmlite's library
-    wrapper answers `__dict__` with a C function.
-    """
-
-    def vars_of(value: Any) -> Any:
-        found = vars(value)
-        return found if isinstance(found, Mapping) else {}
-
-    return mock.patch("vllm.triton_utils.dispatcher.vars", vars_of, create=True)
 
 
 @contextlib.contextmanager

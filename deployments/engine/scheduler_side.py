@@ -34,7 +34,16 @@ from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
 from deployments.engine.pool.hotness_queue import HotnessQueue
 from deployments.engine.request_saves import RequestSaves
 from deployments.engine.tracked_request import TrackedRequest
-from deployments.protocol.kv_port import ANSWER_GOES, FIDELITY, PLAN, SHORT_TOKENS, TENANT, KVPort, PlanDict
+from deployments.protocol.kv_port import (
+    ANSWER_GOES,
+    FIDELITY,
+    PLAN,
+    SHORT_TOKENS,
+    TENANT,
+    KVPort,
+    PlanDict,
+    PlannedLoad,
+)
 from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
 from deployments.transfer.jobs import load_parts
 from deployments.transfer.layerwise_step import LayerwiseStep
@@ -99,7 +108,7 @@ class SchedulerSide:
         """A request has entered the scheduler, with its plan."""
         transfer = request.kv_transfer_params or {}
         plan: PlanDict | None = transfer.get(PLAN)
-        loads = plan["segments"] if plan else []
+        loads = [PlannedLoad._make(load) for load in plan["segments"]] if plan else []
         expected = plan.get("expected") if plan else None
         covered = loads[-1].end_block if loads else 0
         if covered and (loads[-1].last_hash or loads[-1].key) != request.block_hashes[covered - 1]:

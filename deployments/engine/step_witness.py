@@ -5,19 +5,26 @@ that has been decoding for a while has shown that it can be computed. Of a step 
 that it computed; of one that died before it was planned, or that only waited for loads, all that had not been computed
 yet, or else all. Between two steps nobody is a suspect.
 
-Leans on vLLM: `Scheduler.schedule` and `requests`; `SchedulerOutput.num_scheduled_tokens`, `scheduled_new_reqs`,
-`scheduled_cached_reqs` with the tokens computed before the step; `Request.num_prompt_tokens`, `num_computed_tokens`;
-the form of the engine's request ids (`InputProcessor.assign_request_id`, `ParentRequest`).
-`tests/deployments/engine/test_step_witness.py` holds it on a live engine.
+An engine in a process of its own may end without a word (SIGKILL, a fault of the driver). So its witness notes each
+step in memory that the replica shares (`deployments.engine.process.flight_recorder`), where it is planned.
+
+Leans on vLLM: `Scheduler.schedule` and `requests`; `SchedulerOutput.num_scheduled_tokens`,
+`total_num_scheduled_tokens`, `scheduled_new_reqs`, `scheduled_cached_reqs` with the tokens computed and answered before
+the step; `Request.num_prompt_tokens`, `num_computed_tokens`; the form of the engine's request ids
+(`InputProcessor.assign_request_id`, `ParentRequest`). `tests/deployments/engine/test_step_witness.py` holds it on a
+live engine.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm.v1.engine.exceptions import EngineDeadError
+
+if TYPE_CHECKING:
+    from deployments.engine.process.flight_recorder import FlightRecorder
 
 _ENGINE_ID = re.compile(r"(?:\d+_)?(.*)-[0-9a-f]{8}")
 
@@ -25,14 +32,14 @@ _ENGINE_ID = re.compile(r"(?:\d+_)?(.*)-[0-9a-f]{8}")
 class EngineDiedError(EngineDeadError):
     """The engine died with requests in it; says which of them are suspects, by the ids that the ingress gave them.
 
-    Crosses Ray: what it holds is plain.
+    None: there is no witness, for its process was ended from outside. Crosses Ray: what it holds is plain.
     """
 
-    def __init__(self, suspects: Collection[str] = ()) -> None:
+    def __init__(self, suspects: Collection[str] | None = ()) -> None:
         super().__init__()
-        self.suspects = tuple(suspects)
+        self.suspects = None if suspects is None else tuple(suspects)
 
-    def __reduce__(self) -> tuple[type[EngineDiedError], tuple[tuple[str, ...]]]:
+    def __reduce__(self) -> tuple[type[EngineDiedError], tuple[tuple[str, ...] | None]]:
         """An exception is otherwise made anew from its message."""
         return EngineDiedError, (self.suspects,)
 
@@ -40,7 +47,8 @@ class EngineDiedError(EngineDeadError):
 class StepWitness:
     """Remembers the step under way. `watch` on the engine thread, `suspects` from any once the engine is dead."""
 
-    def __init__(self) -> None:
+    def __init__(self, recorder: FlightRecorder | None = None) -> None:
+        self._recorder = recorder
         self._scheduler: Any = None
         self._step: Any = None
         """vLLM's SchedulerOutput of the step under way; None while it is planned."""
@@ -53,7 +61,11 @@ class StepWitness:
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             self._step, self._under_way = None, True
+            if self._recorder is not None:
+                self._recorder.planning()
             self._step = schedule(*args, **kwargs)
+            if self._recorder is not None:
+                self._note(self._recorder, self._step)
             return self._step
 
         scheduler.schedule = watched
@@ -61,6 +73,19 @@ class StepWitness:
     def step_ended(self) -> None:
         """The step has been computed: no request is to blame for what happens before the next one is planned."""
         self._under_way = False
+        if self._recorder is not None:
+            self._recorder.between_steps()
+
+    def _note(self, recorder: FlightRecorder, step: Any) -> None:
+        """Few steps are noted name by name: who decodes is mostly the same as in the step before."""
+        tokens, running = step.num_scheduled_tokens, step.scheduled_cached_reqs
+        all_decode = not step.scheduled_new_reqs and step.total_num_scheduled_tokens == len(tokens)
+        if not tokens:
+            recorder.planning()
+        elif all_decode and 0 not in running.num_output_tokens:
+            recorder.computing(running.req_ids)
+        else:
+            recorder.computing(self._named())
 
     def suspects(self) -> list[str]:
         """The requests that may have ended the engine, by the ids that they were sent under."""

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from vllm.config import VllmConfig
@@ -22,7 +22,7 @@ from vllm.platforms import current_platform
 
 from configs.settings import Settings, SettingsError
 from deployments.engine.connector import CrossKVConnector, layer_tensors
-from deployments.engine.host import EngineThread
+from deployments.engine.heartbeat import Heartbeat
 from deployments.engine.pool.control import PoolControl
 from deployments.engine.pool.events import PlacementPublisher
 from deployments.engine.pool.hotness_queue import order_by_hotness, order_by_recency
@@ -38,14 +38,36 @@ from kernels.paged.layout import LayoutKind, PagedLayout, cpu_layout_for
 from kvmanager.segments.sizes import check_segment_bytes
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 HELD_POOL_SHARE = 0.5
 """Largest share of the device pool that saves in flight may hold; what is beyond is not saved."""
 
 
-def why_not_moved(thread: EngineThread, config: VllmConfig) -> str | None:
+class EngineLoop(Protocol):
+    """Who steps the engine: `deployments.engine.host.EngineThread`, or vLLM's own process with ours in it."""
+
+    heartbeat: Heartbeat
+    on_turn: Callable[[], None]
+    """Called on the engine thread after every step and after calls between steps; must not block or raise."""
+
+    @property
+    def scheduler(self) -> Any:
+        """vLLM's scheduler."""
+        ...
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` on the engine thread, between two steps; from any thread."""
+        ...
+
+    def wake(self) -> None:
+        """What the engine may be waiting for has happened. From any thread."""
+        ...
+
+
+def why_not_moved(thread: EngineLoop, config: VllmConfig) -> str | None:
     """A sentence where the KV of an engine that is built with the connector cannot be moved; None where it can."""
-    scheduler: Any = thread.core.scheduler
+    scheduler = thread.scheduler
     worker: Any = get_kv_transfer_group()
     unsupported: str | None = scheduler.connector.unsupported
     if unsupported is not None:
@@ -62,7 +84,7 @@ class KVReuse:
 
     def __init__(
         self,
-        thread: EngineThread,
+        thread: EngineLoop,
         config: VllmConfig,
         settings: Settings,
         port: KVPort,
@@ -70,8 +92,8 @@ class KVReuse:
         replica: str,
     ) -> None:
         self._thread = thread
-        scheduler: Any = thread.core.scheduler
-        self._scheduler = scheduler
+        self.call = thread.call
+        scheduler = self._scheduler = thread.scheduler
         self._manager = scheduler.kv_cache_manager
         worker_connector = get_kv_transfer_group()
         scheduler_connector = scheduler.connector

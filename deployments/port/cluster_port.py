@@ -6,6 +6,7 @@ Errors become "nothing" here, are counted in `counters`, and are logged once per
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import queue
 import threading
@@ -42,8 +43,18 @@ than what it says. Prompts that share a prefix take longer to compute it than ro
 class ClusterPort:
     """See `KVPort` for who may call what from which thread."""
 
-    def __init__(self, app_name: str, replica: str, node_id: str, settings: KVSettings, manager: ManagerClient) -> None:
+    def __init__(
+        self,
+        app_name: str,
+        replica: str,
+        node_id: str,
+        settings: KVSettings,
+        manager: ManagerClient,
+        starts_tier: bool = True,
+    ) -> None:
+        """`starts_tier`: whether it starts the node's CPU tier, or only finds it."""
         self.manager = manager
+        self._starts_tier = starts_tier
         self.counters: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
         self.waits = PortWaits()
@@ -127,6 +138,8 @@ class ClusterPort:
 
     def offer(self, offered: OfferedBlocks, segment_bytes: Sequence[int]) -> SaveGrant | None:
         """One call to the manager. One circuit breaker guards it and the `store` that follows a grant."""
+        if self._own_tier is None and not self._starts_tier:
+            self._start_tier()
         if self._own_tier is None:
             return None
         if not self._save_circuit.allows(time.monotonic()):
@@ -225,8 +238,9 @@ class ClusterPort:
         try:
             tier = ray.get_actor(tier_name(self._app_name, self._node_id), namespace=SERVE_NAMESPACE)
         except ValueError:
-            self.count("tier_started_again")
-            self._start_tier()
+            if self._starts_tier:
+                self.count("tier_started_again")
+                self._start_tier()
         else:
             self._own_tier = tier
             tier.wanted.remote()
@@ -244,6 +258,11 @@ class ClusterPort:
         return {**own, **tiers}
 
     def _start_tier(self) -> None:
+        """Or find it; without one nothing is offered."""
+        if not self._starts_tier:
+            with contextlib.suppress(ValueError):
+                self._own_tier = ray.get_actor(tier_name(self._app_name, self._node_id), namespace=SERVE_NAMESPACE)
+            return
         workers = self._settings.prefetch_workers if self._settings.redis_url else 0
         self._own_tier = get_or_start_tier(self._app_name, self._node_id, int(self._settings.cpu_tier_bytes), workers)
 

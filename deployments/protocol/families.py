@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
 
 
 def labelled(families: Iterable[Metric], **labels: str) -> list[Metric]:
@@ -29,6 +30,19 @@ def joined(families: Iterable[Metric]) -> list[Metric]:
             known = by_name[family.name] = Metric(family.name, family.documentation, family.type, family.unit)
         known.samples = [*known.samples, *family.samples]
     return list(by_name.values())
+
+
+def added(families: Iterable[Metric]) -> list[Metric]:
+    """The same; samples of one name and labels are one sample with the sum of their values."""
+    together = joined(families)
+    for family in together:
+        by_place: dict[tuple[str, frozenset[tuple[str, str]]], Sample] = {}
+        for sample in family.samples:
+            place = sample.name, frozenset(sample.labels.items())
+            before = by_place.get(place)
+            by_place[place] = sample if before is None else before._replace(value=before.value + sample.value)
+        family.samples = list(by_place.values())
+    return together
 
 
 class Families:

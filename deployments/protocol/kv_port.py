@@ -89,7 +89,8 @@ class PlanExpectation(TypedDict):
 class PlanDict(TypedDict):
     """A plan on its whole way: the manager's answer, and what travels with a request into the engine.
 
-    Plain values only, so that it can cross a process. `segments` lie from the prompt's first block on, without a gap.
+    Plain values only, so that it can cross a process; in an engine's own process a segment arrives as a list.
+    `segments` lie from the prompt's first block on, without a gap.
     `scores` lists `(end_block, score)` of the prompt's known segments in order, stored or not, and `now` is the score
     of one use made now: what the device may keep blocks by (`deployments.engine.pool.hotness_queue`). Scores of
     different managers, told apart by `epoch`, are not comparable.

@@ -17,6 +17,7 @@ from ray import serve
 from configs.settings import load_settings
 from deployments.engine.engine_args import engine_environment
 from deployments.port.cluster_port import ClusterPort
+from deployments.port.other_process import OpenThere
 from deployments.protocol.families import labelled
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
@@ -61,13 +62,15 @@ class Replica:
 
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
-        node_id = ray.get_runtime_context().get_node_id()
+        here = ray.get_runtime_context()
+        node_id = here.get_node_id()
         self._link: ManagerLink | None = None
         self._room: EngineRoom | None = None
         self._ending = False
         self._manager = ManagerClient(context.app_name)
         open_port = partial(ClusterPort, context.app_name, self._name, node_id, settings.kv, self._manager)
-        self._room = EngineRoom(settings, self._name, self.rank, node_id, open_port, self._end_soon)
+        there = OpenThere(here.gcs_address, context.app_name, self._name, node_id, settings.kv)
+        self._room = EngineRoom(settings, self._name, self.rank, node_id, open_port, self._end_soon, there)
         self._plans = PromptPlans(self._room if self._room.shares_kv else None, settings.block_size_tokens)
         self._link = ManagerLink(self._manager, self._name, _rank_now, node_id, self._room)
 

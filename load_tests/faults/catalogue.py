@@ -184,6 +184,15 @@ def _one_replica_killed(world: World) -> Iterator[None]:
     yield
 
 
+def _one_engine(number: signal.Signals) -> Callable[[World], contextlib.AbstractContextManager[Any]]:
+    @contextlib.contextmanager
+    def inject(world: World) -> Iterator[None]:
+        world.server.processes("VLLM::EngineCore")[0].send_signal(number)
+        yield
+
+    return inject
+
+
 def _hanging(title: str) -> Callable[[World], contextlib.AbstractContextManager[Any]]:
     @contextlib.contextmanager
     def inject(world: World) -> Iterator[None]:
@@ -229,3 +238,9 @@ FAULTS = (
     Fault("replica", "engine exception", _called("break_engine"), breaks_streams=True, missing="replicas"),
     Fault("replica", "engine hangs", _called("hang_engine"), breaks_streams=True, missing="replicas"),
 )
+
+ENGINE_FAULTS = (
+    Fault("engine", "process killed", _one_engine(signal.SIGKILL), breaks_streams=True, missing="replicas"),
+    Fault("engine", "process stands still", _one_engine(signal.SIGSTOP), breaks_streams=True, missing="replicas"),
+)
+"""Of a server whose engines have processes of their own (`engine.process`)."""

@@ -78,11 +78,7 @@ def undo_lose_objects() -> None:
 
 def break_engine() -> None:
     """Make the engine of one replica raise in its next step; of one that has requests where there is one."""
-
-    def fail() -> None:
-        raise RuntimeError("injected: the engine fails")
-
-    _replace_step(fail)
+    _strike_one("break_step")
 
 
 def undo_break_engine() -> None:
@@ -91,12 +87,7 @@ def undo_break_engine() -> None:
 
 def hang_engine() -> None:
     """Make the engine of one replica, chosen in the same way, hang in its next step, and never come back."""
-
-    def hang() -> None:
-        while True:
-            time.sleep(1.0)
-
-    _replace_step(hang)
+    _strike_one("hang_step")
 
 
 def undo_hang_engine() -> None:
@@ -105,25 +96,12 @@ def undo_hang_engine() -> None:
 
 def lose_replies() -> None:
     """Lose every answer of the manager to what the replicas' ports ask, after it was carried out."""
-
-    def wrap(actor: Any) -> None:
-        from deployments.protocol.manager_client import ManagerClient
-        from load_tests.faults.lost_answers import lose_answers
-
-        port = _room(actor)._port
-        port.manager = ManagerClient(_application(actor))
-        lose_answers(port.manager, 1.0)
-
-    _in_replicas(wrap)
+    _lose_port_answers(1.0)
 
 
 def undo_lose_replies() -> None:
-    """Give the ports their client back."""
-
-    def unwrap(actor: Any) -> None:
-        _room(actor)._port.manager = _replica(actor)._manager
-
-    _in_replicas(unwrap)
+    """Have them hear again."""
+    _lose_port_answers(0.0)
 
 
 def lose_some_replies(share: float) -> None:
@@ -133,6 +111,19 @@ def lose_some_replies(share: float) -> None:
         from load_tests.faults.lost_answers import lose_answers
 
         lose_answers(_replica(actor)._manager, share)
+
+    _in_replicas(wrap)
+    _lose_port_answers(share)
+
+
+def _lose_port_answers(share: float) -> None:
+    def wrap(actor: Any) -> None:
+        from load_tests.faults.inside_engine import in_engine, is_process, lose_port_answers
+
+        room, application = _room(actor), _application(actor)
+        in_engine(room, lose_port_answers, application, share)
+        if is_process(room):  # the replica has a port of its own then, for plans
+            lose_port_answers(None, room._port, application, share)
 
     _in_replicas(wrap)
 
@@ -166,23 +157,30 @@ def make_engines_mortal(deadly_tokens: list[int]) -> None:
     """Let the engines that there are now end with any prompt that holds this run of tokens."""
 
     def act(actor: Any) -> None:
-        from load_tests.faults.deadly_prompt import make_mortal
+        from load_tests.faults.inside_engine import die_of, in_engine
 
-        make_mortal(_room(actor)._thread.core, deadly_tokens)
+        in_engine(_room(actor), die_of, deadly_tokens)
 
     _in_replicas(act)
 
 
-def _replace_step(step: Callable[[], None]) -> None:
-    def is_busy(actor: Any) -> bool:
-        return bool(_room(actor)._thread.core.scheduler.has_requests())
+def _strike_one(fault: str) -> None:
+    """Where a request runs: it is waited for, so that the fault shows at once."""
 
-    def replace(actor: Any) -> None:
-        _room(actor)._thread.core.step_fn = step
+    def strike_if_busy(actor: Any) -> bool:
+        from load_tests.faults import inside_engine
 
-    replicas = _actors("#Replica#")
-    busy = [actor for actor in replicas if ray.get(actor.__ray_call__.remote(is_busy))]
-    ray.get((busy or replicas)[0].__ray_call__.remote(replace))
+        room = _room(actor)
+        busy = bool(room._begun)
+        if busy:
+            inside_engine.in_engine(room, getattr(inside_engine, fault))
+        return busy
+
+    deadline = time.monotonic() + NOTICED_S
+    while not any(ray.get(actor.__ray_call__.remote(strike_if_busy)) for actor in _actors("#Replica#")):
+        if time.monotonic() > deadline:
+            raise TimeoutError("no replica has a request")
+        time.sleep(0.02)
 
 
 def _in_replicas(act: Callable[[Any], None]) -> None:

@@ -227,3 +227,17 @@ def test_a_quantized_models_type_is_left_to_vllm(load: Any, monkeypatch: pytest.
     monkeypatch.setattr(machine, "accelerator", lambda: "cpu")
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
     assert load_settings({"model": str(tmp_path)}).engine_dtype == "auto"
+
+
+@pytest.mark.parametrize(("accelerator", "default"), [("cpu", "thread"), ("cuda", "process")])
+def test_where_the_engine_computes_is_a_choice_of_two(
+    accelerator: str, default: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "accelerator", lambda: accelerator)
+    assert load_settings({}).engine_process == default
+    assert [load_settings({"engine": {"process": mode}}).engine_process for mode in ("thread", "process")] == [
+        "thread",
+        "process",
+    ]
+    with pytest.raises(SettingsError, match=r"engine\.process"):
+        load_settings({"engine": {"process": "fork"}})

@@ -72,9 +72,15 @@ IMPORTED: dict[str, set[str]] = {
         "make_block_hash_with_group_id",
     },
     "vllm.v1.core.sched.output": {"SchedulerOutput"},
-    "vllm.v1.engine": {"EngineCoreOutput", "EngineCoreOutputs", "EngineCoreRequest", "FinishReason"},
+    "vllm.v1.engine": {
+        "EngineCoreOutput",
+        "EngineCoreOutputs",
+        "EngineCoreRequest",
+        "EngineCoreRequestType",
+        "FinishReason",
+    },
     "vllm.v1.engine.async_llm": {"AsyncLLM"},
-    "vllm.v1.engine.core": {"EngineCore"},
+    "vllm.v1.engine.core": {"EngineCore", "EngineCoreProc"},
     "vllm.v1.engine.exceptions": {"EngineDeadError"},
     "vllm.v1.engine.input_processor": {"InputProcessor"},
     "vllm.v1.executor": {"Executor"},
@@ -98,7 +104,9 @@ USED: dict[str, set[str]] = {
     "vllm.v1.core.kv_cache_utils:KVCacheBlock": {
         "block_hash", "block_id", "next_free_block", "prev_free_block", "ref_cnt",
     },
-    "vllm.v1.core.sched.output:CachedRequestData": {"num_computed_tokens", "req_ids", "resumed_req_ids"},
+    "vllm.v1.core.sched.output:CachedRequestData": {
+        "num_computed_tokens", "num_output_tokens", "req_ids", "resumed_req_ids",
+    },
     "vllm.v1.core.sched.output:NewRequestData": {"num_computed_tokens", "req_id"},
     "vllm.v1.core.sched.output:SchedulerOutput": {
         "num_scheduled_tokens", "scheduled_cached_reqs", "scheduled_new_reqs", "total_num_scheduled_tokens",
@@ -110,6 +118,14 @@ USED: dict[str, set[str]] = {
         "abort_requests", "add_request", "async_scheduling", "get_supported_tasks", "model_executor", "post_step",
         "preprocess_add_request", "reset_prefix_cache", "scheduler", "shutdown", "step_fn",
     },
+    "vllm.v1.engine:EngineCoreRequestType": {"WAKEUP"},
+    "vllm.v1.engine.core:EngineCoreProc": {
+        "_handle_client_request", "_process_engine_step", "input_queue", "output_queue", "run_busy_loop",
+        "run_engine_core", "shutdown", "vllm_config",
+    },
+    "vllm.v1.engine.core_client:AsyncMPClient": {"resources"},
+    "vllm.v1.engine.core_client:BackgroundResources": {"engine_manager"},
+    "vllm.v1.engine.utils:CoreEngineProcManager": {"processes"},
     "vllm.v1.metrics.cache_hit_source:CacheHitSource": {"HOST"},
     "vllm.v1.metrics.stats:RequestStateStats": {"first_token_ts", "scheduled_ts"},
     "vllm.v1.request:Request": {

@@ -14,6 +14,7 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 
 from configs.settings import load_settings
+from deployments.engine.process.service import ReuseService
 from deployments.engine.room import EngineRoom
 from deployments.protocol.kv_port import PLAN, TENANT
 from deployments.protocol.wire import KV_CACHE_USAGE
@@ -159,7 +160,7 @@ def usage(output: RequestOutput) -> dict[str, int]:
 def room_of(engine: LiveEngine, port: Any, replica: str, node_id: str, fingerprint: bytes) -> EngineRoom:
     """The door of a room that has this engine."""
     room: Any = object.__new__(EngineRoom)
-    room._llm, room._thread, room._reuse, room._directives = engine.llm, engine.thread, engine.reuse, engine.orders
+    room._llm, room._engine, room._service = engine.llm, engine.thread, ReuseService(engine.reuse, port)
     room._port, room._replica, room._node_id, room.fingerprint = port, replica, node_id, fingerprint
-    room._named = None
+    room._named, room._judged, room._begun = None, False, {}
     return room

@@ -117,3 +117,10 @@ def test_the_shipped_models_token_is_counted_as_vllm_does() -> None:
     assert memory._token_bytes(config, 4) == 2 * 2 * 2 * 32 * 4
     assert memory._token_bytes({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 256}, 2) == 2048
     assert memory._token_bytes({}, 2) == 0
+
+
+def test_an_engine_in_a_process_of_its_own_needs_more() -> None:
+    thread, process = (
+        memory._replica_bytes(load_settings({"engine": {"process": mode}})) for mode in ("thread", "process")
+    )
+    assert process - thread == memory._ENGINE_PROCESS_BYTES

@@ -43,7 +43,7 @@ def learn(heart: Heartbeat, clock: Clock, work: StepWork, seconds: float) -> Non
 
 def found_after(heart: Heartbeat, clock: Clock) -> float | None:
     """When a turn that does not end is called a hang; None: not in an hour."""
-    watch = HangWatch(heart, SLACK_S, lambda why: None)
+    watch = HangWatch(heart.beat, SLACK_S, lambda why: None)
     began = clock.now
     while clock.now < began + 3600:
         if watch.look(clock.now) is not None:
@@ -143,7 +143,7 @@ def test_an_idle_engine_never_hangs(clock: Clock) -> None:
 
 def test_turns_that_follow_each_other_are_not_one_long_turn(clock: Clock) -> None:
     heart = Heartbeat(clock)
-    watch = HangWatch(heart, SLACK_S, lambda why: None)
+    watch = HangWatch(heart.beat, SLACK_S, lambda why: None)
     for _ in range(1000):
         with heart.turn():
             clock.now += 1.0
@@ -153,7 +153,7 @@ def test_turns_that_follow_each_other_are_not_one_long_turn(clock: Clock) -> Non
 def test_a_process_that_stood_still_in_a_step_is_not_found_hung_when_it_goes_on(clock: Clock) -> None:
     heart = Heartbeat(clock)
     learn(heart, clock, FULL_STEP, 0.1)
-    watch = HangWatch(heart, SLACK_S, lambda why: None)
+    watch = HangWatch(heart.beat, SLACK_S, lambda why: None)
     with heart.turn():
         heart.scheduled(FULL_STEP)
         assert watch.look(clock.now) is None
@@ -189,7 +189,7 @@ def test_an_engine_that_hangs_ends_its_requests_refuses_new_ones_and_stays_dead(
         found.append(why)
         engine.thread.give_up(EngineHungError(why))
 
-    watch = HangWatch(engine.thread.heartbeat, 1.0, give_up)
+    watch = HangWatch(engine.thread.beat, 1.0, give_up)
     watch.start()
     waiting = [engine.start(engine.answer(prompt(701 + n, 40), greedy(8), planned=False)) for n in range(2)]
     assert entered.wait(PATIENCE_S)

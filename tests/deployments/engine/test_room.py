@@ -146,10 +146,10 @@ def test_an_engine_that_died_names_its_suspects_in_another_process(engine: LiveE
 
     room: Any = room_of(engine, port, "replica", "node", b"")
     room._llm = SimpleNamespace(generate=dying, errored=True)
-    room._thread = SimpleNamespace(witness=SimpleNamespace(suspects=lambda: ["it"]), error=RuntimeError("gone"))
+    room._engine = SimpleNamespace(suspects=lambda not_begun, begun: [*not_begun, *begun], error=RuntimeError("gone"))
     with pytest.raises(EngineDiedError) as error:
         asyncio.run(
             Outside(room).answer(asked(engine, "last"), {**engine.port.plan(engine.hashes(TOKENS)), "lease_id": 7})
         )
-    assert error.value.suspects == ("it",)
+    assert error.value.suspects == ("last",)
     assert port.released == [7], "the engine never took it"

@@ -12,6 +12,7 @@ import pytest
 from kv_cluster import FINGERPRINT
 
 from configs.kv_section import KVSettings
+from deployments.engine.process.service import ReuseService
 from deployments.engine.room import EngineRoom
 from deployments.manager.actor import KVManagerActor
 from deployments.port import cluster_port
@@ -53,6 +54,7 @@ class Engine:
         self.port = port
         self.blocks = set(BLOCKS)
         self.after_reading: Callable[[], None] = lambda: None
+        self.control = self.call = None
 
     def tell_device(self, tell: Callable[[list[bytes]], None]) -> Future[None]:
         done = Future[None]()
@@ -73,7 +75,7 @@ class Engine:
 def room(port: ClusterPort, engine: Engine) -> EngineRoom:
     """The door of a room whose engine is the test's."""
     made: Any = object.__new__(EngineRoom)
-    made._port, made._reuse, made._directives = port, engine, None
+    made._port, made._service = port, ReuseService(engine, port)  # type: ignore[arg-type]
     made._replica, made._node_id, made.fingerprint = "replica", "node", FINGERPRINT
     return made
 

@@ -68,10 +68,8 @@ def _numbered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def replica(engine: FakeEngine, port: FakePort | None) -> Any:
     room: Any = object.__new__(EngineRoom)
-    room._llm, room._port, room._named = engine, port, None
-    room._thread = SimpleNamespace(
-        error=RuntimeError("out of memory"), witness=SimpleNamespace(suspects=lambda: ["suspect"])
-    )
+    room._llm, room._port, room._named, room._judged, room._begun = engine, port, None, False, {}
+    room._engine = SimpleNamespace(error=RuntimeError("out of memory"), suspects=lambda not_begun, begun: ["suspect"])
     room.close = lambda: None
     made: Any = object.__new__(Replica)
     made._room, made._link = room, None
@@ -194,7 +192,7 @@ def test_a_replica_whose_engine_hangs_fails_its_health_check_and_asks_for_no_pla
     engine, port = FakeEngine(), FakePort(PLAN_OF_FIVE)
     made = replica(engine, port)
     made._ending = False
-    made._room._thread.give_up = lambda error: setattr(engine, "errored", True)
+    made._room._engine.give_up = lambda error: setattr(engine, "errored", True)
 
     made._room._give_up("a step of 7 tokens has not ended")
 

@@ -1,0 +1,221 @@
+"""vLLM's engine process with crosskv in it: the connector's other half, the port to the cluster, the watches.
+
+`run` takes the place of `EngineCoreProc.run_engine_core` as what vLLM spawns, and calls it, with a subclass in the
+place of `EngineCoreProc`. vLLM's executor must be the one of a single process: the connector's two sides share memory.
+
+Leans on vLLM: `EngineCoreProc.run_engine_core` builds whatever `vllm.v1.engine.core.EngineCoreProc` names;
+`run_busy_loop` calls `_process_engine_step` in turns with `_handle_client_request` for each (type, request) of
+`input_queue`, of which `EngineCoreRequestType.WAKEUP` does nothing; what goes into `output_queue` reaches the client.
+`tests/deployments/engine/process/` holds streaming, abort, death and hang on a live one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Any, ClassVar, TypeVar
+from unittest import mock
+
+from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine.core import EngineCoreProc
+
+from configs.settings import Settings
+from deployments.engine.heartbeat import Heartbeat
+from deployments.engine.process import channel
+from deployments.engine.process.flight_recorder import FlightRecorder
+from deployments.engine.process.service import ReuseService
+from deployments.engine.process.surroundings import IDLE_STEP_EVERY_S, prepare_process, tolerant_module_scan
+from deployments.engine.seeded_sampling import keep_seeds_exact
+from deployments.engine.step_witness import StepWitness
+from deployments.engine.wiring import KVReuse, why_not_moved
+
+T = TypeVar("T")
+
+PULSE_EVERY_S = 0.5
+_CALL: Any = object()
+"""In the place of a request's type: run this function."""
+_stock_run = EngineCoreProc.run_engine_core
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What an engine's process computes and for whom; `open_port` joins the cluster, and is asked if KV is shared."""
+
+    settings: Settings
+    rank: str
+    fingerprint: bytes
+    open_port: Callable[[], Any] | None
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The engine's process may be asked. `why_not_shared`: a sentence where its KV cannot be moved."""
+
+    why_not_shared: str | None = None
+
+
+def run(spec: EngineSpec, recorder: FlightRecorder, connected: socket.socket, *args: Any, **kwargs: Any) -> None:
+    """The engine process's whole life. On its main thread."""
+    threading.Thread(target=_live_with_replica, args=(recorder,), name="crosskv-pulse", daemon=True).start()
+    prepare_process()
+
+    class Core(ReplicaEngineCore):
+        pass
+
+    Core.spec, Core.recorder, Core.connected = spec, recorder, connected
+    code = 1
+    try:
+        with mock.patch("vllm.v1.engine.core.EngineCoreProc", Core), tolerant_module_scan():
+            _stock_run(*args, **kwargs)
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    finally:
+        # Everything is closed. Python would take seconds to take its modules apart, and the replica waits for it; where
+        # the engine was not built to its end, for ever, in what vLLM would have closed.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class ReplicaEngineCore(EngineCoreProc):
+    """See the module's docstring. An `EngineLoop`."""
+
+    spec: ClassVar[EngineSpec]
+    recorder: ClassVar[FlightRecorder]
+    connected: ClassVar[socket.socket]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.on_turn: Callable[[], None] = lambda: None
+        self._service: ReuseService | None = None
+        self._step_again = False
+        self._loops = False
+        try:
+            super().__init__(*args, **kwargs)
+            ready = self._join()
+        except Exception as error:
+            channel.say(self.connected, error)
+            raise
+        channel.say(self.connected, ready)
+        threading.Thread(target=self._answer, name="crosskv-answers", daemon=True).start()
+
+    def _join(self) -> Ready:
+        """Build crosskv's parts around vLLM's."""
+        spec = self.spec
+        keep_seeds_exact(self)
+        self.heartbeat = Heartbeat(beat=self.recorder.beat)
+        self.heartbeat.watch(self.scheduler)
+        self.heartbeat.hear_compilation()
+        self._witness = StepWitness(self.recorder)
+        self._witness.watch(self.scheduler)
+        if self.vllm_config.kv_transfer_config is None:
+            return Ready()
+        why = why_not_moved(self, self.vllm_config)
+        if why is None:
+            assert spec.open_port is not None
+            with _signals_kept():
+                port = spec.open_port()
+            reuse = KVReuse(self, self.vllm_config, spec.settings, port, spec.fingerprint, spec.rank)
+            self._service = ReuseService(reuse, port)
+        return Ready(why)
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Run `function` on the engine thread, between two steps; the future carries its result or error."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function())
+                except BaseException as error:
+                    future.set_exception(error)
+
+        if self._loops:
+            self.input_queue.put_nowait((_CALL, run))
+        else:  # the engine thread itself is still building
+            run()
+        return future
+
+    def wake(self) -> None:
+        """What the engine may be waiting for has happened: it need not wait for its next idle step. From any thread."""
+        self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+
+    def run_busy_loop(self) -> None:
+        """vLLM's; leaves the last words of an engine that raises."""
+        self._loops = True
+        try:
+            super().run_busy_loop()
+        except SystemExit:
+            raise
+        except BaseException as error:
+            self.recorder.died(error, self._witness.suspects())
+            raise
+
+    def shutdown(self) -> None:
+        """vLLM's, after what was saved and reported so far is on its way."""
+        service, self._service = self._service, None
+        if service is not None:
+            service.close()
+        super().shutdown()
+
+    def _handle_client_request(self, request_type: EngineCoreRequestType, request: Any) -> None:
+        with self.heartbeat.turn():
+            if request_type is not _CALL:
+                super()._handle_client_request(request_type, request)
+                return
+            request()
+        if not self.scheduler.has_requests():
+            self.on_turn()
+
+    def _process_engine_step(self) -> bool:
+        """A step, and what `EngineThread` does beside one; an idle one is followed by a short wait for anything."""
+        if not self.scheduler.has_requests():
+            return False
+        with self.heartbeat.turn():
+            outputs, executed = self.step_fn()
+            for output in outputs.items() if outputs else ():
+                self.output_queue.put_nowait(output)
+            self.post_step(executed)
+            self._witness.step_ended()
+            self.on_turn()
+        if executed or not self.scheduler.has_requests() or self._step_again:
+            self._step_again = False
+        else:
+            with contextlib.suppress(queue.Empty):
+                self._handle_client_request(*self.input_queue.get(timeout=IDLE_STEP_EVERY_S))
+                self._step_again = True  # vLLM hears in one step that a load has ended, and computes in the next
+        return executed
+
+    def _answer(self) -> None:
+        asyncio.run(channel.answer(self.connected, self._service))
+
+
+def _live_with_replica(recorder: FlightRecorder) -> None:
+    """Show that this process runs, and end it with the replica's, however that ends."""
+    replica = multiprocessing.parent_process()
+    assert replica is not None
+    beat = recorder.beat
+    while not wait([replica.sentinel], PULSE_EVERY_S):
+        beat.pulse += 1
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Any:
+    """vLLM ends its engine in order on a signal; who joins a cluster may put a handler of its own in the place."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

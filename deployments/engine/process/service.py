@@ -1,0 +1,83 @@
+"""What a replica asks of its engine's share in the cache, beside prompts: registration, directives, figures.
+
+`ReuseService` lies where the engine does: in the replica, or in the engine's process, and is then asked by way of
+`deployments.engine.process.channel`. Its methods are asynchronous, their arguments and answers can be pickled. They
+belong to one event loop, which is never the engine's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from deployments.engine.directive_runner import DirectiveRunner
+from deployments.engine.metrics import directive_families, port_families, transfer_families
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from deployments.engine.wiring import KVReuse
+    from deployments.port.cluster_port import ClusterPort
+
+
+CLEAR_DEVICE = "clear_device"
+
+
+class ReuseService:
+    """See the module's docstring."""
+
+    def __init__(self, reuse: KVReuse, port: ClusterPort) -> None:
+        self._reuse = reuse
+        self._port = port
+        self._directives = DirectiveRunner(reuse.control, reuse.call)
+
+    async def register(self, replica: str, rank: int, node_id: str, fingerprint: bytes) -> None:
+        """Introduce the replica to the manager with what its device holds, in order with the changes reported."""
+        sent = Future[None]()
+
+        def tell(hashes: list[bytes]) -> None:
+            self._port.report_registration((replica, rank, node_id, hashes, fingerprint), sent)
+
+        await asyncio.wrap_future(self._reuse.tell_device(tell))
+        await asyncio.wrap_future(sent)
+
+    async def untold(self) -> bool:
+        """Whether the manager was not told of some change of the device, so that the replica must register again."""
+        return self._port.untold
+
+    async def carry_out(self, directive: Mapping[str, Any]) -> Any:
+        """Carry out one directive of the manager; answers what `KVManagerActor.acknowledge` takes.
+
+        By then the manager has been told what is on the device.
+        """
+        result: Any
+        if directive["kind"] == CLEAR_DEVICE:
+            result = await asyncio.wrap_future(self._reuse.clear_device(directive.get("tenant")))
+        else:
+            result = await self._directives.carry_out(directive)
+        await asyncio.to_thread(self._port.flush)
+        return result
+
+    async def look_after_tier(self) -> None:
+        """See to it that there is a CPU tier, and that the port knows it (`ClusterPort.look_after_tier`)."""
+        await asyncio.to_thread(self._port.look_after_tier)
+
+    async def families(self) -> list[Metric]:
+        """What is counted here. Does not wait for the engine: the pool is as of its last step."""
+        return await asyncio.to_thread(self._families)
+
+    def _families(self) -> list[Metric]:
+        reuse = self._reuse
+        return [
+            *transfer_families(reuse.transfer.counters, reuse.usage),
+            *port_families(self._port),
+            *directive_families(self._directives),
+            *reuse.layerwise.times.registry.collect(),
+        ]
+
+    def close(self) -> None:
+        """End the transfers, and the port."""
+        self._reuse.close()
+        self._port.close()

@@ -1,0 +1,82 @@
+"""Causes faults where a replica's engine computes: in the replica itself, or in a process of the engine's own.
+
+For `load_tests.faults.inside`, in the replica. The engine's process has no door for this: what is sent through the one
+for directives carries out the fault while it is unpickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from deployments.protocol.manager_client import ManagerClient
+from load_tests.faults.deadly_prompt import make_mortal
+from load_tests.faults.lost_answers import lose_answers
+
+PATIENCE_S = 30.0
+_NO_ORDER = {"kind": "evict", "hashes": [], "deadline_s": 0.0}
+"""A directive that does nothing."""
+
+
+def in_engine(room: Any, fault: Callable[..., None], *arguments: Any) -> None:
+    """Call `fault(core, port, *arguments)` with vLLM's engine core and its connector's port, beside them."""
+    engine = room._engine
+    if not is_process(room):
+        fault(engine.core, room._port, *arguments)
+        return
+    asked = engine.asker.ask("carry_out", _Smuggled(fault, arguments))
+    asyncio.run_coroutine_threadsafe(asked, engine.asker._reading.get_loop()).result(PATIENCE_S)
+
+
+def is_process(room: Any) -> bool:
+    """Whether the engine has a process of its own."""
+    return hasattr(room._engine, "asker")
+
+
+class _Smuggled:
+    def __init__(self, fault: Callable[..., None], arguments: Sequence[Any]) -> None:
+        self._sent = fault, arguments
+
+    def __reduce__(self) -> Any:
+        return _act, self._sent
+
+
+def _act(fault: Callable[..., None], arguments: Sequence[Any]) -> dict[str, Any]:
+    """In the engine's process, on the thread that answers the replica."""
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "crosskv-answers"]
+    core = thread._target.__self__  # type: ignore[attr-defined]
+    core.call(lambda: fault(core, core._service._port, *arguments)).result(PATIENCE_S)
+    return _NO_ORDER
+
+
+def break_step(core: Any, port: Any) -> None:
+    """The engine raises in its next step."""
+
+    def fail() -> None:
+        raise RuntimeError("injected: the engine fails")
+
+    core.step_fn = fail
+
+
+def hang_step(core: Any, port: Any) -> None:
+    """It hangs in its next step, and never comes back."""
+
+    def hang() -> None:
+        while True:
+            time.sleep(1.0)
+
+    core.step_fn = hang
+
+
+def die_of(core: Any, port: Any, deadly_tokens: Sequence[int]) -> None:
+    """It ends with any prompt that holds this run of tokens."""
+    make_mortal(core, deadly_tokens)
+
+
+def lose_port_answers(core: Any, port: Any, application: str, share: float) -> None:
+    """The port hears this share (0..1) less of the manager's answers, which acts upon what it was asked."""
+    port.manager = ManagerClient(application)
+    lose_answers(port.manager, share)

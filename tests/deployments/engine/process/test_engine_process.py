@@ -1,0 +1,176 @@
+"""An engine in a process of its own answers, reuses, aborts, dies and hangs as one on a thread does."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_room import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveRoom, hang_while_computing, refused_port, until_gone
+from vllm.sampling_params import RequestOutputKind
+
+from deployments.engine import heartbeat
+from deployments.engine.room import EnginePrompt
+from deployments.engine.step_witness import EngineDiedError
+from load_tests.faults.inside_engine import die_of, in_engine
+from load_tests.harness.engine import greedy, prompt, until
+
+TOKENS = prompt(900, 2 * SEGMENT_BLOCKS * BLOCK + 5)
+DEADLY = [7, 8, 9, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def shared(demo_model: Path) -> Iterator[LiveRoom]:
+    live = LiveRoom(demo_model)
+    yield live
+    process = live.process
+    live.close()
+    until_gone(process)
+
+
+@pytest.fixture
+def live(shared: LiveRoom) -> LiveRoom:
+    """With nothing on the device."""
+    shared.run(shared.room.carry_out({"kind": "clear_device"}))
+    return shared
+
+
+@pytest.fixture
+def mortal(demo_model: Path) -> Iterator[LiveRoom]:
+    """One that the test may end."""
+    live = LiveRoom(demo_model)
+    process = live.process
+    yield live
+    live.close()
+    until_gone(process)
+
+
+def test_what_was_saved_there_is_loaded_there_and_changes_no_token(live: LiveRoom, tmp_path: Path) -> None:
+    saved = live.count("crosskv_segments_saved_total")
+    expected, cold = live.ask(TOKENS)
+    until(lambda: live.count("crosskv_segments_saved_total") >= saved + 2, "the prompt is saved")
+    live.run(live.room.carry_out({"kind": "clear_device"}))
+
+    answer, usage = live.ask(TOKENS, plan=live.plan(TOKENS, tmp_path))
+
+    assert answer == expected
+    assert (cold["recomputed"], cold["cpu"]) == (len(TOKENS), 0)
+    assert (usage["recomputed"], usage["cpu"]) == (5, 2 * SEGMENT_BLOCKS * BLOCK)
+
+
+def test_tokens_are_streamed_and_many_at_once_answer_as_one_by_one(live: LiveRoom) -> None:
+    prompts = [prompt(110 + number, 20 + 13 * number) for number in range(8)]
+    alone = [live.ask(tokens)[0] for tokens in prompts]
+
+    async def stream(tokens: list[int]) -> list[list[int]]:
+        request = live.request(tokens, greedy(8, output_kind=RequestOutputKind.DELTA))
+        outputs = live.room.generate(EnginePrompt(request, None, 0.0))
+        return [list(output.outputs[0].token_ids) async for output in outputs]
+
+    async def together() -> list[list[list[int]]]:
+        return await asyncio.gather(*map(stream, prompts))
+
+    streamed = live.run(together())
+    assert [[token for part in parts for token in part] for parts in streamed] == alone
+    assert all(len(parts) > 1 for parts in streamed)
+
+
+def test_a_client_that_leaves_frees_its_blocks_there(live: LiveRoom) -> None:
+    def blocks_in_use() -> float:
+        return live.count("crosskv_device_blocks") - 1 - live.count("crosskv_device_free_blocks")
+
+    async def leave() -> None:
+        stream: Any = live.room.generate(EnginePrompt(live.request(prompt(130, 100), greedy(2000)), None, 0.0))
+        await anext(stream)
+        await stream.aclose()
+
+    live.run(leave())
+    until(lambda: blocks_in_use() == 0, "the blocks are free")
+    assert live.count("vllm:num_requests_running") == 0
+
+
+def test_a_registration_directives_and_figures_cross_the_process(live: LiveRoom) -> None:
+    live.ask(TOKENS)
+    live.run(live.room.register(3))
+    assert live.run(live.room.untold()) is False
+    order = {"kind": "evict", "deadline_s": 30.0, "hashes": live.request(TOKENS, greedy(1)).block_hashes}
+    assert live.run(live.room.carry_out(order))["outcome"] == "done"
+    assert live.run(live.room.carry_out(order))["outcome"] == "refused_gone"
+    assert live.count("crosskv_test_waits_total") == 2, "of both ports, added"
+    assert live.count("vllm:generation_tokens_total") > 0
+    with pytest.raises(KeyError):
+        live.run(live.room.carry_out({"no": "directive"}))
+
+
+def test_an_engine_that_raises_names_who_was_prefilled_and_says_why(mortal: LiveRoom) -> None:
+    in_engine(mortal.room, die_of, DEADLY)
+
+    async def decode() -> Any:
+        started = asyncio.Event()
+
+        async def read() -> None:
+            request = mortal.request(prompt(160, 40), greedy(2000), "decodes")
+            async for _ in mortal.room.generate(EnginePrompt(request, None, 0.0)):
+                started.set()
+
+        task = asyncio.create_task(read())
+        await started.wait()
+        return task
+
+    decoding = mortal.run(decode())
+    with pytest.raises(EngineDiedError) as died:
+        mortal.run(mortal.answer(mortal.request([*prompt(180, 40), *DEADLY, 1, 2], greedy(4), "poison")))
+
+    assert died.value.suspects == ("poison",)
+    with pytest.raises(EngineDiedError):
+        mortal.run(asyncio.wait_for(decoding, PATIENCE_S))
+    assert "this prompt ends the engine" in (mortal.room.dead or "")
+    with pytest.raises(EngineDiedError):
+        mortal.run(mortal.answer(mortal.request(prompt(170, 40), greedy(4))))
+
+
+def test_a_process_that_is_killed_ends_its_requests_and_blames_nobody(mortal: LiveRoom) -> None:
+    running = [mortal.start(mortal.answer(mortal.request(prompt(n, 40), greedy(2000), f"r{n}"))) for n in range(2)]
+    until(lambda: sum(mortal.room._begun.values()) == 2, "both are decoding")
+    mortal.process.send_signal(signal.SIGKILL)
+    for request in running:
+        with pytest.raises(EngineDiedError) as died:
+            request.result(PATIENCE_S)
+        assert died.value.suspects is None, "whoever killed it may have meant no request"
+    assert "-9" in (mortal.room.dead or "")
+    with pytest.raises(EngineDiedError.__base__):
+        mortal.run(mortal.room.carry_out({"kind": "clear_device"}))
+
+
+@pytest.mark.parametrize("how", ["a step that does not end", "a process that is stopped"])
+def test_an_engine_that_hangs_is_given_up_with_its_process(
+    mortal: LiveRoom, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "STANDSTILL_S", 2.0)
+    mortal.ask(prompt(700, 40))  # so that steps have been measured
+    process = mortal.process
+    if how == "a process that is stopped":
+        process.send_signal(signal.SIGSTOP)
+    else:
+        in_engine(mortal.room, hang_while_computing)
+    waiting = mortal.start(mortal.answer(mortal.request(prompt(701, 40), greedy(8), "waits")))
+    with pytest.raises(EngineDiedError) as died:
+        waiting.result(PATIENCE_S)
+    assert died.value.suspects == (("waits",) if how == "a step that does not end" else None)
+    assert mortal.deaths == ["hung"]
+    assert "EngineHungError" in (mortal.room.dead or "")
+    until_gone(process)
+
+
+def test_what_raises_while_the_engine_is_built_there_is_raised_here(demo_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no cluster here"):
+        LiveRoom(demo_model, open_there=refused_port)
+    spoilt = Path(shutil.copytree(demo_model, tmp_path / "demo"))
+    for weights in spoilt.glob("*.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:-1000])  # the header is whole, which is read here
+    with pytest.raises(Exception, match=r"(?i)incomplete metadata"):
+        LiveRoom(spoilt)

@@ -1,0 +1,163 @@
+"""An engine room whose engine is a process of its own, over a port in memory there, on a loop thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import threading
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import psutil
+from prometheus_client import CollectorRegistry
+from prometheus_client import Counter as CounterFamily
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+
+from configs.settings import load_settings
+from deployments.engine.engine_args import engine_environment
+from deployments.engine.room import EnginePrompt, EngineRoom
+from deployments.protocol.kv_port import PlanDict
+from deployments.protocol.wire import GenerateRequest
+from kvmanager.segments.keys import block_hashes, cache_salt
+from load_tests.faults.inside_engine import in_engine
+from load_tests.harness.engine import SECRET, greedy, until
+from load_tests.harness.memory_port import MemoryPort
+
+T = TypeVar("T")
+
+BLOCK = 32
+SEGMENT_BLOCKS = 4
+PATIENCE_S = 120.0
+
+
+class RoomPort(MemoryPort):
+    """What a room asks of a port beside the connector's part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counters: Counter[str] = Counter(some_degradation=1)
+        registry = CollectorRegistry()
+        CounterFamily("crosskv_test_waits", "One in each port.", registry=registry).inc()
+        self.waits = SimpleNamespace(registry=registry)
+        self.untold = False
+        self.registered: list[Any] = []
+
+    def report_registration(self, arguments: Any, sent: Future[None]) -> None:
+        self.registered.append(arguments)
+        sent.set_result(None)
+
+    def circuits(self) -> dict[tuple[str, str], str]:
+        return {("manager", ""): "closed"}
+
+    def flush(self) -> None:
+        pass
+
+    def look_after_tier(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def refused_port() -> RoomPort:
+    raise ValueError("no cluster here")
+
+
+class LiveRoom:
+    """Methods are for the test's thread."""
+
+    def __init__(self, model: Path, open_there: Callable[[], Any] = RoomPort, **engine: Any) -> None:
+        settings = load_settings(
+            {
+                "model": str(model),
+                "dtype": "float32",
+                "engine": {
+                    "process": "process",
+                    "device_blocks": 100,
+                    "max_num_batched_tokens": 512,
+                    "max_num_seqs": 16,
+                    "hang_s": 1.0,
+                    **engine,
+                },
+                "kv": {"segment_tokens": SEGMENT_BLOCKS * BLOCK, "load_deadline_s": 1.0},
+            }
+        )
+        os.environ.update(engine_environment(settings))
+        self.port = RoomPort()
+        self.deaths: list[str] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="test-loop", daemon=True)
+        self._thread.start()
+
+        async def open_room() -> EngineRoom:
+            return EngineRoom(settings, "replica", 0, "node", lambda: self.port, self.deaths.append, open_there)  # type: ignore[arg-type,return-value]
+
+        self.room = self.run(open_room())
+        self.salt = cache_salt(SECRET, self.room.fingerprint, "")
+        assert not self.run(self.room.untold())  # the door is open
+        self._ids = iter(range(1, 1_000_000))
+
+    @property
+    def process(self) -> psutil.Process:
+        """The engine's."""
+        engine: Any = self.room._engine
+        return psutil.Process(engine._processes[0].pid)
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.start(coroutine).result(PATIENCE_S)
+
+    def request(self, tokens: Sequence[int], params: SamplingParams, name: str = "") -> GenerateRequest:
+        hashes = block_hashes(tokens, BLOCK, self.salt)
+        name = name or f"request-{next(self._ids)}"
+        return GenerateRequest(name, list(tokens), params, self.salt, list(hashes))
+
+    async def answer(self, request: GenerateRequest, plan: PlanDict | None = None) -> RequestOutput:
+        return [output async for output in self.room.generate(EnginePrompt(request, plan, 0.0))][-1]
+
+    def ask(self, tokens: Sequence[int], max_tokens: int = 8, plan: PlanDict | None = None) -> tuple[list[int], Any]:
+        """The greedy answer, and where the prompt came from."""
+        output = self.run(self.answer(self.request(tokens, greedy(max_tokens)), plan))
+        return list(output.outputs[0].token_ids), (output.kv_transfer_params or {})["crosskv"]
+
+    def plan(self, tokens: Sequence[int], folder: Path) -> PlanDict:
+        """What the port in the engine's process has for a prompt."""
+        found = folder / "plan"
+        in_engine(self.room, write_plan, block_hashes(tokens, BLOCK, self.salt), str(found))
+        plan: PlanDict = pickle.loads(found.read_bytes())
+        return plan
+
+    def count(self, name: str) -> float:
+        """The sum of a counter's or gauge's samples."""
+        families = self.run(self.room.metrics())
+        return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+
+    def close(self) -> None:
+        self.room.close()
+        self.run(asyncio.sleep(0.01))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE_S)
+
+
+def write_plan(core: Any, port: RoomPort, hashes: Sequence[bytes], path: str) -> None:
+    Path(path).write_bytes(pickle.dumps(port.plan(hashes)))
+
+
+def hang_while_computing(core: Any, port: RoomPort) -> None:
+    core.model_executor.execute_model = lambda *args, **kwargs: threading.Event().wait()
+
+
+def gone(process: psutil.Process) -> bool:
+    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def until_gone(process: psutil.Process) -> None:
+    until(lambda: gone(process), "the engine's process ends")

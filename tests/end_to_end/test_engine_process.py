@@ -1,0 +1,108 @@
+"""A server whose engines have processes of their own: the same tokens, the same faults, and nobody left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from plain_references import plain_references
+
+from load_tests.faults.catalogue import ENGINE_FAULTS, FAULTS, Fault, World, started_world
+from load_tests.faults.trial import Trials
+from load_tests.harness.conversations import Plan, Turn, run
+from load_tests.micro.exactness import compare
+from tests.sizes import ENGINE_PROCESS_CONVERSATIONS, LONG, STREAMED_TOKENS, STREAMS
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+
+ENGINE = "VLLM::EngineCore"
+SHORT = ("killed mid-stream", "engine exception", "engine hangs", "replies lost")
+"""What differs where the engine is a process."""
+CHOSEN = [*(fault for fault in FAULTS if LONG or fault.name in SHORT), *ENGINE_FAULTS]
+DEADLY_TOKENS = [11, 13, 11, 17, 11, 19]
+
+
+@pytest.fixture(scope="module")
+def process_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    settings = {
+        "dtype": "float32",
+        "engine": {"process": "process"},
+        "http": {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64},
+        "kv": {"lease_s": 2.0},
+    }
+    with started_world(tmp_path_factory.mktemp("process"), settings) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def trials(process_world: World) -> Trials:
+    return Trials(process_world, "demo", 3, STREAMS, STREAMED_TOKENS)
+
+
+def engines(world: World) -> list[psutil.Process]:
+    return world.server.processes(ENGINE)
+
+
+def test_conversations_answer_as_plain_vllm_does(process_world: World, pytestconfig: pytest.Config) -> None:
+    server = process_world.server
+    assert len(engines(process_world)) == 2
+    assert pytestconfig.cache is not None
+    turns: list[Turn] = []
+    for seed, tiers in enumerate((("device",), ("device", "cpu")), 20):
+        plan = Plan(ENGINE_PROCESS_CONVERSATIONS // 2, 3, longest_prompt_tokens=3000, cleared=tiers, seed=seed)
+        turns += asyncio.run(run(server.url, "demo", plan))
+    references = plain_references(turns, server.model_folder, pytestconfig.cache.mkdir("plain-vllm"))
+    verdict = compare(turns, references, ENGINE_PROCESS_CONVERSATIONS)
+
+    assert verdict.different_answers == 0
+    reused = verdict.prompt_tokens_by_source
+    assert min(reused["device"], reused["cpu"], reused["redis"]) > 200, f"too little was reused: {reused}"
+    server.wait_until_idle()
+
+
+@pytest.mark.parametrize("fault", CHOSEN, ids=lambda fault: f"{fault.part}: {fault.name}")
+def test_a_fault_costs_no_token_and_no_request_and_the_part_rejoins(
+    fault: Fault, trials: Trials, process_world: World
+) -> None:
+    outcome = trials.run(fault)
+    assert outcome.problems == []
+    process_world.server.wait_until(lambda: len(engines(process_world)) == 2, "no engine outlives its replica", 30.0)
+
+
+def test_a_deadly_prompt_costs_one_engine_and_nobody_elses_answer(process_world: World) -> None:
+    server = process_world.server
+    server.wait_until(lambda: server.health()["status"] == "ok", "all is well", 90)
+    process_world.inside.do("make_engines_mortal", DEADLY_TOKENS)
+    before = {process.pid for process in engines(process_world)}
+    draw = Random(1)
+
+    def body(tokens: list[int]) -> dict[str, Any]:
+        return {"model": "demo", "prompt": tokens, "max_tokens": 40, "ignore_eos": True}
+
+    def words(count: int) -> list[int]:
+        return [draw.randrange(100, 500) for _ in range(count)]
+
+    async def ask() -> tuple[list[httpx.Response], list[int]]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
+            computed = server.metric("vllm:prompt_tokens_total")
+            fellows = [asyncio.create_task(client.post("/v1/completions", json=body(words(60)))) for _ in range(4)]
+            await asyncio.to_thread(
+                server.wait_until,
+                lambda: server.metric("vllm:prompt_tokens_total") >= computed + 4 * 60,
+                "the fellows' prompts are computed",
+            )
+            deadly = [*words(80), *DEADLY_TOKENS, *words(20)]
+            poisoned = [(await client.post("/v1/completions", json=body(deadly))).status_code for _ in range(3)]
+            return list(await asyncio.gather(*fellows)), poisoned
+
+    fellows, poisoned = asyncio.run(ask())
+
+    assert [answer.status_code for answer in fellows] == [200] * 4
+    assert poisoned == [500, 503, 503]
+    server.wait_until(lambda: server.health()["status"] == "ok", "the replica is replaced", 90)
+    assert len(before & {process.pid for process in engines(process_world)}) == 1
