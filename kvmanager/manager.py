@@ -117,10 +117,14 @@ class KVManager:
         self._advance(now)
         return self._planner.reserve(self._now, replica, node, hashes)
 
-    def deepest_known(self, hashes: Sequence[BlockHash]) -> SegmentKey | None:
-        """Return the key of the known segment that covers most leading blocks of a prompt; None when there is none."""
-        node = self._planner.deepest_known(hashes)
-        return None if node is None else node.key
+    def known_ends(self, hashes: Sequence[BlockHash]) -> list[SegmentKey]:
+        """Return the known segments that hold leading blocks of a prompt and that none of the others follows on.
+
+        With all that they follow on they are what is known of the prompt.
+        """
+        path, _ = self._planner.known_path(hashes)
+        return [node.key for node, below in zip(path, [*path[1:], None], strict=False)
+                if below is None or below.parent is not node]  # fmt: skip
 
     def tenant_of(self, key: SegmentKey) -> str:
         """Return the tag of the tenant that a known segment belongs to; empty: none, or not known."""
@@ -150,8 +154,8 @@ class KVManager:
 
         ``hashes`` begin at block 0. Raises ValueError when the range does not lie in them. O(blocks).
         """
-        most = self._parts.blocks_per_segment
-        return cut_sequence(self._trie, hashes, first_block, end_block, most, num_prompt_blocks, tenant)
+        store, most = self._catalog.store(location), self._parts.blocks_per_segment
+        return cut_sequence(self._trie, store, hashes, first_block, end_block, most, num_prompt_blocks, tenant)
 
     def offer(
         self, now: float, replica: str, location: Location, spans: Sequence[SegmentSpan], nbytes: Sequence[int]

@@ -51,5 +51,5 @@ class ManagerParts:
         self.quotas = Quotas(self.catalog, self.counters)
         self.devices = DeviceIndex(self.log)
         self.snapshots = Snapshots(self.catalog, self.devices)
-        self.offloads = Offloads(self.trie, self.planner, self.devices, self.clock, config.blocks_per_segment)
+        self.offloads = Offloads(self.catalog, self.planner, self.devices, self.clock, config.blocks_per_segment)
         self.due = DueEvictions(self.counters)

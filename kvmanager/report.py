@@ -9,7 +9,6 @@ from kvmanager.index.catalog import Catalog
 from kvmanager.index.device_index import DeviceIndex
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Tier
-from kvmanager.index.nodes import Node
 from kvmanager.index.stores import Store
 from kvmanager.manager_parts import ManagerParts
 from kvmanager.moves.plans import Planner
@@ -19,30 +18,29 @@ from kvmanager.segments.keys import BlockHash
 def lookup_report(
     catalog: Catalog, planner: Planner, devices: DeviceIndex, clock: HotnessClock, hashes: Sequence[BlockHash]
 ) -> dict[str, Any]:
-    """Describe what is known of a prompt: leading blocks per replica and per shared tier, and the segments."""
+    """Describe what is known of a prompt: leading blocks per replica and per shared tier, and the segments.
+
+    ``end``: where the prompt's part of a segment ends, which may be before its own end.
+    """
     report: dict[str, Any] = {
         "blocks": len(hashes),
         "device": {replica: devices.leading_blocks(replica, hashes) for replica, _ in devices.replicas()},
     }
     for tier in (Tier.CPU, Tier.REDIS):
-        stored = planner.deepest_stored(hashes, tier)
-        report[tier.value] = stored.end_block if stored is not None else 0
-    path: list[Node] = []
-    node = planner.deepest_known(hashes)
-    while node is not None:
-        path.append(node)
-        node = node.parent
+        report[tier.value] = planner.reach(hashes, tier)
+    path, ends = planner.known_path(hashes)
     report["segments"] = [
         {
             "key": node.key.hex(),
             "start": node.start_block,
             "num_blocks": node.num_blocks,
+            "end": end,
             "tiers": sorted({copy.store.location.tier.value for copy in node.all_copies() if copy.resident}),
             "kind": node.kind.value,
             "pinned": bool(node.pins),
             "uses": clock.uses(node.score),
         }
-        for node in reversed(path)
+        for node, end in zip(path, ends, strict=True)
     ]
     return report
 

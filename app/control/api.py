@@ -130,7 +130,7 @@ def in_tokens(found: Mapping[str, Any], block_size: int) -> dict[str, Any]:
             {
                 **segment,
                 "start_token": segment["start"] * block_size,
-                "end_token": (segment["start"] + segment["num_blocks"]) * block_size,
+                "end_token": segment["end"] * block_size,
             }
             for segment in found["segments"]
         ],

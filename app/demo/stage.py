@@ -146,7 +146,7 @@ class Stage:
         """How much of the answer `before` was reused, in blocks that the index calls an answer's; empty: nothing."""
         answer_tokens = turn.tokens.reused - len(before.prompt_ids)
         ends = [
-            segment["start"] + segment["num_blocks"]
+            segment["end"]
             for segment in self.server.lookup(turn.prompt_ids)["segments"]
             if segment["kind"] == "answer" and "cpu" in segment["tiers"]
         ]

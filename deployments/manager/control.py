@@ -49,7 +49,7 @@ class Control:
     def pin(self, hashes: Sequence[BlockHash], ttl_s: float, tenant: str = "") -> dict[str, Any]:
         """Keep the known beginning of a tenant's prompt in the shared tiers for so long; `tenant` is its tag."""
         try:
-            report = self._brain.pin(time.monotonic(), [self._deepest_known(hashes)], ttl_s, tenant)
+            report = self._brain.pin(time.monotonic(), self._known_ends(hashes), ttl_s, tenant)
         except UnknownKeyError:
             return _refused("unknown_key", "No KV of this prompt is known.")
         except PinBudgetError as error:
@@ -64,7 +64,7 @@ class Control:
     def unpin(self, hashes: Sequence[BlockHash], tenant: str = "") -> dict[str, Any]:
         """End a tenant's pin."""
         try:
-            return {"unpinned": len(self._brain.unpin(time.monotonic(), [self._deepest_known(hashes)], tenant))}
+            return {"unpinned": len(self._brain.unpin(time.monotonic(), self._known_ends(hashes), tenant))}
         except UnknownKeyError:
             return _refused("unknown_key", "No KV of this prompt is known.")
 
@@ -138,11 +138,11 @@ class Control:
             return replica if replica in self._replicas else None
         return names_by_rank(self._replicas).get(replica) if replica is not None else None
 
-    def _deepest_known(self, hashes: Sequence[BlockHash]) -> SegmentKey:
-        key = self._brain.deepest_known(hashes)
-        if key is None:
+    def _known_ends(self, hashes: Sequence[BlockHash]) -> list[SegmentKey]:
+        keys = self._brain.known_ends(hashes)
+        if not keys:
             raise UnknownKeyError
-        return key
+        return keys
 
 
 def _ended(ended: Ended, message: str | None = None) -> dict[str, Any]:

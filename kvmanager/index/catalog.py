@@ -25,7 +25,7 @@ from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.index.stores import MakePolicy, Store
 from kvmanager.index.sweeps import Retirement, Sweeps
 from kvmanager.index.trie import PrefixTrie
-from kvmanager.segments.spans import SegmentSpan
+from kvmanager.segments.spans import MARK_BYTES, SegmentSpan
 
 
 class Catalog:
@@ -63,17 +63,18 @@ class Catalog:
         return store
 
     def know(self, span: SegmentSpan, nbytes: int) -> Node | None:
-        """Return the node of a segment, made with one use if it is new; None when its parent is not known.
+        """Return the node of a segment, made with one use if it is new; None when it has no place in the trie.
 
         ``nbytes``: its size in a CPU tier, where it is raw.
-        The node may start elsewhere than ``span`` if it is stored, or pinned, in that cut; the caller compares.
+        The node may start elsewhere than ``span``, or follow on another segment, if it is stored, or pinned, so; the
+        caller compares.
         """
         node = self.trie.nodes.get(span.key)
         if node is None:
             node = self.trie.insert(span, self.clock.now)
             if node is not None and self.reuse is not None:
                 self.reuse.made(node)
-        elif node.start_block != span.start_block:
+        elif node.start_block != span.start_block or (node.parent is not None and node.parent.key != span.parent):
             if node.copies is not None or node.pins:
                 return node
             if not self.trie.reshape(node, span):
@@ -258,7 +259,7 @@ class Catalog:
             copy.store.publish(copy)
             node = copy.node
             tier, holder = copy.store.location
-            self._log.append(("seg+", tier.value, holder, node.key, node.start_block, node.num_blocks))
+            self._log.append(("seg+", tier.value, holder, node.key, node.start_block, node.marks))
             self._demotion_queue.consider(node)
             if copy.children:
                 below = (child.copy_at(copy.store) for child in node.children())
@@ -272,7 +273,7 @@ class Catalog:
         copy.store.withdraw(copy)
         if copy.state is CopyState.RESIDENT and not (copy.share.told or copy.store.lost):
             tier, holder = copy.store.location
-            self._log.append(("seg-", tier.value, holder, copy.node.key))
+            self._log.append(("seg-", tier.value, holder, copy.node.key, copy.node.marks[:MARK_BYTES]))
 
     def forget(self, copy: Copy, *, evicted: bool = False) -> None:
         """Count a withdrawn copy out; ``evicted``: to make room."""

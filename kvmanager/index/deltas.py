@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from kvmanager.segments.keys import BlockHash, SegmentKey
 
 Event: TypeAlias = (
-    tuple[Literal["seg+"], str, str, SegmentKey, int, int]  # tier, holder, key, start_block, num_blocks
-    | tuple[Literal["seg-"], str, str, SegmentKey]  # tier, holder, key
+    tuple[Literal["seg+"], str, str, SegmentKey, int, bytes]  # tier, holder, key, start_block, marks of its blocks
+    | tuple[Literal["seg-"], str, str, SegmentKey, bytes]  # tier, holder, key, mark of its first block
     | tuple[Literal["seg0"], str, str]  # tier, holder: all that was there is gone
     | tuple[Literal["dev+", "dev-"], str, list[BlockHash]]  # replica, blocks
     | tuple[Literal["dev0"], str]  # replica: holds nothing any more

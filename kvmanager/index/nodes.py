@@ -26,6 +26,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from kvmanager.index.run_index import Run
 from kvmanager.index.score_heap import OUTSIDE
 from kvmanager.segments.spans import SegmentSpan
 
@@ -46,7 +47,7 @@ class CopyState(Enum):
     GONE = "gone"
 
 
-class Node:
+class Node(Run):
     """One known segment: its place in the trie, its hotness, its copies. A node without a copy is a *ghost*."""
 
     __slots__ = (
@@ -56,7 +57,6 @@ class Node:
         "first_child",
         "key",
         "kind",
-        "marks",
         "nbytes",
         "next_sibling",
         "num_blocks",
@@ -71,11 +71,11 @@ class Node:
     )
 
     def __init__(self, span: SegmentSpan, score: float) -> None:
+        super().__init__(span.marks)
         self.key = span.key
         self.start_block = span.start_block
         self.num_blocks = span.num_blocks
         self.kind = span.kind
-        self.marks = span.marks
         self.tenant = span.tenant
         """Tag of the tenant (`kvmanager.segments.keys.tenant_tag`); the parent's, where there is one."""
         self.nbytes = 0

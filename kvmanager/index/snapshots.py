@@ -61,7 +61,7 @@ class Snapshots:
             room -= 1
             if copy.resident:
                 node, (tier, holder) = copy.node, copy.store.location
-                events.append(("seg+", tier.value, holder, node.key, node.start_block, node.num_blocks))
+                events.append(("seg+", tier.value, holder, node.key, node.start_block, node.marks))
         while snapshot.blocks and room > 0:
             replica, blocks = snapshot.blocks.pop()
             room -= len(blocks)

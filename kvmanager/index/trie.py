@@ -1,26 +1,32 @@
 """The trie of known segments and the ghosts in it.
 
 The key of a node is a hash of the whole prefix, so finding it needs no walk from the root: the trie is one dict, and
-the links serve only to go up to the ancestors and, for the rare case that a subtree must go, down to the children.
+an index of what begins with which block (`kvmanager.index.run_index`). The links serve only to go up to the ancestors
+and, for the rare case that a subtree must go, down to the children.
 
-Invariants: the parent of each node is in the trie, ends where the node starts, and has the same tenant; no node crosses
-a multiple of ``blocks_per_segment``; a node is a ghost exactly if it has no copy; a ghost is in the heap exactly if it
-has no child and no pin. `forget_coldest_ghosts` leaves at most ``max_ghosts`` ghosts, not counting pinned ones and
+Invariants: the parent of each node is in the trie, holds the block before the node's first (a node may leave its parent
+inside it), and has the same tenant; no node crosses a multiple of ``blocks_per_segment``; at most `MOST_TWINS` nodes
+begin with one block; a node is a ghost exactly if it has no copy; a ghost is in the heap exactly if it has no child and
+no pin. `forget_coldest_ghosts` leaves at most ``max_ghosts`` ghosts, not counting pinned ones and
 those above a copy whose eviction waits for a lease; after the loss of a whole location it takes several calls, for each
-one holds up requests. Every operation is O(1) or O(log ghosts).
+one holds up requests. Every operation is O(1), O(log ghosts) or O(`MOST_TWINS`).
 """
 
 import sys
 from collections.abc import Callable
+from itertools import islice
 from typing import Protocol
 
 from kvmanager.index.nodes import Node
+from kvmanager.index.run_index import RunIndex
 from kvmanager.index.score_heap import ScoreHeap
 from kvmanager.segments.keys import BlockHash, SegmentKey
-from kvmanager.segments.spans import SegmentSpan
+from kvmanager.segments.spans import MARK_BYTES, SegmentSpan
 
 MOST_FORGOTTEN = 1024
 """Ghosts that one call forgets at most, in a few milliseconds; more wait for the next call."""
+MOST_TWINS = 8
+"""Nodes that begin with one block: each is looked at by every prompt that has it."""
 
 
 class Cursor(Protocol):
@@ -35,6 +41,9 @@ class PrefixTrie:
     def __init__(self, max_ghosts: int, forgotten: Callable[[Node], None] | None = None) -> None:
         """``forgotten`` is told of each node that leaves the trie."""
         self.nodes: dict[SegmentKey | BlockHash, Node] = {}
+        self.runs: RunIndex[Node] = RunIndex()
+        self.twins_refused = 0
+        """Nodes that were not made, because too many begin with their first block."""
         self.num_ghosts = 0
         self._max_ghosts = max_ghosts
         self._forgotten = forgotten
@@ -43,29 +52,45 @@ class PrefixTrie:
         """Who stopped at which node on its way through siblings; one that leaves sends them to the next."""
 
     def insert(self, span: SegmentSpan, score: float) -> Node | None:
-        """Add a segment as a ghost; None when its parent is not known, for nothing can reach it then."""
+        """Add a segment as a ghost; None when its parent is not known, for nothing can reach it then.
+
+        Nor one with too many twins, unless one of them can be forgotten: the coldest ghost without children and pins.
+        """
         parent = self._parent(span)
-        if parent is None and span.parent is not None:
+        if (parent is None and span.parent is not None) or not self._has_room_for_twin(span):
             return None
         node = Node(span, score)
         node.tenant = sys.intern(span.tenant) if parent is None else parent.tenant
         self.nodes[node.key] = node
+        self.runs.add(node)
         self._link(node, parent)
         self.became_ghost(node)
         return node
 
     def reshape(self, node: Node, span: SegmentSpan) -> bool:
-        """Let a ghost take the place that ``span`` gives its key; False when the new parent is not known.
+        """Let a ghost take the place that ``span`` gives its key; False, and nothing changes, when that is no place.
 
         One key can be cut in two ways: a sequence whose prompt ended inside a segment and one whose prompt went on have
-        segments that end alike, but start elsewhere.
+        segments that end alike, but start elsewhere. And what it follows on can be held by two segments. It is no place
+        when the new parent is not known, when a child would begin before it, or among too many twins.
         """
         parent = self._parent(span)
         if parent is None and span.parent is not None:
             return False
+        if span.start_block != node.start_block:
+            children = list(islice(node.children(), MOST_TWINS + 1))
+            grows = span.start_block < node.start_block
+            if not grows and (
+                len(children) > MOST_TWINS or any(child.start_block <= span.start_block for child in children)
+            ):
+                return False
+            if not self._has_room_for_twin(span):
+                return False
+            self.runs.remove(node)
+            node.start_block, node.num_blocks, node.kind = span.start_block, span.num_blocks, span.kind
+            node.marks = span.marks
+            self.runs.add(node)
         self._unlink(node)
-        node.start_block, node.num_blocks, node.kind = span.start_block, span.num_blocks, span.kind
-        node.marks = span.marks
         self._link(node, parent)
         return True
 
@@ -89,11 +114,7 @@ class PrefixTrie:
             node = self._leaf_ghosts.lowest()
             if node is None:
                 return
-            self.no_longer_ghost(node)
-            del self.nodes[node.key]
-            self._unlink(node)
-            if self._forgotten is not None:
-                self._forgotten(node)
+            self._forget(node)
 
     def pin(self, node: Node) -> None:
         """Count one more pinned chain through ``node``: it is not forgotten."""
@@ -106,6 +127,26 @@ class PrefixTrie:
         if node.copies is None:
             self._may_forget(node)
 
+    def _forget(self, ghost: Node) -> None:
+        self.no_longer_ghost(ghost)
+        del self.nodes[ghost.key]
+        self.runs.remove(ghost)
+        self._unlink(ghost)
+        if self._forgotten is not None:
+            self._forgotten(ghost)
+
+    def _has_room_for_twin(self, span: SegmentSpan) -> bool:
+        """Return whether another node may begin with a segment's first block; the coldest that may go goes for it."""
+        twins = list(self.runs.twins(span.marks[:MARK_BYTES]))
+        if len(twins) < MOST_TWINS:
+            return True
+        free = [twin for twin in twins if twin.copies is None and twin.first_child is None and not twin.pins]
+        if not free:
+            self.twins_refused += 1
+            return False
+        self._forget(min(free, key=lambda twin: twin.score))
+        return True
+
     def _may_forget(self, ghost: Node) -> None:
         if ghost.first_child is None and not ghost.pins:
             self._leaf_ghosts.push(ghost, ghost.score)
@@ -114,8 +155,8 @@ class PrefixTrie:
         if span.parent is None:
             return None
         parent = self.nodes.get(span.parent)
-        if parent is not None and parent.end_block != span.start_block:
-            raise ValueError(f"{span} does not start where its parent ends (block {parent.end_block})")
+        if parent is None or not parent.start_block < span.start_block <= parent.end_block:
+            return None  # it may be known in another cut, which does not hold the block before
         return parent
 
     def _link(self, node: Node, parent: Node | None) -> None:

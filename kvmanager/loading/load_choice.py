@@ -122,9 +122,11 @@ class LoadChoice:
     def choose(self, choice: PromptChoice, segments: Sequence[PlannedSegment]) -> tuple[int, PlanReason]:
         """See `PromptChoice.choose`."""
         # What is being loaded here is only waited for, as long as its bytes among those ahead take.
-        sizes = [0 if self._under_way.brings(choice.replica, segment.key) else segment.nbytes for segment in segments]
+        sizes = [
+            0 if self._under_way.brings(choice.replica, segment.key) else segment.read_bytes for segment in segments
+        ]
         parts = [
-            StoredPart((segment.start_block + segment.num_blocks) * self._block_tokens, segment.location.tier, nbytes)
+            StoredPart(segment.end_block * self._block_tokens, segment.location.tier, nbytes)
             for segment, nbytes in zip(segments, sizes, strict=True)
         ]
         on_device = sum(part.end_token <= choice.device_tokens for part in parts)

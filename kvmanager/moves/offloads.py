@@ -9,14 +9,15 @@ sequence. Both name segments, not blocks: the replica knows which blocks end in 
 
 from collections.abc import Callable, Sequence
 
+from kvmanager.index.catalog import Catalog
 from kvmanager.index.device_index import DeviceIndex
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Location
 from kvmanager.index.nodes import Node
-from kvmanager.index.trie import PrefixTrie
+from kvmanager.moves.cuts import cut_sequence
 from kvmanager.moves.plans import Planner
 from kvmanager.segments.keys import BlockHash
-from kvmanager.segments.spans import SegmentSpan, split_segments
+from kvmanager.segments.spans import SegmentSpan
 
 WORTH_USES = 1.0
 """Decayed uses from which a segment is worth an offload: used just now, or more often a while ago."""
@@ -28,9 +29,10 @@ class Offloads:
     """See the module."""
 
     def __init__(
-        self, trie: PrefixTrie, planner: Planner, devices: DeviceIndex, clock: HotnessClock, blocks_per_segment: int
+        self, catalog: Catalog, planner: Planner, devices: DeviceIndex, clock: HotnessClock, blocks_per_segment: int
     ) -> None:
-        self._trie = trie
+        self._catalog = catalog
+        self._trie = catalog.trie
         self._planner = planner
         self._devices = devices
         self._clock = clock
@@ -84,23 +86,16 @@ class Offloads:
     def lacking(self, replica: str, hashes: Sequence[BlockHash], to: Location) -> list[SegmentSpan]:
         """Return the segments of a sequence's beginning that a device holds and no shared tier has, parents first.
 
-        What the index knows is cut as it is known; the rest at the fixed cuts, and where ``hashes`` end. Before them
-        come those on which they follow and that only others than ``to`` have, as in `candidates`.
+        They are cut for ``to`` (`kvmanager.moves.cuts`), and end where ``hashes`` do or at a fixed cut. Those on which
+        they follow and that only others than ``to`` have come before them, as in `candidates`.
         """
-        device_blocks = self._devices.leading_blocks(replica, hashes)
-        held = hashes[:device_blocks]
-        stored = self._planner.deepest_stored(held)
-        stored_end = stored.end_block if stored is not None else 0
-        known = self._planner.deepest_known(held)
-        spans = [] if known is None or known.end_block <= stored_end else _unstored_chain(known)
-        if spans and spans[0].start_block != stored_end:
-            spans = []  # it is known in another cut than it is stored
-        start = spans[-1].end_block if spans else stored_end
-        end = device_blocks
-        if device_blocks < len(hashes):
-            end = max(start, device_blocks - device_blocks % self._blocks_per_segment)
-        spans += split_segments(hashes, start, end, self._blocks_per_segment, len(hashes))
-        return self._parents(spans[0], to) + spans if spans else []
+        end = self._devices.leading_blocks(replica, hashes)
+        if end < len(hashes):
+            end -= end % self._blocks_per_segment
+        if self._planner.reach(hashes[:end]) == end:
+            return []
+        store = self._catalog.store(to)
+        return cut_sequence(self._trie, store, hashes, 0, end, self._blocks_per_segment, len(hashes), "")
 
     def _belongs(self, block: BlockHash, tenant: str) -> bool:
         """Return whether a block ends a known segment of a tenant; no other block can become a candidate."""

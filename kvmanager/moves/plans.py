@@ -9,15 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heappop, heappush
+from itertools import repeat
 from typing import Literal, NamedTuple, TypeAlias
 
 from kvmanager.index.catalog import Catalog
 from kvmanager.index.counters import Counters
 from kvmanager.index.locations import Location, Tier
 from kvmanager.index.nodes import Copy, Node
-from kvmanager.index.prefix_reach import prefix_reach
 from kvmanager.moves.renewals import Renewals
 from kvmanager.segments.keys import BlockHash, SegmentKey
+from kvmanager.segments.spans import join_marks
 
 
 class PlanReason(StrEnum):
@@ -64,6 +65,13 @@ class PlannedSegment(NamedTuple):
         """First block after those that are loaded."""
         return self.start_block + (self.used_blocks or self.num_blocks)
 
+    @property
+    def read_bytes(self) -> int:
+        """What a load reads of it: of a CPU tier the part that is used, of Redis, where it may be coded, all."""
+        if self.used_blocks and self.location.tier is Tier.CPU:
+            return self.nbytes * self.used_blocks // self.num_blocks
+        return self.nbytes
+
 
 Choose: TypeAlias = Callable[[Sequence[PlannedSegment]], tuple[int, PlanReason]]
 """Says how many of the stored segments that begin a prompt shall be loaded, from the first on, and why."""
@@ -71,15 +79,17 @@ Choose: TypeAlias = Callable[[Sequence[PlannedSegment]], tuple[int, PlanReason]]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Consecutive segments to load, in order. The first may begin inside the device prefix, but ends after it."""
+    """Segments to load, in order: each adds the blocks from the end of the one before it to its own, and may begin
+    before them. The first may begin inside the device prefix, but ends after it."""
 
     lease_id: int
     """0 when there is nothing to load, and so nothing to release."""
     segments: tuple[PlannedSegment, ...]
     reason: PlanReason
     scores: tuple[tuple[int, float], ...] = ()
-    """(end block, hotness) of each known segment that the prompt begins with, in order, this use counted; two cuts of
-    the same tokens both appear. `kvmanager.index.hotness`: scores stay comparable without being refreshed."""
+    """(end block, hotness) of each known segment that holds leading blocks of the prompt, in order, this use counted:
+    of the stored ones, and of those known beyond them; the end is that of the prompt's part. Scores stay comparable
+    without being refreshed (`kvmanager.index.hotness`)."""
     now_score: float = 0.0
     """Hotness of what was used once, now: for blocks of which nothing is known."""
 
@@ -120,7 +130,7 @@ class Planner:
         device_blocks: int,
         choose: Choose | None = None,
     ) -> Plan:
-        """Count one use of every known node that begins this prompt, and lease what shall be loaded of it.
+        """Count one use of every known node that this prompt finds, and lease what shall be loaded of it.
 
         That is all that is stored unless ``choose`` says less. O(segments of the prompt), plus O(log n) for the heap
         entries of leaves.
@@ -130,9 +140,10 @@ class Planner:
         counters.plans += 1
         counters.prompt_blocks += len(hashes)
         counters.device_blocks += device_blocks
-        for _, start, blocks, location, *_ in plan.segments:
-            gained = start + blocks - max(start, device_blocks)
-            if location.tier is Tier.CPU:
+        reached = max(device_blocks, plan.segments[0].start_block) if plan.segments else 0
+        for segment in plan.segments:
+            gained, reached = segment.end_block - reached, segment.end_block
+            if segment.location.tier is Tier.CPU:
                 counters.cpu_blocks += gained
             else:
                 counters.redis_blocks += gained
@@ -173,24 +184,27 @@ class Planner:
         orphaned = [lease_id for lease_id, lease in self._leases.items() if lease.replica == replica]
         return [copy for lease_id in orphaned for copy in self.release(lease_id)]
 
-    def deepest_known(self, hashes: Sequence[BlockHash]) -> Node | None:
-        """Return the known node that covers most leading blocks of a prompt. Its ancestors cover all before it."""
-        nodes = self._catalog.trie.nodes
-        reached = prefix_reach(hashes, self._blocks_per_segment, nodes.__contains__)
-        return nodes[hashes[reached - 1]] if reached else None
+    def known_path(self, hashes: Sequence[BlockHash], reader: str = "") -> tuple[list[Node], list[int]]:
+        """Return the known segments that hold a prompt's leading blocks, and where each one's part of them ends.
 
-    def deepest_stored(self, hashes: Sequence[BlockHash], tier: Tier | None = None) -> Node | None:
-        """Return the node stored in a tier, or in any shared one, that covers most leading blocks of a prompt."""
-        nodes = self._catalog.trie.nodes
-        reached = prefix_reach(hashes, self._blocks_per_segment, lambda block: _is_stored(nodes.get(block), tier))
-        return nodes[hashes[reached - 1]] if reached else None
+        Stored ones first, as a plan for node ``reader`` finds them, and then what is known beyond them.
+        """
+        marks = join_marks(hashes)
+        path, ends, _ = self._stored_path(marks, reader)
+        begin = ends[-1] if ends else 0
+        known, known_ends, _ = self._catalog.trie.runs.path(marks, self._blocks_per_segment, _known, begin)
+        return path + known, ends + known_ends
+
+    def reach(self, hashes: Sequence[BlockHash], tier: Tier | None = None) -> int:
+        """Return how many leading blocks of a prompt are stored in a tier, or in any shared one."""
+        _, ends, _ = self._stored_path(join_marks(hashes), tier=tier)
+        return ends[-1] if ends else 0
 
     def stored_reach(self, hashes: Sequence[BlockHash]) -> tuple[int, int]:
         """Return how many leading blocks of a prompt any shared tier has, and a CPU tier: what reaches further, and of
         equals what is nearer, is greater.
         """
-        ends = [self.deepest_stored(hashes, tier) for tier in (None, Tier.CPU)]
-        return (ends[0].end_block if ends[0] else 0), (ends[1].end_block if ends[1] else 0)
+        return self.reach(hashes), self.reach(hashes, Tier.CPU)
 
     def oldest_s(self, now: float) -> float:
         """Return the age in seconds of the oldest lease, 0 without any."""
@@ -208,77 +222,72 @@ class Planner:
         choose: Choose | None = None,
         used: bool = False,
     ) -> Plan:
-        known = self.deepest_known(hashes)
-        stored = self.deepest_stored(hashes)
+        marks = join_marks(hashes)
+        path, ends, copies = self._stored_path(marks, node)
+        stored_to = ends[-1] if ends else 0
+        known, known_ends, _ = self._catalog.trie.runs.path(marks, self._blocks_per_segment, _known, stored_to)
         if used:
-            self._renewals.used(now, stored)
-        scores = _visit(known, stored, visit)
+            self._renewals.used(now, path)
+        found = zip(reversed(path + known), reversed(ends + known_ends), strict=True)
+        scores = [(end, visit(link)) for link, end in found]  # the deepest first
+        scores.reverse()
         now_score = self._catalog.clock.now
-        chain: list[Node] = []
-        copies: list[Copy] = []
-        step = stored
-        reason = PlanReason.DEVICE if stored else PlanReason.EVICTED if known else PlanReason.COLD
-        while step is not None and step.end_block > device_blocks:
-            copy = _nearest(step, node)
-            if copy is None:  # it is being uprooted, and what lies behind it with it
-                chain, copies, reason = [], [], PlanReason.EVICTED
-            else:
-                chain.append(step)
-                copies.append(copy)
-            step = step.parent
-        if not chain:
-            return Plan(0, (), reason, scores, now_score)
-        chain.reverse()
-        copies.reverse()
-        segments = tuple(
-            PlannedSegment(link.key, link.start_block, link.num_blocks, copy.store.location, copy.nbytes, link.nbytes)
-            for link, copy in zip(chain, copies, strict=True)
-        )
+        first = sum(end <= device_blocks for end in ends) if device_blocks else 0
+        if first == len(path):
+            reason = PlanReason.DEVICE if path else PlanReason.EVICTED if known else PlanReason.COLD
+            return Plan(0, (), reason, tuple(scores), now_score)
+        segments = tuple(map(_planned, path[first:], ends[first:], copies[first:], repeat(hashes)))
         count, reason = choose(segments) if choose else (len(segments), PlanReason.HIT)
         if not count:
-            return Plan(0, (), reason, scores, now_score)
-        for copy in copies[:count]:
+            return Plan(0, (), reason, tuple(scores), now_score)
+        leased = copies[first : first + count]
+        for copy in leased:
             self._catalog.lease(copy)
         self._last_id += 1
-        self._leases[self._last_id] = _Lease(replica, now, now + self._lease_s, copies[:count])
+        self._leases[self._last_id] = _Lease(replica, now, now + self._lease_s, leased)
         heappush(self._ends, (now + self._lease_s, self._last_id))
-        return Plan(self._last_id, segments[:count], reason, scores, now_score)
+        return Plan(self._last_id, segments[:count], reason, tuple(scores), now_score)
+
+    def _stored_path(
+        self, marks: bytes, reader: str = "", tier: Tier | None = None
+    ) -> tuple[list[Node], list[int], list[Copy]]:
+        """Return the stored segments that hold a prompt's leading blocks, where each one's part ends, and their copies.
+
+        ``marks`` are those of the prompt's blocks. The copies are those that a process on node ``reader`` reads
+        fastest; with a ``tier``, only its own count.
+        """
+
+        def nearest(node: Node) -> Copy | None:
+            only = node.copies
+            if only is None:
+                return None
+            if only.next is None and tier is None:
+                return only if only.resident else None
+            found = (copy for copy in node.all_copies() if copy.resident and tier in (None, copy.store.location.tier))
+            return min(found, key=distance, default=None)
+
+        def distance(copy: Copy) -> int:
+            at, holder = copy.store.location
+            return 2 if at is not Tier.CPU else holder != reader
+
+        return self._catalog.trie.runs.path(marks, self._blocks_per_segment, nearest, rank=lambda copy: -distance(copy))
 
 
-def _visit(known: Node | None, stored: Node | None, visit: Callable[[Node], float]) -> tuple[tuple[int, float], ...]:
-    """Visit the ancestors of both nodes once, which part ways only after their last common cut.
-
-    Returns their end blocks and what ``visit`` returned, their scores, ascending.
-    """
-    seen: list[tuple[int, float]] = []
-    while known is not stored:
-        if known is not None and (stored is None or known.end_block > stored.end_block):
-            seen.append((known.end_block, visit(known)))
-            known = known.parent
-        elif stored is not None:
-            seen.append((stored.end_block, visit(stored)))
-            stored = stored.parent
-    while known is not None:
-        seen.append((known.start_block + known.num_blocks, visit(known)))
-        known = known.parent
-    seen.reverse()
-    return tuple(seen)
+def _known(node: Node) -> Node:
+    """All that is known counts."""
+    return node
 
 
-def _is_stored(node: Node | None, tier: Tier | None) -> bool:
-    if node is None:
-        return False
-    return any(copy.resident and tier in (None, copy.store.location.tier) for copy in node.all_copies())
-
-
-def _nearest(node: Node, reader: str) -> Copy | None:
-    """Return the RESIDENT copy that a process on node ``reader`` reads fastest: own CPU tier, another's, Redis."""
-    only = node.copies
-    if only is None or only.next is None:
-        return only if only is not None and only.resident else None
-
-    def distance(copy: Copy) -> tuple[bool, bool]:
-        tier, holder = copy.store.location
-        return tier is not Tier.CPU, holder != reader
-
-    return min((copy for copy in node.all_copies() if copy.resident), key=distance, default=None)
+def _planned(node: Node, end: int, copy: Copy, hashes: Sequence[BlockHash]) -> PlannedSegment:
+    used = end - node.start_block
+    whole = used == node.num_blocks
+    return PlannedSegment(
+        node.key,
+        node.start_block,
+        node.num_blocks,
+        copy.store.location,
+        copy.nbytes,
+        node.nbytes,
+        0 if whole else used,
+        b"" if whole else hashes[end - 1],
+    )

@@ -8,13 +8,13 @@ CPU tier is never read from Redis, so only the manager knows that it was used, a
 * `take` names children before their parents, and whoever carries it out keeps that order. So a parent never expires
   before a child, up to the time from one `take` to the next.
 
-Only the deepest segment of a prompt is looked at when it is used: what it follows on was renewed no earlier. One
-thread.
+Of the segments of a prompt only those are looked at that no other one follows on: what they follow on was renewed no
+earlier. One thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvmanager.index.counters import Counters
@@ -45,16 +45,24 @@ class Renewals:
         self._due: dict[SegmentKey, None] = {}
         """Ends of chains."""
 
-    def used(self, now: float, node: Node | None) -> None:
-        """Note a use of a node and of all that it follows on. O(those at its end that Redis lacks)."""
+    def used(self, now: float, path: Sequence[Node]) -> None:
+        """Note a use of nodes, parents first, and of all that they follow on. O(path, and what Redis lacks of it)."""
         redis = self._redis()
-        while redis is not None and node is not None:
-            copy = node.copy_at(redis)
-            if copy is not None and copy.resident:
-                if now - copy.renewed >= self._every_s:
-                    self._due[node.key] = None
-                return
-            node = node.parent
+        if redis is None:
+            return
+        seen: set[Node] = set()
+        below: Node | None = None
+        for node in reversed(path):
+            follows, below = below is not None and below.parent is node, node
+            step = None if follows else node  # else the walk from a node that follows on it has come here
+            while step is not None and step not in seen:
+                seen.add(step)
+                copy = step.copy_at(redis)
+                if copy is not None and copy.resident:
+                    if now - copy.renewed >= self._every_s:
+                        self._due[step.key] = None
+                    break
+                step = step.parent
 
     def written(self, now: float, keys: Iterable[SegmentKey]) -> None:
         """Note that segments were written to Redis. O(keys)."""

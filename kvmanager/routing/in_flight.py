@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from kvmanager.index.prefix_reach import prefix_reach
+from kvmanager.routing.prefix_reach import prefix_reach
 from kvmanager.segments.keys import BlockHash
 
 

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from kvmanager.index.deltas import NOTHING_SEEN, Deltas, Event, Position
 from kvmanager.index.locations import Tier
-from kvmanager.index.prefix_reach import prefix_reach
+from kvmanager.index.run_index import Run, RunIndex
 from kvmanager.routing.device_holders import DeviceHolders
-from kvmanager.segments.keys import BlockHash, SegmentKey
+from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.spans import MARK_BYTES, join_marks
 
 
 class TierHits(NamedTuple):
@@ -24,18 +25,24 @@ class TierHits(NamedTuple):
 
 
 class _Placement:
-    """What is where."""
+    """What is where. Each location stands by itself: it has all that its segments follow on."""
 
     def __init__(self) -> None:
         self.devices = DeviceHolders()
-        self.shared: dict[tuple[str, str], set[SegmentKey | BlockHash]] = {}
+        self.shared: dict[tuple[str, str], RunIndex[Run]] = {}
 
     def apply(self, event: Event) -> None:
         match event:
-            case ("seg+", tier, holder, key, _, _):
-                self.shared.setdefault((tier, holder), set()).add(key)
-            case ("seg-", tier, holder, key):
-                self.shared.setdefault((tier, holder), set()).discard(key)
+            case ("seg+", tier, holder, _, _, marks):
+                held = self.shared.get((tier, holder))
+                if held is None:
+                    held = self.shared[tier, holder] = RunIndex()
+                if all(twin.marks != marks for twin in held.twins(marks[:MARK_BYTES])):  # it may be told twice
+                    held.add(Run(marks))
+            case ("seg-", tier, holder, key, first):
+                if (held := self.shared.get((tier, holder))) is not None:
+                    for twin in [twin for twin in held.twins(first) if twin.marks[-MARK_BYTES:] == key[:MARK_BYTES]]:
+                        held.remove(twin)
             case ("seg0", tier, holder):
                 self.shared.pop((tier, holder), None)
             case ("dev+", replica, blocks):
@@ -96,11 +103,12 @@ class PlacementMirror:
         """Return what each replica would find of a prompt: on its device, then what CPU tiers and then Redis add.
 
         ``exact_hashes``: of the same tokens, where a tolerant prompt may read them too: in shared tiers, for an
-        engine's own cache knows no other name for a block. O(blocks found on a device), for a device may have holes,
-        and O(log segments) for each shared location.
+        engine's own cache knows no other name for a block. O(blocks), for a device may have holes, and O(segments)
+        for each shared location that has the first one.
         """
+        prompts = [join_marks(named) for named in (hashes, exact_hashes) if named]
         in_cpu, in_redis = (
-            max(self._reach(hashes, tier), self._reach(exact_hashes, tier)) for tier in (Tier.CPU, Tier.REDIS)
+            max((self._reach(marks, tier) for marks in prompts), default=0) for tier in (Tier.CPU, Tier.REDIS)
         )
         found: dict[str, TierHits] = {}
         for replica, device in self._view.devices.leading_blocks(hashes, replicas).items():
@@ -108,10 +116,15 @@ class PlacementMirror:
             found[replica] = TierHits(device, cpu - device, max(cpu, in_redis) - cpu)
         return found
 
-    def _reach(self, hashes: Sequence[BlockHash], tier: Tier) -> int:
-        reaches = (
-            prefix_reach(hashes, self._blocks_per_segment, held.__contains__)
+    def _reach(self, marks: bytes, tier: Tier) -> int:
+        ends = (
+            held.path(marks, self._blocks_per_segment, _counts)[1]
             for (held_tier, _), held in self._view.shared.items()
             if held_tier == tier.value
         )
-        return max(reaches, default=0)
+        return max((reached[-1] for reached in ends if reached), default=0)
+
+
+def _counts(run: Run) -> Run:
+    """All that is told counts."""
+    return run

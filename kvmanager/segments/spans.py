@@ -45,6 +45,8 @@ class SegmentSpan:
             raise ValueError(f"a segment holds at least one block from block 0 on, got {self}")
         if (self.parent is None) != (self.start_block == 0):
             raise ValueError(f"exactly the segment at block 0 has no parent, got {self}")
+        if self.parent == self.key:
+            raise ValueError(f"a segment does not follow on itself, got {self}")
         if len(self.marks) != MARK_BYTES * self.num_blocks or self.marks[-MARK_BYTES:] != self.key[:MARK_BYTES]:
             raise ValueError(f"a segment has a mark per block, the last one its key's, got {self}")
 

@@ -126,13 +126,21 @@ class FakeControl:
     async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
         self._fail()
         self.looked_up.append(list(hashes))
-        segment = {"key": "00", "start": 0, "num_blocks": len(hashes), "tiers": ["cpu"], "kind": "request", "uses": 1}
+        segment = {
+            "key": "00",
+            "start": 0,
+            "num_blocks": len(hashes),
+            "end": len(hashes),
+            "tiers": ["cpu"],
+            "kind": "request",
+            "uses": 1,
+        }
         return {
             "blocks": len(hashes),
             "device": {"0": len(hashes), "1": 0},
             "cpu": 1,
             "redis": 2,
-            "segments": [segment, {**segment, "start": 8, "num_blocks": 4}],
+            "segments": [segment, {**segment, "start": 8, "num_blocks": 4, "end": 12}],
         }
 
     async def stats(self) -> dict[str, Any]:

@@ -122,7 +122,14 @@ class FakeServer:
         blocks = self._leading(self.cpu, salt, tokens, len(tokens)) // BLOCK
         keys = [(salt, *tokens[: BLOCK * (number + 1)]) for number in range(blocks)]
         segments = [
-            {"key": str(hash(key)), "start": start, "num_blocks": 1, "tiers": ["cpu"], "kind": self.cpu[key]}
+            {
+                "key": str(hash(key)),
+                "start": start,
+                "num_blocks": 1,
+                "end": start + 1,
+                "tiers": ["cpu"],
+                "kind": self.cpu[key],
+            }
             for start, key in enumerate(keys)
         ]
         redis = self._leading(self.redis, salt, tokens, len(tokens)) // BLOCK

@@ -1,5 +1,6 @@
 """What holds of a `ManagerWorld` at any time, and what its manager tells whoever asks."""
 
+import naive_reach
 import pytest
 from manager_world import LOCATIONS
 from naive_manager import hashes_of
@@ -13,12 +14,12 @@ def lookup_tells_the_truth(world, prompt, tenant):
     report = world.manager.lookup(hashes)
     for tier in (Tier.CPU, Tier.REDIS):
         held = set().union(*(world.naive.resident(place) for place in LOCATIONS if place.tier is tier))
-        assert report[tier.value] == max((end for end, key in enumerate(hashes, 1) if key in held), default=0)
+        assert report[tier.value] == naive_reach.reach(world.naive, hashes, held)
     for replica, leading in report["device"].items():
         held = [key in world.naive.devices.get(replica, ()) for key in hashes]
         assert leading == (held.index(False) if False in held else len(held))
-    path, pinned = world.naive.ancestors(world.naive.deepest(hashes, world.naive.known)), world.naive.pinned()
-    assert [segment["key"] for segment in reversed(report["segments"])] == [key.hex() for key in path]
+    pinned = world.naive.pinned()
+    naive_reach.check_path(world.naive, hashes, [(bytes.fromhex(one["key"]), one["end"]) for one in report["segments"]])
     for segment in report["segments"]:
         key = bytes.fromhex(segment["key"])
         assert segment["uses"] == pytest.approx(world.naive.decayed(key))

@@ -6,6 +6,7 @@ finds, and a fast random driver (`test_million.py`). Arguments are plain values,
 
 import checked_policies
 import naive_limits
+import naive_reach
 import naive_redis
 import pytest
 from checked_policies import POLICIES
@@ -17,7 +18,6 @@ from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.routing.mirror import PlacementMirror
-from kvmanager.segments.spans import split_segments
 
 LOCATIONS = (Location(Tier.CPU, "node0"), Location(Tier.CPU, "node1"), REDIS)
 REPLICAS = ("replica0", "replica1")
@@ -54,6 +54,7 @@ class ManagerWorld:
             pin_budget_bytes=self.pin_budget,
         )
         self.manager = KVManager(config, self.epoch)
+        self.visits = naive_reach.Visits(self.manager._catalog)
         self.leased = {}  # lease id -> (end, replica, {(location, key)})
         self.naive = NaiveManager(
             self.budgets,
@@ -77,8 +78,8 @@ class ManagerWorld:
             for key in order.keys:
                 found = self.inventory[order.source].pop(key, None)
                 assert found or order.source == REDIS, "only a demotion may have left less than was reserved"
-                if found:  # in the cut in which it was stored; the index may know another one by now
-                    parent = found[0].parent
+                parent = found[0].parent if found else None
+                if found and self.naive.known[key].parent == parent:  # else what is left of another cut
                     assert position.get(parent, len(position)) > position[key], "a parent went before its child"
                 for end, _, held in self.leased.values():
                     assert end <= self.now or (order.source, key) not in held, "a leased segment was evicted"
@@ -95,10 +96,11 @@ class ManagerWorld:
 
     def write(self, demotion, keys):
         for key, size in zip(demotion.keys, demotion.nbytes, strict=True):
-            if key in keys:
+            there = self.naive.copies[REDIS].get(key)
+            if key in keys and not (there is not None and there.save_id):  # a real Redis has no other writers
                 size = coded_bytes(key, size)
-                if key in self.naive.copies[REDIS]:  # reserved anew since: a real segment has one size, not any
-                    size = min(size, self.naive.copies[REDIS][key].nbytes)
+                if there is not None:  # reserved anew since: a real segment has one size, not any
+                    size = min(size, there.nbytes)
                 self.inventory[REDIS].setdefault(key, (self.naive.known[key], size))
 
     # Loading and saving
@@ -108,14 +110,15 @@ class ManagerWorld:
         hashes = hashes_of(prompt, tenant)
         device = min(device, len(hashes))
         plan = self.manager.plan(self.now, replica, node, hashes, device)
-        self.naive.plan(self.now, replica, node, hashes, device, plan)
+        self.naive.plan(self.now, replica, node, hashes, device, plan, self.visits.take())
         return self.take_lease(replica, plan)
 
     def reserve(self, prompt, tenant, replica, node):
         """Return the lease, or None."""
         hashes = hashes_of(prompt, tenant)
+        path, _ = self.manager._planner.known_path(hashes, node)
         plan = self.manager.reserve(self.now, replica, node, hashes)
-        self.naive.plan(self.now, replica, node, hashes, 0, plan, counts=False)
+        self.naive.plan(self.now, replica, node, hashes, 0, plan, [link.key for link in path], counts=False)
         return self.take_lease(replica, plan)
 
     def take_lease(self, replica, plan):
@@ -132,16 +135,9 @@ class ManagerWorld:
             self.manager.release(lease_id)
             self.naive.release(lease_id)
 
-    def cut(self, prompt, tenant, start, num_prompt):
-        """Return segments of a prompt from the last known end up to ``start`` on."""
-        hashes = hashes_of(prompt, tenant)
-        ends = [0, *(end for end, key in enumerate(hashes, 1) if key in self.naive.known)]
-        first = max(end for end in ends if end <= start)
-        return split_segments(hashes, first, len(hashes), self.blocks_per_segment, num_prompt, tenant)
-
     def offer(self, prompt, tenant, start, num_prompt, replica, location, sizes):
         """Return the save, or None."""
-        spans = self.cut(prompt, tenant, start, num_prompt)
+        spans = naive_reach.cut(self.naive, hashes_of(prompt, tenant), tenant, start, num_prompt)
         nbytes = sizes[: len(spans)]
         offer = self.manager.offer(self.now, replica, location, spans, nbytes)
         self.naive.offer(self.now, replica, location, spans, nbytes, offer)
@@ -152,7 +148,7 @@ class ManagerWorld:
         """Plan, promote, compute and store a whole prompt, as a healthy server does, and make use of Redis."""
         hashes = hashes_of(prompt, tenant)
         plan = self.manager.plan(self.now, "replica0", "node0", hashes)
-        self.naive.plan(self.now, "replica0", "node0", hashes, 0, plan)
+        self.naive.plan(self.now, "replica0", "node0", hashes, 0, plan, self.visits.take())
         if location != REDIS:
             keys = [segment.key for segment in plan.segments if segment.location == REDIS]
             promotion = self.manager.promote(self.now, "replica0", location, keys)
@@ -162,7 +158,8 @@ class ManagerWorld:
             accepted = self.manager.commit(self.now, location, promotion.keys, nbytes)
             self.naive.commit(self.now, location, promotion.keys, nbytes, accepted)
             self.keep(location, accepted)
-        spans = split_segments(hashes, 0, len(hashes), self.blocks_per_segment, num_prompt, tenant)
+        spans = self.manager.cut(location, hashes, 0, len(hashes), num_prompt, tenant)
+        naive_reach.nothing_is_cut_twice(self.naive, location, hashes, spans)
         nbytes = [size] * len(spans)
         offer = self.manager.offer(self.now, "replica0", location, spans, nbytes)
         self.naive.offer(self.now, "replica0", location, spans, nbytes, offer)
@@ -186,7 +183,7 @@ class ManagerWorld:
         self.keep(location, accepted)
 
     def adopt(self, prompt, tenant, start, num_prompt, location, sizes):
-        spans = self.cut(prompt, tenant, start, num_prompt)
+        spans = naive_reach.cut(self.naive, hashes_of(prompt, tenant), tenant, start, num_prompt)
         self.tell(location, spans, sizes[: len(spans)])
 
     def tell(self, location, spans, nbytes):
@@ -252,7 +249,12 @@ class ManagerWorld:
 
     def promote(self, prompt, tenant, replica, location):
         """Return the save, or None."""
-        keys = [key for key in hashes_of(prompt, tenant) if key in self.naive.known]
+        hashes = hashes_of(prompt, tenant)
+        keys = [
+            key
+            for key, span in self.naive.known.items()
+            if naive_reach.part(self.naive, hashes, key) > span.start_block
+        ]
         offer = self.manager.promote(self.now, replica, location, keys)
         self.naive.promote(self.now, replica, location, keys, offer)
         self.carry_out(offer.evict)

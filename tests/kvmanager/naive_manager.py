@@ -6,14 +6,16 @@ halves every `HALF_LIFE` requests.
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import log2
 
+import naive_reach
 from naive_copy import EPSILON, NaiveCopy
 from naive_redis import land
 
 from kvmanager.index.locations import REDIS, Tier
+from kvmanager.index.trie import MOST_TWINS
 from kvmanager.segments.keys import block_hashes
 
 HALF_LIFE = 4.0
@@ -156,37 +158,39 @@ class NaiveManager:
 
     # Loading
 
-    def deepest(self, hashes, keys):
-        ends = [end for end, key in enumerate(hashes, 1) if key in keys]
-        return hashes[ends[-1] - 1] if ends else None
-
     def stored_anywhere(self):
         return set().union(*(self.resident(location) for location in self.copies))
 
-    def plan(self, now, replica, node, hashes, device_blocks, plan, counts=True):
-        """``counts``: a request asks, not a directive."""
+    def plan(self, now, replica, node, hashes, device_blocks, plan, visited, counts=True):
+        """``counts``: a request asks, not a directive. ``visited``: the keys that the real one found."""
         self.now = max(self.now, now)
         self.requests += counts
-        stored = self.deepest(hashes, self.stored_anywhere())
-        used = {*self.ancestors(self.deepest(hashes, self.known)), *self.ancestors(stored)}
-        for key in used if counts else ():
+        naive_reach.check_path(self, hashes, list(zip(visited, [end for end, _ in plan.scores], strict=True)))
+        for key in visited if counts else ():
             self.uses[key] = (self.decayed(key) + 1, self.requests)
-        told = sorted((self.known[key].end_block, self.score(key)) for key in used)
-        assert [end for end, _ in plan.scores] == [end for end, _ in told]
-        assert all(abs(a - b) < EPSILON for (_, a), (_, b) in zip(plan.scores, told, strict=True))
+        told = [self.score(key) for key in visited]
+        assert all(abs(a - b) < EPSILON for (_, a), b in zip(plan.scores, told, strict=True))
         assert abs(plan.now_score - self.requests / HALF_LIFE) < EPSILON
-        expected = [key for key in reversed(self.ancestors(stored)) if self.known[key].end_block > device_blocks]
+        reach = naive_reach.reach(self, hashes, self.stored_anywhere())
+        expected = [key for key, (end, _) in zip(visited, plan.scores, strict=True) if device_blocks < end <= reach]
         assert [segment.key for segment in plan.segments] == expected
-        assert (plan.lease_id == 0) == (not expected)
-        copies = []
+        assert (plan.lease_id == 0) == (not expected) == (reach <= device_blocks)
+        copies, reached = [], device_blocks
         for segment in plan.segments:
             span = self.known[segment.key]
             assert (segment.start_block, segment.num_blocks) == (span.start_block, span.num_blocks)
+            assert segment.start_block <= reached < segment.end_block == naive_reach.part(self, hashes, segment.key)
+            assert (segment.used_blocks, segment.last_hash) in (
+                (0, b"") if segment.end_block == span.end_block
+                else (segment.end_block - span.start_block, hashes[segment.end_block - 1]),
+            )  # fmt: skip
+            reached = segment.end_block
             places = [location for location in self.copies if segment.key in self.resident(location)]
             distance = {place: (place.tier is not Tier.CPU, place.holder != node) for place in places}
             assert distance[segment.location] == min(distance.values())
             copies.append(self.copies[segment.location][segment.key])
             assert segment.nbytes == copies[-1].nbytes
+        assert not expected or reached == reach
         if expected:
             self.leases[plan.lease_id] = (self.now + self.lease_s, replica, copies)
 
@@ -204,19 +208,25 @@ class NaiveManager:
     # Saving
 
     def know(self, span, size):
-        if span.parent is not None and span.parent not in self.known and span.key not in self.known:
+        if not naive_reach.has_place(self, span) and span.key not in self.known:
             return False
         if span.key not in self.known:
             self.known[span.key] = span
             self.uses[span.key] = (1, self.requests)
         old, pinned = self.known[span.key], span.key in self.pinned()
         stored = any(span.key in held for held in self.copies.values())
-        if old.start_block != span.start_block:
+        if (old.start_block, old.parent) != (span.start_block, span.parent):
             if stored or pinned:
                 return True
-            if span.parent is not None and span.parent not in self.known:
+            if not naive_reach.has_place(self, span):
                 return False
-            self.known[span.key] = span
+            below = [other.start_block for other in self.known.values() if other.parent == span.key]
+            if span.start_block > old.start_block and (
+                len(below) > MOST_TWINS or span.start_block >= min(below, default=span.end_block)
+            ):
+                return False
+            kind = old.kind if old.start_block == span.start_block else span.kind
+            self.known[span.key] = replace(span, kind=kind)
         if size is not None and not pinned:
             self.sizes[span.key] = size
         return True

@@ -20,7 +20,7 @@ class World:
 
     def serve(self, request):
         """Plan, then offer all; return the leading blocks found."""
-        hashes = [number.to_bytes(32, "big") for number in request]
+        hashes = [number.to_bytes(32, "little") for number in request]
         plan = self.manager.plan(0, "replica", "node", hashes)
         self.manager.release(plan.lease_id)
         spans = split_segments(hashes, 0, len(hashes), 1, len(hashes))
@@ -30,7 +30,7 @@ class World:
 
     def stored(self, *numbers):
         """Return those of the heads that are stored."""
-        return {n for n in numbers if self.manager.lookup([n.to_bytes(32, "big")])["cpu"]}
+        return {n for n in numbers if self.manager.lookup([n.to_bytes(32, "little")])["cpu"]}
 
     def hit_rate(self, requests):
         found = sum(self.serve(request) for request in requests)

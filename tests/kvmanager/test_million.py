@@ -16,7 +16,7 @@ from manager_world import LOCATIONS, REPLICAS, TENANTS, ManagerWorld
 from kvmanager.index.locations import Tier
 from tests.sizes import OPERATIONS
 
-PER_WORLD = 2500
+PER_WORLD = 1250
 CHECK_EVERY = 25
 MOST_HANDLES = 20
 
@@ -61,7 +61,7 @@ class Driver:
         self.letters, self.longest = draw.choice([(2, 6), (3, 4), (1, 12)])
         self.world = ManagerWorld(
             policy,
-            blocks_per_segment=draw.randint(1, 3),
+            blocks_per_segment=draw.choice({1: (5, 3), 2: (3, 2), 3: (2, 1)}[self.letters]),  # never too many twins
             budgets=[draw.randint(2, 14) for _ in LOCATIONS],
             min_uses=draw.choice([1.0, 1.0, 2.0]),
             high_water=draw.choice([0.3, 0.7, 1.0]),

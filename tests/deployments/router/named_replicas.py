@@ -12,6 +12,8 @@ from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.protocol.wire import GenerateRequest
 from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions
 from kvmanager.index.deltas import Deltas, Event, Part
+from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.spans import split_segments
 
 BLOCK = 32
 DEPLOYMENT = DeploymentID(name="replica", app_name="chat")
@@ -56,7 +58,13 @@ def ask(blocks: list[bytes], tokens: int, **options: Any) -> GenerateRequest:
 
 
 def block_names(first: int, count: int) -> list[bytes]:
-    return [number.to_bytes(32, "big") for number in range(first, first + count)]
+    return [BlockHash(number.to_bytes(32, "little")) for number in range(first, first + count)]
+
+
+def stored(blocks: list[bytes]) -> list[Event]:
+    """The events that tell of a prompt's segments of eight blocks in a CPU tier."""
+    spans = split_segments(list(map(BlockHash, blocks)), 0, len(blocks), 8, len(blocks))
+    return [("seg+", "cpu", "node", span.key, span.start_block, span.marks) for span in spans]
 
 
 class Routing:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import ray
-from named_replicas import BLOCK, DEPLOYMENT, REPLICAS, NoManager, Routing, ask, block_names, pending
+from named_replicas import BLOCK, DEPLOYMENT, REPLICAS, NoManager, Routing, ask, block_names, pending, stored
 from ray.serve._private.common import RequestMetadata
 from ray.serve._private.request_router.common import RequestRoutingContext
 from ray.serve.request_router import RequestRouter
@@ -55,7 +55,7 @@ def test_a_busy_replica_with_the_prefix_loses_to_an_idle_one_with_the_cpu_tier(r
     async def check(routing: Routing) -> None:
         blocks = block_names(0, 16)
         routing.hear(("dev+", "b", blocks))
-        routing.hear(*(("seg+", "cpu", "node", key, n * 8, 8) for n, key in enumerate(blocks[7::8])))
+        routing.hear(*stored(blocks))
         assert (await routing.order(ask(blocks, 520)))[0] == "b"
         await routing.send(ask(block_names(100, 30), 960), "b", "long")
         assert (await routing.order(ask(blocks, 520)))[0] != "b"
@@ -69,7 +69,7 @@ def test_a_tolerant_prompt_counts_what_is_stored_of_its_exact_twin(routed: Any) 
         routing.hear(("dev+", "b", own[:8]), ("dev+", "c", exact))
         tolerant = ask(own, 520, exact_block_hashes=exact)
         assert (await routing.order(tolerant))[0] == "b", "no device knows a block by its twin's name"
-        routing.hear(*(("seg+", "cpu", "node", key, n * 8, 8) for n, key in enumerate(exact[7::8])))
+        routing.hear(*stored(exact))
         await routing.send(ask(block_names(200, 30), 960), "b", "some work")
         assert (await routing.order(tolerant))[0] != "b", "what b holds is worth little more than what all can load"
         assert (await routing.order(ask(own, 520)))[0] == "b"
@@ -209,9 +209,7 @@ def test_a_prompt_follows_one_of_the_same_beginning_that_is_on_its_way(routed: A
 def test_measured_credits_replace_those_of_the_settings(routed: Any) -> None:
     async def check(routing: Routing) -> None:
         blocks = block_names(0, 16)
-        routing.hear(
-            ("dev+", "b", blocks), *(("seg+", "cpu", "node", key, n * 8, 8) for n, key in enumerate(blocks[7::8]))
-        )
+        routing.hear(("dev+", "b", blocks), *stored(blocks))
         await routing.send(ask(block_names(100, 15), 500), "b", "busy")
         feed = routing.router._follow_placement()
         feed.credits = {ALL_REPLICAS: {Tier.CPU: 0.99}}

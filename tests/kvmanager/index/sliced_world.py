@@ -12,9 +12,9 @@ from kvmanager.index import snapshots
 from kvmanager.index.deltas import Position
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.index.nodes import CopyState
+from kvmanager.index.run_index import RunIndex
 from kvmanager.manager import KVManager
 from kvmanager.routing.mirror import PlacementMirror
-from kvmanager.segments.spans import split_segments
 
 CPU = Location(Tier.CPU, "node")
 TENANTS = ("", "tenant1", "tenant2")
@@ -28,8 +28,9 @@ class SlicedWorld:
     def __init__(self, policy, seed):
         self.rng = random.Random(seed)
         checked_policies.evictions = []
+        self.most = self.rng.choice([1, 2, 4])
         config = ManagerConfig(
-            1,
+            self.most,
             lease_s=LEASE_S,
             save_s=SAVE_S,
             max_deltas=20,
@@ -45,7 +46,7 @@ class SlicedWorld:
         self.inventory = {CPU: {}, REDIS: {}}
         self.forbidden = {CPU: set(), REDIS: set()}
         self.leased, self.saves, self.demotions = {}, [], []
-        self.mirror = PlacementMirror(1)
+        self.mirror = PlacementMirror(self.most)
 
     def prompt(self):
         tenant = self.rng.choice(TENANTS)
@@ -76,8 +77,8 @@ class SlicedWorld:
         plan = self.manager.plan(self.now, "replica", "node", hashes)
         start = 0
         for segment in plan.segments:
-            assert segment.start_block == start, "a gap"
-            start += segment.num_blocks
+            assert segment.start_block <= start < segment.end_block, "a gap"
+            start = segment.end_block
             assert segment.key in self.inventory[segment.location], "planned, but not there"
             assert segment.key not in self.forbidden[segment.location], "planned after it was cleared or lost"
         if plan.lease_id:
@@ -92,7 +93,8 @@ class SlicedWorld:
 
     def offer(self):
         hashes, tenant = self.prompt()
-        spans = split_segments(hashes, 0, len(hashes), 1, len(hashes), tenant)
+        first = self.rng.randint(0, len(hashes)) if self.rng.random() < 0.2 else 0
+        spans = self.manager.cut(CPU, hashes, first, len(hashes), self.rng.randint(first, len(hashes)), tenant)
         offer = self.manager.offer(self.now, "replica", CPU, spans, [1] * len(spans))
         self.carry_out(offer.evict)
         if offer.keys:
@@ -144,10 +146,9 @@ class SlicedWorld:
 
     def pin(self):
         hashes, tenant = self.prompt()
-        key = self.manager.deepest_known(hashes)
-        if key is not None:
+        if keys := self.manager.known_ends(hashes):
             with contextlib.suppress(ValueError):
-                self.manager.pin(self.now, [key], 40.0, tenant)
+                self.manager.pin(self.now, keys, 40.0, tenant)
 
     def set_quotas(self):
         quotas = {tenant: self.rng.randint(0, 8) for tenant in TENANTS[1:] if self.rng.random() < 0.5}
@@ -247,8 +248,9 @@ class SlicedWorld:
             raise AssertionError("a snapshot without end")
         view = self.mirror._view
         for location, store in self.manager._catalog.stores.items():
-            resident = {copy.node.key for copy in store.copies() if copy.resident}
-            assert view.shared.get((location.tier.value, location.holder), set()) == resident
+            resident = sorted(copy.node.marks for copy in store.copies() if copy.resident)
+            told = view.shared.get((location.tier.value, location.holder), RunIndex())
+            assert sorted(run.marks for first in told._first for run in told.twins(first)) == resident
         for replica in ("replica", "other"):
             assert view.devices._blocks.get(replica, set()) == set(self.manager._devices.held(replica))
 

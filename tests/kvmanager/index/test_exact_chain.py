@@ -87,8 +87,9 @@ def test_after_a_turn_from_the_twin_the_conversation_goes_on_under_its_own_names
 def test_a_router_counts_the_twin_in_shared_tiers_only_for_no_device_knows_its_names():
     own, exact = block_hashes(range(8), 1, "tolerant"), block_hashes(range(8), 1, "exact")
     mirror = PlacementMirror(2)
-    events = [("seg+", "cpu", "node", key, start, 2) for start, key in ((0, exact[1]), (2, exact[3]))]
-    events += [("seg+", "redis", "redis", key, start, 2) for start, key in enumerate(exact[1:6:2])]
+    spans = split_segments(exact, 0, 6, 2, 6)
+    events = [("seg+", "cpu", "node", span.key, span.start_block, span.marks) for span in spans[:2]]
+    events += [("seg+", "redis", "redis", span.key, span.start_block, span.marks) for span in spans]
     events += [("dev+", "a", exact), ("dev+", "b", own[:1])]
     mirror.apply(Deltas(1, 1, 0, [], Part(1, 0, True, events)))
 

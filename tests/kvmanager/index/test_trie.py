@@ -1,10 +1,11 @@
 import random
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvmanager.index.trie import PrefixTrie
+from kvmanager.index.trie import MOST_TWINS, PrefixTrie
 from kvmanager.segments.keys import block_hashes
 from kvmanager.segments.spans import NodeKind, SegmentSpan, split_segments
 
@@ -57,8 +58,45 @@ def test_a_ghost_takes_the_place_of_a_new_cut():
     assert (tail.start_block, tail.num_blocks, tail.parent, head.first_child) == (0, 2, None, None)
 
 
-def test_a_segment_that_does_not_start_where_its_parent_ends_is_refused():
+def child(parent, start, number=0):
+    return SegmentSpan(bytes([number]) * 32, parent.key, start, 1, NodeKind.REQUEST, bytes([number]) * 8)
+
+
+@pytest.mark.parametrize(("start", "fits"), [(1, True), (2, True), (3, False)])
+def test_a_segment_follows_on_the_one_that_holds_the_block_before_it(start, fits):
     trie = PrefixTrie(10)
     parent = trie.insert(spans_of([0, 1])[0], 0.0)
-    with pytest.raises(ValueError, match="does not start where its parent ends"):
-        trie.insert(SegmentSpan(b"k" * 32, parent.key, 3, 1, NodeKind.REQUEST, b"k" * 8), 0.0)
+    assert (trie.insert(child(parent, start), 0.0) is not None) == fits
+
+
+def test_a_ghost_does_not_move_behind_what_leaves_it_inside():
+    trie = PrefixTrie(10)
+    hashes = block_hashes([0, 1, 2, 3], 1, "tests")
+    short, whole = split_segments(hashes, 0, 2, 4, 4)[0], split_segments(hashes, 0, 4, 4, 4)[0]
+    head, node = trie.insert(short, 0.0), trie.insert(whole, 0.0)
+    leaves = trie.insert(child(node, 2), 0.0)
+    rest = replace(whole, parent=head.key, start_block=2, num_blocks=2, marks=whole.marks[16:])
+    assert not trie.reshape(node, rest), "its child would begin before it"
+    assert (node.start_block, node.parent, leaves.parent) == (0, None, node)
+    assert list(trie.runs.twins(whole.marks[:8])) == [node, head]
+    trie.reshape(leaves, replace(child(head, 2), start_block=2))
+    assert trie.reshape(node, rest)
+    assert (node.start_block, node.parent, leaves.parent) == (2, head, head)
+    assert list(trie.runs.twins(whole.marks[:8])) == [head]
+
+
+def test_so_many_twins_are_known_and_a_new_one_takes_the_place_of_the_coldest_that_may_go():
+    trie = PrefixTrie(100)
+    spans = [
+        SegmentSpan(bytes([number + 1]) * 32, None, 0, 2, NodeKind.REQUEST, bytes(8) + bytes([number + 1]) * 8)
+        for number in range(MOST_TWINS + 2)
+    ]
+    nodes = [trie.insert(span, float(10 - number)) for number, span in enumerate(spans[:MOST_TWINS])]
+    trie.pin(nodes[-1])
+    assert trie.insert(spans[-2], 5.0) is not None
+    assert spans[MOST_TWINS - 2].key not in trie.nodes, "the coldest without a pin"
+    assert trie.num_ghosts == MOST_TWINS == len(list(trie.runs.twins(bytes(8))))
+    for node in trie.nodes.values():
+        trie.pin(node)
+    assert trie.insert(spans[-1], 99.0) is None
+    assert trie.twins_refused == 1

@@ -46,7 +46,9 @@ def test_segments_of_no_blocks_are_refused():
         split_segments(HASHES, 0, 2, 0, 0)
 
 
-@pytest.mark.parametrize(("parent", "start", "blocks"), [(None, 1, 1), (HASHES[0], 0, 1), (None, 0, 0), (None, -1, 2)])
+@pytest.mark.parametrize(
+    ("parent", "start", "blocks"), [(None, 1, 1), (HASHES[0], 0, 1), (None, 0, 0), (None, -1, 2), (HASHES[3], 3, 1)]
+)
 def test_a_span_that_contradicts_itself_is_refused(parent, start, blocks):
     with pytest.raises(ValueError, match="segment"):
         SegmentSpan(HASHES[3], parent, start, blocks, NodeKind.REQUEST, HASHES[3][:8])

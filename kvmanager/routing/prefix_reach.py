@@ -1,4 +1,4 @@
-"""How far a prefix is held: the one search that the manager and its mirrors share."""
+"""How far a prompt follows a set of prefixes that are named by where segments end."""
 
 from collections.abc import Callable, Sequence
 
