@@ -1,6 +1,6 @@
 """Where a replica's engine computes, on a thread or in a process: `python -m load_tests.bench.engine_process`
 
-A whole server of one replica in each mode, in turns, with the embedded model, whose steps are short: what the modes
+A whole server in each mode, in turns, with the embedded model, whose steps are short: what the modes
 differ in is the work beside them. Of each server:
 
 * start: until /health is well; memory: PSS of all processes, and of the replica with its engine;
@@ -41,7 +41,7 @@ ENGINE_TITLES = ("ray::ServeReplica:crosskv:Replica", "VLLM::EngineCore")
 FIGURES = {
     "start, s": "start_s",
     "memory of all, MiB": "memory_mib",
-    "replica and engine, MiB": "replica_mib",
+    "replicas and engines, MiB": "replica_mib",
     "TTFT alone, ms": "ttft_alone_ms",
     "TTFT, 16 at once, ms": "ttft_at_once_ms",
     "requests/s, 16 at once": "requests_per_s",
@@ -112,9 +112,9 @@ def memory(server: RunningServer) -> dict[str, float]:
     return {"memory_mib": sum(size for _, size in rows) / 2**20, "replica_mib": replica / 2**20}
 
 
-def measure(mode: str, requests: int) -> dict[str, float]:
+def measure(mode: str, replicas: int, requests: int) -> dict[str, float]:
     """One server, from its start to its end."""
-    settings = {"dtype": "float32", "replicas": 1, "engine": {"process": mode}}
+    settings = {"dtype": "float32", "replicas": replicas, "engine": {"process": mode}}
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         with started(Path(folder), settings) as server:
@@ -134,6 +134,7 @@ def table(found: dict[str, list[dict[str, float]]]) -> str:
 
 def main(
     rounds: Rounds = 3,
+    replicas: Annotated[int, typer.Option(min=1, help="Of each server.")] = 2,
     requests: Annotated[int, typer.Option(min=1, help="Tiny requests of each server, 16 at once.")] = 400,
     json_file: JsonFile = None,
 ) -> None:
@@ -142,12 +143,18 @@ def main(
     for number in range(rounds):
         order: Sequence[str] = MODES if number % 2 == 0 else MODES[::-1]
         for mode in order:
-            found[mode].append(measure(mode, requests))
+            found[mode].append(measure(mode, replicas, requests))
             out.print(
                 f"round {number + 1}, {mode}: { {name: round(value, 1) for name, value in found[mode][-1].items()} }"
             )
-    made: dict[str, Any] = {"rounds": rounds, "requests": requests, "machine": machine_line(), "found": found}
-    report.deliver(f"{table(found)}\n\n{machine_line()}; {rounds} rounds.", made, json_file)
+    made: dict[str, Any] = {
+        "rounds": rounds,
+        "replicas": replicas,
+        "requests": requests,
+        "machine": machine_line(),
+        "found": found,
+    }
+    report.deliver(f"{table(found)}\n\n{machine_line()}; {replicas} replicas, {rounds} rounds.", made, json_file)
 
 
 if __name__ == "__main__":
