@@ -17,6 +17,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from deployments.engine.room import EngineRoom
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict, PlannedLoad
+from deployments.protocol.stage_stamps import STAGE_STAMPS
 from deployments.protocol.wire import GenerateRequest
 from deployments.replica import replica as replica_module
 from deployments.replica.prompt_plans import PromptPlans
@@ -39,7 +40,7 @@ class FakeEngine:
     async def generate(self, prompt: Any, params: SamplingParams, request_id: str, **_: Any) -> AsyncIterator[Any]:
         self.params.append(params)
         for _ in range(self._outputs):
-            yield SimpleNamespace(prompt_token_ids=[1, 2, 3], finished=False)
+            yield SimpleNamespace(prompt_token_ids=[1, 2, 3], finished=False, metrics="unread")
         if not self._outputs:
             raise EngineDeadError
 
@@ -203,3 +204,24 @@ def test_a_replica_whose_engine_hangs_fails_its_health_check_and_asks_for_no_pla
     assert port.asked == []
     assert last_words(made) == [("replica_ends", "replica", "hung")]
     assert ended == [1]
+
+
+def test_only_the_last_output_carries_the_engines_figures_and_the_stamps(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = SimpleNamespace(scheduled_ts=2.0, first_token_ts=3.0)
+    sent = [
+        SimpleNamespace(finished=last, metrics=figures, kv_transfer_params=None, prompt_token_ids=None)
+        for last in (False, False, True)
+    ]
+    engine = FakeEngine()
+
+    async def generate(*_: Any, **__: Any) -> AsyncIterator[Any]:
+        for output in sent:
+            yield output
+
+    monkeypatch.setattr(engine, "generate", generate)
+    ask(replica(engine, None), request(None))
+    assert [output.metrics for output in sent] == [None, None, figures]
+    assert [STAGE_STAMPS in (output.kv_transfer_params or {}) for output in sent] == [False, False, True]
+    stamps = sent[-1].kv_transfer_params[STAGE_STAMPS]
+    assert (stamps.scheduled, stamps.first_token) == (2.0, 3.0)
+    assert 0 < stamps.received <= stamps.planned <= stamps.yielded
