@@ -153,8 +153,7 @@ class EngineSlot:
 def usage(output: RequestOutput) -> dict[str, int]:
     """Tokens of the prompt by where their KV came from."""
     counts = dict((output.kv_transfer_params or {})[KV_CACHE_USAGE])
-    counts.pop("replica")
-    return counts
+    return {tier: counts[tier] for tier in ("device", "cpu", "redis", "recomputed")}
 
 
 def room_of(engine: LiveEngine, port: Any, replica: str, node_id: str, fingerprint: bytes) -> EngineRoom:

@@ -166,7 +166,7 @@ def test_what_is_seen_only_when_the_model_is_loaded_is_no_reason_not_to_serve(
     monkeypatch: pytest.MonkeyPatch, seen: str
 ) -> None:
     connector = SimpleNamespace(unsupported="nobody knows it" if seen == "by the connector" else None)
-    thread: Any = SimpleNamespace(core=SimpleNamespace(scheduler=SimpleNamespace(connector=connector)))
+    thread: Any = SimpleNamespace(scheduler=SimpleNamespace(connector=connector))
     worker = SimpleNamespace(kv_caches={"model.layers.0.self_attn": torch.zeros(1)})
 
     def unknown(config: Any, layer: torch.Tensor) -> Any:
