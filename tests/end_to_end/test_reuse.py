@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+
 import httpx
 import pytest
 from openai import OpenAI
 
 from load_tests.faults.catalogue import World
+from load_tests.harness.conversations import complete
+from load_tests.harness.engine import prompt
 from load_tests.harness.running_server import RunningServer
 
 pytestmark = pytest.mark.server
 
+BLOCK_TOKENS = 32
+"""vLLM's on a CPU."""
 DOCUMENT = " ".join(f"Anna lives in Paris. Ben is a baker. Note {number}." for number in range(40))
 
 
@@ -59,6 +66,31 @@ def test_what_one_replica_computed_the_other_loads(server: RunningServer, stream
     assert (cold["device"], cold["cpu"], cold["replica"]) == (0, 0, "0")
     assert warm["device"] > 256
     assert (crossed["device"], crossed["cpu"], crossed["replica"]) == (0, warm["device"], "1")
+
+
+@pytest.mark.parametrize("length", [333, 500, 1011])
+def test_a_question_about_a_stored_document_computes_itself_and_one_block(server: RunningServer, length: int) -> None:
+    """Wherever the document's length falls, and whichever replica is asked."""
+    question, trials = 50, itertools.count(7000 + 10 * length)
+
+    async def ask_about(document: list[int], number: int) -> int:
+        async with httpx.AsyncClient(base_url=server.url, timeout=120.0) as client:
+            turn = await complete(client, "demo", document + prompt(8000 + number, question), 8, pin=number % 2)
+            return int(turn.kv_cache["recomputed"])
+
+    def conversation() -> list[int]:
+        document, recomputed = prompt(next(trials), length), []
+        for number in range(4):
+            before = segments(server, "cpu")
+            recomputed.append(asyncio.run(ask_about(document, number)))
+            server.wait_until(lambda: segments(server, "cpu") > before, "what is new is in the CPU tier")  # noqa: B023
+            server.wait_until_idle()
+        return recomputed
+
+    first, *later = server.in_time(conversation)
+
+    assert first == length + question
+    assert max(later) <= question + BLOCK_TOKENS, later
 
 
 def test_each_cleared_tier_leaves_the_slower_ones_and_clearing_all_leaves_nothing(server: RunningServer) -> None:

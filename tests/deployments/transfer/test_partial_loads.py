@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -11,8 +12,9 @@ from live_engine import BLOCK, SEGMENT_BLOCKS, LiveEngine
 
 from deployments.protocol.kv_port import PlanDict
 from kvmanager.segments.format import read_header
+from kvmanager.segments.spans import NodeKind
 from load_tests.harness.engine import prompt
-from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.memory_port import BrainPort, MemoryPort
 
 LENGTH = 500  # 15 full blocks: segments of 4, 4, 4 and 3
 
@@ -98,7 +100,8 @@ def test_segments_that_overlap_are_taken_from_where_the_one_before_ended(engine:
     first, second = plan["segments"][:2]
     assert (second.start_block, second.num_blocks) == (4, SEGMENT_BLOCKS)
     hashes = engine.hashes(tokens)
-    twice = [first, second._replace(used_blocks=2, last_hash=hashes[5]), second, *plan["segments"][2:]]
+    part = second._replace(used_blocks=2, last_hash=hashes[5])
+    twice = [first, part, second, part, *plan["segments"][2:]]
     with planned(engine, {**plan, "segments": twice}):
         again, by_tier = engine.ask(tokens)
     assert (again, by_tier["cpu"]) == (answer, 15 * BLOCK)
@@ -219,8 +222,12 @@ def spoil_stored(port: MemoryPort, damage: Damage) -> None:
     port.segments = {key: (span, damage(sealed)) for key, (span, sealed) in port.segments.items()}
 
 
-def test_prompts_that_part_at_random_places_are_answered_as_if_nothing_were_stored(engine: LiveEngine) -> None:
-    """And each computes no more than its own tokens, the last block of what it shares, and what fills no block."""
+@pytest.mark.parametrize("port", [MemoryPort, lambda: BrainPort(SEGMENT_BLOCKS)], ids=["naive", "manager"])
+def test_prompts_that_part_at_random_places_are_answered_as_if_nothing_were_stored(
+    engine: LiveEngine, port: Callable[[], MemoryPort]
+) -> None:
+    """And each computes no more than its own tokens and one block of what it shares; nothing is stored twice."""
+    engine.port = port()
     draw = random.Random(20)
     family = [prompt(9100, 590)]
     engine.ask(family[0])
@@ -238,6 +245,9 @@ def test_prompts_that_part_at_random_places_are_answered_as_if_nothing_were_stor
         forget_device(engine)
         family.append(tokens)
     assert engine.port.bad == []
+    blocks = {block_hash for tokens in family for block_hash in engine.hashes(tokens)}
+    answered = sum(span.num_blocks for span, _ in engine.port.segments.values() if span.kind is NodeKind.ANSWER)
+    assert sum(span.num_blocks for span, _ in engine.port.segments.values()) - answered <= len(blocks)
 
 
 def _common(left: list[int], right: list[int]) -> int:
