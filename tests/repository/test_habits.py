@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
 import yaml
@@ -40,6 +41,12 @@ def test_the_workflow_runs_what_every_machine_runs() -> None:
         "make lint </dev/null || status=1",
         "make test </dev/null || status=1",
     ]
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """The folders of tests are no packages: pytest refuses the second file of a name, in a whole run only."""
+    names = Counter(path.name for path in (PROJECT_ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, number in names.items() if number > 1] == []
 
 
 def instructions() -> list[tuple[str, str]]:
