@@ -30,8 +30,9 @@ def submit_held_save(
     def free() -> None:
         pool.free_blocks(reversed(held))
 
+    job = SaveJob(offered, block_ids, lambda: on_engine_thread(free), on_end, fidelity, pace)
     pool.touch(held)
-    if transfer.submit_save(SaveJob(offered, block_ids, lambda: on_engine_thread(free), on_end, fidelity, pace)):
+    if transfer.submit_save(job):
         return True
     free()
     return False

@@ -47,6 +47,7 @@ class LoadJob:
 class SaveJob:
     """Consecutive blocks of one sequence; `block_ids` are the device blocks from `offered.first_block` on.
 
+    Raises ValueError for more or fewer: KV would be stored under the hashes of other blocks.
     `give_back` is called, from the save thread, when the blocks have been copied; `on_end` when all is over, with the
     number of segments that are stored now, or None when the manager did not answer or their copying failed.
     """
@@ -58,6 +59,10 @@ class SaveJob:
     fidelity: str = EXACT
     pace: StepProgress | None = None
     """Of the step that is computing the blocks; None: they hold their KV already."""
+
+    def __post_init__(self) -> None:
+        if len(self.block_ids) != self.offered.end_block - self.offered.first_block:
+            raise ValueError(f"{len(self.block_ids)} device blocks are not those of {self.offered[1:]}")
 
     @property
     def num_blocks(self) -> int:

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 from vllm.distributed.kv_events import BlockStored
@@ -127,36 +128,40 @@ class PoolControl:
         return evicted
 
     def offload(self, spans: Sequence[SegmentSpan]) -> tuple[int, int, Future[int | None] | None]:
-        """Start saving the first of `spans`, as far as they are here and one slice reaches.
+        """Start saving the first of `spans`, a chain, as far as they are here and one slice reaches.
 
+        Of a segment that the next one leaves inside, the blocks before that are saved: all are of one sequence.
         Returns how many segments were begun, how many blocks they have, and a future with how many of them are stored
         (None: a part failed). They are saved as the tenant's whose KV this is: a manager that was started again may not
         know. 0 segments: the first one, or what it follows on, is not here; no future: too many blocks are held for
         saves. O(blocks of the sequence).
         """
-        found: list[SegmentSpan] = []
+        begun = prompt_blocks = 0
+        first = position = spans[0].start_block
         ids: list[int] = []
         hashes: list[bytes] = []
-        for span in spans:
+        for number, (span, below) in enumerate(zip_longest(spans, spans[1:]), start=1):
+            if below is not None and below.start_block < span.end_block:
+                continue  # what follows leaves it inside, and has all of its blocks that the chain needs
             upto = self._sequence(span, hashes)
-            blocks = [self._cached(block_hash) for block_hash in upto[span.start_block :]]
+            blocks = [self._cached(block_hash) for block_hash in upto[position:]]
             here = [block.block_id for block in blocks if block is not None]
-            if len(here) < span.num_blocks or (found and len(ids) + len(here) > MOST_BLOCKS):
+            if len(here) < span.end_block - position or (begun and len(ids) + len(here) > MOST_BLOCKS):
                 break
-            found.append(span)
+            begun, position = number, span.end_block
             ids += here
             hashes = upto
-        if not found:
+        if not begun:
             return 0, 0, None
-        first, last = found[0], found[-1]
-        prompt_ends = [span.end_block for span in found if span.kind is NodeKind.REQUEST]
+        last = spans[begun - 1]
+        for span, below in zip_longest(spans[:begun], spans[1:begun]):
+            if span.kind is NodeKind.REQUEST:
+                prompt_blocks = span.end_block if below is None else below.start_block
         tenant = self._owners.owner(last.key) or last.tenant
-        offered = OfferedBlocks(
-            cast("list[Any]", hashes), first.start_block, last.end_block, max(prompt_ends, default=0), tenant
-        )
+        offered = OfferedBlocks(cast("list[Any]", hashes), first, position, prompt_blocks, tenant)
         stored: Future[int | None] = Future()
-        begun = submit_held_save(self._pool, self._transfer, self._on_engine_thread, offered, ids, stored.set_result)
-        return len(found), len(ids), stored if begun else None
+        fits = submit_held_save(self._pool, self._transfer, self._on_engine_thread, offered, ids, stored.set_result)
+        return begun, len(ids), stored if fits else None
 
     def hear(self, epoch: int, now: float) -> bool:
         """A manager's time (`HotnessQueue.hear`); without hotness every manager is as good."""
@@ -274,13 +279,14 @@ class PoolControl:
         `before`: those up to the end of a segment of the same sequence, if they are known.
         """
         back: list[bytes] = []
+        known = before[-1] if before else None
         block_hash: bytes | None = span.key
-        while block_hash is not None and not (before and block_hash == before[-1]):
-            if block_hash not in self._parents:
+        while block_hash != known:
+            if block_hash is None or block_hash not in self._parents:
                 return []
             back.append(block_hash)
             block_hash = self._parents[block_hash]
-        hashes = (before if block_hash is not None else []) + back[::-1]
+        hashes = before + back[::-1]
         return hashes if len(hashes) == span.end_block else []
 
     def _cached(self, block_hash: bytes) -> KVCacheBlock | None:
