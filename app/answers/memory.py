@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 PLACE_BYTES, TURN_BYTES = 320, 360
 """What a place and a turn weigh beside their tokens: measured, with what a dictionary spends on each."""
+ID_BYTES = 4
 MOST_TURNS = 16
 """Answers remembered of one prompt: `n` of a request, or as many requests with one prompt."""
 
@@ -36,8 +37,8 @@ class Turn:
     """One sampled answer. `ids`: native 32-bit integers, from behind the turn's first token to the answer's end."""
 
     ids: bytes
-    boundaries: tuple[int, ...]
-    """The added tokens among them."""
+    boundaries: bytes
+    """The added tokens among them, in the same form."""
     kind: Kind
     text: bytes = b""
     """Digest of the text, once it was asked for."""
@@ -48,7 +49,12 @@ class Turn:
     @property
     def nbytes(self) -> int:
         """With what the object weighs."""
-        return TURN_BYTES + len(self.ids) + len(self.rendered)
+        return TURN_BYTES + len(self.ids) + len(self.boundaries) + len(self.rendered)
+
+    @property
+    def inside(self) -> int:
+        """How many added tokens there are in it."""
+        return len(self.boundaries) // ID_BYTES
 
 
 @dataclass(slots=True)

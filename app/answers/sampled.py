@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from app.answers.memory import Kind
-from app.answers.turns import Answers, Conversation
+from app.answers.memory import MOST_TURNS, Kind
+from app.answers.turns import Answer, Answers, Conversation
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -55,9 +55,6 @@ class Sampled:
             self._answers.note_defect()
 
     def _remember(self) -> None:
-        for choice in self._choices.values():
-            ids: list[int] | None = choice.ids
-            if choice.cut:
-                ids = self._answers.without_stop(self._prompt, choice.ids, "".join(choice.text))
-            if choice.ended and ids:
-                self._answers.remember(self._whose, self._prompt, ids, self._kind)
+        ended = [choice for choice in self._choices.values() if choice.ended]
+        answers = [Answer(choice.ids, "".join(choice.text) if choice.cut else None) for choice in ended[-MOST_TURNS:]]
+        self._answers.remember(self._whose, self._prompt, answers, self._kind)

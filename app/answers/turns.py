@@ -9,7 +9,8 @@ Invariants:
 * the detokenized text of the prompt is the same before and after, and so are all its added tokens, in order;
 * only what was sampled for this tenant, under this salt, after exactly the tokens before it, is put in;
 * any doubt leaves the rendered tokens, and nothing here raises for what a client sends;
-* O(prompt) hashing; decoding only where tokens differ and were not compared before, and of so many tokens at most.
+* O(prompt) hashing; decoding only where tokens differ and were not compared before, and of so many tokens at most:
+  what a client can make this do holds up the streams of all others.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from __future__ import annotations
 import hashlib
 import logging
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from app.answers.divergence import History
-from app.answers.memory import AnswerMemory, Kind, Place, TenantMemory, Turn
+from app.answers.memory import ID_BYTES, AnswerMemory, Kind, Place, TenantMemory, Turn
 from app.answers.returns import Returns
 from app.metrics.labels import AS_SAMPLED, DEFECT, NOT_REMEMBERED, RETOKENIZED, SPLICED
 
@@ -32,13 +33,13 @@ logger = logging.getLogger(__name__)
 
 MOST_TURNS_LOOKED_AT = 4096
 MOST_TOKENS_COMPARED = 32_768
-"""Decoded for one prompt, some 4 ms; what would need more stays as it was rendered."""
+"""Decoded for one prompt, or for its answers, some 4 ms; what would need more stays as it was rendered."""
+_HASHED_AS_ONE_COMPARED = 64
 _MOST_TOKENS_CUT = 16
 """Tokens at the end of an answer that a stop string may take away."""
 _CONTEXT = 8
 """Tokens before an answer that decide how its first one is decoded, and more."""
 _INT = np.int32
-_WIDTH = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,13 @@ class Conversation(NamedTuple):
     tenant: str
     salt: str
     """Of the prompt's KV: holds the tenant, the request's own salt and its fidelity."""
+
+
+class Answer(NamedTuple):
+    """An answer that has ended. `ids`: without the token that ended it; `left`: what a stop string left of its text."""
+
+    ids: Sequence[int]
+    left: str | None = None
 
 
 class Answers:
@@ -85,7 +93,7 @@ class Answers:
         self._count = count
         self._said = False
         self._tokens_left = 0
-        """To be decoded for the prompt that is looked at."""
+        """To be decoded for the prompt that is looked at, or is remembered."""
 
     def splice(self, whose: Conversation, rendered: list[int], history: History | None = None) -> list[int]:
         """The prompt with sampled tokens in it: `rendered` itself where there are none to put in.
@@ -114,7 +122,9 @@ class Answers:
         turns = [number for number, at in enumerate(bounds) if rendered[at] == self._start]
         for number in turns[:MOST_TURNS_LOOKED_AT]:
             at = bounds[number]
-            before.update(data[_WIDTH * hashed : _WIDTH * (at + 1)])
+            if at < copied:
+                continue  # it was sampled in the turn that was just put in
+            before.update(data[ID_BYTES * hashed : ID_BYTES * (at + 1)])
             hashed = at + 1
             place = own.find(before.digest())
             if place is None:
@@ -122,7 +132,7 @@ class Answers:
             turn, end = self._find(own, place, rendered, data, bounds, number)
             compared = compared or end > 0
             outcome = AS_SAMPLED
-            if turn is not None and turn.ids != data[_WIDTH * (at + 1) : _WIDTH * end]:
+            if turn is not None and turn.ids != data[ID_BYTES * (at + 1) : ID_BYTES * end]:
                 outcome = RETOKENIZED
                 if self.splices:
                     outcome = SPLICED
@@ -141,27 +151,36 @@ class Answers:
             self._said = True
             logger.exception("sampled answers could not be put back into a prompt (counted)")
 
-    def remember(self, whose: Conversation, prompt: Sequence[int], answer: Sequence[int], kind: Kind) -> None:
-        """`answer` was sampled after `prompt`; without the token that ended it."""
+    def remember(self, whose: Conversation, prompt: Sequence[int], answers: Iterable[Answer], kind: Kind) -> None:
+        """These were sampled after `prompt`."""
         start = next((at for at in range(len(prompt) - 1, -1, -1) if prompt[at] == self._start), None)
-        if start is None or not answer:
+        if start is None:
             return
         before = _hash_of(whose.salt)
         before.update(array("i", prompt[: start + 1]).tobytes())
-        ids = [*prompt[start + 1 :], *answer]
-        inside = tuple(token for token in ids if token in self._boundaries)
-        self.memory.add(whose.tenant, before.digest(), Turn(array("i", ids).tobytes(), inside, kind))
+        place, begun = before.digest(), prompt[start + 1 :]
+        self._tokens_left = MOST_TOKENS_COMPARED
+        for sampled, left in answers:
+            answer = sampled if left is None else self._without_stop(prompt, sampled, left)
+            if answer:
+                ids = [*begun, *answer]
+                inside = array("i", [token for token in ids if token in self._boundaries]).tobytes()
+                self.memory.add(whose.tenant, place, Turn(array("i", ids).tobytes(), inside, kind))
 
-    def without_stop(self, prompt: Sequence[int], answer: list[int], text: str) -> list[int] | None:
+    def _without_stop(self, prompt: Sequence[int], answer: Sequence[int], text: str) -> list[int] | None:
         """Tokens for an answer of which a stop string left `text`: those sampled, up to the first that was cut.
 
-        None where tokens and text do not agree.
+        None where tokens and text do not agree, or where it would take long to tell.
         """
         context = [self._start, *prompt[-_CONTEXT:]]
         said = self._text(context)
-        if not self._text([*context, *answer]).startswith(said + text):
+        self._tokens_left -= len(answer)
+        if self._tokens_left < 0 or not self._text([*context, *answer]).startswith(said + text):
             return None
         for kept in range(len(answer), max(0, len(answer) - _MOST_TOKENS_CUT - 1), -1):
+            self._tokens_left -= kept
+            if self._tokens_left < 0:
+                return None
             whole = self._text([*context, *answer[:kept]])
             if whole.startswith(said) and text.startswith(whole[len(said) :]):
                 rest = self._tokenizer.encode(text[len(whole) - len(said) :], add_special_tokens=False).ids
@@ -172,37 +191,40 @@ class Answers:
     def _find(
         self, own: TenantMemory, place: Place, rendered: list[int], data: memoryview, bounds: list[int], number: int
     ) -> tuple[Turn | None, int]:
-        """The remembered turn that the prompt has at boundary `number`, and where it ends; (None, 0): none.
+        """The remembered turn that the prompt has at boundary `number`, and where it ends.
 
-        (None, end): the prompt goes on with something else.
+        (None, 0): none was remembered, or it would take long to tell. (None, end): it goes on with something else.
         """
         at = bounds[number]
-        ends = [
-            (turn, bounds[last]) for turn in place.turns if (last := number + 1 + len(turn.boundaries)) < len(bounds)
-        ]
+        ends = [(turn, bounds[last]) for turn in place.turns if (last := number + 1 + turn.inside) < len(bounds)]
         for turn, end in ends:
-            here = data[_WIDTH * (at + 1) : _WIDTH * end]
+            here = data[ID_BYTES * (at + 1) : ID_BYTES * end]
             if turn.ids == here or (turn.rendered and turn.rendered == here):
                 return turn, end
-        if not ends:
+        furthest = max((end for _, end in ends), default=at)
+        self._tokens_left -= (furthest - at) // _HASHED_AS_ONE_COMPARED
+        if not ends or self._tokens_left < 0:
             return None, 0
-        furthest = max(end for _, end in ends)
-        unlike = hash(bytes(data[_WIDTH * (at + 1) : _WIDTH * furthest]))
+        unlike = hash(bytes(data[ID_BYTES * (at + 1) : ID_BYTES * furthest]))
         if unlike == place.unlike:
             return None, furthest
         texts: dict[int, bytes | None] = {}
         for turn, end in ends:
-            inside = bounds[number + 1 : number + 1 + len(turn.boundaries)]
-            if tuple(rendered[boundary] for boundary in inside) != turn.boundaries:
+            self._tokens_left -= turn.inside
+            if self._tokens_left < 0:
+                break
+            inside = bounds[number + 1 : number + 1 + turn.inside]
+            if array("i", [rendered[boundary] for boundary in inside]).tobytes() != turn.boundaries:
                 continue
             if end not in texts:
                 texts[end] = self._digest(rendered[at + 1 : end])
             turn.text = turn.text or self._digest(array("i", turn.ids)) or b""
             if turn.text and turn.text == texts[end]:
-                self.memory.note_rendered(own, turn, bytes(data[_WIDTH * (at + 1) : _WIDTH * end]))
+                self.memory.note_rendered(own, turn, bytes(data[ID_BYTES * (at + 1) : ID_BYTES * end]))
                 return turn, end
-        if self._tokens_left >= 0:
-            place.unlike = unlike
+        if self._tokens_left < 0:
+            return None, 0
+        place.unlike = unlike
         return None, furthest
 
     def _learn(self, place: Place, turn: Turn | None, end: int, outcome: str, history: History) -> None:

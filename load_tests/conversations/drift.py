@@ -21,7 +21,7 @@ import typer
 from app.answers.divergence import History
 from app.answers.memory import AnswerMemory, Kind
 from app.answers.returns import Returns
-from app.answers.turns import Answers, Conversation, TurnMarks
+from app.answers.turns import Answer, Answers, Conversation, TurnMarks
 from load_tests.conversations.templates import Model, models, tool_call
 from load_tests.measuring import report
 from load_tests.measuring.command import JsonFile, progress_bar
@@ -136,7 +136,7 @@ def run(model: Model, case: Case, conversations: int, turns: int) -> Row:
                 spliced_lost.append(len(before) - common(before, prompt))
             text, message = say(model, case, rng)
             ids = sampled(model, text, case.split_rate, rng)
-            answers.remember(WHOSE, prompt, ids, KIND)
+            answers.remember(WHOSE, prompt, [Answer(ids)], KIND)
             before, before_rendered = [*prompt, *ids], [*rendered, *ids]
             messages.append(message)
     return Row(

@@ -15,7 +15,7 @@ KIND = Kind("a")
 
 
 def turn(size: int, seed: int = 0) -> Turn:
-    return Turn(seed.to_bytes(4, "little") + bytes(size), (), KIND)
+    return Turn(seed.to_bytes(4, "little") + bytes(size), b"", KIND)
 
 
 def held(memory: AnswerMemory, *tenants: str) -> int:

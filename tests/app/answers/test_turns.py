@@ -14,7 +14,7 @@ from app.answers import turns
 from app.answers.divergence import History
 from app.answers.memory import MOST_TURNS, AnswerMemory
 from app.answers.sampled import Sampled
-from app.answers.turns import Conversation
+from app.answers.turns import Answer, Conversation
 
 ANSWER = "the cat sat there"
 
@@ -30,7 +30,7 @@ def test_an_answer_that_was_cut_otherwise_comes_back_as_it_was_sampled(chats: Ch
     outcomes: list[str] = []
     answers = chats.answers(outcomes=outcomes)
     prompt, sampled = chats.render("the ball?"), chats.letters(ANSWER)
-    answers.remember(WHOSE, prompt, sampled, KIND)
+    answers.remember(WHOSE, prompt, [Answer(sampled)], KIND)
     rendered = chats.render("the ball?", ANSWER, "and?")
     assert rendered[: len(prompt) + len(sampled)] != [*prompt, *sampled], "nothing to do"
     spliced = answers.splice(WHOSE, rendered, SAID)
@@ -48,7 +48,7 @@ def test_all_answers_of_a_conversation_come_back_each_behind_those_before_it(cha
         prompt = answers.splice(WHOSE, chats.render(*turns))
         assert prompt[: len(before)] == before
         sampled = chats.letters(f"{ANSWER} {number}")
-        answers.remember(WHOSE, prompt, sampled, KIND)
+        answers.remember(WHOSE, prompt, [Answer(sampled)], KIND)
         before = [*prompt, *sampled]
         turns.append(f"{ANSWER} {number}")
 
@@ -57,7 +57,7 @@ def test_a_stable_answer_is_left_and_counted(chats: Chats):
     outcomes: list[str] = []
     answers = chats.answers(outcomes=outcomes)
     rendered = chats.render("the ball?", ANSWER, "and?")
-    answers.remember(WHOSE, chats.render("the ball?"), chats.encode(ANSWER), KIND)
+    answers.remember(WHOSE, chats.render("the ball?"), [Answer(chats.encode(ANSWER))], KIND)
     assert answers.splice(WHOSE, rendered, SAID) is rendered
     assert answers.splice(WHOSE, rendered, SAID) is rendered
     assert outcomes == ["as_sampled"], "each answer once"
@@ -66,7 +66,7 @@ def test_a_stable_answer_is_left_and_counted(chats: Chats):
 def test_without_splicing_it_is_only_seen(chats: Chats):
     outcomes: list[str] = []
     answers = chats.answers(splices=False, outcomes=outcomes)
-    answers.remember(WHOSE, chats.render("the ball?"), chats.letters(ANSWER), KIND)
+    answers.remember(WHOSE, chats.render("the ball?"), [Answer(chats.letters(ANSWER))], KIND)
     rendered = chats.render("the ball?", ANSWER, "and?")
     assert answers.splice(WHOSE, rendered, SAID) is rendered
     assert outcomes == ["retokenized"]
@@ -75,8 +75,8 @@ def test_without_splicing_it_is_only_seen(chats: Chats):
 @pytest.mark.parametrize("other", [Conversation("other", "salt"), Conversation("tenant", "another salt")])
 def test_nobody_gets_what_was_sampled_for_another(chats: Chats, other: Conversation):
     answers = chats.answers()
-    answers.remember(WHOSE, chats.render("the ball?"), chats.letters(ANSWER), KIND)
-    answers.remember(other, chats.render("where?"), chats.letters(ANSWER), KIND)
+    answers.remember(WHOSE, chats.render("the ball?"), [Answer(chats.letters(ANSWER))], KIND)
+    answers.remember(other, chats.render("where?"), [Answer(chats.letters(ANSWER))], KIND)
     rendered = chats.render("the ball?", ANSWER, "and?")
     assert answers.splice(other, rendered) is rendered
     assert answers.splice(WHOSE, rendered) != rendered
@@ -84,7 +84,7 @@ def test_nobody_gets_what_was_sampled_for_another(chats: Chats, other: Conversat
 
 def test_the_same_text_behind_another_prompt_is_not_that_answer(chats: Chats):
     answers = chats.answers()
-    answers.remember(WHOSE, chats.render("the ball?"), chats.letters(ANSWER), KIND)
+    answers.remember(WHOSE, chats.render("the ball?"), [Answer(chats.letters(ANSWER))], KIND)
     rendered = chats.render("the bell?", ANSWER, "and?")
     assert answers.splice(WHOSE, rendered) is rendered
 
@@ -92,7 +92,7 @@ def test_the_same_text_behind_another_prompt_is_not_that_answer(chats: Chats):
 def test_looking_only_counts_nothing_and_learns_nothing(chats: Chats):
     outcomes: list[str] = []
     answers = chats.answers(outcomes=outcomes)
-    answers.remember(WHOSE, chats.render("the ball?"), chats.letters(ANSWER), KIND)
+    answers.remember(WHOSE, chats.render("the ball?"), [Answer(chats.letters(ANSWER))], KIND)
     assert answers.splice(WHOSE, chats.render("the ball?", ANSWER, "and?")) is not None
     answers.splice(WHOSE, chats.render("the ball?", "other", "and?"))
     assert outcomes == []
@@ -111,7 +111,7 @@ def test_looking_only_counts_nothing_and_learns_nothing(chats: Chats):
 def test_why_an_answer_did_not_come_back_is_counted_once(chats: Chats, message: object, said: str, cause: str):
     outcomes: list[str] = []
     answers = chats.answers(outcomes=outcomes)
-    answers.remember(WHOSE, chats.render("the ball?"), chats.letters(ANSWER), KIND)
+    answers.remember(WHOSE, chats.render("the ball?"), [Answer(chats.letters(ANSWER))], KIND)
     rendered = chats.render("the ball?", said, "and?")
     for _ in range(2):
         assert answers.splice(WHOSE, rendered, History([message])) is rendered
@@ -132,7 +132,7 @@ def test_each_choice_of_a_prompt_may_be_the_one_that_comes_back(chats: Chats):
     prompt = chats.render("the ball?")
     texts = [f"{ANSWER} {number}" for number in range(MOST_TURNS)]
     for text in texts:
-        answers.remember(WHOSE, prompt, chats.letters(text), KIND)
+        answers.remember(WHOSE, prompt, [Answer(chats.letters(text))], KIND)
     for text in texts:
         spliced = answers.splice(WHOSE, chats.render("the ball?", text, "and?"))
         assert spliced[len(prompt) :][: len(chats.letters(text))] == chats.letters(text)
@@ -141,19 +141,19 @@ def test_each_choice_of_a_prompt_may_be_the_one_that_comes_back(chats: Chats):
 def test_of_two_answers_with_one_text_the_first_stays(chats: Chats):
     answers = chats.answers()
     prompt, rendered = chats.render("the ball?"), chats.render("the ball?", ANSWER, "and?")
-    answers.remember(WHOSE, prompt, chats.letters(ANSWER), KIND)
+    answers.remember(WHOSE, prompt, [Answer(chats.letters(ANSWER))], KIND)
     first = answers.splice(WHOSE, rendered)
     other = [*chats.encode(ANSWER[:5]), *chats.letters(ANSWER[5:])]
     assert chats.text(other) == ANSWER
     assert other != chats.letters(ANSWER)
-    answers.remember(WHOSE, prompt, other, KIND)
+    answers.remember(WHOSE, prompt, [Answer(other)], KIND)
     assert answers.splice(WHOSE, rendered) == first
 
 
 def test_a_changed_tool_call_leaves_the_turn_as_it_is_rendered(chats: Chats):
     answers = chats.answers()
     prompt = chats.render("the ball?")
-    answers.remember(WHOSE, prompt, [*chats.letters("so: "), chats.tool, *chats.letters('{"a":1}')], KIND)
+    answers.remember(WHOSE, prompt, [Answer([*chats.letters("so: "), chats.tool, *chats.letters('{"a":1}')])], KIND)
     for said in ('so: <tool_call>{"a": 1}', 'so: {"a":1}', "so: <tool_call>", "<tool_call>so: "):
         rendered = chats.render("the ball?", said, "and?")
         assert answers.splice(WHOSE, rendered) is rendered, said
@@ -163,7 +163,7 @@ def test_a_changed_tool_call_leaves_the_turn_as_it_is_rendered(chats: Chats):
 
 def test_special_tokens_that_were_sampled_as_text_are_not_put_in(chats: Chats):
     answers = chats.answers()
-    answers.remember(WHOSE, chats.render("the ball?"), chats.letters("so: <tool_call>x"), KIND)
+    answers.remember(WHOSE, chats.render("the ball?"), [Answer(chats.letters("so: <tool_call>x"))], KIND)
     rendered = chats.render("the ball?", "so: <tool_call>x", "and?")
     assert chats.tool in rendered
     assert answers.splice(WHOSE, rendered) is rendered
@@ -174,12 +174,12 @@ def test_broken_characters_come_back_only_where_the_text_is_the_same(chats: Chat
     prompt = chats.render("the ball?")
     snowman = chats.letters("☃")
     broken = [*chats.letters("a "), *snowman[:-1], *chats.letters("b")]
-    answers.remember(WHOSE, prompt, broken, KIND)
+    answers.remember(WHOSE, prompt, [Answer(broken)], KIND)
     rendered = chats.render("the ball?", chats.said(broken), "and?")
     spliced = answers.splice(WHOSE, rendered)
     assert chats.text(spliced) == chats.text(rendered)
     cut = [*chats.letters("a "), *snowman[:-1]]
-    answers.remember(WHOSE, chats.render("where?"), cut, KIND)
+    answers.remember(WHOSE, chats.render("where?"), [Answer(cut)], KIND)
     rendered = chats.render("where?", "a ", "and?")  # a stream holds back what is no character yet
     assert answers.splice(WHOSE, rendered) is rendered
 
@@ -187,12 +187,12 @@ def test_broken_characters_come_back_only_where_the_text_is_the_same(chats: Chat
 def test_an_answer_that_goes_on_is_left_open(chats: Chats):
     answers = chats.answers()
     prompt = chats.render("the ball?")
-    answers.remember(WHOSE, prompt, chats.letters(ANSWER), KIND)
+    answers.remember(WHOSE, prompt, [Answer(chats.letters(ANSWER))], KIND)
     unfinished = chats.render("the ball?", ANSWER, asks=False)[:-2]
     assert unfinished[-1] != chats.end
     assert answers.splice(WHOSE, unfinished) is unfinished
     sampled = chats.letters(" too")
-    answers.remember(WHOSE, unfinished, sampled, KIND)
+    answers.remember(WHOSE, unfinished, [Answer(sampled)], KIND)
     spliced = answers.splice(WHOSE, chats.render("the ball?", f"{ANSWER} too", "and?"))
     assert spliced[: len(unfinished) + len(sampled)] == [*unfinished, *sampled]
 
@@ -208,7 +208,7 @@ def test_whatever_is_sampled_the_text_stays_and_no_special_token_comes_or_goes(c
         turns.append(data.draw(text).replace("<|", "<").replace("\x00", ""))
         prompt = answers.splice(WHOSE, chats.render(*turns))
         sampled = data.draw(tokens)
-        answers.remember(WHOSE, prompt, sampled, KIND)
+        answers.remember(WHOSE, prompt, [Answer(sampled)], KIND)
         said = chats.said(sampled)
         turns.append(data.draw(st.sampled_from([said, said, said.strip(), said[:-1], ANSWER])))
         rendered = chats.render(*turns, "and?")
@@ -226,9 +226,20 @@ def test_where_tokens_and_text_agree_they_always_come_back(chats: Chats, data: s
     prompt = chats.render("the ball?")
     pieces = data.draw(st.lists(st.sampled_from(["the", " cat", "t", "h", "e", " ", "ça", "\n"]), min_size=1))
     sampled = [token for piece in pieces for token in chats.encode(piece)]
-    answers.remember(WHOSE, prompt, sampled, KIND)
+    answers.remember(WHOSE, prompt, [Answer(sampled)], KIND)
     spliced = answers.splice(WHOSE, chats.render("the ball?", "".join(pieces), "and?"))
     assert spliced[: len(prompt) + len(sampled)] == [*prompt, *sampled]
+
+
+def remembered(chats: Chats, answer: Answer) -> list[int] | None:
+    """The tokens that are remembered of an answer."""
+    answers = chats.answers()
+    answers.remember(WHOSE, chats.render("the ball?"), [answer], KIND)
+    own = answers.memory.of(WHOSE.tenant)
+    if own is None:
+        return None
+    ((turn,),) = (place.turns for place in own.places.values())
+    return list(array("i", turn.ids))[len(chats.encode("assistant\n")) :]
 
 
 @given(st.integers(0, 18), st.data())
@@ -236,12 +247,10 @@ def test_where_tokens_and_text_agree_they_always_come_back(chats: Chats, data: s
 def test_an_answer_that_a_stop_string_cut_comes_back_as_far_as_it_was_sampled(
     chats: Chats, length: int, data: st.DataObject
 ):
-    answers = chats.answers()
-    prompt = chats.render("the ball?")
     sampled = [*chats.letters("the ca"), *chats.encode("t sat there☃")]
     whole = chats.said(sampled)
     text = whole[: max(0, len(whole) - length)]
-    kept = answers.without_stop(prompt, sampled, text)
+    kept = remembered(chats, Answer(sampled, text))
     first = next((n for n in range(len(sampled), 0, -1) if text.startswith(chats.said(sampled[:n]))), 0)
     if first == 0:
         assert kept is None
@@ -249,7 +258,8 @@ def test_an_answer_that_a_stop_string_cut_comes_back_as_far_as_it_was_sampled(
     assert kept is not None
     assert chats.said(kept) == text
     assert kept[:first] == sampled[:first]
-    assert answers.without_stop(prompt, sampled, data.draw(st.sampled_from(["other", "the xx"]))) is None
+    other = Answer(sampled, data.draw(st.sampled_from(["other", "the xx"])))
+    assert remembered(chats, other) is None
 
 
 def test_outputs_are_heard_choice_by_choice_and_without_what_ended_them(chats: Chats):
@@ -282,15 +292,15 @@ def test_outputs_are_heard_choice_by_choice_and_without_what_ended_them(chats: C
 
 def test_a_prompt_without_turns_is_not_remembered(chats: Chats):
     answers = chats.answers()
-    answers.remember(WHOSE, chats.encode("the ball"), chats.letters(ANSWER), KIND)
-    answers.remember(WHOSE, [], chats.letters(ANSWER), KIND)
+    answers.remember(WHOSE, chats.encode("the ball"), [Answer(chats.letters(ANSWER))], KIND)
+    answers.remember(WHOSE, [], [Answer(chats.letters(ANSWER))], KIND)
     assert isinstance(answers.memory, AnswerMemory)
     assert answers.memory.places == 0
 
 
 def test_what_would_take_long_to_compare_stays_as_it_was_rendered(chats: Chats, monkeypatch: pytest.MonkeyPatch):
     answers = chats.answers()
-    answers.remember(WHOSE, chats.render("the ball?"), chats.letters(ANSWER), KIND)
+    answers.remember(WHOSE, chats.render("the ball?"), [Answer(chats.letters(ANSWER))], KIND)
     rendered = chats.render("the ball?", ANSWER, "and?")
     with monkeypatch.context() as few:
         few.setattr(turns, "MOST_TOKENS_COMPARED", 10)
@@ -301,8 +311,8 @@ def test_what_would_take_long_to_compare_stays_as_it_was_rendered(chats: Chats, 
 def test_thousands_of_special_tokens_in_answers_and_prompts_cost_no_lookups(chats: Chats):
     answers = chats.answers()
     many = [chats.tool] * 5000
-    answers.remember(WHOSE, chats.render("the ball?"), many, KIND)
-    answers.remember(WHOSE, [*many, *chats.render("x")], [*many, *many], KIND)
+    answers.remember(WHOSE, chats.render("the ball?"), [Answer(many)], KIND)
+    answers.remember(WHOSE, [*many, *chats.render("x")], [Answer([*many, *many])], KIND)
     rendered = chats.render("the ball?", chats.text(many), "and?")
     assert answers.splice(WHOSE, rendered) is rendered
     endless = [chats.start] * 20_000
@@ -331,7 +341,7 @@ def test_a_defect_costs_no_request_and_is_said_once(
 def test_special_tokens_are_compared_as_tokens_not_as_text(chats: Chats):
     answers = chats.answers()
     prompt, written = chats.render("the ball?"), chats.letters("<tool_call>")
-    answers.remember(WHOSE, prompt, [chats.tool, *written], KIND)
+    answers.remember(WHOSE, prompt, [Answer([chats.tool, *written])], KIND)
     other_way_round = [*prompt, *written, chats.tool, chats.end, *chats.encode("\n")]
     assert chats.text([chats.tool, *written]) == chats.text([*written, chats.tool])
     assert answers.splice(WHOSE, other_way_round) is other_way_round
@@ -340,7 +350,7 @@ def test_special_tokens_are_compared_as_tokens_not_as_text(chats: Chats):
 def test_what_was_unlike_is_compared_again_when_there_is_a_new_answer(chats: Chats):
     answers = chats.answers()
     prompt, rendered = chats.render("the ball?"), chats.render("the ball?", ANSWER, "and?")
-    answers.remember(WHOSE, prompt, chats.letters("a cat"), KIND)
+    answers.remember(WHOSE, prompt, [Answer(chats.letters("a cat"))], KIND)
     assert answers.splice(WHOSE, rendered) is rendered
-    answers.remember(WHOSE, prompt, chats.letters(ANSWER), KIND)
+    answers.remember(WHOSE, prompt, [Answer(chats.letters(ANSWER))], KIND)
     assert answers.splice(WHOSE, rendered) != rendered
