@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heappop, heappush
-from itertools import repeat
 from typing import Literal, NamedTuple, TypeAlias
 
 from kvmanager.index.catalog import Catalog
 from kvmanager.index.counters import Counters
 from kvmanager.index.locations import Location, Tier
-from kvmanager.index.nodes import Copy, Node
+from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.moves.renewals import Renewals
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import join_marks
@@ -140,13 +139,14 @@ class Planner:
         counters.plans += 1
         counters.prompt_blocks += len(hashes)
         counters.device_blocks += device_blocks
-        reached = max(device_blocks, plan.segments[0].start_block) if plan.segments else 0
-        for segment in plan.segments:
-            gained, reached = segment.end_block - reached, segment.end_block
+        reached = device_blocks
+        ends = [end for end, _ in plan.scores if end > reached]  # the first ones are the planned segments'
+        for segment, end in zip(plan.segments, ends, strict=False):
             if segment.location.tier is Tier.CPU:
-                counters.cpu_blocks += gained
+                counters.cpu_blocks += end - reached
             else:
-                counters.redis_blocks += gained
+                counters.redis_blocks += end - reached
+            reached = end
         return plan
 
     def reserve(self, now: float, replica: str, node: str, hashes: Sequence[BlockHash]) -> Plan:
@@ -236,7 +236,17 @@ class Planner:
         if first == len(path):
             reason = PlanReason.DEVICE if path else PlanReason.EVICTED if known else PlanReason.COLD
             return Plan(0, (), reason, tuple(scores), now_score)
-        segments = tuple(map(_planned, path[first:], ends[first:], copies[first:], repeat(hashes)))
+        segments = [
+            PlannedSegment(
+                link.key, link.start_block, link.num_blocks, copy.partition.store.location, copy.nbytes, link.nbytes
+            )
+            for link, copy in zip(path[first:], copies[first:], strict=True)
+        ]
+        for number, segment in enumerate(segments):
+            used_blocks = ends[first + number] - segment.start_block
+            if used_blocks != segment.num_blocks:
+                last_hash = hashes[ends[first + number] - 1]
+                segments[number] = segment._replace(used_blocks=used_blocks, last_hash=last_hash)
         count, reason = choose(segments) if choose else (len(segments), PlanReason.HIT)
         if not count:
             return Plan(0, (), reason, tuple(scores), now_score)
@@ -246,7 +256,7 @@ class Planner:
         self._last_id += 1
         self._leases[self._last_id] = _Lease(replica, now, now + self._lease_s, leased)
         heappush(self._ends, (now + self._lease_s, self._last_id))
-        return Plan(self._last_id, segments[:count], reason, tuple(scores), now_score)
+        return Plan(self._last_id, tuple(segments[:count]), reason, tuple(scores), now_score)
 
     def _stored_path(
         self, marks: bytes, reader: str = "", tier: Tier | None = None
@@ -262,7 +272,8 @@ class Planner:
             if only is None:
                 return None
             if only.next is None and tier is None:
-                return only if only.resident else None
+                # `only.resident`, without the call: this runs once for each segment of a prompt
+                return only if only.state is CopyState.RESIDENT and not only.share.retired else None
             found = (copy for copy in node.all_copies() if copy.resident and tier in (None, copy.store.location.tier))
             return min(found, key=distance, default=None)
 
@@ -276,18 +287,3 @@ class Planner:
 def _known(node: Node) -> Node:
     """All that is known counts."""
     return node
-
-
-def _planned(node: Node, end: int, copy: Copy, hashes: Sequence[BlockHash]) -> PlannedSegment:
-    used = end - node.start_block
-    whole = used == node.num_blocks
-    return PlannedSegment(
-        node.key,
-        node.start_block,
-        node.num_blocks,
-        copy.store.location,
-        copy.nbytes,
-        node.nbytes,
-        0 if whole else used,
-        b"" if whole else hashes[end - 1],
-    )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kvmanager.segments.keys import BlockHash, SegmentKey
+from kvmanager.segments.keys import HASH_BYTES, BlockHash, SegmentKey
 
 MARK_BYTES = 8
 """Of each block's hash: what the index tells blocks apart by. A loader compares whole hashes."""
@@ -57,8 +57,12 @@ class SegmentSpan:
 
 
 def join_marks(hashes: Sequence[BlockHash]) -> bytes:
-    """Return the marks of consecutive blocks, joined. O(blocks)."""
-    return b"".join([block[:MARK_BYTES] for block in hashes])
+    """Return the marks of consecutive blocks, joined. O(blocks). Raises ValueError for hashes of another length."""
+    joined = b"".join(hashes)
+    if len(joined) != HASH_BYTES * len(hashes):
+        raise ValueError(f"{len(hashes)} hashes have {HASH_BYTES} bytes each, got {len(joined)} in all")
+    # A strided copy takes a fraction of the time of a slice of each hash, which were a sixth of a long prompt's plan.
+    return memoryview(joined).cast("Q")[:: HASH_BYTES // MARK_BYTES].tobytes()
 
 
 def cut_ends(start_block: int, end_block: int, blocks_per_segment: int, num_prompt_blocks: int) -> list[int]:

@@ -4,7 +4,7 @@ from hypothesis import given
 
 from kvmanager.segments.keys import block_hashes
 from kvmanager.segments.sizes import check_segment_bytes
-from kvmanager.segments.spans import NodeKind, SegmentSpan, split_segments
+from kvmanager.segments.spans import NodeKind, SegmentSpan, join_marks, split_segments
 
 HASHES = block_hashes(range(24), 1, "s")
 
@@ -58,6 +58,17 @@ def test_a_span_that_contradicts_itself_is_refused(parent, start, blocks):
 def test_a_span_has_a_mark_for_each_block_and_its_keys_comes_last(marks):
     with pytest.raises(ValueError, match="a mark per block"):
         SegmentSpan(HASHES[3], HASHES[1], 2, 2, NodeKind.REQUEST, marks)
+
+
+def test_marks_are_the_first_bytes_of_each_hash():
+    assert join_marks([]) == b""
+    assert join_marks(HASHES) == b"".join(block[:8] for block in HASHES)
+
+
+@pytest.mark.parametrize("hashes", [[HASHES[0][:31]], [HASHES[0] + b"x", HASHES[1]], [b""]])
+def test_hashes_of_another_length_have_no_marks(hashes):
+    with pytest.raises(ValueError, match="32 bytes each"):
+        join_marks(hashes)
 
 
 def test_a_segment_too_large_to_store_is_refused_and_one_too_large_to_share_the_way_is_named():
