@@ -197,14 +197,14 @@ class TierReader:
             self._ask_again(load, call, refs, deadline)
 
     def _later_ones_have_come(self, load: PlannedLoad, call: TierCall, refs: dict[bytes, Any]) -> bool:
-        later = [refs[each.key] for each in call.loads if each.start_block > load.start_block]
+        later = [refs[each.key] for each in _from(load, call.loads)[1:]]
         there, _ = ray.wait([ref for ref in later if ref is not None], timeout=0, fetch_local=False)
         return bool(there)
 
     def _ask_again(self, load: PlannedLoad, call: TierCall, refs: dict[bytes, Any], deadline: float) -> None:
         """Have the tier ask other workers for what the worker of this segment has not brought."""
         self._count("redis_asked_again")
-        rest = [each for each in call.loads if each.start_block >= load.start_block]
+        rest = _from(load, call.loads)
         answer = call.handle.promote.remote(self._replica, _wanted(rest), load.key)
         found = ray.get(answer, timeout=max(0.0, deadline - time.monotonic()))
         refs.update({each.key: ref for each, ref in zip(rest, found, strict=True) if ref is not None})
@@ -242,6 +242,11 @@ class TierReader:
     def _circuit(self, node_id: str) -> LockedBreaker:
         with self._lock:
             return self._circuits.setdefault(node_id, LockedBreaker())
+
+
+def _from(load: PlannedLoad, loads: Sequence[PlannedLoad]) -> Sequence[PlannedLoad]:
+    """A load and those that are handed on after it, which may begin before it."""
+    return loads[loads.index(load) :]
 
 
 def _wanted(loads: Sequence[PlannedLoad]) -> list[tuple[bytes, int]]:

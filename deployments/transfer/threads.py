@@ -137,7 +137,7 @@ class KVTransfer:
         with self._lock:
             self.counters.loads_layerwise += 1
             self.counters.loads_failed += arrived < job.first_block + len(job.block_ids)
-            self.counters.segments_loaded += sum(load.start_block < arrived for load in job.loads)
+            self.counters.segments_loaded += sum(part.end_block <= arrived for part in job.parts)
             self.counters.bytes_loaded += nbytes
         self._port.release(job.lease_id)
 

@@ -70,7 +70,11 @@ class Saves:
         counters.offered_segments += len(spans)
         pending: dict[SegmentKey, Copy] = {}
         evicted: list[Copy] = []
-        for span, size in self._offered(spans, nbytes):
+        for span in spans:
+            if self._crosses_cut(span):
+                cut = self._blocks_per_segment
+                raise ValueError(f"{span} crosses a multiple of {cut} blocks: use split_segments(..., {cut}, ...)")
+        for span, size in self._in_order(spans, nbytes):
             node = self._catalog.know(span, size)
             if node is None:
                 counters.refused_unknown_parent += 1
@@ -148,11 +152,13 @@ class Saves:
         """Take into the index what a tier reports to own already; return the keys it shall keep, parents first.
 
         ``nbytes`` are the sizes there, ``raw_nbytes`` those that the segments have in a CPU tier.
-        Refused is what has no chain to its head, exceeds the budget (nothing is evicted for it), or is stored elsewhere
-        in another cut. Raises ValueError for a span that crosses a cut.
+        Refused is what has no chain to its head, exceeds the budget (nothing is evicted for it), is stored elsewhere in
+        another cut, or crosses a cut: a tier that outlives a server may have been filled with longer segments.
         """
         accepted: list[SegmentKey] = []
-        for span, (size, raw_size) in self._offered(spans, list(zip(nbytes, raw_nbytes, strict=True))):
+        sized = zip(spans, nbytes, raw_nbytes, strict=True)
+        whole = [(span, (size, raw_size)) for span, size, raw_size in sized if not self._crosses_cut(span)]
+        for span, (size, raw_size) in self._in_order([span for span, _ in whole], [sizes for _, sizes in whole]):
             node = self._catalog.know(span, raw_size)
             copy = None if node is None else node.copy_at(store)
             if (
@@ -225,11 +231,10 @@ class Saves:
                 del self._saves[save_id]
         return True
 
-    def _offered(self, spans: Sequence[SegmentSpan], sizes: Sequence[_Size]) -> list[tuple[SegmentSpan, _Size]]:
-        cut = self._blocks_per_segment
-        for span in spans:
-            if span.start_block // cut != (span.end_block - 1) // cut:
-                raise ValueError(f"{span} crosses a multiple of {cut} blocks: use split_segments(..., {cut}, ...)")
+    def _crosses_cut(self, span: SegmentSpan) -> bool:
+        return span.start_block // self._blocks_per_segment != (span.end_block - 1) // self._blocks_per_segment
+
+    def _in_order(self, spans: Sequence[SegmentSpan], sizes: Sequence[_Size]) -> list[tuple[SegmentSpan, _Size]]:
         if spans and self._catalog.reuse is not None:
             self._catalog.reuse.offered(max(span.end_block for span in spans))
         return sorted(zip(spans, sizes, strict=True), key=lambda sized: sized[0].start_block)

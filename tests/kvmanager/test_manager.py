@@ -334,6 +334,13 @@ def test_a_span_cut_otherwise_than_configured_is_refused(brain_with):
         other.offer(0, "replica", brain.cpu, brain.spans("abcd"), [1, 1])
 
 
+def test_of_what_was_stored_with_longer_segments_what_fits_is_adopted(brain):
+    heir = KVManager(ManagerConfig(1), epoch=2)
+    heir.set_budget(brain.cpu, 10)
+    fitting, longer = brain.spans("a"), brain.spans("abcd")
+    assert heir.adopt(0, brain.cpu, [*longer, *fitting], [1] * 3) == [fitting[0].key]
+
+
 def test_a_device_is_no_place_to_store_segments(brain):
     with pytest.raises(ValueError, match="device pool"):
         brain.manager.set_budget(Location(Tier.DEVICE, "replica"), 1)

@@ -31,6 +31,7 @@ from deployments.transfer.layerwise_save import HostBuffer, StepDiscardedError, 
 from deployments.transfer.layerwise_streams import CUDAStreams, HostStreams
 from deployments.transfer.layerwise_times import LayerTimes
 from deployments.transfer.segment_copy import SegmentCopier
+from deployments.transfer.threads import KVTransfer
 from kernels.paged.layout import LayoutKind, PagedLayout
 from kvmanager.segments.format import SegmentMismatch, open_segment
 from kvmanager.segments.keys import SegmentKey
@@ -303,6 +304,14 @@ def test_a_save_follows_the_engine_and_ends_with_a_step_that_does_not_count() ->
     pace.end(counts=True)
     with pytest.raises(StepDiscardedError):
         pace.copy([read])
+
+
+def test_a_segment_of_which_nothing_arrived_is_not_counted_though_it_begins_before_what_did() -> None:
+    transfer = KVTransfer(copier(1), MemoryPort(), max_held_blocks=8, blocks_per_segment=8, load_deadline_s=1.0)
+    loads = [PlannedLoad(bytes([end]) * 32, start, end - start, "cpu", "", 100) for start, end in ((0, 5), (3, 8))]
+    transfer.note_layerwise(LoadJob("request", 0, loads, 0, list(range(8))), 100, 0.0, arrived=5)
+    transfer.close()
+    assert transfer.counters.segments_loaded == 1
 
 
 def test_times_are_shown_by_layer_and_read_back() -> None:
