@@ -4,7 +4,8 @@ Each token comes as an object of its own. What piles up on the replica's side vL
 while this process's loop is busy with others, is merged here, so that it is rendered and sent as one event: the more
 there is to do, the fewer events a token takes. Nothing is held back for it, and the first output goes alone.
 
-Leans on vLLM: `RequestOutput.add`, as its own engine client does for a slow reader.
+Leans on vLLM: `RequestOutput.add`, as its own engine client does for a slow reader. It drops the prompt's logprobs,
+which come with each answer's first output.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ async def merged(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[Reques
                     waiting = output
                 else:
                     waiting.add(output, aggregate=True)
+                    waiting.prompt_logprobs = waiting.prompt_logprobs or output.prompt_logprobs
                 changed.set()
             end = StopAsyncIteration()
         except BaseException as error:

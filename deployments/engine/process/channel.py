@@ -87,7 +87,10 @@ class Asker:
 
 
 async def answer(connected: socket.socket, handler: Any) -> None:
-    """The other end: have `handler`'s asynchronous methods answer, several at once, until the asker hangs up."""
+    """The other end: have `handler`'s asynchronous methods answer, several at once, until the asker hangs up.
+
+    However it ends, the asker hears of it. Raises what a message raises that cannot be unpickled.
+    """
     reader, writer = await asyncio.open_connection(sock=connected)
     tasks: set[asyncio.Task[None]] = set()
 
@@ -105,6 +108,8 @@ async def answer(connected: socket.socket, handler: Any) -> None:
             tasks.add(task)
             task.add_done_callback(tasks.discard)
     except (OSError, EOFError):
+        pass
+    finally:
         writer.close()
 
 

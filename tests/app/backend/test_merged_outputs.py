@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
+from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from app.backend.merged_outputs import merged
@@ -99,6 +100,25 @@ def test_answers_of_one_prompt_stay_apart() -> None:
         outputs = [output async for output in merged(stream.read())]
         assert text(outputs, 0) == "".join(WORDS)
         assert text(outputs, 1) == "".join(WORDS).upper()
+
+    asyncio.run(check())
+
+
+def test_a_second_answer_has_the_prompts_logprobs_although_it_begins_while_the_reader_is_busy() -> None:
+    """With `echo` each choice's first event repeats the prompt, with its logprobs."""
+
+    async def check() -> None:
+        stream, of_prompt = Stream(), [None, {2: Logprob(-0.5)}]
+        first, second = deltas(index=0), deltas(index=1)
+        for answer in (first, second):
+            answer[0].prompt_logprobs = of_prompt
+        stream.send(first[0], first[1], second[0], *first[2:], *second[1:], None)
+        outputs = merged(stream.read())
+        assert (await anext(outputs)).prompt_logprobs == of_prompt
+        await settled()
+        both = await anext(outputs)
+        assert {answer.index for answer in both.outputs} == {0, 1}
+        assert both.prompt_logprobs == of_prompt
 
     asyncio.run(check())
 

@@ -90,6 +90,30 @@ def test_who_waits_when_the_other_side_ends_hears_so_and_nobody_hangs() -> None:
     talk(check)
 
 
+class Unreadable:
+    """Raises where it arrives."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+def test_what_cannot_be_read_there_ends_the_talk_and_nobody_hangs() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        answering = asyncio.create_task(answer(theirs, Handler()))
+        asker = Asker(ours)
+        slow = asyncio.create_task(asker.ask("wait"))
+        await asyncio.sleep(0)
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(asker.ask("go_on", Unreadable()), 20)
+        with pytest.raises(EngineDeadError):
+            await asyncio.wait_for(slow, 20)
+        with pytest.raises(ValueError, match="no number"):
+            await answering
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("said", ["ready", ValueError("not ready"), None], ids=repr)
 def test_the_first_word_comes_before_any_loop(said: Any) -> None:
     ours, theirs = socket.socketpair()
