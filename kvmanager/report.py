@@ -97,5 +97,5 @@ def manager_report(parts: ManagerParts, now: float) -> dict[str, Any]:
         "oldest_lease_s": parts.planner.oldest_s(now),
         "oldest_reservation_s": parts.saves.oldest_s(now),
         "last_delta": parts.log.last,
-        "counters": asdict(parts.counters),
+        "counters": {**asdict(parts.counters), "refused_twins": parts.trie.twins_refused},
     }

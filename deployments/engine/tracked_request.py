@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deployments.protocol.kv_port import PlannedLoad
+from deployments.transfer.jobs import load_parts
 from deployments.transfer.shared_loads import MOST_WAITS, Awaited
 from kvmanager.segments.format import EXACT
 
@@ -70,8 +71,8 @@ class TrackedRequest:
         return self.awaited is not None and not self.awaited.load.ended
 
     def loads_between(self, first: int, end: int) -> list[PlannedLoad]:
-        """The planned segments that have blocks from `first` up to `end`."""
-        return [load for load in self.loads if load.end_block > first and load.start_block < end]
+        """The planned segments that bring blocks from `first` up to `end`: others may overlap these."""
+        return [part.load for part in load_parts(self.loads, first, end) if part.blocks]
 
     def loadable_end(self, first_block: int, block_size: int) -> int:
         """The block up to which planned segments follow `first_block` without a gap; the last token is left out."""

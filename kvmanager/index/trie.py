@@ -25,8 +25,9 @@ from kvmanager.segments.spans import MARK_BYTES, SegmentSpan
 
 MOST_FORGOTTEN = 1024
 """Ghosts that one call forgets at most, in a few milliseconds; more wait for the next call."""
-MOST_TWINS = 8
-"""Nodes that begin with one block: each is looked at by every prompt that has it."""
+MOST_TWINS = 32
+"""Nodes that begin with one block: each is looked at by every prompt that has it. Each location may have one of its own
+for a common beginning that is shorter than a segment."""
 
 
 class Cursor(Protocol):

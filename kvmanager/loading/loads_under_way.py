@@ -1,7 +1,7 @@
 """Loads that were planned and have not ended: how many bytes are on their way from where.
 
-A load is here from its plan to its lease's release; one whose release was lost, until its deadline. Deadlines are
-expected to grow from load to load, and one that does not is only forgotten late.
+A load is here from its plan to its lease's release; one whose release was lost, until its deadline, which is the later
+the more bytes it has.
 
 All bytes are as they are stored at the tier; a coded segment is larger in memory.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from kvmanager.index.locations import Location, Tier
 from kvmanager.segments.keys import SegmentKey
@@ -23,7 +24,6 @@ from kvmanager.segments.keys import SegmentKey
 @dataclass(frozen=True, slots=True)
 class _Load:
     replica: str
-    deadline: float
     sizes: Mapping[Location, int]
     ahead: Mapping[Tier, float]
     keys: Collection[SegmentKey]
@@ -34,6 +34,8 @@ class LoadsUnderWay:
 
     def __init__(self) -> None:
         self._loads: dict[int, _Load] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        """A heap of when loads end at the latest, by their leases; of one that has ended, until then."""
         self._nbytes: dict[Location, int] = {}
         self._brings: dict[str, dict[SegmentKey, int]] = {}
         """By replica, the lease of the load that brings a segment."""
@@ -48,7 +50,8 @@ class LoadsUnderWay:
         keys: Collection[SegmentKey] = (),
     ) -> None:
         """Note a planned load: its bytes by location, what was on its way from each tier before it, its segments."""
-        self._loads[lease_id] = _Load(replica, deadline, sizes, ahead, keys)
+        self._loads[lease_id] = _Load(replica, sizes, ahead, keys)
+        heappush(self._deadlines, (deadline, lease_id))
         self._brings.setdefault(replica, {}).update(dict.fromkeys(keys, lease_id))
         for location, size in sizes.items():
             self._nbytes[location] = self._nbytes.get(location, 0) + size
@@ -70,12 +73,9 @@ class LoadsUnderWay:
             self._brings.pop(load.replica, None)
 
     def expire(self, now: float) -> None:
-        """End the loads whose deadline has passed. O(expired)."""
-        while self._loads:
-            lease_id, load = next(iter(self._loads.items()))
-            if load.deadline > now:
-                return
-            self.end(lease_id)
+        """End the loads whose deadline has passed. O(log loads) for each."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            self.end(heappop(self._deadlines)[1])
 
     def forget_replica(self, replica: str) -> None:
         """End the loads of a replica that is gone. O(loads)."""

@@ -10,6 +10,8 @@ from vllm.v1.request import RequestStatus
 
 from deployments.engine.connector import CrossKVConnector
 from deployments.engine.scheduler_side import SchedulerSide
+from deployments.engine.tracked_request import TrackedRequest
+from deployments.protocol.kv_port import PlannedLoad
 
 
 class Heard:
@@ -74,3 +76,17 @@ def test_no_load_goes_layer_by_layer_while_every_load_thread_waits_for_a_tier() 
     for idle in (True, False):
         side._transfer = SimpleNamespace(has_idle_loader=idle)
         assert side.tokens_to_load(request, 0) == (128, not idle)
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "ends"),
+    [(0, 10, [5, 8, 10]), (5, 10, [8, 10]), (8, 9, [10]), (0, 8, [5, 8]), (0, 5, [5]), (4, 6, [5, 8])],
+)
+def test_a_load_asks_for_no_segment_that_brings_nothing(first: int, end: int, ends: list[int]) -> None:
+    overlapping = [
+        PlannedLoad(bytes([end]) * 32, start, end - start, "cpu", "node", 100)
+        for start, end in ((0, 5), (5, 8), (3, 10))
+    ]
+    request: Any = None
+    tracked = TrackedRequest(request, overlapping, lease_id=1, saved_blocks=0, load_within_s=1.0)
+    assert [load.end_block for load in tracked.loads_between(first, end)] == ends

@@ -7,6 +7,7 @@ from naive_manager import hashes_of
 
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import REDIS, Location, Tier
+from kvmanager.index.trie import MOST_TWINS
 from kvmanager.manager import KVManager
 from kvmanager.routing.mirror import PlacementMirror
 
@@ -143,3 +144,16 @@ def test_twenty_questions_about_a_document_store_it_once():
         stored += sum(span.num_blocks for span in spans)
         whole |= set(hashes)
     assert stored == len(whole) == manager.stats(0.0)["locations"][0]["bytes"], "a block is stored twice"
+
+
+@pytest.mark.parametrize("nodes", [20, MOST_TWINS + 1])
+def test_many_nodes_store_conversations_that_begin_with_the_same_blocks(nodes):
+    manager = KVManager(ManagerConfig(4), epoch=1)
+    for number in range(nodes):
+        location, hashes = Location(Tier.CPU, f"node{number}"), hashes_of([0, 0, number + 1, number + 1])
+        manager.set_budget(location, 10)
+        offer = manager.offer(0.0, "replica", location, manager.cut(location, hashes, 0, 4, 4), [4])
+        manager.commit(0.0, location, offer.keys, [4] * len(offer.keys))
+    stored = [place["segments"] for place in manager.stats(0.0)["locations"]]
+    assert stored == [1] * min(nodes, MOST_TWINS) + [0] * (nodes - MOST_TWINS)
+    assert manager.stats(0.0)["counters"]["refused_twins"] == max(0, nodes - MOST_TWINS)

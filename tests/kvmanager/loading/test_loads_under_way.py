@@ -30,6 +30,15 @@ def test_loads_end_with_their_deadline_and_with_their_replica():
     assert under_way.nbytes(REDIS) == 1
 
 
+def test_a_short_load_whose_release_was_lost_is_forgotten_before_a_long_one_that_began_before_it():
+    under_way = LoadsUnderWay()
+    under_way.begin(1, "a", {REDIS: 100}, {}, 600.0)
+    under_way.begin(2, "a", {REDIS: 1}, {}, 2.0, keys=[b"short"])
+    under_way.expire(2.0)
+    assert under_way.nbytes(REDIS) == 100
+    assert not under_way.brings("a", b"short")
+
+
 def test_a_report_is_of_the_replicas_load_that_is_nearest_in_size():
     under_way = begun(
         ("a", {REDIS: 50}, {Tier.REDIS: 7.0}),
