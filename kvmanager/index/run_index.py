@@ -94,7 +94,7 @@ class RunIndex(Generic[R]):
                 if hold is not None:
                     run_marks = run.marks
                     end = at + len(run_marks)
-                    if marks[at:end] != run_marks:
+                    if not marks.startswith(run_marks, at):
                         end = at + _shared(marks, at, run_marks)
                     if end > furthest or (end == furthest and rank is not None and rank(hold) > rank(why)):  # type: ignore[arg-type]
                         best, furthest, why = run, end, hold

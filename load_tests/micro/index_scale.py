@@ -10,6 +10,7 @@ import gc
 import random
 import statistics
 import time
+import tracemalloc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -27,6 +28,7 @@ PROMPT_SEGMENTS = 128
 """32,768 tokens in segments of 256."""
 SEGMENT_BYTES = 1_000_000
 PLANS = 2000
+COUNTED = 5_000
 EVICTED = 1000
 ROUNDS = 5
 HOT_ENOUGH = 20
@@ -34,7 +36,7 @@ HERE = Location(Tier.CPU, "node")
 
 
 def prompt(rng: random.Random, segments: int) -> tuple[list[BlockHash], list[SegmentSpan]]:
-    """A prompt's block hashes, and its segments. Only the hashes that end segments differ: no other is looked at."""
+    """A prompt's block hashes, and its segments. The blocks of a segment have one hash: each mark is stored."""
     ends = [BlockHash(rng.randbytes(32)) for _ in range(segments)]
     hashes = [end for end in ends for _ in range(SEGMENT_BLOCKS)]
     return hashes, split_segments(hashes, 0, len(hashes), SEGMENT_BLOCKS, len(hashes))
@@ -62,9 +64,27 @@ class CoreScale:
     """Median of evictions of `EVICTED` segments by one offer."""
     evict_cpu_ms: float
     bytes_per_segment: float
+    """Of `SEGMENT_BLOCKS` blocks."""
+    bytes_per_block: float
     adopted_per_s: float
     collection_ms: float
     """A full garbage collection of the index, which `deployments.manager.gc_freeze` spares the manager."""
+
+
+def block_bytes() -> float:
+    """Return what one more block of a segment adds to the index, in bytes by the allocator's count."""
+    lengths, sizes = (SEGMENT_BLOCKS, 8 * SEGMENT_BLOCKS), []
+    for blocks in lengths:
+        gc.collect()
+        tracemalloc.start()
+        manager = KVManager(ManagerConfig(blocks_per_segment=blocks, max_deltas=1), epoch=1)
+        manager.set_budget(HERE, 10**18)
+        for number in range(COUNTED):
+            hashes = [BlockHash(number.to_bytes(32, "little"))] * blocks
+            manager.adopt(0.0, HERE, split_segments(hashes, 0, blocks, blocks, blocks), [SEGMENT_BYTES])
+        sizes.append(tracemalloc.get_traced_memory()[0] / COUNTED)
+        tracemalloc.stop()
+    return (sizes[1] - sizes[0]) / (lengths[1] - lengths[0])
 
 
 def measure(segments: int) -> CoreScale:
@@ -105,6 +125,7 @@ def measure(segments: int) -> CoreScale:
         evict_ms=statistics.median(wall_s for wall_s, _ in evictions) * 1e3,
         evict_cpu_ms=statistics.median(cpu_s for _, cpu_s in evictions) * 1e3,
         bytes_per_segment=memory,
+        bytes_per_block=block_bytes(),
         adopted_per_s=nodes / filled_s,
         collection_ms=collection_s * 1e3,
     )

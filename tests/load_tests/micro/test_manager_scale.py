@@ -15,7 +15,7 @@ from load_tests.micro.manager_rebuild import Rebuild
 from load_tests.micro.manager_scale import REBUILDS, STALLS, core_table, measure_core, measure_stalls, missed
 from load_tests.micro.manager_stalls import Stall
 
-FINE = CoreScale(10**6, 0.2, 0.5, 0.2, 0.5, 0.01, 3.0, 3.0, 400.0, 1e5, 500.0)
+FINE = CoreScale(10**6, 0.2, 0.5, 0.2, 0.5, 0.01, 3.0, 3.0, 400.0, 8.0, 1e5, 500.0)
 REBUILT = Rebuild(100_000, "Redis", 1.0, {"redis": 4.0}, 3.0, 50, 40, 3, 0, 2.0, 20.0)
 
 
@@ -24,6 +24,7 @@ def test_a_measured_index_has_the_size_that_was_asked_for() -> None:
     assert row.segments == 10_000 // PROMPT_SEGMENTS * PROMPT_SEGMENTS
     assert 0 < row.plan_cpu_p50_ms <= row.plan_cpu_p99_ms
     assert row.bytes_per_segment > 100
+    assert 8 <= row.bytes_per_block < 9
     assert all(value > 0 for value in (row.save_p50_ms, row.evict_ms, row.adopted_per_s, row.collection_ms))
 
 
