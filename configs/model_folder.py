@@ -39,7 +39,7 @@ def own_max_tokens(model: Path | str) -> int | None:
     if isinstance(model, str):
         return None
     config: dict[str, Any] = json.loads((model / "config.json").read_text())
-    length = config.get("text_config", config).get("max_position_embeddings")
+    length = (config.get("text_config") or config).get("max_position_embeddings")
     return int(length) if length is not None else None
 
 
@@ -48,7 +48,7 @@ def is_quantized(model: Path | str) -> bool:
     if isinstance(model, str):
         return False
     config: dict[str, Any] = json.loads((model / "config.json").read_text())
-    return "quantization_config" in config.get("text_config", config) or "quantization_config" in config
+    return any(part.get("quantization_config") for part in (config, config.get("text_config") or {}))
 
 
 def _checked(folder: Path, model: str) -> Path:

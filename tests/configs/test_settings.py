@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 
 from configs import machine
-from configs.model_folder import PROJECT_ROOT
+from configs.model_folder import PROJECT_ROOT, own_max_tokens
 from configs.settings import Settings, SettingsError, load_settings
 
 GIB = 1024**3
@@ -223,10 +223,24 @@ def test_auto_is_what_the_processor_computes_and_on_cuda_vllms_choice(
     assert (named.engine_dtype, named.dtype_said) == ("float16", "float16")
 
 
-def test_a_quantized_models_type_is_left_to_vllm(load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "is_quantized"),
+    [
+        ('{"quantization_config": {"quant_method": "awq"}}', True),
+        ('{"text_config": {"quantization_config": {"quant_method": "awq"}}}', True),
+        ('{"text_config": {}, "quantization_config": {"quant_method": "awq"}}', True),
+        ('{"text_config": null, "quantization_config": null}', False),
+        ("{}", False),
+    ],
+)
+def test_a_quantized_models_type_is_left_to_vllm(
+    load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: str, is_quantized: bool
+) -> None:
     monkeypatch.setattr(machine, "accelerator", lambda: "cpu")
-    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq"}}')
-    assert load_settings({"model": str(tmp_path)}).engine_dtype == "auto"
+    (tmp_path / "config.json").write_text(config)
+    settings = load_settings({"model": str(tmp_path), "max_model_len": 64})
+    assert (settings.engine_dtype == "auto") == is_quantized
+    assert own_max_tokens(tmp_path) is None
 
 
 @pytest.mark.parametrize(("accelerator", "default"), [("cpu", "thread"), ("cuda", "process")])
