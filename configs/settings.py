@@ -58,9 +58,9 @@ class Settings(Section):
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto",
-        description="Type of weights and KV. `auto`: on CUDA, and for a folder's quantized model, vLLM's choice. On a "
-        "CPU `bfloat16` where it has instructions for that (AVX-512 BF16, AMX), else `float32`; the server says which at "
-        "its start.",
+        description="Type of weights and KV. `auto`: on CUDA, and for a folder's quantized model, vLLM's choice. "
+        "On a CPU `bfloat16` where it has instructions for that (AVX-512 BF16, AMX), else `float32`; the server says "
+        "which at its start.",
     )
     max_model_len: int | None = Field(
         None,
