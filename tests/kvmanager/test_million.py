@@ -230,4 +230,5 @@ def test_both_managers_agree_and_all_invariants_hold(policy):
         counted.update(run(seed, policy, min(PER_WORLD, share - seed)))
     del counted["dropped_demotions"]  # its queue is far too long for these worlds
     del counted["renewed_segments"], counted["restored_segments"]  # nothing expires in them: see test_renewals.py
+    del counted["refused_twins"]  # too few locations cut apart in them: see index/test_block_reuse.py
     assert min(counted.values()) > 0, f"not everything happened: {counted}"
