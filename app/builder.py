@@ -28,6 +28,7 @@ from deployments.protocol.secret_file import server_secret
 from deployments.redis_tier.actor import RedisTier
 from deployments.redis_tier.config import RedisTierConfig, require_redis
 from deployments.replica.replica import Replica
+from deployments.replica.serve_options import SERVE_OPTIONS
 from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions
 from kvmanager.segments.server_secret import ServerSecret
 
@@ -74,15 +75,20 @@ def build(args: Mapping[str, Any]) -> Application:
         num_replicas=1,
         # Everything is let in, so that the ingress itself can answer 429 in OpenAI's shape.
         max_ongoing_requests=1_000_000,
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(engine_environment(settings))}},
+        ray_actor_options={"num_cpus": 0, "runtime_env": _environment(settings)},
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         graceful_shutdown_timeout_s=settings.http.drain_s,
     )
     return ingress.bind(plain, secret, replica.bind(plain))
 
 
+def _environment(settings: Settings) -> dict[str, Any]:
+    """Ray's `runtime_env` of the two deployments' processes."""
+    return {"env_vars": {**engine_environment(settings), **SERVE_OPTIONS}}
+
+
 def _replica_resources(settings: Settings) -> dict[str, Any]:
-    resources: dict[str, Any] = {"runtime_env": {"env_vars": dict(engine_environment(settings))}}
+    resources: dict[str, Any] = {"runtime_env": _environment(settings)}
     if machine.accelerator() == "cuda":
         return {"num_cpus": 1, "num_gpus": 1, **resources}
     return {"num_cpus": settings.engine.threads, **resources}

@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 from app.backend.merged_outputs import merged
 from app.backend.parts_watch import PARTS_ANSWER_S, PartsWatch, health_probe
 from app.backend.protocols import Backend
+from app.backend.replica_call import ReplicaCall, is_cancelled
 from app.backend.replica_errors import replica_gone
 from app.gate.errors import UnavailableError
 from app.metrics.labels import UNREACHABLE
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
 CLEAR_S = 8.0
+LOOK_S = 0.5
+"""Between two looks for calls whose replica is dead."""
 REROUTE_S = 5.0
 """How long a prompt whose replica is gone may look for another one; without any, Serve would wait for a new one."""
 
@@ -41,16 +44,17 @@ class ServeReplicas:
         self._handle = handle.options(stream=True)  # starts the router, which tells `running`
         self._parts = parts
         self._running = running
-        self._live: dict[str, Any] = {}
+        self._live: dict[str, ReplicaCall] = {}
         self._failed = FailedReplicas()
         self._dead = FailedReplicas()
         """Of these, those that will not come back; one that could not be reached may be well."""
+        self._task = asyncio.get_running_loop().create_task(self._look())
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         """Send one prompt; see `app.backend.protocols.ReplicaHandle`."""
         progress = request.progress
         progress.failed = self._failed
-        outputs: Any = outside_http_request(self._handle.generate.remote, request)
+        outputs = ReplicaCall(outside_http_request(self._handle.generate.remote, request), progress, self._running)
         self._live[request.request_id] = outputs
         try:
             if request.avoid or request.replica_pin is not None:
@@ -81,6 +85,14 @@ class ServeReplicas:
         outputs = self._live.pop(request_id, None)
         if outputs is not None:
             outputs.cancel()
+
+    async def _look(self) -> None:
+        """A replica whose machine is gone ends no call."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for outputs in list(self._live.values()):
+                outputs.look(loop.time())
 
     def living(self) -> frozenset[str] | None:
         """Names of those that run and live, as Serve, Ray and the requests say; None before Serve has told."""
@@ -221,8 +233,9 @@ def _replica_metrics(handle: DeploymentHandle, name: str) -> MetricsSource:
         try:
             answer: list[Metric] = await response
         except asyncio.CancelledError:
-            with contextlib.suppress(Exception):
-                response.cancel()
+            response.cancel()
+            if not is_cancelled():
+                raise UnavailableError from None  # the replica ends, and with it the call
             raise
         return answer
 

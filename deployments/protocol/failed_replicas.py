@@ -1,7 +1,7 @@
 """Which replicas have just failed a request: a dead engine answers at once, and so looks idle to a router.
 
-The ingress notes, the router reads, in one process but on two event loops of two threads: every operation is one step
-on a dict. Serve replaces a replica that does not recover, under another name.
+The ingress notes, the router reads, on one event loop. Serve replaces a replica that does not recover, under another
+name.
 """
 
 from __future__ import annotations

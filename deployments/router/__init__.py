@@ -4,5 +4,5 @@
 mirror of the manager's index up to date by a long poll; `running_replicas` names the replicas of a handle.
 No call to the manager on a request's path.
 
-Runs on the event loop of Serve's router, in the process that holds the handle. May import `protocol`. Never vLLM.
+Runs on the ingress's event loop, which is also that of its handle's router. May import `protocol`. Never vLLM.
 """

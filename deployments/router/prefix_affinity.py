@@ -6,7 +6,7 @@ because Serve's controller loads this class too.
 
 Leans on Ray: `RequestRouter` (alpha) with `initialize_state`, `choose_replicas`, `on_request_routed`,
 `on_request_completed`, `update_replicas` with `RunningReplica._actor_handle`; `PendingRequest.args` and
-`routing_context.should_backoff`; the router of a handle lives in the handle's process, on a loop of its own, and sees
+`routing_context.should_backoff`; the router of a handle lives on the loop of the handle's caller, and sees
 the very objects that were passed to `remote()`; `on_request_routed` comes before the caller sees an output or a failure
 of the replica that took the request. `FIFOMixin` is left out: it would hand one request's choice to another.
 """

@@ -6,18 +6,28 @@ asked here, without a call to anybody. So a process that routes knows of a death
 neither the KV manager nor a request that fails.
 
 Leans on Ray: `ActorHandle._get_local_state`, right once a method of the actor was called, which Serve's router
-does for every new replica (`_probe_queue_lens`); `tests/deployments/router/test_running_replicas.py` holds it.
+does for every new replica (`_probe_queue_lens`); a call of a dead actor fails at once, with the cause of its death.
+`tests/deployments/router/test_running_replicas.py` holds both.
 
-The router tells, the ingress asks, on two threads of one process: every operation is one step on a mapping.
+The router tells, the ingress asks, on one event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]  # generated
+from ray.exceptions import RayActorError
+
+LOOK_AGAIN_S = 0.01
+CAUSE_S = 1.0
+"""How long the cause of a death that is known may take; Ray has it at hand."""
+MOST_GONE = 64
+"""Replicas that Serve no longer runs are remembered up to this number: their requests may still ask what happened."""
 
 
 class RunningReplicas:
@@ -25,9 +35,15 @@ class RunningReplicas:
 
     def __init__(self) -> None:
         self._handles: Mapping[str, Any] | None = None
+        self._gone: OrderedDict[str, Any] = OrderedDict()
 
     def tell(self, handles: Mapping[str, Any]) -> None:
         """Serve's controller says that these run, by unique name with Ray's handle of each."""
+        for name, handle in (self._handles or {}).items():
+            if name not in handles:
+                self._gone[name] = handle
+        while len(self._gone) > MOST_GONE:
+            self._gone.popitem(last=False)
         self._handles = dict(handles)
 
     def names(self) -> frozenset[str] | None:
@@ -36,6 +52,33 @@ class RunningReplicas:
         if handles is None:
             return None
         return frozenset(name for name, handle in handles.items() if not _is_dead(handle))
+
+    def is_dead(self, name: str) -> bool:
+        """Whether Ray has told of the death of this one, which runs or ran. O(1)."""
+        handle = self._handle(name)
+        return handle is not None and _is_dead(handle)
+
+    async def death(self, name: str, within_s: float) -> RayActorError | None:
+        """Ray's error for this replica's death, with its cause; None when Ray tells of none in `within_s`."""
+        handle = self._handle(name)
+        if handle is None:
+            return None
+        end = asyncio.get_running_loop().time() + within_s
+        while not _is_dead(handle):
+            if asyncio.get_running_loop().time() >= end:
+                return None
+            await asyncio.sleep(LOOK_AGAIN_S)
+        try:
+            async with asyncio.timeout(CAUSE_S):
+                await handle.get_num_ongoing_requests.remote()
+        except RayActorError as error:
+            return error
+        except TimeoutError:
+            return None
+        return None
+
+    def _handle(self, name: str) -> Any:
+        return (self._handles or {}).get(name) or self._gone.get(name)
 
 
 def _is_dead(handle: Any) -> bool:

@@ -34,6 +34,8 @@ PRIVATE: dict[str, tuple[set[str], str]] = {
 
 USED: dict[str, set[str]] = {
     "ray.actor:ActorHandle": {"_get_local_state"},
+    "ray.serve._private.replica:ReplicaActor": {"get_num_ongoing_requests"},
+    "ray.serve.handle:_DeploymentResponseBase": {"_replica_result_future", "cancel"},
     "ray.serve.request_router:PendingRequest": {"args", "routing_context"},
     "ray.serve.request_router:RequestRouter": {
         "choose_replicas",

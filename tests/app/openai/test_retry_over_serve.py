@@ -1,16 +1,23 @@
-"""Prompts are sent again over a real Serve handle: how a lost replica looks from outside is Ray's to say, not ours."""
+"""Prompts are sent again over a real Serve handle: how a lost replica looks from outside is Ray's to say, not ours.
+
+The replicas are called as the ingress calls them: by gRPC, on one loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import pickle
 import signal
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
+import grpc
 import pytest
 import ray
 from prometheus_client import CollectorRegistry
@@ -19,13 +26,15 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from app.backend.replica_errors import replica_gone
+from app.backend.replica_errors import replica_gone, witness
 from app.backend.serve import ServeReplicas
 from app.metrics.ingress import IngressMetrics
 from app.openai.retries import Attempts
 from app.openai.suspects import Suspects
 from configs.settings import load_settings
+from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.wire import GenerateRequest
+from deployments.replica.serve_options import SERVE_OPTIONS
 from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions
 from deployments.router.running_replicas import running_replicas
 
@@ -34,6 +43,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers can
 
 REPLICAS = 2
 PATIENCE_S = 60.0
+T = TypeVar("T")
 
 
 def take(note: Path, name: str) -> str:
@@ -60,7 +70,26 @@ class Voice:
             os.kill(os.getpid(), signal.SIGKILL)
         if fatal == "lose your engine":
             raise EngineDeadError
+        if fatal == "name the suspects":
+            raise EngineDiedError(("r", "s"))
+        if fatal == "refuse":
+            raise ValueError("no such thing")
+        if fatal.endswith("be still"):
+            if fatal.startswith("speak"):
+                yield name, request.request_id
+            try:
+                await asyncio.sleep(PATIENCE_S)
+            finally:
+                take(Path(note + ".waits"), "the one that ends")
+        if fatal == "hang up":  # the process lives, its connection does not
+            gc.unfreeze()  # Serve has frozen what there was at the start
+            (server,) = [each for each in gc.get_objects() if isinstance(each, grpc.aio.Server)]
+            hanging_up = asyncio.ensure_future(server.stop(0))
+            await asyncio.sleep(PATIENCE_S)
+            await hanging_up
         yield name, request.request_id
+        if fatal == "speak at length":
+            yield name, "x" * 20_000_000 + str(len(request.prompt_token_ids))
 
 
 class Nobody:
@@ -69,39 +98,64 @@ class Nobody:
     ranks: ClassVar[dict[str, int]] = {}
 
 
+Test = Callable[[ServeReplicas, IngressMetrics], Awaitable[None]]
+
+
+class Voices:
+    """Two replicas behind the project's router, and the loop on which they are called."""
+
+    def __init__(self, name: str) -> None:
+        options = RouterOptions.from_settings(load_settings({})).as_dict()
+        deployment: Any = serve.deployment(
+            Voice,
+            num_replicas=REPLICAS,
+            ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(SERVE_OPTIONS)}},
+            max_ongoing_requests=100,
+            request_router_config=RequestRouterConfig(
+                request_router_class=PrefixAffinityRouter,  # type: ignore[arg-type]
+                request_router_kwargs={"options": options},
+            ),
+        )
+        self.name = name
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()  # Serve's news want a loop that runs
+        handle = serve.run(deployment.bind(), name=name, route_prefix=None)
+        self.replicas = self._await(self._called(pickle.loads(pickle.dumps(handle))))
+
+    def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _called(self, handle: DeploymentHandle) -> ServeReplicas:
+        """As in the ingress's process, whose environment says so."""
+        handle._init(_run_router_in_separate_loop=False)
+        parts: Any = Nobody()
+        return ServeReplicas(handle.options(_by_reference=False), parts, running_replicas(self.name))  # type: ignore[call-arg]
+
+    def run(self, test: Test) -> None:
+        async def run() -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                await until(lambda: len(self.replicas.living() or ()) == REPLICAS)
+                await test(self.replicas, IngressMetrics(CollectorRegistry()))
+
+        self._await(run())
+
+    def end(self) -> None:
+        serve.delete(self.name)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+
 @pytest.fixture(scope="module")
-def voices(serve_port: int) -> Iterator[DeploymentHandle]:
-    """The handle of two replicas behind the project's router."""
-    options = RouterOptions.from_settings(load_settings({})).as_dict()
-    deployment: Any = serve.deployment(
-        Voice,
-        num_replicas=REPLICAS,
-        ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=100,
-        request_router_config=RequestRouterConfig(
-            request_router_class=PrefixAffinityRouter,  # type: ignore[arg-type]
-            request_router_kwargs={"options": options},
-        ),
-    )
-    yield serve.run(deployment.bind(), name="voices", route_prefix=None)
-    serve.delete("voices")
+def voices(serve_port: int) -> Iterator[Voices]:
+    """For all tests that leave both replicas well, or dead and replaced."""
+    voices = Voices("voices")
+    yield voices
+    voices.end()
 
 
 def ask(note: Path | None, request_id: str = "r") -> GenerateRequest:
     params: Any = None
     headers = {"note": str(note)} if note else {}
     return GenerateRequest(request_id, [1, 2, 3], params, "salt", [], trace_headers=headers)
-
-
-def on_a_loop(handle: DeploymentHandle, test: Callable[[ServeReplicas, IngressMetrics], Awaitable[None]]) -> None:
-    parts: Any = Nobody()
-
-    async def run() -> None:
-        metrics = IngressMetrics(CollectorRegistry())
-        async with asyncio.timeout(PATIENCE_S):
-            await test(ServeReplicas(handle, parts, running_replicas("voices")), metrics)
-
-    asyncio.run(run())
 
 
 async def answer(replicas: ServeReplicas, metrics: IngressMetrics, request: GenerateRequest) -> list[Any]:
@@ -124,9 +178,7 @@ def retries(metrics: IngressMetrics) -> dict[str, float]:
     return {s.labels["reason"]: s.value for s in family.samples if s.name.endswith("_total") and s.value}
 
 
-def test_a_dead_engines_prompt_is_answered_by_the_other_and_so_are_the_next(
-    voices: DeploymentHandle, tmp_path: Path
-) -> None:
+def test_a_dead_engines_prompt_is_answered_by_the_other_and_so_are_the_next(voices: Voices, tmp_path: Path) -> None:
     async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
         while len({(await answer(replicas, metrics, ask(None)))[0][0] for _ in range(4)}) < REPLICAS:  # noqa: ASYNC110
             await asyncio.sleep(0.1)  # the router has not heard of both yet
@@ -136,35 +188,118 @@ def test_a_dead_engines_prompt_is_answered_by_the_other_and_so_are_the_next(
         for number in range(6):
             assert await answer(replicas, metrics, ask(None, str(number))) == [(name, str(number))]
 
-    on_a_loop(voices, check)
+    voices.run(check)
 
 
-def test_a_killed_replicas_prompt_is_answered_by_the_other(voices: DeploymentHandle, tmp_path: Path) -> None:
+def test_a_killed_replicas_prompt_is_answered_by_the_other(voices: Voices, tmp_path: Path) -> None:
     async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
         note = written(tmp_path, "die")
         ((name, request_id),) = await answer(replicas, metrics, ask(note))
         assert name != reader(note)
         assert request_id == "r-retry1"
-        (reason,) = retries(metrics)
-        assert reason in ("process_gone", "unreachable")
+        assert retries(metrics) == {"process_gone": 1}
         while reader(note) in (replicas.living() or ()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert not replicas.none_left(), "the other one is known to live, without any KV manager"
 
-    on_a_loop(voices, check)
+    voices.run(check)
 
 
-def test_a_replica_killed_in_mid_stream_ends_the_stream_with_its_loss(voices: DeploymentHandle, tmp_path: Path) -> None:
+def test_a_replica_killed_in_mid_stream_ends_the_stream_with_its_loss(voices: Voices, tmp_path: Path) -> None:
     async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
         note, outputs = written(tmp_path, "speak and die"), []
         with pytest.raises(Exception) as error:  # noqa: PT012, PT011 (what Ray raises is read below)
             async for output in Attempts(ask(note), replicas, metrics, REPLICAS, Suspects(600.0)).outputs():
                 outputs.append(output)  # noqa: PERF401 (they are wanted in spite of the error)
         assert outputs == [(reader(note), "r")]
-        assert replica_gone(error.value)
+        assert replica_gone(error.value) == "process_gone"
         assert retries(metrics) == {}
 
-    on_a_loop(voices, check)
+    voices.run(check)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def sent_to(request: GenerateRequest) -> str:
+    """The replica that has taken the prompt."""
+    await until(lambda: bool(request.progress.replica))
+    return request.progress.replica
+
+
+async def read(replicas: ServeReplicas, request: GenerateRequest) -> list[Any]:
+    return [output async for output in replicas.generate(request)]
+
+
+@pytest.mark.parametrize("text", ["be still", "speak and be still"])
+def test_a_replica_that_serve_ends_is_no_fault_of_its_requests(voices: Voices, tmp_path: Path, text: str) -> None:
+    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
+        request = ask(written(tmp_path, text))
+        reading = asyncio.ensure_future(read(replicas, request))
+        name = await sent_to(request)
+        ray.kill(running_replicas(voices.name)._handle(name))
+        with pytest.raises(ray.exceptions.ActorDiedError) as error:
+            await reading
+        assert replica_gone(error.value) == "stopped"
+        assert name not in (replicas.living() or ())
+
+    voices.run(check)
+
+
+def test_what_a_replica_raises_arrives_as_what_it_was(voices: Voices, tmp_path: Path) -> None:
+    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
+        with pytest.raises(ValueError, match="no such thing"):
+            await read(replicas, ask(written(tmp_path, "refuse")))
+        with pytest.raises(EngineDeadError) as error:
+            await read(replicas, ask(written(tmp_path, "name the suspects")))
+        assert (replica_gone(error.value), witness(error.value)) == ("engine_dead", ("r", "s"))
+
+    voices.run(check)
+
+
+@pytest.mark.parametrize("text", ["be still", "speak and be still"])
+def test_a_request_whose_client_leaves_ends_at_its_replica(voices: Voices, tmp_path: Path, text: str) -> None:
+    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
+        note = written(tmp_path, text)
+        (tmp_path / "note.waits").touch()
+        request = ask(note)
+        reading = asyncio.ensure_future(read(replicas, request))
+        await sent_to(request)
+        await until(lambda: not note.exists())
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await until(lambda: not (tmp_path / "note.waits").exists())
+
+    voices.run(check)
+
+
+def test_long_prompts_and_long_outputs_fit(voices: Voices, tmp_path: Path) -> None:
+    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
+        request = ask(written(tmp_path, "speak at length"))
+        request.prompt_token_ids = list(range(2_000_000))
+        _, (_, text) = await read(replicas, request)
+        assert len(text) == 20_000_007
+
+    voices.run(check)
+
+
+def test_a_replica_that_only_its_callers_cannot_reach_is_charged_with_nothing(serve_port: int, tmp_path: Path) -> None:
+    """With replicas of its own: Serve does not replace the one that hangs up."""
+    mute = Voices("mute")
+
+    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
+        note = written(tmp_path, "hang up")
+        ((name, request_id),) = await answer(replicas, metrics, ask(note))
+        assert (name != reader(note), request_id, retries(metrics)) == (True, "r-retry1", {"unreachable": 1})
+        assert reader(note) in (replicas.living() or ())
+
+    try:
+        mute.run(check)
+    finally:
+        mute.end()
 
 
 class Mortal:

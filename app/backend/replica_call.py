@@ -1,0 +1,95 @@
+"""One call of a replica over gRPC, whose loss is told in Ray's words.
+
+gRPC says of a lost replica only that it is unavailable, that it cancelled the call, or, when its machine is gone,
+nothing for minutes. Ray knows of every death, and whether somebody meant it. So what ends a call is first compared with
+what Ray says of the replica: if that is dead, the caller gets Ray's error with the cause. If it lives it could only
+not be reached.
+
+Leans on Ray: `DeploymentResponseGenerator._replica_result_future`; in one loop, a call that ends from the other side is
+`ActorUnavailableError`, `grpc.aio.AioRpcError` or `asyncio.CancelledError`. `tests/app/openai/test_retry_over_serve.py`
+holds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from grpc import StatusCode  # type: ignore[import-untyped]
+from grpc.aio import AioRpcError  # type: ignore[import-untyped]
+from ray.exceptions import ActorUnavailableError
+from ray.serve.exceptions import RequestCancelledError
+
+from deployments.protocol.wire import Progress
+from deployments.router.running_replicas import RunningReplicas
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
+TOLD_WITHIN_S = 1.0
+"""After a call has ended: by then Ray has told of a process's death, which takes it some milliseconds."""
+LAST_OUTPUTS_S = 1.0
+"""After a death: by then what the replica has sent is read, and the call has ended by itself unless its machine is
+gone."""
+_LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
+
+
+class ReplicaCall:
+    """The outputs of a streaming call, as an iterator. On the ingress's event loop."""
+
+    def __init__(self, outputs: Any, progress: Progress, running: RunningReplicas) -> None:
+        """`outputs`: what the Serve handle gave; `progress`: names the replica once there is one."""
+        self._outputs = outputs
+        self._progress = progress
+        self._running = running
+        self._cancelled = False
+        self._dead_since: float | None = None
+
+    def __aiter__(self) -> ReplicaCall:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        """The next output. Raises what the replica raised, or what Ray says of its end."""
+        try:
+            output: RequestOutput = await anext(self._outputs)
+        except (ActorUnavailableError, AioRpcError, RequestCancelledError, asyncio.CancelledError) as error:
+            if self._cancelled or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
+                raise
+            raise await self._loss(error) from error
+        return output
+
+    def cancel(self) -> None:
+        """The caller is no longer interested; the replica's task ends, which aborts the request in the engine."""
+        self._cancelled = True
+        self._end()
+
+    def look(self, now: float) -> None:
+        """End the call if its replica is dead and it does not end by itself. `now`: seconds of one clock."""
+        if not self._running.is_dead(self._progress.replica):
+            self._dead_since = None
+        elif self._dead_since is None:
+            self._dead_since = now
+        elif now - self._dead_since >= LAST_OUTPUTS_S:
+            self._end()
+
+    def _end(self) -> None:
+        self._outputs.cancel()
+        # Serve forgets a call that a replica has taken and of which nothing was asked yet.
+        taken = self._outputs._replica_result_future
+        if taken.done() and not taken.cancelled() and taken.exception() is None:
+            taken.result().cancel()
+
+    async def _loss(self, error: BaseException) -> BaseException:
+        name = self._progress.replica
+        death = await self._running.death(name, TOLD_WITHIN_S) if name else None
+        if death is not None:
+            return death
+        if isinstance(error, ActorUnavailableError) or (isinstance(error, AioRpcError) and error.code() not in _LOST):
+            return error
+        return ActorUnavailableError(f"its call ended with {type(error).__name__}", None)
+
+
+def is_cancelled() -> bool:
+    """Whether this very task is being cancelled: a `CancelledError` may also be what a replica's end looks like."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

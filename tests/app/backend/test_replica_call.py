@@ -1,0 +1,186 @@
+"""What the end of a call means, by what gRPC and Ray say of it; calls without an end, and those that nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError, Metadata
+from ray.core.generated.gcs_pb2 import ActorTableData
+from ray.exceptions import ActorDiedError, ActorUnavailableError
+
+from app.backend import replica_call
+from app.backend.replica_call import LAST_OUTPUTS_S, ReplicaCall
+from app.backend.replica_errors import replica_gone
+from deployments.protocol.wire import Progress
+from deployments.router.running_replicas import RunningReplicas
+
+PATIENCE_S = 20.0
+
+
+class Actor:
+    """Ray's handle of a replica: its local state, and a call that fails with the cause of its death."""
+
+    def __init__(self) -> None:
+        self.state = ActorTableData.ActorState.ALIVE
+        self.get_num_ongoing_requests = self
+
+    def _get_local_state(self) -> Any:
+        return self.state
+
+    def die(self) -> None:
+        self.state = ActorTableData.ActorState.DEAD
+
+    async def remote(self) -> int:
+        raise ActorDiedError
+
+
+class Outputs:
+    """What a Serve handle gives: the outputs of a script, until it is cancelled."""
+
+    def __init__(self, script: AsyncIterator[Any]) -> None:
+        self._script = script
+        self._reading: asyncio.Future[Any] | None = None
+        self._replica_result_future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def __anext__(self) -> Any:
+        self._reading = asyncio.ensure_future(anext(self._script))
+        return await self._reading
+
+    def cancel(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+def failing(error: BaseException) -> Callable[[], AsyncIterator[Any]]:
+    async def fail() -> AsyncIterator[Any]:
+        raise error
+        yield
+
+    return fail
+
+
+async def silent() -> AsyncIterator[Any]:
+    await asyncio.Event().wait()
+    yield
+
+
+def rpc(code: StatusCode) -> AioRpcError:
+    return AioRpcError(code, Metadata(), Metadata())
+
+
+class Scene:
+    """A call that replica `a` has taken."""
+
+    def __init__(self, script: Callable[[], AsyncIterator[Any]]) -> None:
+        self.actor = Actor()
+        self.running = RunningReplicas()
+        self.running.tell({"a": self.actor})
+        self.outputs = Outputs(script())
+        self.call = ReplicaCall(self.outputs, Progress(replica="a"), self.running)
+
+    async def error(self) -> BaseException:
+        with pytest.raises(BaseException) as error:  # noqa: PT011 (which one it is, is what is asked)
+            await asyncio.wait_for(anext(self.call), PATIENCE_S)
+        return error.value
+
+
+def run(test: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_call, "TOLD_WITHIN_S", 0.1)
+    asyncio.run(test())  # type: ignore[arg-type]
+
+
+ENDS = [
+    ActorUnavailableError("gone", None),
+    rpc(StatusCode.UNAVAILABLE),
+    rpc(StatusCode.CANCELLED),
+    rpc(StatusCode.INTERNAL),
+    asyncio.CancelledError(),
+]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=repr)
+def test_the_end_of_a_dead_replicas_call_is_its_death_also_when_ray_tells_later(
+    end: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        scene = Scene(failing(end))
+        asyncio.get_running_loop().call_later(0.05, scene.actor.die)
+        scene.running.tell({})  # Serve no longer runs it
+        assert isinstance(await scene.error(), ActorDiedError)
+
+    run(check, monkeypatch)
+
+
+@pytest.mark.parametrize("end", ENDS, ids=repr)
+def test_a_replica_that_lives_could_not_be_reached_and_other_errors_stay(
+    end: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        error = await Scene(failing(end)).error()
+        if isinstance(end, AioRpcError) and end.code() is StatusCode.INTERNAL:
+            assert error is end
+        else:
+            assert replica_gone(error) == "unreachable"  # type: ignore[arg-type]
+
+    run(check, monkeypatch)
+
+
+def test_who_is_cancelled_hears_of_no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        scene = Scene(silent)
+        scene.actor.die()
+        reading = asyncio.ensure_future(anext(scene.call))
+        await asyncio.sleep(0)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    run(check, monkeypatch)
+
+
+def test_a_call_that_is_cancelled_ends_at_once_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        scene = Scene(silent)
+        asyncio.get_running_loop().call_later(0.01, scene.call.cancel)
+        assert isinstance(await scene.error(), asyncio.CancelledError)
+
+    run(check, monkeypatch)
+
+
+def test_a_call_of_a_dead_replica_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        scene = Scene(silent)
+        reading = asyncio.ensure_future(scene.error())
+        scene.call.look(0.0)
+        scene.actor.die()
+        scene.call.look(100.0)
+        scene.call.look(100.0 + LAST_OUTPUTS_S / 2)
+        await asyncio.sleep(0.01)
+        assert not reading.done(), "its last outputs may be on their way"
+        scene.call.look(100.0 + LAST_OUTPUTS_S)
+        assert isinstance(await reading, ActorDiedError)
+
+    run(check, monkeypatch)
+
+
+def test_a_call_that_was_taken_and_not_yet_read_is_cancelled_at_its_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    cancelled: list[str] = []
+
+    class Taken:
+        def cancel(self) -> None:
+            cancelled.append("call")
+
+    async def check() -> None:
+        scene = Scene(silent)
+        scene.outputs._replica_result_future.set_result(Taken())
+        scene.call.cancel()
+        failed = Scene(silent)
+        failed.outputs._replica_result_future.set_exception(ValueError())
+        failed.call.cancel()
+
+    run(check, monkeypatch)
+    assert cancelled == ["call"]
