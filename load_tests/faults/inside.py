@@ -184,8 +184,15 @@ def _strike_one(fault: str) -> None:
 
 
 def _in_replicas(act: Callable[[Any], None]) -> None:
+    def is_done(actor: Any) -> bool:
+        from load_tests.faults.inside_engine import is_carried_out
+
+        return is_carried_out(_room(actor))
+
     for actor in _actors("#Replica#"):
         ray.get(actor.__ray_call__.remote(act))
+        while not ray.get(actor.__ray_call__.remote(is_done)):
+            time.sleep(0.02)
 
 
 def _replica(actor: Any) -> Any:
@@ -256,6 +263,9 @@ def main() -> None:
     """Join the cluster; act on each line."""
     ray.init(address=sys.argv[1], namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
     actions = {action.__name__: action for action in ACTIONS}
+    _in_replicas(
+        lambda actor: None
+    )  # Ray's first calls take a second, in which the requests that a fault should strike would end
     print(DONE, flush=True)
     for line in sys.stdin:
         try:
