@@ -263,9 +263,8 @@ def main() -> None:
     """Join the cluster; act on each line."""
     ray.init(address=sys.argv[1], namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
     actions = {action.__name__: action for action in ACTIONS}
-    _in_replicas(
-        lambda actor: None
-    )  # Ray's first calls take a second, in which the requests that a fault should strike would end
+    # Ray's first calls take a second, in which the requests that a fault should strike would end.
+    _in_replicas(lambda actor: None)
     print(DONE, flush=True)
     for line in sys.stdin:
         try:
