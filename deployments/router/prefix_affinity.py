@@ -24,6 +24,7 @@ from configs.settings import Settings
 from deployments.protocol.wire import GenerateRequest, PinnedCall
 from deployments.router.placement_feed import PlacementFeed
 from deployments.router.running_replicas import running_replicas
+from deployments.router.taken_calls import use_taken_calls
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import ALL_REPLICAS
 from kvmanager.routing.cost import RoutingState
@@ -78,6 +79,7 @@ class PrefixAffinityRouter(RequestRouter):
 
     def initialize_state(self, **kwargs: Any) -> None:
         """Called by Serve with `request_router_kwargs`, before the first request."""
+        use_taken_calls()
         self._options = RouterOptions(**kwargs["options"])
         blocks_per_segment = self._options.blocks_per_segment
         self._state = RoutingState(

@@ -25,6 +25,18 @@ PRIVATE: dict[str, tuple[set[str], str]] = {
         {"replica"},
         "Serve binds a replica's gRPC server to all addresses, and has no setting for it",
     ),
+    "ray.serve._private.common": (
+        {"ReplicaQueueLengthInfo"},
+        "what a call answers that a replica has taken",
+    ),
+    "ray.serve._private.replica_result": (
+        {"gRPCReplicaResult"},
+        "Serve sends a stream again whose replica took it and died at once, and has no setting for it",
+    ),
+    "ray.serve._private.request_router": (
+        {"replica_wrapper"},
+        "the module in which Serve makes the results of its calls",
+    ),
     "ray.serve._private.constants": (
         {"SERVE_CONTROLLER_NAME", "SERVE_NAMESPACE"},
         "the names by which Serve's controller is found",
