@@ -19,6 +19,7 @@ import yaml
 
 from app.launch.cluster import private_folder, ray_environment, write_token
 from app.launch.descendants import Descendants, become_subreaper
+from app.launch.haproxy import haproxy_environment
 from app.launch.plan import LaunchPlan
 from app.launch.run_folder import make_private
 from configs.model_folder import PROJECT_ROOT
@@ -68,7 +69,7 @@ class Server:
                     str(status_write),
                 ],
                 cwd=PROJECT_ROOT,
-                env=os.environ | ray_environment(self._plan.settings, token),
+                env=os.environ | ray_environment(self._plan.settings, token) | haproxy_environment(self._ray_folder),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

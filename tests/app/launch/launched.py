@@ -111,9 +111,9 @@ def assert_reached_by_its_user_alone(server: Launched) -> Path:
 
 
 def replica_ports(server: Launched) -> list[int]:
-    """Of the replica's process: Ray's own port, and the one that Serve opens in it."""
+    """Of the ingress's process: Ray's own port, and those that Serve opens in it for calls and for HAProxy."""
     ports = [port for (_, port), title in server.listening().items() if title.startswith("ray::ServeReplica")]
-    assert len(ports) == 2
+    assert len(ports) == 3
     return ports
 
 

@@ -1,0 +1,167 @@
+"""Serve's HAProxy as crosskv starts it: nobody else commands it, it listens nowhere else, and it hides no client."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from ray.serve._private import constants, haproxy
+from ray.serve.config import HTTPOptions
+
+from app.launch import haproxy as own
+from app.launch.haproxy import SWITCH, haproxy_environment
+from tests.app.launch.stub_config import free_port
+
+PATIENCE_S = 10.0
+
+
+class Echo(BaseHTTPRequestHandler):
+    """An ingress: well when it is asked for its health, and else answers with the head that it got."""
+
+    def do_GET(self) -> None:
+        body = b"success" if self.path == "/-/healthz" else str(self.headers).lower().encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def ingress() -> Iterator[HTTPServer]:
+    server = HTTPServer(("127.0.0.1", 0), Echo)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    found = haproxy_environment(tmp_path)
+    assert found, "ray[serve] brings HAProxy on Linux"
+    return found
+
+
+def written_by_ray(environment: dict[str, str], port: int, servers: list[haproxy.ServerConfig]) -> Path:
+    """The configuration that Ray's manager of HAProxy would write, for every address of the machine."""
+    path = Path(environment["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"])
+    config = haproxy.HAProxyConfig(
+        socket_path=environment["RAY_SERVE_HAPROXY_SOCKET_PATH"],
+        server_state_base=environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"],
+        server_state_file=environment["RAY_SERVE_HAPROXY_SERVER_STATE_FILE"],
+        bufsize=int(environment["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]),
+        http_options=HTTPOptions(host="0.0.0.0", port=port),
+        has_received_routes=True,
+        has_received_servers=True,
+    )
+    backend = haproxy.BackendConfig(name="http-crosskv", path_prefix="/", app_name="crosskv", servers=servers)
+    api = haproxy.HAProxyApi(cfg=config, backend_configs={"http-crosskv": backend}, config_file_path=str(path))
+    api._generate_config_file_internal()
+    return path
+
+
+def run(environment: dict[str, str], *words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [environment["RAY_SERVE_HAPROXY_BINARY_PATH"], *words], env=os.environ | environment, stderr=subprocess.PIPE
+    )
+
+
+@pytest.fixture
+def listening(environment: dict[str, str], ingress: HTTPServer) -> Iterator[tuple[int, psutil.Process, HTTPServer]]:
+    """The port, HAProxy's process, and the ingress behind it."""
+    port = free_port()
+    servers = [haproxy.ServerConfig(name="ingress", host="127.0.0.1", port=ingress.server_port)]
+    process = run(environment, "-db", "-f", str(written_by_ray(environment, port, servers)))
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stderr
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/", trust_env=False).status_code == 200:
+                break
+        except httpx.TransportError:
+            time.sleep(0.05)
+    yield port, psutil.Process(process.pid), ingress
+    process.kill()
+    process.communicate()
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback."""
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return address.address
+    pytest.skip("this machine has no address but loopback")
+
+
+def test_ray_knows_every_variable(environment: dict[str, str]) -> None:
+    source = inspect.getsource(constants) + inspect.getsource(haproxy)
+    assert [name for name in environment if name.startswith("RAY_") and f'"{name}"' not in source] == []
+    assert '"-f", self.config_file_path' in inspect.getsource(haproxy.HAProxyApi), "how Ray starts the program"
+
+
+def test_haproxy_listens_at_the_server_s_port_alone_and_this_user_commands_it(
+    listening: tuple[int, psutil.Process, HTTPServer], environment: dict[str, str]
+) -> None:
+    port, process, _ = listening
+    found = {
+        one.laddr.port
+        for member in (process, *process.children(recursive=True))
+        for one in member.net_connections(kind="tcp")
+        if one.status == psutil.CONN_LISTEN
+    }
+    assert found == {port}
+    assert Path(environment["RAY_SERVE_HAPROXY_SOCKET_PATH"]).stat().st_mode & 0o077 == 0
+
+
+def test_a_client_of_another_machine_is_named_and_a_local_one_stays_local(
+    listening: tuple[int, psutil.Process, HTTPServer],
+) -> None:
+    port, *_ = listening
+    address = own_address()
+    assert "x-forwarded-for" not in httpx.get(f"http://127.0.0.1:{port}/", trust_env=False).text
+    assert f"x-forwarded-for: {address}" in httpx.get(f"http://{address}:{port}/", trust_env=False).text
+
+
+def test_without_an_ingress_clients_are_told_to_come_again(
+    listening: tuple[int, psutil.Process, HTTPServer],
+) -> None:
+    port, _, ingress = listening
+    ingress.shutdown()
+    ingress.server_close()
+    answer = httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False, timeout=PATIENCE_S)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert answer.json()["error"]["code"] == 503
+
+
+def test_a_head_of_many_bytes_passes(listening: tuple[int, psutil.Process, HTTPServer]) -> None:
+    port, *_ = listening
+    head = {"x-long": "a" * 40_000}
+    assert httpx.get(f"http://127.0.0.1:{port}/", headers=head, trust_env=False).status_code == 200
+
+
+def test_a_user_may_keep_serves_own_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(SWITCH, "0")
+    assert haproxy_environment(tmp_path) == {}
+
+
+def test_where_there_is_no_haproxy_serves_own_proxy_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def none() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(own, "get_haproxy_binary", none)
+    assert haproxy_environment(tmp_path) == {}
