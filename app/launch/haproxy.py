@@ -9,6 +9,7 @@ changes the configuration that Ray has written before each start:
 | the socket that commands HAProxy is open to everybody | to this user |
 | each request is a line to the machine's syslog | only HAProxy's own affairs are |
 | a client's address is lost | `X-Forwarded-For` has it, but for a client of this machine: who is local has rights |
+| a request's head may take an hour, and so hold one of 4,096 connections | 30 s |
 | without an ingress, a 500 in plain text | a 503 in OpenAI's shape |
 
 Of Ray 2.60 this leans on the variables below, and on the lines of `ray.serve._private.haproxy_templates` that

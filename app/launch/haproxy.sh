@@ -19,7 +19,7 @@ done
     -e 's/^( *stats socket .*) mode 666 /\1 mode 600 /' \
     -e 's/^( *log .* local0) info$/\1 notice/' \
     -e "s#^( *errorfile 50[234]) .*#\\1 $CROSSKV_HAPROXY_NOT_READY#" \
-    -e 's#^( *)option abortonclose$#&\n\1option forwardfor except 127.0.0.0/8#' \
+    -e 's#^( *)option abortonclose$#&\n\1option forwardfor except 127.0.0.0/8\n\1timeout http-request 30s#' \
     "$config"
 
 exec "$CROSSKV_HAPROXY" "$@"

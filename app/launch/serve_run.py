@@ -2,7 +2,7 @@
 
     python -m app.launch.serve_run CONFIG RAY_FOLDER STATUS_FD
 
-The environment is that of `app.launch.cluster.ray_environment`.
+The environment is that of `app.launch.cluster.ray_environment` and `app.launch.haproxy.haproxy_environment`.
 
 Serve's view of the application goes to the parent as JSON lines on STATUS_FD:
 
@@ -12,7 +12,7 @@ Serve's view of the application goes to the parent as JSON lines on STATUS_FD:
 
 A reporter thread writes them; when the parent is gone it interrupts the main thread, which ends as after a Ctrl-C.
 
-On an interrupt `serve run` ends the HTTP proxy at once, and with it every answer that is under way. So the application
+On an interrupt `serve run` ends the proxy at once, and with it every answer that is under way. So the application
 is deleted first: it lets its requests end (`http.drain_s`) while the proxy still carries them.
 """
 

@@ -137,6 +137,13 @@ def test_a_client_of_another_machine_is_named_and_a_local_one_stays_local(
     assert f"x-forwarded-for: {address}" in httpx.get(f"http://{address}:{port}/", trust_env=False).text
 
 
+def test_the_head_of_a_request_cannot_take_for_ever(environment: dict[str, str], ingress: HTTPServer) -> None:
+    config = written_by_ray(environment, free_port(), [])
+    checked = run(environment, "-c", "-f", str(config))
+    assert checked.wait(PATIENCE_S) == 0, checked.communicate()
+    assert "timeout http-request 30s" in config.read_text()
+
+
 def test_without_an_ingress_clients_are_told_to_come_again(
     listening: tuple[int, psutil.Process, HTTPServer],
 ) -> None:
