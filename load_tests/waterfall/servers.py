@@ -1,4 +1,5 @@
-"""The servers that are compared: crosskv, Ray Serve LLM, and plain `vllm serve` (one replica, no Ray)."""
+"""The servers that are compared: crosskv, Ray Serve LLM as it comes and tuned, and plain `vllm serve` (one replica,
+no Ray)."""
 
 from __future__ import annotations
 
@@ -9,19 +10,31 @@ from typing import Any
 
 import yaml
 
+from app.launch.haproxy import haproxy_environment
 from configs.model_folder import PROJECT_ROOT
+from deployments.replica.serve_options import SERVE_OPTIONS
 from load_tests.bench.arms import ARMS, crosskv_settings
 from load_tests.measuring.command import InputError
 from load_tests.peers.engine import Peer, engine_arguments, peer_environment
 
 CROSSKV, SERVE_LLM, VLLM = "crosskv", "serve-llm", "vllm"
+TUNED = "serve-llm-tuned"
+"""Ray Serve LLM with what crosskv asks of Ray Serve: HAProxy, one loop in each process, gRPC between them."""
 OTHER = "other"
 """crosskv of another checkout: what a change of the code is worth."""
 
 
-def commands(other: Path | None) -> dict[str, Callable[[Peer, Path, int], list[str]]]:
-    """By arm, `command(peer, folder, metrics_port)` that starts its server. Raises InputError for no checkout."""
-    found = {CROSSKV: _crosskv, SERVE_LLM: ARMS[SERVE_LLM].command, VLLM: _vllm}
+def commands(other: Path | None, loads: bool) -> dict[str, Callable[[Peer, Path, int], list[str]]]:
+    """By arm, `command(peer, folder, metrics_port)` that starts its server. Raises InputError for no checkout.
+
+    `loads`: crosskv loads all that is stored, though so small a model is computed sooner.
+    """
+
+    def crosskv(peer: Peer, folder: Path, metrics_port: int) -> list[str]:
+        del metrics_port
+        return _as_shipped(peer, folder, loads)
+
+    found = {CROSSKV: crosskv, SERVE_LLM: ARMS[SERVE_LLM].command, TUNED: _tuned, VLLM: _vllm}
     if other is None:
         return found
     python = other / ".venv" / "bin" / "python"
@@ -29,23 +42,28 @@ def commands(other: Path | None) -> dict[str, Callable[[Peer, Path, int], list[s
         raise InputError(f"{other} is no checkout of crosskv with a .venv; run `make lint` there first.")
 
     def other_crosskv(peer: Peer, folder: Path, metrics_port: int) -> list[str]:
-        _, *rest = _crosskv(peer, folder, metrics_port)
+        _, *rest = crosskv(peer, folder, metrics_port)
         return ["env", "-C", str(other), str(python), *rest]
 
     return found | {OTHER: other_crosskv}
 
 
-def _crosskv(peer: Peer, folder: Path, metrics_port: int) -> list[str]:
-    """As it is shipped, but for the sizes, and that all stored KV is loaded: a small model is computed sooner."""
-    del metrics_port
+def _as_shipped(peer: Peer, folder: Path, loads: bool) -> list[str]:
+    """As it is shipped, but for the sizes."""
     config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text())
     shipped = config["applications"][0]["args"]
     ours: dict[str, Any] = crosskv_settings(peer, folder, compressed=False)
-    ours["kv"] |= {"load_or_recompute": "load"}
+    if loads:
+        ours["kv"] |= {"load_or_recompute": "load"}
     config["applications"][0]["args"] = shipped | ours | {part: shipped[part] | ours[part] for part in ("engine", "kv")}
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(config))
     return [sys.executable, "-m", "app.launch", str(path), "--port", str(peer.port)]
+
+
+def _tuned(peer: Peer, folder: Path, metrics_port: int) -> list[str]:
+    environment = {**SERVE_OPTIONS, **haproxy_environment(folder)}
+    return ["env", *(f"{k}={v}" for k, v in environment.items()), *ARMS[SERVE_LLM].command(peer, folder, metrics_port)]
 
 
 def _vllm(peer: Peer, folder: Path, metrics_port: int) -> list[str]:

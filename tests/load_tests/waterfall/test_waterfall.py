@@ -160,15 +160,18 @@ def test_every_arm_has_a_command_and_what_cannot_be_is_one_sentence(tmp_path: Pa
     config = {"num_attention_heads": 4, "hidden_size": 256, "num_hidden_layers": 8, "max_position_embeddings": 4096}
     (folder / "config.json").write_text(json.dumps(config))
     peer = Peer(str(folder), 1234, 1, 256, 4096, "float32")
-    starts = commands(None)
-    assert set(starts) == {"crosskv", "serve-llm", "vllm"}
+    starts = commands(None, loads=True)
+    assert set(starts) == {"crosskv", "serve-llm", "serve-llm-tuned", "vllm"}
     words = starts["vllm"](peer, tmp_path, 1)
     assert words[0] == "env"
     assert words[words.index("--port") :][:2] == ["--port", "1234"]
     assert "--enable-prefix-caching" in words
     starts["crosskv"](peer, tmp_path, 1)
     assert "load_or_recompute: load" in (tmp_path / "serve_config.yaml").read_text()
+    commands(None, loads=False)["crosskv"](peer, tmp_path, 1)
+    assert "load_or_recompute" not in (tmp_path / "serve_config.yaml").read_text()
+    assert "RAY_SERVE_USE_GRPC_BY_DEFAULT=1" in starts["serve-llm-tuned"](peer, tmp_path, 1)
     with pytest.raises(InputError, match="one replica"):
         starts["vllm"](Peer(str(folder), 1234, 2, 256, 4096, "float32"), tmp_path, 1)
     with pytest.raises(InputError, match="no checkout"):
-        commands(tmp_path)
+        commands(tmp_path, loads=True)
