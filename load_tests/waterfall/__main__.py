@@ -36,7 +36,9 @@ DEVICE_BLOCKS = 1_400
 
 
 def main(
-    arms: Annotated[str, typer.Option(help="Of crosskv, serve-llm, serve-llm-tuned, vllm, and other with --other.")] = "crosskv",
+    arms: Annotated[
+        str, typer.Option(help="Of crosskv, serve-llm, serve-llm-tuned, vllm, and other with --other.")
+    ] = "crosskv",
     cases: Annotated[str, typer.Option(help=f"Of {', '.join(CASES)}.")] = ",".join(CASES),
     concurrency: Annotated[str, typer.Option(help="Requests at a time, with commas between them.")] = "1,16",
     requests: Annotated[int, typer.Option(min=8, help="Tiny prompts of each measurement.")] = 160,
