@@ -108,9 +108,9 @@ class Life:
         """Say what the server does without, in its own words."""
         for _ in range(_SETTLE_POLLS):
             ailments = self._readiness.ailments()
-            if not ailments or self._signals.wait_for_stop(_POLL_S):
+            if ailments == [] or self._signals.wait_for_stop(_POLL_S):
                 break
-        for ailment in ailments:
+        for ailment in ["the server does not answer /health"] if ailments is None else ailments:
             self._out.print(f"[yellow]{escape(ailment)}[/]")
 
     def _stop(self) -> None:

@@ -36,11 +36,17 @@ class Readiness:
         except httpx.HTTPError:
             return False
 
-    def ailments(self) -> list[str]:
-        """`part: what is wrong with it` for each part that is not well. A Redis that is still being indexed is."""
+    def ailments(self) -> list[str] | None:
+        """`part: what is wrong with it` for each part that is not well; None when the server does not say.
+
+        A Redis that is still being indexed is well.
+        """
+        parts = self._health()
+        if parts is None:
+            return None
         return [
             f"{name}: {part.get('state')}"
-            for name, part in (self._health() or {}).items()
+            for name, part in parts.items()
             if part.get("state") != "ok" and not part.get("indexing")
         ]
 

@@ -14,13 +14,14 @@ from plain_references import plain_references
 
 from load_tests.faults.catalogue import ENGINE_FAULTS, FAULTS, Fault, World, started_world
 from load_tests.faults.trial import Trials
-from load_tests.harness.conversations import Plan, Turn, run
+from load_tests.harness.conversations import Plan, Turn, complete, run
 from load_tests.micro.exactness import compare
 from tests.sizes import ENGINE_PROCESS_CONVERSATIONS, LONG, STREAMED_TOKENS, STREAMS
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 ENGINE = "VLLM::EngineCore"
+TURNS = 3
 SHORT = ("killed mid-stream", "replies lost", "process killed")
 """Of what differs where the engine is a process. A hang is waited for: `make test-long` has that and all others, and
 `tests/deployments/engine/process` holds it without a server."""
@@ -49,14 +50,24 @@ def engines(world: World) -> list[psutil.Process]:
     return world.server.processes(ENGINE)
 
 
+async def asked_again(url: str, turns: list[Turn]) -> list[Turn]:
+    """The same requests, one after the other."""
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        return [await complete(client, "demo", turn.prompt, len(turn.answer)) for turn in turns]
+
+
 def test_conversations_answer_as_plain_vllm_does(process_world: World, pytestconfig: pytest.Config) -> None:
     server = process_world.server
     assert len(engines(process_world)) == 2
     assert pytestconfig.cache is not None
     turns: list[Turn] = []
     for seed, tiers in enumerate((("device",), ("device", "cpu")), 20):
-        plan = Plan(ENGINE_PROCESS_CONVERSATIONS // 2, 3, longest_prompt_tokens=3000, cleared=tiers, seed=seed)
+        plan = Plan(ENGINE_PROCESS_CONVERSATIONS // 2, TURNS, longest_prompt_tokens=3000, cleared=tiers, seed=seed)
         turns += asyncio.run(run(server.url, "demo", plan))
+    server.wait_until_idle()  # so that all of it is in Redis
+    last = turns[TURNS - 1 :: TURNS]
+    server.clear("device", "cpu")
+    turns += asyncio.run(asked_again(server.url, last))
     references = plain_references(turns, server.model_folder, pytestconfig.cache.mkdir("plain-vllm"))
     verdict = compare(turns, references, ENGINE_PROCESS_CONVERSATIONS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,16 @@ class Asked:
         return taken
 
 
+class Later(Asked):
+    """Asks for a stop at the fourth look."""
+
+    looks = 0
+
+    def wait_for_stop(self, timeout_s: float) -> bool:
+        self.looks += 1
+        return self.looks > 3
+
+
 class Ending:
     """A `Server` that runs until it is stopped, which takes long."""
 
@@ -60,10 +70,11 @@ class Ending:
 
 
 class Ready:
-    """A `Readiness` that sees `running` requests."""
+    """A `Readiness` that sees `running` requests, and finds one of `ailments` after the other; the last one stays."""
 
-    def __init__(self, running: int | None) -> None:
+    def __init__(self, running: int | None, *ailments: list[str] | None) -> None:
         self.running = running
+        self.found = list(ailments) or [[]]
 
     def is_healthy(self) -> bool:
         return True
@@ -71,8 +82,8 @@ class Ready:
     def gives_a_token(self) -> bool:
         return True
 
-    def ailments(self) -> list[str]:
-        return []
+    def ailments(self) -> list[str] | None:
+        return self.found.pop(0) if self.found[1:] else self.found[0]
 
     def requests(self) -> int | None:
         return self.running
@@ -88,7 +99,12 @@ def plan(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def play(
-    plan: LaunchPlan, asked: Asked, server: Ending, running: int | None, refuses: str = ""
+    plan: LaunchPlan,
+    asked: Asked,
+    server: Ending,
+    running: int | None,
+    refuses: str = "",
+    ailments: Sequence[list[str] | None] = (),
 ) -> tuple[LaunchPlan | None, str]:
     """Run a life. Returns the next one's plan, and what was said."""
     said = io.StringIO()
@@ -102,7 +118,7 @@ def play(
         return plan
 
     life: Any = Life(plan, asked, read_again, console, console)  # type: ignore[arg-type]
-    life._server, life._readiness = server, Ready(running)
+    life._server, life._readiness = server, Ready(running, *ailments)
     try:
         return life.run(), said.getvalue()
     except ServerError:
@@ -126,6 +142,19 @@ def test_a_stop_that_takes_long_for_unknown_reasons_says_so_too(plan: LaunchPlan
 def test_processes_that_were_killed_are_counted(plan: LaunchPlan) -> None:
     said = play(plan, Asked(stop=True), Ending(killed=2), 1)[1]
     assert said.endswith("stopped (2 processes did not end by themselves and were killed)\n")
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ([None, ["redis: gone"]], "redis: gone\n"),  # silence is no health: it is asked again
+        ([["redis: gone"], []], ""),
+        ([None], "the server does not answer /health\n"),
+    ],
+)
+def test_what_is_not_well_is_told_once_it_serves(plan: LaunchPlan, found: list[list[str] | None], told: str) -> None:
+    said = play(plan, Later(), Ending(), 0, ailments=found)[1]
+    assert said.partition("server.log\n\n")[2].startswith(f"{told}stopping")
 
 
 def test_a_restart_gives_the_next_plan(plan: LaunchPlan) -> None:

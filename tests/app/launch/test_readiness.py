@@ -81,12 +81,13 @@ def test_a_manager_that_does_not_answer_is_not_waited_for(readiness: Readiness, 
 def test_an_answer_of_another_server_is_not_readiness(readiness: Readiness, health: Health, body: Any) -> None:
     health.body = body
     assert not readiness.is_healthy()
-    assert readiness.ailments() == []
+    assert not readiness.ailments()
 
 
 def test_a_server_that_serves_no_requests_is_not_ready(readiness: Readiness, health: Health) -> None:
     health.code = 503
     assert not readiness.is_healthy()
+    assert readiness.ailments() is None
 
 
 def test_running_and_waiting_requests_are_counted_together(readiness: Readiness, health: Health) -> None:

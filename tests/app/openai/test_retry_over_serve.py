@@ -111,6 +111,7 @@ class Voices:
             num_replicas=REPLICAS,
             ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(SERVE_OPTIONS)}},
             max_ongoing_requests=100,
+            graceful_shutdown_timeout_s=1,  # one that hangs up cannot be asked to end
             request_router_config=RequestRouterConfig(
                 request_router_class=PrefixAffinityRouter,  # type: ignore[arg-type]
                 request_router_kwargs={"options": options},

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import ray
 from kv_cluster import SEGMENT_BYTES, KVCluster, sealed, sequence, until
@@ -91,12 +90,9 @@ class ThreeTiers(KVCluster):
         return found
 
     def worker_pids(self) -> list[int]:
-        """Of the prefetch workers; the actors' own count waits for their start."""
-        return [
-            process.pid
-            for process in psutil.Process().children(recursive=True)
-            if process.is_running() and " ".join(process.cmdline()).startswith("ray::PrefetchWorker")
-        ]
+        """Of this tier's prefetch workers that can be asked; other tests' servers may have some too."""
+        workers = ray.get(self.tier.__ray_call__.remote(lambda tier: tier._redis.ready_workers()))
+        return ray.get([worker.__ray_call__.remote(lambda _: os.getpid()) for worker in workers])
 
     def close(self) -> None:
         self.port.close()
