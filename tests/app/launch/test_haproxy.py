@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 import socket
 import subprocess
 import threading
@@ -19,6 +20,7 @@ from ray.serve._private import constants, haproxy
 from ray.serve.config import HTTPOptions
 
 from app.launch import haproxy as own
+from app.launch.cluster import private_folder
 from app.launch.haproxy import SWITCH, haproxy_environment
 from tests.app.launch.stub_config import free_port
 
@@ -49,8 +51,16 @@ def ingress() -> Iterator[HTTPServer]:
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    found = haproxy_environment(tmp_path)
+def folder() -> Iterator[Path]:
+    """As a launcher makes it."""
+    made = private_folder()
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture
+def environment(folder: Path) -> dict[str, str]:
+    found = haproxy_environment(folder)
     assert found, "ray[serve] brings HAProxy on Linux"
     return found
 
@@ -161,14 +171,23 @@ def test_a_head_of_many_bytes_passes(listening: tuple[int, psutil.Process, HTTPS
     assert httpx.get(f"http://127.0.0.1:{port}/", headers=head, trust_env=False).status_code == 200
 
 
-def test_a_user_may_keep_serves_own_proxy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_user_may_keep_serves_own_proxy(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv(SWITCH, "0")
-    assert haproxy_environment(tmp_path) == {}
+    assert haproxy_environment(folder) == {}
 
 
-def test_where_there_is_no_haproxy_serves_own_proxy_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_where_there_is_no_haproxy_serves_own_proxy_is_used(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     def none() -> str:
         raise FileNotFoundError
 
     monkeypatch.setattr(own, "get_haproxy_binary", none)
-    assert haproxy_environment(tmp_path) == {}
+    assert haproxy_environment(folder) == {}
+
+
+def test_a_path_that_is_too_long_for_haproxys_socket_leaves_serves_own_proxy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = tmp_path / ("d" * 60)
+    long.mkdir()
+    assert haproxy_environment(long) == {}
+    assert "A shorter TMPDIR helps" in caplog.text
