@@ -44,7 +44,11 @@ def main(
     device_blocks: Annotated[int | None, typer.Option(min=2, help="KV blocks per replica.")] = None,
     dtype: Annotated[Dtype | None, typer.Option(help="Default: as `dtype: auto` has it.")] = None,
     requests_per_s: Annotated[
-        float | None, typer.Option(min=0.001, help="Where requests come by time. Default: by the model's size.")
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="Where requests come by time. Default: by the model's size, and multi-round QA is a closed loop.",
+        ),
     ] = None,
     lengths: Annotated[Lengths, typer.Option(help="Of documents and questions in long-document QA.")] = "random",
     seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,

@@ -89,7 +89,8 @@ def parameters_of(name: str, sizes: Sizes, working_set: float, rate: float) -> d
     if name == "multi-round-qa":
         system = prefix // 4
         users = {"users": prefixes, "system_tokens": system, "history_tokens": prefix - system}
-        return {**users, "rounds": 1 + RETURNS, "qps": rate, **texts}
+        loop = {"qps": rate} if sizes.requests_per_s else {"concurrency": CONCURRENCY}
+        return {**users, "rounds": 1 + RETURNS, **loop, **texts}
     if name == "shared-prefix-groups":
         steps = (0.5, 1.0, 1.5)  # of the rate: a staircase
         stage_s = prefixes * (1 + RETURNS) / rate / sum(steps)

@@ -34,7 +34,8 @@ class Key:
 class Sizes:
     """What a measurement depends on beside its key. Blocks are per replica.
 
-    `requests_per_s` is for workloads whose requests come by time; None: by the model's size.
+    `requests_per_s` is for workloads whose requests come by time; None: by the model's size, and multi-round QA is a
+    closed loop.
     """
 
     replicas: int = 2

@@ -14,7 +14,7 @@ import psutil
 from configs import machine
 from load_tests.bench.arms import ARMS, BASE, EXACT
 from load_tests.bench.plan import Plan
-from load_tests.bench.summary import FIGURES, TARGETS_MODEL, Row, Verdict
+from load_tests.bench.summary import FIGURES, TARGETS, Row, Verdict
 from load_tests.measuring import plots
 from load_tests.measuring.processes import version
 from load_tests.measuring.report import table, wrapped
@@ -160,7 +160,8 @@ def as_json(
 def closing(judged: Sequence[Verdict]) -> str:
     """One sentence: how many targets were met."""
     if not judged:
-        return f"No target was judged: they are of `{EXACT}` beside `{BASE}`, both measured with {TARGETS_MODEL}."
+        of = ", ".join(dict.fromkeys(f"{target.workload} ({target.model})" for target in TARGETS))
+        return f"No target was judged: they are of `{EXACT}` beside `{BASE}`, in {of}."
     met = sum(verdict.is_met for verdict in judged)
     return f"{met} of {len(judged)} targets are met." if met < len(judged) else f"All {met} targets are met."
 

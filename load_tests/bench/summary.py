@@ -57,11 +57,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Target:
-    """A bound of the median ratio of crosskv to the base arm, for some sizes of the working set."""
+    """A bound of the median ratio of crosskv to the base arm, for working sets within the device pools or beyond."""
 
+    model: str
+    workload: str
+    beyond: bool
     figure: str
     bound: Bound
-    applies: Callable[[float], bool]
+
+    def applies(self, row: Row) -> bool:
+        """Whether it is of this row's measurement."""
+        return (row.model, row.workload, row.working_set > 1) == (self.model, self.workload, self.beyond)
 
 
 @dataclass(frozen=True)
@@ -78,14 +84,21 @@ class Verdict:
         return self.target.bound.holds(self.ratio.median)
 
 
-TARGETS_MODEL = "365m"
-"""The shape that the targets are of: what a smaller model spares is small beside what every server costs."""
-TARGETS = (
-    Target("ttft_returning_s", Bound(0.15), lambda working_set: working_set > 1),
-    Target("output_tokens_per_s", Bound(2.0, at_most=False), lambda working_set: working_set > 1),
-    Target("ttft_s", Bound(1.05), lambda working_set: working_set <= 1),
-)
+def _both(model: str, workload: str, beyond: bool, ttft: float, tokens_per_s: float) -> tuple[Target, Target]:
+    """The target of the returning prompts' TTFT, and that of the throughput."""
+    return (
+        Target(model, workload, beyond, "ttft_returning_s", Bound(ttft)),
+        Target(model, workload, beyond, "output_tokens_per_s", Bound(tokens_per_s, at_most=False)),
+    )
 
+
+TARGETS = (
+    *_both("365m", "long-document-qa", True, 0.12, 2.2),
+    *_both("365m", "multi-round-qa", True, 0.08, 3.0),
+    *_both("365m", "long-document-qa", False, 0.6, 1.2),
+    *_both("40m", "long-document-qa", True, 0.25, 1.8),
+    *_both("40m", "multi-round-qa", True, 0.25, 1.8),
+)
 
 PAIRED: dict[str, Callable[[Mapping[str, Any]], bool]] = {
     "ttft_returning_s": lambda request: bool(request["returning"]),
@@ -120,13 +133,13 @@ def rows(
 
 
 def verdicts(found: Sequence[Row]) -> list[Verdict]:
-    """Every target in every row of crosskv, with the targets' model, that it applies to and whose ratio is known."""
+    """Every target in every row of crosskv that it applies to and whose ratio is known."""
     return [
         Verdict(row, target, ratio)
         for row in found
-        if (row.arm, row.model) == (EXACT, TARGETS_MODEL)
+        if row.arm == EXACT
         for target in TARGETS
-        if target.applies(row.working_set) and (ratio := row.ratios[target.figure])
+        if target.applies(row) and (ratio := row.ratios[target.figure])
     ]
 
 

@@ -5,7 +5,8 @@ Source of the parameters: LMCache, ``benchmarks/multi_round_qa`` (github.com/LMC
 tokens, a history of 20,000 tokens per user, answers of 100, questions of one sentence; users, rounds and rate as in
 LMCache's own tests. A user asks every ``users / qps`` seconds, but not before the last answer has come; users arrive
 one by one, evenly over the time that a conversation takes. There users keep arriving until the time is up and some are
-in mid-conversation when it begins; here ``users`` users come, and every one stays for all rounds.
+in mid-conversation when it begins; here ``users`` users come, and every one stays for all rounds. With ``concurrency``
+it is a closed loop instead: so many users at a time wait for an answer, and whose turn it is asks at once.
 """
 
 from __future__ import annotations
@@ -32,11 +33,16 @@ def multi_round_qa(
     question_tokens: int = 20,
     answer_tokens: int = 100,
     qps: float = 0.5,
+    concurrency: int | None = None,
     max_model_tokens: int | None = None,
 ) -> Workload:
-    """``users`` x ``rounds`` requests, each with its conversation so far. Raises ValueError for what cannot be."""
+    """``users`` x ``rounds`` requests, each with its conversation so far. Raises ValueError for what cannot be.
+
+    ``concurrency``: a closed loop of so many requests, and ``qps`` counts for nothing; None: requests come by time.
+    """
     at_least(1, users=users, system_tokens=system_tokens, history_tokens=history_tokens, rounds=rounds)
     at_least(1, question_tokens=question_tokens, answer_tokens=answer_tokens)
+    at_least(1, concurrency=1 if concurrency is None else concurrency)
     positive(qps=qps)
     asked_and_answered = rounds * question_tokens + (rounds - 1) * answer_tokens
     fits(
@@ -49,13 +55,13 @@ def multi_round_qa(
     system = Message("system", text(rng, system_tokens))
     conversations = [_questions(rng, text, history_tokens, rounds, question_tokens) for _ in range(users)]
 
-    between_rounds_s = users / qps
+    between_rounds_s = users / qps if concurrency is None else 0.0
     between_users_s = between_rounds_s * (rounds - 1) / users
     turns = sorted(
-        (user * between_users_s + turn * between_rounds_s, user, turn)
+        (user * between_users_s + turn * between_rounds_s, turn, user)
         for user, turn in itertools.product(range(users), range(rounds))
     )
-    numbers = {(user, turn): number for number, (_, user, turn) in enumerate(turns)}
+    numbers = {(user, turn): number for number, (_, turn, user) in enumerate(turns)}
     requests = [
         Request(
             number=number,
@@ -65,9 +71,9 @@ def multi_round_qa(
             messages=(system, *_so_far(conversations[user], turn)),
             max_tokens=answer_tokens,
         )
-        for number, (at_s, user, turn) in enumerate(turns)
+        for number, (at_s, turn, user) in enumerate(turns)
     ]
-    return Workload(NAME, mark_returning(requests, text.characters_per_token), None, text.characters_per_token)
+    return Workload(NAME, mark_returning(requests, text.characters_per_token), concurrency, text.characters_per_token)
 
 
 def _questions(

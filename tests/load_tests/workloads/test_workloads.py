@@ -174,6 +174,16 @@ def test_users_come_one_by_one_and_ask_every_so_often(make):
         assert request.after == (earlier[-1] if earlier else None)
 
 
+def test_in_a_closed_loop_every_user_asks_at_once_and_nobody_twice_before_the_others(make):
+    workload = make("multi-round-qa", concurrency=2)
+    assert workload.concurrency == 2
+    assert {request.at_s for request in workload.requests} == {0.0}
+    users = [request.session for request in workload.requests]
+    assert users == users[:3] * 3
+    assert len(set(users)) == 3
+    assert [request.after for request in workload.requests] == [None] * 3 + list(range(6))
+
+
 def test_a_users_first_request_is_no_returning_one_though_the_system_prompt_is_shared(make):
     requests = make("multi-round-qa").requests
     assert [request.returning for request in requests] == [request.after is not None for request in requests]
