@@ -51,7 +51,7 @@ class RequestSaves:
         if not tracked.save_answer:
             end_block = min(end_block, prompt_blocks)
         end_block = min(end_block, len(request.block_hashes))
-        if (end_block - tracked.saved_blocks) * self._block_size < tracked.least_tokens:
+        if end_block * self._block_size < tracked.least_tokens:
             end_block = min(end_block, tracked.repeated_blocks)
         if end_block <= tracked.saved_blocks or request.mm_features:
             return 0

@@ -114,8 +114,7 @@ class SchedulerSide:
         if covered and (loads[-1].last_hash or loads[-1].key) != request.block_hashes[covered - 1]:
             covered = 0  # a tolerant prompt's exact twin: under its own names nothing is stored, and children need it
         least_tokens = transfer.get(SHORT_TOKENS, UNMEASURED_BLOCKS * self._block_size)
-        # What nobody has stored is short: a prompt, or the end of one that follows what is stored.
-        is_short = request.num_prompt_tokens - covered * self._block_size < least_tokens
+        is_short = request.num_prompt_tokens < least_tokens
         tracked = self._tracked[request.request_id] = TrackedRequest(
             request=request,
             loads=loads,
@@ -123,7 +122,7 @@ class SchedulerSide:
             saved_blocks=covered,
             load_within_s=max(self._load_deadline_s, expected["deadline_s"] if expected else 0.0),
             least_tokens=least_tokens,
-            repeated_blocks=covered + self._repeated.met(request.block_hashes[covered:]) if is_short else 0,
+            repeated_blocks=self._repeated.met(request.block_hashes) if is_short else 0,
             tenant=transfer.get(TENANT, ""),
             fidelity=transfer.get(FIDELITY, EXACT),
             save_answer=ANSWER_GOES not in transfer,
@@ -302,7 +301,7 @@ class SchedulerSide:
         if not tracked.is_loading:
             computed = request.num_computed_tokens // self._block_size
             self._transfer.count_dropped(self._saves.save(tracked, computed))
-            if 0 < (computed - tracked.saved_blocks) * self._block_size < tracked.least_tokens:
+            if tracked.saved_blocks < computed and computed * self._block_size < tracked.least_tokens:
                 self._transfer.count_short()
             self._port.release(tracked.lease_id)
         return {KV_CACHE_USAGE: self._usage(tracked)}

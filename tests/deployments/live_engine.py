@@ -16,7 +16,7 @@ from vllm.outputs import RequestOutput
 from configs.settings import load_settings
 from deployments.engine.process.service import ReuseService
 from deployments.engine.room import EngineRoom
-from deployments.protocol.kv_port import PLAN, SHORT_TOKENS, TENANT
+from deployments.protocol.kv_port import PLAN, TENANT
 from deployments.protocol.wire import KV_CACHE_USAGE
 from kvmanager.segments.keys import cache_salt, tenant_tag
 from load_tests.harness.engine import SECRET, Engine, greedy, until
@@ -56,8 +56,6 @@ class LiveEngine(Engine):
             MemoryPort(),
         )
         self.tenant = ""
-        self.short_tokens = 0
-        """What the manager has said of short prompts; 0: nothing."""
         self.transfer = self.reuse.transfer
         self.scheduler: Any = self.thread.core.scheduler
         self._loop = asyncio.new_event_loop()
@@ -77,11 +75,7 @@ class LiveEngine(Engine):
         """vLLM's output generator for a prompt, with whatever plan the port has for it."""
         if not planned:
             return self.generate(tokens, params)
-        plan = {
-            PLAN: self.port.plan(self.hashes(tokens)),
-            **({TENANT: self.tenant} if self.tenant else {}),
-            **({SHORT_TOKENS: self.short_tokens} if self.short_tokens else {}),
-        }
+        plan = {PLAN: self.port.plan(self.hashes(tokens)), **({TENANT: self.tenant} if self.tenant else {})}
         return self.generate(tokens, params, plan)
 
     async def answer(self, tokens: Sequence[int], params: SamplingParams, planned: bool = True) -> RequestOutput:
@@ -120,15 +114,6 @@ class LiveEngine(Engine):
             yield
         finally:
             self.salt, self.tenant = before
-
-    @contextlib.contextmanager
-    def measured(self, short_tokens: int) -> Iterator[None]:
-        """The manager has said what is short."""
-        self.short_tokens = short_tokens
-        try:
-            yield
-        finally:
-            self.short_tokens = 0
 
     def clear_device(self, tenant: str | None = None) -> int:
         return self.reuse.clear_device(tenant).result(PATIENCE_S)

@@ -106,14 +106,14 @@ def test_a_prompt_is_planned_answered_and_reused_by_messages_alone(engine: LiveE
     assert output.kv_transfer_params[KV_CACHE_USAGE]["cpu"] == 2 * SEGMENT_BLOCKS * BLOCK
 
 
-@pytest.mark.parametrize(("save_answer", "answer_blocks"), [(True, 4), (False, 0)])
+@pytest.mark.parametrize(("save_answer", "answer_blocks"), [(True, 2), (False, 0)])
 def test_an_answer_that_will_not_come_back_is_not_stored(
     engine: LiveEngine, outside: Outside, save_answer: bool, answer_blocks: int
 ) -> None:
     engine.port = MemoryPort()
     request = asked(engine, f"saved {save_answer}")
     request.save_answer = save_answer
-    request.sampling_params = greedy(4 * BLOCK + 20)
+    request.sampling_params = greedy(2 * BLOCK + 20)
 
     engine.run(outside.answer(request, None))
     engine.settle()
