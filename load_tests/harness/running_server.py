@@ -63,6 +63,10 @@ class RunningServer:
             raise ServerError(f"{name} {labels} is not in /metrics")
         return sum(values)
 
+    def segments(self, tier: str) -> float:
+        """How many lie in `cpu` or `redis`, of all nodes."""
+        return self.metric("crosskv_tier_segments", tier=tier)
+
     def health(self) -> dict[str, Any]:
         """GET /health."""
         answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=10).json()

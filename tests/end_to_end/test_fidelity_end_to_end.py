@@ -45,10 +45,6 @@ def ask_redis(server: RunningServer, messages: list[dict[str, str]], salt: str, 
     return server.in_time(trial)
 
 
-def segments(server: RunningServer, tier: str) -> float:
-    return server.metric("crosskv_tier_segments", tier=tier)
-
-
 def test_a_tolerant_turn_comes_from_lossy_kv_and_exact_answers_stay_what_they_were(world: World) -> None:
     server, salt = world.server, "fidelity"
     server.clear("device", "cpu", "redis")
@@ -63,7 +59,7 @@ def test_a_tolerant_turn_comes_from_lossy_kv_and_exact_answers_stay_what_they_we
 
     turn = [*QUESTION, {"role": "assistant", "content": LONG_ANSWER}, {"role": "user", "content": "What is Ben?"}]
     ask(server, turn, salt, **TOLERANT)
-    server.wait_until(lambda: segments(server, "redis") == segments(server, "cpu"), "all of it is in Redis")
+    server.wait_until(lambda: server.segments("redis") == server.segments("cpu"), "all of it is in Redis")
     _, _, second = ask_redis(server, turn, salt, **TOLERANT)
     assert (second["device"], second["cpu"], second["fidelity"]) == (0, 0, "tolerant")
     assert second["redis"] > first["cpu"] + 64, f"the turn's, which no exact prompt has had: {second}"

@@ -64,10 +64,15 @@ def test_conversations_answer_as_plain_vllm_does(process_world: World, pytestcon
     for seed, tiers in enumerate((("device",), ("device", "cpu")), 20):
         plan = Plan(ENGINE_PROCESS_CONVERSATIONS // 2, TURNS, longest_prompt_tokens=3000, cleared=tiers, seed=seed)
         turns += asyncio.run(run(server.url, "demo", plan))
-    server.wait_until_idle()  # so that all of it is in Redis
     last = turns[TURNS - 1 :: TURNS]
-    server.clear("device", "cpu")
-    turns += asyncio.run(asked_again(server.url, last))
+    server.wait_until_idle()
+    server.wait_until(lambda: server.segments("redis") >= server.segments("cpu") > 0, "all of it is in Redis", 60.0)
+
+    def from_redis() -> list[Turn]:
+        server.clear("device", "cpu")
+        return asyncio.run(asked_again(server.url, last))
+
+    turns += server.in_time(from_redis)
     references = plain_references(turns, server.model_folder, pytestconfig.cache.mkdir("plain-vllm"))
     verdict = compare(turns, references, ENGINE_PROCESS_CONVERSATIONS)
 

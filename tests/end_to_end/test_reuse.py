@@ -44,21 +44,17 @@ def ask(server: RunningServer, pin: int | None, salt: str, stream: bool = False)
     return dict(kv)
 
 
-def segments(server: RunningServer, tier: str) -> float:
-    return server.metric("crosskv_tier_segments", tier=tier)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_one_replica_computed_the_other_loads(server: RunningServer, stream: bool) -> None:
     salt = f"cross-{stream}"
-    before = segments(server, "cpu")
+    before = server.segments("cpu")
 
     def elsewhere() -> dict[str, int]:
         server.clear("device")
         return ask(server, 1, salt, stream)
 
     cold = ask(server, 0, salt, stream)
-    server.wait_until(lambda: segments(server, "cpu") > before, "the prompt is in the CPU tier")
+    server.wait_until(lambda: server.segments("cpu") > before, "the prompt is in the CPU tier")
     server.wait_until_idle()
     warm = ask(server, 0, salt, stream)
     crossed = server.in_time(elsewhere)
@@ -81,9 +77,9 @@ def test_a_question_about_a_stored_document_computes_itself_and_one_block(server
     def conversation() -> list[int]:
         document, recomputed = prompt(next(trials), length), []
         for number in range(4):
-            before = segments(server, "cpu")
+            before = server.segments("cpu")
             recomputed.append(asyncio.run(ask_about(document, number)))
-            server.wait_until(lambda: segments(server, "cpu") > before, "what is new is in the CPU tier")  # noqa: B023
+            server.wait_until(lambda: server.segments("cpu") > before, "what is new is in the CPU tier")  # noqa: B023
             server.wait_until_idle()
         return recomputed
 
@@ -97,7 +93,7 @@ def test_each_cleared_tier_leaves_the_slower_ones_and_clearing_all_leaves_nothin
     server.clear("device", "cpu", "redis")
     ask(server, 0, "clear")
     server.wait_until_idle()
-    server.wait_until(lambda: segments(server, "redis") == segments(server, "cpu") > 1, "the prompt is in Redis")
+    server.wait_until(lambda: server.segments("redis") == server.segments("cpu") > 1, "the prompt is in Redis")
 
     def without(*tiers: str) -> dict[str, int]:
         server.clear(*tiers)

@@ -120,7 +120,7 @@ def test_a_streamed_answer_is_timed_and_its_usage_kept(fake, url):
     assert (found.prompt_tokens, found.output_tokens, found.cached_tokens) == (7, 3, 4)
     assert found.kv_cache["replica"] == "1"
     assert 0.02 <= found.ttft_s < found.ended_s - found.sent_s
-    assert found.tpot_s == pytest.approx(0.02, rel=0.9)
+    assert 0 < found.tpot_s <= (found.ended_s - found.sent_s - found.ttft_s) / 2
 
 
 def test_the_event_that_only_names_the_role_is_not_the_first_token(fake, url):
