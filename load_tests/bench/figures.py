@@ -17,7 +17,7 @@ Figures = Mapping[str, Any]
 def figures(measured: Sequence[Measured], balance: float | None, cpu_s: float, pss: int) -> dict[str, Any]:
     """Failed requests count in `errors` only, of which `error` is the first; `reuse` is in prompt tokens by tier.
 
-    Throughput is over the time from the first request sent to the last answer's end.
+    An `answer` is from its request to its end. Throughput is over the time from the first request sent to the last answer's end.
     """
     good = [one for one in measured if one.error is None]
     failed = [one.error for one in measured if one.error is not None]
@@ -34,6 +34,7 @@ def figures(measured: Sequence[Measured], balance: float | None, cpu_s: float, p
         "ttft_returning": latency(one.ttft_s for one in good if one.returning),
         "ttft_cold": latency(one.ttft_s for one in good if not one.returning),
         "tpot": latency(one.tpot_s for one in good),
+        "answer": latency(one.ended_s - one.sent_s for one in good),
         "prompt_tokens": prompt,
         "output_tokens": output,
         "output_tokens_per_s": output / duration if duration > 0 else 0.0,

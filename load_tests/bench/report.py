@@ -77,6 +77,8 @@ LATENCY: tuple[tuple[str, Cell], ...] = (
     ("ratio of mean", _ratio("ttft_s")),
     ("95 %", _interval("ttft_s")),
     ("TPOT, ms", _median("tpot_s", 1e3)),
+    ("answer, ms", _median("answer_s", 1e3)),
+    ("ratio", _ratio("answer_s")),
     ("output tokens/s", _spread("output_tokens_per_s")),
     ("ratio", _ratio("output_tokens_per_s")),
 )

@@ -26,6 +26,7 @@ FIGURES: dict[str, tuple[str, Value]] = {
     "ttft_p50_s": ("the same, p50", lambda f: f["ttft"]["p50"]),
     "ttft_p95_s": ("the same, p95", lambda f: f["ttft"]["p95"]),
     "tpot_s": ("TPOT, mean", lambda f: f["tpot"]["mean"]),
+    "answer_s": ("whole answers, mean", lambda f: f.get("answer", {}).get("mean")),  # journals of before have none
     "output_tokens_per_s": ("output tokens per second", lambda f: f["output_tokens_per_s"]),
     "recomputed_tokens": ("prompt tokens computed", lambda f: f["recomputed_tokens"]),
     "recomputed_share": ("of all prompt tokens", lambda f: _share(f["recomputed_tokens"], f["prompt_tokens"])),

@@ -47,6 +47,7 @@ def test_returning_and_cold_prompts_are_told_apart():
 def test_throughput_is_over_the_time_from_the_first_request_to_the_last_answer():
     found = figures([one(0, sent_s=1.0, ended_s=2.0), one(1, sent_s=2.0, ended_s=5.0)], None, 0.0, 0)
     assert found["output_tokens_per_s"] == 20 / 4.0
+    assert found["answer"]["mean"] == 2.0
 
 
 def test_failed_requests_are_counted_and_left_out_of_everything_else():
