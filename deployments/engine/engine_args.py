@@ -105,12 +105,13 @@ def engine_config(settings: Settings) -> VllmConfig:
     args, other_kv = engine_args(settings), False
     config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
     if settings.kv.enabled and (why := why_not_shared(config)):
-        logger.warning("KV is not shared, each replica keeps its own prefix cache only: %s", why)
         args.kv_transfer_config = args.kv_events_config = None
         if other_kv := any(unsupported_kv(config)):
             args.enable_prefix_caching = None  # vLLM's own choice for such a model
             args.num_gpu_blocks_override = None  # its blocks have other sizes: the pool has the same bytes instead
         config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        kept = "its own prefix cache only" if config.cache_config.enable_prefix_caching else "none, as vLLM has it here"
+        logger.warning("KV is not shared, each replica keeps %s: %s", kept, why)
     cache = config.cache_config
     if (current_platform.is_cpu() or other_kv) and settings.device_blocks and cache.kv_cache_memory_bytes is None:
         # Without it the CPU backend reserves a share of the whole machine's memory, once per replica.

@@ -146,6 +146,7 @@ def _computation(config: VllmConfig, settings: Settings) -> dict[str, Any]:
         "transformers": transformers.__version__,
         "backend": current_platform.device_type,
         "machine": platform.machine(),
+        "dtype": str(model.dtype),  # in which it is computed: KV may be kept in another one
         "config": _used_config(model),
         "quantization": model.quantization,
         "eager": model.enforce_eager,

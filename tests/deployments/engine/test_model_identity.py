@@ -229,6 +229,11 @@ def test_one_setting_that_decides_kv_changes_the_fingerprint(model: Path, pair: 
     assert one.fingerprint() != other.fingerprint()
 
 
+def test_what_kv_is_computed_in_counts_where_it_is_kept_in_another_type(model: Path) -> None:
+    kept = {"kv_cache_dtype": "bfloat16"}
+    assert len({identity(model, dtype=name, extra=kept).fingerprint() for name in ("float32", "bfloat16")}) == 2
+
+
 @hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pair=two_that_differ_in_one(DECIDES_NOTHING))
 def test_a_setting_that_decides_no_kv_keeps_the_fingerprint(model: Path, pair: tuple[Choice, Choice]) -> None:
