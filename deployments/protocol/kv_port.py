@@ -54,7 +54,7 @@ class PlannedLoad(NamedTuple):
     used_blocks: int = 0
     """How many of its blocks the plan is about, from the first on; 0: all."""
     last_hash: bytes = b""
-    """Hash of the last of these; empty when it is all, for the key is it then."""
+    """Hash of the last of these, as the prompt has it; empty when that is the key."""
 
     @property
     def memory_bytes(self) -> int:

@@ -57,7 +57,7 @@ class PlannedSegment(NamedTuple):
     used_blocks: int = 0
     """Leading blocks that are loaded of it; 0: all."""
     last_hash: BlockHash | Literal[b""] = b""
-    """Hash of the last of these; empty when all are."""
+    """Hash of the last of these, as the prompt has it; empty when that is the key."""
 
     @property
     def end_block(self) -> int:
@@ -244,8 +244,8 @@ class Planner:
         ]
         for number, segment in enumerate(segments):
             used_blocks = ends[first + number] - segment.start_block
-            if used_blocks != segment.num_blocks:
-                last_hash = hashes[ends[first + number] - 1]
+            last_hash = hashes[ends[first + number] - 1]
+            if SegmentKey(last_hash) != segment.key:  # of a whole one if another sequence has its marks: it is refused
                 segments[number] = segment._replace(used_blocks=used_blocks, last_hash=last_hash)
         count, reason = choose(segments) if choose else (len(segments), PlanReason.HIT)
         if not count:

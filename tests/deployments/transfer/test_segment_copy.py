@@ -102,6 +102,7 @@ def test_layer_by_layer_it_is_the_same() -> None:
         load(3)._replace(last_hash=b""),
         load(3)._replace(used_blocks=4),
         load()._replace(used_blocks=3),
+        load()._replace(last_hash=HASHES[-1][:8] + bytes(24)),
     ],
 )
 def test_blocks_that_are_not_the_plans_are_refused(wrong: PlannedLoad) -> None:

@@ -157,3 +157,20 @@ def test_many_nodes_store_conversations_that_begin_with_the_same_blocks(nodes):
     stored = [place["segments"] for place in manager.stats(0.0)["locations"]]
     assert stored == [1] * min(nodes, MOST_TWINS) + [0] * (nodes - MOST_TWINS)
     assert manager.stats(0.0)["counters"]["refused_twins"] == max(0, nodes - MOST_TWINS)
+
+
+@pytest.mark.parametrize("blocks", [4, 6, 8])
+def test_a_whole_segment_of_another_sequence_with_the_same_marks_is_named_with_the_prompts_own_hash(blocks):
+    """The index tells blocks apart by 8 bytes; the loader compares all 32, so it has to be told which they are."""
+    manager = KVManager(ManagerConfig(4), epoch=1)
+    manager.set_budget(LOCATIONS[0], 10)
+    stored = hashes_of(range(blocks))
+    spans = manager.cut(LOCATIONS[0], stored, 0, blocks, blocks)
+    offer = manager.offer(0.0, "replica", LOCATIONS[0], spans, [1] * len(spans))
+    manager.commit(0.0, LOCATIONS[0], offer.keys, [1] * len(spans))
+    assert {segment.last_hash for segment in manager.reserve(0.0, "replica", "node0", stored).segments} == {b""}
+    alike = [block[:8] + bytes(24) for block in stored]
+    plan = manager.reserve(0.0, "replica", "node0", alike)
+    assert [segment.last_hash or segment.key for segment in plan.segments] == [alike[end - 1] for end in (4, blocks)][
+        : len(spans)
+    ]
