@@ -188,18 +188,20 @@ class CPUTier:
         return len(wanted)
 
     async def _keep_promoted(self, replica: str, pulls: Sequence[Pull]) -> None:
-        """Own what arrives of these pulls, as far as the manager grants room for it."""
+        """Own what arrives of these pulls, as far as the manager grants room for it, and what they follow on."""
+        above: Sequence[Pull] = ()
         try:
-            save_id, granted = await self._manager.ask(
+            save_id, granted, lacking = await self._manager.ask(
                 "promote", replica, self._node_id, [pull.key for pull in pulls], timeout_s=MANAGER_ANSWER_S
             )
+            above = self._redis.pull(lacking) if lacking else ()
+            complete = len(above) == len(lacking)
         except Exception as error:
             if not isinstance(error, ManagerUnavailableError):
                 logger.exception("the manager was asked in vain for room")
-            save_id, granted = 0, []
+            save_id, granted, complete = 0, [], False
         kept: list[SegmentSpan] = []
-        complete = True
-        for pull in pulls:
+        for pull in (*above, *pulls):
             sealed = None
             try:  # whatever happens to one, each of them must be awaited: it counts as on its way until then
                 sealed = await self._redis.arrival(pull)

@@ -255,15 +255,20 @@ class KVManagerActor:
         self._demoter.wake()
         return list(kept)
 
-    async def promote(self, replica: str, node_id: str, keys: Sequence[SegmentKey]) -> tuple[int, list[bytes]]:
-        """A node's tier fetches segments from Redis for a replica: which of them shall stay, under which save id."""
+    async def promote(
+        self, replica: str, node_id: str, keys: Sequence[SegmentKey]
+    ) -> tuple[int, list[bytes], list[tuple[bytes, int]]]:
+        """A node's tier fetches segments from Redis for a replica: which of them shall stay, under which save id.
+
+        Also what they follow on, which the tier fetches and keeps too: key and raw size, parents first.
+        """
         if not self._seats.takes_segments(node_id):
-            return 0, []
+            return 0, [], []
         location = Location(Tier.CPU, node_id)
         offer = self._brain.promote(time.monotonic(), replica, location, keys)
         if not await self._has_room(location, offer):
-            return 0, []
-        return offer.save_id, list(offer.keys)
+            return 0, [], []
+        return offer.save_id, list(offer.keys), list(offer.above)
 
     async def commit(self, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> list[bytes]:
         """A tier owns complete segments now; returns the keys that it shall keep."""

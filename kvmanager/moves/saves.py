@@ -21,6 +21,10 @@ from kvmanager.moves.due_evictions import evictions
 from kvmanager.segments.keys import SegmentKey
 from kvmanager.segments.spans import SegmentSpan
 
+MOST_ABOVE = 4
+"""Segments that one promotion brings along, because what it was asked for follows on them: one for each place where
+the sequence leaves another one that was stored first."""
+
 _Size = TypeVar("_Size")
 
 
@@ -32,6 +36,8 @@ class Offer:
     """0 when nothing is to be stored."""
     keys: tuple[SegmentKey, ...]
     evict: tuple[Directive, ...]
+    above: tuple[tuple[SegmentKey, int], ...] = ()
+    """Of a promotion: those of ``keys`` that nobody named, for the named ones follow on them, with their raw sizes."""
 
 
 @dataclass(slots=True)
@@ -97,7 +103,8 @@ class Saves:
         """Decide which of ``keys``, as far as Redis has them and ``store`` has not, are copied to ``store``.
 
         Reserved is what they take raw, which may be more than at Redis.
-        As for an offer, the parent must be there and only colder leaves make room. O(log n) per segment and victim.
+        As for an offer, the parent must be there and only colder leaves make room; `MOST_ABOVE` parents that only Redis
+        has are copied too. O(log n) per segment and victim.
         """
         redis = self._catalog.stores.get(REDIS)
         nodes = self._catalog.trie.nodes
@@ -113,7 +120,8 @@ class Saves:
             and stored.resident
             and node.copy_at(store) is None
         ]
-        for node in sorted(wanted, key=lambda node: node.start_block):
+        above = self._above(wanted, store, redis) if redis is not None else {}
+        for node in sorted((*above, *wanted), key=lambda node: node.start_block):
             if (
                 not self._catalog.upheld(node, store)
                 or (reserved := self._catalog.reserve(store, node, node.nbytes)) is None
@@ -124,7 +132,9 @@ class Saves:
                 pending[node.key] = copy
                 evicted += victims
         self._counters.evicted_segments += len(evicted)
-        return Offer(self._open(replica, now, pending, promotion=True), tuple(pending), evictions(evicted))
+        save_id = self._open(replica, now, pending, promotion=True)
+        unnamed = tuple((key, copy.nbytes) for key, copy in pending.items() if copy.node in above)
+        return Offer(save_id, tuple(pending), evictions(evicted), unnamed)
 
     def commit(self, now: float, store: Store, keys: Sequence[SegmentKey], nbytes: Sequence[int]) -> list[SegmentKey]:
         """Note that the tier owns the complete bytes of ``keys``; return those it shall keep, parents first.
@@ -205,6 +215,26 @@ class Saves:
         """Return the age in seconds of the oldest unfinished save, 0 without any."""
         oldest = next(iter(self._saves.values()), None)
         return 0.0 if oldest is None else now - (oldest.deadline - self._save_s)
+
+    def _above(self, wanted: Sequence[Node], store: Store, redis: Store) -> dict[Node, None]:
+        """Return what ``wanted`` follow on that ``store`` lacks and Redis has: of each of them all, or nothing."""
+        named = set(wanted)
+        found: dict[Node, None] = {}
+        for node in wanted:
+            lacking: list[Node] = []
+            parent = node.parent
+            while parent is not None and parent not in named and parent not in found:
+                here, at_redis = parent.copy_at(store), parent.copy_at(redis)
+                if here is not None and here.upholds:
+                    break
+                full = len(found) + len(lacking) == MOST_ABOVE
+                if full or here is not None or at_redis is None or not at_redis.resident:
+                    lacking.clear()
+                    break
+                lacking.append(parent)
+                parent = parent.parent
+            found |= dict.fromkeys(lacking)
+        return found
 
     def _open(self, replica: str, now: float, pending: dict[SegmentKey, Copy], *, promotion: bool = False) -> int:
         if not pending:

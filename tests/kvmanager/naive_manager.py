@@ -12,7 +12,7 @@ from math import log2
 
 import naive_reach
 from naive_copy import EPSILON, NaiveCopy
-from naive_redis import land
+from naive_redis import above, land
 
 from kvmanager.index.locations import REDIS, Tier
 from kvmanager.index.trie import MOST_TWINS
@@ -252,7 +252,10 @@ class NaiveManager:
         self.expired(now)
         at_redis = self.resident(REDIS)
         spans = [self.known[key] for key in dict.fromkeys(keys) if key in at_redis]
-        spans = sorted((span for span in spans if span.key not in self.copies[location]), key=lambda s: s.start_block)
+        spans = [span for span in spans if span.key not in self.copies[location]]
+        unnamed = above(self, location, spans)
+        assert offer.above == tuple((key, self.sizes[key]) for key in offer.keys if key in unnamed)
+        spans = sorted((*spans, *(self.known[key] for key in unnamed)), key=lambda span: span.start_block)
         self.grant(now, replica, location, [(span, self.sizes[span.key]) for span in spans], offer)
 
     def grant(self, now, replica, location, sized, offer, offered=False):

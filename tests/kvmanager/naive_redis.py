@@ -1,8 +1,23 @@
 """What the naive manager does between the CPU tiers and Redis: copies to it, and room that they make."""
 
+from itertools import takewhile
+
 from naive_copy import EPSILON, NaiveCopy
 
 from kvmanager.index.locations import REDIS, Tier
+from kvmanager.moves.saves import MOST_ABOVE
+
+
+def above(naive, location, spans):
+    """What a promotion of ``spans`` brings along: all that one of them follows on and that only Redis has, or none."""
+    here, found, named = naive.copies[location], [], [span.key for span in spans]
+    for span in spans:
+        there = [*found, *named, *(key for key, copy in here.items() if copy.state != "doomed")]
+        lacking = list(takewhile(lambda key: key not in there, naive.ancestors(span.parent)))  # noqa: B023
+        comes = all(key in naive.resident(REDIS) and key not in here for key in lacking)
+        if comes and len(found) + len(lacking) <= MOST_ABOVE:
+            found += lacking
+    return found
 
 
 def next_demotion(naive, now, most_bytes, demotion):

@@ -21,11 +21,13 @@ pytestmark = pytest.mark.server
 
 
 class Manager:
-    """Wants every segment but those it is `refusing`, unless `unavailable`. Grants promotions if `granting` an id."""
+    """Wants every segment but those it is `refusing`, unless `unavailable`. Grants promotions if `granting` an id, and
+    wants what is `above` them too."""
 
     def __init__(self) -> None:
         self.unavailable = False
         self.granting = 0
+        self.above: list[SegmentSpan] = []
         self.refusing: set[bytes] = set()
         self.told: list[tuple[Any, ...]] = []
 
@@ -33,7 +35,8 @@ class Manager:
         if self.unavailable:
             raise ManagerUnavailableError("gone")
         if method == "promote":
-            return self.granting, args[2] if self.granting else []
+            above = wanted(self.above)
+            return (self.granting, [key for key, _ in above] + args[2], above) if self.granting else (0, [], [])
         return [span.key for span in args[1] if span.key not in self.refusing] if method == "commit" else (True, None)
 
     def tell(self, *message: Any) -> None:
@@ -223,6 +226,22 @@ def test_room_for_a_promotion_that_the_manager_wants_no_more_is_given_back(in_pr
         assert pool.promoted == 1
         assert manager.told == [("abandon", 7)]
         assert (await tier.stats())["segments"] == 1
+
+    in_process(check)
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_what_a_promotion_follows_on_is_kept_too_and_nothing_without_it(in_process: Any, comes: bool) -> None:
+    async def check(tier: CPUTier, manager: Manager, spans: list[SegmentSpan]) -> None:
+        tier._redis = pool = Pool(spans)  # type: ignore[assignment]
+        manager.granting, manager.above = 7, spans[:1]
+        pool.failing = set() if comes else {spans[0].key}
+        await tier.promote("replica", wanted(spans[1:2]))
+        await end_of_promotions(tier)
+        assert pool.asked == [[spans[1].key], [spans[0].key]]
+        assert list(tier._segments) == ([spans[0].key, spans[1].key] if comes else [])
+        assert (pool.promoted, manager.told) == ((2, []) if comes else (0, [("abandon", 7)]))
+        assert tier._pulls == {}
 
     in_process(check)
 

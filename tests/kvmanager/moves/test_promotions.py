@@ -1,6 +1,7 @@
 import pytest
 
 from kvmanager.index.locations import Location, Tier
+from kvmanager.moves.saves import MOST_ABOVE
 
 OTHER = Location(Tier.CPU, "other")
 
@@ -91,9 +92,43 @@ def test_what_redis_has_not_yet_got_is_not_promoted(cold):
     assert promote(cold, offer.keys).keys == ()
 
 
+def test_a_few_parents_that_redis_has_come_along(cold):
+    """Else what follows them would never be kept here: neither what Redis has of it, nor what a replica computes."""
+    offer = promote(cold, cold.keys("abcdef")[2:])
+    assert offer.keys == cold.keys("abcdef")
+    assert offer.above == tuple((key, 2) for key in cold.keys("abcd"))
+    assert commit(cold, offer.keys) == list(offer.keys)
+    assert promote(cold, cold.keys("uv")).above == ()
+
+
 def test_a_segment_without_its_parent_is_refused(cold):
-    assert promote(cold, cold.keys("abcdef")[1:]).keys == ()
-    assert cold.counters()["refused_promotions"] == 2
+    text = "abcdefghijklmnop"
+    cold.manager.adopt(0, cold.redis, cold.spans(text), [1] * 8)
+    assert promote(cold, cold.keys(text)[MOST_ABOVE + 1 :]).keys == ()
+    assert cold.counters()["refused_promotions"] == 8 - MOST_ABOVE - 1
+    assert promote(cold, cold.keys(text)[MOST_ABOVE:]).keys[:MOST_ABOVE] == cold.keys(text)[:MOST_ABOVE]
+
+
+def test_a_conversation_that_redis_kept_is_stored_again_though_another_one_began_alike_meanwhile(tiered):
+    """Its first segment follows on a conversation's that nobody asks for any more."""
+    for text in ("abcd", "aXYZ"):
+        save(tiered, text)
+    tiered.demote_all()
+    tiered.manager.clear({Tier.CPU})
+    save(tiered, "aUVW")
+    hashes = tiered.hashes("aXYZ")
+    segments = tiered.plan("aXYZ").segments
+    assert [segment.location.tier for segment in segments] == [Tier.CPU, Tier.REDIS, Tier.REDIS]
+    commit(tiered, promote(tiered, [segment.key for segment in segments if segment.location == tiered.redis]).keys, 1)
+    assert tiered.manager.lookup(hashes)["cpu"] == 4
+    save(tiered, "aXYZab")
+    assert tiered.stored("aXYZab") == 6
+
+
+def save(brain, text):
+    """Store all that the CPU tier takes of a prompt, cut as it cuts."""
+    spans = brain.manager.cut(brain.cpu, brain.hashes(text), 0, len(text), len(text))
+    brain.commit(brain.manager.offer(brain.now, "replica", brain.cpu, spans, [1] * len(spans)).keys)
 
 
 def test_colder_segments_make_room_and_hotter_ones_do_not(brain_with):
