@@ -96,11 +96,12 @@ class TierReader:
     def read(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
         """See `KVPort.fetch`."""
         places = self._places(loads)
+        distinct = list(dict.fromkeys(places))
         ahead = int(all(load.memory_bytes <= WINDOW_BYTES for load in loads if load.tier == Tier.REDIS.value))
         calls: dict[_Place, TierCall] = {}
         try:
             for load, place in zip(loads, places, strict=True):
-                for near in dict.fromkeys(places):
+                for near in distinct:
                     if near not in calls and near.window <= place.window + ahead:
                         there = [each for each, at in zip(loads, places, strict=True) if at == near]
                         calls[near] = self._ask(near, there)

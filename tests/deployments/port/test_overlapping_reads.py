@@ -60,3 +60,25 @@ def test_a_late_segment_is_brought_wherever_it_begins(monkeypatch: pytest.Monkey
     assert tier.asked[1:] == ([after] if len(after) > 1 else []), (
         "only what is still to come is asked of another worker"
     )
+
+
+def test_a_load_of_many_short_segments_costs_as_much_for_each_as_one_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversation of many short turns has a segment or two for each."""
+    looks = 0
+
+    class Place(tier_reader._Place):
+        def __hash__(self) -> int:
+            nonlocal looks
+            looks += 1
+            return super().__hash__()
+
+    tier = SimpleNamespace(fetch=SimpleNamespace(remote=lambda keys: keys))
+    fake = SimpleNamespace(
+        get=lambda ref, timeout: ref, get_actor=lambda name, namespace: tier, exceptions=ray.exceptions
+    )
+    monkeypatch.setattr(tier_reader, "ray", fake)
+    monkeypatch.setattr(tier_reader, "_Place", Place)
+    loads = [PlannedLoad(at.to_bytes(32, "little"), at, 1, "cpu", "node", 100) for at in range(1000)]
+    reader = TierReader("app", "replica", "node", lambda what: None, lambda what, load: None, PortWaits(), {"cpu": 1.0})
+    assert len(list(reader.read(loads, time.monotonic() + 60.0))) == 1000
+    assert looks <= 10 * len(loads)
