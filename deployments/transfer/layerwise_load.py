@@ -71,6 +71,8 @@ class LayerwiseLoad:
         self._parts = [_Part(part, job.ids_of(part)) for part in job.parts]
         self._wanted = len(self._parts)
         self._ready = 0
+        self._last_behind = max(0, len(self._parts) - 1)
+        """The last segment of which no more layers have been written than are ready."""
         self._awaited = 0
         self._marks: list[tuple[int, Any]] = []
         self._closed = False
@@ -170,8 +172,13 @@ class LayerwiseLoad:
 
     def _update(self) -> None:
         """See which layers are ready now. Under `_changed`."""
+        behind = self._last_behind
+        if behind < self._wanted and self._parts[behind].layers == self._ready:
+            return  # so that each group of layers looks at all segments once, and not each arrival: they come in order
         layers = len(self._copier.layers)
         ready = min((part.layers for part in self._parts[: self._wanted]), default=layers)
+        numbers = reversed(range(self._wanted))
+        self._last_behind = next((number for number in numbers if self._parts[number].layers == ready), 0)
         if ready > self._ready:
             now = time.monotonic()
             if self._wanted:

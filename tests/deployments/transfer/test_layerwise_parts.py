@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -90,6 +91,39 @@ def load_into(target: SegmentCopier, port: TwoSegments, patience_s: float = 60.0
     return LayerwiseLoad(
         job, target, [1, 2, 3, 4], deadline, HostStreams(), times, lambda *told: mismatches.append(told)
     )
+
+
+@pytest.mark.parametrize("lost", [None, 700])
+def test_a_load_of_many_short_segments_costs_as_much_for_each_as_one_of_few(lost: int | None) -> None:
+    """The engine's step waits for it, and a conversation of many short turns has a segment or two for each."""
+
+    class Many(TwoSegments):
+        def fetch_layers(self, *_: Any) -> Iterator[LayerArrival]:
+            return (
+                LayerArrival(at, None if at == lost else memoryview(b""), end)
+                for end in range(1, LAYERS + 1)
+                for at in range(len(loads) if end == 1 or lost is None else lost)
+            )
+
+    loads = [PlannedLoad(at.to_bytes(32, "little"), at, 1, "cpu", "node", 100) for at in range(1000)]
+    opened = SimpleNamespace(write=lambda layers, skip, ids: None)
+    target = SimpleNamespace(layers=[None] * LAYERS, open=lambda sealed, load: opened)
+    job = LoadJob("request", 1, loads, 0, list(range(1000)))
+    load = LayerwiseLoad(job, target, [1, 2, 3, 4], time.monotonic() + 60, HostStreams(), LayerTimes(LAYERS), print)  # type: ignore[arg-type]
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        load.run(Many(copier(1)))
+    finally:
+        sys.setprofile(None)
+    assert calls <= 100 * LAYERS * len(loads)
+    wait_for_all(load)
+    assert load.close() == (1000 if lost is None else lost)
 
 
 def wait_for_all(load: LayerwiseLoad) -> None:
