@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import copy
 import functools
+import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -48,6 +49,7 @@ from app.openai.suspects import Suspects
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 
 _LONGEST_ID_ECHOED = 64  # characters of the client's own request id that go into ours, for reading logs
+_NOT_ECHOED = re.compile(r"[^!-~]")  # would begin a line in a log, or end a name in what a dying engine leaves behind
 _MOST_ANSWERS = 128  # OpenAI's own limit on `n`
 _LONG_PROMPT_TOKENS = 8192  # hashing so many takes some 1.5 ms
 _NOT_FOR_CLIENTS = ("kv_transfer_params", "ec_transfer_params")
@@ -150,8 +152,9 @@ class HandleEngineClient(EngineClient):
         saves = self.returns.worth_saving(kind)
         if not saves:
             self.metrics.unsaved_answers.inc(sampling_params.n)
+        echoed = _NOT_ECHOED.sub("_", request_id[:_LONGEST_ID_ECHOED])
         request = GenerateRequest(
-            request_id=f"{request_id[:_LONGEST_ID_ECHOED]}-{uuid.uuid4().hex}",  # clients may repeat theirs
+            request_id=f"{echoed}-{uuid.uuid4().hex}",  # clients may repeat theirs
             prompt_token_ids=token_ids,
             sampling_params=sampling_params,
             cache_salt=salt,
