@@ -10,7 +10,11 @@ changes the configuration that Ray has written before each start:
 | each request is a line to the machine's syslog | only HAProxy's own affairs are |
 | a client's address is lost | `X-Forwarded-For` has it, but for a client of this machine: who is local has rights |
 | a request's head may take an hour, and so hold one of 4,096 connections | 30 s |
-| without an ingress, a 500 in plain text | a 503 in OpenAI's shape |
+| the ingress is looked for on 127.0.0.1 | where it listens: at `http_options.host` |
+| without an ingress, a 500 in plain text; before there is an application, a 404 | a 503 in OpenAI's shape |
+
+What finds no ingress goes to Serve's own proxy, which waits for one. Its port is 8500 with Ray, of every server of a
+machine: it is opened so that servers of one user share it, and the system gives a request to any of them.
 
 Of Ray 2.60 this leans on the variables below, and on the lines of `ray.serve._private.haproxy_templates` that
 `haproxy.sh` looks for; `tests/app/launch/test_haproxy.py` holds both.
@@ -21,6 +25,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 from http import HTTPStatus
 from pathlib import Path
 
@@ -69,6 +74,7 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT),
         "CROSSKV_HAPROXY": binary,
         "CROSSKV_HAPROXY_NOT_READY": str(not_ready),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_HEAD_BYTES),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(home / "s"),  # a socket's path is short, and Ray adds a node's id
@@ -85,6 +91,13 @@ def _binary() -> str | None:
         return get_haproxy_binary()
     except FileNotFoundError:
         return None
+
+
+def _free_port() -> int:
+    """One that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _answer() -> bytes:

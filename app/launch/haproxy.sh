@@ -13,13 +13,23 @@ for word in "$@"; do
 done
 
 # Without a configuration it is asked for its version.
-[ -z "$config" ] || sed -i -E \
-    -e '/^frontend prometheus/,/^frontend http_frontend/{/^frontend http_frontend/!d}' \
-    -e '/^listen stats/,$d' \
-    -e 's/^( *stats socket .*) mode 666 /\1 mode 600 /' \
-    -e 's/^( *log .* local0) info$/\1 notice/' \
-    -e "s#^( *errorfile 50[234]) .*#\\1 $CROSSKV_HAPROXY_NOT_READY#" \
-    -e 's#^( *)option abortonclose$#&\n\1option forwardfor except 127.0.0.0/8\n\1timeout http-request 30s#' \
-    "$config"
+if [ -n "$config" ]; then
+    sed -i -E \
+        -e '/^frontend prometheus/,/^frontend http_frontend/{/^frontend http_frontend/!d}' \
+        -e '/^listen stats/,$d' \
+        -e 's/^( *stats socket .*) mode 666 /\1 mode 600 /' \
+        -e 's/^( *log .* local0) info$/\1 notice/' \
+        -e "s#^( *errorfile 50[234]) .*#\\1 $CROSSKV_HAPROXY_NOT_READY#" \
+        -e 's#^( *)option abortonclose$#&\n\1timeout http-request 30s#' \
+        -e '/^frontend http_frontend/,/^ *bind /s#^( *)bind .*#&\n\1http-request add-header X-Forwarded-For %[src] unless { src 127.0.0.0/8 ::1 }#' \
+        "$config"
+    host=$(sed -n -E '/^frontend http_frontend/,/^ *bind /s#^ *bind (.*):[0-9]+$#\1#p' "$config")
+    case $host in
+        '' | 0.0.0.0 | ::) ;;
+        *) sed -i -E "s#^( *server [^ ]+) 127\\.0\\.0\\.1:#\\1 $host:#" "$config" ;;
+    esac
+    # Without an application there is a backend without servers left, which errorfile 503 answers.
+    grep -q '^ *use_backend ' "$config" || sed -i '/^ *http-request return status 404 /d' "$config"
+fi
 
 exec "$CROSSKV_HAPROXY" "$@"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import shutil
@@ -27,6 +28,10 @@ from tests.app.launch.stub_config import free_port
 PATIENCE_S = 10.0
 
 
+class IPv6Server(HTTPServer):
+    address_family = socket.AF_INET6
+
+
 class Echo(BaseHTTPRequestHandler):
     """An ingress: well when it is asked for its health, and else answers with the head that it got."""
 
@@ -42,8 +47,17 @@ class Echo(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def ingress() -> Iterator[HTTPServer]:
-    server = HTTPServer(("127.0.0.1", 0), Echo)
+def host(request: pytest.FixtureRequest) -> str:
+    """`http_options.host`: where HAProxy listens, and the ingress behind it."""
+    wanted = getattr(request, "param", "0.0.0.0")
+    if wanted == "::1" and not any(a.address == wanted for found in psutil.net_if_addrs().values() for a in found):
+        pytest.skip("this machine has no IPv6")
+    return own_address() if wanted == "of the network" else wanted
+
+
+@pytest.fixture
+def ingress(host: str) -> Iterator[HTTPServer]:
+    server = (IPv6Server if ":" in host else HTTPServer)((host, 0), Echo)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
@@ -65,20 +79,26 @@ def environment(folder: Path) -> dict[str, str]:
     return found
 
 
-def written_by_ray(environment: dict[str, str], port: int, servers: list[haproxy.ServerConfig]) -> Path:
-    """The configuration that Ray's manager of HAProxy would write, for every address of the machine."""
+def written_by_ray(
+    environment: dict[str, str], port: int, servers: list[haproxy.ServerConfig] | None, host: str = "0.0.0.0"
+) -> Path:
+    """The configuration that Ray's manager of HAProxy would write; `servers` is None before there is an application."""
     path = Path(environment["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"])
     config = haproxy.HAProxyConfig(
         socket_path=environment["RAY_SERVE_HAPROXY_SOCKET_PATH"],
         server_state_base=environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"],
         server_state_file=environment["RAY_SERVE_HAPROXY_SERVER_STATE_FILE"],
         bufsize=int(environment["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]),
-        http_options=HTTPOptions(host="0.0.0.0", port=port),
+        http_options=HTTPOptions(host=host, port=port),
         has_received_routes=True,
         has_received_servers=True,
     )
-    backend = haproxy.BackendConfig(name="http-crosskv", path_prefix="/", app_name="crosskv", servers=servers)
-    api = haproxy.HAProxyApi(cfg=config, backend_configs={"http-crosskv": backend}, config_file_path=str(path))
+    backends = {}
+    if servers is not None:
+        backends["http-crosskv"] = haproxy.BackendConfig(
+            name="http-crosskv", path_prefix="/", app_name="crosskv", servers=servers
+        )
+    api = haproxy.HAProxyApi(cfg=config, backend_configs=backends, config_file_path=str(path))
     api._generate_config_file_internal()
     return path
 
@@ -90,23 +110,40 @@ def run(environment: dict[str, str], *words: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.fixture
-def listening(environment: dict[str, str], ingress: HTTPServer) -> Iterator[tuple[int, psutil.Process, HTTPServer]]:
-    """The port, HAProxy's process, and the ingress behind it."""
-    port = free_port()
+def listening(
+    environment: dict[str, str], ingress: HTTPServer, host: str
+) -> Iterator[tuple[int, psutil.Process, HTTPServer]]:
+    """The port, HAProxy's process, and the ingress behind it, which Ray looks for on 127.0.0.1."""
     servers = [haproxy.ServerConfig(name="ingress", host="127.0.0.1", port=ingress.server_port)]
-    process = run(environment, "-db", "-f", str(written_by_ray(environment, port, servers)))
+    with started(environment, servers, host) as (port, process):
+        yield port, process, ingress
+
+
+@contextlib.contextmanager
+def started(
+    environment: dict[str, str], servers: list[haproxy.ServerConfig] | None, host: str = "0.0.0.0"
+) -> Iterator[tuple[int, psutil.Process]]:
+    port = free_port()
+    process = run(environment, "-db", "-f", str(written_by_ray(environment, port, servers, host)))
     deadline = time.monotonic() + PATIENCE_S
-    while True:
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.stderr
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/", trust_env=False).status_code == 200:
-                break
-        except httpx.TransportError:
+    try:
+        while True:
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.stderr
+            with contextlib.suppress(httpx.TransportError):
+                if ask(host, port).status_code == 200 or servers is None:
+                    break
             time.sleep(0.05)
-    yield port, psutil.Process(process.pid), ingress
-    process.kill()
-    process.communicate()
+        yield port, psutil.Process(process.pid)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ask(host: str, port: int) -> httpx.Response:
+    if host == "0.0.0.0":
+        host = "127.0.0.1"
+    return httpx.get(f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/", trust_env=False)
 
 
 def own_address() -> str:
@@ -145,6 +182,38 @@ def test_a_client_of_another_machine_is_named_and_a_local_one_stays_local(
     address = own_address()
     assert "x-forwarded-for" not in httpx.get(f"http://127.0.0.1:{port}/", trust_env=False).text
     assert f"x-forwarded-for: {address}" in httpx.get(f"http://{address}:{port}/", trust_env=False).text
+
+
+@pytest.mark.parametrize("host", ["::1"], indirect=True)
+def test_who_comes_by_ipv6_from_this_machine_is_local_too(listening: tuple[int, psutil.Process, HTTPServer]) -> None:
+    port, *_ = listening
+    assert "x-forwarded-for" not in ask("::1", port).text
+
+
+@pytest.mark.parametrize("host", ["of the network", "::1"], indirect=True)
+def test_the_ingress_is_found_on_the_address_that_it_listens_on(
+    listening: tuple[int, psutil.Process, HTTPServer], host: str
+) -> None:
+    port, *_ = listening
+    assert ask(host, port).status_code == 200
+
+
+def test_two_servers_of_one_machine_do_not_answer_for_each_other() -> None:
+    """Serve's own proxy, where HAProxy sends what finds no ingress, shares its port with others of the same user."""
+    folders = [private_folder() for _ in range(3)]
+    try:
+        ports = {haproxy_environment(folder)["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"] for folder in folders}
+    finally:
+        for folder in folders:
+            shutil.rmtree(folder)
+    assert len(ports) == 3
+
+
+def test_before_there_is_an_application_clients_are_told_to_come_again(environment: dict[str, str]) -> None:
+    with started(environment, None) as (port, _):
+        answer = ask("127.0.0.1", port)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
+    assert answer.json()["error"]["code"] == 503
 
 
 def test_the_head_of_a_request_cannot_take_for_ever(environment: dict[str, str], ingress: HTTPServer) -> None:
