@@ -35,6 +35,8 @@ MOST_TURNS_LOOKED_AT = 4096
 MOST_TOKENS_COMPARED = 32_768
 """Decoded for one prompt, or for its answers, some 4 ms; what would need more stays as it was rendered."""
 _HASHED_AS_ONE_COMPARED = 64
+_TOKENS_OF_A_TEXT = 16
+"""What a text costs beside its tokens: the one between two added tokens is decoded by itself."""
 _MOST_TOKENS_CUT = 16
 """Tokens at the end of an answer that a stop string may take away."""
 _CONTEXT = 8
@@ -244,7 +246,7 @@ class Answers:
 
         A text is decoded with a special token before and behind it, for what a decoder does at a text's ends.
         """
-        self._tokens_left -= len(ids)
+        self._tokens_left -= len(ids) + _TOKENS_OF_A_TEXT * (1 + sum(token in self._boundaries for token in ids))
         if self._tokens_left < 0:
             return None
         digest = hashlib.blake2b(digest_size=16)

@@ -28,10 +28,11 @@ class CountingTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self.decoded = 0
+        self.decoded = self.calls = 0
 
     def decode(self, ids: list[int], **options: Any) -> Any:
         self.decoded += len(ids)
+        self.calls += 1
         return self._tokenizer.decode(ids, **options)
 
     def encode(self, text: str, **options: Any) -> Any:
@@ -102,6 +103,18 @@ def test_many_long_answers_that_a_stop_string_ended_are_not_all_decoded(chats: C
     sampled.remember()
     assert answers.memory.places == (cut < 14), "the first ones are, where little was cut"
     assert 0 < counting.decoded < 2 * turns.MOST_TOKENS_COMPARED
+
+
+@pytest.mark.parametrize("between", ["", "x"])
+def test_many_texts_between_special_tokens_cost_no_more_than_one_long_text(chats: Chats, between: str):
+    counting = CountingTokenizer(chats.tokenizer)
+    answers = Answers(counting, chats.marks, AnswerMemory(1 << 26), Returns("auto"), True, lambda outcome: None)
+    forced = [chats.tool, *chats.encode(between)] * 8000
+    prompt = chats.render("x")
+    answers.remember(WHOSE, prompt, [Answer(forced)], KIND)
+    rendered = [*prompt, *chats.encode("y"), *forced, chats.end, *chats.encode("\n"), *chats.render("and?")]
+    assert answers.splice(WHOSE, rendered) is rendered
+    assert counting.calls <= turns.MOST_TOKENS_COMPARED // 16
 
 
 def test_as_many_answers_as_a_place_has_are_looked_at_and_the_prompt_is_hashed_once(
