@@ -64,7 +64,7 @@ class LaunchPlan:
     def address(self) -> str:
         """Where this machine reaches the server."""
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
-        return f"http://{host}:{self.port}"
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     @property
     def run_folder(self) -> Path:

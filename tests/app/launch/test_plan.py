@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from app.launch.plan import Overrides, make_plan, merge
-from configs.settings import SettingsError
+from app.launch.plan import LaunchPlan, Overrides, make_plan, merge
+from app.launch.readiness import Readiness
+from configs.settings import SettingsError, load_settings
 from tests.app.launch.stub_config import free_port, write_config
 
 
@@ -17,6 +18,13 @@ def test_without_overrides_the_file_decides(tmp_path: Path, model_folder: Path) 
     assert plan.settings.seed == 7
     assert plan.app_name == "crosskv"
     assert plan.address == f"http://127.0.0.1:{plan.port}"
+
+
+@pytest.mark.parametrize(("host", "asked"), [("::1", "[::1]"), ("::", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")])
+def test_a_server_is_asked_where_it_listens(host: str, asked: str) -> None:
+    plan = LaunchPlan({}, load_settings({}), "crosskv", host, 8000)
+    assert plan.address == f"http://{asked}:8000"
+    Readiness(plan).close()
 
 
 def test_each_override_replaces_the_files_value(tmp_path: Path, model_folder: Path) -> None:
