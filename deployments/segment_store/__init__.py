@@ -4,5 +4,5 @@ From outside in: `checked_store` verifies, `coded_store` codes, `guarded_store` 
 secret, `redis_store` moves the parts; `endpoint` builds the stack. `redis_profiles`, `codec_files` and `segment_codecs`
 say which codec with which profile.
 
-Runs on whichever thread calls. Imports `kernels.codecs` and redis; never Ray, never vLLM.
+Runs on whichever thread calls. Imports `kernels` and redis; never Ray, vLLM or torch.
 """

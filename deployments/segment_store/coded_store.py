@@ -13,16 +13,16 @@ Any thread.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_meter import CodecMeter
 from deployments.segment_store.segment_codecs import LOSSLESS, Profiles, SegmentCodecs, WriteCodec
+from kernels.dtypes import DTYPES, Array
 from kvmanager.segments.format import (
     CHECKSUM_BYTES,
     RAW,
@@ -38,12 +38,6 @@ from kvmanager.segments.format import (
     seal,
 )
 from kvmanager.segments.sizes import MOST_SEGMENT_BYTES
-
-if TYPE_CHECKING:
-    import torch
-
-# Stored segments are read-only, and so are the tensors made of them here: encoders only read.
-warnings.filterwarnings("ignore", message="The given (NumPy array|buffer) is not writable")
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -80,7 +74,7 @@ class CodedStore:
         began = time.monotonic()
         raw = np.empty(header.raw_sealed_bytes, np.uint8)
         sealer = SegmentSealer(raw.data, header.decoded)
-        for number, values in enumerate(_tensors(raw, header)):
+        for number, values in enumerate(_arrays(raw, header)):
             section = layers.layer(number)
             expected, coded = _split(section, header.codec)
             try:
@@ -119,7 +113,7 @@ class CodedStore:
         try:
             parts = [
                 (layers.checksum(number) if codec.name == LOSSLESS else b"", codec.encode(number, values))
-                for number, values in enumerate(_verified_tensors(layers))
+                for number, values in enumerate(_verified_arrays(layers))
             ]
         except ValueError as error:  # a profile of another shape, a layout that it does not take
             self._codecs.say_once(f"segments are stored raw, for {codec.name} does not take them: {error}")
@@ -154,19 +148,17 @@ def _split(section: memoryview, codec: str) -> tuple[bytes, memoryview]:
     return bytes(section[:CHECKSUM_BYTES]), section[CHECKSUM_BYTES:]
 
 
-def _verified_tensors(layers: SegmentLayers) -> Iterator[torch.Tensor]:
-    """Each layer of a raw segment as a tensor, verified when its turn comes."""
+def _verified_arrays(layers: SegmentLayers) -> Iterator[Array]:
+    """Each layer of a raw segment as an array, verified when its turn comes."""
     for number in range(len(layers)):
-        yield _tensor(np.frombuffer(layers.layer(number), np.uint8), layers.header)
+        yield _array(np.frombuffer(layers.layer(number), np.uint8), layers.header)
 
 
-def _tensors(raw: Bytes, header: SegmentHeader) -> list[torch.Tensor]:
+def _arrays(raw: Bytes, header: SegmentHeader) -> list[Array]:
     """Where each layer of a raw segment is to be written."""
     sections = np.split(raw[header.decoded.body_offset :], header.shape[0])
-    return [_tensor(section, header) for section in sections]
+    return [_array(section, header) for section in sections]
 
 
-def _tensor(part: Bytes, header: SegmentHeader) -> torch.Tensor:
-    import torch  # here: a worker that stores raw segments only does not need it
-
-    return torch.from_numpy(part).view(getattr(torch, header.dtype)).view(header.shape[1:])
+def _array(part: Bytes, header: SegmentHeader) -> Array:
+    return part.view(DTYPES[header.dtype]).reshape(header.shape[1:])

@@ -11,6 +11,9 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from kernels.dtypes import DTYPES
 from kvmanager.segments.format import EXACT, RAW, MismatchReason, SegmentHeader, SegmentMismatch
 
 if TYPE_CHECKING:
@@ -85,12 +88,10 @@ class SegmentCodecs:
     def _try_out(self, name: str, level: int) -> None:
         if name == RAW:
             return
-        import torch
-
         profile = self._from_kit().CodecProfile.generic((1, 1, 8)) if name == CACHEGEN else None
         codec = self._from_kit().make_codec(name, level, profile)
-        for dtype in (torch.bfloat16, torch.float32):  # by the bytes of a value
-            values = torch.zeros(2, 32, 1, 8, dtype=dtype)
+        for dtype in ("bfloat16", "float32"):  # by the bytes of a value
+            values = np.zeros((2, 32, 1, 8), DTYPES[dtype])
             codec.decode(0, codec.encode(0, values), values)
 
     def for_writing(self, header: SegmentHeader) -> WriteCodec | None:
@@ -168,7 +169,7 @@ class SegmentCodecs:
 
     def _from_kit(self) -> Any:
         if self._kit is None:
-            import kernels.codecs  # torch and numba: not for a worker that stores raw segments only
+            import kernels.codecs  # numba: not for a worker that stores raw segments only
 
             self._kit = kernels.codecs
         return self._kit

@@ -16,6 +16,7 @@ from kernels.codecs.int8_cpu import dequantize, quantize
 from kernels.codecs.to_steps_cpu import quantize as to_steps
 from kernels.entropy import rans
 from kernels.rope.shift import shift_keys
+from kernels.tensors import array_of
 
 FAMILIES = ("int8", "rans", "rope")
 TOKENS, HEADS, HEAD_DIM = 256, 8, 128  # of an 8B model: 512 KiB of bfloat16 a call
@@ -45,15 +46,16 @@ def codec_cases(families: set[str], value_bytes: int = VALUE_BYTES, num_symbols:
 
 
 def _int8(values: list[torch.Tensor], outs: list[torch.Tensor]) -> Iterator[Case]:
-    coded = [quantize(value) for value in values]
+    sources, targets = [array_of(value) for value in values], [array_of(out) for out in outs]
+    coded = [quantize(source) for source in sources]
 
     def quantize_all() -> None:
-        for value in values:
-            quantize(value)
+        for source in sources:
+            quantize(source)
 
     def dequantize_all() -> None:
-        for parts, out in zip(coded, outs, strict=True):
-            dequantize(*parts, out)
+        for parts, target in zip(coded, targets, strict=True):
+            dequantize(*parts, target)
 
     amount, copy = sum(value.nbytes for value in values), partial(_copy_all, values, outs)
     label = f"8 bits, vectors of {HEAD_DIM}"
@@ -64,7 +66,7 @@ def _int8(values: list[torch.Tensor], outs: list[torch.Tensor]) -> Iterator[Case
 def _symbols(value: torch.Tensor) -> np.ndarray:
     """What CacheGen's entropy coder is given of these values."""
     step, base = np.full(CHANNELS, STEP, np.float32), np.zeros((1, CHANNELS), np.float32)
-    symbols: np.ndarray = to_steps(value, step, base, 0, LIMIT)[0]
+    symbols: np.ndarray = to_steps(array_of(value), step, base, 0, LIMIT)[0]
     return symbols.reshape(-1)
 
 

@@ -5,25 +5,24 @@ Sections know nothing of each other, so that a layer can be read, moved and deco
 what the segment's header says (shape, dtype, codec, level, profile): a decoder takes those from ``out``, and every
 length that a section states is held against them before anything is allocated by it.
 
-Encoding raises ValueError for a tensor that is not such a layer. Decoding raises `kernels.errors.CodecError` for bytes
-that ``encode`` cannot have written, or fills ``out`` with something: whether these were the bytes that were stored is
-for the checksum to say. Both take one thread, the caller's, and may run on several at once: a codec holds no state.
+Layers are arrays of `kernels.dtypes`. Encoding raises ValueError for one that is not such a layer. Decoding raises
+`kernels.errors.CodecError` for bytes that ``encode`` cannot have written, or fills ``out`` with something: whether
+these were the bytes that were stored is for the checksum to say. Both take one thread, the caller's, and may run on
+several at once: a codec holds no state.
 """
 
 import struct
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
+from kernels.dtypes import DTYPES, Array
 from kernels.errors import CodecError
 
 Shape = tuple[int, int, int, int]
 """(2, tokens, kv_heads, head_dim): one layer."""
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Codec(Protocol):
@@ -49,22 +48,22 @@ class Codec(Protocol):
     def generic(self) -> bool:
         """Whether a profile is in use that nobody measured on this model: worth a line in the log."""
 
-    def encode(self, layer: int, kv: torch.Tensor) -> Bytes:
-        """The section of layer number ``layer``; ``kv`` is contiguous, on the CPU, in one of `DTYPES`."""
+    def encode(self, layer: int, kv: Array) -> Bytes:
+        """The section of layer number ``layer``; ``kv`` is contiguous, in one of `DTYPES`."""
 
-    def decode(self, layer: int, coded: bytes | memoryview | Bytes, out: torch.Tensor) -> None:
+    def decode(self, layer: int, coded: bytes | memoryview | Bytes, out: Array) -> None:
         """Fill ``out``, which has the shape and dtype that were encoded. Raises CodecError."""
 
-    def bound(self, shape: Shape, dtype: torch.dtype) -> int:
+    def bound(self, shape: Shape, dtype: np.dtype[Any]) -> int:
         """The most bytes that ``encode`` returns for a layer of this shape."""
 
 
-def check_layer(kv: torch.Tensor) -> None:
+def check_layer(kv: Array) -> None:
     """Raise ValueError for anything but one layer of KV."""
-    if kv.dim() != 4 or kv.shape[0] != 2 or kv.numel() == 0 or kv.dtype not in DTYPES:
-        raise ValueError(f"a layer is (2, tokens, kv_heads, head_dim) of floats, got {tuple(kv.shape)} of {kv.dtype}")
-    if kv.device.type != "cpu" or not kv.is_contiguous():
-        raise ValueError("codecs work on contiguous tensors on the CPU; copy the layer there first")
+    if kv.ndim != 4 or kv.shape[0] != 2 or kv.size == 0 or kv.dtype not in DTYPES.values():
+        raise ValueError(f"a layer is (2, tokens, kv_heads, head_dim) of floats, got {kv.shape} of {kv.dtype}")
+    if not kv.flags.c_contiguous:
+        raise ValueError("codecs work on contiguous arrays; copy the layer first")
 
 
 def check_number(layer: int, layers: int) -> None:
@@ -73,19 +72,12 @@ def check_number(layer: int, layers: int) -> None:
         raise ValueError(f"the profile has layers 0 to {layers - 1}, not {layer}")
 
 
-def raw_bytes(shape: Shape, dtype: torch.dtype) -> int:
+def raw_bytes(shape: Shape, dtype: np.dtype[Any]) -> int:
     """Bytes of a layer that is not encoded."""
     return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
-def bits_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The elements of a contiguous tensor as unsigned integers, flat; shares its memory."""
-    integers = torch.int16 if tensor.dtype.itemsize == 2 else torch.int32
-    unsigned = np.uint16 if tensor.dtype.itemsize == 2 else np.uint32
-    return tensor.view(integers).numpy().reshape(-1).view(unsigned)
-
-
-def bytes_of(array: np.ndarray[Any, Any]) -> Bytes:
+def bytes_of(array: Array) -> Bytes:
     """The memory of a contiguous array."""
     return array.reshape(-1).view(np.uint8)
 
@@ -107,7 +99,7 @@ class SectionReader:
         """The next integers."""
         return layout.unpack(self.take(layout.size).tobytes())
 
-    def values(self, count: int, dtype: Any) -> np.ndarray[Any, Any]:
+    def values(self, count: int, dtype: Any) -> Array:
         """The next ``count`` elements, copied: they need not lie aligned in the section."""
         return self.take(count * np.dtype(dtype).itemsize).copy().view(dtype)
 

@@ -13,15 +13,16 @@ where coding would not be shorter. NaN counts as zero steps, as `to_steps_cpu.qu
 """
 
 import struct
+from typing import Any
 
 import numpy as np
-import torch
 
-from kernels.codecs.base import Bytes, SectionReader, Shape, bits_of, bytes_of, check_layer, check_number, raw_bytes
+from kernels.codecs.base import Bytes, SectionReader, Shape, bytes_of, check_layer, check_number, raw_bytes
 from kernels.codecs.profile import GROUP_TOKENS, LEVELS, CodecProfile, HalfProfile
 from kernels.codecs.step_plan import StepPlan
 from kernels.codecs.steps_cpu import restore
 from kernels.codecs.to_steps_cpu import quantize, statistics
+from kernels.dtypes import Array, bits_of, to_float32
 from kernels.entropy import rans
 from kernels.errors import CodecError
 
@@ -47,18 +48,18 @@ class CacheGenCodec:
         self._halves = profile.halves
         self._heads = profile.shape[1:]
 
-    def encode(self, layer: int, kv: torch.Tensor) -> Bytes:
+    def encode(self, layer: int, kv: Array) -> Bytes:
         """See `Codec`."""
         self._check(layer, kv)
         parts = []
         for half, of_half in zip(kv, self._halves[layer], strict=True):
-            x = half.view(half.shape[0], -1)
+            x = half.reshape(half.shape[0], -1)
             coded = [_form(_CODED), *self._encode_half(x, of_half)]
             raw = bytes_of(bits_of(half))
             parts += coded if sum(map(len, coded)) <= len(raw) else [_form(_RAW), raw]
         return np.concatenate(parts)
 
-    def decode(self, layer: int, coded: bytes | memoryview | Bytes, out: torch.Tensor) -> None:
+    def decode(self, layer: int, coded: bytes | memoryview | Bytes, out: Array) -> None:
         """See `Codec`."""
         self._check(layer, out)
         section = SectionReader(coded)
@@ -68,16 +69,16 @@ class CacheGenCodec:
                 raw = bytes_of(bits_of(half))
                 raw[:] = section.take(len(raw))
             elif form == _CODED:
-                self._decode_half(section, of_half, half.view(half.shape[0], -1))
+                self._decode_half(section, of_half, half.reshape(half.shape[0], -1))
             else:
                 raise CodecError(f"a half of form {form}")
         section.end()
 
-    def bound(self, shape: Shape, dtype: torch.dtype) -> int:
+    def bound(self, shape: Shape, dtype: np.dtype[Any]) -> int:
         """See `Codec`."""
         return raw_bytes(shape, dtype) + 2 * _FORM.size
 
-    def symbol_bits(self, layer: int, kv: torch.Tensor) -> float:
+    def symbol_bits(self, layer: int, kv: Array) -> float:
         """Bits that ideal coding of this layer's symbols takes with the profile's tables, escaped values included.
 
         What the coder itself costs is the difference to the section's length; for measuring.
@@ -86,25 +87,23 @@ class CacheGenCodec:
         return sum(
             plan.table.entropy_bits(np.bincount(symbols.reshape(-1))) + 8 * values.nbytes
             for half, of_half in zip(kv, self._halves[layer], strict=True)
-            for symbols, plan, values in self._streams(half.view(half.shape[0], -1), of_half, [])
+            for symbols, plan, values in self._streams(half.reshape(half.shape[0], -1), of_half, [])
         )
 
-    def _check(self, layer: int, kv: torch.Tensor) -> None:
+    def _check(self, layer: int, kv: Array) -> None:
         check_layer(kv)
         check_number(layer, len(self._halves))
-        if tuple(kv.shape[2:]) != self._heads:
-            raise ValueError(f"the profile is for KV heads x head dimension {self._heads}, got {tuple(kv.shape[2:])}")
+        if kv.shape[2:] != self._heads:
+            raise ValueError(f"the profile is for KV heads x head dimension {self._heads}, got {kv.shape[2:]}")
 
-    def _encode_half(self, x: torch.Tensor, of_half: HalfProfile) -> list[Bytes]:
+    def _encode_half(self, x: Array, of_half: HalfProfile) -> list[Bytes]:
         parts: list[Bytes] = []
         for symbols, plan, values in self._streams(x, of_half, parts):
             coded = rans.encode(symbols.reshape(-1), plan.table)
             parts += [np.frombuffer(_STREAM.pack(len(coded), values.size), np.uint8), coded, bytes_of(values)]
         return parts
 
-    def _streams(
-        self, x: torch.Tensor, of_half: HalfProfile, channels: list[Bytes]
-    ) -> list[tuple[np.ndarray, StepPlan, np.ndarray]]:
+    def _streams(self, x: Array, of_half: HalfProfile, channels: list[Bytes]) -> list[tuple[Array, StepPlan, Array]]:
         """(symbols, plan, escaped values as bits) of each stream; a generic profile's statistics go to ``channels``."""
         plan = of_half.plans[self.level - 1]
         mean, deviation = of_half.mean, of_half.deviation
@@ -118,7 +117,7 @@ class CacheGenCodec:
             return [(symbols, plan, values)]
         anchors = of_half.anchors
         coarse = deviation * np.float32(anchors.factor)
-        symbols, values = quantize(x[::GROUP_TOKENS].contiguous(), coarse, mean[None], 0, anchors.limit)
+        symbols, values = quantize(np.ascontiguousarray(x[::GROUP_TOKENS]), coarse, mean[None], 0, anchors.limit)
         streams = [(symbols, anchors, values)]
         if len(x) > len(symbols):
             base = _anchor_rows(symbols, anchors, values, x.dtype, of_half)
@@ -126,7 +125,7 @@ class CacheGenCodec:
             streams.append((symbols, plan, values))
         return streams
 
-    def _decode_half(self, section: SectionReader, of_half: HalfProfile, out: torch.Tensor) -> None:
+    def _decode_half(self, section: SectionReader, of_half: HalfProfile, out: Array) -> None:
         plan = of_half.plans[self.level - 1]
         tokens, channels = out.shape
         mean, deviation = of_half.mean, of_half.deviation
@@ -146,22 +145,21 @@ class CacheGenCodec:
             symbols, values = _read_stream(section, plan, shape, out.dtype)
         else:
             symbols, values = np.empty(shape, np.uint8), np.empty(0, np.uint16)
-        restore(symbols, plan.limit, deviation * np.float32(plan.factor), base, every, _floats(values, out.dtype), out)
+        step, escaped = deviation * np.float32(plan.factor), to_float32(values.view(out.dtype))
+        restore(symbols, plan.limit, step, base, every, escaped, out)
 
 
-def _anchor_rows(
-    symbols: np.ndarray, plan: StepPlan, values: np.ndarray, dtype: torch.dtype, of_half: HalfProfile
-) -> np.ndarray:
+def _anchor_rows(symbols: Array, plan: StepPlan, values: Array, dtype: np.dtype[Any], of_half: HalfProfile) -> Array:
     """float32 (groups, channels): the anchors as a decoder has them, which is what deltas are taken from."""
-    rows = torch.empty(symbols.shape, dtype=torch.float32)
+    rows = np.empty(symbols.shape, np.float32)
     step = of_half.deviation * np.float32(plan.factor)
-    restore(symbols, plan.limit, step, of_half.mean[None], 0, _floats(values, dtype), rows)
-    return rows.numpy()
+    restore(symbols, plan.limit, step, of_half.mean[None], 0, to_float32(values.view(dtype)), rows)
+    return rows
 
 
 def _read_stream(
-    section: SectionReader, plan: StepPlan, shape: tuple[int, int], dtype: torch.dtype
-) -> tuple[np.ndarray, np.ndarray]:
+    section: SectionReader, plan: StepPlan, shape: tuple[int, int], dtype: np.dtype[Any]
+) -> tuple[Array, Array]:
     """(symbols of ``shape``, escaped values as bits)."""
     count = shape[0] * shape[1]
     coded_bytes, escapes = section.fields(_STREAM)
@@ -171,11 +169,6 @@ def _read_stream(
     rans.decode(section.take(coded_bytes), plan.table, symbols)
     values = section.values(escapes, np.uint16 if dtype.itemsize == 2 else np.uint32)
     return symbols.reshape(shape), values
-
-
-def _floats(bits: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    signed = torch.from_numpy(bits.view(np.int16 if dtype.itemsize == 2 else np.int32))
-    return signed.view(dtype).float().numpy()
 
 
 def _form(form: int) -> Bytes:

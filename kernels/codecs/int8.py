@@ -6,11 +6,13 @@ between: 8.5 bits per element for a head of 64. Asymmetric, as in KIVI (arXiv 24
 A section is, for K and then for V: scales, zeros, codes. All lengths follow from the shape.
 """
 
+from typing import Any
+
 import numpy as np
-import torch
 
 from kernels.codecs.base import Bytes, SectionReader, Shape, bytes_of, check_layer
 from kernels.codecs.int8_cpu import dequantize, quantize
+from kernels.dtypes import Array
 
 
 class Int8Codec:
@@ -22,32 +24,32 @@ class Int8Codec:
     profile = b""
     generic = False
 
-    def encode(self, layer: int, kv: torch.Tensor) -> Bytes:
+    def encode(self, layer: int, kv: Array) -> Bytes:
         """See `Codec`."""
         check_layer(kv)
         parts = []
         for half in kv:
             codes, scale, zero = quantize(_vectors(half))
-            parts += [bytes_of(part.numpy()) for part in (scale, zero, codes)]
+            parts += [bytes_of(part) for part in (scale, zero, codes)]
         return np.concatenate(parts)
 
-    def decode(self, layer: int, coded: bytes | memoryview | Bytes, out: torch.Tensor) -> None:
+    def decode(self, layer: int, coded: bytes | memoryview | Bytes, out: Array) -> None:
         """See `Codec`."""
         check_layer(out)
         section = SectionReader(coded)
         for half in out:
             vectors = _vectors(half)
-            scale, zero = (torch.from_numpy(section.values(len(vectors), np.float16)) for _ in range(2))
-            codes = torch.from_numpy(section.values(vectors.numel(), np.uint8))
-            dequantize(codes.view(vectors.shape), scale, zero, vectors)
+            scale, zero = (section.values(len(vectors), np.float16) for _ in range(2))
+            codes = section.values(vectors.size, np.uint8).reshape(vectors.shape)
+            dequantize(codes, scale, zero, vectors)
         section.end()
 
-    def bound(self, shape: Shape, dtype: torch.dtype) -> int:
+    def bound(self, shape: Shape, dtype: np.dtype[Any]) -> int:
         """See `Codec`; exact."""
         halves, tokens, heads, dim = shape
-        return halves * tokens * heads * (dim + 2 * torch.float16.itemsize)
+        return halves * tokens * heads * (dim + 2 * np.dtype(np.float16).itemsize)
 
 
-def _vectors(half: torch.Tensor) -> torch.Tensor:
+def _vectors(half: Array) -> Array:
     """(tokens, kv_heads, head_dim)  ->  (tokens * kv_heads, head_dim), the same memory."""
-    return half.view(-1, half.shape[-1])
+    return half.reshape(-1, half.shape[-1])

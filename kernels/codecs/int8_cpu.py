@@ -2,35 +2,37 @@
 
 Every step rounds as `kernels.codecs.int8_reference` does, so the results are the same bits: fastmath is off, and LLVM
 fuses no multiplication with an addition of its own accord. A vector is worked on as a row of float32 in a small buffer,
-so that no copy of a bfloat16 layer in float32 is made. Numba knows neither bfloat16 nor float16: the first is uint16
-to it, the second goes through torch.
+so that no copy of a bfloat16 layer in float32 is made. Numba does not know float16: that goes through numpy.
 """
 # Numba has no type hints: mypy cannot see through its decorators.
 # mypy: disallow-untyped-decorators=False
 
-from typing import Any
-
 import numpy as np
-import torch
 from numba import njit  # type: ignore[import-untyped]
 
-from kernels.codecs.base import bits_of
-from kernels.codecs.int8_reference import LARGEST, SMALLEST_NORMAL, TOP
+from kernels.dtypes import BFLOAT16, Array, read_only, to_float32
 
-Array = np.ndarray[Any, Any]
+TOP = 255
+"""The largest code."""
+
+LARGEST = 2.0**15
+"""What a value is clamped to. No KV is near it, and with it no scale, zero or decoded value leaves float16, whose
+largest is 65504."""
+
+SMALLEST_NORMAL = 2.0**-126  # of float32; the inverse of a smaller one may be infinite
 
 _LARGEST = np.float32(LARGEST)
 _TOP = np.float32(TOP)
 
 
-def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def quantize(x: Array) -> tuple[Array, Array, Array]:
     """``x (rows, cols)``, contiguous  ->  (codes uint8 ``(rows, cols)``, scale, zero), both float16 ``(rows,)``.
 
     A decoded value, before it is rounded to its dtype, is within half a scale of the value, and float32's rounding.
     NaN counts as zero, and what is too large is clamped to +-32768.
     """
-    is_bfloat16 = x.dtype is torch.bfloat16
-    stored = bits_of(x).reshape(x.shape) if is_bfloat16 else x.float().numpy()
+    is_bfloat16 = x.dtype == BFLOAT16
+    stored = read_only(x if is_bfloat16 else to_float32(x))
     low, high = np.empty((2, len(x)), np.float32)
     _find_ranges(stored, is_bfloat16, low, high)
     zero = _float16_below(low + np.float32(0))
@@ -39,23 +41,24 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
     inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide >= SMALLEST_NORMAL)
     codes = np.empty(x.shape, np.uint8)
     _encode(stored, is_bfloat16, zero.astype(np.float32), inverse, codes)
-    return torch.from_numpy(codes), torch.from_numpy(scale), torch.from_numpy(zero)
+    return codes, scale, zero
 
 
-def dequantize(codes: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, out: torch.Tensor) -> None:
+def dequantize(codes: Array, scale: Array, zero: Array, out: Array) -> None:
     """Write ``zero + code * scale``, computed in float32 and rounded once to its dtype, to ``out``, contiguous.
 
     The arguments are of the shapes and dtypes that `quantize` returns; any bytes in them give something.
     """
-    parts = codes.numpy(), scale.float().numpy(), zero.float().numpy()
-    if out.dtype is torch.bfloat16:
-        _decode_bfloat16(*parts, bits_of(out).reshape(out.shape))
-    elif out.dtype is torch.float32:
-        _decode_float32(*parts, out.numpy())
+    parts = codes, scale.astype(np.float32), zero.astype(np.float32)
+    if out.dtype == BFLOAT16:
+        _decode_bfloat16(*parts, out)
+    elif out.dtype == np.float32:
+        _decode_float32(*parts, out)
     else:
-        wide = torch.empty(out.shape, dtype=torch.float32)
-        _decode_float32(*parts, wide.numpy())
-        out.copy_(wide)
+        wide = np.empty(out.shape, np.float32)
+        _decode_float32(*parts, wide)
+        with np.errstate(over="ignore"):  # bytes that nobody quantized may say anything
+            out[:] = wide
 
 
 def _float16_below(values: Array) -> Array:

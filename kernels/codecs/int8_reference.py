@@ -7,14 +7,7 @@ rounding (an 8-bit code times an 11-bit scale fits a float32), so fused operatio
 
 import torch
 
-TOP = 255
-"""The largest code."""
-
-LARGEST = 2.0**15
-"""What a value is clamped to. No KV is near it, and with it no scale, zero or decoded value leaves float16, whose
-largest is 65504."""
-
-SMALLEST_NORMAL = 2.0**-126  # of float32; the inverse of a smaller one may be infinite
+from kernels.codecs.int8_cpu import LARGEST, SMALLEST_NORMAL, TOP
 
 
 def quantize_reference(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -10,12 +10,13 @@ symbols, the rest; or, where that would not be shorter, form 0 and the elements 
 """
 
 import struct
+from typing import Any
 
 import numpy as np
-import torch
 
-from kernels.codecs.base import Bytes, SectionReader, Shape, bits_of, bytes_of, check_layer, raw_bytes
+from kernels.codecs.base import Bytes, SectionReader, Shape, bytes_of, check_layer, raw_bytes
 from kernels.codecs.split_cpu import join, rest_bytes, split
+from kernels.dtypes import Array, bits_of
 from kernels.entropy import rans
 from kernels.errors import CodecError
 
@@ -32,13 +33,13 @@ class LosslessCodec:
     profile = b""
     generic = False
 
-    def encode(self, layer: int, kv: torch.Tensor) -> Bytes:
+    def encode(self, layer: int, kv: Array) -> Bytes:
         """See `Codec`."""
         check_layer(kv)
         parts = [part for half in kv for part in _encode_half(bits_of(half))]
         return np.concatenate(parts)
 
-    def decode(self, layer: int, coded: bytes | memoryview | Bytes, out: torch.Tensor) -> None:
+    def decode(self, layer: int, coded: bytes | memoryview | Bytes, out: Array) -> None:
         """See `Codec`."""
         check_layer(out)
         section = SectionReader(coded)
@@ -46,12 +47,12 @@ class LosslessCodec:
             _decode_half(section, bits_of(half))
         section.end()
 
-    def bound(self, shape: Shape, dtype: torch.dtype) -> int:
+    def bound(self, shape: Shape, dtype: np.dtype[Any]) -> int:
         """See `Codec`."""
         return raw_bytes(shape, dtype) + 2 * _HALF.size
 
 
-def _encode_half(bits: np.ndarray) -> list[Bytes]:
+def _encode_half(bits: Array) -> list[Bytes]:
     symbols = np.empty(bits.size, np.uint8)
     rest = np.empty((rest_bytes(bits.itemsize), bits.size), np.uint8)
     split(bits, symbols, rest)
@@ -68,7 +69,7 @@ def _encode_half(bits: np.ndarray) -> list[Bytes]:
     ]
 
 
-def _decode_half(section: SectionReader, bits: np.ndarray) -> None:
+def _decode_half(section: SectionReader, bits: Array) -> None:
     form, table_bytes, coded_bytes = section.fields(_HALF)
     if form == _RAW and table_bytes == coded_bytes == 0:
         bytes_of(bits)[:] = section.take(bits.nbytes)

@@ -7,12 +7,10 @@ upper 7 bits of the fraction, then its middle and its low byte, each in a plane 
 # Numba has no type hints: mypy cannot see through its decorators.
 # mypy: disallow-untyped-decorators=False
 
-from typing import Any
-
 import numpy as np
 from numba import njit  # type: ignore[import-untyped]
 
-Array = np.ndarray[Any, Any]
+from kernels.dtypes import Array, read_only
 
 
 def rest_bytes(itemsize: int) -> int:
@@ -22,7 +20,7 @@ def rest_bytes(itemsize: int) -> int:
 
 def split(bits: Array, symbols: Array, rest: Array) -> None:
     """``bits`` uint16 or uint32 (n,)  ->  ``symbols`` uint8 (n,), ``rest`` uint8 (rest_bytes, n)."""
-    (_split_2 if bits.itemsize == 2 else _split_4)(bits, symbols, rest)
+    (_split_2 if bits.itemsize == 2 else _split_4)(read_only(bits), symbols, rest)
 
 
 def join(symbols: Array, rest: Array, bits: Array) -> None:

@@ -7,21 +7,14 @@ are taken, in order, from a list that this checks the length of.
 # Numba has no type hints: mypy cannot see through its decorators.
 # mypy: disallow-untyped-decorators=False
 
-from typing import Any
-
 import numpy as np
-import torch
 from numba import njit  # type: ignore[import-untyped]
 
-from kernels.codecs.base import bits_of
+from kernels.dtypes import BFLOAT16, Array
 from kernels.errors import CodecError
 
-Array = np.ndarray[Any, Any]
 
-
-def restore(
-    symbols: Array, limit: int, step: Array, base: Array, every: int, escaped: Array, out: torch.Tensor
-) -> None:
+def restore(symbols: Array, limit: int, step: Array, base: Array, every: int, escaped: Array, out: Array) -> None:
     """Fill ``out (tokens, channels)``, contiguous.
 
     ``symbols`` uint8 (coded tokens, channels), ``step`` float32 (channels,), ``escaped`` float32. ``every`` 0: all
@@ -30,15 +23,15 @@ def restore(
 
     Raises CodecError when there are more or fewer escapes than escaped values.
     """
-    if out.dtype is torch.bfloat16:
-        target = bits_of(out).reshape(out.shape)
-        used: int = _restore_bfloat16(symbols, limit, step, base, every, escaped, target)
-    elif out.dtype is torch.float32:
-        used = _restore_float32(symbols, limit, step, base, every, escaped, out.numpy())
+    if out.dtype == BFLOAT16:
+        used: int = _restore_bfloat16(symbols, limit, step, base, every, escaped, out)
+    elif out.dtype == np.float32:
+        used = _restore_float32(symbols, limit, step, base, every, escaped, out)
     else:
-        wide = torch.empty(out.shape, dtype=torch.float32)
-        used = _restore_float32(symbols, limit, step, base, every, escaped, wide.numpy())
-        out.copy_(wide)
+        wide = np.empty(out.shape, np.float32)
+        used = _restore_float32(symbols, limit, step, base, every, escaped, wide)
+        with np.errstate(over="ignore"):  # means and deviations of bytes that nobody encoded may be anything
+            out[:] = wide
     if used != len(escaped):
         raise CodecError(f"{len(escaped)} escaped values for {'fewer' if used >= 0 else 'more'} escapes")
 

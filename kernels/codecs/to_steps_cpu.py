@@ -6,50 +6,45 @@ of the layer in float32 is made.
 # Numba has no type hints: mypy cannot see through its decorators.
 # mypy: disallow-untyped-decorators=False
 
-from typing import Any
-
 import numpy as np
-import torch
 from numba import njit  # type: ignore[import-untyped]
 
-from kernels.codecs.base import bits_of
-
-Array = np.ndarray[Any, Any]
+from kernels.dtypes import BFLOAT16, Array, bits_of, read_only, to_float32
 
 
-def quantize(x: torch.Tensor, step: Array, base: Array, every: int, limit: int) -> tuple[Array, Array]:
+def quantize(x: Array, step: Array, base: Array, every: int, limit: int) -> tuple[Array, Array]:
     """Of ``x (tokens, channels)``, contiguous: symbols uint8 (coded tokens, channels), and the escaped values' bits.
 
     ``step`` float32 (channels,), no less than 2**-126; ``base`` and ``every`` as `steps_cpu.restore` takes them. A
     symbol is ``clamp(rint((x - base) * (1 / step)), -limit, limit) + limit`` in float32; NaN counts as zero steps.
     Symbols 0 and ``2 * limit`` are escapes: their values' bits come in order, as integers of the width of ``x``.
     """
-    bits = bits_of(x).reshape(x.shape)
+    bits = read_only(bits_of(x).reshape(x.shape))
     coded = len(x) - (-(-len(x) // every) if every else 0)
     symbols = np.empty((coded, x.shape[1]), np.uint8)
     escapes = np.empty(coded, np.int64)
     inverse = np.float32(1) / step
-    if x.dtype is torch.bfloat16:
+    if x.dtype == BFLOAT16:
         _quantize_bfloat16(bits, inverse, base, every, np.float32(limit), symbols, escapes)
     else:
-        _quantize_float32(x.float().numpy(), inverse, base, every, np.float32(limit), symbols, escapes)
+        _quantize_float32(read_only(to_float32(x)), inverse, base, every, np.float32(limit), symbols, escapes)
     escaped = np.empty(int(escapes.sum()), bits.dtype)
     if len(escaped):
         _take_escaped(bits, symbols, every, 2 * limit, escapes, escaped)
     return symbols, escaped
 
 
-def statistics(x: torch.Tensor, least: float, most: float) -> tuple[Array, Array]:
+def statistics(x: Array, least: float, most: float) -> tuple[Array, Array]:
     """Means and standard deviations, float32 (channels,), of ``x (tokens, channels)``, contiguous.
 
     Means are kept within -most and most, deviations within least and most. A channel with a NaN or an infinity in it
     gets mean 0 and deviation 1.
     """
     mean, deviation = np.zeros((2, x.shape[1]), np.float32)
-    if x.dtype is torch.bfloat16:
-        _statistics_bfloat16(bits_of(x).reshape(x.shape), mean, deviation)
+    if x.dtype == BFLOAT16:
+        _statistics_bfloat16(read_only(x), mean, deviation)
     else:
-        _statistics_float32(x.float().numpy(), mean, deviation)
+        _statistics_float32(read_only(to_float32(x)), mean, deviation)
     known = np.isfinite(mean) & np.isfinite(deviation)
     return np.where(known, mean, 0).clip(-most, most), np.where(known, deviation, 1).clip(least, most)
 

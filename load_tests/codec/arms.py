@@ -6,10 +6,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from kernels.codecs import LEVELS, Codec, CodecProfile, make_codec
 from kernels.codecs.cachegen import CacheGenCodec
+from kernels.dtypes import BFLOAT16
+from kernels.tensors import array_of
 from load_tests.codec.model import segments
 from load_tests.codec.questions import Judged, summed
 
@@ -48,16 +51,17 @@ class Arm:
 
     def _layer(self, layer: int, kv: torch.Tensor) -> torch.Tensor:
         out = torch.empty_like(kv)
+        values, decoded = array_of(kv), array_of(out)
         began = time.thread_time()
-        coded = self.codec.encode(layer, kv)
+        coded = self.codec.encode(layer, values)
         encoded = time.thread_time()
-        self.codec.decode(layer, coded, out)
+        self.codec.decode(layer, coded, decoded)
         self.decode_s += time.thread_time() - encoded
         self.encode_s += encoded - began
         self.raw_bytes += kv.nbytes
         self.coded_bytes += len(coded)
         if isinstance(self.codec, CacheGenCodec):
-            self.ideal_bits += self.codec.symbol_bits(layer, kv)
+            self.ideal_bits += self.codec.symbol_bits(layer, values)
         return out
 
     def row(self) -> dict[str, Any]:
@@ -80,7 +84,7 @@ def all_arms(profile: CodecProfile) -> list[Arm]:
     """Lossless first, then the baseline, then the levels; compiled before anything is timed."""
     codecs = [make_codec("lossless"), make_codec("int8")]
     codecs += [make_codec("cachegen", level, profile) for level in LEVELS]
-    layer = torch.zeros((2, 32, *profile.shape[1:]), dtype=torch.bfloat16)
+    layer = np.zeros((2, 32, *profile.shape[1:]), BFLOAT16)
     for codec in codecs:
-        codec.decode(0, codec.encode(0, layer), torch.empty_like(layer))
+        codec.decode(0, codec.encode(0, layer), np.empty_like(layer))
     return [Arm(codec) for codec in codecs]

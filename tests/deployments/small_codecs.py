@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from redis_fixture import FINGERPRINT, SHAPE
 
+from kernels.dtypes import Array
 from kernels.errors import CodecError
 from kvmanager.segments.format import SegmentHeader, seal
 from kvmanager.segments.spans import SegmentSpan
@@ -44,10 +44,10 @@ class SmallProfile:
 class Lossless:
     name, level, lossy, profile = "lossless", 0, False, b""
 
-    def encode(self, layer: int, kv: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def encode(self, layer: int, kv: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
         return np.frombuffer(zlib.compress(_flat(kv).tobytes()), np.uint8)
 
-    def decode(self, layer: int, coded: memoryview, out: torch.Tensor) -> None:
+    def decode(self, layer: int, coded: memoryview, out: Array) -> None:
         flat = _flat(out)
         try:
             found = zlib.decompressobj().decompress(coded, flat.nbytes + 1)
@@ -66,10 +66,10 @@ class Halves:
     def __init__(self, level: int, profile: SmallProfile) -> None:
         self.level, self.profile, self._shift = level, profile.digest, profile.shift
 
-    def encode(self, layer: int, kv: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    def encode(self, layer: int, kv: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
         return _flat(kv)[1::2] + np.uint8(self._shift)
 
-    def decode(self, layer: int, coded: memoryview, out: torch.Tensor) -> None:
+    def decode(self, layer: int, coded: memoryview, out: Array) -> None:
         flat = _flat(out)
         if 2 * len(coded) != flat.nbytes:
             raise CodecError("another length")
@@ -105,5 +105,5 @@ def kv_segment(
     return buffer
 
 
-def _flat(kv: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    return kv.view(torch.uint8).view(-1).numpy()
+def _flat(kv: Array) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return kv.reshape(-1).view(np.uint8)

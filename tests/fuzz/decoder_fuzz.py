@@ -20,6 +20,8 @@ import torch
 
 from deployments.segment_store.segment_codecs import RAW_CODING, SegmentCodecs
 from kernels.codecs import CodecError, CodecProfile, make_codec
+from kernels.dtypes import Array
+from kernels.tensors import array_of
 from kvmanager.segments.format import SegmentHeader, SegmentMismatch, open_layers, read_header, seal, verify
 from kvmanager.segments.head import reseal_header
 from kvmanager.segments.spans import NodeKind, SegmentKey, SegmentSpan
@@ -64,10 +66,10 @@ class DecoderFuzz:
             ("codec of a header", _choose_codec, [segment], (SegmentMismatch,)),
             ("trace", self._read_trace, trace_files(), (TraceError,)),
         ]
-        values = torch.randn((2, 32, 1, 8), generator=torch.Generator().manual_seed(1)).bfloat16()
+        values = array_of(torch.randn((2, 32, 1, 8), generator=torch.Generator().manual_seed(1)).bfloat16())
         for name, level in (("lossless", 0), ("int8", 0), ("cachegen", 2)):
             codec = make_codec(name, level, profile if name == "cachegen" else None)
-            good = [bytes(codec.encode(0, values)), bytes(codec.encode(1, torch.zeros_like(values)))]
+            good = [bytes(codec.encode(0, values)), bytes(codec.encode(1, np.zeros_like(values)))]
             targets.append((f"codec {name}", _decoder(codec, values), good, (CodecError,)))
         with memory_limit(MOST_BYTES):
             for name, read, good, declared in targets:
@@ -170,6 +172,6 @@ def _choose_codec(data: bytes) -> Any:
     return SegmentCodecs(RAW_CODING, NoProfiles(bytes(data[:64]) or None)).for_reading(read_header(bytes(buffer)))
 
 
-def _decoder(codec: Any, like: torch.Tensor) -> Callable[[bytes], Any]:
-    out = torch.empty_like(like)
+def _decoder(codec: Any, like: Array) -> Callable[[bytes], Any]:
+    out = np.empty_like(like)
     return lambda data: codec.decode(0, np.frombuffer(data, dtype=np.uint8), out)

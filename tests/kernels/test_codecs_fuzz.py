@@ -8,6 +8,7 @@ import torch
 from codec_profiles_for_tests import small_profile
 
 from kernels.codecs import CodecError, CodecProfile, make_codec
+from kernels.tensors import array_of
 
 SHAPE = (2, 21, 1, 8)
 PROFILE = small_profile(layers=1, heads=1)
@@ -29,7 +30,7 @@ def sections(codec):
     with_escapes = kv.clone()
     with_escapes.view(-1)[::17] = 1000
     noise = torch.randint(-(2**15), 2**15, SHAPE, generator=generator).to(torch.int16).view(torch.bfloat16)
-    return [codec.encode(0, kv), codec.encode(0, with_escapes), codec.encode(0, noise)]
+    return [codec.encode(0, array_of(each)) for each in (kv, with_escapes, noise)]
 
 
 def mutated(random, section, other):
@@ -60,7 +61,7 @@ def test_mutated_sections_decode_to_something_or_are_refused(name):
     good = sections(codec)
     # Guards around the output: a decoder that writes beside it changes them.
     memory = torch.full((64 + 2 * 21 * 8 + 64,), 3.0, dtype=torch.bfloat16)
-    out = memory[64:-64].view(SHAPE)
+    out = array_of(memory[64:-64].view(SHAPE))
     refused = 0
     for number in range(count):
         coded = mutated(random, good[number % 3], good[(number + 1) % 3])

@@ -5,12 +5,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.codecs.int8_cpu import dequantize, quantize
+from kernels.codecs import int8_cpu
 from kernels.codecs.int8_reference import dequantize_reference, quantize_reference
+from kernels.tensors import array_of
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 COLUMNS = (1, 3, 8, 31, 32, 33, 64, 80, 128)
 ODD_VALUES = (float("nan"), float("inf"), -float("inf"), -0.0, 3e38, -7e4, 1e-7, 1e-42)
+
+
+def quantize(x):
+    """The compiled version, tensors in, tensors out."""
+    return tuple(torch.from_numpy(part) for part in int8_cpu.quantize(array_of(x)))
+
+
+def dequantize(codes, scale, zero, out):
+    """See `quantize`."""
+    int8_cpu.dequantize(*(array_of(part) for part in (codes, scale, zero, out)))
 
 
 def same_bits(a, b):

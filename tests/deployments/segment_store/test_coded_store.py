@@ -22,6 +22,7 @@ from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_meter import CodecMeter
 from deployments.segment_store.coded_store import CodedStore
 from deployments.segment_store.segment_codecs import RAW_CODING, Coding, SegmentCodecs
+from kernels.dtypes import Array
 from kvmanager.segments.format import (
     HEADER_BYTES,
     MismatchReason,
@@ -162,10 +163,10 @@ def test_sections_that_no_codec_wrote_are_a_mismatch_though_their_checksums_are_
 
 def test_a_lossless_codec_that_decodes_something_else_is_found_out(world: World) -> None:
     class Forgetful(Lossless):
-        def decode(self, layer: int, coded: memoryview, out: torch.Tensor) -> None:
+        def decode(self, layer: int, coded: memoryview, out: Array) -> None:
             super().decode(layer, coded, out)
             if layer == 1:
-                out.view(torch.uint8)[0, 0, 0, 0] ^= 1
+                out.view(np.uint8)[0, 0, 0, 0] ^= 1
 
     world.kit.lossless = Forgetful()
     world.store.put(SPAN.key, kv_segment(SPAN).data)
@@ -187,7 +188,7 @@ def test_a_segment_that_the_codec_does_not_take_is_stored_raw_and_said_once(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Picky(Lossless):
-        def encode(self, layer: int, kv: torch.Tensor) -> Any:
+        def encode(self, layer: int, kv: Array) -> Any:
             raise ValueError("not this layout")
 
     world.kit.lossless = Picky()
