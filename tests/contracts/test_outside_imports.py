@@ -27,8 +27,10 @@ NEVER: dict[str, set[str]] = {
     "deployments.port": {"torch", "vllm"},
     "deployments.redis_tier": {"numpy", "torch", "vllm"},
     "deployments.router": {"numpy", "torch", "vllm"},
+    "deployments.segment_store": {"ray", "torch", "vllm"},
     "deployments.transfer": {"ray"},
     "kernels": {"ray", "vllm"},
+    "kernels.entropy": {"ray", "torch", "vllm"},
     "models": {"ray"},
 }
 """What a package or a room imports nowhere, not for types either. The engine meets the cluster through a port, so that

@@ -7,7 +7,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,13 +239,6 @@ def test_a_namespace_that_would_mean_something_in_a_key_is_refused(namespace: st
 
 
 # Before the start.
-
-
-def test_the_processes_that_only_move_bytes_load_neither_vllm_nor_torch() -> None:
-    modules = "deployments.cpu_tier.prefetch_worker, deployments.redis_tier.actor"
-    code = f"import sys, {modules}; print({{'torch', 'vllm'}} & set(sys.modules))"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout == "set()\n"
 
 
 def config(url: str, folder: Path, **changes: Any) -> RedisTierConfig:

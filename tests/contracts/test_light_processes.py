@@ -1,0 +1,34 @@
+"""What only moves bytes runs without the engine's libraries: they cost a process seconds and hundreds of megabytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from source_imports import ROOT
+
+ENGINE = ("torch", "transformers", "vllm")
+
+
+def run(*command: str) -> str:
+    """What a fresh Python prints."""
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests" / "deployments")))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("module", ["deployments.cpu_tier.actor", "deployments.redis_tier.actor"])
+def test_a_tier_starts_without_the_engines_libraries(module: str) -> None:
+    assert run("-c", f"import sys, {module}; print(set(sys.modules) & {set(ENGINE)})") == "set()\n"
+
+
+def test_a_prefetch_worker_starts_and_codes_without_the_engines_libraries() -> None:
+    program = Path(__file__).with_name("coding_worker.py")
+    loaded = json.loads(run(str(program), *ENGINE))
+    assert loaded == {"start": [], "lossless": [], "cachegen": []}
