@@ -11,7 +11,11 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 BFLOAT16 = np.dtype(np.uint16)
-DTYPES = {"bfloat16": BFLOAT16, "float16": np.dtype(np.float16), "float32": np.dtype(np.float32)}
+DTYPES: dict[str, np.dtype[Any]] = {
+    "bfloat16": BFLOAT16,
+    "float16": np.dtype(np.float16),
+    "float32": np.dtype(np.float32),
+}
 """By the name in a segment's header."""
 
 

@@ -18,7 +18,7 @@ from deployments.redis_tier.claim import NamespaceClaim
 from deployments.redis_tier.config import RedisTierConfig
 from deployments.redis_tier.neighbours import Neighbours
 from deployments.redis_tier.server import EmbeddedRedis
-from deployments.segment_store.endpoint import namespace_root, owner_key
+from deployments.segment_store.key_names import namespace_root, owner_key
 from deployments.segment_store.redis_connection import (
     RedisLoadingError,
     RedisUnavailableError,

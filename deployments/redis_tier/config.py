@@ -9,7 +9,8 @@ from pathlib import Path
 from configs.settings import Settings, SettingsError
 from deployments.redis_tier.folder import RedisFolder
 from deployments.redis_tier.server import find_redis_server
-from deployments.segment_store.endpoint import RedisEndpoint, namespace_root, segment_prefix
+from deployments.segment_store.endpoint import RedisEndpoint
+from deployments.segment_store.key_names import namespace_root, segment_prefix
 from deployments.segment_store.redis_connection import RedisUnavailableError, check, connect
 from deployments.segment_store.segment_codecs import CACHEGEN, RAW_CODING, Coding
 from kvmanager.segments.server_secret import ServerSecret

@@ -16,7 +16,7 @@ from typing import Any
 import redis
 
 from configs.kv_section import REDIS_NAMESPACE
-from deployments.segment_store.endpoint import KEY_ROOT
+from deployments.segment_store.key_names import KEY_ROOT
 from deployments.segment_store.redis_connection import SCAN_COUNT
 
 FULL_SHARE = 0.95

@@ -5,11 +5,9 @@ The endpoint travels from the Redis tier over the manager and the CPU tiers to t
 
 from __future__ import annotations
 
-import re
 import secrets
 from dataclasses import dataclass, field
 
-from configs.kv_section import REDIS_NAMESPACE
 from deployments.segment_store.base import SegmentStore
 from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_meter import CodecMeter
@@ -20,9 +18,6 @@ from deployments.segment_store.redis_store import RedisStore
 from deployments.segment_store.segment_codecs import RAW_CODING, Coding, SegmentCodecs
 from kvmanager.segments.guard import ContentTag, SegmentGuard
 from kvmanager.segments.server_secret import ServerSecret
-
-KEY_ROOT = b"crosskv:1:"
-"""Of everything that crosskv keeps in a Redis; 1 is the version of this naming."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +45,6 @@ class RedisEndpoint:
         return RedisStore(self.url, self.prefix, self.deadline_s, self.expire_s)
 
 
-def namespace_root(namespace: str) -> bytes:
-    """What all keys of a deployment begin with. Raises ValueError for a namespace that cannot be part of a key."""
-    if not re.fullmatch(REDIS_NAMESPACE, namespace):
-        raise ValueError(
-            f"kv.redis_namespace {namespace!r} cannot be part of a key: use 1 to 64 letters, digits, '_', '.' or '-'"
-        )
-    return KEY_ROOT + namespace.encode() + b":"
-
-
-def segment_prefix(namespace: str, fingerprint: bytes) -> bytes:
-    """What the names of one model's segments begin with. Raises ValueError as `namespace_root`."""
-    return namespace_root(namespace) + _model(fingerprint) + b":"
-
-
-def owner_key(namespace: str, fingerprint: bytes) -> bytes:
-    """The key of the claim on those segments; it does not begin as they do. Raises ValueError as `namespace_root`."""
-    return namespace_root(namespace) + b"owner:" + _model(fingerprint)
-
-
 def open_store(endpoint: RedisEndpoint) -> CheckedStore:
     """The layers, put together; connects at the first call. Raises RedisUnavailableError for a URL that is none."""
     guard = SegmentGuard(endpoint.secret, encrypts=endpoint.encrypt)
@@ -87,7 +63,3 @@ def open_coded_store(endpoint: RedisEndpoint, meter: CodecMeter) -> CodedStore:
     codecs = SegmentCodecs(endpoint.coding, profiles)
     codecs.warm_up()
     return CodedStore(open_store(endpoint), endpoint.fingerprint, codecs, profiles, meter)
-
-
-def _model(fingerprint: bytes) -> bytes:
-    return fingerprint.hex()[:16].encode()  # short for people; the header holds the whole

@@ -22,7 +22,7 @@ import ray
 from deployments.cpu_tier.actor import CPUTier, tier_name
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
 from deployments.redis_tier.actor import RedisTier, RedisTierConfig
-from deployments.segment_store.endpoint import owner_key, segment_prefix
+from deployments.segment_store.key_names import owner_key, segment_prefix
 from deployments.segment_store.redis_connection import connect
 from kvmanager.index.locations import Tier
 from kvmanager.segments.format import SegmentHeader, head_bytes, seal, sealed_bytes

@@ -18,7 +18,8 @@ from deployments.port.tier_reader import TierReader
 from deployments.protocol.kv_port import PlannedLoad
 from deployments.redis_tier.actor import RedisTierConfig
 from deployments.redis_tier.server import EmbeddedRedis
-from deployments.segment_store.endpoint import RedisEndpoint, open_store, segment_prefix
+from deployments.segment_store.endpoint import RedisEndpoint, open_store
+from deployments.segment_store.key_names import segment_prefix
 from deployments.transfer.segment_copy import SegmentCopier
 from kernels.paged.layout import LayoutKind, PagedLayout
 from kvmanager.config import ManagerConfig

@@ -19,7 +19,8 @@ from rich.progress import track
 
 from deployments.redis_tier.index import RedisIndex, read_index
 from deployments.redis_tier.server import EmbeddedRedis
-from deployments.segment_store.endpoint import RedisEndpoint, open_store, segment_prefix
+from deployments.segment_store.endpoint import RedisEndpoint, open_store
+from deployments.segment_store.key_names import segment_prefix
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import REDIS
 from kvmanager.manager import KVManager

@@ -33,7 +33,8 @@ from deployments.redis_tier import neighbours as redis_neighbours
 from deployments.redis_tier import server as redis_server
 from deployments.redis_tier.index import read_index
 from deployments.redis_tier.neighbours import Neighbours
-from deployments.segment_store.endpoint import open_store, owner_key
+from deployments.segment_store.endpoint import open_store
+from deployments.segment_store.key_names import owner_key
 from deployments.segment_store.redis_connection import RedisUnavailableError, connect
 from deployments.segment_store.redis_profiles import FIELD
 

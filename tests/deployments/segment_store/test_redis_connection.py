@@ -20,7 +20,8 @@ from deployments.redis_tier.claim import NamespaceClaim
 from deployments.redis_tier.config import RedisTierConfig, check_now
 from deployments.redis_tier.server import find_redis_server
 from deployments.segment_store import redis_connection
-from deployments.segment_store.endpoint import namespace_root, open_store, owner_key, segment_prefix
+from deployments.segment_store.endpoint import open_store
+from deployments.segment_store.key_names import namespace_root, owner_key, segment_prefix
 from deployments.segment_store.redis_connection import (
     ACL_RIGHTS,
     NEEDED_COMMANDS,
