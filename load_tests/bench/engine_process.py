@@ -30,7 +30,7 @@ from load_tests.harness.answers import events_async
 from load_tests.harness.running_server import RunningServer, started
 from load_tests.measuring import report
 from load_tests.measuring.command import JsonFile, Rounds, out
-from load_tests.measuring.processes import machine_line, pss_by_process
+from load_tests.measuring.processes import machine_line, use_by_process
 from load_tests.measuring.spread import Spread, percentile, ratios
 
 MODES = ("thread", "process")
@@ -107,9 +107,9 @@ async def drive(url: str, requests: int) -> dict[str, float]:
 
 def memory(server: RunningServer) -> dict[str, float]:
     """PSS in MiB."""
-    rows = pss_by_process(server.launcher)
-    replica = sum(size for command, size in rows if command.startswith(ENGINE_TITLES))
-    return {"memory_mib": sum(size for _, size in rows) / 2**20, "replica_mib": replica / 2**20}
+    found = use_by_process(server.launcher)
+    replica = sum(use.pss_bytes for use in found if use.command.startswith(ENGINE_TITLES))
+    return {"memory_mib": sum(use.pss_bytes for use in found) / 2**20, "replica_mib": replica / 2**20}
 
 
 def measure(mode: str, replicas: int, requests: int) -> dict[str, float]:

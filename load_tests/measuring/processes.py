@@ -7,6 +7,7 @@ import importlib.metadata
 import platform
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -55,21 +56,31 @@ def wait_until_quiet(top: psutil.Process) -> bool:
     return False
 
 
-def pss_by_process(top: psutil.Process) -> list[tuple[str, int]]:
-    """(command, PSS in bytes) of a process and its descendants, largest first.
+class ProcessUse(NamedTuple):
+    """What a process holds, and what it has used since its start.
 
-    Proportional set size: pages that several processes share are counted once.
+    Proportional set size: pages that several processes share are counted once, a part for each of them.
     """
-    rows = []
+
+    command: str
+    pss_bytes: int
+    cpu_s: float
+
+
+def use_by_process(top: psutil.Process) -> list[ProcessUse]:
+    """Of a process and its descendants, the largest first."""
+    found = []
     for process in _tree(top):
         with contextlib.suppress(psutil.Error):
-            rows.append((" ".join(process.cmdline())[:60], int(process.memory_full_info().pss)))
-    return sorted(rows, key=lambda row: -row[1])
+            times = process.cpu_times()
+            pss = int(process.memory_full_info().pss)
+            found.append(ProcessUse(" ".join(process.cmdline()), pss, times.user + times.system))
+    return sorted(found, key=lambda use: -use.pss_bytes)
 
 
 def pss_bytes(top: psutil.Process) -> int:
     """Of the whole process tree."""
-    return sum(size for _, size in pss_by_process(top))
+    return sum(use.pss_bytes for use in use_by_process(top))
 
 
 def busy_s() -> float:

@@ -295,7 +295,9 @@ def test_a_process_tree_has_time_and_memory() -> None:
     meter = processes.CPUMeter(this)
     while meter.seconds() == 0:
         sum(range(100_000))
-    assert processes.pss_bytes(this) >= processes.pss_by_process(this)[-1][1] > 0
+    uses = processes.use_by_process(this)
+    assert processes.pss_bytes(this) >= uses[-1].pss_bytes > 0
+    assert max(use.cpu_s for use in uses) > 0
     assert processes.busy_s() > 0
 
 
