@@ -8,6 +8,7 @@ import torch
 from codec_profiles_for_tests import small_profile
 
 from kernels.codecs import CodecError, CodecProfile, make_codec
+from kernels.dtypes import BFLOAT16
 from kernels.tensors import array_of
 
 SHAPE = (2, 21, 1, 8)
@@ -84,7 +85,7 @@ def test_the_hundred_thousand_are_there():
 def test_stated_lengths_are_not_believed_before_they_are_checked(name):
     codec, _ = CODECS[name]
     section = np.concatenate([sections(codec)[0][:1], np.full(4096, 255, np.uint8)])
-    out = torch.zeros(SHAPE, dtype=torch.bfloat16)
+    out = np.zeros(SHAPE, BFLOAT16)
     for form in (0, 1):
         section[0] = form
         tracemalloc.start()

@@ -2,6 +2,7 @@
 
 Leans on vLLM: `CoreEngineProcManager` spawns `EngineCoreProc.run_engine_core` and keeps its `processes`, which
 `AsyncMPClient.resources.engine_manager` has; where one ends, vLLM's own monitor ends the requests with EngineDeadError.
+`vllm.envs.VLLM_RPC_BASE_PATH` is the folder of the sockets between them, which both open before the engine is ready.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -123,9 +125,10 @@ def start_engine_process(config: VllmConfig, spec: EngineSpec) -> tuple[AsyncLLM
     check_engine_config(config)
     recorder = FlightRecorder.shared()
     ours, theirs = socket.socketpair()
-    with contextlib.ExitStack() as unless_started:
+    with contextlib.ExitStack() as unless_started, tempfile.TemporaryDirectory(prefix="crosskv-") as sockets:
         unless_started.callback(ours.close)
-        with theirs:
+        # Where vLLM puts them, in the folder for everybody, a lax umask would let others read and write prompts.
+        with theirs, mock.patch("vllm.envs.VLLM_RPC_BASE_PATH", sockets):
             target = partial(run, spec, recorder, theirs)
             with mock.patch("vllm.v1.engine.core.EngineCoreProc.run_engine_core", target):
                 try:

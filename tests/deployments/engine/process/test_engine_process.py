@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from live_room import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveRoom, hang_while_computing, refused_port, until_gone
 from vllm.sampling_params import RequestOutputKind
@@ -60,6 +62,13 @@ def test_what_was_saved_there_is_loaded_there_and_changes_no_token(live: LiveRoo
     assert answer == expected
     assert (cold["recomputed"], cold["cpu"]) == (len(TOKENS), 0)
     assert (usage["recomputed"], usage["cpu"]) == (5, 2 * SEGMENT_BLOCKS * BLOCK)
+
+
+def test_nobody_else_can_reach_the_sockets_between_replica_and_engine(live: LiveRoom) -> None:
+    paths = {Path(found.laddr) for found in psutil.Process().net_connections("unix") if "/" in str(found.laddr)}
+    sockets = {path for path in paths if re.fullmatch(r"[0-9a-f-]{36}", path.name)}
+    assert sockets, "vLLM's are named by a UUID"
+    assert [path for path in sockets if path.exists()] == []
 
 
 def test_tokens_are_streamed_and_many_at_once_answer_as_one_by_one(live: LiveRoom) -> None:
