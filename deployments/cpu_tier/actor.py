@@ -31,6 +31,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.cpu_tier.codec_reports import CodecReports
 from deployments.cpu_tier.prefetch_pool import PrefetchPool, Pull
+from deployments.protocol.kv_port import Promotion
 from deployments.protocol.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from kvmanager.index.locations import Tier
 from kvmanager.segments.format import read_header
@@ -189,23 +190,23 @@ class CPUTier:
 
     async def _keep_promoted(self, replica: str, pulls: Sequence[Pull]) -> None:
         """Own what arrives of these pulls, as far as the manager grants room for it, and what they follow on."""
+        granted, complete = Promotion(), False
         above: Sequence[Pull] = ()
         try:
-            save_id, granted, lacking = await self._manager.ask(
+            granted = await self._manager.ask(
                 "promote", replica, self._node_id, [pull.key for pull in pulls], timeout_s=MANAGER_ANSWER_S
             )
-            above = self._redis.pull(lacking) if lacking else ()
-            complete = len(above) == len(lacking)
+            above = self._redis.pull(granted.above) if granted.above else ()
+            complete = len(above) == len(granted.above)
         except Exception as error:
             if not isinstance(error, ManagerUnavailableError):
                 logger.exception("the manager was asked in vain for room")
-            save_id, granted, complete = 0, [], False
         kept: list[SegmentSpan] = []
         for pull in (*above, *pulls):
             sealed = None
             try:  # whatever happens to one, each of them must be awaited: it counts as on its way until then
                 sealed = await self._redis.arrival(pull)
-                if complete and sealed is not None and pull.key in granted and pull.key not in self._segments:
+                if complete and sealed is not None and pull.key in granted.keys and pull.key not in self._segments:
                     span = read_header(sealed.data).span
                     if self._used_bytes + sealed.nbytes > self._budget_bytes:
                         self._refused += 1
@@ -222,9 +223,9 @@ class CPUTier:
             complete = complete and sealed is not None
         stayed = await self._commit(kept)
         self._redis.count_promoted(stayed)
-        if save_id and stayed < len(granted):
+        if granted.save_id and stayed < len(granted.keys):
             with contextlib.suppress(ManagerUnavailableError):
-                self._manager.tell("abandon", save_id)
+                self._manager.tell("abandon", granted.save_id)
 
     def _drop(self, keys: Collection[bytes]) -> int:
         freed = 0

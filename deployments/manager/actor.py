@@ -36,7 +36,7 @@ from deployments.manager.replica_seat import ReplicaSeat, silent, succeeded_by
 from deployments.manager.reports import Reports
 from deployments.manager.tier_registry import TierRegistry
 from deployments.protocol.call_batches import carry_out
-from deployments.protocol.kv_port import OfferedBlocks, PlanDict
+from deployments.protocol.kv_port import OfferedBlocks, PlanDict, Promotion
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import Deltas, Position
 from kvmanager.index.locations import REDIS, Location, Tier
@@ -255,20 +255,15 @@ class KVManagerActor:
         self._demoter.wake()
         return list(kept)
 
-    async def promote(
-        self, replica: str, node_id: str, keys: Sequence[SegmentKey]
-    ) -> tuple[int, list[bytes], list[tuple[bytes, int]]]:
-        """A node's tier fetches segments from Redis for a replica: which of them shall stay, under which save id.
-
-        Also what they follow on, which the tier fetches and keeps too: key and raw size, parents first.
-        """
+    async def promote(self, replica: str, node_id: str, keys: Sequence[SegmentKey]) -> Promotion:
+        """A node's tier fetches segments from Redis for a replica: what of it shall stay there."""
         if not self._seats.takes_segments(node_id):
-            return 0, [], []
+            return Promotion()
         location = Location(Tier.CPU, node_id)
         offer = self._brain.promote(time.monotonic(), replica, location, keys)
         if not await self._has_room(location, offer):
-            return 0, [], []
-        return offer.save_id, list(offer.keys), list(offer.above)
+            return Promotion()
+        return Promotion(offer.save_id, offer.keys, offer.above)
 
     async def commit(self, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> list[bytes]:
         """A tier owns complete segments now; returns the keys that it shall keep."""

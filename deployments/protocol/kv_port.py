@@ -140,6 +140,16 @@ class SaveGrant:
     """Parents first; each lies in the offered blocks."""
 
 
+class Promotion(NamedTuple):
+    """The manager's answer to a tier that fetches segments from Redis: what of it the tier shall keep."""
+
+    save_id: int = 0
+    keys: Sequence[bytes] = ()
+    """Of these and those `above`; parents first."""
+    above: Sequence[tuple[bytes, int]] = ()
+    """Key and raw size of what they follow on and the tier lacks: to be fetched and kept too, parents first."""
+
+
 class KVPort(Protocol):
     """See the module's docstring for threads and errors."""
 

@@ -250,9 +250,8 @@ class NaiveManager:
 
     def promote(self, now, replica, location, keys, offer):
         self.expired(now)
-        at_redis = self.resident(REDIS)
-        spans = [self.known[key] for key in dict.fromkeys(keys) if key in at_redis]
-        spans = [span for span in spans if span.key not in self.copies[location]]
+        at_redis, here = self.resident(REDIS), self.copies[location]
+        spans = [self.known[key] for key in dict.fromkeys(keys) if key in at_redis and key not in here]
         unnamed = above(self, location, spans)
         assert offer.above == tuple((key, self.sizes[key]) for key in offer.keys if key in unnamed)
         spans = sorted((*spans, *(self.known[key] for key in unnamed)), key=lambda span: span.start_block)

@@ -14,6 +14,7 @@ from kv_cluster import SEGMENT_BYTES, sealed, sequence
 from deployments.cpu_tier import actor as cpu_tier
 from deployments.cpu_tier.actor import CPUTier
 from deployments.cpu_tier.prefetch_pool import Load, Pull
+from deployments.protocol.kv_port import Promotion
 from deployments.protocol.manager_client import ManagerUnavailableError
 from kvmanager.segments.spans import SegmentSpan
 
@@ -36,7 +37,8 @@ class Manager:
             raise ManagerUnavailableError("gone")
         if method == "promote":
             above = wanted(self.above)
-            return (self.granting, [key for key, _ in above] + args[2], above) if self.granting else (0, [], [])
+            keys = [*(key for key, _ in above), *args[2]]
+            return Promotion(self.granting, keys, above) if self.granting else Promotion()
         return [span.key for span in args[1] if span.key not in self.refusing] if method == "commit" else (True, None)
 
     def tell(self, *message: Any) -> None:

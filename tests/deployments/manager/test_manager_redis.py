@@ -13,6 +13,7 @@ from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 from deployments.manager import demoter, housekeeping
 from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
+from deployments.protocol.kv_port import Promotion
 from kvmanager.config import ManagerConfig
 from kvmanager.segments.keys import BlockHash
 
@@ -261,9 +262,9 @@ def test_room_for_what_comes_from_redis_is_granted_and_can_be_committed(world: A
     async def check(it: World) -> None:
         hashes, spans = sequence(9, 2)
         await it.attach_redis(spans=spans)
-        save_id, keys = await it.manager.promote(REPLICA, NODE, [span.key for span in spans])
-        assert save_id
-        assert keys == [span.key for span in spans]
+        granted = await it.manager.promote(REPLICA, NODE, [span.key for span in spans])
+        assert granted.save_id
+        assert granted == Promotion(granted.save_id, tuple(span.key for span in spans))
         await it.manager.commit(NODE, spans, [SEGMENT_BYTES] * 2)
         assert await it.planned(hashes) == ["cpu"] * 2
 

@@ -101,10 +101,10 @@ def test_without_a_profile_of_this_model_there_is_none(external: RedisForTests, 
 @pytest.mark.parametrize(
     ("changes", "coding"),
     [
-        ({}, Coding("lossless", "cachegen", 2)),
-        ({"redis_codec": "raw"}, Coding("raw", "cachegen", 2)),
-        ({"tolerant_level": 3}, Coding("lossless", "cachegen", 3)),
-        ({"tolerant_codec": "int8", "tolerant_level": 3}, Coding("lossless", "int8", 0)),
+        ({}, Coding("raw", "cachegen", 2)),
+        ({"redis_codec": "lossless"}, Coding("lossless", "cachegen", 2)),
+        ({"redis_url": "redis://elsewhere", "tolerant_level": 3}, Coding("lossless", "cachegen", 3)),
+        ({"tolerant_codec": "int8", "tolerant_level": 3}, Coding("raw", "int8", 0)),
     ],
 )
 def test_the_settings_say_how_segments_are_stored(changes: dict[str, Any], coding: Coding) -> None:
