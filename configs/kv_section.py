@@ -82,10 +82,11 @@ class KVSettings(Section):
         description="Encrypt KV that goes to Redis: AES-256-GCM under the server's secret (docs/guide/operations.md). "
         "What lies there already stays readable.",
     )
-    redis_codec: Literal["lossless", "raw"] = Field(
-        "lossless",
+    redis_codec: Literal["lossless", "raw"] | None = Field(
+        None,
         description="How KV is stored in Redis. `lossless`: entropy-coded, and bit by bit the same when it is read. "
-        "`raw`: as it lies in memory.",
+        "`raw`: as it lies in memory. Empty: `raw` for an embedded Redis beside engines that compute on the CPU, which "
+        "coding would take time from; else `lossless`.",
     )
     tolerant_codec: Literal["cachegen", "int8"] = Field(
         "cachegen",

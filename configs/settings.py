@@ -127,6 +127,12 @@ class Settings(Section):
         return self.engine.process or _DEFAULT_ENGINE_PROCESS[machine.accelerator()]
 
     @property
+    def redis_codec(self) -> Literal["lossless", "raw"]:
+        """How exact KV is stored in Redis, with this machine's default filled in: room costs time to compute."""
+        takes_from_engine = machine.accelerator() == "cpu" and self.kv.redis_embedded
+        return self.kv.redis_codec or ("raw" if takes_from_engine else "lossless")
+
+    @property
     def device_pool_tokens(self) -> int | None:
         """Tokens of the longest request that the device pool holds; vLLM keeps one block for itself, the null block."""
         return None if self.device_blocks is None else (self.device_blocks - 1) * self.block_size_tokens

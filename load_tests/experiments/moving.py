@@ -278,9 +278,8 @@ class SwapCompressed(Experiment):
         verdict = (
             "pays in time for room and for slower links. With Redis on the same machine and room enough `raw` is faster"
             if dearer
-            else "costs nothing noticeable even with Redis on the same machine, so it stays"
+            else "costs nothing noticeable even with Redis on the same machine"
         )
         return (
-            f"`lossless`, the default of `kv.redis_codec`, {verdict}. Times smaller than raw, and swap-in ÷ raw "
-            f"swap-in:{bullets(parts)}"
+            f"`kv.redis_codec: lossless` {verdict}. Times smaller than raw, and swap-in ÷ raw swap-in:{bullets(parts)}"
         )

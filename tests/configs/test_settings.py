@@ -110,13 +110,15 @@ def test_without_max_model_len_the_models_own_limit_is_shortened_to_the_pool(loa
 def test_defaults_follow_the_machine(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu = load()
     assert (on_cpu.block_size_tokens, on_cpu.blocks_per_segment, on_cpu.device_blocks) == (32, 8, 256)
-    assert on_cpu.max_num_batched_tokens == 512
+    assert (on_cpu.max_num_batched_tokens, on_cpu.redis_codec) == (512, "raw")
+    assert load(kv={"redis_url": "redis://elsewhere"}).redis_codec == "lossless"
     assert load(engine={"max_num_seqs": 600}).max_num_batched_tokens == 600
     assert load(engine={"max_num_seqs": 600, "max_num_batched_tokens": 700}).max_num_batched_tokens == 700
     monkeypatch.setattr(machine, "accelerator", lambda: "cuda")
     on_cuda = load()
     assert (on_cuda.block_size_tokens, on_cuda.blocks_per_segment, on_cuda.device_blocks) == (16, 16, None)
     assert on_cuda.max_num_batched_tokens == 2048
+    assert on_cuda.redis_codec == "lossless"
     assert on_cuda.longest_request_tokens(131_072) == 131_072
 
 
