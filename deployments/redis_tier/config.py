@@ -56,7 +56,9 @@ class RedisTierConfig:
             expire_s=kv.redis_expire_s,
             deadline_s=kv.redis_deadline_s,
             encrypt=kv.redis_encrypt,
-            coding=Coding(kv.redis_codec, kv.tolerant_codec, kv.tolerant_level if kv.tolerant_codec == CACHEGEN else 0),
+            coding=Coding(
+                settings.redis_codec, kv.tolerant_codec, kv.tolerant_level if kv.tolerant_codec == CACHEGEN else 0
+            ),
             profiles_folder=str(kv.codec_profiles_path),
             model=settings.model_source,
         )

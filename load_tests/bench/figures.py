@@ -17,7 +17,8 @@ Figures = Mapping[str, Any]
 def figures(measured: Sequence[Measured], balance: float | None, cpu_s: float, pss: int) -> dict[str, Any]:
     """Failed requests count in `errors` only, of which `error` is the first; `reuse` is in prompt tokens by tier.
 
-    An `answer` is from its request to its end. Throughput is over the time from the first request sent to the last answer's end.
+    An `answer` is from its request to its end. Throughput is over the time from the first request sent to the last
+    answer's end.
     """
     good = [one for one in measured if one.error is None]
     failed = [one.error for one in measured if one.error is not None]

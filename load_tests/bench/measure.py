@@ -23,6 +23,7 @@ from load_tests.bench.figures import Figures, figures, in_words
 from load_tests.bench.plan import Key, Plan
 from load_tests.bench.servers import BenchServer, last_lines, running
 from load_tests.harness.client import Measured, ServerError, run_workload
+from load_tests.harness.footprint import keeping_cpu_s
 from load_tests.harness.models import model_folder, token_counter
 from load_tests.harness.running_server import free_port
 from load_tests.measuring.journal import Journal
@@ -113,7 +114,9 @@ def _one_server(
                 if not wait_until_quiet(server.process):
                     watch.measured(f"{title}: measured although the server had not come to rest")
                 watch.now(f"{title}: {key.workload}, {key.working_set:g} x the device pools")
+                kept_s = keeping_cpu_s(server.process)
                 found, cpu_s, pss = _send_measured(server, folder.name, case.workload, watch)
+                kept_s = keeping_cpu_s(server.process) - kept_s
                 if arm.is_crosskv:
                     spread: dict[str, int] | None = by_usage(found)
                 else:
@@ -121,6 +124,7 @@ def _one_server(
                     counts = settled(metrics_port, sum((before or {}).values()) + len(found))
                     spread = added(before, counts, len(found))
                 result = figures(found, variation(spread, sizes.replicas), cpu_s, pss)
+                result |= {"keeping_cpu_s": kept_s} if arm.is_crosskv else {}
                 _require_answers(result, server, title)
                 journal.add(key, figures=result, requests=[asdict(one) for one in found])
                 watch.measured(f"{title}: {key.workload}, {key.working_set:g} x: {in_words(result)}")

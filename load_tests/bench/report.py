@@ -91,6 +91,7 @@ RESOURCES: tuple[tuple[str, Cell], ...] = (
     ("CoV of requests", _median("balance", form=".2f")),
     ("CPU, s", _median("cpu_s")),
     ("ratio", _ratio("cpu_s")),
+    ("of it manager, tiers, Redis, workers", _share("keeping_share")),
     ("PSS, MiB", _median("pss_bytes", 1 / 1024**2)),
     ("failed", _median("errors")),
 )

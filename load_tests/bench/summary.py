@@ -35,6 +35,7 @@ FIGURES: dict[str, tuple[str, Value]] = {
     "redis_share": ("reused from Redis", lambda f: _share(f["reuse"]["redis"], f["prompt_tokens"])),
     "balance": ("CoV of requests by replica", lambda f: f["balance"]),
     "cpu_s": ("CPU seconds of the server", lambda f: f["cpu_s"]),
+    "keeping_share": ("of it manager, tiers, Redis, workers", lambda f: _share(f.get("keeping_cpu_s"), f["cpu_s"])),
     "pss_bytes": ("memory (PSS) of the server", lambda f: f["pss_bytes"]),
     "errors": ("failed requests", lambda f: f["errors"]),
 }
@@ -173,5 +174,5 @@ def _interval(
     return paired_interval(mine, theirs, ratio_of_means) if mine else None
 
 
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _share(part: float | None, whole: float) -> float | None:
+    return part / whole if whole and part is not None else None

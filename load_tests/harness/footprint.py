@@ -43,6 +43,8 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 """By kind: a part of the command lines of its processes. The first kind that fits counts."""
 OTHER = "other"
+KEEPERS = frozenset({"manager", "CPU tier", "prefetch worker", "Redis tier", "Redis"})
+"""Whoever keeps KV outside the engines."""
 
 
 @dataclass(slots=True)
@@ -73,6 +75,11 @@ def by_kind(uses: Iterable[ProcessUse]) -> dict[str, KindUse]:
     for use in uses:
         found[kind_of(use.command)].add(use)
     return dict(sorted(found.items(), key=lambda item: -item[1].pss_bytes))
+
+
+def keeping_cpu_s(top: psutil.Process) -> float:
+    """Processor time of `KEEPERS` below a process, since their start."""
+    return sum(use.cpu_s for kind, use in by_kind(use_by_process(top)).items() if kind in KEEPERS)
 
 
 def launcher_of(port: int) -> psutil.Process:

@@ -221,3 +221,10 @@ def test_a_picture_is_drawn_for_each_quantity(tmp_path):
     paths = draw(found, tmp_path, "bench")
     assert len(paths) == 4
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_what_keeps_kv_beside_the_engines_has_a_share_of_the_processor_time_and_peers_have_none():
+    found = rows({key(): measurement(1.0) | {"keeping_cpu_s": 0.2}, key(BASE): measurement(2.0)})
+    shares = {row.arm: row.values["keeping_share"] for row in found}
+    assert shares[EXACT].median == pytest.approx(0.04)
+    assert shares[BASE] is None
