@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,10 @@ from typing import Any, TypeVar
 import pytest
 
 T = TypeVar("T")
+
+# A shell's background job ignores Ctrl-C, and so would all that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before anything imports ray, vllm or transformers.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")

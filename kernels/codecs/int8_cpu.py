@@ -35,7 +35,8 @@ def quantize(x: Array) -> tuple[Array, Array, Array]:
     stored = read_only(x if is_bfloat16 else to_float32(x))
     low, high = np.empty((2, len(x)), np.float32)
     _find_ranges(stored, is_bfloat16, low, high)
-    zero = _float16_below(low + np.float32(0))
+    low, high = low + np.float32(0), high + np.float32(0)  # of -0.0 and 0.0 either may be found; 0.0 is kept
+    zero = _float16_below(low)
     scale = -_float16_below(-(high - zero.astype(np.float32)) * np.float32(1 / TOP))
     wide = scale.astype(np.float32)
     inverse = np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide >= SMALLEST_NORMAL)

@@ -29,7 +29,8 @@ def parameters(low: torch.Tensor, high: torch.Tensor) -> tuple[torch.Tensor, tor
     Zero is rounded down and scale up, so that the codes reach from ``low`` to ``high`` and no value is further than
     half a scale from a code; rounded to nearest, a small scale would leave the ends of its vector outside.
     """
-    zero = _float16_below(low + 0.0)  # + 0.0: which of -0.0 and 0.0 is the least is up to the version
+    low, high = low + 0.0, high + 0.0  # which of -0.0 and 0.0 is found is up to the version; 0.0 is kept
+    zero = _float16_below(low)
     return -_float16_below(-(high - zero.float()) * (1 / TOP)), zero
 
 

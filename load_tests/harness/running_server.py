@@ -68,8 +68,10 @@ class RunningServer:
         return self.metric("crosskv_tier_segments", tier=tier)
 
     def health(self) -> dict[str, Any]:
-        """GET /health."""
+        """GET /health. Raises ServerError while there is no ingress, for which HAProxy answers."""
         answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=10).json()
+        if "status" not in answer:
+            raise ServerError(f"no ingress answers: {answer}")
         return answer
 
     def stats(self) -> dict[str, Any]:
