@@ -154,9 +154,8 @@ class Server:
         self.ailing = [f"{name}: {part['state']}" for name, part in parts.items() if part.get("state") != "ok"]
         running = [int(rank) for rank in parts.get("replicas", {}).get("running", [])]
         if not serves or not running:
-            raise UnusableServerError(
-                f"The server at {self.url} is not ready ({', '.join(self.ailing)}); try again later."
-            )
+            why = f" ({', '.join(self.ailing)})" if self.ailing else ""
+            raise UnusableServerError(f"The server at {self.url} is not ready{why}; try again later.")
         return running
 
     def _read_health(self) -> tuple[bool, dict[str, Any]]:
@@ -165,6 +164,8 @@ class Server:
             response = self._http.get("/health")
         try:
             answer = response.json()
+            if "error" in answer and response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+                return False, {}  # HAProxy's, while there is no ingress
             if "status" in answer and "parts" not in answer:
                 raise UnusableServerError(
                     f"The server at {self.url} shows its parts to administrators only: give --api-key a key with "

@@ -45,6 +45,8 @@ class FakeServer:
     greetings: tuple[str, ...] = (GREETING_REPLIES[0], GREETING_REPLIES[0], GREETING_REPLIES[1])
     """By seed."""
     health: int = 200
+    has_ingress: bool = True
+    """Where there is none, HAProxy answers."""
     cpu_tier_state: str = "ok"
     redis_state: str | None = "ok"
     """None: /health has no such part."""
@@ -182,7 +184,9 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
-        if path == "/health":
+        if path == "/health" and not self.fake.has_ingress:
+            self._send({"error": {"message": "The server is not ready. Please try again later."}}, 503)
+        elif path == "/health":
             running = sorted(self.fake.devices) if self.fake.health == 200 else []
             state = "ok" if running else "2 of 2 missing"
             parts: dict[str, dict[str, Any]] = {

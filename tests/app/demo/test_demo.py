@@ -314,6 +314,13 @@ def test_a_server_that_is_not_ready_is_exit_code_2(fake):
     assert "is not ready (replicas: 2 of 2 missing)" in result.stderr
 
 
+def test_a_server_without_an_ingress_is_not_ready_either(fake):
+    fake.has_ingress = False
+    result = run(fake)
+    assert result.exit_code == 2
+    assert "is not ready; try again later" in result.stderr
+
+
 def test_a_part_that_is_not_well_is_named(fake):
     fake.cpu_tier_state = "missing"
     assert "cpu_tier: missing" in run(fake).stdout
