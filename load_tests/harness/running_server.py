@@ -229,7 +229,7 @@ def started(folder: Path, settings: Mapping[str, Any], wanted_status: str = "ok"
 def _wait_until_ready(child: subprocess.Popen[Any], running: RunningServer, wanted_status: str) -> None:
     end = time.monotonic() + START_S
     while True:
-        with contextlib.suppress(httpx.HTTPError, ValueError):
+        with contextlib.suppress(httpx.HTTPError, ValueError, ServerError):
             if running.health()["status"] == wanted_status:
                 return
         if child.poll() is not None or time.monotonic() > end:
