@@ -148,6 +148,8 @@ class Heartbeat:
 class HangWatch:
     """See the module's docstring. `on_hang` is called once, on the watch's thread, with what was seen in words."""
 
+    standstill_s = STANDSTILL_S
+
     def __init__(self, beat: Beat, slack_s: float, on_hang: Callable[[str], None]) -> None:
         self._beat = beat
         self._slack_s = slack_s
@@ -172,7 +174,7 @@ class HangWatch:
         self._looked_at = now
         beat = self._beat
         stood_s = self._pulse.of(beat.pulse, passed)
-        if beat.pulse and stood_s > STANDSTILL_S:
+        if beat.pulse and stood_s > self.standstill_s:
             return f"the engine's process stands still for {stood_s:.1f} s"
         count = beat.count
         age_s = self._count.of(count, passed)
