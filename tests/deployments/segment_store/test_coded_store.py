@@ -266,6 +266,14 @@ def test_nothing_is_allocated_for_a_raw_size_that_a_header_merely_states(world: 
         tracemalloc.stop()
 
 
+def test_segments_that_are_stored_raw_are_counted_as_no_smaller() -> None:
+    world = World(RAW_CODING)
+    world.store.put(SPAN.key, kv_segment(SPAN).data)
+    report = world.meter.report()
+    assert report.keys() == {"raw"}
+    assert report["raw"]["raw_bytes"] == report["raw"]["coded_bytes"] == len(world.stored) == RAW_BYTES
+
+
 def test_what_coding_saves_and_takes_is_counted_by_codec(world: World) -> None:
     for fidelity in ("exact", "tolerant"):
         world.store.put(SPAN.key, kv_segment(SPAN, fidelity).data)
