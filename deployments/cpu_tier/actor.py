@@ -201,12 +201,13 @@ class CPUTier:
         except Exception as error:
             if not isinstance(error, ManagerUnavailableError):
                 logger.exception("the manager was asked in vain for room")
+        wanted = frozenset(granted.keys)
         kept: list[SegmentSpan] = []
         for pull in (*above, *pulls):
             sealed = None
             try:  # whatever happens to one, each of them must be awaited: it counts as on its way until then
                 sealed = await self._redis.arrival(pull)
-                if complete and sealed is not None and pull.key in granted.keys and pull.key not in self._segments:
+                if complete and sealed is not None and pull.key in wanted and pull.key not in self._segments:
                     span = read_header(sealed.data).span
                     if self._used_bytes + sealed.nbytes > self._budget_bytes:
                         self._refused += 1
