@@ -19,11 +19,13 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 PARTED = 0.4
 """Of the turns: they leave the conversation so far at any token, and segments inside."""
+MOST_HELD = 60
+"""Segments that the tiers of `CHURN` hold together, about. When more have left, all of them have been exchanged."""
 CHURN = {
     "dtype": "float32",
     "http": {"debug_headers": True},
     "engine": {"enforce_eager": True, "threads": 1, "device_blocks": 160},
-    # About 20 segments in the CPU tier and 40 in Redis, while the conversations make some 500.
+    # About 20 segments in the CPU tier and 40 in Redis; the conversations make several times as many.
     # Least recently used goes first, for the default policy would rather refuse what is new than let all of it churn.
     "kv": {
         "cpu_tier_bytes": "32MiB",
@@ -85,5 +87,6 @@ def test_tiers_that_churn_and_fail_answer_as_plain_vllm_does(private_server: Run
     assert verdict.different_answers == 0
     reused = verdict.prompt_tokens_by_source
     assert min(reused["device"], reused["cpu"], reused["redis"]) > 200, f"too little was reused: {reused}"
-    assert private_server.metric("crosskv_manager_evicted_segments_total") > 100, "the tiers are not small enough"
+    evicted = private_server.metric("crosskv_manager_evicted_segments_total")
+    assert evicted > MOST_HELD, "the tiers are not small enough"
     private_server.wait_until_idle(deadline_s=60.0)  # the leases of lost plans end by themselves
