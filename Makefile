@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help serve demo demo-model bench experiments load-test bench-manager bench-kernels bench-codec profile-codec \
+.PHONY: help serve demo demo-model bench experiments load-test bench-manager bench-kernels bench-codec profile-codec profile-blend \
 	test test-long fuzz lint format lock install install-bench install-dev clean
 
 VENV := .venv
@@ -56,6 +56,9 @@ bench-codec: install ## The codecs compared: bytes, answers kept, speed; ARGS=
 
 profile-codec: install ## Measure a model's codec profile and write it beside its weights; MODEL=, ARGS=
 	@exec $(RUN) -m load_tests.codec.profile $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+
+profile-blend: install ## Find a model's check layer and ratio for blending, written beside its weights; MODEL=, DATA=, ARGS=
+	@exec $(RUN) -m load_tests.blending.profile $(if $(MODEL),--model '$(MODEL)') $(if $(DATA),--data '$(DATA)') $(ARGS)
 
 test: install-dev ## Run the test suite in two processes; ARGS= goes to pytest, such as ARGS="-n 0 -x"
 	@exec $(RUN) -m pytest $(IN_TWO) $(ARGS)

@@ -16,7 +16,7 @@ EMBEDDED_REDIS = "embedded"
 """Value of `kv.redis_url`: the server starts a Redis of its own."""
 
 Quota = Annotated[ByteSize, Field(gt=0)]
-Fidelity = Literal["exact", "tolerant"]
+Fidelity = Literal["exact", "tolerant", "blended"]
 
 REDIS_NAMESPACE = r"[A-Za-z0-9._-]{1,64}"
 """Nothing that means something in a key or in SCAN's patterns."""
@@ -176,8 +176,8 @@ class KVSettings(Section):
     fidelity: Fidelity = Field(
         "exact",
         description="Which KV prompts are answered with, unless their tenant or the request says. `exact`: bit by bit "
-        "what the model computes. `tolerant`: also what was stored with loss "
-        "(docs/concepts/compression.md).",
+        "what the model computes. `tolerant`: also what was stored with loss (docs/concepts/compression.md). "
+        "`blended`: also that of chunks which stood elsewhere, partly computed anew (docs/concepts/blending.md).",
     )
     tenant_fidelity: dict[str, Fidelity] = Field(
         default_factory=dict, description="By tenant, its own `fidelity`, where the request says nothing."

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from configs import machine
 from configs.api_keys import with_all_keys
+from configs.blend_section import BlendSettings
 from configs.errors import SettingsError, one_sentence
 from configs.http_section import HTTPSettings
 from configs.kv_section import EMBEDDED_REDIS, KVSettings
@@ -75,6 +76,7 @@ class Settings(Section):
     replicas: int = Field(2, ge=1, description="Engines that serve the model side by side.")
     engine: EngineSettings = Field(default_factory=EngineSettings, description="The vLLM engine inside each replica.")
     kv: KVSettings = Field(default_factory=KVSettings, description="The shared KV cache.")
+    blending: BlendSettings = Field(default_factory=BlendSettings, description="KV of chunks that are no prefix.")
     http: HTTPSettings = Field(default_factory=HTTPSettings, description="The HTTP surface.")
     routing: RoutingSettings = Field(default_factory=RoutingSettings, description="How a replica is chosen.")
 
@@ -173,6 +175,7 @@ class Settings(Section):
         self._check_quotas()
         self.http.check_together()
         self._check_tenants("kv.tenant_fidelity", self.kv.tenant_fidelity)
+        self._check_tenants("blending.tenant_recompute_ratio", self.blending.tenant_recompute_ratio)
         self._check_tenants("http.tenant_requests_per_minute", self.http.tenant_requests_per_minute)
         self._check_tenants("http.tenant_tokens_per_minute", self.http.tenant_tokens_per_minute)
         return self

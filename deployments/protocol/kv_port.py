@@ -71,6 +71,54 @@ class PlannedLoad(NamedTuple):
         return self.start_block + (self.used_blocks or self.num_blocks)
 
 
+class PlannedChunk(NamedTuple):
+    """What is stored of a blended prompt's chunk that begins at token `start_token`: its leading blocks.
+
+    Blocks of `loads` are numbered from the chunk's first one on, and follow each other as those of a plan.
+    """
+
+    start_token: int
+    loads: list[PlannedLoad]
+
+
+class PlannedBlend(TypedDict):
+    """What a blended prompt reuses beyond its prefix, and how; in a plan only where that is sooner than a prefill.
+
+    `chunks` lie behind the prefix that the plan's own segments and the device bring, in order, without overlap; their
+    segments are under the plan's lease. `ratio` is the share of their tokens that is computed anew, chosen at layer
+    `check_layer`; layers before it are computed whole.
+    """
+
+    chunks: list[PlannedChunk]
+    ratio: float
+    check_layer: int
+    seconds: float
+    """How long the blend should take, by measured rates; 0: not known."""
+
+
+class BlendTerms(NamedTuple):
+    """How a replica blends, for the manager to judge what a blend would take: of a model with `layers` layers."""
+
+    check_layer: int
+    layers: int
+
+
+class ChunkQuery(NamedTuple):
+    """A chunk of a prompt to be planned, as `deployments.protocol.wire.PromptChunk` has it."""
+
+    start_token: int
+    tokens: int
+    hashes: Sequence[bytes]
+
+
+class BlendQuery(NamedTuple):
+    """What a replica asks of the manager beside a blended prompt's own hashes."""
+
+    chunks: Sequence[ChunkQuery]
+    ratio: float
+    terms: BlendTerms
+
+
 class PlanExpectation(TypedDict):
     """What the manager expects of a prompt and its plan, by measured rates; 0 where it cannot know yet."""
 
@@ -104,6 +152,7 @@ class PlanDict(TypedDict):
     reason: NotRequired[str]
     """Why the plan is what it is: a `kvmanager.moves.plans.PlanReason`."""
     expected: NotRequired[PlanExpectation]
+    blend: NotRequired[PlannedBlend]
 
 
 class LayerArrival(NamedTuple):

@@ -9,7 +9,7 @@ every streamed token would cost O(prompt) bytes per token.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 from deployments.protocol.failed_replicas import FailedReplicas
 from kvmanager.segments.keys import EXACT, Fidelity
@@ -31,6 +31,8 @@ class KVCacheUsage(TypedDict):
     replica: str
     reason: NotRequired[str]
     """Why so much of it was reused (docs/guide/operations.md); the replica adds it to what its connector says."""
+    blended: NotRequired[int]
+    """Of the reused tokens, those that were blended: computed behind other tokens; absent where nothing was."""
     load: NotRequired[tuple[float, float]]
     """When its load began and ended, on the engine's clock (`deployments.protocol.stage_stamps`); absent: no load."""
 
@@ -60,6 +62,30 @@ class PinnedCall:
     replica: str
 
 
+class PromptChunk(NamedTuple):
+    """A run of a blended prompt's tokens, from `start_token` on, that is stored as the prompt of these tokens alone.
+
+    `block_hashes` are those of its full blocks, as an exact prompt has them; `tokens` is its whole length.
+    """
+
+    start_token: int
+    tokens: int
+    block_hashes: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class BlendRequest:
+    """What a blended prompt brings beside its tokens: its chunks, in order and without overlap.
+
+    `chunk_salt` is that of the tenant's exact prompts, under which a chunk is computed alone. `recompute_ratio` is the
+    share of reused tokens that is computed anew.
+    """
+
+    chunks: list[PromptChunk]
+    chunk_salt: str
+    recompute_ratio: float
+
+
 @dataclass(slots=True)
 class GenerateRequest:
     """One prompt for one replica.
@@ -70,7 +96,7 @@ class GenerateRequest:
     `tenant` is the tenant's tag (`kvmanager.segments.keys.tenant_tag`), empty for none: its quota is charged for what
     is stored.
     `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
-    whose KV a tolerant prompt may read; empty for an exact one.
+    whose KV every prompt may read; empty for an exact one. `blend`: of a blended prompt that has chunks only.
     `save_answer`: whether the KV of what is sampled is stored; not where a template strips such answers from history.
     `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the
     ingress, when it was sent; seconds, because clocks differ.
@@ -85,6 +111,7 @@ class GenerateRequest:
     fidelity: Fidelity = EXACT
     save_answer: bool = True
     exact_block_hashes: list[bytes] = field(default_factory=list)
+    blend: BlendRequest | None = None
     priority: int = 0
     replica_pin: int | None = None
     avoid: tuple[str, ...] = ()

@@ -1,7 +1,8 @@
 """Which codec a segment is stored with, and which one a stored segment needs: made once, with its profile.
 
-Exact segments are coded without loss. Tolerant ones may be coded with loss, by a profile of the model where there is
-one, else by a generic one made of their shape; whichever it was, the header names it and Redis keeps it.
+Exact and blended segments are coded without loss, so that one loss is never taken for another. Tolerant ones may be
+coded with loss, by a profile of the model where there is one, else by a generic one made of their shape; whichever it
+was, the header names it and Redis keeps it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from kernels.dtypes import DTYPES
-from kvmanager.segments.format import EXACT, RAW, MismatchReason, SegmentHeader, SegmentMismatch
+from kvmanager.segments.format import RAW, MismatchReason, SegmentHeader, SegmentMismatch
+from kvmanager.segments.keys import TOLERANT
 
 if TYPE_CHECKING:
     from kernels.codecs import Codec
@@ -96,7 +98,7 @@ class SegmentCodecs:
 
     def for_writing(self, header: SegmentHeader) -> WriteCodec | None:
         """The codec for a raw segment; None: it stays raw. Raises StoreUnavailableError for a profile."""
-        if header.fidelity == EXACT:
+        if header.fidelity != TOLERANT:
             name, level = self._coding.exact, 0
         else:
             name, level = self._coding.tolerant, self._coding.level if self._coding.tolerant == CACHEGEN else 0

@@ -6,7 +6,7 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kvmanager.segments.keys import EXACT, HASH_BYTES, TENANT_BYTES, TOLERANT, SegmentKey
+from kvmanager.segments.keys import BLENDED, EXACT, HASH_BYTES, TENANT_BYTES, TOLERANT, SegmentKey
 from kvmanager.segments.sizes import (
     HEADER_BYTES,
     MOST_SEGMENT_BLOCKS,
@@ -25,7 +25,7 @@ PROFILE_BYTES = 16
 CODECS = {RAW: 0, "lossless": 1, "int8": 2, "cachegen": 4}
 """Their codes in a header."""
 LOSSY_CODECS = frozenset({"int8", "cachegen"})
-FIDELITIES = {EXACT: 0, TOLERANT: 1}
+FIDELITIES = {EXACT: 0, TOLERANT: 1, BLENDED: 2}
 NO_PARENT = bytes(HASH_BYTES)
 NO_PROFILE = bytes(PROFILE_BYTES)
 _LARGEST = 2**32 - 1
@@ -52,7 +52,7 @@ class SegmentHeader:
     codec: str = RAW
     level: int = 0
     fidelity: str = EXACT
-    """"exact" or "tolerant": the namespace that the segment belongs to. An exact one has no lossy form."""
+    """A `kvmanager.segments.keys.Fidelity`: the namespace of the segment. Only a tolerant one has lossy forms."""
     profile: bytes = b""
     """Digest of the codec's profile, empty for a codec without one."""
 
@@ -88,8 +88,8 @@ class SegmentHeader:
         if self.fidelity not in FIDELITIES:
             raise ValueError(f"unknown fidelity {self.fidelity!r}; the format knows {sorted(FIDELITIES)}")
         lossy = self.codec in LOSSY_CODECS
-        if lossy and self.fidelity == EXACT:
-            raise ValueError(f"an exact segment has no lossy form such as {self.codec}")
+        if lossy and self.fidelity != TOLERANT:
+            raise ValueError(f"of a segment that is {self.fidelity} there is no lossy form such as {self.codec}")
         if not 0 <= self.level <= (_LARGEST_LEVEL if lossy else 0):
             raise ValueError(f"{self.codec} has no level {self.level}")
         if self.profile and (not lossy or len(self.profile) != PROFILE_BYTES or self.profile == NO_PROFILE):

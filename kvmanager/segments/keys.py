@@ -28,10 +28,15 @@ BlockHash = NewType("BlockHash", bytes)
 SegmentKey = NewType("SegmentKey", bytes)
 """Name of a segment: the hash of its last block."""
 
-Fidelity: TypeAlias = Literal["exact", "tolerant"]
-"""Whether a prompt's KV is bit by bit what its model computes, or may have been stored with loss."""
+Fidelity: TypeAlias = Literal["exact", "tolerant", "blended"]
+"""How a prompt's KV may differ from what its model computes. Each has names of its own, and may read exact KV."""
 EXACT: Final = "exact"
+"""Not at all: it is bit by bit the same."""
 TOLERANT: Final = "tolerant"
+"""It may have been stored with loss."""
+BLENDED: Final = "blended"
+"""Chunks of it may have been computed where other tokens stood before them, and only a part of it anew (CacheBlend,
+arXiv 2405.16444)."""
 
 HASH_BYTES = 32
 TENANT_BYTES = 8

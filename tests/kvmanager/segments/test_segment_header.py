@@ -90,7 +90,7 @@ def test_the_first_segment_has_no_parent():
         ({36: b"\xff" * 4}, MismatchReason.HEADER),  # ends beyond the last number
         ({48: b"\x01"}, MismatchReason.HEADER),  # another length than the shape's
         ({44: b"\x01"}, MismatchReason.HEADER),  # a level of what has none
-        ({46: b"\x02"}, MismatchReason.HEADER),  # an unknown fidelity
+        ({46: b"\x03"}, MismatchReason.HEADER),  # an unknown fidelity
         ({160: b"\x01"}, MismatchReason.HEADER),  # a profile of what has none
         ({192: b"\x01"}, MismatchReason.HEADER),  # zeros that are none
     ],
@@ -122,7 +122,8 @@ BODY_OF_THREE = body_offset(SHAPE, DTYPE, 3) - head_bytes(3) + len(PAYLOAD)
         ({"tenant": tenant_tag(SECRET, "acme").upper()}, "tenant tag"),
         ({"tenant": "0" * 16}, "tenant tag"),
         ({"codec": "zip"}, "codec"),
-        ({"codec": "int8"}, "exact segment has no lossy form"),
+        ({"codec": "int8"}, "exact there is no lossy form"),
+        ({"codec": "cachegen", "fidelity": "blended"}, "blended there is no lossy form"),
         ({"codec": "lossless", "level": 1}, "level"),
         ({"level": 1}, "level"),
         ({"codec": "int8", "fidelity": "tolerant", "level": -1}, "level"),

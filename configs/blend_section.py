@@ -1,0 +1,56 @@
+"""The settings of blending (`blending`): KV of chunks that are no prefix, reused at any place of a prompt."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import ByteSize, Field
+
+from configs.section import Section
+
+DEFAULT_CHECK_LAYER = 2
+DEFAULT_RECOMPUTE_RATIO = 0.15
+"""Both from CacheBlend (arXiv 2405.16444, section 6), where no calibration says better (`make profile-blend`)."""
+
+Ratio = Annotated[float, Field(ge=0, le=1)]
+Separator = Annotated[str, Field(min_length=1)] | Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+
+
+class BlendSettings(Section):
+    """KV of chunks that are no prefix, for prompts that ask for `blended` KV (docs/concepts/blending.md)."""
+
+    separators: list[Separator] | None = Field(
+        None,
+        description="What a chunk begins with: texts, or lists of token ids. Empty: the template's document token, or "
+        "each special token where it has none.",
+    )
+    fill: Literal["idle", "first", "manual"] = Field(
+        "idle",
+        description="When the KV of an unknown chunk is computed. `idle`: when the replica has nothing else to do. "
+        "`first`: at once, before the prompt that brings it. `manual`: when the control API says so.",
+    )
+    recompute_ratio: Ratio | None = Field(
+        None,
+        description="Share of the reused tokens whose KV is computed anew. Empty: what `make profile-blend` found for "
+        "the model, else 0.15.",
+    )
+    tenant_recompute_ratio: dict[str, Ratio] = Field(
+        default_factory=dict, description="By tenant, its own `recompute_ratio`, where the request says nothing."
+    )
+    check_layer: int | None = Field(
+        None,
+        ge=1,
+        description="The layer at which these tokens are chosen; those before it are computed whole. Empty: what "
+        "`make profile-blend` found for the model, else 2.",
+    )
+    min_chunk_tokens: int = Field(
+        64, ge=1, description="Shorter chunks are computed with the prompt, and not stored by themselves."
+    )
+    max_blends_waiting: int = Field(
+        16, ge=0, description="Blends that wait for another one at a replica. Beyond them prompts are computed."
+    )
+    buffer_bytes: ByteSize = Field(
+        ByteSize(512 * 1024**2),
+        gt=0,
+        description="Most host memory per replica for the chunks' KV of a blend. What is beyond is computed.",
+    )
