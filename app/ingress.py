@@ -116,7 +116,7 @@ def create_app(
         ],
     )
     online = add_openai_routes(app, engine, settings)
-    app.include_router(control_router(backend.control, online, keys))
+    app.include_router(control_router(backend.control, online, keys, engine.blends))
     app.include_router(moves_router(backend.control, online, keys, http.tenants))
     app.include_router(health_router(backend.health, queue))
     app.include_router(metrics_router(metrics, parts))

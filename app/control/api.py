@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -16,14 +16,17 @@ from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.protocols import ControlPlane
+from app.blending.recognition import Span
 from app.control.prompt_param import ChatFields, PromptChoice
 from app.gate.auth import require_owner
 from app.gate.errors import OverloadedError, UnavailableError
 from app.gate.json_route import JsonRoute
+from app.gate.kv_cache_field import read_fidelity
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import current_request
-from app.openai.fidelity import read_fidelity
+from app.openai.blend_requests import BlendRequests
 from app.openai.prompt_keys import PromptKeys
+from kvmanager.segments.keys import BLENDED
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +50,10 @@ def owner_only() -> None:
     require_owner(current_request().caller)
 
 
-def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys) -> APIRouter:
-    """The routes under /api/v1/kv."""
+def control_router(
+    control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys, blends: BlendRequests | None = None
+) -> APIRouter:
+    """The routes under /api/v1/kv. `blends` finds the chunks of blended prompts."""
     router = APIRouter(prefix="/api/v1/kv", route_class=JsonRoute, dependencies=[Depends(owner_only)])
     clearing: set[str | None] = set()
 
@@ -64,9 +69,12 @@ def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
         ] = None,
         truncate_prompt_tokens: Annotated[int | None, Query(ge=-1, description="As its requests send it.")] = None,
         cache_salt: Annotated[str | None, Query(description="What its requests send as `cache_salt`.")] = None,
-        fidelity: Annotated[str | None, Query(description="`exact` or `tolerant`, as its requests say.")] = None,
+        fidelity: Annotated[str | None, Query(description="`exact`, `tolerant` or `blended`, as its requests say.")] = None,
     ) -> dict[str, Any]:
-        """Where the KV of a prompt of this tenant lies. Give exactly one of `text`, `tokens` and `messages`."""
+        """Where the KV of a prompt of this tenant lies. Give exactly one of `text`, `tokens` and `messages`.
+
+        Of a blended prompt `chunks` says, for each chunk that separators begin, how many of its leading tokens lie where.
+        """
         bounds: RequestBounds = request.app.state.request_bounds
         given = {
             "text": text,
@@ -83,9 +91,13 @@ def control_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
         )
         token_ids = await prompt.token_ids(renderer)
         found = await ask(control.lookup(prompt.hashes_of(token_ids, keys)))
-        return {
+        answer = {
             "tokens": len(token_ids), "block_size_tokens": keys.block_size, **in_tokens(found, keys.block_size),
         }  # fmt: skip
+        if blends is not None and prompt.fidelity(keys) == BLENDED:
+            salt = keys.salt(current_request().tenant, cache_salt)
+            answer["chunks"] = await ask(_lookup_chunks(control, keys, token_ids, blends.chunks(token_ids, None), salt))
+        return answer
 
     @router.get("/stats")
     async def stats() -> dict[str, Any]:
@@ -135,6 +147,23 @@ def in_tokens(found: Mapping[str, Any], block_size: int) -> dict[str, Any]:
             for segment in found["segments"]
         ],
     }
+
+
+async def _lookup_chunks(
+    control: ControlPlane, keys: PromptKeys, token_ids: Sequence[int], chunks: Sequence[Span], salt: str
+) -> list[dict[str, Any]]:
+    """Where a prompt's chunks lie, as `in_tokens` has it, by the names that they have under the salt of exact prompts."""
+    found = await asyncio.gather(
+        *(control.lookup(keys.hashes(token_ids[chunk.start : chunk.end], salt)) for chunk in chunks)
+    )
+    return [
+        {
+            "start_token": chunk.start,
+            "tokens": chunk.tokens,
+            "tokens_by_tier": in_tokens(one, keys.block_size)["tokens_by_tier"],
+        }
+        for chunk, one in zip(chunks, found, strict=True)
+    ]
 
 
 async def ask(answer: Awaitable[T]) -> T:

@@ -13,9 +13,10 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
+from app.gate.kv_cache_field import read_field
 from app.gate.request_context import current_request
-from app.openai.fidelity import read_field
 from app.openai.prompt_keys import PromptKeys
+from kvmanager.segments.keys import Fidelity
 
 LARGEST_TOKEN_ID = 999_999_999
 
@@ -110,6 +111,8 @@ class PromptChoice(ChatFields):
 
     def hashes_of(self, token_ids: list[int], keys: PromptKeys) -> list[bytes]:
         """The hashes of the full blocks of what `token_ids` has returned. Raises as that does."""
-        tenant = current_request().tenant
-        fidelity = keys.fidelity.of(tenant, read_field(self.kv_cache))
-        return keys.hashes(token_ids, keys.salt(tenant, self.cache_salt, fidelity))
+        return keys.hashes(token_ids, keys.salt(current_request().tenant, self.cache_salt, self.fidelity(keys)))
+
+    def fidelity(self, keys: PromptKeys) -> Fidelity:
+        """What the prompt's requests would be computed under. Raises VLLMValidationError (400) for a bad `kv_cache`."""
+        return keys.fidelity.of(current_request().tenant, read_field(self.kv_cache))

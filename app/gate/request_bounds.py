@@ -19,6 +19,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.renderers.chat_utils import has_non_text_content
 
 from app.gate.bounded_json import RefusedJsonError, read_json
+from app.gate.kv_cache_field import CHUNKS, chunk_texts
 
 MOST_OTHER_VALUES = 100_000
 MOST_PROMPTS = 1024
@@ -73,8 +74,10 @@ class RequestBounds:
                 "This server takes text only: images, audio and video are never fetched or decoded.",
                 parameter="messages",
             )
-        if size > self.most_characters and _characters(messages) > self.most_characters:
-            raise self._too_long("messages")
+        if size > self.most_characters:
+            for param, value in (("messages", messages), (CHUNKS, chunk_texts(request))):
+                if _characters(value) > self.most_characters:
+                    raise self._too_long(param)
 
     def read_text(self, text: bytes, param: str | None = None) -> Any:
         """Any JSON within the bounds on nesting and on the number of values. Raises as `read`."""

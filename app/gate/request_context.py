@@ -7,11 +7,13 @@ KV cache travels back the same way.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,10 +21,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.gate.admission import AdmissionQueue, Ticket
 from app.gate.auth import CALLER, Caller
 from app.gate.errors import error_response
+from app.gate.kv_cache_field import SAYS_NOTHING, KVCacheField
 from app.gate.rate_limits import SPEND, Spend
 from app.metrics.stages import RequestStages
 from app.metrics.usage import RequestKVUsage
-from kvmanager.segments.keys import Fidelity
 
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 PIN_HEADER = "X-CrossKV-Replica"
@@ -53,8 +55,10 @@ class RequestContext:
     """What its tokens are counted in; None: its tenant has no limit."""
     max_tokens: int | None = None
     """Tokens of each answer at most, as the body says; None: it says nothing."""
-    fidelity: Fidelity | None = None
-    """What the body asks for (`app.openai.fidelity`); None: nothing."""
+    kv_cache: KVCacheField = SAYS_NOTHING
+    """What the body says in its field of that name."""
+    chunk_texts: asyncio.Future[Any] | None = None
+    """The texts that it names there as chunks, tokenized (`app.openai.blend_requests`), once a prompt wants them."""
     arrived: float = field(default_factory=time.monotonic)
     prompts: int = 0
     """Prompts sent to the replicas so far; /v1/completions takes several in one request."""

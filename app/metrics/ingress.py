@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.metrics.labels import GONE_REASONS, OUTCOMES, RETURNS
+from app.metrics.labels import CHUNKS, GONE_REASONS, OUTCOMES, RETURNS
 from app.metrics.stages import STAGES
 from app.metrics.usage import SOURCES
 from deployments.protocol.wire import KVCacheUsage
@@ -44,6 +44,16 @@ class IngressMetrics:
         self.prompt_tokens = Counter(
             "crosskv_prompt_tokens", "Prompt tokens by where their KV came from.", ["source"], registry=registry
         )
+        self.blended_tokens = Counter(
+            "crosskv_blended_tokens", "Of the reused prompt tokens, those that were blended (docs/concepts/blending.md).",
+            registry=registry,
+        )  # fmt: skip
+        self.chunks = Counter(
+            "crosskv_prompt_chunks", "Chunks of blended prompts, and texts that were named as chunks and not found.",
+            ["outcome"], registry=registry,
+        )  # fmt: skip
+        for outcome in CHUNKS:
+            self.chunks.labels(outcome)
         self.plans = Counter(
             "crosskv_plans", "Prompts by why their KV was loaded or computed (docs/concepts/loading.md).", ["reason"],
             registry=registry,
@@ -117,6 +127,10 @@ class IngressMetrics:
         """An answer's conversation has gone on; one of `app.metrics.labels.RETURNS`."""
         self.returned.labels(outcome).inc()
 
+    def count_chunks(self, outcome: str, number: int) -> None:
+        """A blended prompt's chunks have been looked for; one of `app.metrics.labels.CHUNKS`."""
+        self.chunks.labels(outcome).inc(number)
+
     def count_constraint(self, outcome: str) -> None:
         """A constraint has been tried (`app.openai.constraint_worker`)."""
         self.constraints.labels(outcome).inc()
@@ -136,6 +150,7 @@ class IngressMetrics:
         self.prompt_tokens.labels("cpu").inc(usage["cpu"])
         self.prompt_tokens.labels("redis").inc(usage["redis"])
         self.prompt_tokens.labels("recomputed").inc(usage["recomputed"])
+        self.blended_tokens.inc(usage.get("blended", 0))
         if reason := usage.get("reason"):
             self.plans.labels(reason).inc()
 

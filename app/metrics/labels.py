@@ -14,3 +14,6 @@ FITS, REFUSED, TOO_LONG, TOO_LARGE, TOO_SLOW = OUTCOMES = "fits", "refused", "to
     "as_sampled", "spliced", "retokenized", "template", "tool_call", "client", "not_remembered", "defect",
 )  # fmt: skip
 """What a conversation's next prompt has in an answer's place (`app.answers`)."""
+
+CHUNK_RECOGNIZED, CHUNK_GIVEN, CHUNK_NOT_FOUND = CHUNKS = "recognized", "given", "not_found"
+"""How a blended prompt came to a chunk: by a separator, by its request's text; or a text that is not in the prompt."""

@@ -17,7 +17,7 @@ from vllm.outputs import RequestOutput
 
 from app.metrics.stages import RequestStages
 from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
-from kvmanager.segments.keys import EXACT, Fidelity
+from kvmanager.segments.keys import BLENDED, EXACT, Fidelity
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ class RequestKVUsage:
 
     def __init__(self) -> None:
         self._tokens = dict.fromkeys(SOURCES, 0)
+        self._blended = 0
         self._replicas: list[str] = []
         self._reasons: list[str] = []
         self.stages: RequestStages | None = None
@@ -46,6 +47,7 @@ class RequestKVUsage:
         self._tokens["cpu"] += usage["cpu"]
         self._tokens["redis"] += usage["redis"]
         self._tokens["recomputed"] += usage["recomputed"]
+        self._blended += usage.get("blended", 0)
         if usage["replica"] not in self._replicas:
             self._replicas.append(usage["replica"])
         reason = usage.get("reason", "")
@@ -74,21 +76,27 @@ class RequestKVUsage:
         return f"{_EVENT_PREFIX}{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
     def _fields(self) -> dict[str, Any]:
-        reason = {"reason": ",".join(self._reasons)} if self._reasons else {}
-        stages = {"stages_ms": self.stages.in_ms()} if self.stages else {}
-        return {**self._tokens, "replica": ",".join(self._replicas), "fidelity": self.fidelity, **reason, **stages}
+        return {
+            **self._tokens,
+            **({"blended": self._blended} if self.fidelity == BLENDED else {}),
+            "replica": ",".join(self._replicas),
+            "fidelity": self.fidelity,
+            **({"reason": ",".join(self._reasons)} if self._reasons else {}),
+            **({"stages_ms": self.stages.in_ms()} if self.stages else {}),
+        }
 
 
 def prompt_usage(output: RequestOutput, prompt_tokens: int) -> KVCacheUsage:
     """What the last output of a prompt says about its KV.
 
-    A replica that reports nothing, or what does not add up to the prompt, does not cost the client its answer: then
+    A replica that reports nothing, or what does not add up to the prompt, or more blended than loaded, does not cost the client its answer: then
     vLLM's own count is taken, which knows the engine's cache only.
     """
     reported: KVCacheUsage | None = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE)
     if reported is not None:
         counts = (reported["device"], reported["cpu"], reported["redis"], reported["recomputed"])
-        if min(counts) >= 0 and sum(counts) == prompt_tokens:
+        blended_fits = 0 <= reported.get("blended", 0) <= reported["cpu"] + reported["redis"]
+        if min(counts) >= 0 and sum(counts) == prompt_tokens and blended_fits:
             return reported
         logger.warning("request %s: %s does not add up to %d tokens", output.request_id, reported, prompt_tokens)
     reused = min(output.num_cached_tokens or 0, prompt_tokens)

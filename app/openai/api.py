@@ -44,11 +44,12 @@ from vllm.renderers.chat_utils import ConversationMessage, load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.gate.json_route import JsonRoute
+from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import RequestContext, current_request
+from app.openai.blend_requests import blend_requests
 from app.openai.chat_renderer import ChatRenderer, remembered_answers
 from app.openai.engine_client import HandleEngineClient
-from app.openai.fidelity import FIELD, read_field
 from app.openai.tokenize_route import tokenize_within_context
 from configs.settings import PROJECT_ROOT, Settings
 
@@ -128,7 +129,7 @@ def _note_what_it_asks_for(request: ChatCompletionRequest | CompletionRequest) -
     given = vars(request)  # vLLM's own access to a chat's `max_tokens` warns that it is deprecated
     context.max_tokens = given.get("max_completion_tokens") or given["max_tokens"]
     context.streams = bool(request.stream)
-    context.fidelity = read_field((request.model_extra or {}).get(FIELD))
+    context.kv_cache = read_field((request.model_extra or {}).get(FIELD))
 
 
 def _refuse_beam_search(request: ChatCompletionRequest | CompletionRequest) -> None:
@@ -202,6 +203,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     renderer.answers = engine.answers = remembered_answers(
         engine.renderer, chat_template, http, engine.returns, engine.metrics
     )
+    engine.blends = blend_requests(settings, engine.renderer, chat_template, engine.keys, engine.metrics)
     app.state.request_bounds = RequestBounds(
         engine.model_config.max_model_len, engine.renderer.get_tokenizer().max_chars_per_token
     )

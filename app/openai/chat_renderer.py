@@ -23,9 +23,9 @@ from app.answers.divergence import History
 from app.answers.memory import AnswerMemory
 from app.answers.returns import Returns
 from app.answers.turns import Answers, Conversation
+from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.request_context import current_request
 from app.metrics.ingress import IngressMetrics
-from app.openai.fidelity import FIELD, read_field
 from app.openai.prompt_keys import PromptKeys
 from app.openai.turn_marks import turn_marks
 from configs.http_section import HTTPSettings

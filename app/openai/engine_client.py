@@ -41,12 +41,14 @@ from app.gate.request_context import PIN_HEADER, RequestContext, current_request
 from app.metrics.ingress import IngressMetrics
 from app.metrics.stages import ANSWER, RequestStages
 from app.metrics.usage import prompt_usage
+from app.openai.blend_requests import BlendRequests, may_blend
 from app.openai.chat_renderer import OFFERS_TOOLS
 from app.openai.constraint_pool import ConstraintPool
 from app.openai.prompt_keys import PromptKeys
 from app.openai.retries import Attempts
 from app.openai.suspects import Suspects
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
+from kvmanager.segments.keys import BLENDED
 
 _LONGEST_ID_ECHOED = 64  # characters of the client's own request id that go into ours, for reading logs
 _NOT_ECHOED = re.compile(r"[^!-~]")  # would begin a line in a log, or end a name in what a dying engine leaves behind
@@ -90,6 +92,8 @@ class HandleEngineClient(EngineClient):
         self.returns = returns
         self.answers: Answers | None = None
         """Where the answers of chats are remembered."""
+        self.blends: BlendRequests | None = None
+        """What finds the chunks of blended prompts."""
         self._aborts: set[asyncio.Task[None]] = set()
 
     @property
@@ -142,7 +146,7 @@ class HandleEngineClient(EngineClient):
             context.spend.reserve(len(prompt["prompt_token_ids"]), asked)
         stages = context.stages.copy()
         stages.lap("check")
-        fidelity = self.keys.fidelity.of(context.tenant, context.fidelity)
+        fidelity = self.keys.fidelity.of(context.tenant, context.kv_cache)
         salt = self.keys.salt(context.tenant, prompt.get("cache_salt"), fidelity)
         token_ids = list(prompt["prompt_token_ids"])
         context.kv_usage.fidelity = fidelity
@@ -239,12 +243,16 @@ class HandleEngineClient(EngineClient):
         self.metrics.count_stages({ANSWER: seconds})
 
     async def _name_blocks(self, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext) -> None:
-        """Hash the prompt's blocks; of a long one on a thread, for other streams shall not wait for it."""
+        """Hash the prompt's blocks and chunks; of a long one on a thread, for other streams shall not wait for it."""
+        blends = self.blends if request.fidelity == BLENDED and may_blend(request.sampling_params) else None
+        texts = await blends.texts(context) if blends else None
 
         def name() -> None:
             tokens, user_salt = request.prompt_token_ids, prompt.get("cache_salt")
             request.block_hashes = self.keys.hashes(tokens, request.cache_salt)
             request.exact_block_hashes = self.keys.twin_hashes(tokens, context.tenant, user_salt, request.fidelity)
+            if blends:
+                request.blend = blends.make(tokens, context.tenant, user_salt, context.kv_cache, texts)
 
         if len(request.prompt_token_ids) > _LONG_PROMPT_TOKENS:
             await asyncio.to_thread(name)

@@ -101,7 +101,7 @@ def test_the_request_decides_before_the_tenant_and_the_tenant_before_the_deploym
 
 def test_a_deployment_may_be_tolerant() -> None:
     rule = FidelityRule("tolerant", {"bob": "exact"})
-    assert [rule.of(tenant, None) for tenant in ("", "alice", "bob")] == ["tolerant", "tolerant", "exact"]
+    assert [rule.of(tenant) for tenant in ("", "alice", "bob")] == ["tolerant", "tolerant", "exact"]
 
 
 def test_a_tolerant_prompt_has_names_of_its_own_and_carries_those_of_its_exact_twin(tenants: Tenants) -> None:

@@ -1,0 +1,144 @@
+"""From a blended prompt to its chunks: what the request names, else what separators begin, and under which names.
+
+A chunk's names are those of the exact prompt that consists of it alone, under the salt of the tenant's exact prompts:
+so what is stored of it is exact KV, which that prompt finds too, and no other tenant's.
+
+Leans on vLLM: a renderer's `tokenizer`, of Hugging Face's kind or with an `encode` of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tokenizers
+from vllm.renderers import BaseRenderer
+from vllm.sampling_params import SamplingParams
+
+from app.blending.given import GivenTexts
+from app.blending.recognition import Separators, Span
+from app.blending.separators import find_separators
+from app.gate.kv_cache_field import MOST_CHUNKS, KVCacheField
+from app.gate.request_context import RequestContext
+from app.metrics.ingress import IngressMetrics
+from app.metrics.labels import CHUNK_GIVEN, CHUNK_NOT_FOUND, CHUNK_RECOGNIZED
+from app.openai.prompt_keys import PromptKeys
+from configs.blend_profile import read_blend_profile
+from configs.blend_section import DEFAULT_RECOMPUTE_RATIO, BlendSettings
+from configs.settings import Settings
+from deployments.protocol.wire import BlendRequest, PromptChunk
+
+Encode = Callable[[Sequence[str]], list[list[int]]]
+"""The token ids of texts, each alone, without any that a tokenizer adds."""
+
+
+class BlendRequests:
+    """Makes what blended prompts bring to a replica; one per ingress. Its coroutines belong on the event loop."""
+
+    def __init__(
+        self,
+        settings: BlendSettings,
+        separators: Separators,
+        encode: Encode,
+        keys: PromptKeys,
+        count: Callable[[str, int], None],
+        calibrated_ratio: float | None = None,
+    ) -> None:
+        """`count` is told how many chunks came about in which way; `calibrated_ratio` is the model's, None: unknown."""
+        self._settings = settings
+        self._separators = separators
+        self._encode = encode
+        self._keys = keys
+        self._count = count
+        self._calibrated = calibrated_ratio
+        self.min_tokens = max(settings.min_chunk_tokens, keys.block_size)
+        """Of shorter chunks nothing is stored."""
+
+    async def texts(self, context: RequestContext) -> GivenTexts | None:
+        """The texts that an HTTP request names, tokenized once for all its prompts; None where it names none."""
+        given = context.kv_cache.chunks
+        if given is None:
+            return None
+        if context.chunk_texts is None:
+            context.chunk_texts = asyncio.ensure_future(asyncio.to_thread(self.tokenized, given))
+        return await asyncio.shield(context.chunk_texts)  # one prompt's end ends it for no other
+
+    def tokenized(self, texts: Sequence[str]) -> GivenTexts:
+        """Texts as they are looked for. Any thread."""
+        return GivenTexts(self._encode(texts), self.min_tokens)
+
+    def chunks(self, token_ids: Sequence[int], texts: GivenTexts | None) -> list[Span]:
+        """A blended prompt's chunks: of the texts that its request names, else those that separators begin."""
+        if texts is None:
+            return self._separators.chunks(token_ids, self.min_tokens, MOST_CHUNKS)
+        return texts.find(token_ids, MOST_CHUNKS).chunks
+
+    def make(
+        self, token_ids: list[int], tenant: str, user_salt: str | None, asked: KVCacheField, texts: GivenTexts | None
+    ) -> BlendRequest | None:
+        """What a blended prompt brings beside its tokens; None for one without chunks. Counts them. Any thread."""
+        if texts is None:
+            spans = self.chunks(token_ids, None)
+            self._count(CHUNK_RECOGNIZED, len(spans))
+        else:
+            spans, absent = texts.find(token_ids, MOST_CHUNKS)
+            self._count(CHUNK_GIVEN, len(spans))
+            self._count(CHUNK_NOT_FOUND, absent)
+        if not spans:
+            return None
+        salt = self._keys.salt(tenant, user_salt)
+        chunks = [
+            PromptChunk(span.start, span.tokens, self._keys.hashes(token_ids[span.start : span.end], salt))
+            for span in spans
+        ]
+        return BlendRequest(chunks, salt, self.recompute_ratio(tenant, asked))
+
+    def recompute_ratio(self, tenant: str, asked: KVCacheField) -> float:
+        """The share that the request names, else its tenant's, the deployment's, the calibrated one, CacheBlend's."""
+        named = (
+            asked.recompute_ratio,
+            self._settings.tenant_recompute_ratio.get(tenant),
+            self._settings.recompute_ratio,
+            self._calibrated,
+        )
+        return next((ratio for ratio in named if ratio is not None), DEFAULT_RECOMPUTE_RATIO)
+
+
+def may_blend(params: SamplingParams) -> bool:
+    """Whether a prompt with these parameters may read stored KV: none whose own logprobs the client wants to see."""
+    return not params.skip_reading_prefix_cache and params.prompt_logprobs is None
+
+
+def blend_requests(
+    settings: Settings, renderer: BaseRenderer, chat_template: str | None, keys: PromptKeys, metrics: IngressMetrics
+) -> BlendRequests:
+    """Those of this server. Raises SettingsError for separators that cannot occur in a prompt."""
+    profile = read_blend_profile(settings.model_source)
+    return BlendRequests(
+        settings.blending,
+        find_separators(settings.blending.separators, renderer, chat_template),
+        _encoder(renderer.tokenizer),
+        keys,
+        metrics.count_chunks,
+        profile.recompute_ratio if profile else None,
+    )
+
+
+def _encoder(tokenizer: Any) -> Encode:
+    """What encodes texts on a thread: with a copy, since others use the tokenizer meanwhile."""
+
+    @functools.cache
+    def copy() -> tokenizers.Tokenizer:  # not before somebody names chunks: it is as large as the tokenizer
+        made = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        made.no_truncation()
+        made.no_padding()
+        return made
+
+    def encode(texts: Sequence[str]) -> list[list[int]]:
+        if isinstance(getattr(tokenizer, "backend_tokenizer", None), tokenizers.Tokenizer):
+            return [list(one.ids) for one in copy().encode_batch(list(texts), add_special_tokens=False)]
+        return [list(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+
+    return encode
