@@ -1,7 +1,7 @@
-"""What `make profile-blend` found for a model: the layer and the share of tokens that blending uses where no setting says.
+"""What `make profile-blend` found for a model: the layer and the share of tokens that blending uses by default.
 
-One small JSON file beside the weights. It decides no KV that an exact or a tolerant prompt is answered with, so it is no
-part of the model's identity: a new calibration keeps the cache warm.
+One small JSON file beside the weights. It decides no KV that an exact or a tolerant prompt is answered with, so it is
+no part of the model's identity: a new calibration keeps the cache warm.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _tokens(separator: str, tokenizer: Any) -> list[int]:
         raise SettingsError(f"{_SETTING}: the model has no tokenizer for {separator!r}; give token ids.")
     sequence = encode(separator)
     if not sequence:
-        raise SettingsError(f"{_SETTING}: the tokenizer makes no token of {separator!r}; give another text, or token ids.")
+        raise SettingsError(f"{_SETTING}: the tokenizer makes no token of {separator!r}; give another one, or ids.")
     if not all(_holds(encode(before + separator + behind), sequence) for before, behind in _NEIGHBOURS):
         logger.warning(
             "%s: %r merges with texts beside it into other tokens; where it does, no chunk begins, which costs hits",

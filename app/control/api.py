@@ -69,11 +69,13 @@ def control_router(
         ] = None,
         truncate_prompt_tokens: Annotated[int | None, Query(ge=-1, description="As its requests send it.")] = None,
         cache_salt: Annotated[str | None, Query(description="What its requests send as `cache_salt`.")] = None,
-        fidelity: Annotated[str | None, Query(description="`exact`, `tolerant` or `blended`, as its requests say.")] = None,
+        fidelity: Annotated[
+            str | None, Query(description="`exact`, `tolerant` or `blended`, as its requests say.")
+        ] = None,
     ) -> dict[str, Any]:
         """Where the KV of a prompt of this tenant lies. Give exactly one of `text`, `tokens` and `messages`.
 
-        Of a blended prompt `chunks` says, for each chunk that separators begin, how many of its leading tokens lie where.
+        Of a blended prompt `chunks` says how many leading tokens of each chunk that a separator begins lie where.
         """
         bounds: RequestBounds = request.app.state.request_bounds
         given = {
@@ -152,7 +154,7 @@ def in_tokens(found: Mapping[str, Any], block_size: int) -> dict[str, Any]:
 async def _lookup_chunks(
     control: ControlPlane, keys: PromptKeys, token_ids: Sequence[int], chunks: Sequence[Span], salt: str
 ) -> list[dict[str, Any]]:
-    """Where a prompt's chunks lie, as `in_tokens` has it, by the names that they have under the salt of exact prompts."""
+    """Where a prompt's chunks lie, as `in_tokens` has it; `salt` is that of the tenant's exact prompts."""
     found = await asyncio.gather(
         *(control.lookup(keys.hashes(token_ids[chunk.start : chunk.end], salt)) for chunk in chunks)
     )

@@ -45,7 +45,7 @@ class IngressMetrics:
             "crosskv_prompt_tokens", "Prompt tokens by where their KV came from.", ["source"], registry=registry
         )
         self.blended_tokens = Counter(
-            "crosskv_blended_tokens", "Of the reused prompt tokens, those that were blended (docs/concepts/blending.md).",
+            "crosskv_blended_tokens", "Reused prompt tokens that were blended (docs/concepts/blending.md).",
             registry=registry,
         )  # fmt: skip
         self.chunks = Counter(

@@ -89,8 +89,8 @@ class RequestKVUsage:
 def prompt_usage(output: RequestOutput, prompt_tokens: int) -> KVCacheUsage:
     """What the last output of a prompt says about its KV.
 
-    A replica that reports nothing, or what does not add up to the prompt, or more blended than loaded, does not cost the client its answer: then
-    vLLM's own count is taken, which knows the engine's cache only.
+    A replica that reports nothing, what does not add up to the prompt, or more blended than loaded, does not cost the
+    client its answer: then vLLM's own count is taken, which knows the engine's cache only.
     """
     reported: KVCacheUsage | None = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE)
     if reported is not None:

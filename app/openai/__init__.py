@@ -4,5 +4,6 @@
 its replica is gone, `suspects` says when not to; `constraint_pool` compiles constraints in a process that can be ended;
 `blend_requests` names the chunks of blended prompts.
 
-On the ingress's event loop. May import `answers`, `blending`, `backend`, `gate` and `metrics`. There is no second OpenAI protocol here.
+On the ingress's event loop. May import `answers`, `blending`, `backend`, `gate` and `metrics`. There is no second
+OpenAI protocol here.
 """

@@ -31,8 +31,8 @@ class PromptKeys:
         """What separates this prompt's KV from everybody else's, at every tier and in the engine's own prefix cache.
 
         A tenant's requests are further separated by the request's own `cache_salt`, in which vLLM allows no NUL: so the
-        pair can be read from the joined string in one way only. Each fidelity has a salt of its own: no name that an exact
-        prompt has can be that of KV which was stored with loss, or blended.
+        pair can be read from the joined string in one way only. Each fidelity has a salt of its own: no name that an
+        exact prompt has can be that of KV which was stored with loss, or blended.
         """
         return keys.cache_salt(self._secret, self.fingerprint, f"{tenant}\0{user_salt or ''}", fidelity)
 

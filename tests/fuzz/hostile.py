@@ -44,7 +44,9 @@ VALUES: list[Any] = [
     [{"role": "user", "content": [{"type": "text"}]}], [{"role": "user", "content": [{"type": "image_url"}]}],
     [{"role": "assistant", "content": "a", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
     [{"role": "user", "content": {"a": 1}}], [{"role": ["user"], "content": "a"}], ["a"], [5],
-    {"fidelity": "tolerant"}, {"fidelity": []}, {"5": 1e308}, {"99999999": 1}, {"x": 1}, {"-1": 1},
+    {"fidelity": "tolerant"}, {"fidelity": []}, {"fidelity": "blended", "recompute_ratio": -0.0},
+    {"fidelity": "blended", "chunks": ["\0", "a" * 300]}, {"fidelity": "blended", "chunks": [[5]]}, {"chunks": ["a"]},
+    {"recompute_ratio": 10**300}, {"5": 1e308}, {"99999999": 1}, {"x": 1}, {"-1": 1},
     {"chat_template": "{{ 1/0 }}"}, {"tokenize": True}, {"return_dict": True}, {"add_generation_prompt": 5},
     {"messages": []}, {"tools": 5}, {"crosskv_plan": "x"}, {"documents": [{}]},
 ]  # fmt: skip
@@ -74,7 +76,8 @@ PLAUSIBLE: dict[str, list[Any]] = {
     "spaces_between_special_tokens": [False], "routed_experts_prompt_start": [0, 100], "return_token_offsets": [True],
     "return_tokens_as_token_ids": [True], "cache_salt": ["a"], "add_special_tokens": [False],
     "watermarking": [True, False], "use_beam_search": [False], "prompt": [[5], [[5, 6], [7]], ["a", "b"]],
-    "kv_cache": [{"fidelity": "tolerant"}], "include_reasoning": [False], "reasoning_effort": ["low"],
+    "kv_cache": [{"fidelity": "tolerant"}, {"fidelity": "blended", "recompute_ratio": 1, "chunks": ["The red ball"]}],
+    "include_reasoning": [False], "reasoning_effort": ["low"],
     "add_generation_prompt": [False], "continue_final_message": [True], "request_id": ["same"], "user": ["u"],
 }  # fmt: skip
 """Values of generation's fields that may well be taken: what they do together is seen at the engine's door."""

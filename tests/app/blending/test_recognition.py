@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from hypothesis import given, settings
@@ -59,7 +60,7 @@ def test_chunks_lie_in_the_prompt_in_order_and_hold_no_other_boundary(
 
     assert len(chunks) <= most
     assert all(chunk.start > 0 and chunk.tokens >= min_tokens for chunk in chunks)
-    assert all(before.end <= after.start for before, after in zip(chunks, chunks[1:], strict=False))
+    assert all(before.end <= after.start for before, after in itertools.pairwise(chunks))
     for chunk in chunks:
         inside = prompt[chunk.start : chunk.end]
         assert len(inside) == chunk.tokens
