@@ -38,6 +38,10 @@ def test_of_texts_that_begin_alike_the_longest_one_is_found() -> None:
     assert find([1, *A, *B, 2, *A, 3], short, long) == ([Span(1, 50), Span(52, 20)], 0)
 
 
+def test_occurrences_do_not_overlap() -> None:
+    assert find([0, *[5] * 7], [9, 5, 5, 5, 9], min_tokens=3) == ([Span(1, 3), Span(4, 3)], 0)
+
+
 def test_no_more_are_found_than_wanted() -> None:
     assert find([1, *A * 10], A, most=3)[0] == [Span(2, 18), Span(22, 18), Span(42, 18)]
 
@@ -68,5 +72,8 @@ def test_it_finds_what_a_search_by_hand_finds(prompt: list[int], texts: list[lis
 
 
 def test_texts_that_all_but_match_everywhere_meet_a_bound() -> None:
-    texts = [[9, *[5] * (3_000 + number), 6, 9] for number in range(256)]
-    assert find([5] * 8_000, *texts) == ([], 256)
+    """Comparing them at every place would take minutes of a long prompt; nothing behind the bound is found."""
+    hostile = [[9, *[5] * (3_000 + number), 6, 9] for number in range(256)]
+    prompt = [*[5] * 8_000, 1, *A, 2]
+    assert find(prompt, A) == ([Span(8_002, 18)], 0)
+    assert find(prompt, *hostile, A) == ([], 257)
