@@ -60,19 +60,21 @@ class Blend(NamedTuple):
 
 
 def blend_of(
-    chunks: Sequence[StoredChunk], start: int, prompt_tokens: int, block_tokens: int, ratio: float, terms: BlendTerms
+    stored: Sequence[tuple[int, int]],
+    start: int,
+    prompt_tokens: int,
+    block_tokens: int,
+    ratio: float,
+    terms: BlendTerms,
 ) -> Blend:
-    """Return the blend of a prompt's stored chunks, in order, behind its first ``start`` tokens.
+    """Return the blend of a prompt's chunks behind its first ``start`` tokens.
 
-    It ends with a block of the prompt, before the prompt's last token. Without any reused token there is nothing to
-    blend. O(chunks).
+    ``stored``: of each chunk where it begins and how many of its leading tokens are stored, in order. The blend ends
+    with a block of the prompt, before the prompt's last token. O(chunks).
     """
-    last = chunks[-1].start_token + chunks[-1].blocks * block_tokens if chunks else 0
+    last = sum(stored[-1]) if stored else 0
     end = min(last, prompt_tokens - 1) // block_tokens * block_tokens
-    reused = 0
-    for chunk in chunks:
-        stored_to = chunk.start_token + chunk.blocks * block_tokens
-        reused += max(0, min(end, stored_to) - max(start, chunk.start_token))
+    reused = sum(max(0, min(end, at + tokens) - max(start, at)) for at, tokens in stored)
     return Blend(start, max(start, end), reused, ratio, terms)
 
 

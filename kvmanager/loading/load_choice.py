@@ -180,6 +180,7 @@ class LoadChoice:
             return (), reason  # a probe measures what a blend would hide
         if self._mode is LoadMode.RECOMPUTE:
             return (), PlanReason.RECOMPUTE_ALWAYS if reason in _NOTHING_STORED else reason
+        stored = [(chunk.start_token, chunk.blocks * self._block_tokens) for chunk in chunks]
         segments = [segment for chunk in chunks for segment in chunk.segments]
         for location in dict.fromkeys(segment.location for segment in segments):
             ahead = max(choice.ahead.get(location.tier, 0.0), self._under_way.nbytes(location))
@@ -187,7 +188,7 @@ class LoadChoice:
         judged = self._blends.judge(
             choice.now,
             choice.replica,
-            blend_of(chunks, start, choice.prompt_tokens, self._block_tokens, query.ratio, query.terms),
+            blend_of(stored, start, choice.prompt_tokens, self._block_tokens, query.ratio, query.terms),
             chunks,
             choice.prompt_tokens,
             choice.ahead,
