@@ -266,7 +266,7 @@ class Planner:
                 self._renewals.used(now, found.path[: len(found.copies)])
                 tokens = found.stored_to * self._block_tokens
                 found_tokens = max(found_tokens, tokens)
-                if chunk.start_token + tokens > loaded:
+                if tokens and chunk.start_token + tokens > loaded:
                     segments, copies, _ = self._choose(found, chunk.hashes, 0, None)
                     stored.append((StoredChunk(chunk.start_token, tuple(segments)), copies))
             if len(chunks) > 1:
