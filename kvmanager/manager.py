@@ -21,11 +21,12 @@ from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.index.nodes import Copy
 from kvmanager.index.snapshots import deltas_since
 from kvmanager.manager_parts import ManagerParts
+from kvmanager.moves.chunks import ChunkQuery
 from kvmanager.moves.cuts import cut_sequence
 from kvmanager.moves.demotions import Demotion
 from kvmanager.moves.directives import Directive, evict
 from kvmanager.moves.due_evictions import evictions
-from kvmanager.moves.plans import Choose, Plan
+from kvmanager.moves.plans import Choose, ChooseChunks, Plan
 from kvmanager.moves.saves import Offer
 from kvmanager.report import lookup_report, manager_report, tenant_report
 from kvmanager.segments.keys import BlockHash, SegmentKey
@@ -48,7 +49,8 @@ class KVManager:
         self._now = float("-inf")
         self._parts = parts = ManagerParts(config, policy)
         self._catalog, self._trie, self._due = parts.catalog, parts.trie, parts.due
-        self._planner, self._saves, self._demotions = parts.planner, parts.saves, parts.demotions
+        self._planner, self._leases = parts.planner, parts.leases
+        self._saves, self._demotions = parts.saves, parts.demotions
         self._pins, self._quotas, self._devices = parts.pins, parts.quotas, parts.devices
         self.offloads = parts.offloads
         """What devices hold and no shared tier has; for reading only."""
@@ -94,6 +96,8 @@ class KVManager:
         device_blocks: int = 0,
         exact_hashes: Sequence[BlockHash] = (),
         choose: Choose | None = None,
+        chunks: Sequence[ChunkQuery] = (),
+        choose_chunks: ChooseChunks | None = None,
     ) -> Plan:
         """Say what ``replica`` on ``node`` shall load for a prompt of which it holds ``device_blocks`` leading blocks.
 
@@ -103,14 +107,17 @@ class KVManager:
 
         ``exact_hashes``: of the same tokens where they are stored without loss, which a tolerant prompt may read. Where
         more is stored under those, or as much and nearer, the whole plan is about them, and the keys in it are theirs.
+
+        ``chunks`` of a blended prompt, in order and without overlap, serve what comes after that: of each that ends
+        later, all that is stored of it, unless ``choose_chunks`` says less (`kvmanager.loading.blend_choice`). Known
+        segments of these chunks are used too, and all is under one lease.
         """
         self._advance(now)
         self._parts.clock.tick()
         if self._catalog.reuse is not None:
             self._catalog.reuse.request(len(hashes))
-        if exact_hashes and self._planner.stored_reach(exact_hashes) > self._planner.stored_reach(hashes):
-            hashes = exact_hashes
-        return self._planner.plan(self._now, replica, node, hashes, device_blocks, choose)
+        hashes = self._planner.further_stored(hashes, exact_hashes)
+        return self._planner.plan(self._now, replica, node, hashes, device_blocks, choose, chunks, choose_chunks)
 
     def reserve(self, now: float, replica: str, node: str, hashes: Sequence[BlockHash]) -> Plan:
         """Lease what a directive shall load to ``replica``, as `plan` would: but nobody asked, so no use is counted."""
@@ -118,13 +125,12 @@ class KVManager:
         return self._planner.reserve(self._now, replica, node, hashes)
 
     def known_ends(self, hashes: Sequence[BlockHash]) -> list[SegmentKey]:
-        """Return the known segments that hold leading blocks of a prompt and that none of the others follows on.
+        """Return the last ones of a prompt's known segments: with all that they follow on, what is known of it."""
+        return self._planner.known_ends(hashes)
 
-        With all that they follow on they are what is known of the prompt.
-        """
-        path, _ = self._planner.known_path(hashes)
-        return [node.key for node, below in zip(path, [*path[1:], None], strict=False)
-                if below is None or below.parent is not node]  # fmt: skip
+    def stored_blocks(self, sequences: Iterable[Sequence[BlockHash]]) -> list[int]:
+        """Return how many leading blocks of each sequence a shared tier has. Counts no use. O(segments of all)."""
+        return [self._planner.reach(hashes) for hashes in sequences]
 
     def tenant_of(self, key: SegmentKey) -> str:
         """Return the tag of the tenant that a known segment belongs to; empty: none, or not known."""
@@ -133,11 +139,11 @@ class KVManager:
 
     def extend_lease(self, lease_id: int, seconds: float) -> None:
         """Let a plan's lease end so much later, for its load may take as long. O(1)."""
-        self._planner.extend(lease_id, seconds)
+        self._leases.extend(lease_id, seconds)
 
     def release(self, lease_id: int) -> None:
         """End a plan's lease; one that has ended already is no error. What waited for it, `expire` will evict."""
-        self._due.add(self._planner.release(lease_id))
+        self._due.add(self._leases.release(lease_id))
 
     # Saving
 
@@ -212,15 +218,8 @@ class KVManager:
         """Note that ``location`` no longer has ``keys``; order the eviction of what cannot be reached without them."""
         self._advance(now)
         store = self._catalog.store(location)
-        nodes = [node for key in keys if (node := self._trie.nodes.get(key)) is not None]
-        freed: list[Copy] = []
-        for node in sorted(
-            nodes, key=lambda node: node.start_block, reverse=True
-        ):  # no order to evict what is lost too
-            copy = node.copy_at(store)
-            if copy is not None:
-                self._parts.counters.dropped_segments += 1
-                freed += self._catalog.uproot(copy, bytes_lost=True)
+        dropped, freed = self._catalog.drop(store, keys)
+        self._parts.counters.dropped_segments += dropped
         return self._evict(freed)
 
     # Redis
@@ -275,7 +274,6 @@ class KVManager:
         """Keep the chains that end with ``keys`` from eviction at every shared location, for ``ttl_s`` seconds.
 
         ``tenant``: tag of whose pin it is, whose budget it counts in, and who alone may end it.
-
         `clear`, `dropped` and `forget_holder` take them all the same. Raises `kvmanager.eviction.pins.UnknownKeyError`,
         `PinBudgetError`, and ValueError for a time out of bounds; nothing is changed then.
         """
@@ -310,7 +308,7 @@ class KVManager:
     def forget_replica(self, replica: str) -> None:
         """Note that a replica is gone: its device, its leases and its unfinished saves. O(leases + saves)."""
         self.device_cleared(replica)
-        self._due.add(self._planner.forget_replica(replica) + self._saves.forget_replica(replica))
+        self._due.add(self._leases.forget_replica(replica) + self._saves.forget_replica(replica))
         self._trie.forget_coldest_ghosts()
 
     def forget_holder(self, location: Location) -> None:
@@ -370,7 +368,7 @@ class KVManager:
     def _end_overdue(self, now: float) -> None:
         self._advance(now)
         self._pins.expire(self._now)
-        self._due.add(self._planner.expire(self._now) + self._saves.expire(self._now))
+        self._due.add(self._leases.expire(self._now) + self._saves.expire(self._now))
         self._due.add(self._demotions.expire(self._now) + self._quotas.trim())
 
     def _evict(self, freed: Iterable[Copy] = ()) -> tuple[Directive, ...]:

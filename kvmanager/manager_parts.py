@@ -17,6 +17,7 @@ from kvmanager.index.snapshots import Snapshots
 from kvmanager.index.trie import PrefixTrie
 from kvmanager.moves.demotions import Demotions
 from kvmanager.moves.due_evictions import DueEvictions
+from kvmanager.moves.leases import Leases
 from kvmanager.moves.offloads import Offloads
 from kvmanager.moves.plans import Planner
 from kvmanager.moves.renewals import Renewals
@@ -44,7 +45,10 @@ class ManagerParts:
         policy_for(lambda: 0)  # what is no policy is refused now, not when the first tier comes
         self.catalog = Catalog(self.trie, self.clock, self.log, policy_for, self.queue, self.reuse)
         self.renewals = Renewals(self.trie, self.catalog.stores, self.counters, config.redis_renew_s)
-        self.planner = Planner(self.catalog, self.counters, self.renewals, config.blocks_per_segment, config.lease_s)
+        self.leases = Leases(self.catalog, self.counters, config.lease_s)
+        self.planner = Planner(
+            self.catalog, self.counters, self.renewals, self.leases, config.blocks_per_segment, config.block_tokens
+        )
         self.saves = Saves(self.catalog, self.counters, config.blocks_per_segment, config.save_s)
         self.demotions = Demotions(self.catalog, self.queue, self.counters, config.cpu_high_water, config.save_s)
         self.pins = Pins(self.catalog, config.pin_budget_bytes, config.longest_pin_s, config.tenant_pin_bytes)

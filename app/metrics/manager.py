@@ -56,6 +56,7 @@ _REDIS_GAUGES = {
 }
 _CIRCUIT = {"closed": 0, "half_open": 1, "open": 2}
 _CIRCUIT_TEXT = "Circuit breaker in front of a tier, by node: 0 closed, 1 half-open, 2 open."
+_CHUNKS_TEXT = "Tokens in chunks of blended prompts with two chunks or more, and those found stored."
 _FAILURES_TEXT = "Segments that did not come from Redis, or not as they were stored; they were recomputed."
 
 
@@ -70,7 +71,14 @@ class _Stats:
         for name, text in _LOCATION_GAUGES.items():
             found = [((place["tier"], place["holder"][:8]), place.get(name)) for place in locations]
             yield _gauge(f"tier_{name}", text, ["tier", "holder"], found)
-        for name, value in _mapping(self._stats.get("counters")).items():
+        counters = dict(_mapping(self._stats.get("counters")))
+        asked, found = counters.pop("chunk_tokens_asked", None), counters.pop("chunk_tokens_found", None)
+        tokens = [(("asked",), asked), (("found",), found)]
+        yield _counter("chunk_tokens", _CHUNKS_TEXT, ["outcome"], tokens)
+        if isinstance(asked, int) and isinstance(found, int):
+            rate = found / asked if asked else None
+            yield _gauge("blend_hit_rate", "Of these, the share that was found.", [], [((), rate)])
+        for name, value in counters.items():
             yield _counter(f"manager_{name}", "See kvmanager/index/counters.py.", [], [((), value)])
         tenants = [
             ((place["tier"], place["holder"][:8], tag), share.get("bytes"))

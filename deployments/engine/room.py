@@ -28,7 +28,17 @@ from deployments.engine.process.front import EngineProcess, RemoteService, start
 from deployments.engine.process.service import CLEAR_DEVICE, ReuseService
 from deployments.engine.step_witness import EngineDiedError
 from deployments.engine.wiring import KVReuse, why_not_moved
-from deployments.protocol.kv_port import ANSWER_GOES, ARRIVED, FIDELITY, PLAN, SHORT_TOKENS, TENANT, PlanDict
+from deployments.protocol.kv_port import (
+    ANSWER_GOES,
+    ARRIVED,
+    FIDELITY,
+    PLAN,
+    SHORT_TOKENS,
+    TENANT,
+    BlendQuery,
+    BlendTerms,
+    PlanDict,
+)
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments.keys import EXACT
 
@@ -123,11 +133,27 @@ class EngineRoom:
         """Whether there is anything to plan for, and to tell the manager."""
         return self._port is not None
 
+    @property
+    def blend_terms(self) -> BlendTerms | None:
+        """How this replica blends; None: not at all."""
+        return None
+
     async def plan(
-        self, hashes: Sequence[bytes], exact_hashes: Sequence[bytes], prompt_tokens: int, queued_tokens: int
+        self,
+        hashes: Sequence[bytes],
+        exact_hashes: Sequence[bytes],
+        prompt_tokens: int,
+        queued_tokens: int,
+        blend: BlendQuery | None = None,
     ) -> PlanDict | None:
         """The manager's plan for a prompt (`ClusterPort.plan`); None without an answer."""
-        return await self._port.plan(hashes, exact_hashes, prompt_tokens, queued_tokens) if self._port else None
+        if self._port is None:
+            return None
+        return await self._port.plan(hashes, exact_hashes, prompt_tokens, queued_tokens, blend)
+
+    async def stored_chunks(self, sequences: Sequence[Sequence[bytes]]) -> list[int] | None:
+        """How many leading blocks of each sequence shared tiers have (`ClusterPort.stored_chunks`)."""
+        return await self._port.stored_chunks(sequences) if self._port else None
 
     async def generate(self, prompt: EnginePrompt) -> AsyncIterator[RequestOutput]:
         """vLLM's outputs, without the prompt's tokens. Closing the iterator aborts the request in the engine.

@@ -1,6 +1,6 @@
 """The brain with a clock and ears: `kvmanager.manager.KVManager` as an actor.
 
-`actor` receives the calls; `tier_seats` knows the tiers and replicas; `directive_sender` sends directives and awaits
+`actor` receives the calls; `prompt_planner` answers those about prompts; `tier_seats` knows the tiers and replicas; `directive_sender` sends directives and awaits
 how they end; `demoter` and `redis_renewer` copy to Redis in the background; `eviction_queue` holds what a tier still
 has to evict. Policy does not belong here: what to keep, evict or send where is `kvmanager`'s.
 

@@ -30,13 +30,13 @@ from deployments.manager.directive_sender import DirectiveSender
 from deployments.manager.gc_freeze import GcFreeze
 from deployments.manager.housekeeping import keep_house
 from deployments.manager.index_watch import IndexWatch
-from deployments.manager.plan_answer import plan_answer
+from deployments.manager.prompt_planner import PromptPlanner
 from deployments.manager.redis_renewer import RedisRenewer
 from deployments.manager.replica_seat import ReplicaSeat, silent, succeeded_by
 from deployments.manager.reports import Reports
 from deployments.manager.tier_registry import TierRegistry
 from deployments.protocol.call_batches import carry_out
-from deployments.protocol.kv_port import OfferedBlocks, PlanDict, Promotion
+from deployments.protocol.kv_port import BlendQuery, OfferedBlocks, PlanDict, Promotion
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import Deltas, Position
 from kvmanager.index.locations import REDIS, Location, Tier
@@ -76,6 +76,7 @@ class KVManagerActor:
         self._directives = DirectiveSender(self._brain, self._replicas)
         self._control = Control(self._brain, self._replicas, self._directives, self._seats, self._watch)
         self._loads = load_choice(config)
+        self._prompts = PromptPlanner(self._brain, self._loads)
         self._reports = Reports(self._brain, self._replicas, self._ended, self._loads, self._directives, self._seats)
         self._garbage = GcFreeze()
         self._housekeeping = asyncio.get_event_loop().create_task(keep_house(self._tidy))
@@ -118,27 +119,26 @@ class KVManagerActor:
         exact_hashes: Sequence[BlockHash] = (),
         prompt_tokens: int = 0,
         queued_tokens: int = 0,
+        blend: BlendQuery | None = None,
     ) -> PlanDict | None:
         """What is stored of a prompt, under a lease, as far as it is worth loading; None: not registered.
 
         `queued_tokens`: what the replica has to compute before this prompt; `prompt_tokens` 0: as many as the hashed
-        blocks have.
+        blocks have. `blend`: of a blended prompt's chunks, in order and without overlap.
         """
         if replica not in self._replicas:
             return None
-        now = time.monotonic()
-        device_blocks = self._brain.offloads.device_blocks(replica, hashes)
-        choice = self._loads.for_prompt(now, replica, device_blocks, len(hashes), prompt_tokens, queued_tokens)
-        plan = self._brain.plan(now, replica, node_id, hashes, exact_hashes=exact_hashes, choose=choice.choose)
-        self._brain.extend_lease(plan.lease_id, choice.deadline_s)
-        self._loads.planned(choice, plan.lease_id, plan.reason)
-        return plan_answer(plan, self._brain.epoch, choice, self._loads.short_tokens(replica))
+        return self._prompts.plan(
+            time.monotonic(), replica, node_id, hashes, exact_hashes, prompt_tokens, queued_tokens, blend
+        )
 
     async def release(self, lease_ids: Iterable[int]) -> None:
         """Leases that are used up."""
-        for lease_id in lease_ids:
-            self._brain.release(lease_id)
-            self._loads.ended(lease_id)
+        self._prompts.release(lease_ids)
+
+    async def stored_chunks(self, sequences: Sequence[Sequence[BlockHash]]) -> list[int]:
+        """How many leading blocks of each sequence the shared tiers have. No lease, and no use is counted."""
+        return self._brain.stored_blocks(sequences)
 
     async def offer(
         self, replica: str, node_id: str, offered: OfferedBlocks, segment_bytes: Sequence[int]

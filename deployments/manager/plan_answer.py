@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deployments.protocol.kv_port import PlanDict, PlanExpectation, PlannedLoad
+from deployments.protocol.kv_port import PlanDict, PlanExpectation, PlannedBlend, PlannedChunk, PlannedLoad
 from kvmanager.loading.load_choice import PromptChoice
 from kvmanager.moves.plans import Plan, PlannedSegment
 
@@ -36,7 +36,7 @@ def plan_answer(plan: Plan, epoch: int, choice: PromptChoice, short_tokens: int)
         device_tokens=choice.device_tokens,
         short_tokens=short_tokens,
     )
-    return PlanDict(
+    answer = PlanDict(
         lease_id=plan.lease_id,
         segments=planned_loads(plan.segments),
         scores=list(plan.scores),
@@ -45,3 +45,11 @@ def plan_answer(plan: Plan, epoch: int, choice: PromptChoice, short_tokens: int)
         reason=plan.reason.value,
         expected=expected,
     )
+    if plan.chunks and choice.blend is not None:
+        answer["blend"] = PlannedBlend(
+            chunks=[PlannedChunk(chunk.start_token, planned_loads(chunk.segments)) for chunk in plan.chunks],
+            ratio=choice.blend.ratio,
+            check_layer=choice.blend.terms.check_layer,
+            seconds=choice.blend_s,
+        )
+    return answer

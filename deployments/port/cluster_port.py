@@ -23,8 +23,9 @@ from deployments.port.layer_groups import in_layer_groups
 from deployments.port.locked_breaker import LockedBreaker
 from deployments.port.port_waits import PortWaits
 from deployments.port.tier_reader import TierReader
-from deployments.protocol.kv_port import LayerArrival, OfferedBlocks, PlanDict, PlannedLoad, SaveGrant
+from deployments.protocol.kv_port import BlendQuery, LayerArrival, OfferedBlocks, PlanDict, PlannedLoad, SaveGrant
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
+from kvmanager.circuit_breaker import CircuitState
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import LateSample, Sample
 from kvmanager.segments.spans import SegmentSpan
@@ -86,11 +87,12 @@ class ClusterPort:
         exact_hashes: Sequence[bytes] = (),
         prompt_tokens: int = 0,
         queued_tokens: int = 0,
+        blend: BlendQuery | None = None,
     ) -> PlanDict | None:
         """The manager's plan for a prompt, also if there is nothing to load; None without an answer. On a loop.
 
         `exact_hashes`: `deployments.protocol.wire.GenerateRequest.exact_block_hashes`. `prompt_tokens`: the prompt's
-        length, 0 if not known; `queued_tokens`: what the engine has to compute before.
+        length, 0 if not known; `queued_tokens`: what the engine has to compute before; `blend`: of a blended prompt.
         """
         if not self._plan_circuit.allows(time.monotonic()):
             self.count("plan_not_asked")
@@ -98,7 +100,7 @@ class ClusterPort:
         began = time.monotonic()
         try:
             answer: PlanDict | None = await self.manager.ask(
-                "plan", self._replica, self._node_id, hashes, exact_hashes, prompt_tokens, queued_tokens,
+                "plan", self._replica, self._node_id, hashes, exact_hashes, prompt_tokens, queued_tokens, blend,
                 timeout_s=self._settings.plan_deadline_s,
             )  # fmt: skip
         except ManagerUnavailableError:
@@ -112,6 +114,19 @@ class ClusterPort:
             self.waits.plan.observe(time.monotonic() - began)
         self._plan_circuit.succeeded()
         return answer
+
+    async def stored_chunks(self, sequences: Sequence[Sequence[bytes]]) -> list[int] | None:
+        """How many leading blocks of each sequence shared tiers have; None without an answer. On a loop."""
+        if self._plan_circuit.state is not CircuitState.CLOSED:
+            return None
+        try:
+            found: list[int] = await self.manager.ask(
+                "stored_chunks", sequences, timeout_s=self._settings.plan_deadline_s
+            )
+        except ManagerUnavailableError:
+            self.count("chunks_unanswered")
+            return None
+        return found
 
     def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
         """See `deployments.port.tier_reader`. A load that is given up is reported, for nobody else measures it."""

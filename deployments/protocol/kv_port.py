@@ -17,6 +17,9 @@ from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
 
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import Sample
+from kvmanager.moves.chunks import BlendQuery as BlendQuery
+from kvmanager.moves.chunks import BlendTerms as BlendTerms
+from kvmanager.moves.chunks import ChunkQuery as ChunkQuery
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan
 
@@ -93,30 +96,8 @@ class PlannedBlend(TypedDict):
     ratio: float
     check_layer: int
     seconds: float
-    """How long the blend should take, by measured rates; 0: not known."""
-
-
-class BlendTerms(NamedTuple):
-    """How a replica blends, for the manager to judge what a blend would take: of a model with `layers` layers."""
-
-    check_layer: int
-    layers: int
-
-
-class ChunkQuery(NamedTuple):
-    """A chunk of a prompt to be planned, as `deployments.protocol.wire.PromptChunk` has it."""
-
-    start_token: int
-    tokens: int
-    hashes: Sequence[bytes]
-
-
-class BlendQuery(NamedTuple):
-    """What a replica asks of the manager beside a blended prompt's own hashes."""
-
-    chunks: Sequence[ChunkQuery]
-    ratio: float
-    terms: BlendTerms
+    """How long the blend should take by the rates of prefills and loads, without what earlier blends taught; 0: not
+    known. The replica reports it beside what the blend took (`kvmanager.loading.load_rates.Sample`)."""
 
 
 class PlanExpectation(TypedDict):

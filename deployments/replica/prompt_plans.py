@@ -10,16 +10,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from deployments.protocol.kv_port import PlanDict, PlanExpectation
+from deployments.protocol.kv_port import BlendQuery, BlendTerms, ChunkQuery, PlanDict, PlanExpectation
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
+from kvmanager.loading.blend_choice import Blend, blend_of
 from kvmanager.loading.load_rates import Sample
 from kvmanager.loading.short_prompts import ShortPrompts
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
+    from kvmanager.segments.keys import BlockHash
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +37,52 @@ LOAD_FAILED = "load_failed"
 _NOTHING_EXPECTED = PlanExpectation(load_s=0.0, recompute_s=0.0, deadline_s=0.0, device_tokens=0, short_tokens=0)
 
 
+def blend_query(request: GenerateRequest, terms: BlendTerms | None, block_tokens: int) -> BlendQuery | None:
+    """What to ask of a prompt's chunks; None where nothing can be blended.
+
+    Chunks without a full block are left out, and those that are not what they say: so there are at most as many hashes
+    as the prompt has blocks, however many chunks a client makes of it. O(chunks).
+    """
+    wanted = request.blend
+    if wanted is None or terms is None or not 0.0 <= wanted.recompute_ratio <= 1.0:
+        return None
+    chunks, end = [], 0
+    for chunk in wanted.chunks:
+        stop = chunk.start_token + chunk.tokens
+        fits = end <= chunk.start_token < stop <= len(request.prompt_token_ids)
+        if fits and 0 < len(chunk.block_hashes) <= chunk.tokens // block_tokens:
+            hashes = cast("Sequence[BlockHash]", chunk.block_hashes)
+            chunks.append(ChunkQuery(chunk.start_token, chunk.tokens, hashes))
+            end = stop
+    return BlendQuery(chunks, wanted.recompute_ratio, terms) if chunks else None
+
+
+def _planned_blend(
+    plan: PlanDict | None, start: int, prompt_tokens: int, block_tokens: int, terms: BlendTerms | None
+) -> Blend | None:
+    """What a plan blends behind a prompt's first `start` tokens; None for nothing."""
+    planned = plan.get("blend") if plan else None
+    if planned is None or terms is None:
+        return None
+    stored = [(chunk.start_token, chunk.loads[-1].end_block * block_tokens) for chunk in planned["chunks"]]
+    return blend_of(stored, start, prompt_tokens, block_tokens, planned["ratio"], terms)
+
+
 class PlanSource(Protocol):
     """Who asks the manager, and tells it: `deployments.engine.room.EngineRoom`."""
 
+    @property
+    def blend_terms(self) -> BlendTerms | None:
+        """How the engine blends; None: not at all."""
+        ...
+
     async def plan(
-        self, hashes: Sequence[bytes], exact_hashes: Sequence[bytes], prompt_tokens: int, queued_tokens: int
+        self,
+        hashes: Sequence[bytes],
+        exact_hashes: Sequence[bytes],
+        prompt_tokens: int,
+        queued_tokens: int,
+        blend: BlendQuery | None,
     ) -> PlanDict | None:
         """The manager's plan for a prompt; None without an answer in time."""
         ...
@@ -64,7 +107,11 @@ class PromptPlan:
         whole = (self._prompt_tokens - 1) // block_tokens * block_tokens
         last = plan["segments"][-1] if plan and plan["segments"] else None
         self._planned_tokens = min(whole, last.end_block * block_tokens) if last else 0
-        self._queued = self._prompt_tokens - max(self._planned_tokens, min(whole, self._expected["device_tokens"]))
+        start = max(self._planned_tokens, min(whole, self._expected["device_tokens"]))
+        self._blend = _planned_blend(plan, start, self._prompt_tokens, block_tokens, plans.blend_terms)
+        self._queued = self._prompt_tokens - start
+        if self._blend is not None:  # a part of its tokens is computed
+            self._queued -= int((self._blend.end - start) * (1.0 - self._blend.share))
         plans.queued_tokens += self._queued
 
     def begun(self) -> None:
@@ -78,7 +125,7 @@ class PromptPlan:
         if usage is None:
             return
         loaded = usage["cpu"] + usage["redis"]
-        if usage["device"] + loaded < self._planned_tokens:
+        if usage["device"] + loaded - usage.get("blended", 0) < self._planned_tokens or self._is_unblended(usage):
             self._reason = LOAD_FAILED
         usage["reason"] = self._reason
         logger.debug(
@@ -88,10 +135,26 @@ class PromptPlan:
             1e3 * self._expected["load_s"], 1e3 * self._expected["recompute_s"],
         )  # fmt: skip
         times: Any = output.metrics  # None without engine.log_stats; its times are the engine's clock
-        # What came from a CPU tier may have come layer by layer, while the rest was computed.
-        if times is not None and not usage["cpu"] and usage["recomputed"] >= self._plans.block_tokens:
+        # What came from a CPU tier may have come layer by layer, while the rest was computed; what a blend computes anew
+        # is no part of the engine's steps.
+        if (
+            times is not None
+            and self._blend is None
+            and not usage["cpu"]
+            and usage["recomputed"] >= self._plans.block_tokens
+        ):
             seconds = times.first_token_ts - times.scheduled_ts
             self._plans.report_prefill(usage["recomputed"], seconds, usage["device"] + loaded)
+
+    def _is_unblended(self, usage: KVCacheUsage) -> bool:
+        """Whether nothing was blended of what was planned, although the device did not have it by then.
+
+        A blend that computes all of its tokens anew reuses none.
+        """
+        blend = self._blend
+        if blend is None or "blended" in usage or blend.ratio >= 1.0:
+            return False
+        return usage["device"] < blend.end
 
 
 class PromptPlans:
@@ -109,6 +172,11 @@ class PromptPlans:
         """Below so many tokens nothing is worth a load, as the manager said last; 0: it does not know."""
         return self._short.below_tokens
 
+    @property
+    def blend_terms(self) -> BlendTerms | None:
+        """How the engine blends; None: not at all."""
+        return self._source.blend_terms if self._source is not None else None
+
     async def ask(self, request: GenerateRequest) -> PromptPlan:
         """The plan for a prompt, if it is worth one and the manager answers in time."""
         if self._source is None:
@@ -119,7 +187,11 @@ class PromptPlans:
         if not request.block_hashes or self._short.skips(time.monotonic(), prompt_tokens):
             return PromptPlan(self, request, None, SHORT)
         plan = await self._source.plan(
-            request.block_hashes, request.exact_block_hashes, prompt_tokens, self.queued_tokens
+            request.block_hashes,
+            request.exact_block_hashes,
+            prompt_tokens,
+            self.queued_tokens,
+            blend_query(request, self.blend_terms, self.block_tokens),
         )
         if plan is None:
             return PromptPlan(self, request, None, NO_PLAN)

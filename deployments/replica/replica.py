@@ -22,6 +22,8 @@ from deployments.protocol.families import labelled
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, PinnedCall
+from deployments.replica.chunk_fill import ChunkFill
+from deployments.replica.fill_request import filler, with_prompt_of_chunks
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlans
 from deployments.replica.serve_port import bind_to_node
@@ -54,6 +56,9 @@ def _rank_now() -> int:
 class Replica:
     """Serve deployment class. On the replica's event loop; the engine is behind the door of its room."""
 
+    _fill: ChunkFill | None = None
+    """None: this replica fills no chunks."""
+
     def __init__(self, args: Mapping[str, Any]) -> None:
         bind_to_node()
         settings = load_settings(args)
@@ -72,6 +77,7 @@ class Replica:
         there = OpenThere(here.gcs_address, context.app_name, self._name, node_id, settings.kv)
         self._room = EngineRoom(settings, self._name, self.rank, node_id, open_port, self._end_soon, there)
         self._plans = PromptPlans(self._room if self._room.shares_kv else None, settings.block_size_tokens)
+        self._fill = filler(settings, self._room, self._compute_chunk)
         self._link = ManagerLink(self._manager, self._name, _rank_now, node_id, self._room)
 
     @property
@@ -92,24 +98,56 @@ class Replica:
             self._end_soon()
             raise EngineDiedError(self._room.suspects())
         received = time.monotonic()
-        planned = await self._plans.ask(request)
-        planned_at, yielded_at = time.monotonic(), 0.0
+        fill = self._fill
+        if fill is not None:
+            fill.begins()
         try:
-            prompt = EnginePrompt(request, planned.plan, received - request.waited_s, planned.short_tokens)
-            async for output in self._room.generate(prompt):
+            filled = fill is not None and await fill.before(request)
+            if self._room.dead:
+                # If one of its chunks ended this engine, the prompt shall not end another one.
+                suspects = self._room.suspects()
+                raise EngineDiedError(with_prompt_of_chunks(suspects, request.request_id) if filled else suspects)
+            planned = await self._plans.ask(request)
+            if fill is not None:
+                fill.planned(filled, planned.plan is not None and "blend" in planned.plan)
+            planned_at, yielded_at = time.monotonic(), 0.0
+            try:
+                prompt = EnginePrompt(request, planned.plan, received - request.waited_s, planned.short_tokens)
+                async for output in self._room.generate(prompt):
+                    planned.begun()
+                    yielded_at = yielded_at or time.monotonic()
+                    if output.finished:
+                        planned.ended(output)
+                        self._sign(output)
+                        _stamp(output, received, planned_at, yielded_at)
+                        if fill is not None:
+                            fill.after(request)
+                    else:
+                        output.metrics = None  # only the last output's are read; they are half of unpickling one
+                    yield output
+            finally:
                 planned.begun()
-                yielded_at = yielded_at or time.monotonic()
-                if output.finished:
-                    planned.ended(output)
-                    self._sign(output)
-                    _stamp(output, received, planned_at, yielded_at)
-                else:
-                    output.metrics = None  # only the last output's are read; they are half the cost of unpickling one
-                yield output
         finally:
-            planned.begun()
+            if fill is not None:
+                fill.ends()
             if self._room.dead:
                 self._end_soon()
+
+    async def _compute_chunk(self, request: GenerateRequest) -> None:
+        """Run a chunk through the engine, as an exact request of nobody's. Raises what ends it."""
+        from deployments.engine.room import EnginePrompt
+
+        assert self._room is not None
+        planned = await self._plans.ask(request)
+        try:
+            # However short it is, it shall be stored.
+            prompt = EnginePrompt(request, planned.plan, time.monotonic(), short_tokens=1)
+            async for output in self._room.generate(prompt):
+                planned.begun()
+                if output.finished:
+                    planned.ended(output)
+        finally:
+            planned.begun()
 
     def _sign(self, output: RequestOutput) -> None:
         """Say in the usage which replica this is by now."""
@@ -121,7 +159,8 @@ class Replica:
         """What this process counts, labelled with its rank: vLLM labels by engine, and all replicas would say 0."""
         del call
         assert self._room is not None
-        return labelled(await self._room.metrics(), replica=str(self.rank))
+        own = self._fill.families() if self._fill is not None else []
+        return labelled([*await self._room.metrics(), *own], replica=str(self.rank))
 
     def check_health(self) -> None:
         """Serve replaces the replica when this raises: the engine is dead."""
@@ -153,5 +192,7 @@ class Replica:
         """Serve calls this after it has drained the replica's requests."""
         if self._link:
             self._link.close()
+        if self._fill:
+            self._fill.close()
         if self._room:
             self._room.close()

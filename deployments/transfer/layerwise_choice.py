@@ -31,7 +31,7 @@ class MeasuredRates:
         with self._lock:
             if sample[0] == "prefill":
                 self._rates.prefilled(*sample[1:], now=time.monotonic())
-            else:
+            elif sample[0] == "load":
                 self._rates.loaded(Tier(sample[1]), *sample[2:], now=time.monotonic())
 
     def given_up(self, tier: str, nbytes: int, seconds: float) -> None:

@@ -14,7 +14,7 @@ Invariants, per location, after every public method (`tests/kvmanager` checks th
 Costs: each method is O(log n) per copy that it changes, unless its docstring says otherwise. One thread.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kvmanager.index.deltas import DeltaLog
 from kvmanager.index.demotion_queue import DemotionQueue
@@ -25,6 +25,7 @@ from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.index.stores import MakePolicy, Store
 from kvmanager.index.sweeps import Retirement, Sweeps
 from kvmanager.index.trie import PrefixTrie
+from kvmanager.segments.keys import SegmentKey
 from kvmanager.segments.spans import MARK_BYTES, SegmentSpan
 
 
@@ -184,6 +185,19 @@ class Catalog:
         to `kvmanager.index.sweeps`, as is the uprooting of a copy while another one is under way. O(slice).
         """
         return self.sweeps.uproot(copy, bytes_lost=bytes_lost, evicted=evicted)
+
+    def drop(self, store: Store, keys: Iterable[SegmentKey]) -> tuple[int, list[Copy]]:
+        """Forget segments whose bytes a location has lost; return how many it had, and what it must free after them."""
+        nodes = [node for key in keys if (node := self.trie.nodes.get(key)) is not None]
+        nodes.sort(key=lambda node: node.start_block, reverse=True)  # no order to evict what is lost too
+        dropped = 0
+        freed: list[Copy] = []
+        for node in nodes:
+            copy = node.copy_at(store)
+            if copy is not None:
+                dropped += 1
+                freed += self.uproot(copy, bytes_lost=True)
+        return dropped, freed
 
     def lose(self, store: Store) -> None:
         """Forget all that a location held, and what it was promised: it is gone. O(tenants), and the rest in slices."""

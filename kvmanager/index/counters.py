@@ -12,6 +12,10 @@ class Counters:
     device_blocks: int = 0
     cpu_blocks: int = 0
     redis_blocks: int = 0
+    chunk_tokens_asked: int = 0
+    """Tokens of the chunks of blended prompts that have at least two."""
+    chunk_tokens_found: int = 0
+    """Of these, what was stored: with the prompt's beginning, or as the chunk by itself."""
     offered_segments: int = 0
     refused_colder: int = 0
     """Offered segments for which nothing colder could be evicted, or that exceed the whole budget."""

@@ -7,6 +7,8 @@
   computing stays unmeasured: once loads are measured, one in `PREFILL_PROBE` such plans loads nothing.
 * What is not done is not measured: a few plans do it nevertheless (`kvmanager.loading.probes`).
 
+A blended prompt's chunks are judged after its own chain (`kvmanager.loading.blend_choice`).
+
 Loads that were planned and have not ended are known by their bytes (`kvmanager.loading.loads_under_way`). One thread.
 """
 
@@ -20,17 +22,20 @@ from math import inf
 from typing import Any
 
 from kvmanager.index.locations import Location, Tier
+from kvmanager.loading.blend_choice import BlendChoice, blend_of
 from kvmanager.loading.load_deadline import MOST_LOAD_S, load_deadline_s
 from kvmanager.loading.load_rates import ALL_REPLICAS, ClusterRates, LateSample, LinearTime, PrefillTime, Sample
 from kvmanager.loading.load_split import Split, StoredPart, best_split, load_times
 from kvmanager.loading.loads_under_way import LoadsUnderWay
 from kvmanager.loading.probes import Probes
-from kvmanager.moves.plans import PlannedSegment, PlanReason
+from kvmanager.moves.chunks import BlendQuery
+from kvmanager.moves.plans import PlannedSegment, PlanReason, StoredChunk
 from kvmanager.segments.keys import SegmentKey
 
 MOST_UNMEASURED = 4
 PREFILL_PROBE = 8
 _SHARED = (Tier.CPU, Tier.REDIS)
+_NOTHING_STORED = (PlanReason.COLD, PlanReason.EVICTED)
 
 
 class LoadMode(StrEnum):
@@ -66,11 +71,24 @@ class PromptChoice:
     """The segments of these bytes."""
     ahead: dict[Tier, float] = field(default_factory=dict)
     """Bytes that others are loading from the tiers in question."""
+    blend: BlendQuery | None = None
+    """What a blended prompt asks; None for others."""
+    blend_s: float = 0.0
+    """How long its blend takes by the rates of prefills and loads alone; 0: not known, or nothing is blended."""
+    loads: list[PlannedSegment] = field(default_factory=list)
+    """What is loaded, chunks included."""
 
     def choose(self, segments: Sequence[PlannedSegment]) -> tuple[int, PlanReason]:
         """Return how many leading segments the plan shall load, and why. For `kvmanager.moves.plans`, which leases
         them."""
         return self.owner.choose(self, segments)
+
+    def choose_chunks(
+        self, blocks: int, reason: PlanReason, chunks: Sequence[StoredChunk]
+    ) -> tuple[Sequence[StoredChunk], PlanReason]:
+        """Return which stored chunks the plan shall blend, all that serve or none, and why. After `choose`, if that is
+        called. ``blocks`` of the prompt's own are loaded."""
+        return self.owner.choose_chunks(self, blocks, reason, chunks)
 
 
 class LoadChoice:
@@ -93,12 +111,20 @@ class LoadChoice:
         self._rates = ClusterRates(starting_credits)
         self._under_way = LoadsUnderWay()
         self._probes = Probes()
+        self._blends = BlendChoice(mode is LoadMode.LOAD, self._rates, self._under_way, MOST_UNMEASURED)
         self._prefill_unmeasured = 0
 
     # Plans.
 
     def for_prompt(
-        self, now: float, replica: str, device_blocks: int, blocks: int, prompt_tokens: int = 0, queued_tokens: int = 0
+        self,
+        now: float,
+        replica: str,
+        device_blocks: int,
+        blocks: int,
+        prompt_tokens: int = 0,
+        queued_tokens: int = 0,
+        blend: BlendQuery | None = None,
     ) -> PromptChoice:
         """Begin a choice for a prompt of so many full ``blocks``, of which the replica's device has ``device_blocks``.
 
@@ -106,7 +132,8 @@ class LoadChoice:
         """
         self._under_way.expire(now)
         tokens = max(prompt_tokens, blocks * self._block_tokens)
-        return PromptChoice(self, now, replica, device_blocks * self._block_tokens, tokens, queued_tokens)
+        device_tokens = device_blocks * self._block_tokens
+        return PromptChoice(self, now, replica, device_tokens, tokens, queued_tokens, blend=blend)
 
     def planned(self, choice: PromptChoice, lease_id: int, reason: PlanReason) -> None:
         """Note that a plan was made with a choice: its load is under way now, until `ended`."""
@@ -138,8 +165,51 @@ class LoadChoice:
             if nbytes:
                 choice.sizes[segment.location] = choice.sizes.get(segment.location, 0) + nbytes
                 choice.keys.append(segment.key)
-        choice.deadline_s = self._deadline_s(choice, segments[:count], reason)
+        choice.loads = list(segments[:count])
+        choice.deadline_s = self._deadline_s(choice, choice.loads, reason)
         return count, reason
+
+    def choose_chunks(
+        self, choice: PromptChoice, blocks: int, reason: PlanReason, chunks: Sequence[StoredChunk]
+    ) -> tuple[Sequence[StoredChunk], PlanReason]:
+        """See `PromptChoice.choose_chunks`."""
+        query = choice.blend
+        start = max(choice.device_tokens, blocks * self._block_tokens)
+        chunks = [c for c in chunks if c.start_token + c.blocks * self._block_tokens > start]
+        if query is None or not chunks or reason is PlanReason.PROBE:
+            return (), reason  # a probe measures what a blend would hide
+        if self._mode is LoadMode.RECOMPUTE:
+            return (), PlanReason.RECOMPUTE_ALWAYS if reason in _NOTHING_STORED else reason
+        stored = [(chunk.start_token, chunk.blocks * self._block_tokens) for chunk in chunks]
+        segments = [segment for chunk in chunks for segment in chunk.segments]
+        for location in dict.fromkeys(segment.location for segment in segments):
+            ahead = max(choice.ahead.get(location.tier, 0.0), self._under_way.nbytes(location))
+            choice.ahead[location.tier] = ahead
+        judged = self._blends.judge(
+            choice.now,
+            choice.replica,
+            blend_of(stored, start, choice.prompt_tokens, self._block_tokens, query.ratio, query.terms),
+            chunks,
+            choice.prompt_tokens,
+            choice.ahead,
+            choice.load_s,
+            self._queue_s(choice),
+        )
+        if not judged.blends:
+            return (), judged.reason if reason in _NOTHING_STORED else reason
+        if not judged.blend_s and self._mode is LoadMode.AUTO and self._computing_is_due():
+            return (), PlanReason.PROBE if reason in _NOTHING_STORED else reason
+        choice.blend_s, choice.load_s = judged.blend_s, judged.first_token_s
+        prefill = self._rates.prefill(choice.replica)
+        if prefill is not None and not choice.recompute_s:
+            rest = choice.prompt_tokens - choice.device_tokens
+            choice.recompute_s = self._queue_s(choice) + prefill.seconds(rest, choice.device_tokens)
+        for segment in segments:
+            # No other load waits for these bytes, which do not go to the device: so their keys are not noted.
+            choice.sizes[segment.location] = choice.sizes.get(segment.location, 0) + segment.read_bytes
+        choice.loads += segments
+        choice.deadline_s = self._deadline_s(choice, choice.loads, PlanReason.BLEND)
+        return chunks, PlanReason.BLEND
 
     def _choose(self, choice: PromptChoice, parts: Sequence[StoredPart], on_device: int) -> tuple[int, PlanReason]:
         if self._mode is LoadMode.RECOMPUTE:
@@ -178,6 +248,10 @@ class LoadChoice:
 
     def report(self, now: float, replica: str, samples: Iterable[Sample | LateSample]) -> None:
         """Take in what a replica measured."""
+        samples = list(samples)
+        for sample in samples:
+            if sample[0] == "blend" and len(sample) == 3:
+                self._blends.pace.report(replica, sample[1], sample[2], now)
         self._rates.report(replica, samples, now, lambda tier, nbytes: self._under_way.ahead_of(replica, tier, nbytes))
 
     def tier_is_back(self, tier: Tier) -> None:
@@ -189,6 +263,7 @@ class LoadChoice:
         self._rates.forget_replica(replica)
         self._under_way.forget_replica(replica)
         self._probes.forget_replica(replica)
+        self._blends.pace.forget_replica(replica)
 
     def credits(self, now: float) -> dict[str, dict[str, float]]:
         """Return what share of its prefill a token from each tier saves, by replica; only what is known."""
@@ -236,11 +311,15 @@ class LoadChoice:
         self, choice: PromptChoice, parts: Sequence[StoredPart], on_device: int
     ) -> tuple[int, PlanReason]:
         tiers = {part.tier for part in parts[on_device:]}
-        if all(self._rates.tier(choice.replica, tier).tier_time(tier) is not None for tier in tiers):
-            self._prefill_unmeasured += 1
-            if self._prefill_unmeasured % PREFILL_PROBE == 0:
-                return 0, PlanReason.PROBE
+        measured = all(self._rates.tier(choice.replica, tier).tier_time(tier) is not None for tier in tiers)
+        if measured and self._computing_is_due():
+            return 0, PlanReason.PROBE
         return len(parts), PlanReason.HIT
+
+    def _computing_is_due(self) -> bool:
+        """Whether this plan, one of those without a rate of prefills, shall compute, to measure that."""
+        self._prefill_unmeasured += 1
+        return self._prefill_unmeasured % PREFILL_PROBE == 0
 
     def _by_rates(
         self, choice: PromptChoice, parts: Sequence[StoredPart], on_device: int, prefill: PrefillTime

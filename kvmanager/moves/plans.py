@@ -1,20 +1,21 @@
-"""Plans: what one replica may load for one prompt, and the leases that keep it there meanwhile.
+"""Plans: what one replica may load for one prompt, under a lease (`kvmanager.moves.leases`).
 
-A lease is a promise with an end: until it is released or `lease_s` has passed, what the plan handed out is not evicted.
-Whoever dies without releasing delays evictions by that time at most. Leases end in the order of a heap, so expiring
-costs only what expires. One thread.
+A plan is about the prompt's own chain of segments, and of a blended prompt about its chunks' chains beside it
+(`kvmanager.moves.chunks`): what is loaded of its own chain is its prefix, and chunks serve what comes after that. All
+of it is under one lease. One thread.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from heapq import heappop, heappush
 from typing import Literal, NamedTuple, TypeAlias
 
 from kvmanager.index.catalog import Catalog
 from kvmanager.index.counters import Counters
 from kvmanager.index.locations import Location, Tier
 from kvmanager.index.nodes import Copy, CopyState, Node
+from kvmanager.moves.chunks import ChunkQuery
+from kvmanager.moves.leases import Leases
 from kvmanager.moves.renewals import Renewals
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import join_marks
@@ -29,6 +30,8 @@ class PlanReason(StrEnum):
     """The first part of what is stored is loaded; computing the rest is faster."""
     RECOMPUTE_FASTER = "recompute_faster"
     """Something is stored, but computing all of it is faster than loading any."""
+    BLEND = "blend"
+    """Chunks are blended, behind what is loaded of the prompt's own chain, if any."""
     PROBE = "probe"
     """What would be slower, by all that is known, to measure it: one segment more is loaded, or nothing."""
     UNMEASURED = "unmeasured"
@@ -76,6 +79,26 @@ Choose: TypeAlias = Callable[[Sequence[PlannedSegment]], tuple[int, PlanReason]]
 """Says how many of the stored segments that begin a prompt shall be loaded, from the first on, and why."""
 
 
+class StoredChunk(NamedTuple):
+    """What is stored of a prompt's chunk that begins at token ``start_token``: its leading blocks, from the first on.
+
+    Blocks of ``segments`` are the chunk's own. Its blocks before the end of the prompt's prefix are not needed.
+    """
+
+    start_token: int
+    segments: tuple[PlannedSegment, ...]
+
+    @property
+    def blocks(self) -> int:
+        """How many of the chunk's leading blocks are stored."""
+        return self.segments[-1].end_block
+
+
+ChooseChunks: TypeAlias = Callable[[int, PlanReason, Sequence[StoredChunk]], tuple[Sequence[StoredChunk], PlanReason]]
+"""Says which of the stored chunks are blended behind so many leading blocks of the prompt, and why, or why none; the
+reason so far is that of the prompt's own chain."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Segments to load, in order: each adds the blocks from the end of the one before it to its own, and may begin
@@ -91,34 +114,42 @@ class Plan:
     without being refreshed (`kvmanager.index.hotness`)."""
     now_score: float = 0.0
     """Hotness of what was used once, now: for blocks of which nothing is known."""
+    chunks: tuple[StoredChunk, ...] = ()
+    """What is blended behind the segments and the device prefix, in the prompt's order."""
 
 
-@dataclass(slots=True)
-class _Lease:
-    replica: str
-    made: float
-    deadline: float
+class _Found(NamedTuple):
+    """Known segments that hold a sequence's leading blocks, and where each one's part ends: first the stored ones."""
+
+    path: list[Node]
+    ends: list[int]
     copies: list[Copy]
+    """Of the stored ones, those that are read fastest."""
+
+    @property
+    def stored_to(self) -> int:
+        """How many leading blocks are stored."""
+        return self.ends[len(self.copies) - 1] if self.copies else 0
 
 
 class Planner:
-    """Makes plans and keeps their leases."""
+    """Makes plans."""
 
     def __init__(
-        self, catalog: Catalog, counters: Counters, renewals: Renewals, blocks_per_segment: int, lease_s: float
+        self,
+        catalog: Catalog,
+        counters: Counters,
+        renewals: Renewals,
+        leases: Leases,
+        blocks_per_segment: int,
+        block_tokens: int,
     ) -> None:
         self._catalog = catalog
         self._counters = counters
         self._renewals = renewals
+        self._leases = leases
         self._blocks_per_segment = blocks_per_segment
-        self._lease_s = lease_s
-        self._leases: dict[int, _Lease] = {}
-        self._ends: list[tuple[float, int]] = []
-        """A heap of when leases end, by their ids; of one that was released, until then."""
-        self._last_id = 0
-
-    def __len__(self) -> int:
-        return len(self._leases)
+        self._block_tokens = block_tokens
 
     def plan(
         self,
@@ -128,119 +159,146 @@ class Planner:
         hashes: Sequence[BlockHash],
         device_blocks: int,
         choose: Choose | None = None,
+        chunks: Sequence[ChunkQuery] = (),
+        choose_chunks: ChooseChunks | None = None,
     ) -> Plan:
         """Count one use of every known node that this prompt finds, and lease what shall be loaded of it.
 
-        That is all that is stored unless ``choose`` says less. O(segments of the prompt), plus O(log n) for the heap
-        entries of leaves.
+        That is all that is stored unless ``choose`` says less, and of the chunks that end after that prefix all that is
+        stored behind it, unless ``choose_chunks`` says less. O(segments of the prompt and its chunks), plus O(log n)
+        for the heap entries of leaves.
         """
-        plan = self._plan(now, replica, node, hashes, device_blocks, self._catalog.use, choose, used=True)
-        counters = self._counters
-        counters.plans += 1
-        counters.prompt_blocks += len(hashes)
-        counters.device_blocks += device_blocks
-        reached = device_blocks
-        ends = [end for end, _ in plan.scores if end > reached]  # the first ones are the planned segments'
-        for segment, end in zip(plan.segments, ends, strict=False):
-            if segment.location.tier is Tier.CPU:
-                counters.cpu_blocks += end - reached
-            else:
-                counters.redis_blocks += end - reached
-            reached = end
-        return plan
+        found = self._find(hashes, node)
+        used: set[Node] = set()
+        # With chunks a segment may be met twice; without, the check would only cost time.
+        scores = self._scores(found, (lambda link: self._use(link, used)) if chunks else self._catalog.use)
+        self._renewals.used(now, found.path[: len(found.copies)])
+        segments, copies, reason = self._choose(found, hashes, device_blocks, choose)
+        reached = max(device_blocks, segments[-1].end_block if segments else 0)
+        self._count(hashes, device_blocks, segments)
+        blended: list[StoredChunk] = []
+        if chunks:
+            stored = self._find_chunks(now, node, chunks, max(device_blocks, found.stored_to), reached, used)
+            parts: Sequence[StoredChunk] = [part for part, _ in stored]
+            if parts and choose_chunks is not None:
+                parts, reason = choose_chunks(reached, reason, parts)
+            elif parts:
+                reason = PlanReason.BLEND
+            copies_of = {part.start_token: held for part, held in stored}
+            blended = list(parts)
+            for part in blended:
+                copies = copies + copies_of[part.start_token]
+                skipped = max(0, reached * self._block_tokens - part.start_token) // self._block_tokens
+                self._count_reused(part.segments, skipped)
+        lease_id = self._leases.begin(now, replica, copies)
+        return Plan(lease_id, tuple(segments), reason, scores, self._catalog.clock.now, tuple(blended))
 
     def reserve(self, now: float, replica: str, node: str, hashes: Sequence[BlockHash]) -> Plan:
         """Lease what a directive shall load of a prompt: as `plan`, but nobody has asked, so nothing is counted."""
-        return self._plan(now, replica, node, hashes, 0, lambda known: known.score)
+        found = self._find(hashes, node)
+        segments, copies, reason = self._choose(found, hashes, 0, None)
+        scores = self._scores(found, lambda known: known.score)
+        return Plan(self._leases.begin(now, replica, copies), tuple(segments), reason, scores, self._catalog.clock.now)
 
-    def release(self, lease_id: int) -> list[Copy]:
-        """End a lease, if it has not ended yet; return the copies whose eviction waited for it."""
-        lease = self._leases.pop(lease_id, None)
-        if lease is None:
-            return []
-        return [copy for copy in lease.copies if self._catalog.unlease(copy)]
-
-    def extend(self, lease_id: int, seconds: float) -> None:
-        """Let a lease end so much later; one that has ended is no error."""
-        lease = self._leases.get(lease_id)
-        if lease is not None:
-            lease.deadline += seconds
-
-    def expire(self, now: float) -> list[Copy]:
-        """End the leases whose time is over; return the copies whose eviction waited for them. O(expired)."""
-        freed: list[Copy] = []
-        while self._ends and self._ends[0][0] <= now:
-            _, lease_id = heappop(self._ends)
-            lease = self._leases.get(lease_id)
-            if lease is not None and lease.deadline > now:
-                heappush(self._ends, (lease.deadline, lease_id))  # it was extended
-            elif lease is not None:
-                self._counters.expired_leases += 1
-                freed += self.release(lease_id)
-        return freed
-
-    def forget_replica(self, replica: str) -> list[Copy]:
-        """End the leases of a replica that is gone; return the copies whose eviction waited for them. O(leases)."""
-        orphaned = [lease_id for lease_id, lease in self._leases.items() if lease.replica == replica]
-        return [copy for lease_id in orphaned for copy in self.release(lease_id)]
+    def known_ends(self, hashes: Sequence[BlockHash]) -> list[SegmentKey]:
+        """Return the known segments that hold leading blocks of a prompt and that none of the others follows on."""
+        path, _ = self.known_path(hashes)
+        return [node.key for node, below in zip(path, [*path[1:], None], strict=False)
+                if below is None or below.parent is not node]  # fmt: skip
 
     def known_path(self, hashes: Sequence[BlockHash], reader: str = "") -> tuple[list[Node], list[int]]:
         """Return the known segments that hold a prompt's leading blocks, and where each one's part of them ends.
 
         Stored ones first, as a plan for node ``reader`` finds them, and then what is known beyond them.
         """
-        marks = join_marks(hashes)
-        path, ends, _ = self._stored_path(marks, reader)
-        begin = ends[-1] if ends else 0
-        known, known_ends, _ = self._catalog.trie.runs.path(marks, self._blocks_per_segment, _known, begin)
-        return path + known, ends + known_ends
+        found = self._find(hashes, reader)
+        return found.path, found.ends
 
     def reach(self, hashes: Sequence[BlockHash], tier: Tier | None = None) -> int:
         """Return how many leading blocks of a prompt are stored in a tier, or in any shared one."""
         _, ends, _ = self._stored_path(join_marks(hashes), tier=tier)
         return ends[-1] if ends else 0
 
-    def stored_reach(self, hashes: Sequence[BlockHash]) -> tuple[int, int]:
-        """Return how many leading blocks of a prompt any shared tier has, and a CPU tier: what reaches further, and of
-        equals what is nearer, is greater.
+    def further_stored(self, hashes: Sequence[BlockHash], others: Sequence[BlockHash]) -> Sequence[BlockHash]:
+        """Return those of two names of one prompt under which more of it is stored, and of equals what is nearer.
+
+        The first ones where neither is ahead.
         """
+        return others if others and self._stored_reach(others) > self._stored_reach(hashes) else hashes
+
+    def _stored_reach(self, hashes: Sequence[BlockHash]) -> tuple[int, int]:
+        """How many leading blocks of a prompt any shared tier has, and a CPU tier."""
         return self.reach(hashes), self.reach(hashes, Tier.CPU)
 
-    def oldest_s(self, now: float) -> float:
-        """Return the age in seconds of the oldest lease, 0 without any."""
-        oldest = next(iter(self._leases.values()), None)
-        return 0.0 if oldest is None else now - oldest.made
+    def _find(self, hashes: Sequence[BlockHash], reader: str) -> _Found:
+        marks = join_marks(hashes)
+        path, ends, copies = self._stored_path(marks, reader)
+        known, known_ends, _ = self._catalog.trie.runs.path(
+            marks, self._blocks_per_segment, _known, ends[-1] if ends else 0
+        )
+        return _Found(path + known, ends + known_ends, copies)
 
-    def _plan(
+    def _find_chunks(
         self,
         now: float,
-        replica: str,
         node: str,
-        hashes: Sequence[BlockHash],
-        device_blocks: int,
-        visit: Callable[[Node], float],
-        choose: Choose | None = None,
-        used: bool = False,
-    ) -> Plan:
-        marks = join_marks(hashes)
-        path, ends, copies = self._stored_path(marks, node)
-        stored_to = ends[-1] if ends else 0
-        known, known_ends, _ = self._catalog.trie.runs.path(marks, self._blocks_per_segment, _known, stored_to)
-        if used:
-            self._renewals.used(now, path)
-        found = zip(reversed(path + known), reversed(ends + known_ends), strict=True)
-        scores = [(end, visit(link)) for link, end in found]  # the deepest first
-        scores.reverse()
-        now_score = self._catalog.clock.now
-        first = sum(end <= device_blocks for end in ends) if device_blocks else 0
-        if first == len(path):
-            reason = PlanReason.DEVICE if path else PlanReason.EVICTED if known else PlanReason.COLD
-            return Plan(0, (), reason, tuple(scores), now_score)
+        chunks: Sequence[ChunkQuery],
+        prefix_blocks: int,
+        reached: int,
+        used: set[Node],
+    ) -> list[tuple[StoredChunk, list[Copy]]]:
+        """Return what is stored of chunks behind ``reached`` blocks of the prompt, with its copies; count the uses.
+
+        ``prefix_blocks`` of the prompt are stored as its own, loaded or not.
+        """
+        counters = self._counters
+        prefix, loaded = prefix_blocks * self._block_tokens, reached * self._block_tokens
+        stored: list[tuple[StoredChunk, list[Copy]]] = []
+        end = 0
+        for chunk in chunks:
+            if chunk.start_token < end:
+                continue  # it overlaps the one before it
+            end = chunk.start_token + chunk.tokens
+            found_tokens = min(max(0, prefix - chunk.start_token), chunk.tokens)
+            if end > loaded:
+                found = self._find(chunk.hashes, node)
+                self._scores(found, lambda link: self._use(link, used))
+                self._renewals.used(now, found.path[: len(found.copies)])
+                tokens = found.stored_to * self._block_tokens
+                found_tokens = max(found_tokens, tokens)
+                if tokens and chunk.start_token + tokens > loaded:
+                    segments, copies, _ = self._choose(found, chunk.hashes, 0, None)
+                    stored.append((StoredChunk(chunk.start_token, tuple(segments)), copies))
+            if len(chunks) > 1:
+                counters.chunk_tokens_asked += chunk.tokens
+                counters.chunk_tokens_found += found_tokens
+        return stored
+
+    def _use(self, node: Node, used: set[Node]) -> float:
+        """Count one use of a node by a prompt; return its hotness."""
+        if node in used:
+            return node.score
+        used.add(node)
+        return self._catalog.use(node)
+
+    def _scores(self, found: _Found, visit: Callable[[Node], float]) -> tuple[tuple[int, float], ...]:
+        """Visit what was found, the deepest first; return where each one's part ends and what the visit says."""
+        scores = [(end, visit(link)) for link, end in zip(reversed(found.path), reversed(found.ends), strict=True)]
+        return tuple(reversed(scores))
+
+    def _choose(
+        self, found: _Found, hashes: Sequence[BlockHash], device_blocks: int, choose: Choose | None
+    ) -> tuple[list[PlannedSegment], list[Copy], PlanReason]:
+        """Return which of the stored segments are loaded, all or what ``choose`` says, their copies, and why."""
+        path, ends, copies = found
+        first = sum(end <= device_blocks for end in ends[: len(copies)]) if device_blocks else 0
+        if first == len(copies):
+            return [], [], PlanReason.DEVICE if copies else PlanReason.EVICTED if path else PlanReason.COLD
         segments = [
             PlannedSegment(
                 link.key, link.start_block, link.num_blocks, copy.partition.store.location, copy.nbytes, link.nbytes
             )
-            for link, copy in zip(path[first:], copies[first:], strict=True)
+            for link, copy in zip(path[first:], copies[first:], strict=False)
         ]
         for number, segment in enumerate(segments):
             used_blocks = ends[first + number] - segment.start_block
@@ -248,15 +306,25 @@ class Planner:
             if SegmentKey(last_hash) != segment.key:  # of a whole one if another sequence has its marks: it is refused
                 segments[number] = segment._replace(used_blocks=used_blocks, last_hash=last_hash)
         count, reason = choose(segments) if choose else (len(segments), PlanReason.HIT)
-        if not count:
-            return Plan(0, (), reason, tuple(scores), now_score)
-        leased = copies[first : first + count]
-        for copy in leased:
-            self._catalog.lease(copy)
-        self._last_id += 1
-        self._leases[self._last_id] = _Lease(replica, now, now + self._lease_s, leased)
-        heappush(self._ends, (now + self._lease_s, self._last_id))
-        return Plan(self._last_id, tuple(segments[:count]), reason, tuple(scores), now_score)
+        return segments[:count], copies[first : first + count], reason
+
+    def _count(self, hashes: Sequence[BlockHash], device_blocks: int, segments: Iterable[PlannedSegment]) -> None:
+        counters = self._counters
+        counters.plans += 1
+        counters.prompt_blocks += len(hashes)
+        counters.device_blocks += device_blocks
+        self._count_reused(segments, device_blocks)
+
+    def _count_reused(self, segments: Iterable[PlannedSegment], reached: int) -> None:
+        """Count the blocks that segments bring after ``reached`` of their chain, by tier."""
+        counters = self._counters
+        for segment in segments:
+            brought = max(0, segment.end_block - reached)
+            if segment.location.tier is Tier.CPU:
+                counters.cpu_blocks += brought
+            else:
+                counters.redis_blocks += brought
+            reached = max(reached, segment.end_block)
 
     def _stored_path(
         self, marks: bytes, reader: str = "", tier: Tier | None = None

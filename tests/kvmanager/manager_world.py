@@ -5,6 +5,7 @@ finds, and a fast random driver (`test_million.py`). Arguments are plain values,
 """
 
 import checked_policies
+import naive_chunks
 import naive_limits
 import naive_reach
 import naive_redis
@@ -43,6 +44,7 @@ class ManagerWorld:
         self.epoch += 1
         config = ManagerConfig(
             self.blocks_per_segment,
+            block_tokens=1,
             lease_s=LEASE_S,
             save_s=SAVE_S,
             half_life_requests=HALF_LIFE,
@@ -113,6 +115,15 @@ class ManagerWorld:
         self.naive.plan(self.now, replica, node, hashes, device, plan, self.visits.take())
         return self.take_lease(replica, plan)
 
+    def plan_blended(self, prompt, tenant, device, replica, node, chunks):
+        """Return the lease, or None. ``chunks``: (gap before it, tokens) of each."""
+        hashes = hashes_of(prompt, tenant)
+        device = min(device, len(hashes))
+        wanted = naive_chunks.queries(prompt, tenant, chunks)
+        plan = self.manager.plan(self.now, replica, node, hashes, device, chunks=wanted)
+        naive_chunks.plan(self.naive, self.now, replica, node, hashes, device, wanted, plan, self.visits.take()[::-1])
+        return self.take_lease(replica, plan)
+
     def reserve(self, prompt, tenant, replica, node):
         """Return the lease, or None."""
         hashes = hashes_of(prompt, tenant)
@@ -124,7 +135,8 @@ class ManagerWorld:
     def take_lease(self, replica, plan):
         if not plan.lease_id:
             return None
-        held = {(segment.location, segment.key) for segment in plan.segments}
+        blended = [segment for chunk in plan.chunks for segment in chunk.segments]
+        held = {(segment.location, segment.key) for segment in (*plan.segments, *blended)}
         self.leased[plan.lease_id] = (self.now + LEASE_S, replica, held)
         return plan.lease_id, self.epoch
 

@@ -52,6 +52,18 @@ class ManagerMachine(RuleBasedStateMachine):
     def plan(self, **arguments):
         return handle(self.world.plan(**arguments))
 
+    @rule(
+        target=leases,
+        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9),
+        tenant=tenants,
+        device=st.integers(0, 2),
+        replica=replicas,
+        node=st.sampled_from(["node0", "x"]),
+        chunks=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4)), min_size=1, max_size=3),
+    )
+    def plan_blended(self, **arguments):
+        return handle(self.world.plan_blended(**arguments))
+
     @rule(target=leases, prompt=prompts, tenant=tenants, replica=replicas, node=st.sampled_from(["node0", "x"]))
     def reserve(self, **arguments):
         return handle(self.world.reserve(**arguments))

@@ -31,7 +31,7 @@ class FakePort:
         self.asked: list[tuple[int, int]] = []
         self.samples: list[tuple[Any, ...]] = []
 
-    async def plan(self, hashes: Any, exact: Any, prompt_tokens: int, queued_tokens: int) -> PlanDict | None:
+    async def plan(self, hashes: Any, exact: Any, prompt_tokens: int, queued_tokens: int, blend: Any) -> PlanDict | None:
         self.asked.append((prompt_tokens, queued_tokens))
         return self.answer
 

@@ -1,0 +1,331 @@
+"""Fills the cache with chunks that blended prompts bring and that nobody has stored yet (`blending.fill`).
+
+A chunk is filled by an ordinary exact request that consists of it alone: the engine computes it and saves it, as any
+other. KV from a prompt where others stood before the chunk is never stored for it.
+
+* `idle`: after a blended prompt, its unknown chunks wait in a `FillQueue` until the replica has nothing else to do. One
+  at a time. A prompt that arrives meanwhile is not held up: what is being filled is aborted, and begins anew later,
+  with what the device still holds of it.
+* `first`: unknown chunks are computed before the prompt that brings them, all at once; the prompt is planned when they
+  are stored, or when that takes too long. Prompts that bring the same chunks wait for the same computation. Where
+  prompts were not blended afterwards, nothing is filled first for `BACK_OFF_S`, and idle time serves instead.
+* `manual`: nothing, unless somebody asks (`fill`).
+
+Nothing here fails a prompt: what cannot be filled is computed with it. On the replica's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from deployments.replica.fill_queue import ColdChunk, FillQueue
+from kvmanager.loading.blend_choice import LEAST_REUSED_TOKENS
+
+if TYPE_CHECKING:
+    from deployments.protocol.kv_port import BlendTerms
+    from deployments.protocol.wire import GenerateRequest
+
+logger = logging.getLogger(__name__)
+
+QUIET_S = 0.05
+"""So long a replica has nothing to do before it fills: a client's next prompt often follows on an answer."""
+STORED_POLL_S = 0.01
+STORED_WAIT_S, STORED_WAIT_SHARE = 0.25, 0.25
+"""How long a prompt waits until its chunks are stored: so long, and this share of what computing them took."""
+BACK_OFF_S = 60.0
+KNOWN_S = 30.0
+"""A chunk that was found, filled or given up is not looked at again for so long."""
+MOST_KNOWN = 4096
+MOST_TRIES = 8
+"""Times that one chunk is begun, and interrupted."""
+OUTCOMES = ("filled", "failed", "interrupted", "dropped")
+
+
+class ChunkSource(Protocol):
+    """Who asks the manager: `deployments.engine.room.EngineRoom`."""
+
+    @property
+    def blend_terms(self) -> BlendTerms | None:
+        """How the engine blends; None: not at all."""
+        ...
+
+    async def stored_chunks(self, sequences: Sequence[Sequence[bytes]]) -> list[int] | None:
+        """How many leading blocks of each sequence are stored; None without an answer in time."""
+        ...
+
+
+@dataclass(slots=True)
+class _Filling:
+    task: asyncio.Task[bool]
+    waiting: int = 0
+
+
+class ChunkFill:
+    """See the module's docstring.
+
+    `compute` runs a chunk through the engine, to its end; what it raises is counted. `least_tokens`: prompts with fewer
+    in their chunks are not worth a blend.
+    """
+
+    def __init__(
+        self,
+        mode: str,
+        source: ChunkSource,
+        compute: Callable[[ColdChunk], Awaitable[None]],
+        block_tokens: int,
+        least_tokens: int = LEAST_REUSED_TOKENS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.outcomes: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
+        self._mode = mode
+        self._source = source
+        self._compute = compute
+        self._block_tokens = block_tokens
+        self._least_tokens = least_tokens
+        self._clock = clock
+        self._queue = FillQueue()
+        self._prompts = 0
+        """Under way: those of clients, not those of this part."""
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._first: dict[bytes, _Filling] = {}
+        self._known: OrderedDict[bytes, float] = OrderedDict()
+        """Chunks, by key, and until when they need not be looked at."""
+        self._tries: Counter[bytes] = Counter()
+        self._not_before = float("-inf")
+        self._idle: asyncio.Task[bool] | None = None
+        self._worker: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def begins(self) -> None:
+        """A client's prompt is here: what idle time was used for ends. Balanced by `ends`."""
+        self._prompts += 1
+        self._quiet.clear()
+        if self._idle is not None:
+            self._idle.cancel()
+
+    def ends(self) -> None:
+        """A client's prompt has left."""
+        self._prompts -= 1
+        if not self._prompts:
+            self._quiet.set()
+
+    async def before(self, request: GenerateRequest) -> bool:
+        """Fill a prompt's unknown chunks, where that comes first; whether there were any. Does not raise.
+
+        When the last client that waits for a chunk goes away, the chunk is aborted.
+        """
+        if self._mode != "first" or self._clock() < self._not_before:
+            return False
+        chunks = self._chunks_of(request)
+        if not chunks:
+            return False
+        cold = await self._unknown(request, chunks)
+        if not cold:
+            return False
+        began = self._clock()
+        joined = [self._join(chunk) for chunk in cold]
+        try:
+            await asyncio.wait([filling.task for filling in joined])
+        finally:
+            for chunk, filling in zip(cold, joined, strict=True):
+                self._leave(chunk, filling)
+        await self._wait_until_stored(cold, self._clock() - began)
+        return True
+
+    def planned(self, filled: bool, blended: bool) -> None:
+        """Note what became of a prompt for which chunks were `filled` first: whether it is `blended`."""
+        if filled and not blended:
+            self._not_before = self._clock() + BACK_OFF_S
+            logger.info("chunks were filled first and not blended: nothing is filled first for %.0f s", BACK_OFF_S)
+
+    def after(self, request: GenerateRequest) -> None:
+        """A prompt was answered: its unknown chunks wait for idle time. Returns at once."""
+        if self._mode == "manual":
+            return
+        chunks = [chunk for chunk in self._chunks_of(request) if not self._is_known(chunk.key)]
+        if chunks:
+            self._spawn(self._look_up(request, chunks))
+
+    async def fill(self, chunk: ColdChunk) -> bool:
+        """Fill one chunk now, because somebody asks for it; whether it was computed. Does not raise."""
+        filling = self._join(chunk)
+        try:
+            await asyncio.wait([filling.task])
+        finally:
+            self._leave(chunk, filling)
+        return filling.task.done() and not filling.task.cancelled() and filling.task.result()
+
+    def families(self) -> list[Metric]:
+        """What an operator sees of it."""
+        fills = CounterMetricFamily(
+            "crosskv_chunk_fills", "Chunks computed alone, by how that ended.", labels=["outcome"]
+        )
+        for outcome, count in sorted(self.outcomes.items()):
+            fills.add_metric([outcome], count)
+        waiting = GaugeMetricFamily("crosskv_chunks_waiting", "Chunks that wait for idle time.", value=len(self._queue))
+        return [fills, waiting]
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        for task in (*self._tasks, *(filling.task for filling in self._first.values())):
+            task.cancel()
+
+    # What is unknown.
+
+    def _chunks_of(self, request: GenerateRequest) -> list[ColdChunk]:
+        """A prompt's chunks that can be stored, each once; none where they are not worth a blend."""
+        blend = request.blend
+        if blend is None or self._source.blend_terms is None:
+            return []
+        chunks: dict[bytes, ColdChunk] = {}
+        tokens = end = 0
+        for chunk in blend.chunks:
+            stop = chunk.start_token + chunk.tokens
+            full_blocks = chunk.tokens // self._block_tokens
+            fits = end <= chunk.start_token < stop <= len(request.prompt_token_ids)
+            if fits and full_blocks and len(chunk.block_hashes) == full_blocks:
+                ids = request.prompt_token_ids[chunk.start_token : stop]
+                found = ColdChunk(ids, chunk.block_hashes, blend.chunk_salt, request.tenant)
+                chunks.setdefault(found.key, found)
+                tokens += full_blocks * self._block_tokens
+                end = stop
+        return list(chunks.values()) if tokens >= self._least_tokens else []
+
+    async def _unknown(self, request: GenerateRequest, chunks: Sequence[ColdChunk]) -> list[ColdChunk]:
+        """Those of a prompt's chunks that are not stored, and not with its own beginning; none without an answer."""
+        if all(self._is_known(chunk.key) for chunk in chunks):
+            return []
+        own = [request.block_hashes, request.exact_block_hashes]
+        found = await self._source.stored_chunks([*own, *(chunk.block_hashes for chunk in chunks)])
+        if found is None or len(found) != len(own) + len(chunks):
+            return []
+        reached = max(found[: len(own)]) * self._block_tokens
+        ends = {}
+        for place in request.blend.chunks if request.blend is not None else ():
+            if place.block_hashes:
+                ends[place.block_hashes[-1]] = place.start_token + place.tokens
+        cold = []
+        for chunk, blocks in zip(chunks, found[len(own) :], strict=True):
+            if (
+                blocks >= len(chunk.block_hashes)
+                or ends[chunk.key] // self._block_tokens * self._block_tokens <= reached
+            ):
+                self._note(chunk.key)
+            elif not self._is_known(chunk.key):
+                cold.append(chunk)
+        return cold
+
+    async def _look_up(self, request: GenerateRequest, chunks: Sequence[ColdChunk]) -> None:
+        for chunk in await self._unknown(request, chunks):
+            self._wait_for_idle_time(chunk)
+
+    def _is_known(self, key: bytes) -> bool:
+        until = self._known.get(key)
+        return until is not None and until > self._clock()
+
+    def _note(self, key: bytes) -> None:
+        self._known.pop(key, None)
+        self._known[key] = self._clock() + KNOWN_S
+        while len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+        self._tries.pop(key, None)
+
+    # At once.
+
+    def _join(self, chunk: ColdChunk) -> _Filling:
+        """The computation of a chunk, which begins unless it is under way."""
+        filling = self._first.get(chunk.key)
+        if filling is None:
+            filling = self._first[chunk.key] = _Filling(asyncio.get_running_loop().create_task(self._filled(chunk)))
+        filling.waiting += 1
+        return filling
+
+    def _leave(self, chunk: ColdChunk, filling: _Filling) -> None:
+        """Wait for a chunk no more; the last one to leave ends its computation."""
+        filling.waiting -= 1
+        if not filling.waiting:
+            filling.task.cancel()
+            if self._first.get(chunk.key) is filling:
+                del self._first[chunk.key]
+
+    async def _filled(self, chunk: ColdChunk) -> bool:
+        """Compute a chunk; whether that went well. Raises nothing but CancelledError."""
+        try:
+            await self._compute(chunk)
+        except asyncio.CancelledError:
+            self.outcomes["interrupted"] += 1
+            raise
+        except Exception as error:
+            if not self.outcomes["failed"]:
+                logger.warning("a chunk could not be filled (counted from now on, logged once)", exc_info=error)
+            self.outcomes["failed"] += 1
+            self._note(chunk.key)
+            return False
+        self.outcomes["filled"] += 1
+        return True
+
+    async def _wait_until_stored(self, chunks: Sequence[ColdChunk], took_s: float) -> None:
+        """What is saved is found a moment after it was computed. What is not found in time is not tried again soon."""
+        deadline = self._clock() + STORED_WAIT_S + STORED_WAIT_SHARE * took_s
+        left = [chunk for chunk in chunks if not self._is_known(chunk.key)]  # those are known that failed
+        while left:
+            found = await self._source.stored_chunks([chunk.block_hashes for chunk in left])
+            if found is None:
+                return
+            stored = [blocks >= len(chunk.block_hashes) for chunk, blocks in zip(left, found, strict=True)]
+            late = self._clock() >= deadline
+            for chunk, there in zip(left, stored, strict=True):
+                if there or late:
+                    self._note(chunk.key)
+            left = [] if late else [chunk for chunk, there in zip(left, stored, strict=True) if not there]
+            if left:
+                await asyncio.sleep(STORED_POLL_S)
+
+    # In idle time.
+
+    def _wait_for_idle_time(self, chunk: ColdChunk, first: bool = False) -> None:
+        self.outcomes["dropped"] += self._queue.add(chunk, first)
+        if self._worker is None or self._worker.done():
+            self._worker = self._spawn(self._work())
+
+    async def _work(self) -> None:
+        """Fill what waits, one chunk at a time, as long as there is anything."""
+        while len(self._queue):
+            await self._quiet.wait()
+            await asyncio.sleep(QUIET_S)
+            if self._prompts:
+                continue
+            chunk = self._queue.take()
+            if chunk is None or chunk.key in self._first:
+                continue
+            if len(self._tries) > MOST_KNOWN:  # of chunks that left the queue
+                self._tries.clear()
+            self._tries[chunk.key] += 1
+            self._idle = asyncio.get_running_loop().create_task(self._filled(chunk))
+            try:
+                await asyncio.wait([self._idle])
+            finally:
+                self._idle.cancel()
+            interrupted, self._idle = self._idle.cancelled(), None
+            if not interrupted:
+                self._note(chunk.key)
+            elif self._tries[chunk.key] < MOST_TRIES:
+                self.outcomes["dropped"] += self._queue.add(chunk, first=True)
+            else:
+                self.outcomes["dropped"] += 1
+                self._note(chunk.key)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task

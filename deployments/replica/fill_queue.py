@@ -1,0 +1,87 @@
+"""Chunks that wait to be filled: bounded, and fair between tenants.
+
+Tenants take turns, so one that loops over prompts with new chunks delays nobody's first. Where there is no room, the
+oldest chunk of the tenant with the most tokens goes. No clock, one thread.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MOST_CHUNKS = 256
+MOST_TOKENS = 1 << 19
+"""About 20 MB of token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColdChunk:
+    """A chunk to be computed alone, as an exact prompt of its tenant."""
+
+    token_ids: Sequence[int]
+    block_hashes: list[bytes]
+    cache_salt: str
+    tenant: str
+
+    @property
+    def key(self) -> bytes:
+        """Its name: equal for equal tokens of one tenant only, for the salt is in it."""
+        return self.block_hashes[-1]
+
+
+class FillQueue:
+    """See the module's docstring."""
+
+    def __init__(self, most_chunks: int = MOST_CHUNKS, most_tokens: int = MOST_TOKENS) -> None:
+        self._most_chunks = most_chunks
+        self._most_tokens = most_tokens
+        self._of: OrderedDict[str, deque[ColdChunk]] = OrderedDict()
+        """By tenant, whose turn is next first."""
+        self._tokens: dict[str, int] = {}
+        self._keys: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._keys
+
+    def add(self, chunk: ColdChunk, first: bool = False) -> int:
+        """Let a chunk wait, unless it does; `first`: as its tenant's next. Returns how many chunks went for it."""
+        if chunk.key in self._keys:
+            return 0
+        chunks = self._of.setdefault(chunk.tenant, deque())
+        if first:
+            chunks.appendleft(chunk)
+        else:
+            chunks.append(chunk)
+        self._keys.add(chunk.key)
+        self._tokens[chunk.tenant] = self._tokens.get(chunk.tenant, 0) + len(chunk.token_ids)
+        dropped = 0
+        while len(self._keys) > self._most_chunks or sum(self._tokens.values()) > self._most_tokens:
+            self._take_from(max(self._tokens, key=self._tokens.__getitem__))
+            dropped += 1
+        return dropped
+
+    def take(self) -> ColdChunk | None:
+        """The oldest chunk of the tenant whose turn it is; None: nothing waits."""
+        tenant = next(iter(self._of), None)
+        if tenant is None:
+            return None
+        chunk = self._take_from(tenant)
+        if tenant in self._of:
+            self._of.move_to_end(tenant)
+        return chunk
+
+    def _take_from(self, tenant: str) -> ColdChunk:
+        chunks = self._of[tenant]
+        chunk = chunks.popleft()
+        self._keys.discard(chunk.key)
+        self._tokens[tenant] -= len(chunk.token_ids)
+        if not chunks:
+            del self._of[tenant], self._tokens[tenant]
+        return chunk

@@ -1,0 +1,72 @@
+"""Plans of blended prompts beside the naive manager: what must be found of each chunk, and what is then leased."""
+
+from dataclasses import replace
+
+import naive_reach
+from naive_manager import hashes_of
+
+from kvmanager.index.locations import Tier
+from kvmanager.moves.chunks import ChunkQuery
+from kvmanager.moves.plans import PlanReason
+
+
+def queries(prompt, tenant, chunks):
+    """Chunks of a prompt of one-token blocks, by (gap before it, tokens) of each, as far as the prompt goes."""
+    made, at = [], 0
+    for gap, tokens in chunks:
+        at += gap
+        ids = prompt[at : at + tokens]
+        if ids:
+            made.append(ChunkQuery(at, len(ids), hashes_of(ids, tenant)))
+        at += tokens
+    return made
+
+
+def plan(naive, now, replica, node, hashes, device_blocks, chunks, plan, visited):
+    """``visited``: the keys whose use the real one counted, in its order: the deepest of each chain first."""
+    own = [key for key in visited[: len(plan.scores)]][::-1]
+    naive.now = max(naive.now, now)
+    stored = naive.stored_anywhere()
+    own_reach = naive_reach.reach(naive, hashes, stored)
+    prefix = max(device_blocks, own_reach)
+    expected = []
+    for chunk in chunks:
+        blocks = naive_reach.reach(naive, chunk.hashes, stored)
+        if blocks and chunk.start_token + blocks > prefix:
+            expected.append((chunk.start_token, blocks))
+    assert [(chunk.start_token, chunk.blocks) for chunk in plan.chunks] == expected
+    # The plan's own part, as of a prompt without chunks.
+    own_lease = plan.lease_id if plan.segments else 0
+    reason = plan.reason if not plan.chunks else PlanReason.HIT
+    naive.plan(now, replica, node, hashes, device_blocks, replace(plan, lease_id=own_lease, reason=reason), own)
+    # What the chunks found was used too, each segment once in all.
+    rest = visited[len(plan.scores) :]
+    known = {key for chunk in chunks if chunk.start_token + chunk.tokens > prefix for key in _known(naive, chunk)}
+    assert len(set(visited)) == len(visited)
+    assert set(rest) <= known
+    for key in rest:
+        naive.uses[key] = (naive.decayed(key) + 1, naive.requests)
+    copies = []
+    for chunk in plan.chunks:
+        of_chunk = next(one.hashes for one in chunks if one.start_token == chunk.start_token)
+        reached = 0
+        for segment in chunk.segments:
+            span = naive.known[segment.key]
+            assert (segment.start_block, segment.num_blocks) == (span.start_block, span.num_blocks)
+            assert segment.start_block <= reached < segment.end_block
+            assert segment.end_block == naive_reach.part(naive, of_chunk, segment.key)
+            reached = segment.end_block
+            places = [place for place in naive.copies if segment.key in naive.resident(place)]
+            distance = {place: (place.tier is not Tier.CPU, place.holder != node) for place in places}
+            assert distance[segment.location] == min(distance.values())
+            copies.append(naive.copies[segment.location][segment.key])
+            assert segment.key in visited
+    if copies:
+        assert plan.lease_id
+        end, owner, held = naive.leases.get(plan.lease_id, (naive.now + naive.lease_s, replica, []))
+        naive.leases[plan.lease_id] = (end, owner, [*held, *copies])
+    assert (plan.lease_id == 0) == (not plan.segments and not plan.chunks)
+
+
+def _known(naive, chunk):
+    return [key for key in naive.known if naive_reach.part(naive, chunk.hashes, key) > naive.known[key].start_block]
