@@ -28,7 +28,16 @@ from deployments.engine.process.front import EngineProcess, RemoteService, start
 from deployments.engine.process.service import CLEAR_DEVICE, ReuseService
 from deployments.engine.step_witness import EngineDiedError
 from deployments.engine.wiring import KVReuse, why_not_moved
-from deployments.protocol.kv_port import ANSWER_GOES, ARRIVED, FIDELITY, PLAN, SHORT_TOKENS, TENANT, PlanDict
+from deployments.protocol.kv_port import (
+    ANSWER_GOES,
+    ARRIVED,
+    FIDELITY,
+    PLAN,
+    SHORT_TOKENS,
+    TENANT,
+    BlendTerms,
+    PlanDict,
+)
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments.keys import EXACT
 
@@ -95,9 +104,11 @@ class EngineRoom:
         self._llm: AsyncLLM
         self._engine: EngineThread | EngineProcess
         why: str | None = None
+        self._blend_terms: BlendTerms | None = None
         if settings.engine_process == "process":
             spec = EngineSpec(settings, str(rank), self.fingerprint, open_port_there)
-            self._llm, self._engine, why = start_engine_process(config, spec)
+            self._llm, self._engine, ready = start_engine_process(config, spec)
+            why, self._blend_terms = ready.why_not_shared, ready.blend_terms
         else:
             self._llm, self._engine = start_engine(config, settings.engine.log_stats)
             if config.kv_transfer_config is not None:
@@ -113,6 +124,7 @@ class EngineRoom:
             else:
                 reuse = KVReuse(self._engine, config, settings, self._port, self.fingerprint, str(rank))
                 self._service = ReuseService(reuse, self._port)
+                self._blend_terms = reuse.blends.terms
         self._watch = HangWatch(self._engine.beat, settings.engine.hang_s, self._give_up)
         self._watch.start()
 
@@ -122,6 +134,11 @@ class EngineRoom:
     def shares_kv(self) -> bool:
         """Whether there is anything to plan for, and to tell the manager."""
         return self._port is not None
+
+    @property
+    def blend_terms(self) -> BlendTerms | None:
+        """How this replica blends; None: not at all, as its log says."""
+        return self._blend_terms
 
     async def plan(
         self, hashes: Sequence[bytes], exact_hashes: Sequence[bytes], prompt_tokens: int, queued_tokens: int

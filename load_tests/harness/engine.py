@@ -133,12 +133,16 @@ class Engine:
         return block_hashes(tokens, self.block_tokens, self.salt)
 
     def generate(
-        self, tokens: Sequence[int], params: SamplingParams, transfer: Mapping[str, Any] | None = None
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        transfer: Mapping[str, Any] | None = None,
+        salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """vLLM's outputs for a prompt; `transfer` is its `kv_transfer_params`."""
+        """vLLM's outputs for a prompt; `transfer` is its `kv_transfer_params`, `salt` another one than `self.salt`."""
         request: Any = {"type": "token", "prompt_token_ids": list(tokens)}
         if self.reuses:
-            request["cache_salt"] = self.salt
+            request["cache_salt"] = salt or self.salt
         if transfer:
             params.extra_args = {"kv_transfer_params": dict(transfer)}
         return self.llm.generate(request, params, f"request-{next(self._ids)}")
