@@ -1,7 +1,7 @@
 """The connector's scheduler side: which tokens of a request arrive from outside, and which blocks are saved when.
 
 Leans on vLLM: `vllm.v1.request.Request` (`block_hashes`, `num_computed_tokens`, `num_prompt_tokens`,
-`num_tokens`, `kv_transfer_params`, `status`), `BlockPool.touch` / `free_blocks` /
+`num_tokens`, `prompt_token_ids`, `kv_transfer_params`, `status`), `BlockPool.touch` / `free_blocks` /
 `blocks`, `KVCacheManager.get_block_ids`. Everything here runs on the engine thread.
 
 Rules that vLLM sets (DESIGN §7, traps of the connector):

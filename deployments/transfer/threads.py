@@ -111,7 +111,7 @@ class KVTransfer:
         self._submit(partial(run, self._port))
 
     def submit_chunks(self, run: Callable[[KVPort], None]) -> None:
-        """Have a load thread fetch a blend's chunks (`deployments.engine.blending.chunk_load`), which ends by itself."""
+        """Have a load thread fetch the chunks of a blend, which ends by itself (`deployments/engine/blending`)."""
         self._submit(partial(run, self._port))
 
     def end_blend(self, request_id: str, failed: Iterable[int]) -> None:

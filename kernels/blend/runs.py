@@ -43,5 +43,5 @@ def runs_of(positions: torch.Tensor) -> Runs:
 
 
 def slots_of(positions: torch.Tensor, block_ids: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Where the KV of ``positions`` lies in a paged cache: int64 ``(rows,)``; ``block_ids`` are the sequence's blocks."""
+    """Where the KV of ``positions`` lies in a paged cache, int64 ``(rows,)``; ``block_ids``: the sequence's blocks."""
     return block_ids[positions // block_size].long() * block_size + positions % block_size

@@ -55,7 +55,7 @@ class ChunkLoad:
         on_over: Callable[[], None],
         give_lease: Callable[[], None],
     ) -> None:
-        """`rows`: positions of the blend; `deadline` is on `time.monotonic`'s clock; `on_over` hears when it is over."""
+        """`rows`: positions of the blend; `deadline`: on `time.monotonic`'s clock; `on_over` hears when it is over."""
         self._copier = copier
         self._buffer = buffer
         self._transfer = transfer

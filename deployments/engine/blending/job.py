@@ -216,4 +216,3 @@ class BlendJob:
         began = time.perf_counter()
         yield
         setattr(self.parts, part, getattr(self.parts, part) + time.perf_counter() - began)
-

@@ -33,7 +33,7 @@ class RowGroup(NamedTuple):
     metadata: Any
 
 
-class _Captured(Exception):
+class _CapturedError(Exception):
     """A layer has been broken off: its keys and values are known."""
 
 
@@ -111,12 +111,12 @@ class BlendModel:
 
         def stop(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             found.extend((key, value))
-            raise _Captured
+            raise _CapturedError
 
         attention.forward = stop  # on the instance, before the class's
         try:
             self._layers[layer](positions, hidden.clone(), None if residual is None else residual.clone())
-        except _Captured:
+        except _CapturedError:
             pass
         finally:
             del attention.forward

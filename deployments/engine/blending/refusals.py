@@ -68,7 +68,7 @@ def _of_model(runner: Any) -> Iterator[str]:
         if len(ropes) != 1:
             yield f"layer {number} has {len(ropes)} rotary embeddings, so its keys cannot be moved"
         elif inv_freq_of(ropes[0]) is None:
-            yield f"the keys of a {type(ropes[0]).__name__} cannot be moved: its angles depend on more than the position"
+            yield f"keys of a {type(ropes[0]).__name__} cannot be moved: its angles depend on more than the position"
 
 
 def attentions_of(layer: torch.nn.Module) -> list[Any]:

@@ -111,7 +111,8 @@ class _Trial:
             here, values = model.keys_and_values(layer, self._positions, hidden, residual)
             there, same = model.keys_and_values(layer, self._positions + by, hidden, residual)
             found = torch.stack((model.shifted(layer, here, by), values))
-            worst = max(worst, self._compare(f"of layer {layer}, moved,", found[None], torch.stack((there, same))[None]))
+            wanted = torch.stack((there, same))
+            worst = max(worst, self._compare(f"of layer {layer}, moved,", found[None], wanted[None]))
         return worst
 
     def _read(self, block_ids: list[int]) -> torch.Tensor:
