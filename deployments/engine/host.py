@@ -82,6 +82,11 @@ class EngineThread:
         return self.core.scheduler
 
     @property
+    def model_executor(self) -> Any:
+        """vLLM's executor: for the engine thread."""
+        return self.core.model_executor
+
+    @property
     def beat(self) -> Beat:
         """For a `HangWatch`."""
         return self.heartbeat.beat

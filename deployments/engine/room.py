@@ -105,9 +105,11 @@ class EngineRoom:
         self._llm: AsyncLLM
         self._engine: EngineThread | EngineProcess
         why: str | None = None
+        self._blend_terms: BlendTerms | None = None
         if settings.engine_process == "process":
             spec = EngineSpec(settings, str(rank), self.fingerprint, open_port_there)
-            self._llm, self._engine, why = start_engine_process(config, spec)
+            self._llm, self._engine, ready = start_engine_process(config, spec)
+            why, self._blend_terms = ready.why_not_shared, ready.blend_terms
         else:
             self._llm, self._engine = start_engine(config, settings.engine.log_stats)
             if config.kv_transfer_config is not None:
@@ -123,6 +125,7 @@ class EngineRoom:
             else:
                 reuse = KVReuse(self._engine, config, settings, self._port, self.fingerprint, str(rank))
                 self._service = ReuseService(reuse, self._port)
+                self._blend_terms = reuse.blends.terms
         self._watch = HangWatch(self._engine.beat, settings.engine.hang_s, self._give_up)
         self._watch.start()
 
@@ -135,8 +138,8 @@ class EngineRoom:
 
     @property
     def blend_terms(self) -> BlendTerms | None:
-        """How this replica blends; None: not at all."""
-        return None
+        """How this replica blends; None: not at all, as its log says."""
+        return self._blend_terms
 
     async def plan(
         self,

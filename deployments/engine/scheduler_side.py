@@ -1,7 +1,7 @@
 """The connector's scheduler side: which tokens of a request arrive from outside, and which blocks are saved when.
 
 Leans on vLLM: `vllm.v1.request.Request` (`block_hashes`, `num_computed_tokens`, `num_prompt_tokens`,
-`num_tokens`, `kv_transfer_params`, `status`), `BlockPool.touch` / `free_blocks` /
+`num_tokens`, `prompt_token_ids`, `kv_transfer_params`, `status`), `BlockPool.touch` / `free_blocks` /
 `blocks`, `KVCacheManager.get_block_ids`. Everything here runs on the engine thread.
 
 Rules that vLLM sets (DESIGN §7, traps of the connector):
@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
 
+from deployments.engine.blending.blend import BlendOrder
+from deployments.engine.blending.blends import Blends
 from deployments.engine.pool.block_owners import BlockOwners
 from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
 from deployments.engine.pool.hotness_queue import HotnessQueue
@@ -73,6 +75,7 @@ class SchedulerSide:
         replica: str,
         on_engine_thread: Callable[[Callable[[], None]], Any],
         layerwise: LayerwiseStep,
+        blends: Blends,
         num_running: Callable[[], int],
         max_step_tokens: int,
         load_deadline_s: float,
@@ -91,6 +94,7 @@ class SchedulerSide:
             kv_cache_manager, transfer, layerwise, on_engine_thread, block_size, blocks_per_segment
         )
         self._layerwise = layerwise
+        self._blends = blends
         self._num_running = num_running
         self._max_step_tokens = max_step_tokens
         self._load_deadline_s = load_deadline_s
@@ -114,6 +118,7 @@ class SchedulerSide:
         if covered and (loads[-1].last_hash or loads[-1].key) != request.block_hashes[covered - 1]:
             covered = 0  # a tolerant prompt's exact twin: under its own names nothing is stored, and children need it
         least_tokens = transfer.get(SHORT_TOKENS, UNMEASURED_BLOCKS * self._block_size)
+        fidelity = transfer.get(FIDELITY, EXACT)
         is_short = request.num_prompt_tokens < least_tokens
         tracked = self._tracked[request.request_id] = TrackedRequest(
             request=request,
@@ -124,7 +129,8 @@ class SchedulerSide:
             least_tokens=least_tokens,
             repeated_blocks=self._repeated.met(request.block_hashes) if is_short else 0,
             tenant=transfer.get(TENANT, ""),
-            fidelity=transfer.get(FIDELITY, EXACT),
+            fidelity=fidelity,
+            blend=self._blends.of_request(request, plan, fidelity),
             save_answer=ANSWER_GOES not in transfer,
         )
         if self.queue is not None:
@@ -147,7 +153,9 @@ class SchedulerSide:
             self._give_plan_up(tracked, device_tokens // self._block_size)
         tracked.device_tokens = device_tokens
         first = device_tokens // self._block_size
-        end = tracked.loadable_end(first, self._block_size)
+        prefix_end = tracked.loadable_end(first, self._block_size)
+        end = tracked.blend_end = self._blend_end(tracked, prefix_end)
+        end = max(end, prefix_end)
         if end <= first:
             return 0, False
         if tracked.waits_left:
@@ -158,6 +166,8 @@ class SchedulerSide:
                 return None, False
         rest = request.num_tokens - end * self._block_size
         tracked.layerwise_patience_s = None
+        if tracked.blend_end:
+            return (end - first) * self._block_size, True
         # Without an idle load thread the engine's step would wait for the loads of others.
         if self._transfer.has_idle_loader:
             tracked.layerwise_patience_s = self._layerwise.choice.patience_s(
@@ -170,6 +180,20 @@ class SchedulerSide:
             )
         return (end - first) * self._block_size, tracked.layerwise_patience_s is None
 
+    def _blend_end(self, tracked: TrackedRequest, prefix_end: int) -> int:
+        """The block up to which a prompt is blended, behind those that the device and stored segments bring; 0: not."""
+        blend = tracked.blend
+        if blend is None:
+            return 0
+        block = self._block_size
+        end = blend.end_block(prefix_end * block, (tracked.request.num_prompt_tokens - 1) // block, block)
+        if end <= prefix_end:
+            return 0
+        if not self._blends.takes_another():
+            tracked.blend = None
+            return 0
+        return end
+
     def start_load(self, request: Request, block_ids: list[int], num_tokens: int) -> None:
         """vLLM has given the request `block_ids`; bring `num_tokens` tokens after those it has on the device."""
         tracked = self._tracked.get(request.request_id)
@@ -178,6 +202,7 @@ class SchedulerSide:
         if request.block_hashes:
             self.owners.claim(bytes(request.block_hashes[0]), tracked.tenant)
         tracked.hidden = ()  # those of before a preemption
+        blend, tracked.blend = tracked.blend, None  # once: whatever a preemption throws away is computed
         if tracked.awaited is not None:
             self._transfer.count_shared(tracked.device_tokens - tracked.awaited.device_tokens)
             tracked.awaited = None
@@ -191,6 +216,24 @@ class SchedulerSide:
         tracked.loading_upto_tokens = end * self._block_size
         self._shared.begin(request.request_id, request.block_hashes, first, end)
         tracked.load_began = time.monotonic()
+        if blend is not None and tracked.blend_end:
+            prefix_end = max(first, loads[-1].end_block) if loads else first
+            self._blends.start(
+                BlendOrder(
+                    request_id=request.request_id,
+                    plan=blend,
+                    tokens=request.prompt_token_ids or (),
+                    block_ids=block_ids,
+                    device_end=first,
+                    prefix=loads,
+                    prefix_end=prefix_end,
+                    end=end,
+                    lease_id=tracked.lease_id,
+                    within_s=tracked.load_within_s,
+                    on_done=tracked.note_blended,
+                )
+            )
+            return
         job = LoadJob(request.request_id, tracked.lease_id, loads, first, block_ids[first:end])
         if tracked.layerwise_patience_s is None:
             target_s, patience_s = self._ttft_target_s, self._load_deadline_s
@@ -250,7 +293,7 @@ class SchedulerSide:
     def _give_plan_up(tracked: TrackedRequest, arrived: int) -> None:
         """Load nothing more of a plan of which only what lies before block `arrived` came: compute it, and save it."""
         tracked.saved_blocks = min(tracked.saved_blocks, arrived)
-        tracked.loads = []
+        tracked.loads, tracked.blend = [], None
 
     def save_progress(self, request_ids: list[str]) -> None:
         """Save what requests have filled so far: the prompt once it is computed, then every full segment.
@@ -304,7 +347,9 @@ class SchedulerSide:
             if tracked.saved_blocks < computed and computed * self._block_size < tracked.least_tokens:
                 self._transfer.count_short()
             self._port.release(tracked.lease_id)
-        return {KV_CACHE_USAGE: self._usage(tracked)}
+        else:
+            self._blends.cancel(request.request_id)
+        return {KV_CACHE_USAGE: tracked.usage(self._replica)}
 
     def tenant_of_block(self, block_hash: bytes) -> str:
         """The tenant whose request has this block; empty: none. O(blocks of all requests here): for rare cases."""
@@ -341,17 +386,3 @@ class SchedulerSide:
             if cached is None:
                 return
             yield cached[0]
-
-    def _usage(self, tracked: TrackedRequest) -> KVCacheUsage:
-        by_tier = tracked.sources or {}
-        reused = sum(by_tier.values())
-        usage = KVCacheUsage(
-            device=by_tier.get("device", 0),
-            cpu=by_tier.get("cpu", 0),
-            redis=by_tier.get("redis", 0),
-            recomputed=tracked.request.num_prompt_tokens - reused,
-            replica=self._replica,
-        )
-        if tracked.load_ended:
-            usage["load"] = (tracked.load_began, tracked.load_ended)
-        return usage

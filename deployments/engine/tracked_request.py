@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from deployments.engine.blending.plan import RequestBlend
 from deployments.protocol.kv_port import PlannedLoad
+from deployments.protocol.wire import KVCacheUsage
 from deployments.transfer.jobs import load_parts
 from deployments.transfer.shared_loads import MOST_WAITS, Awaited
 from kvmanager.segments.format import EXACT
@@ -57,8 +59,18 @@ class TrackedRequest:
     load_began: float = 0.0
     """Of the last load, if there was one: seconds of `time.monotonic`, as `load_ended`."""
     load_ended: float = 0.0
+    blend: RequestBlend | None = None
+    """What its plan has of chunks, until it was given blocks. Never in `loads`, which are one chain of names."""
+    blend_end: int = 0
+    """The block up to which the load that was last proposed to vLLM is blended; 0: it is not."""
+    blended: Mapping[str, int] = field(default_factory=dict)
+    """Tokens by tier that a blend took as they were stored."""
     sources: dict[str, int] | None = None
     """Tokens by tier when the prompt was first admitted: what usage reports, whatever a preemption does later."""
+
+    def note_blended(self, by_tier: Mapping[str, int]) -> None:
+        """The load in flight, a blend, has ended well."""
+        self.blended = by_tier
 
     @property
     def is_loading(self) -> bool:
@@ -86,7 +98,10 @@ class TrackedRequest:
         return min(end, (self.request.num_tokens - 1) // block_size)
 
     def tokens_by_tier(self, arrived_tokens: int, block_size: int) -> dict[str, int]:
-        """Split the first `arrived_tokens` tokens by where they came from; device first, then the segments in order."""
+        """Split the first `arrived_tokens` tokens by where they came from; device first, then the segments in order.
+
+        Of those that were blended, what was computed anew is in no tier.
+        """
         position = min(self.device_tokens, arrived_tokens)
         by_tier = {"device": position}
         for load in self.loads:
@@ -94,4 +109,22 @@ class TrackedRequest:
             if end > position:
                 by_tier[load.tier] = by_tier.get(load.tier, 0) + end - position
                 position = end
+        for tier, tokens in self.blended.items():
+            by_tier[tier] = by_tier.get(tier, 0) + tokens
         return by_tier
+
+    def usage(self, replica: str) -> KVCacheUsage:
+        """Where the prompt's KV came from, as its answer says."""
+        by_tier = self.sources or {}
+        usage = KVCacheUsage(
+            device=by_tier.get("device", 0),
+            cpu=by_tier.get("cpu", 0),
+            redis=by_tier.get("redis", 0),
+            recomputed=self.request.num_prompt_tokens - sum(by_tier.values()),
+            replica=replica,
+        )
+        if self.blended:
+            usage["blended"] = sum(self.blended.values())
+        if self.load_ended:
+            usage["load"] = (self.load_began, self.load_ended)
+        return usage

@@ -1,9 +1,10 @@
 """Wires one replica's engine to the shared KV cache: connector, transfer threads, port, placement events.
 
 The one place that reaches into a built engine: `EngineCore.scheduler.connector`,
-`Scheduler.kv_cache_manager`, `Scheduler.kv_event_publisher`, `KVCacheManager.allocate_slots` (and that a request which
-it gives nothing is preempted only then), `get_kv_transfer_group`, `BlockPool`, and, for the layout of the CPU backend's
-cache, `vllm.v1.attention.backends.cpu_attn._get_attn_isa`.
+`EngineCore.model_executor.driver_worker.model_runner`, `Scheduler.kv_cache_manager`, `Scheduler.kv_event_publisher`,
+`KVCacheManager.allocate_slots` (and that a request which it gives nothing is preempted only then),
+`get_kv_transfer_group`, `BlockPool`, and, for the layout of the CPU backend's cache,
+`vllm.v1.attention.backends.cpu_attn._get_attn_isa`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
 
 from configs.settings import Settings, SettingsError
+from deployments.engine.blending.blends import Blends, model_to_blend
 from deployments.engine.connector import CrossKVConnector, layer_tensors
 from deployments.engine.heartbeat import Heartbeat
 from deployments.engine.pool.control import PoolControl
@@ -54,6 +56,11 @@ class EngineLoop(Protocol):
     @property
     def scheduler(self) -> Any:
         """vLLM's scheduler."""
+        ...
+
+    @property
+    def model_executor(self) -> Any:
+        """vLLM's executor, whose one worker has the model."""
         ...
 
     def call(self, function: Callable[[], T]) -> Future[T]:
@@ -131,6 +138,12 @@ class KVReuse:
             saves=settings.kv.layerwise.saves(layers[0].is_cuda),
             on_wait=thread.heartbeat.may_wait,
         )
+        worker = thread.model_executor.driver_worker
+        runner = getattr(worker, "worker", worker).model_runner
+        model = thread.call(partial(model_to_blend, config, runner, pool, self.copier)).result()
+        self.blends = Blends(
+            settings.blending, model, self.transfer, self.copier, port, thread.call, lambda: len(scheduler.running)
+        )
         self._scheduler_side = SchedulerSide(
             port=port,
             transfer=self.transfer,
@@ -140,6 +153,7 @@ class KVReuse:
             replica=replica,
             on_engine_thread=thread.call,
             layerwise=self.layerwise,
+            blends=self.blends,
             num_running=lambda: len(scheduler.running),
             max_step_tokens=config.scheduler_config.max_num_batched_tokens,
             load_deadline_s=settings.kv.load_deadline_s,

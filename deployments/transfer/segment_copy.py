@@ -142,15 +142,18 @@ class OpenSegment:
         """Write some blocks of some consecutive layers, which the caller has verified."""
         if not block_ids:
             return
+        values = self.values(layers, skip_blocks, len(block_ids)).contiguous()
+        scatter(self._copier.layers[layers.start : layers.stop], block_ids, self._copier.layout, values)
+
+    def values(self, layers: range, skip_blocks: int, num_blocks: int) -> torch.Tensor:
+        """A view of some blocks of some consecutive layers, not to be written: as ``(layers, 2, token, head, dim)``."""
         header, layout = self._layers.header, self._copier.layout
         shape = layout.segment_shape(len(layers), header.num_blocks)
         count = math.prod(shape) * layout.dtype.itemsize
         offset = header.body_offset + count // len(layers) * layers.start
         values = torch.from_numpy(np.frombuffer(self._sealed, np.uint8, count, offset)).view(layout.dtype).view(shape)
-        if len(block_ids) < header.num_blocks:
-            first = skip_blocks * layout.block_size
-            values = values[:, :, first : first + len(block_ids) * layout.block_size].contiguous()
-        scatter(self._copier.layers[layers.start : layers.stop], block_ids, layout, values)
+        first = skip_blocks * layout.block_size
+        return values[:, :, first : first + num_blocks * layout.block_size]
 
 
 class SegmentRead:

@@ -3,8 +3,8 @@
 Life of a load:  submitted → fetching → verified and written, or failed from some block on → finished (always)
 Life of a save:  submitted (blocks held) → offered → copied → blocks given back → stored, or dropped and counted
 
-Layerwise loads (`deployments.transfer.layerwise_load`) run on the same threads; a layerwise save is one that is copied
-at the pace of the step that computes it.
+Layerwise loads (`deployments.transfer.layerwise_load`) run on the same threads, and so does what a blend fetches; a
+layerwise save is one that is copied at the pace of the step that computes it.
 
 A load is for a request, or for a directive (`LoadJob.on_end`): then nobody waits for its blocks, and it gives no lease
 back. Loads never wait behind saves, and a load that hangs does not hold up the next one. A load always ends,
@@ -24,7 +24,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +109,23 @@ class KVTransfer:
         The engine's step waits for it: only when `has_idle_loader`, so that it waits for no other load.
         """
         self._submit(partial(run, self._port))
+
+    def submit_chunks(self, run: Callable[[KVPort], None]) -> None:
+        """Have a load thread fetch the chunks of a blend, which ends by itself (`deployments/engine/blending`)."""
+        self._submit(partial(run, self._port))
+
+    def end_blend(self, request_id: str, failed: Iterable[int]) -> None:
+        """A request's blend has ended, for vLLM as a load: all its blocks but `failed` are filled."""
+        with self._lock:
+            self._failed_blocks |= set(failed)
+            self._finished.add(request_id)
+        self._on_load_end()
+
+    def note_chunk(self, nbytes: int) -> None:
+        """A segment of a chunk has arrived in host memory, of which so many bytes were read."""
+        with self._lock:
+            self.counters.segments_loaded += 1
+            self.counters.bytes_loaded += nbytes
 
     @property
     def has_idle_loader(self) -> bool:

@@ -16,10 +16,11 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from configs.blend_section import DEFAULT_CHECK_LAYER, DEFAULT_RECOMPUTE_RATIO
 from configs.settings import Settings
-from deployments.protocol.kv_port import PLAN
+from deployments.protocol.kv_port import FIDELITY, PLAN, PlanDict
 from deployments.protocol.wire import KV_CACHE_USAGE
-from kvmanager.segments.keys import BlockHash, block_hashes, cache_salt
+from kvmanager.segments.keys import BLENDED, BlockHash, Fidelity, block_hashes, cache_salt
 from kvmanager.segments.server_secret import ServerSecret
 
 if TYPE_CHECKING:
@@ -133,12 +134,16 @@ class Engine:
         return block_hashes(tokens, self.block_tokens, self.salt)
 
     def generate(
-        self, tokens: Sequence[int], params: SamplingParams, transfer: Mapping[str, Any] | None = None
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        transfer: Mapping[str, Any] | None = None,
+        salt: str | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """vLLM's outputs for a prompt; `transfer` is its `kv_transfer_params`."""
+        """vLLM's outputs for a prompt; `transfer` is its `kv_transfer_params`, `salt` another one than `self.salt`."""
         request: Any = {"type": "token", "prompt_token_ids": list(tokens)}
         if self.reuses:
-            request["cache_salt"] = self.salt
+            request["cache_salt"] = salt or self.salt
         if transfer:
             params.extra_args = {"kv_transfer_params": dict(transfer)}
         return self.llm.generate(request, params, f"request-{next(self._ids)}")
@@ -146,6 +151,35 @@ class Engine:
     def stream(self, tokens: Sequence[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
         """The same, with whatever plan the port has for the prompt."""
         return self.generate(tokens, params, {PLAN: self.port.plan(self.hashes(tokens))} if self.reuses else None)
+
+    @property
+    def blended_salt(self) -> str:
+        """What blended prompts are named with, where there are no tenants."""
+        return cache_salt(SECRET, self.fingerprint, "", BLENDED)
+
+    def blend_plan(
+        self,
+        tokens: Sequence[int],
+        chunks: Sequence[range],
+        ratio: float = DEFAULT_RECOMPUTE_RATIO,
+        check_layer: int = DEFAULT_CHECK_LAYER,
+        seconds: float = 0.0,
+    ) -> PlanDict:
+        """What a port in memory has of a blended prompt: of its beginning, and of its chunks, positions of `tokens`.
+
+        A chunk is stored by asking for it alone: `stream(tokens[chunk.start : chunk.stop], greedy(1))`.
+        """
+        own = block_hashes(tokens, self.block_tokens, self.blended_salt)
+        names = [(chunk.start, self.hashes(tokens[chunk.start : chunk.stop])) for chunk in chunks]
+        plan: PlanDict = self.port.plan_blend(own, names, ratio, check_layer, seconds)
+        return plan
+
+    def blended(
+        self, tokens: Sequence[int], params: SamplingParams, plan: PlanDict, fidelity: Fidelity = BLENDED
+    ) -> AsyncIterator[RequestOutput]:
+        """vLLM's outputs for a prompt with such a plan; `reuse.blends.counters.last` has the parts of the last blend."""
+        salt = cache_salt(SECRET, self.fingerprint, "", fidelity)
+        return self.generate(tokens, params, {PLAN: plan, FIDELITY: fidelity}, salt)
 
     async def serve(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> Timed:
         """Prompts that are sent at once."""

@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from deployments.port.layer_groups import in_layer_groups
-from deployments.protocol.kv_port import LayerArrival, OfferedBlocks, PlanDict, PlannedLoad, SaveGrant
+from deployments.protocol.kv_port import (
+    LayerArrival,
+    OfferedBlocks,
+    PlanDict,
+    PlannedBlend,
+    PlannedChunk,
+    PlannedLoad,
+    SaveGrant,
+)
 from kvmanager.config import ManagerConfig
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Location, Tier
@@ -59,6 +67,22 @@ class MemoryPort:
             position = found.end_block
         now = self.clock.now
         return PlanDict(lease_id=LEASE_ID, segments=segments, scores=scores, now=now, epoch=self.epoch)
+
+    def plan_blend(
+        self,
+        hashes: Sequence[bytes],
+        chunks: Sequence[tuple[int, Sequence[bytes]]],
+        ratio: float,
+        check_layer: int,
+        seconds: float = 0.0,
+    ) -> PlanDict:
+        """The same, and whatever leading blocks of chunks: where each begins, and its names as a prompt of its own."""
+        plan = self.plan(hashes)
+        found = [(start, self.plan(names, used=False)["segments"]) for start, names in chunks]
+        stored = [PlannedChunk(start, loads) for start, loads in found if loads]
+        if stored:
+            plan["blend"] = PlannedBlend(chunks=stored, ratio=ratio, check_layer=check_layer, seconds=seconds)
+        return plan
 
     def _furthest(self, hashes: Sequence[bytes], position: int) -> PlannedLoad | None:
         """What lies behind some blocks of a prompt in the segment that reaches furthest; None: in none."""

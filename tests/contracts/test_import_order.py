@@ -40,7 +40,7 @@ FLOORS: dict[str, list[list[str]]] = {
     "kernels": [
         ["kernels.benchmark"],
         ["kernels.codecs"],
-        ["kernels.entropy", "kernels.paged", "kernels.rope"],
+        ["kernels.blend", "kernels.entropy", "kernels.paged", "kernels.rope"],
         ["kernels"],
     ],
 }

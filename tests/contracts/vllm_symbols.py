@@ -48,9 +48,18 @@ IMPORTED: dict[str, set[str]] = {
     "vllm.entrypoints.serve.utils.api_utils": {"validate_json_request"},
     "vllm.entrypoints.serve.utils.sse_keep_alive": {"SSE_KEEP_ALIVE_COMMENT"},
     "vllm.exceptions": {"GenerationError", "GracefulHTTPError", "VLLMClientError", "VLLMValidationError"},
-    "vllm.forward_context": {"ForwardContext"},
+    "vllm.forward_context": {"ForwardContext", "set_forward_context"},
     "vllm.inputs": {"EngineInput"},
     "vllm.lora.request": {"LoRARequest"},
+    "vllm.model_executor.layers.attention": {"Attention"},
+    "vllm.model_executor.layers.rotary_embedding": {
+        "LinearScalingRotaryEmbedding",
+        "Llama3RotaryEmbedding",
+        "NTKScalingRotaryEmbedding",
+        "RotaryEmbedding",
+        "YaRNScalingRotaryEmbedding",
+    },
+    "vllm.model_executor.layers.rotary_embedding.base": {"RotaryEmbeddingBase"},
     "vllm.model_executor.models.utils": {"extract_layer_index"},
     "vllm.outputs": {"RequestOutput"},
     "vllm.platforms": {"current_platform"},
@@ -62,6 +71,7 @@ IMPORTED: dict[str, set[str]] = {
     "vllm.usage.usage_lib": {"UsageContext"},
     "vllm.utils.async_utils": {"make_async"},
     "vllm.utils.mistral": {"is_mistral_tokenizer"},
+    "vllm.v1.attention.backend": {"CommonAttentionMetadata"},
     "vllm.v1.attention.backends.cpu_attn": {"_get_attn_isa"},
     "vllm.v1.core.block_pool": {"BlockPool"},
     "vllm.v1.core.kv_cache_manager": {"KVCacheBlocks", "KVCacheManager"},
@@ -94,6 +104,15 @@ IMPORTED: dict[str, set[str]] = {
 """From module to names; an empty set: the module itself."""
 
 USED: dict[str, set[str]] = {
+    "vllm.model_executor.layers.attention:Attention": {
+        "forward", "head_size", "impl", "kv_cache", "kv_sharing_target_layer_name", "layer_name", "num_kv_heads",
+        "sliding_window",
+    },
+    "vllm.model_executor.layers.rotary_embedding:LinearScalingRotaryEmbedding": {"scaling_factors"},
+    "vllm.model_executor.layers.rotary_embedding:RotaryEmbedding": {"_compute_inv_freq", "base", "is_neox_style"},
+    "vllm.model_executor.layers.rotary_embedding:YaRNScalingRotaryEmbedding": {"_compute_inv_freq", "scaling_factor"},
+    "vllm.v1.attention.backend:AttentionMetadataBuilder": {"build"},
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl": {"do_kv_cache_update"},
     "vllm.v1.core.block_pool:BlockPool": {
         "_insert_block_hash", "blocks", "cache_full_blocks", "cached_block_hash_to_block", "evict_blocks",
         "free_block_queue", "free_blocks", "get_cached_block", "get_new_blocks", "get_num_free_blocks",
@@ -130,10 +149,13 @@ USED: dict[str, set[str]] = {
     "vllm.v1.metrics.stats:RequestStateStats": {"first_token_ts", "scheduled_ts"},
     "vllm.v1.request:Request": {
         "arrival_time", "block_hashes", "kv_transfer_params", "mm_features", "num_computed_tokens",
-        "num_prompt_tokens", "num_tokens", "request_id", "status",
+        "lora_request", "num_prompt_tokens", "num_tokens", "prompt_embeds", "prompt_token_ids", "request_id",
+        "sampling_params", "skip_reading_prefix_cache", "status",
     },
+    "vllm.v1.worker.utils:AttentionGroup": {"get_metadata_builder", "kernel_block_size"},
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": {
-        "_bookkeeping_sync", "_sample", "discard_request_mask", "input_batch", "requests",
+        "_bookkeeping_sync", "_sample", "attn_groups", "device", "discard_request_mask", "get_model", "input_batch",
+        "requests", "vllm_config",
     },
 }  # fmt: skip
 """From class to attributes."""

@@ -39,6 +39,7 @@ from deployments.engine.process.surroundings import IDLE_STEP_EVERY_S, prepare_p
 from deployments.engine.seeded_sampling import keep_seeds_exact
 from deployments.engine.step_witness import StepWitness
 from deployments.engine.wiring import KVReuse, why_not_moved
+from deployments.protocol.kv_port import BlendTerms
 
 T = TypeVar("T")
 
@@ -60,9 +61,13 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class Ready:
-    """The engine's process may be asked. `why_not_shared`: a sentence where its KV cannot be moved."""
+    """The engine's process may be asked. `why_not_shared`: a sentence where its KV cannot be moved.
+
+    `blend_terms`: how it blends; None: not at all.
+    """
 
     why_not_shared: str | None = None
+    blend_terms: BlendTerms | None = None
 
 
 def run(spec: EngineSpec, recorder: FlightRecorder, connected: socket.socket, *args: Any, **kwargs: Any) -> None:
@@ -100,6 +105,8 @@ class ReplicaEngineCore(EngineCoreProc):
         self._service: ReuseService | None = None
         self._step_again = False
         self._loops = False
+        self._thread_id = threading.get_ident()
+        self._after_step: list[Callable[[], None]] = []
         try:
             super().__init__(*args, **kwargs)
             ready = self._join()
@@ -127,10 +134,15 @@ class ReplicaEngineCore(EngineCoreProc):
                 port = spec.open_port()
             reuse = KVReuse(self, self.vllm_config, spec.settings, port, spec.fingerprint, spec.rank)
             self._service = ReuseService(reuse, port)
+            return Ready(blend_terms=reuse.blends.terms)
         return Ready(why)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Run `function` on the engine thread, between two steps; the future carries its result or error."""
+        """Run `function` on the engine thread, between two steps; the future carries its result or error.
+
+        What the engine thread itself calls waits for the next step: vLLM takes all that is in its queue before a step,
+        so whoever calls again and again would hold up decoding.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
@@ -140,7 +152,9 @@ class ReplicaEngineCore(EngineCoreProc):
                 except BaseException as error:
                     future.set_exception(error)
 
-        if self._loops:
+        if self._loops and threading.get_ident() == self._thread_id:
+            self._after_step.append(run)
+        elif self._loops:
             self.input_queue.put_nowait((_CALL, run))
         else:  # the engine thread itself is still building
             run()
@@ -176,6 +190,13 @@ class ReplicaEngineCore(EngineCoreProc):
             request()
         if not self.scheduler.has_requests():
             self.on_turn()
+            self._call_what_waits()
+
+    def _call_what_waits(self) -> None:
+        """The engine thread's own calls come next: a step has been made, or there is none to make."""
+        waiting, self._after_step = self._after_step, []
+        for run in waiting:
+            self.input_queue.put_nowait((_CALL, run))
 
     def _process_engine_step(self) -> bool:
         """A step, and what `EngineThread` does beside one; an idle one is followed by a short wait for anything."""
@@ -188,6 +209,7 @@ class ReplicaEngineCore(EngineCoreProc):
             self.post_step(executed)
             self._witness.step_ended()
             self.on_turn()
+        self._call_what_waits()
         if executed or not self.scheduler.has_requests() or self._step_again:
             self._step_again = False
         else:

@@ -116,8 +116,8 @@ class RemoteService:
         self._asker.close()
 
 
-def start_engine_process(config: VllmConfig, spec: EngineSpec) -> tuple[AsyncLLM, EngineProcess, str | None]:
-    """Load the model in a process of its own; return vLLM's AsyncLLM over it, and why its KV cannot be moved, if so.
+def start_engine_process(config: VllmConfig, spec: EngineSpec) -> tuple[AsyncLLM, EngineProcess, Ready]:
+    """Load the model in a process of its own; return vLLM's AsyncLLM over it, and what it said when it was ready.
 
     Blocks while loading. `spec` can be pickled. Raises what vLLM, or the cache's parts, raised there, and ValueError
     for a configuration with which KV would not be exact.
@@ -146,7 +146,7 @@ def start_engine_process(config: VllmConfig, spec: EngineSpec) -> tuple[AsyncLLM
         if not isinstance(said, Ready):
             raise _why(said) or RuntimeError("the engine's process ended while the cache's parts were built")
         unless_started.pop_all()
-    return llm, EngineProcess(llm, recorder, ours), said.why_not_shared
+    return llm, EngineProcess(llm, recorder, ours), said
 
 
 def _why(said: Any) -> Exception | None:

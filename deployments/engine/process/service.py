@@ -75,6 +75,7 @@ class ReuseService:
             *port_families(self._port),
             *directive_families(self._directives),
             *reuse.layerwise.times.registry.collect(),
+            *reuse.blends.counters.registry.collect(),
         ]
 
     def close(self) -> None:

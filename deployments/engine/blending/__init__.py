@@ -1,0 +1,1 @@
+"""Chunks' KV blended into prompts, in slices between the engine's steps: README.md."""

@@ -1,0 +1,109 @@
+"""The blends of one engine: whether there are any, which requests get one, and where they are made.
+
+The one part of this room that the connector's scheduler side knows. On the engine thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from configs.blend_section import DEFAULT_CHECK_LAYER, BlendSettings
+from deployments.engine.blending.blend import Blend, BlendOrder, BlendTools
+from deployments.engine.blending.counters import BlendCounters
+from deployments.engine.blending.model import BlendModel
+from deployments.engine.blending.plan import RequestBlend, why_refused
+from deployments.engine.blending.queue import BlendQueue
+from deployments.engine.blending.refusals import why_not
+from deployments.engine.blending.self_test import SelfTestError, self_test
+from deployments.protocol.kv_port import BlendTerms, KVPort, PlanDict
+from deployments.transfer.layerwise_save import HostBuffer
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.request import Request
+
+    from deployments.transfer.segment_copy import SegmentCopier
+    from deployments.transfer.threads import KVTransfer
+
+logger = logging.getLogger(__name__)
+
+UNAVAILABLE = "unavailable"
+BUSY = "busy"
+"""So many blends wait that the prompt is computed."""
+
+
+class Blends:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        settings: BlendSettings,
+        model: BlendModel | None,
+        transfer: KVTransfer,
+        copier: SegmentCopier,
+        port: KVPort,
+        call: Callable[[Callable[[], None]], Any],
+        num_running: Callable[[], int],
+    ) -> None:
+        """`model`: None where nothing is blended (`model_to_blend`)."""
+        self.counters = BlendCounters()
+        self.counters.available = model is not None
+        self.terms: BlendTerms | None = None
+        self._queue = BlendQueue(call, settings.max_blends_waiting)
+        self._tools: BlendTools | None = None
+        if model is not None:
+            check = min(settings.check_layer or DEFAULT_CHECK_LAYER, model.layers - 1)
+            self.terms = BlendTerms(check, model.layers)
+            buffer = HostBuffer(settings.buffer_bytes)
+            self._tools = BlendTools(model, transfer, copier, buffer, port, self.counters, num_running)
+
+    def of_request(self, request: Request, plan: PlanDict | None, fidelity: str) -> RequestBlend | None:
+        """The blend that a plan has for a request; None, and counted, where it has one that is not made."""
+        planned = plan.get("blend") if plan else None
+        if planned is None:
+            return None
+        why = UNAVAILABLE if self._tools is None else why_refused(request, fidelity)
+        if why is not None:
+            self.counters.refused(why)
+            return None
+        return RequestBlend.read(planned)
+
+    def takes_another(self) -> bool:
+        """Whether there is room for one more blend to wait; counted where there is not."""
+        if self._queue.has_room:
+            return True
+        self.counters.refused(BUSY)
+        return False
+
+    def start(self, order: BlendOrder) -> None:
+        """Make a blend when those before it have ended. The plan's lease is given back then."""
+        assert self._tools is not None
+        self._queue.put(Blend(order, self._tools, self._queue.poke))
+
+    def cancel(self, request_id: str) -> None:
+        """A request has gone; one without a blend is no error."""
+        self._queue.cancel(request_id)
+
+
+def model_to_blend(config: VllmConfig, runner: Any, pool: Any, copier: SegmentCopier) -> BlendModel | None:
+    """The model of a built engine, if it is one that can be blended and its self-test is right; else None, logged.
+
+    On the engine thread, before anything is in the pool.
+    """
+    why = why_not(config, runner)
+    if why is None:
+        try:
+            model = BlendModel(runner)
+            error = self_test(model, pool, copier, config.model_config.max_model_len)
+        except SelfTestError as wrong:
+            why = str(wrong)
+        except Exception as raised:
+            logger.debug("the self-test of blending raised", exc_info=True)
+            why = f"its self-test raised {raised!r}"
+        else:
+            logger.debug("blending is on; its self-test differs from vLLM by %.2g", error)
+            return model
+    logger.warning("blending is off, prompts are computed instead: %s", why)
+    return None

@@ -1,0 +1,66 @@
+"""What a request's plan says of blending, and whether the request may be blended at all. On the engine thread.
+
+Leans on vLLM: `Request.sampling_params`, `skip_reading_prefix_cache`, `prompt_embeds`, `mm_features`, `lora_request`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deployments.engine.blending.chunk_load import reused_end
+from deployments.protocol.kv_port import PlannedBlend, PlannedChunk, PlannedLoad
+from kvmanager.segments.keys import BLENDED
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+FIDELITY = "fidelity"
+"""The prompt wants no blended KV. The ingress sends no such plan, and the manager makes none."""
+REQUEST = "request"
+"""It asks for something that only computing its whole prompt gives, or is more than tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBlend:
+    """A plan's blend, as it is read once: `deployments.protocol.kv_port.PlannedBlend`."""
+
+    chunks: Sequence[PlannedChunk]
+    ratio: float
+    check_layer: int
+    seconds: float
+
+    @classmethod
+    def read(cls, planned: PlannedBlend) -> RequestBlend:
+        """From a plan, of which tuples may have become lists on their way through a process."""
+        chunks = [
+            PlannedChunk(start, [PlannedLoad._make(load) for load in loads]) for start, loads in planned["chunks"]
+        ]
+        ratio = min(1.0, max(0.0, planned["ratio"]))
+        return cls(chunks, ratio, max(1, planned["check_layer"]), planned["seconds"])
+
+    def end_block(self, first_token: int, most_blocks: int, block_size: int) -> int:
+        """The block up to which a blend that begins at `first_token` goes: behind it only vLLM computes. 0: nothing.
+
+        A chunk that ends before is of no use.
+        """
+        end = reused_end(self.chunks, block_size)
+        return min(end // block_size, most_blocks) if end > first_token else 0
+
+
+def why_refused(request: Request, fidelity: str) -> str | None:
+    """`FIDELITY` or `REQUEST`; None: it may be blended."""
+    if fidelity != BLENDED:
+        return FIDELITY
+    params = request.sampling_params
+    if (
+        params is None
+        or params.prompt_logprobs is not None
+        or request.skip_reading_prefix_cache
+        or request.prompt_embeds is not None
+        or request.mm_features
+        or request.lora_request is not None
+    ):
+        return REQUEST
+    return None

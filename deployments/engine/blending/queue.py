@@ -1,0 +1,82 @@
+"""Blends one at a time, first come, first served, in slices between the engine's steps.
+
+A slice runs items until `SLICE_S` are over, then lets the engine step and comes back. A blend that waits for bytes is
+poked when they are there; those behind it wait too. On the engine thread, but `poke`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+SLICE_S = 0.03
+"""What a neighbour's token waits for, about: an item is not divided."""
+
+
+class QueuedBlend(Protocol):
+    """A blend in the queue."""
+
+    request_id: str
+
+    def advance(self, until: float) -> bool | None:
+        """Go on until `until`, on `time.perf_counter`'s clock: True: there is more; None: it waits; False: it ended.
+
+        Does not raise.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Nobody wants it any more: the next `advance` ends it as soon as nothing writes into its blocks."""
+        ...
+
+
+class BlendQueue:
+    """See the module's docstring. `call` runs a function on the engine thread between two steps, from any thread."""
+
+    def __init__(self, call: Callable[[Callable[[], None]], Any], max_waiting: int) -> None:
+        self._call = call
+        self._max_waiting = max_waiting
+        self._queue: deque[QueuedBlend] = deque()
+        self._posted = False
+        self._lock = threading.Lock()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another blend may come: one is made, `max_waiting` wait."""
+        return len(self._queue) <= self._max_waiting
+
+    def put(self, blend: QueuedBlend) -> None:
+        """Make it when those before it have ended."""
+        self._queue.append(blend)
+        self.poke()
+
+    def cancel(self, request_id: str) -> None:
+        """A request has gone; one without a blend is no error. Its blend ends without waiting for those before it."""
+        for blend in list(self._queue):
+            if blend.request_id == request_id:
+                blend.cancel()
+                if blend is not self._queue[0] and blend.advance(0.0) is False:
+                    self._queue.remove(blend)
+                self.poke()
+
+    def poke(self) -> None:
+        """What the first blend waits for may be there. Any thread."""
+        with self._lock:
+            if self._posted:
+                return
+            self._posted = True
+        self._call(self._slice)
+
+    def _slice(self) -> None:
+        with self._lock:
+            self._posted = False
+        if not self._queue:
+            return
+        goes_on = self._queue[0].advance(time.perf_counter() + SLICE_S)
+        if goes_on is False:
+            self._queue.popleft()
+        if goes_on is not None and self._queue:
+            self.poke()

@@ -1,0 +1,71 @@
+"""Rows of a prompt on their way through a model's layers, in groups that are computed at once.
+
+On the engine thread, between two steps, in inference mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from deployments.engine.blending.model import BlendModel, RowGroup
+from kernels.blend.runs import slots_of
+
+
+class Rows:
+    """Rows on their way through the layers."""
+
+    def __init__(self, model: BlendModel, positions: torch.Tensor, block_ids: torch.Tensor) -> None:
+        self.positions = positions
+        self.hidden: torch.Tensor
+        self.residual: torch.Tensor | None = None
+        self._model = model
+        self._block_ids = block_ids
+        self._groups: dict[tuple[int, int], RowGroup] = {}
+
+    def slots(self) -> torch.Tensor:
+        """Where the KV of all rows lies."""
+        return slots_of(self.positions, self._block_ids, self._model.block_size)
+
+    def keep(self, kept: torch.Tensor) -> None:
+        """Go on with these rows only."""
+        self.positions, self.hidden = self.positions[kept], self.hidden[kept]
+        if self.residual is not None:
+            self.residual = self.residual[kept]
+        self._groups.clear()
+
+    def items(self, layer: int, most: int) -> Iterator[Callable[[], None]]:
+        """What is to be called, one after the other, to take all rows through a layer."""
+        if layer == self._model.layers - 1:
+            for part, capture in zip(self._parts(most), self.captures(layer, most), strict=True):
+                yield lambda capture=capture, part=part: self._model.write(layer, *capture(), self._group(part).slots)
+            return
+        made: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for part in self._parts(most):
+            yield lambda part=part: made.append(
+                self._model.compute(layer, self._group(part), self.hidden[part], self._residual(part))
+            )
+        if made:
+            self.hidden = torch.cat([hidden for hidden, _ in made])
+            self.residual = torch.cat([residual for _, residual in made])
+
+    def captures(self, layer: int, most: int) -> Iterator[Callable[[], tuple[torch.Tensor, torch.Tensor]]]:
+        """What is to be called to know a layer's keys and values of all rows, without computing the layer."""
+        for part in self._parts(most):
+            yield lambda part=part: self._model.keys_and_values(
+                layer, self.positions[part], self.hidden[part], self._residual(part)
+            )
+
+    def _parts(self, most: int) -> Iterator[slice]:
+        rows = len(self.positions)
+        return (slice(start, min(start + most, rows)) for start in range(0, rows, most))
+
+    def _residual(self, part: slice) -> torch.Tensor | None:
+        return None if self.residual is None else self.residual[part]
+
+    def _group(self, part: slice) -> RowGroup:
+        key = part.start, part.stop
+        if key not in self._groups:
+            self._groups[key] = self._model.group(self.positions[part], self._block_ids)
+        return self._groups[key]
