@@ -1,8 +1,8 @@
 """What `make profile-blend` found for a model: the check layer and the ratio of blending, where no setting says them.
 
 One small JSON file beside the weights. It decides no KV that an exact or a tolerant prompt is answered with, so it is
-no part of the model's identity (`deployments/engine/model_identity.py`): a new calibration keeps the cache warm. Blended
-names do not depend on it either, as any blended prompt may read what another one blended.
+no part of the model's identity (`deployments/engine/model_identity.py`): a new calibration keeps the cache warm.
+Blended names do not depend on it either, as any blended prompt may read what another one blended.
 """
 
 from __future__ import annotations

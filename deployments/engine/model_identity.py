@@ -45,7 +45,7 @@ _OF_THE_TOKENIZER = frozenset(
     }
 )
 _NOT_THE_MODEL = _OF_THE_TOKENIZER | {BLEND_PROFILE_FILE}
-"""Decide no KV of these tokens. A blend's check layer and ratio do not either: any blended prompt may read any blend."""
+"""Decide no KV of these tokens. A blend's layer and ratio are no part either: any blended prompt may read any blend."""
 _READS_THE_FOLDER = frozenset(
     {"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral", "npcache", "pt"}
 )

@@ -101,9 +101,7 @@ class _Rows:
     def __init__(self, kv: torch.Tensor, rows: torch.Tensor) -> None:
         self.kv, self.rows = kv, rows
 
-    def update(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(1, heads, rows, dim) in, (1, heads, tokens, dim) out."""
         self.kv[layer, 0, self.rows] = keys[0].transpose(0, 1)
         self.kv[layer, 1, self.rows] = values[0].transpose(0, 1)

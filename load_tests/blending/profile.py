@@ -14,8 +14,6 @@ with random weights cannot be calibrated: its answers do not depend on what a ch
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -141,8 +139,9 @@ def write_profile(folder: Path, profile: BlendProfile) -> Path:
     try:
         with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".blend-", delete=False) as file:
             file.write(profile.model_dump_json(indent=1) + "\n")
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, path)
+        made = Path(file.name)
+        made.chmod(0o644)
+        made.replace(path)
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}).") from None
     return path

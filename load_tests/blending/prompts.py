@@ -1,7 +1,7 @@
 """A user's own prompts as token ids, and the chunks in them, found as the server finds them.
 
 A file of JSON lines. Each is `{"messages": [...]}`, with `documents` and `tools` beside it where the template takes
-them, or `{"prompt": "..."}`; and may say the `answer` that is to be judged. Without it the model's own greedy answer is.
+them, or `{"prompt": "..."}`. It may say the `answer` to be judged; without it the model's own greedy answer is.
 """
 
 from __future__ import annotations

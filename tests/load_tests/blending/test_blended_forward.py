@@ -1,4 +1,4 @@
-"""Blended KV is a prefill's where all is recomputed, naive reuse where nothing is, and repairs what naive reuse loses."""
+"""Blended KV is a prefill's where all is recomputed, and naive reuse where nothing is; between them it repairs."""
 
 from __future__ import annotations
 
@@ -90,4 +90,3 @@ def test_models_whose_keys_cannot_be_moved_are_refused_in_words(probe: Any, monk
     assert "'dynamic'" in str(why_not(probe))
     monkeypatch.setattr(probe.config, "layer_types", ["full_attention", "sliding_attention"])
     assert "sliding window" in str(why_not(probe))
-    assert "no decoder layers" in str(why_not(torch.nn.Linear(1, 1))) if hasattr(torch.nn.Linear, "config") else True
