@@ -26,6 +26,7 @@ from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.rotary_embedding import Phi3LongRoPEScaledRotaryEmbedding
 from vllm.model_executor.models.llama4 import Llama4ForCausalLM
 
+from configs.blend_profile import BLEND_PROFILE_FILE
 from configs.settings import PROJECT_ROOT, load_settings
 from deployments.engine.engine_args import engine_config
 from deployments.engine.model_identity import _ROPE_OF_ANY_LENGTH, model_identity, weights_identity, why_not_shared
@@ -121,6 +122,12 @@ def test_the_tokenizer_and_the_place_of_the_folder_are_not_part_of_the_identity(
     with changed(model / "README.md", b"text"), changed(model / "chat_template.json", b"{}"):
         assert identity(model) == before
     assert identity(Path(shutil.copytree(model, tmp_path / "elsewhere"))) == before
+
+
+def test_a_blending_calibration_leaves_the_cache_as_it_is(model: Path) -> None:
+    before = identity(model)
+    with changed(model / BLEND_PROFILE_FILE, b'{"check_layer": 2}'):
+        assert identity(model) == before
 
 
 def test_weights_are_read_once_while_they_do_not_change(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
