@@ -21,6 +21,7 @@ from vllm.distributed.kv_events import KVEventBatch
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.platforms import current_platform
 
+from configs.blend_profile import read_blend_profile
 from configs.settings import Settings, SettingsError
 from deployments.engine.blending.blends import Blends, model_to_blend
 from deployments.engine.connector import CrossKVConnector, layer_tensors
@@ -141,8 +142,16 @@ class KVReuse:
         worker = thread.model_executor.driver_worker
         runner = getattr(worker, "worker", worker).model_runner
         model = thread.call(partial(model_to_blend, config, runner, pool, self.copier)).result()
+        calibrated = read_blend_profile(settings.model_source)
         self.blends = Blends(
-            settings.blending, model, self.transfer, self.copier, port, thread.call, lambda: len(scheduler.running)
+            settings.blending,
+            model,
+            self.transfer,
+            self.copier,
+            port,
+            thread.call,
+            lambda: len(scheduler.running),
+            calibrated.check_layer if calibrated else None,
         )
         self._scheduler_side = SchedulerSide(
             port=port,

@@ -46,15 +46,17 @@ class Blends:
         port: KVPort,
         call: Callable[[Callable[[], None]], Any],
         num_running: Callable[[], int],
+        calibrated_check_layer: int | None = None,
     ) -> None:
-        """`model`: None where nothing is blended (`model_to_blend`)."""
+        """`model`: None where nothing is blended (`model_to_blend`). The last one is what `make profile-blend` found."""
         self.counters = BlendCounters()
         self.counters.available = model is not None
         self.terms: BlendTerms | None = None
         self._queue = BlendQueue(call, settings.max_blends_waiting)
         self._tools: BlendTools | None = None
         if model is not None:
-            check = min(settings.check_layer or DEFAULT_CHECK_LAYER, model.layers - 1)
+            wanted = settings.check_layer or calibrated_check_layer or DEFAULT_CHECK_LAYER
+            check = min(wanted, model.layers - 1)
             self.terms = BlendTerms(check, model.layers)
             buffer = HostBuffer(settings.buffer_bytes)
             self._tools = BlendTools(model, transfer, copier, buffer, port, self.counters, num_running)
