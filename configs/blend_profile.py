@@ -1,41 +1,80 @@
-"""What `make profile-blend` found for a model: the layer and the share of tokens that blending uses by default.
+"""What `make profile-blend` found for a model: the check layer and the ratio of blending, where no setting says them.
 
 One small JSON file beside the weights. It decides no KV that an exact or a tolerant prompt is answered with, so it is
-no part of the model's identity: a new calibration keeps the cache warm.
+no part of the model's identity (`deployments/engine/model_identity.py`): a new calibration keeps the cache warm.
+Blended names do not depend on it either, as any blended prompt may read what another one blended.
 """
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from configs.blend_section import Ratio
+from configs.errors import one_sentence
 from configs.model_folder import find_model
 
 logger = logging.getLogger(__name__)
 
 BLEND_PROFILE_FILE = "crosskv_blend.json"
+MOST_BYTES = 64 * 1024
+Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class BlendProfile(BaseModel):
-    """One calibration."""
+    """One calibration. `check_layer` and `recompute_ratio` are used; the rest says where they come from."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
     check_layer: int = Field(ge=1, description="Layers before it are computed whole; in it the tokens are chosen.")
     recompute_ratio: Ratio = Field(description="Share of the reused tokens that are computed anew.")
+    kl: Finite = Field(description="Mean KL in nats of the next token's distribution that these two cost.")
+    prompts: int = Field(ge=1, description="How many prompts that is the mean of.")
+    seed: int = 0
+    versions: dict[str, str] = Field(default_factory=dict)
 
 
-def read_blend_profile(model_source: Path | str) -> BlendProfile | None:
-    """The calibration in a model's folder; None for none, and for one that cannot be read, with a line in the log."""
+def profile_folder(model: Path | str, revision: str | None = None) -> Path | None:
+    """The folder of a model's weights: its own, or a hub id's snapshot on this machine; None where there is none.
+
+    `model` is what `find_model` returns. Reads the hub's cache on disk and fetches nothing.
+    """
+    if isinstance(model, Path):
+        return model
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, "config.json", revision=revision)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def read_blend_profile(model_source: Path | str, revision: str | None = None) -> BlendProfile | None:
+    """The calibration of a model (`model:` of the settings, or its folder); None for none.
+
+    A file that cannot be read or says what cannot be is warned about, once per call, and counts as none: call it at the
+    start, not per request.
+    """
     try:
-        folder = model_source if isinstance(model_source, Path) else find_model(model_source)
-        path = folder / BLEND_PROFILE_FILE if isinstance(folder, Path) else None
+        source = model_source if isinstance(model_source, Path) else find_model(model_source)
+        folder = profile_folder(source, revision)
+        path = folder / BLEND_PROFILE_FILE if folder else None
         if path is None or not path.exists():
             return None
-        return BlendProfile.model_validate_json(path.read_bytes())
-    except (OSError, ValueError, ValidationError) as error:
-        logger.warning("the blending calibration of %s (%s) is not used: %s", model_source, BLEND_PROFILE_FILE, error)
-        return None
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise ValueError("it is far too large")
+        return BlendProfile.model_validate_json(content)
+    except ValidationError as error:
+        reason = one_sentence(error, BlendProfile)
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    logger.warning(
+        "%s of %s is not used: %s. Make it again with make profile-blend.",
+        BLEND_PROFILE_FILE,
+        model_source,
+        reason.rstrip("."),
+    )
+    return None
