@@ -42,6 +42,7 @@ _ERRORS = "its errors carry their HTTP status, and vLLM's own handlers turn them
 
 VLLM_ELSEWHERE: dict[str, str] = {
     "app.backend.replica_errors": _ERRORS,
+    "app.blending.separators": "documents are rendered as for an answer, to see what begins them",
     "app.control.api": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.moves": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.prompt_param": "a prompt is checked and rendered as the OpenAI routes do it",
@@ -49,6 +50,7 @@ VLLM_ELSEWHERE: dict[str, str] = {
     "app.gate.auth": _ERRORS,
     "app.gate.errors": _ERRORS,
     "app.gate.json_route": _ERRORS,
+    "app.gate.kv_cache_field": _ERRORS,
     "app.gate.rate_limits": _ERRORS,
     "app.gate.request_bounds": _ERRORS + "; it knows which parts of a message are media",
     "app.ingress": "it builds the renderer, once, for all routes",
