@@ -24,7 +24,7 @@ def queries(prompt, tenant, chunks):
 
 def plan(naive, now, replica, node, hashes, device_blocks, chunks, plan, visited):
     """``visited``: the keys whose use the real one counted, in its order: the deepest of each chain first."""
-    own = [key for key in visited[: len(plan.scores)]][::-1]
+    own = list(visited[: len(plan.scores)])[::-1]
     naive.now = max(naive.now, now)
     stored = naive.stored_anywhere()
     own_reach = naive_reach.reach(naive, hashes, stored)
