@@ -71,7 +71,7 @@ class World:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(20):
-            while not holds():
+            while not holds():  # noqa: ASYNC110 - many things may make it true
                 await asyncio.sleep(0.001)
 
 
@@ -242,6 +242,22 @@ def test_a_prompt_interrupts_what_idle_time_is_used_for_and_it_begins_anew(monke
     run(check, monkeypatch)
 
 
+def test_a_prompt_that_follows_at_once_finds_nothing_being_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        monkeypatch.setattr(chunk_fill, "QUIET_S", 0.02)
+        world = World("idle")
+        await world.prompt(asked("a", "b"))
+        await world.until(lambda: bool(world.asked))
+        await asyncio.sleep(0)
+        world.fill.begins()
+        await asyncio.sleep(0.1)
+        assert (world.running, world.computed) == (0, [])
+        world.fill.ends()
+        await world.until(lambda: len(world.computed) == 2)
+
+    run(check, monkeypatch)
+
+
 def test_a_chunk_that_never_comes_to_its_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
         world = World("idle")
@@ -329,6 +345,14 @@ def test_tenants_take_turns_and_the_one_with_most_loses_first() -> None:
     taken = [found.key for _ in range(5) if (found := queue.take())]
     assert taken == [b"a1", b"b2", b"b3", b"b4"]
     assert (len(queue), queue.take()) == (0, None)
+
+
+def test_tenants_with_several_chunks_each_are_served_in_turn() -> None:
+    queue = FillQueue()
+    for name, tenant in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("b2", "b")):
+        queue.add(chunk(name, tenant))
+    taken = [found.key for _ in range(5) if (found := queue.take())]
+    assert taken == [b"a1", b"b1", b"a2", b"b2", b"a3"]
 
 
 def test_waiting_chunks_have_a_bound_in_tokens_too() -> None:
