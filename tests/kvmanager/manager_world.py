@@ -130,8 +130,7 @@ class ManagerWorld:
     def take_lease(self, replica, plan):
         if not plan.lease_id:
             return None
-        chains = (plan.segments, *(chunk.segments for chunk in plan.chunks))
-        held = {(segment.location, segment.key) for segments in chains for segment in segments}
+        held = {(one.location, one.key) for part in (plan, *plan.chunks) for one in part.segments}
         self.leased[plan.lease_id] = (self.now + LEASE_S, replica, held)
         return plan.lease_id, self.epoch
 
