@@ -21,7 +21,7 @@ FILL_ID = "fill-"
 
 def fill_request(chunk: ColdChunk) -> GenerateRequest:
     """The exact request that computes a chunk alone, and so stores it."""
-    from vllm import SamplingParams
+    from vllm.sampling_params import SamplingParams
 
     return GenerateRequest(
         request_id=f"{FILL_ID}{uuid.uuid4().hex}",

@@ -135,7 +135,7 @@ class PromptPlan:
             1e3 * self._expected["load_s"], 1e3 * self._expected["recompute_s"],
         )  # fmt: skip
         times: Any = output.metrics  # None without engine.log_stats; its times are the engine's clock
-        # What came from a CPU tier may have come layer by layer, while the rest was computed; what a blend computes anew
+        # What came from a CPU tier may have come layer by layer, while the rest was computed; and what a blend computes
         # is no part of the engine's steps.
         if (
             times is not None

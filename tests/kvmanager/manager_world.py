@@ -115,14 +115,9 @@ class ManagerWorld:
         self.naive.plan(self.now, replica, node, hashes, device, plan, self.visits.take())
         return self.take_lease(replica, plan)
 
-    def plan_blended(self, prompt, tenant, device, replica, node, chunks):
-        """Return the lease, or None. ``chunks``: (gap before it, tokens) of each."""
-        hashes = hashes_of(prompt, tenant)
-        device = min(device, len(hashes))
-        wanted = naive_chunks.queries(prompt, tenant, chunks)
-        plan = self.manager.plan(self.now, replica, node, hashes, device, chunks=wanted)
-        naive_chunks.plan(self.naive, self.now, replica, node, hashes, device, wanted, plan, self.visits.take()[::-1])
-        return self.take_lease(replica, plan)
+    def plan_blended(self, replica, **prompt):
+        """As `plan`, with ``chunks``: (gap before it, tokens) of each."""
+        return self.take_lease(replica, naive_chunks.plan_both(self, replica=replica, **prompt))
 
     def reserve(self, prompt, tenant, replica, node):
         """Return the lease, or None."""
@@ -135,8 +130,7 @@ class ManagerWorld:
     def take_lease(self, replica, plan):
         if not plan.lease_id:
             return None
-        blended = [segment for chunk in plan.chunks for segment in chunk.segments]
-        held = {(segment.location, segment.key) for segment in (*plan.segments, *blended)}
+        held = {(one.location, one.key) for part in (plan, *plan.chunks) for one in part.segments}
         self.leased[plan.lease_id] = (self.now + LEASE_S, replica, held)
         return plan.lease_id, self.epoch
 

@@ -22,9 +22,18 @@ def queries(prompt, tenant, chunks):
     return made
 
 
+def plan_both(world, prompt, tenant, device, replica, node, chunks):
+    """Plan with both managers of a world; return the real one's plan."""
+    hashes = hashes_of(prompt, tenant)
+    device, wanted = min(device, len(hashes)), queries(prompt, tenant, chunks)
+    made = world.manager.plan(world.now, replica, node, hashes, device, chunks=wanted)
+    plan(world.naive, world.now, replica, node, hashes, device, wanted, made, world.visits.take()[::-1])
+    return made
+
+
 def plan(naive, now, replica, node, hashes, device_blocks, chunks, plan, visited):
     """``visited``: the keys whose use the real one counted, in its order: the deepest of each chain first."""
-    own = [key for key in visited[: len(plan.scores)]][::-1]
+    own = list(visited[: len(plan.scores)])[::-1]
     naive.now = max(naive.now, now)
     stored = naive.stored_anywhere()
     own_reach = naive_reach.reach(naive, hashes, stored)

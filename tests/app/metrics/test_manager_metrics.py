@@ -108,3 +108,13 @@ def test_a_tier_that_does_not_answer_hides_no_other():
     found = samples({"cpu_tiers": {"a" * 8: {"error": "timeout"}, "b" * 8: TIER}, "redis": REDIS})
     assert found["crosskv_pulls_in_flight{node=bbbbbbbb}"] == 2
     assert "crosskv_pulls_in_flight{node=aaaaaaaa}" not in found
+
+
+def test_chunks_asked_for_and_found_are_shown_with_their_rate():
+    stats = {"counters": {"chunk_tokens_asked": 200, "chunk_tokens_found": 150, "plans": 3}}
+    found = samples(stats)
+    assert found["crosskv_chunk_tokens_total{outcome=asked}"] == 200
+    assert found["crosskv_chunk_tokens_total{outcome=found}"] == 150
+    assert found["crosskv_blend_hit_rate{}"] == 0.75
+    assert not [name for name in found if name.startswith("crosskv_manager_chunk")]
+    assert "crosskv_blend_hit_rate{}" not in samples(brain_stats()), "there is none before the first"

@@ -14,7 +14,7 @@ from vllm import SamplingParams
 
 from app.metrics.ingress import IngressMetrics
 from app.metrics.usage import RequestKVUsage, prompt_usage
-from deployments.protocol.kv_port import PlanDict, PlanExpectation, PlannedLoad
+from deployments.protocol.kv_port import BlendTerms, PlanDict, PlanExpectation, PlannedLoad
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from deployments.replica.prompt_plans import COMPUTED_WHOLE, LOAD_FAILED, NO_PLAN, SHORT, PromptPlans
 from kvmanager.moves.plans import PlanReason
@@ -30,8 +30,11 @@ class FakePort:
         self.answer = answer
         self.asked: list[tuple[int, int]] = []
         self.samples: list[tuple[Any, ...]] = []
+        self.blend_terms: BlendTerms | None = None
 
-    async def plan(self, hashes: Any, exact: Any, prompt_tokens: int, queued_tokens: int, blend: Any) -> PlanDict | None:
+    async def plan(
+        self, hashes: Any, exact: Any, prompt_tokens: int, queued_tokens: int, blend: Any
+    ) -> PlanDict | None:
         self.asked.append((prompt_tokens, queued_tokens))
         return self.answer
 

@@ -91,7 +91,8 @@ def test_all_is_under_one_lease_that_keeps_it_until_it_is_released_once(letters)
 def test_a_lease_may_be_for_chunks_only_and_ends_with_its_time(letters):
     letters.serve("abcd")
     made = plan(letters, "xxabcdyy", "abcd")
-    assert made.lease_id and not made.segments
+    assert made.lease_id
+    assert not made.segments
     assert [key for order in letters.manager.clear({Tier.CPU}) for key in order.keys] == []
     letters.now = 31.0
     assert sorted(letters.evicted()) == sorted(letters.keys("abcd"))

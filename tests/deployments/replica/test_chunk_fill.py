@@ -1,0 +1,364 @@
+"""Cold chunks, computed alone: when, how often, for whom, and what becomes of the prompt that waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deployments.protocol.wire import BlendRequest, GenerateRequest, PromptChunk
+from deployments.replica import chunk_fill
+from deployments.replica.chunk_fill import MOST_TRIES, ChunkFill
+from deployments.replica.fill_queue import ColdChunk, FillQueue
+from deployments.replica.fill_request import fill_request, with_prompt_of_chunks
+from kvmanager.moves.chunks import BlendTerms
+
+BLOCK = 4
+CHUNK = 300
+
+
+class World:
+    """A store, and an engine that computes one chunk at a time into it, as far as the test lets it."""
+
+    def __init__(self, mode: str = "first") -> None:
+        self.now = 0.0
+        self.blend_terms: BlendTerms | None = BlendTerms(2, 6)
+        self.stored: dict[bytes, int] = {}
+        self.asked: list[list[bytes]] = []
+        self.computed: list[bytes] = []
+        self.running = self.most_running = self.cut_off = 0
+        self.goes = asyncio.Event()
+        self.goes.set()
+        self.stores = self.answers = True
+        self.error: Exception | None = None
+        self.fill = ChunkFill(mode, self, self.compute, BLOCK, clock=lambda: self.now)
+
+    async def stored_chunks(self, sequences: Any) -> list[int] | None:
+        self.asked.append([hashes[-1] for hashes in sequences if hashes])
+        self.now += 0.01
+        return [self.stored.get(hashes[-1], 0) if hashes else 0 for hashes in sequences] if self.answers else None
+
+    async def compute(self, chunk: ColdChunk) -> None:
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await self.goes.wait()
+            if self.error:
+                raise self.error
+            await asyncio.sleep(0)
+        except asyncio.CancelledError:
+            self.cut_off += 1
+            raise
+        finally:
+            self.running -= 1
+        self.computed.append(chunk.key)
+        if self.stores:
+            self.stored[chunk.key] = len(chunk.block_hashes)
+
+    async def prompt(self, request: GenerateRequest, blended: bool = True) -> bool:
+        """One prompt on its way through a replica; whether chunks were filled first."""
+        self.fill.begins()
+        try:
+            filled = await self.fill.before(request)
+            self.fill.planned(filled, blended)
+            self.fill.after(request)
+            return filled
+        finally:
+            self.fill.ends()
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not holds():  # noqa: ASYNC110 - many things may make it true
+                await asyncio.sleep(0.001)
+
+
+def hashes(name: str, tokens: int = CHUNK) -> list[bytes]:
+    return [f"{name}{number}".encode() for number in range(tokens // BLOCK)]
+
+
+def key(name: str) -> bytes:
+    return hashes(name)[-1]
+
+
+def asked(*names: str, tenant: str = "", own: int = 0) -> GenerateRequest:
+    chunks = [PromptChunk(10 + number * CHUNK, CHUNK, hashes(name)) for number, name in enumerate(names)]
+    return GenerateRequest(
+        request_id="r",
+        prompt_token_ids=list(range(20 + len(names) * CHUNK)),
+        sampling_params=SimpleNamespace(),  # type: ignore[arg-type]
+        cache_salt="blended",
+        block_hashes=[b"own"] if own else [],
+        tenant=tenant,
+        fidelity="blended",
+        blend=BlendRequest(chunks, "exact", 0.15),
+    )
+
+
+def run(test: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunk_fill, "QUIET_S", 0.0)
+    monkeypatch.setattr(chunk_fill, "STORED_POLL_S", 0.0)
+
+    async def main() -> None:
+        async with asyncio.timeout(30):
+            await test()
+
+    asyncio.run(main())
+
+
+def test_cold_chunks_are_computed_at_once_and_stored_before_the_prompt_is_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def check() -> None:
+        world = World()
+        assert await world.prompt(asked("a", "b"))
+        assert sorted(world.computed) == [key("a"), key("b")]
+        assert world.most_running == 2
+        assert world.stored == {key("a"): CHUNK // BLOCK, key("b"): CHUNK // BLOCK}
+        assert not await world.prompt(asked("b", "a"))
+        assert len(world.computed) == 2
+        assert world.fill.outcomes["filled"] == 2
+
+    run(check, monkeypatch)
+
+
+def test_concurrent_prompts_with_the_same_chunks_fill_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World()
+        world.goes.clear()
+        prompts = [asyncio.create_task(world.prompt(asked("a", "b"))) for _ in range(3)]
+        await world.until(lambda: world.running == 2 and len(world.asked) == 3)
+        world.goes.set()
+        assert await asyncio.gather(*prompts) == [True, True, True]
+        assert len(world.computed) == 2
+
+    run(check, monkeypatch)
+
+
+def test_a_client_that_goes_away_ends_only_what_nobody_else_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World()
+        world.goes.clear()
+        first = asyncio.create_task(world.prompt(asked("a", "b")))
+        await world.until(lambda: world.running == 2)
+        second = asyncio.create_task(world.prompt(asked("b", "c")))
+        await world.until(lambda: world.running == 3)
+        first.cancel()
+        await world.until(lambda: world.cut_off == 1)
+        assert world.running == 2
+        world.goes.set()
+        assert await second
+        assert sorted(world.computed) == [key("b"), key("c")]
+
+    run(check, monkeypatch)
+
+
+def test_a_fill_that_fails_or_is_not_stored_in_time_lets_the_prompt_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World()
+        world.error = RuntimeError("broken in this test")
+        assert await world.prompt(asked("a", "b"))
+        assert world.fill.outcomes["failed"] == 2
+        world.error, world.stores = None, False
+        assert await world.prompt(asked("c", "d"))
+        assert len(world.asked) > 10, "it was looked for more than once"
+        assert not await world.prompt(asked("a", "d")), "what was in vain is not tried again soon"
+        world.answers = False
+        assert not await world.prompt(asked("e", "f"))
+        assert sorted(world.computed) == [key("c"), key("d")]
+
+    run(check, monkeypatch)
+
+
+def test_only_prompts_that_are_worth_a_blend_are_filled_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World()
+        assert not await world.prompt(asked("a"))  # 300 tokens
+        world.blend_terms = None
+        assert not await world.prompt(asked("a", "b"))
+        world.blend_terms = BlendTerms(2, 6)
+        plain = asked("a", "b")
+        plain.blend = None
+        assert not await world.prompt(plain)
+        assert world.asked == []
+
+    run(check, monkeypatch)
+
+
+def test_chunks_in_the_prompts_own_stored_beginning_are_not_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World()
+        world.stored[b"own"] = (10 + CHUNK) // BLOCK
+        assert await world.prompt(asked("a", "b", own=1))
+        assert world.computed == [key("b")]
+
+    run(check, monkeypatch)
+
+
+def test_where_blending_is_not_chosen_nothing_is_filled_first_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World()
+        assert await world.prompt(asked("a", "b"), blended=False)
+        assert not await world.prompt(asked("c", "d"), blended=False)
+        world.now += chunk_fill.BACK_OFF_S
+        assert await world.prompt(asked("e", "f"))
+
+    run(check, monkeypatch)
+
+
+def test_in_idle_time_chunks_are_filled_one_at_a_time_after_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World("idle")
+        assert not await world.prompt(asked("a", "b"))
+        await world.prompt(asked("b", "a"))
+        await world.until(lambda: len(world.computed) == 2)
+        assert world.computed == [key("a"), key("b")]
+        assert world.most_running == 1
+        await world.prompt(asked("a", "b"))
+        await asyncio.sleep(0.05)
+        assert len(world.computed) == 2
+
+    run(check, monkeypatch)
+
+
+def test_a_prompt_interrupts_what_idle_time_is_used_for_and_it_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World("idle")
+        world.goes.clear()
+        await world.prompt(asked("a", "b"))
+        await world.until(lambda: world.running == 1)
+        world.fill.begins()
+        await world.until(lambda: world.cut_off == 1)
+        await asyncio.sleep(0.05)
+        assert world.running == 0, "nothing is filled while a prompt is under way"
+        world.fill.ends()
+        world.goes.set()
+        await world.until(lambda: len(world.computed) == 2)
+        assert world.computed == [key("a"), key("b")]
+        assert world.fill.outcomes == {"filled": 2, "failed": 0, "interrupted": 1, "dropped": 0}
+
+    run(check, monkeypatch)
+
+
+def test_a_prompt_that_follows_at_once_finds_nothing_being_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        monkeypatch.setattr(chunk_fill, "QUIET_S", 0.02)
+        world = World("idle")
+        await world.prompt(asked("a", "b"))
+        await world.until(lambda: bool(world.asked))
+        await asyncio.sleep(0)
+        world.fill.begins()
+        await asyncio.sleep(0.1)
+        assert (world.running, world.computed) == (0, [])
+        world.fill.ends()
+        await world.until(lambda: len(world.computed) == 2)
+
+    run(check, monkeypatch)
+
+
+def test_a_chunk_that_never_comes_to_its_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World("idle")
+        world.goes.clear()
+        await world.prompt(asked("a", "b"))
+        for tries in range(1, MOST_TRIES + 1):
+            await world.until(lambda: world.running == 1)
+            world.fill.begins()
+            await world.until(lambda tries=tries: world.cut_off == tries)  # type: ignore[misc]
+            world.fill.ends()
+        world.goes.set()
+        await world.until(lambda: len(world.computed) == 1)
+        assert world.computed == [key("b")]
+        assert world.fill.outcomes["dropped"] == 1
+
+    run(check, monkeypatch)
+
+
+def test_manual_filling_does_nothing_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World("manual")
+        await world.prompt(asked("a", "b"))
+        await asyncio.sleep(0.05)
+        assert (world.asked, world.computed) == ([], [])
+        assert await world.fill.fill(ColdChunk(range(CHUNK), hashes("a"), "exact", ""))
+        assert world.computed == [key("a")]
+
+    run(check, monkeypatch)
+
+
+def test_chunks_that_are_not_what_they_say_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World()
+        wanted = asked("a", "b", "c")
+        assert wanted.blend is not None
+        good = wanted.blend.chunks
+        wanted.blend.chunks[:] = [
+            good[0],
+            good[0]._replace(start_token=20),
+            good[1],
+            good[2]._replace(block_hashes=good[2].block_hashes[:-1]),
+            good[2]._replace(tokens=10_000),
+        ]
+        assert await world.prompt(wanted)
+        assert sorted(world.computed) == [key("a"), key("b")]
+
+    run(check, monkeypatch)
+
+
+def test_outcomes_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World()
+        await world.prompt(asked("a", "b"))
+        (fills, waiting) = world.fill.families()
+        found = {sample.labels["outcome"]: sample.value for sample in fills.samples}
+        assert fills.samples[0].name == "crosskv_chunk_fills_total"
+        assert found == {"filled": 2, "failed": 0, "interrupted": 0, "dropped": 0}
+        assert waiting.samples[0].value == 0
+
+    run(check, monkeypatch)
+
+
+def test_a_fill_is_an_exact_request_of_the_tenant_with_the_chunks_tokens_and_one_to_sample() -> None:
+    made = fill_request(ColdChunk([5, 6, 7, 8, 9], [b"h"], "exact salt", "tag"))
+    assert (made.prompt_token_ids, made.block_hashes, made.cache_salt) == ([5, 6, 7, 8, 9], [b"h"], "exact salt")
+    assert (made.tenant, made.fidelity, made.blend, made.sampling_params.max_tokens) == ("tag", "exact", None, 1)
+    assert made.request_id != fill_request(ColdChunk([5], [b"h"], "s", "t")).request_id
+
+
+def test_a_prompt_whose_chunk_may_have_ended_the_engine_is_a_suspect_with_it() -> None:
+    assert with_prompt_of_chunks(["x"], "r") == ["x"]
+    assert with_prompt_of_chunks(None, "r") is None
+    assert with_prompt_of_chunks(["x", "fill-1"], "r") == ["x", "fill-1", "r"]
+
+
+def chunk(name: str, tenant: str, tokens: int = 10) -> ColdChunk:
+    return ColdChunk(range(tokens), [name.encode()], "salt", tenant)
+
+
+def test_tenants_take_turns_and_the_one_with_most_loses_first() -> None:
+    queue = FillQueue(most_chunks=4)
+    assert queue.add(chunk("a1", "a")) == 0
+    assert sum(queue.add(chunk(f"b{number}", "b")) for number in range(5)) == 2
+    assert queue.add(chunk("b4", "b")) == 0, "it waits already"
+    taken = [found.key for _ in range(5) if (found := queue.take())]
+    assert taken == [b"a1", b"b2", b"b3", b"b4"]
+    assert (len(queue), queue.take()) == (0, None)
+
+
+def test_tenants_with_several_chunks_each_are_served_in_turn() -> None:
+    queue = FillQueue()
+    for name, tenant in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("b2", "b")):
+        queue.add(chunk(name, tenant))
+    taken = [found.key for _ in range(5) if (found := queue.take())]
+    assert taken == [b"a1", b"b1", b"a2", b"b2", b"a3"]
+
+
+def test_waiting_chunks_have_a_bound_in_tokens_too() -> None:
+    queue = FillQueue(most_tokens=100)
+    queue.add(chunk("small", "a", 10))
+    assert sum(queue.add(chunk(f"long{number}", "b", 60)) for number in range(3)) == 2
+    assert sorted(found.key for _ in range(2) if (found := queue.take())) == [b"long2", b"small"]
+    assert queue.add(chunk("whole", "a", 200)) == 1
+    assert len(queue) == 0
