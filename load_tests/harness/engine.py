@@ -177,7 +177,7 @@ class Engine:
     def blended(
         self, tokens: Sequence[int], params: SamplingParams, plan: PlanDict, fidelity: Fidelity = BLENDED
     ) -> AsyncIterator[RequestOutput]:
-        """vLLM's outputs for a prompt with such a plan; `reuse.blends.counters.last` has the parts of the last blend."""
+        """vLLM's outputs for a prompt with such a plan; `reuse.blends.counters.last`: parts of the last blend."""
         salt = cache_salt(SECRET, self.fingerprint, "", fidelity)
         return self.generate(tokens, params, {PLAN: plan, FIDELITY: fidelity}, salt)
 

@@ -6,6 +6,7 @@ On the engine thread, between two steps, in inference mode.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -36,26 +37,30 @@ class Rows:
         self._groups.clear()
 
     def items(self, layer: int, most: int) -> Iterator[Callable[[], None]]:
-        """What is to be called, one after the other, to take all rows through a layer."""
-        if layer == self._model.layers - 1:
-            for part, capture in zip(self._parts(most), self.captures(layer, most), strict=True):
-                yield lambda capture=capture, part=part: self._model.write(layer, *capture(), self._group(part).slots)
-            return
+        """What is to be called, one after the other, to take all rows through a layer, `most` at once."""
         made: list[tuple[torch.Tensor, torch.Tensor]] = []
+        is_last = layer == self._model.layers - 1
         for part in self._parts(most):
-            yield lambda part=part: made.append(
-                self._model.compute(layer, self._group(part), self.hidden[part], self._residual(part))
-            )
+            yield partial(self._write_last, part) if is_last else partial(self._compute, layer, part, made)
         if made:
             self.hidden = torch.cat([hidden for hidden, _ in made])
             self.residual = torch.cat([residual for _, residual in made])
 
     def captures(self, layer: int, most: int) -> Iterator[Callable[[], tuple[torch.Tensor, torch.Tensor]]]:
         """What is to be called to know a layer's keys and values of all rows, without computing the layer."""
-        for part in self._parts(most):
-            yield lambda part=part: self._model.keys_and_values(
-                layer, self.positions[part], self.hidden[part], self._residual(part)
-            )
+        return (partial(self._capture, layer, part) for part in self._parts(most))
+
+    def _compute(self, layer: int, part: slice, made: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        made.append(self._model.compute(layer, self._group(part), self.hidden[part], self._residual(part)))
+
+    def _write_last(self, part: slice) -> None:
+        """Nobody reads what the last layer makes of its KV."""
+        layer = self._model.layers - 1
+        slots = slots_of(self.positions[part], self._block_ids, self._model.block_size)
+        self._model.write(layer, *self._capture(layer, part), slots)
+
+    def _capture(self, layer: int, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._model.keys_and_values(layer, self.positions[part], self.hidden[part], self._residual(part))
 
     def _parts(self, most: int) -> Iterator[slice]:
         rows = len(self.positions)

@@ -1,0 +1,91 @@
+"""One blend at a time, in order, a slice between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from deployments.engine.blending.queue import BlendQueue
+
+
+class Fake:
+    """Needs some turns; a turn that is None waits."""
+
+    def __init__(self, request_id: str, turns: list[bool | None], log: list[str]) -> None:
+        self.request_id = request_id
+        self.turns = turns
+        self.log = log
+        self.cancelled = False
+
+    def advance(self, until: float) -> bool | None:
+        if self.cancelled:
+            self.log.append(f"{self.request_id} cancelled")
+            return False
+        self.log.append(self.request_id)
+        return self.turns.pop(0)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Engine:
+    """Runs what was called between two steps; what these call waits for the next step."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
+    def step(self) -> int:
+        now, self.waiting = self.waiting, []
+        for call in now:
+            call()
+        return len(now)
+
+
+def test_one_is_made_after_the_other_and_each_slice_is_a_call_of_its_own() -> None:
+    engine, log = Engine(), list[str]()
+    queue = BlendQueue(lambda call: engine.waiting.append(call), 5)
+    queue.put(Fake("a", [True, True, False], log))
+    queue.put(Fake("b", [False], log))
+    calls = []
+    while ran := engine.step():
+        calls.append(ran)
+    assert log == ["a", "a", "a", "b"]
+    assert calls == [1, 1, 1, 1]
+
+
+def test_one_that_waits_is_not_asked_before_it_is_poked_and_nobody_overtakes_it() -> None:
+    engine, log = Engine(), list[str]()
+    queue = BlendQueue(lambda call: engine.waiting.append(call), 5)
+    queue.put(Fake("a", [None, False], log))
+    queue.put(Fake("b", [False], log))
+    assert engine.step() == 1
+    assert engine.step() == 0
+    queue.poke()
+    queue.poke()
+    while engine.step():
+        pass
+    assert log == ["a", "a", "b"]
+
+
+def test_one_that_waits_in_the_queue_leaves_it_when_it_is_cancelled() -> None:
+    engine, log = Engine(), list[str]()
+    queue = BlendQueue(lambda call: engine.waiting.append(call), 1)
+    queue.put(Fake("a", [None, False], log))
+    assert queue.has_room
+    queue.put(Fake("b", [False], log))
+    assert not queue.has_room
+    engine.step()
+    queue.cancel("b")
+    queue.cancel("nobody")
+    assert queue.has_room
+    assert log == ["a", "b cancelled"]
+
+
+def test_the_first_one_ends_at_its_next_slice_when_it_is_cancelled() -> None:
+    engine, log = Engine(), list[str]()
+    queue = BlendQueue(lambda call: engine.waiting.append(call), 1)
+    queue.put(Fake("a", [None], log))
+    engine.step()
+    queue.cancel("a")
+    while engine.step():
+        pass
+    assert log == ["a", "a cancelled"]
