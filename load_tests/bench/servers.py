@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from app.launch.descendants import Descendants
 from configs.model_folder import PROJECT_ROOT
@@ -21,6 +22,7 @@ from load_tests.harness.client import ServerError
 
 READY_POLL_S = 0.5
 STOP_S = 90.0
+HIT_RATE = "crosskv_blend_hit_rate"
 _LAST_LINES = 12
 
 
@@ -81,6 +83,17 @@ def _wait_until_ready(child: subprocess.Popen[bytes], url: str, model: str, log:
             if time.monotonic() > deadline:
                 raise ServerError(f"The server was not ready after {start_s:g} s:\n{last_lines(log)}")
             time.sleep(READY_POLL_S)
+
+
+def blend_hit_rate(url: str) -> float | None:
+    """Of a crosskv server since its start: chunk tokens found over those asked for; None where it does not say."""
+    try:
+        text = httpx.get(f"{url}/metrics", timeout=10).text
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+    except (httpx.HTTPError, ValueError):
+        return None
+    samples = families[HIT_RATE].samples if HIT_RATE in families else []
+    return samples[0].value if samples else None
 
 
 def last_lines(log: Path) -> str:
