@@ -56,8 +56,8 @@ class Swap(Experiment):
     note = (
         "In: until the first token. Out: from the beginning of the save until the tier has all; what goes to Redis "
         "goes through the CPU tier, which holds raw bytes. Medians; lengths are drawn, a band for each row, equal for "
-        "all forms and links of a round, which take turns. Links of 1 and 10 Gbit/s are emulated before a Redis on this "
-        "machine (`load_tests/harness/emulated_link.py`). KV of random weights; generic codec profile; cachegen at "
+        "all forms and links of a round, which take turns. Links of 1 and 10 Gbit/s are emulated before a Redis on this"
+        " machine (`load_tests/harness/emulated_link.py`). KV of random weights; generic codec profile; cachegen at "
         "level 2. int8 and cachegen are for tolerant prompts only."
     )
 
