@@ -22,7 +22,7 @@ from load_tests.bench.balance import added, by_usage, settled, variation
 from load_tests.bench.cases import Case, make_cases
 from load_tests.bench.figures import Figures, figures, in_words
 from load_tests.bench.plan import Key, Plan
-from load_tests.bench.servers import BenchServer, blend_hit_rate, last_lines, running
+from load_tests.bench.servers import BenchServer, chunk_tokens, last_lines, running
 from load_tests.harness.client import Measured, ServerError, run_workload
 from load_tests.harness.footprint import keeping_cpu_s
 from load_tests.harness.models import model_folder, token_counter
@@ -116,6 +116,7 @@ def _one_server(
                     watch.measured(f"{title}: measured although the server had not come to rest")
                 watch.now(f"{title}: {key.workload}, {key.working_set:g} x the device pools")
                 kept_s = keeping_cpu_s(server.process)
+                chunks = chunk_tokens(server.url) if arm.name == BLENDED else None
                 found, cpu_s, pss = _send_measured(server, folder.name, case.workload, arm.body, watch)
                 kept_s = keeping_cpu_s(server.process) - kept_s
                 if arm.is_crosskv:
@@ -126,7 +127,8 @@ def _one_server(
                     spread = added(before, counts, len(found))
                 result = figures(found, variation(spread, sizes.replicas), cpu_s, pss)
                 result |= {"keeping_cpu_s": kept_s} if arm.is_crosskv else {}
-                result |= {"blend_hit_rate": blend_hit_rate(server.url)} if arm.name == BLENDED else {}
+                if chunks and (after := chunk_tokens(server.url)):
+                    result["blend_hit_rate"] = after.hit_rate_since(chunks)
                 _require_answers(result, server, title)
                 journal.add(key, figures=result, requests=[asdict(one) for one in found])
                 watch.measured(f"{title}: {key.workload}, {key.working_set:g} x: {in_words(result)}")

@@ -22,7 +22,7 @@ from load_tests.harness.client import ServerError
 
 READY_POLL_S = 0.5
 STOP_S = 90.0
-HIT_RATE = "crosskv_blend_hit_rate"
+CHUNK_TOKENS = "crosskv_chunk_tokens_total"
 _LAST_LINES = 12
 
 
@@ -33,6 +33,22 @@ class BenchServer:
     url: str
     process: psutil.Process
     log: Path
+
+
+@dataclass(frozen=True)
+class ChunkTokens:
+    """Tokens in chunks of blended prompts, and those that were stored when the prompt was planned.
+
+    With `blending.fill: first` that is after its unknown chunks were computed.
+    """
+
+    asked: float
+    found: float
+
+    def hit_rate_since(self, before: ChunkTokens) -> float | None:
+        """Found over asked; None where nothing was asked."""
+        asked = self.asked - before.asked
+        return (self.found - before.found) / asked if asked else None
 
 
 @contextlib.contextmanager
@@ -85,15 +101,17 @@ def _wait_until_ready(child: subprocess.Popen[bytes], url: str, model: str, log:
             time.sleep(READY_POLL_S)
 
 
-def blend_hit_rate(url: str) -> float | None:
-    """Of a crosskv server since its start: chunk tokens found over those asked for; None where it does not say."""
+def chunk_tokens(url: str) -> ChunkTokens | None:
+    """What a crosskv server has counted since its start; None where it does not say."""
     try:
         text = httpx.get(f"{url}/metrics", timeout=10).text
-        families = {family.name: family for family in text_string_to_metric_families(text)}
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     except (httpx.HTTPError, ValueError):
         return None
-    samples = families[HIT_RATE].samples if HIT_RATE in families else []
-    return samples[0].value if samples else None
+    by_outcome = {sample.labels.get("outcome"): sample.value for sample in samples if sample.name == CHUNK_TOKENS}
+    if not {"asked", "found"} <= by_outcome.keys():
+        return None
+    return ChunkTokens(by_outcome["asked"], by_outcome["found"])
 
 
 def last_lines(log: Path) -> str:

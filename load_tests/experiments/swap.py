@@ -114,7 +114,7 @@ class Swap(Experiment):
         plots.lines(axes, ways, "prompt_tokens", key, by="way")
         computed = [row | {"way": "recompute"} for row in rows if row["form"] == RAW and row["link"] != CPU_TIER]
         plots.lines(axes, computed, "prompt_tokens", "none_ttft_s", by="way")
-        plots.finish(axes, "prompt, tokens", "s", ylog=True, title=title)
+        plots.finish(axes, "prompt, tokens", "s", xlog=False, ylog=True, title=title)
         axes.title.set_fontsize("small")
         axes.legend(fontsize="x-small", ncols=2)
 
@@ -169,5 +169,5 @@ def _worth(rows: Sequence[Row]) -> str:
                 sooner.setdefault(link, []).append(form)
     if not sooner:
         return "No smaller form is in the device sooner than raw bytes."
-    words = "; ".join(f"{link} {' and '.join(forms)}" for link, forms in sooner.items())
-    return f"Sooner in the device than raw bytes are, over {words}."
+    words = "; ".join(f"{link} {', '.join(forms)}" for link, forms in sooner.items())
+    return f"In the device sooner than raw bytes, by link: {words}."

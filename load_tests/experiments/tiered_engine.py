@@ -51,13 +51,16 @@ class CodedEngine(TieredEngine):
         super().__init__("experiments", settings, server, link=self.link)
         self._coding = RAW_CODING
 
-    async def choose(self, codec: str) -> None:
-        """Forget everything; from now on Redis stores with `codec` (of `CODECS`), and prompts have its fidelity."""
+    async def choose(self, codec: str) -> bool:
+        """Forget everything; from now on Redis stores with `codec` (of `CODECS`), and prompts have its fidelity.
+
+        Returns whether the workers were started anew for it, in which whatever is used first is slow.
+        """
         coding, self.fidelity = CODECS[codec]
         self.salt = cache_salt(SECRET, self.fingerprint, "", self.fidelity)
         await self.forget()
         if coding == self._coding:
-            return
+            return False
         self._coding = coding
         await asyncio.to_thread(self.tiers.restart_redis, coding)
         self.tiers.wait_until_ready(self.keep_alive)
@@ -65,6 +68,7 @@ class CodedEngine(TieredEngine):
         while not await self._stores_with(codec):
             if time.monotonic() > end:
                 raise TimeoutError(f"Redis does not store with {codec}")
+        return True
 
     def close(self) -> None:
         """See `TieredEngine.close`."""
@@ -142,8 +146,14 @@ class TieredHost:
     async def _round(self, tokens: list[int], max_tokens: int, codec: str, bytes_per_s: float) -> dict[str, Any]:
         engine = self._engine
         engine.link.throttle(0.0)
-        await engine.choose(codec)
+        if await engine.choose(codec):
+            await self._ways(prompt(next(SEEDS), WARM_UP_TOKENS), 1)
+            await engine.forget()
         engine.link.throttle(bytes_per_s, LINK_DELAY_S if bytes_per_s else 0.0)
+        return await self._ways(tokens, max_tokens)
+
+    async def _ways(self, tokens: list[int], max_tokens: int) -> dict[str, Any]:
+        engine = self._engine
         computed, out = await engine.swap_out(tokens, max_tokens)
         found: dict[str, Any] = {"none": self._counted(computed), "out": out, "bytes": engine.tiers.stored_bytes()}
         engine.port.grants = False  # what is measured now is reading

@@ -118,14 +118,17 @@ async def neighbour_gaps(
 
 @dataclass(frozen=True)
 class Hits:
-    """Of prompts with all contexts in ever new orders; by usage, where nothing that is found is computed anew."""
+    """Of prompts with all contexts in ever new orders; by usage, where nothing that is found is computed anew.
+
+    The first prompt finds nothing, by definition: what its chunks were computed for is it.
+    """
 
     prompts: int
     prompt_tokens: int
     reused_tokens: int
     by_prompt: list[float]
     of_chunks: float | None
-    """The server's own rate: chunk tokens found over those asked for; None: it does not say."""
+    """The server's own rate, which counts what was computed for a prompt before it was planned; None: not said."""
 
     @property
     def rate(self) -> float:
@@ -158,11 +161,11 @@ async def hit_rate(server: RunningServer, model: str, text: Words, seed: str, do
 
 
 def hits(measured: list[Measured], of_chunks: float | None) -> Hits:
-    """From the answers. Raises ServerError where one failed."""
+    """From the answers, the first one's prompt first. Raises ServerError where one failed."""
     failed = next((one.error for one in measured if one.error), None)
     if failed is not None:
         raise ServerError(f"A prompt of the hit rate was not answered: {failed}.")
-    reused = [_reused(one.kv_cache or {}) for one in measured]
+    reused = [0, *(_reused(one.kv_cache or {}) for one in measured[1:])]
     tokens = [one.prompt_tokens for one in measured]
     shares = [part / whole for part, whole in zip(reused, tokens, strict=True)]
     return Hits(len(measured), sum(tokens), sum(reused), shares, of_chunks)

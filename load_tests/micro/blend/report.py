@@ -98,11 +98,11 @@ def markdown(results: Results, setting: Sequence[str]) -> str:
 
 
 def _hits(found: Hits) -> str:
-    own = "" if found.of_chunks is None else f" Of chunk tokens the server counts {100 * found.of_chunks:.1f} %."
+    own = "" if found.of_chunks is None else f" The server's own rate, of chunks, is {100 * found.of_chunks:.1f} %."
     return (
         f"Hit rate, {CONTEXTS} contexts in {PERMUTATIONS} orders: {100 * found.rate:.1f} % of {found.prompt_tokens:,} "
-        f"prompt tokens; target {HIT_BOUND}. The first prompt finds {100 * found.by_prompt[0]:.0f} %, "
-        f"the last {100 * found.by_prompt[-1]:.0f} %.{own}"
+        f"prompt tokens; target {HIT_BOUND}. The first prompt counts as cold; the last one finds "
+        f"{100 * found.by_prompt[-1]:.0f} %.{own}"
     )
 
 

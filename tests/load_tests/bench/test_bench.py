@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 import typer
@@ -13,6 +14,7 @@ import yaml
 
 from load_tests.bench import __main__ as program
 from load_tests.bench import measure as measuring
+from load_tests.bench import servers
 from load_tests.bench.arms import ARMS, BASE, BLENDED, EXACT, crosskv_settings
 from load_tests.bench.cases import Case, parameters_of
 from load_tests.bench.choice import FULL, QUICK, Choice, default_dtype
@@ -139,6 +141,21 @@ def test_each_arm_is_measured_on_the_workloads_that_are_for_it():
         ("crosskv-compressed", "multi-round-qa"),
         (BLENDED, "rearranged-chunks"),
     }
+
+
+def test_a_hit_rate_is_of_the_chunks_that_one_workload_asked_for(monkeypatch):
+    text = "# TYPE crosskv_chunk_tokens counter\n" + "".join(
+        f'crosskv_chunk_tokens_total{{outcome="{outcome}"}} {value}\n'
+        for outcome, value in (("asked", 50), ("found", 9))
+    )
+    page = {"text": text}
+    monkeypatch.setattr(servers.httpx, "get", lambda *_, **__: httpx.Response(200, text=page["text"]))
+    before = servers.chunk_tokens("http://fake")
+    assert (before.asked, before.found) == (50, 9)
+    assert before.hit_rate_since(before) is None
+    assert servers.ChunkTokens(150, 99).hit_rate_since(before) == 0.9
+    page["text"] = "# nothing\n"
+    assert servers.chunk_tokens("http://fake") is None
 
 
 # The command line

@@ -82,7 +82,7 @@ def test_a_form_is_worth_it_over_the_links_where_it_is_in_sooner_than_raw_bytes(
     ]  # fmt: skip
     said = SWAP.conclusion(rows)
     assert "`load` would do as well" in said
-    assert "Sooner in the device than raw bytes are, over 1 Gbit/s int8." in said
+    assert "In the device sooner than raw bytes, by link: 1 Gbit/s int8." in said
     assert "m, Redis here: raw 0.1, int8 0.2, cachegen 0.3" in said
     assert "No smaller form" in SWAP.conclusion(rows[:3])
     assert "stays `auto`" in SWAP.conclusion([*rows, row("raw", "1 Gbit/s", 1.2, 1024)])
