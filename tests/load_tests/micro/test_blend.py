@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
-from deployments.engine.blending.job import BlendParts
 from load_tests.harness.client import Measured
 from load_tests.harness.running_server import ServerError
 from load_tests.micro.blend.client import Asked, Client, Neighbour, gaps_within
@@ -28,8 +25,6 @@ from load_tests.micro.blend.measure import (
 )
 from load_tests.micro.blend.prompts import Prompts
 from load_tests.micro.blend.report import Results, as_json, comparisons, markdown, misses
-from load_tests.micro.blend.waterfall import PARTS, Waterfall, draw, waterfall_table
-from load_tests.micro.blend.waterfall import Prompts as TokenPrompts
 from load_tests.workloads import Words
 
 WORDS = Words(lambda text: len(text.split()))
@@ -180,46 +175,3 @@ def test_the_page_has_every_arm_and_the_json_every_value() -> None:
     assert [one["title"] for one in found["comparisons"]] == [one.title for one in comparisons(results())]
     assert found["gaps_s"]["2"][BESIDE_BLEND] == [[0.02, 0.03, 0.2]] * 3
     assert found["hits"]["rate"] == pytest.approx(0.864)
-
-
-def waterfalls() -> dict[str, Waterfall]:
-    full, blend = Waterfall(), Waterfall()
-    for ttft_s in (8.0, 10.0):
-        full.add(ttft_s, {})
-        parts = dict.fromkeys(PARTS, 0.1) | {"selective_s": 1.0}
-        blend.add(ttft_s / 4, parts)
-    return {FULL: full, "check layer 2": blend}
-
-
-def test_what_no_part_has_is_the_rest() -> None:
-    one = waterfalls()["check layer 2"]
-    assert one.parts["rest"] == pytest.approx([2.0 - 1.6, 2.5 - 1.6])
-    assert sum(values[0] for values in one.parts.values()) == pytest.approx(one.ttft_s[0])
-
-
-def test_a_waterfall_has_a_line_for_each_part_and_a_bar_for_each_arm() -> None:
-    found = waterfalls()
-    page = waterfall_table(found)
-    assert "| other layers, chosen rows |  | 1000 / 1000 / 1000 |" in page
-    assert page.splitlines()[-1] == "| ÷ full prefill | 1.000 / **1.000** / 1.000 | 0.250 / **0.250** / 0.250 |"
-    figure = Figure()
-    draw(found, figure)
-    (axes,) = figure.axes
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["check layer 2", FULL]
-    ends = [max(bar.get_x() + bar.get_width() for bar in bars) for bars in zip(*axes.containers, strict=True)]
-    assert ends == pytest.approx([2250.0, 9000.0])
-
-
-def test_the_parts_are_those_that_a_blend_keeps() -> None:
-    seconds = [one.name for one in fields(BlendParts) if one.name.endswith("_s") and not one.name.startswith("longest")]
-    assert list(PARTS) == seconds
-
-
-def test_prompts_of_tokens_say_where_their_documents_stand() -> None:
-    prompts = TokenPrompts(0)
-    documents = [prompts.drawn((5, 9)) for _ in range(4)]
-    tokens, chunks = prompts.prompt(documents)
-    assert sorted(tokens[chunk.start : chunk.stop] for chunk in chunks) == sorted(documents)
-    assert all(one.stop == other.start for one, other in itertools.pairwise(chunks))
-    assert chunks[0].start > 0
-    assert prompts.prompt(documents)[0][:8] != tokens[:8]
