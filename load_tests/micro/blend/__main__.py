@@ -19,7 +19,6 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.progress import Progress
 
-from configs.model_folder import PROJECT_ROOT
 from load_tests.bench.choice import default_dtype
 from load_tests.harness.models import SHAPES, ModelError, model_folder, token_counter
 from load_tests.harness.running_server import RunningServer, ServerError, started
@@ -38,11 +37,10 @@ from load_tests.measuring.report import deliver, write_between
 from load_tests.micro.blend.client import Client
 from load_tests.micro.blend.measure import CONTEXTS, PERMUTATIONS, Advance, first_tokens, hit_rate, neighbour_gaps
 from load_tests.micro.blend.prompts import CHUNKS, DOCUMENT_TOKENS, SEPARATOR, Prompts
-from load_tests.micro.blend.report import Results, as_json, markdown, misses
+from load_tests.micro.blend.report import PAGE, Results, as_json, markdown, misses
 from load_tests.workloads import Words
 
 QUESTIONS = ("ttft", "gaps", "hits")
-PAGE = PROJECT_ROOT / "docs" / "measured" / "blending.md"
 BEGIN, END = "<!-- results: written by python -m load_tests.micro.blend --write-docs -->", "<!-- end of results -->"
 MIB = 1024**2
 MAX_MODEL_LEN = 4_864

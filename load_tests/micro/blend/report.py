@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from configs.model_folder import PROJECT_ROOT
 from load_tests.measuring.comparison import COLUMNS, Bound, Comparison
 from load_tests.measuring.report import table
 from load_tests.measuring.spread import Spread
@@ -20,6 +21,7 @@ from load_tests.micro.blend.measure import (
 )
 from load_tests.micro.blend.measure import FULL as BASE
 
+PAGE = PROJECT_ROOT / "docs" / "measured" / "blending.md"
 WARM_BOUND, COLD_BOUND = Bound(0.33), Bound(1.1)
 """Of the time to the first token over a full prefill's: chunks stored, and none of them."""
 GAP_BOUND_S = 0.25

@@ -12,7 +12,6 @@ import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,10 +26,11 @@ from load_tests.harness.models import SHAPES, model_folder
 from load_tests.measuring import plots
 from load_tests.measuring.command import EXIT_INPUT, JsonFile, PlotFile, Rounds, chosen, one_sentence, out, progress_bar
 from load_tests.measuring.processes import machine_line
-from load_tests.measuring.report import deliver, table
+from load_tests.measuring.report import deliver, table, write_between
 from load_tests.measuring.spread import Spread, ratios
 from load_tests.measuring.turns import rotated
 from load_tests.micro.blend.prompts import CHUNKS, DOCUMENT_TOKENS, QUESTION_TOKENS, SYSTEM_TOKENS
+from load_tests.micro.blend.report import PAGE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,6 +47,12 @@ PARTS: Mapping[str, str] = {
     "selective_s": "other layers, chosen rows",
 }
 """Of `deployments.engine.blending.job.BlendParts`."""
+BEGIN, END = (
+    "<!-- parts: written by python -m load_tests.micro.blend.waterfall --write-docs -->",
+    "<!-- end of parts -->",
+)
+PICTURE = "blend-parts.png"
+"""Beside the page."""
 MAX_MODEL_LEN = 4_864
 PROMPTS = 3
 """That the device has room for: of one round."""
@@ -162,6 +168,9 @@ def main(
     check_layers: Annotated[str, typer.Option(help="With commas between them.")] = "1,2",
     ratio: Annotated[float, typer.Option(min=0, max=1)] = DEFAULT_RECOMPUTE_RATIO,
     seed: int = 0,
+    docs: Annotated[
+        bool, typer.Option("--write-docs", help="Put table and picture into docs/measured/blending.md.")
+    ] = False,
     json_file: JsonFile = None,
     plot: PlotFile = None,
 ) -> None:
@@ -190,11 +199,14 @@ def main(
         f"computed anew; {rounds} rounds; least / median / most. {machine_line()}*"
     )
     document: dict[str, Any] = {"setting": setting, "arms": {arm: asdict(one) for arm, one in found.items()}}
-    deliver(f"{setting}\n\n{waterfall_table(found)}", document, json_file)
-    if plot:
+    text = f"{setting}\n\n{waterfall_table(found)}"
+    deliver(text, document, json_file)
+    for path in filter(None, (plot, PAGE.with_name(PICTURE) if docs else None)):
         figure = plots.new_figure(10.0, 3.2)
         draw(found, figure)
-        plots.save(figure, Path(plot), dpi=110)
+        plots.save(figure, path, dpi=110)
+    if docs:
+        write_between(PAGE, BEGIN, END, f"![Where a blend's time goes]({PICTURE})\n\n{text}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 
 from load_tests.harness.client import Measured
 from load_tests.harness.running_server import ServerError
+from load_tests.micro.blend import __main__ as program
 from load_tests.micro.blend.client import Asked, Client, Neighbour, gaps_within
 from load_tests.micro.blend.measure import (
     ALONE,
@@ -24,7 +25,7 @@ from load_tests.micro.blend.measure import (
     neighbour_gaps,
 )
 from load_tests.micro.blend.prompts import Prompts
-from load_tests.micro.blend.report import Results, as_json, comparisons, markdown, misses
+from load_tests.micro.blend.report import PAGE, Results, as_json, comparisons, markdown, misses
 from load_tests.workloads import Words
 
 WORDS = Words(lambda text: len(text.split()))
@@ -175,3 +176,8 @@ def test_the_page_has_every_arm_and_the_json_every_value() -> None:
     assert [one["title"] for one in found["comparisons"]] == [one.title for one in comparisons(results())]
     assert found["gaps_s"]["2"][BESIDE_BLEND] == [[0.02, 0.03, 0.2]] * 3
     assert found["hits"]["rate"] == pytest.approx(0.864)
+
+
+def test_the_projects_page_has_a_place_for_the_results() -> None:
+    whole = PAGE.read_text()
+    assert whole.index(program.BEGIN) < whole.index(program.END)

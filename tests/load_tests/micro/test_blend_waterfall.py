@@ -9,7 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from deployments.engine.blending.job import BlendParts
-from load_tests.micro.blend.waterfall import FULL, PARTS, Prompts, Waterfall, draw, waterfall_table
+from load_tests.micro.blend.report import PAGE
+from load_tests.micro.blend.waterfall import BEGIN, END, FULL, PARTS, Prompts, Waterfall, draw, waterfall_table
 
 
 def waterfalls() -> dict[str, Waterfall]:
@@ -53,3 +54,8 @@ def test_prompts_of_tokens_say_where_their_documents_stand() -> None:
     assert all(one.stop == other.start for one, other in itertools.pairwise(chunks))
     assert chunks[0].start > 0
     assert prompts.prompt(documents)[0][:8] != tokens[:8]
+
+
+def test_the_projects_page_has_a_place_for_the_parts() -> None:
+    whole = PAGE.read_text()
+    assert whole.index(BEGIN) < whole.index(END)
