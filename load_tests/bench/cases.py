@@ -18,6 +18,8 @@ PREFIXES_PER_POOL = 4
 RETURNS = 3
 """How often a document, a conversation or a group is come back to."""
 QUESTION_TOKENS, ANSWER_TOKENS = 24, 16
+DRAWN_CHUNK_TOKENS, CHUNKS = (424, 600), 6
+"""Of a prompt whose chunks stand in a new order; shorter where a pool has no room for so many."""
 DRAWN_DOCUMENT_TOKENS, DRAWN_QUESTION_TOKENS = (300, 3_000), (10, 120)
 """Between these, where lengths are random; documents no longer than a pool has room for."""
 CONCURRENCY = 4
@@ -75,6 +77,27 @@ def drawn_lengths(sizes: Sizes, working_set: float) -> dict[str, Any]:
     }
 
 
+def rearranged(sizes: Sizes, working_set: float) -> dict[str, Any]:
+    """Parameters of prompts of six chunks in new orders, of documents that are about a working set."""
+    question, system = 60, 128
+    room = sizes.max_model_len - question - system - ANSWER_TOKENS - (CHUNKS + 3) * MESSAGE_TOKENS
+    shortest, longest = DRAWN_CHUNK_TOKENS
+    scale = min(1.0, room / CHUNKS / longest)
+    shortest, longest = int(scale * shortest), int(scale * longest)
+    documents = round(2 * working_set * sizes.replicas * sizes.pool_tokens / (shortest + longest))
+    return {
+        "documents": max(CHUNKS, documents),
+        "chunks": CHUNKS,
+        "document_tokens": longest,
+        "shortest_document_tokens": shortest,
+        "system_tokens": system,
+        "question_tokens": question,
+        "appearances": 1 + RETURNS,
+        "answer_tokens": ANSWER_TOKENS,
+        "concurrency": CONCURRENCY,
+    }
+
+
 def parameters_of(name: str, sizes: Sizes, working_set: float, rate: float) -> dict[str, Any]:
     """A maker's parameters for pools of this size; `with_working_set` corrects the number of prefixes."""
     prefix = sizes.pool_tokens // PREFIXES_PER_POOL
@@ -86,6 +109,8 @@ def parameters_of(name: str, sizes: Sizes, working_set: float, rate: float) -> d
         if sizes.lengths == "random":
             documents |= drawn_lengths(sizes, working_set)
         return {**documents, "repeats": RETURNS, "concurrency": CONCURRENCY}
+    if name == "rearranged-chunks":
+        return {**rearranged(sizes, working_set), **longest}
     if name == "multi-round-qa":
         system = prefix // 4
         users = {"users": prefixes, "system_tokens": system, "history_tokens": prefix - system}

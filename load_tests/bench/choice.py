@@ -27,8 +27,12 @@ class Defaults:
     device_blocks: int
 
 
-FULL = Defaults("bench", "365m", ",".join(ARMS), "long-document-qa,multi-round-qa", "0.5,1.5,3", 3, 128)
-QUICK = Defaults("quick", "40m", "plain,serve-llm,crosskv", "long-document-qa", "1.5", 1, 32)
+FULL = Defaults(
+    "bench", "365m", ",".join(ARMS), "long-document-qa,multi-round-qa,rearranged-chunks", "0.5,1.5,3", 3, 128
+)
+QUICK = Defaults(
+    "quick", "40m", "plain,serve-llm,crosskv,crosskv-blended", "long-document-qa,rearranged-chunks", "1.5", 1, 32
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Choice:
             alternations=alternations or default.alternations,
             sizes=sizes,
         )
+        if not plan.keys():
+            raise InputError(f"{', '.join(fit)} is measured on none of {', '.join(plan.workloads)}; choose another.")
         return cls(default.name, plan, skipped)
 
 

@@ -15,7 +15,8 @@ Figures = Mapping[str, Any]
 
 
 def figures(measured: Sequence[Measured], balance: float | None, cpu_s: float, pss: int) -> dict[str, Any]:
-    """Failed requests count in `errors` only, of which `error` is the first; `reuse` is in prompt tokens by tier.
+    """Failed requests count in `errors` only, of which `error` is the first; `reuse` is in prompt tokens by tier,
+    `blended_tokens` of these the ones that were computed behind other tokens.
 
     An `answer` is from its request to its end. Throughput is over the time from the first request sent to the last
     answer's end.
@@ -41,6 +42,7 @@ def figures(measured: Sequence[Measured], balance: float | None, cpu_s: float, p
         "output_tokens_per_s": output / duration if duration > 0 else 0.0,
         "recomputed_tokens": prompt - sum(reuse.values()),
         "reuse": reuse,
+        "blended_tokens": sum((one.kv_cache or {}).get("blended", 0) for one in good),
         "balance": balance,
         "cpu_s": cpu_s,
         "pss_bytes": pss,

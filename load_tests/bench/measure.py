@@ -11,17 +11,18 @@ import functools
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from load_tests.bench.arms import ARMS, Arm
+from load_tests.bench.arms import ARMS, BLENDED, Arm
 from load_tests.bench.balance import added, by_usage, settled, variation
 from load_tests.bench.cases import Case, make_cases
 from load_tests.bench.figures import Figures, figures, in_words
 from load_tests.bench.plan import Key, Plan
-from load_tests.bench.servers import BenchServer, last_lines, running
+from load_tests.bench.servers import BenchServer, chunk_tokens, last_lines, running
 from load_tests.harness.client import Measured, ServerError, run_workload
 from load_tests.harness.footprint import keeping_cpu_s
 from load_tests.harness.models import model_folder, token_counter
@@ -58,7 +59,7 @@ def measure(plan: Plan, journal: Journal[Key], logs: Path, port: int | None, sta
         cases = cases_of(plan, model, alternation)
         for arm in rotated(plan.arms, alternation):
             keys = {Key(model, alternation, arm, case.workload.name, case.working_set): case for case in cases}
-            wanted = {key: case for key, case in keys.items() if key in missing}
+            wanted = {key: case for key, case in keys.items() if key in missing}  # those that the arm takes
             if wanted:
                 title = f"{model}, alternation {alternation + 1} of {plan.alternations}, {arm}"
                 _one_server(plan, ARMS[arm], wanted, journal, logs, port or free_port(), start_s, title, watch)
@@ -107,7 +108,7 @@ def _one_server(
         with running(command, f"http://127.0.0.1:{port}", folder.name, log, start_s) as server:
             watch.now(f"{title}: warming up")
             warm_up = _warm_up(folder)
-            _send(server, folder.name, warm_up, None)
+            _send(server, folder.name, warm_up, arm.body, None)
             counts = None if arm.is_crosskv else settled(metrics_port, len(warm_up.requests) + 1)
             for key, case in wanted.items():
                 watch.now(f"{title}: waiting until the server rests")
@@ -115,7 +116,8 @@ def _one_server(
                     watch.measured(f"{title}: measured although the server had not come to rest")
                 watch.now(f"{title}: {key.workload}, {key.working_set:g} x the device pools")
                 kept_s = keeping_cpu_s(server.process)
-                found, cpu_s, pss = _send_measured(server, folder.name, case.workload, watch)
+                chunks = chunk_tokens(server.url) if arm.name == BLENDED else None
+                found, cpu_s, pss = _send_measured(server, folder.name, case.workload, arm.body, watch)
                 kept_s = keeping_cpu_s(server.process) - kept_s
                 if arm.is_crosskv:
                     spread: dict[str, int] | None = by_usage(found)
@@ -125,22 +127,26 @@ def _one_server(
                     spread = added(before, counts, len(found))
                 result = figures(found, variation(spread, sizes.replicas), cpu_s, pss)
                 result |= {"keeping_cpu_s": kept_s} if arm.is_crosskv else {}
+                if chunks and (after := chunk_tokens(server.url)):
+                    result["blend_hit_rate"] = after.hit_rate_since(chunks)
                 _require_answers(result, server, title)
                 journal.add(key, figures=result, requests=[asdict(one) for one in found])
                 watch.measured(f"{title}: {key.workload}, {key.working_set:g} x: {in_words(result)}")
 
 
 def _send_measured(
-    server: BenchServer, model: str, workload: Workload, watch: Watch
+    server: BenchServer, model: str, workload: Workload, body: Mapping[str, Any], watch: Watch
 ) -> tuple[list[Measured], float, int]:
     meter = CPUMeter(server.process)
-    found = _send(server, model, workload, watch)
+    found = _send(server, model, workload, body, watch)
     time.sleep(REST_S)
     return found, meter.seconds(), pss_bytes(server.process)
 
 
-def _send(server: BenchServer, model: str, workload: Workload, watch: Watch | None) -> list[Measured]:
-    return asyncio.run(run_workload(server.url, model, workload, watch.done if watch else None))
+def _send(
+    server: BenchServer, model: str, workload: Workload, body: Mapping[str, Any], watch: Watch | None
+) -> list[Measured]:
+    return asyncio.run(run_workload(server.url, model, workload, watch.done if watch else None, extra_body=body))
 
 
 def _warm_up(folder: Path) -> Workload:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from configs.settings import load_settings
+from load_tests.bench.arms import ARMS
 from load_tests.harness.models import MAX_POSITIONS
 from load_tests.peers.engine import Dtype
 
@@ -74,12 +75,13 @@ class Plan:
     sizes: Sizes
 
     def keys(self) -> list[Key]:
-        """All measurements."""
+        """All measurements: every arm on the workloads that are for it."""
         return [
             Key(model, alternation, arm, workload, working_set)
             for model in self.models
             for alternation in range(self.alternations)
             for arm in self.arms
             for workload in self.workloads
+            if ARMS[arm].takes(workload)
             for working_set in self.working_sets
         ]

@@ -88,6 +88,8 @@ RESOURCES: tuple[tuple[str, Cell], ...] = (
     ("ratio", _ratio("recomputed_tokens")),
     ("of all", _share("recomputed_share")),
     ("device / CPU tier / Redis", _joined(*(_share(f"{tier}_share") for tier in ("device", "cpu", "redis")))),
+    ("of all blended", _share("blended_share")),
+    ("chunk tokens found", _share("blend_hit_rate")),
     ("CoV of requests", _median("balance", form=".2f")),
     ("CPU, s", _median("cpu_s")),
     ("ratio", _ratio("cpu_s")),
@@ -164,14 +166,15 @@ def closing(judged: Sequence[Verdict]) -> str:
     """One sentence: how many targets were met."""
     if not judged:
         of = ", ".join(dict.fromkeys(f"{target.workload} ({target.model})" for target in TARGETS))
-        return f"No target was judged: they are of `{EXACT}` beside `{BASE}`, in {of}."
+        return f"No target was judged: they are of crosskv's arms beside `{BASE}`, in {of}."
     met = sum(verdict.is_met for verdict in judged)
     return f"{met} of {len(judged)} targets are met." if met < len(judged) else f"All {met} targets are met."
 
 
 def _verdict(verdict: Verdict) -> str:
     row, target = verdict.row, verdict.target
-    where = f"{row.model}, {row.workload}, {row.working_set:g} x"
+    arm = "" if row.arm == EXACT else f", {row.arm}"
+    where = f"{row.model}, {row.workload}, {row.working_set:g} x{arm}"
     return (
         f"- {'Met' if verdict.is_met else '**Missed**'}: {where}: {FIGURES[target.figure][0]} is "
         f"{verdict.ratio.bracketed()} of `{BASE}`'s; target {target.bound}."

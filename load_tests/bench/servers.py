@@ -14,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from app.launch.descendants import Descendants
 from configs.model_folder import PROJECT_ROOT
@@ -21,6 +22,7 @@ from load_tests.harness.client import ServerError
 
 READY_POLL_S = 0.5
 STOP_S = 90.0
+CHUNK_TOKENS = "crosskv_chunk_tokens_total"
 _LAST_LINES = 12
 
 
@@ -31,6 +33,22 @@ class BenchServer:
     url: str
     process: psutil.Process
     log: Path
+
+
+@dataclass(frozen=True)
+class ChunkTokens:
+    """Tokens in chunks of blended prompts, and those that were stored when the prompt was planned.
+
+    With `blending.fill: first` that is after its unknown chunks were computed.
+    """
+
+    asked: float
+    found: float
+
+    def hit_rate_since(self, before: ChunkTokens) -> float | None:
+        """Found over asked; None where nothing was asked."""
+        asked = self.asked - before.asked
+        return (self.found - before.found) / asked if asked else None
 
 
 @contextlib.contextmanager
@@ -81,6 +99,19 @@ def _wait_until_ready(child: subprocess.Popen[bytes], url: str, model: str, log:
             if time.monotonic() > deadline:
                 raise ServerError(f"The server was not ready after {start_s:g} s:\n{last_lines(log)}")
             time.sleep(READY_POLL_S)
+
+
+def chunk_tokens(url: str) -> ChunkTokens | None:
+    """What a crosskv server has counted since its start; None where it does not say."""
+    try:
+        text = httpx.get(f"{url}/metrics", timeout=10).text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except (httpx.HTTPError, ValueError):
+        return None
+    by_outcome = {sample.labels.get("outcome"): sample.value for sample in samples if sample.name == CHUNK_TOKENS}
+    if not {"asked", "found"} <= by_outcome.keys():
+        return None
+    return ChunkTokens(by_outcome["asked"], by_outcome["found"])
 
 
 def last_lines(log: Path) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from load_tests.bench.arms import ARMS, BASE, EXACT
+from load_tests.bench.arms import ARMS, BASE, BLENDED, EXACT
 from load_tests.bench.figures import Figures
 from load_tests.bench.plan import Key
 from load_tests.measuring.comparison import Bound
@@ -33,6 +33,8 @@ FIGURES: dict[str, tuple[str, Value]] = {
     "device_share": ("reused from the device", lambda f: _share(f["reuse"]["device"], f["prompt_tokens"])),
     "cpu_share": ("reused from the CPU tier", lambda f: _share(f["reuse"]["cpu"], f["prompt_tokens"])),
     "redis_share": ("reused from Redis", lambda f: _share(f["reuse"]["redis"], f["prompt_tokens"])),
+    "blended_share": ("of it blended", lambda f: _share(f.get("blended_tokens"), f["prompt_tokens"])),
+    "blend_hit_rate": ("chunk tokens found", lambda f: f.get("blend_hit_rate")),
     "balance": ("CoV of requests by replica", lambda f: f["balance"]),
     "cpu_s": ("CPU seconds of the server", lambda f: f["cpu_s"]),
     "keeping_share": ("of it manager, tiers, Redis, workers", lambda f: _share(f.get("keeping_cpu_s"), f["cpu_s"])),
@@ -59,17 +61,19 @@ class Row:
 
 @dataclass(frozen=True)
 class Target:
-    """A bound of the median ratio of crosskv to the base arm, for working sets within the device pools or beyond."""
+    """A bound of the median ratio of an arm to the base arm, for working sets within the device pools or beyond."""
 
     model: str
     workload: str
     beyond: bool
     figure: str
     bound: Bound
+    arm: str = EXACT
 
     def applies(self, row: Row) -> bool:
         """Whether it is of this row's measurement."""
-        return (row.model, row.workload, row.working_set > 1) == (self.model, self.workload, self.beyond)
+        mine = self.model, self.workload, self.beyond, self.arm
+        return (row.model, row.workload, row.working_set > 1, row.arm) == mine
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,13 @@ class Verdict:
         return self.target.bound.holds(self.ratio.median)
 
 
-def _both(model: str, workload: str, beyond: bool, ttft: float, tokens_per_s: float) -> tuple[Target, Target]:
+def _both(
+    model: str, workload: str, beyond: bool, ttft: float, tokens_per_s: float, arm: str = EXACT
+) -> tuple[Target, Target]:
     """The target of the returning prompts' TTFT, and that of the throughput."""
     return (
-        Target(model, workload, beyond, "ttft_returning_s", Bound(ttft)),
-        Target(model, workload, beyond, "output_tokens_per_s", Bound(tokens_per_s, at_most=False)),
+        Target(model, workload, beyond, "ttft_returning_s", Bound(ttft), arm),
+        Target(model, workload, beyond, "output_tokens_per_s", Bound(tokens_per_s, at_most=False), arm),
     )
 
 
@@ -100,6 +106,8 @@ TARGETS = (
     *_both("365m", "long-document-qa", False, 0.6, 1.2),
     *_both("40m", "long-document-qa", True, 0.25, 1.8),
     *_both("40m", "multi-round-qa", True, 0.25, 1.8),
+    *_both("365m", "rearranged-chunks", True, 0.3, 2.0, BLENDED),
+    *_both("365m", "rearranged-chunks", False, 0.3, 2.0, BLENDED),
 )
 
 PAIRED: dict[str, Callable[[Mapping[str, Any]], bool]] = {
@@ -135,11 +143,10 @@ def rows(
 
 
 def verdicts(found: Sequence[Row]) -> list[Verdict]:
-    """Every target in every row of crosskv that it applies to and whose ratio is known."""
+    """Every target in every row that it applies to and whose ratio is known."""
     return [
         Verdict(row, target, ratio)
         for row in found
-        if row.arm == EXACT
         for target in TARGETS
         if target.applies(row) and (ratio := row.ratios[target.figure])
     ]

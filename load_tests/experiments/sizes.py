@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from configs import machine
@@ -64,6 +65,11 @@ class Sizes:
     def tiered_prompts(self, model: str) -> list[int]:
         """Prompts whose KV is stored: two segments and more."""
         return [tokens for tokens in self.prompts(model, LONGEST_TIERED) if tokens >= 512] or [512]
+
+    def tiered_bands(self, model: str) -> list[tuple[int, int]]:
+        """Shortest and longest prompt of bands of lengths, one after the other, whose KV is stored."""
+        edges = self.tiered_prompts(model)
+        return list(pairwise(edges)) or [(edges[0], edges[0] * 3 // 2)]
 
     @property
     def batches(self) -> list[int]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from configs.settings import load_settings
@@ -15,12 +17,15 @@ from deployments.segment_store.segment_codecs import CACHEGEN, LOSSLESS, RAW_COD
 from kvmanager.segments.format import RAW
 from kvmanager.segments.keys import EXACT, TOLERANT, Fidelity, cache_salt
 from load_tests.experiments.engine_limits import STEP_TOKENS
+from load_tests.harness.emulated_link import EmulatedLink
 from load_tests.harness.engine import PATIENCE_S, SECRET, Timed, prompt
 from load_tests.harness.tiered_engine import TieredEngine
 from load_tests.harness.tiers import MIB, running
 
 WARM_UP_TOKENS = 512
 POLL_S = 0.002
+LINK_DELAY_S = 0.0002
+"""Of a link whose rate is given: a round trip within a data centre."""
 PROBE_S = 15.0
 """Longest wait for a copy to a Redis tier that has just been started."""
 CODECS: dict[str, tuple[Coding, Fidelity]] = {
@@ -40,16 +45,22 @@ class CodedEngine(TieredEngine):
         kv = {"cpu_tier_bytes": 128 * MIB, "redis_bytes": 256 * MIB, "load_or_recompute": "load"}
         engine = {"device_blocks": 512, "max_num_seqs": 16, "max_num_batched_tokens": STEP_TOKENS}
         settings = load_settings({"model": model, "dtype": dtype, "engine": engine, "kv": kv})
-        super().__init__("experiments", settings, server)
+        self._folder = tempfile.TemporaryDirectory(prefix="crosskv-")
+        self.link = EmulatedLink(control_file=str(Path(self._folder.name) / "link"), shared=True)
+        self.link.throttle(0.0)
+        super().__init__("experiments", settings, server, link=self.link)
         self._coding = RAW_CODING
 
-    async def choose(self, codec: str) -> None:
-        """Forget everything; from now on Redis stores with `codec` (of `CODECS`), and prompts have its fidelity."""
+    async def choose(self, codec: str) -> bool:
+        """Forget everything; from now on Redis stores with `codec` (of `CODECS`), and prompts have its fidelity.
+
+        Returns whether the workers were started anew for it, in which whatever is used first is slow.
+        """
         coding, self.fidelity = CODECS[codec]
         self.salt = cache_salt(SECRET, self.fingerprint, "", self.fidelity)
         await self.forget()
         if coding == self._coding:
-            return
+            return False
         self._coding = coding
         await asyncio.to_thread(self.tiers.restart_redis, coding)
         self.tiers.wait_until_ready(self.keep_alive)
@@ -57,6 +68,12 @@ class CodedEngine(TieredEngine):
         while not await self._stores_with(codec):
             if time.monotonic() > end:
                 raise TimeoutError(f"Redis does not store with {codec}")
+        return True
+
+    def close(self) -> None:
+        """See `TieredEngine.close`."""
+        super().close()
+        self._folder.cleanup()
 
     async def swap_out(
         self, tokens: Sequence[int], max_tokens: int = 1, patience_s: float = PATIENCE_S
@@ -107,13 +124,15 @@ class TieredHost:
         self._runner = asyncio.Runner()
         self.round(WARM_UP_TOKENS, 2)
 
-    def round(self, tokens: int, max_tokens: int, codec: str = RAW) -> dict[str, Any]:
+    def round(self, tokens: int, max_tokens: int, codec: str = RAW, bytes_per_s: float = 0.0) -> dict[str, Any]:
         """One prompt: computed with nothing to reuse, moved out, and answered again from each tier.
+
+        The link to Redis has so many bytes per second; 0: as many as this machine has.
 
         By `none`, `device`, `cpu` and `redis`: `ttft_s`, `seconds` until the last token, and the tokens that were
         `reused`; `out`: seconds until the CPU tier and Redis had it; `bytes`: what it takes there.
         """
-        return self._runner.run(self._round(prompt(next(SEEDS), tokens), max_tokens, codec))
+        return self._runner.run(self._round(prompt(next(SEEDS), tokens), max_tokens, codec, bytes_per_s))
 
     def fill(self, prompts: int, tokens: int) -> dict[str, int]:
         """Serve prompts, one after the other; returns the bytes in the shared tiers once all is stored."""
@@ -124,9 +143,17 @@ class TieredHost:
         reused = usage["device"] + usage["cpu"] + usage["redis"]
         return {"ttft_s": found.ttft_s, "seconds": found.seconds, "reused": reused}
 
-    async def _round(self, tokens: list[int], max_tokens: int, codec: str) -> dict[str, Any]:
+    async def _round(self, tokens: list[int], max_tokens: int, codec: str, bytes_per_s: float) -> dict[str, Any]:
         engine = self._engine
-        await engine.choose(codec)
+        engine.link.throttle(0.0)
+        if await engine.choose(codec):
+            await self._ways(prompt(next(SEEDS), WARM_UP_TOKENS), 1)
+            await engine.forget()
+        engine.link.throttle(bytes_per_s, LINK_DELAY_S if bytes_per_s else 0.0)
+        return await self._ways(tokens, max_tokens)
+
+    async def _ways(self, tokens: list[int], max_tokens: int) -> dict[str, Any]:
+        engine = self._engine
         computed, out = await engine.swap_out(tokens, max_tokens)
         found: dict[str, Any] = {"none": self._counted(computed), "out": out, "bytes": engine.tiers.stored_bytes()}
         engine.port.grants = False  # what is measured now is reading

@@ -1,6 +1,7 @@
 """Every part of a running server failing in every way that issue 3 names, and what its requests see of it.
 
 redis_process.py  a redis-server of our own, and a proxy before it that can be slow or deaf
+prompts.py        what the streams ask: plain prompts, or documents in new orders
 streams.py        streamed requests, and what came of each
 inside.py         faults inside the actors of a running server; the product has no switch for them
 deadly_prompt.py, lost_answers.py     a prompt that ends engines; a manager whose answers are lost

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from load_tests.faults.catalogue import FAULTS, started_world
+from load_tests.faults.catalogue import BLEND_FAULTS, FAULTS, started_world
 from load_tests.faults.trial import Outcome, Trials
 from load_tests.measuring import report
 from load_tests.measuring.command import EXIT_INPUT, JsonFile, out, progress_bar
@@ -38,18 +38,23 @@ def main(
     json_file: JsonFile = None,
 ) -> None:
     """Disturb a server that is started for it; takes some minutes."""
-    chosen = [f for f in FAULTS if any(part in f"{f.part}: {f.name}" for part in only or [""])]
+    known = (*FAULTS, *BLEND_FAULTS)
+    chosen = [f for f in known if any(part in f"{f.part}: {f.name}" for part in only or [""])]
     if not chosen:
-        out.print(f"no fault contains {only!r}; there are: " + ", ".join(f"{f.part}: {f.name}" for f in FAULTS))
+        out.print(f"no fault contains {only!r}; there are: " + ", ".join(f"{f.part}: {f.name}" for f in known))
         raise typer.Exit(EXIT_INPUT)
     outcomes: list[Outcome] = []
     with contextlib.ExitStack() as stack, progress_bar() as progress:
         bar = progress.add_task("starting a server", total=len(chosen))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        trials = Trials(stack.enter_context(started_world(folder, SETTINGS)), "demo", seed)
+        world = stack.enter_context(started_world(folder, SETTINGS))
+        trials: dict[bool, Trials] = {}
         for fault in chosen:
             progress.update(bar, description=f"{fault.part}: {fault.name}")
-            outcomes.append(trials.run(fault, timed=True))
+            blended = fault in BLEND_FAULTS
+            if blended not in trials:
+                trials[blended] = Trials(world, "demo", seed, blended=blended)
+            outcomes.append(trials[blended].run(fault, timed=True))
             for problem in outcomes[-1].problems:
                 progress.print(f"[red]{fault.part} {fault.name}:[/] {escape(problem)}")
             progress.advance(bar)

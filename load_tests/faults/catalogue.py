@@ -65,7 +65,10 @@ class Fault:
 
     `parked_in`: the tier that holds the requests' KV when it strikes. `breaks_streams`: what has sent tokens may end in
     an error event. `missing`: the part of /health that must say so while it lasts (empty: nobody's state changes, or
-    too briefly to be seen).
+    too briefly to be seen). `strikes_at_once`: the streams that begin do so while it strikes, and not after it.
+    `ratio`: of what blended prompts reuse, the share that is computed anew. With 1 every answer equals an exact one's,
+    whatever was found of its documents, unless the blend goes wrong. With less it does so only where nothing is found:
+    such a fault has to take everything, and strikes while nobody asks.
     """
 
     part: str
@@ -74,6 +77,8 @@ class Fault:
     parked_in: str = "redis"
     breaks_streams: bool = False
     missing: str = ""
+    strikes_at_once: bool = False
+    ratio: float = 1.0
 
 
 @contextlib.contextmanager
@@ -110,6 +115,21 @@ def _redis_full(world: World) -> Iterator[None]:
     client.config_set("maxmemory", 1)
     yield
     client.config_set("maxmemory", 0)
+
+
+@contextlib.contextmanager
+def _redis_emptied(world: World) -> Iterator[None]:
+    """Nothing that Redis held is there any more, and nobody was told."""
+    world.redis.client.flushall()
+    yield
+
+
+@contextlib.contextmanager
+def _redis_flipped(world: World) -> Iterator[None]:
+    """One bit of every segment."""
+    for name in world.redis.segment_keys():
+        _flip(world.redis.client, name, name)
+    yield
 
 
 @contextlib.contextmanager
@@ -244,3 +264,15 @@ ENGINE_FAULTS = (
     Fault("engine", "process stands still", _one_engine(signal.SIGSTOP), breaks_streams=True, missing="replicas"),
 )
 """Of a server whose engines have processes of their own (`engine.process`)."""
+
+BLEND_FAULTS = (
+    Fault("blend", "chunks lost in the CPU tier", _called("lose_objects"), parked_in="cpu", strikes_at_once=True),
+    Fault("blend", "CPU tier killed", _killed("ray::CPUTier"), parked_in="cpu", strikes_at_once=True),
+    Fault("blend", "CPU tier's budget shrunk", _called("shrink_tier"), parked_in="cpu", strikes_at_once=True),
+    Fault("blend", "Redis answers after 1 s", _redis_slow, missing="redis", strikes_at_once=True),
+    Fault("blend", "Redis emptied", _redis_emptied, strikes_at_once=True),
+    Fault("blend", "chunks damaged in Redis", _redis_flipped, ratio=0.0),
+    Fault("blend", "manager killed", _killed("ray::KVManagerActor"), missing="kv_manager", strikes_at_once=True),
+    Fault("blend", "manager's replies lost", _called("lose_replies"), strikes_at_once=True),
+)
+"""While blended prompts run. `parked_in` holds their chunks."""

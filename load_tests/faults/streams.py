@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,8 +33,13 @@ class Stream:
     """Set by the first token, or by the end."""
 
 
-async def run_stream(client: httpx.AsyncClient, model: str, stream: Stream, max_tokens: int) -> None:
-    """Send the stream's prompt and read it to its end. Never raises for what the server does."""
+async def run_stream(
+    client: httpx.AsyncClient, model: str, stream: Stream, max_tokens: int, extra: Mapping[str, Any] | None = None
+) -> None:
+    """Send the stream's prompt, with what is `extra` in the body, and read it to its end.
+
+    Never raises for what the server does.
+    """
     began = time.monotonic()
     body = {
         "model": model,
@@ -45,6 +50,7 @@ async def run_stream(client: httpx.AsyncClient, model: str, stream: Stream, max_
         "stream": True,
         "stream_options": {"include_usage": True},
         "return_token_ids": True,
+        **(extra or {}),
     }
     try:
         async with client.stream("POST", "/v1/completions", json=body) as response:
@@ -77,9 +83,11 @@ def _read_event(stream: Stream, event: dict[str, Any], began: float) -> None:
             stream.begun.set()
 
 
-async def run_streams(url: str, model: str, prompts: Sequence[list[int]], max_tokens: int) -> list[Stream]:
+async def run_streams(
+    url: str, model: str, prompts: Sequence[list[int]], max_tokens: int, extra: Mapping[str, Any] | None = None
+) -> list[Stream]:
     """All prompts at once."""
     streams = [Stream(prompt) for prompt in prompts]
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_S) as client:
-        await asyncio.gather(*(run_stream(client, model, stream, max_tokens) for stream in streams))
+        await asyncio.gather(*(run_stream(client, model, stream, max_tokens, extra) for stream in streams))
     return streams

@@ -1,7 +1,8 @@
 """One fault at a time: streams that run when it strikes, streams that begin under it, and streams after it.
 
 Every answer is held against the one that the same server gave before anything was stored. The requests' KV is *parked*
-in one tier before each run (and cleared above it), so that the fault strikes what is being read.
+in one tier before each run (and cleared above it), so that the fault strikes what is being read. Of blended prompts it
+is the documents' KV, and the answers that they are held against are exact ones.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import Any
@@ -18,16 +19,28 @@ from typing import Any
 import httpx
 
 from load_tests.faults.catalogue import Fault, World
+from load_tests.faults.prompts import (
+    AFTER,
+    PHASES,
+    PROMPT_TOKENS,
+    QUIET,
+    STRUCK,
+    UNDER,
+    TrialPrompts,
+    chunked_prompts,
+    document_token,
+    plain_prompts,
+)
 from load_tests.faults.streams import Stream, run_stream, run_streams
 from load_tests.harness.conversations import text, tokenize
 from load_tests.harness.running_server import ServerError
 
-PROMPT_TOKENS = 900
 FIRST_TOKENS_S = 30.0
 HEALTH_EVERY_S = 0.1
 SAY_SO_S = 20.0
 COME_BACK_S = 90.0
 PARK_S = 20.0
+BLENDS = "crosskv_blend_seconds_count"
 IDLE_S = 45.0
 """Longer than `kv.lease_s`: the lease of a plan whose answer came too late ends by itself."""
 
@@ -74,20 +87,27 @@ class Trials:
     Nothing else may use the server meanwhile.
     """
 
-    def __init__(self, world: World, model: str, seed: int, streams: int = 6, answer_tokens: int = 64) -> None:
-        """`streams`: requests at once, and prompts; each is asked for `answer_tokens`."""
+    def __init__(
+        self, world: World, model: str, seed: int, streams: int = 6, answer_tokens: int = 64, blended: bool = False
+    ) -> None:
+        """`streams`: requests at once, and prompts; each is asked for `answer_tokens`.
+
+        `blended`: prompts of documents, for `BLEND_FAULTS`.
+        """
         self._world = world
         self._server = world.server
         self._model = model
         self._streams = streams
         self._answer_tokens = answer_tokens
         self._server.clear("device", "cpu", "redis")
-        self._prompts = asyncio.run(self._make_prompts(Random(seed)))
-        cold = self._stream(self._prompts)
-        self._answers = [stream.tokens for stream in cold]
-        lacking = [stream.error for stream in cold if stream.error or len(stream.tokens) != answer_tokens]
-        if lacking:
-            raise ServerError(f"the undisturbed server does not answer: {lacking}")
+        self._prompts = asyncio.run(self._make_prompts(Random(seed), blended))
+        self._answers: dict[str, list[list[int]]] = {}
+        for phase in PHASES if blended else PHASES[:1]:
+            cold = self._ask(self._prompts.by_phase[phase])
+            self._answers[phase] = [stream.tokens for stream in cold]
+            lacking = [stream.error for stream in cold if stream.error or len(stream.tokens) != answer_tokens]
+            if lacking:
+                raise ServerError(f"the undisturbed server does not answer: {lacking}")
         self._block_tokens = int(self._server.lookup([0])["block_size_tokens"])
 
     def run(self, fault: Fault, timed: bool = False) -> Outcome:
@@ -98,24 +118,27 @@ class Trials:
             quiet: list[Stream] = []
             if timed:
                 self._park(fault.parked_in)
-                quiet = self._stream(self._prompts)
-                self._judge(outcome, fault, quiet, "before")
+                quiet = self._stream(QUIET, fault)
+                self._judge(outcome, fault, quiet, QUIET)
             self._park(fault.parked_in)
             server.wait_until_idle(IDLE_S)
+            blends = self._blends()
             with self._watched_health(outcome), contextlib.ExitStack() as lasting:
                 struck = asyncio.run(self._strike(fault, lasting))
-                self._judge(outcome, fault, struck, "when it struck")
-                under = self._stream(self._prompts)
-                self._judge(outcome, fault, under, "under it")
+                self._judge(outcome, fault, struck, STRUCK)
+                under = self._stream(UNDER, fault)
+                self._judge(outcome, fault, under, UNDER)
                 if fault.missing:
                     server.wait_until(
                         lambda: fault.missing in outcome.health_said, f"/health names {fault.missing}", SAY_SO_S
                     )
             began = time.monotonic()
             server.wait_until(lambda: server.health()["status"] == "ok", "/health is ok again", COME_BACK_S)
-            self._judge(outcome, fault, self._stream(self._prompts), "after it")
+            self._judge(outcome, fault, self._stream(AFTER, fault), AFTER)
             self._park("redis")
             outcome.back_after_s = time.monotonic() - began
+            if self._prompts.blended and fault.ratio == 1 and self._blends() == blends:
+                outcome.problems.append("nothing was blended")
             server.wait_until_idle(IDLE_S)
             if timed:
                 outcome.worst_quiet_s = max(stream.seconds for stream in quiet)
@@ -126,48 +149,67 @@ class Trials:
             outcome.problems.append(f"{type(error).__name__}: {error}")
         return outcome
 
-    async def _make_prompts(self, rng: Random) -> list[list[int]]:
+    async def _make_prompts(self, rng: Random, blended: bool) -> TrialPrompts:
         async with httpx.AsyncClient(base_url=self._server.url, timeout=60) as client:
             words = await tokenize(client, self._model, text(rng, 3 * self._streams * PROMPT_TOKENS))
-        return [words[number * PROMPT_TOKENS : (number + 1) * PROMPT_TOKENS] for number in range(self._streams)]
+        if blended:
+            return chunked_prompts(rng, words, document_token(self._server.model_folder), self._streams)
+        return plain_prompts(words, self._streams)
 
-    def _stream(self, prompts: Sequence[list[int]]) -> list[Stream]:
-        return asyncio.run(run_streams(self._server.url, self._model, prompts, self._answer_tokens))
+    def _ask(
+        self, prompts: Sequence[list[int]], extra: Mapping[str, Any] | None = None, max_tokens: int | None = None
+    ) -> list[Stream]:
+        tokens = max_tokens or self._answer_tokens
+        return asyncio.run(run_streams(self._server.url, self._model, prompts, tokens, extra))
+
+    def _stream(self, phase: str, fault: Fault) -> list[Stream]:
+        return self._ask(self._prompts.by_phase[phase], self._prompts.body(fault.ratio))
+
+    def _blends(self) -> float:
+        """How many there were."""
+        return self._server.metric(BLENDS) if self._prompts.blended else 0.0
 
     async def _strike(self, fault: Fault, lasting: contextlib.ExitStack) -> list[Stream]:
-        """Half of the streams have sent tokens when the fault strikes, the other half begin right after."""
-        streams = [Stream(prompt) for prompt in self._prompts]
+        """Half of the streams have sent tokens when the fault strikes, the other half begin right after, or with it."""
+        if fault.ratio < 1:  # the answers of early streams would be a blend's
+            await asyncio.to_thread(lasting.enter_context, fault.inject(self._world))
+            return []
+        streams = [Stream(prompt) for prompt in self._prompts.by_phase[STRUCK]]
+        extra = self._prompts.body(fault.ratio)
         early, late = streams[: self._streams // 2], streams[self._streams // 2 :]
         async with httpx.AsyncClient(base_url=self._server.url, timeout=120) as client:
 
             def send(stream: Stream) -> asyncio.Task[None]:
-                return asyncio.create_task(run_stream(client, self._model, stream, self._answer_tokens))
+                return asyncio.create_task(run_stream(client, self._model, stream, self._answer_tokens, extra))
 
             tasks = [send(stream) for stream in early]
             async with asyncio.timeout(FIRST_TOKENS_S):
                 await asyncio.gather(*(stream.begun.wait() for stream in early))
             striking = asyncio.create_task(asyncio.to_thread(lasting.enter_context, fault.inject(self._world)))
-            if not fault.breaks_streams:
+            if not (fault.breaks_streams or fault.strikes_at_once):
                 await striking
             tasks += [send(stream) for stream in late]
             await asyncio.gather(striking, *tasks)
         return streams
 
     def _park(self, tier: str) -> None:
-        """Have every prompt's full blocks in `tier` and in no faster one. What is stored nowhere is computed again.
+        """Have the full blocks of all that is to be stored in `tier` and in no faster one.
 
-        Tried a few times: a save or a promotion is dropped when its tier has something better to do.
+        Of blended prompts nothing else is there then. What is stored nowhere is computed again. Tried a few times: a
+        save or a promotion is dropped when its tier has something better to do.
         """
+        if self._prompts.blended:  # their own KV, and that of the exact ones, would be found first
+            self._server.clear("device", "cpu", "redis")
         faster = {"redis": ("device", "cpu"), "cpu": ("device",)}[tier]
 
         def stored() -> list[int]:
-            return [int(self._server.lookup(prompt)[tier]) for prompt in self._prompts]
+            return [int(self._server.lookup(prompt)[tier]) for prompt in self._prompts.stored]
 
-        wanted = [len(prompt) // self._block_tokens for prompt in self._prompts]
+        wanted = [len(prompt) // self._block_tokens for prompt in self._prompts.stored]
         for last in (False, False, True):
             if stored() != wanted:
                 self._server.clear("device", "cpu")
-                self._stream(self._prompts)
+                self._ask(self._prompts.stored, max_tokens=1 if self._prompts.blended else None)
             try:
                 self._server.wait_until(lambda: stored() == wanted, f"all prompts are stored in {tier}", PARK_S)
                 break
@@ -177,14 +219,18 @@ class Trials:
         self._server.clear(*faster)
 
     def _judge(self, outcome: Outcome, fault: Fault, streams: Sequence[Stream], when: str) -> None:
-        """Note every stream that is not right: the same tokens, or, where it may break, the same as far as it came."""
+        """Note every stream that is not right: the same tokens, or, where it may break, the same as far as it came.
+
+        Where a fault has blended prompts reuse what it does not take, only those under it have an exact answer.
+        """
         outcome.requests += len(streams)
-        for stream, answer in zip(streams, self._answers, strict=True):
-            if stream.tokens != answer[: len(stream.tokens)]:
+        answers = self._answers[when if self._prompts.blended else QUIET] if streams else []
+        for stream, answer in zip(streams, answers, strict=True):
+            if (fault.ratio == 1 or when == UNDER) and stream.tokens != answer[: len(stream.tokens)]:
                 outcome.problems.append(f"{when}: wrong tokens")
             elif stream.error:
                 outcome.broken_streams += 1
-                if not (fault.breaks_streams and stream.tokens and when in ("when it struck", "under it")):
+                if not (fault.breaks_streams and stream.tokens and when in (STRUCK, UNDER)):
                     outcome.problems.append(f"{when}: {stream.error} (after {len(stream.tokens)} tokens)")
                 elif "wire format" in stream.error:
                     outcome.problems.append(f"{when}: {stream.error}")

@@ -3,7 +3,8 @@
 Each call of a `SegmentStore` holds one connection from its request to the last byte of its answer. So pacing each call
 paces each connection: a call takes at least one delay per round trip and its bytes at the link's rate. What the real
 transfer took is part of that; two calls at a time are two connections, and have the rate twice, as with a network whose
-limit is the single connection (its window, its share at a proxy, one core's TLS) and not the sum.
+limit is the single connection (its window, its share at a proxy, one core's TLS) and not the sum. A `shared` link is
+the other case, a network card's: its calls' bytes go one call after the other, whichever process makes them.
 
 A link may be throttled while it is used: through a file that every call reads (`EmulatedLink.control_file`), for the
 calls come from several processes.
@@ -11,9 +12,10 @@ calls come from several processes.
 
 from __future__ import annotations
 
+import fcntl
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deployments.segment_store.base import OwnBuffer, SegmentStore, StoredHeader, StoreTimeoutError
@@ -29,6 +31,8 @@ class EmulatedLink:
     delay_s: float = 0.0
     control_file: str = ""
     """A file whose two numbers, as `throttle` writes them, replace those above at each call."""
+    shared: bool = False
+    """All connections have the rate together. Needs a `control_file`, beside which the processes agree."""
 
     def __bool__(self) -> bool:
         return bool(self.bytes_per_s or self.delay_s or self.control_file)
@@ -45,15 +49,29 @@ class EmulatedLink:
         if not self.control_file:
             return self
         bytes_per_s, delay_s = map(float, Path(self.control_file).read_text().split())
-        return EmulatedLink(bytes_per_s, delay_s)
+        return replace(self, bytes_per_s=bytes_per_s, delay_s=delay_s)
 
     def seconds(self, nbytes: int) -> float:
         """The least time for a segment of so many bytes: a round trip for each of its parts."""
         round_trips = max(1, -(-nbytes // PART_BYTES))
         return round_trips * self.delay_s + (nbytes / self.bytes_per_s if self.bytes_per_s else 0.0)
 
+    def end(self, began: float, nbytes: int) -> float:
+        """When a call that began then is over at the earliest, by `time.monotonic`, which all processes share."""
+        if not (self.shared and self.bytes_per_s):
+            return began + self.seconds(nbytes)
+        taken = nbytes / self.bytes_per_s
+        with Path(f"{self.control_file}.until").open("a+") as books:
+            fcntl.flock(books, fcntl.LOCK_EX)
+            books.seek(0)
+            until = max(began, float(books.read() or 0.0)) + taken
+            books.truncate(0)
+            books.write(repr(until))
+        return until + self.seconds(nbytes) - taken
+
     def __str__(self) -> str:
-        rate = f"{self.bytes_per_s / 1e6:g} MB/s per connection" if self.bytes_per_s else "no limit of its rate"
+        whose = "for all" if self.shared else "per connection"
+        rate = f"{self.bytes_per_s / 1e6:g} MB/s {whose}" if self.bytes_per_s else "no limit of its rate"
         return f"{1000 * self.delay_s:g} ms, {rate}"
 
     def before(self, store: SegmentStore, deadline_s: float) -> SegmentStore:
@@ -107,4 +125,4 @@ class LinkedStore:
 
 
 def _pace(link: EmulatedLink, began: float, nbytes: int) -> None:
-    time.sleep(max(0.0, began + link.seconds(nbytes) - time.monotonic()))
+    time.sleep(max(0.0, link.end(began, nbytes) - time.monotonic()))

@@ -51,6 +51,22 @@ class GatedPort:
         return getattr(self._port, name)
 
 
+class _PlanSource:
+    """What a replica's room is for its plans, of an engine that does not blend."""
+
+    blend_terms = None
+
+    def __init__(self, port: ClusterPort) -> None:
+        self._port = port
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
+
+
+def _plan_source(port: ClusterPort) -> Any:
+    return _PlanSource(port)
+
+
 class TieredEngine(Engine):
     """Use on one event loop, within `tiers.running`.
 
@@ -75,7 +91,7 @@ class TieredEngine(Engine):
         self._ports = {name: ClusterPort(app, name, node, kv, client) for name in replicas}
         self._gates = {name: GatedPort(port) for name, port in self._ports.items()}
         super().__init__(settings, self._gates[replicas[0]])
-        self._plans = {name: PromptPlans(port, self.block_tokens) for name, port in self._ports.items()}
+        self._plans = {name: PromptPlans(_plan_source(port), self.block_tokens) for name, port in self._ports.items()}
         self.fidelity: Fidelity = EXACT
         self.use(replicas[0])
         self.tiers.wait_until_ready(self.keep_alive)

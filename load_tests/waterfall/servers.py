@@ -52,7 +52,7 @@ def _as_shipped(peer: Peer, folder: Path, loads: bool) -> list[str]:
     """As it is shipped, but for the sizes."""
     config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text())
     shipped = config["applications"][0]["args"]
-    ours: dict[str, Any] = crosskv_settings(peer, folder, compressed=False)
+    ours: dict[str, Any] = crosskv_settings(peer, folder, "exact")
     if loads:
         ours["kv"] |= {"load_or_recompute": "load"}
     config["applications"][0]["args"] = shipped | ours | {part: shipped[part] | ours[part] for part in ("engine", "kv")}

@@ -6,6 +6,7 @@ workload comes from, which its module names. `parameters` scales the lengths, `w
 Nothing here sends anything, and nothing but `conversation_trace` reads a file.
 """
 
+from load_tests.workloads.chunks import rearranged_chunks
 from load_tests.workloads.documents import long_document_qa
 from load_tests.workloads.groups import shared_prefix_groups
 from load_tests.workloads.makers import WORKLOADS, parameters, with_working_set
@@ -26,6 +27,7 @@ __all__ = [
     "long_document_qa",
     "multi_round_qa",
     "parameters",
+    "rearranged_chunks",
     "shared_prefix_groups",
     "straggler_burst",
     "with_working_set",

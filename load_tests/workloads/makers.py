@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from load_tests.workloads import documents, groups, rounds, stragglers, traces
+from load_tests.workloads import chunks, documents, groups, rounds, stragglers, traces
 from load_tests.workloads.limits import at_least, positive
 from load_tests.workloads.prefixes import working_set_tokens
 from load_tests.workloads.words import Words
@@ -19,6 +19,7 @@ WORKLOADS: dict[str, Callable[..., Workload]] = {
     groups.NAME: groups.shared_prefix_groups,
     stragglers.NAME: stragglers.straggler_burst,
     traces.NAME: traces.conversation_trace,
+    chunks.NAME: chunks.rearranged_chunks,
 }
 COUNTS = {
     documents.NAME: "documents",
@@ -26,6 +27,7 @@ COUNTS = {
     groups.NAME: "groups",
     stragglers.NAME: "long_requests",
     traces.NAME: "requests",
+    chunks.NAME: "documents",
 }
 """The parameter that a workload's working set grows with."""
 _LENGTH = "_tokens"

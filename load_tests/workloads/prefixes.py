@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from load_tests.workloads.repeated_messages import repeated_characters
 from load_tests.workloads.workload import Message, Request, Workload
 
 RETURNING_SHARE = 0.5
@@ -39,6 +40,8 @@ def working_set_tokens(workload: Workload) -> int:
 
     A cache smaller than that must compute some of them twice, whatever it evicts.
     """
+    if workload.reuse == "messages":
+        return round(repeated_characters(workload.requests) / workload.characters_per_token)
     texts = _Texts(workload.characters_per_token)
     sequences = sorted(texts.sequence(request) for request in workload.requests)
     characters = before = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Request:
     max_tokens: int
     """Tokens of the answer; the benchmarks ask for exactly so many."""
     returning: bool = False
-    """At least half of its prompt's text was sent, or answered, by this workload before: `prefixes.mark_returning`."""
+    """At least half of its prompt's text was sent, or answered, by this workload before: `prefixes.mark_returning`, or
+    `repeated_messages.mark_returning_messages`."""
 
 
 @dataclass(frozen=True)
@@ -44,3 +46,5 @@ class Workload:
     their time has come."""
     characters_per_token: float = 5.0
     """Of the texts in the messages, as the tokenizer cut them; turns lengths of text into tokens."""
+    reuse: Literal["prefixes", "messages"] = "prefixes"
+    """What of it comes back: beginnings of prompts, or messages at whatever place."""

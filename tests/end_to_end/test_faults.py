@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from load_tests.faults.catalogue import FAULTS, Fault, World
+from load_tests.faults.catalogue import BLEND_FAULTS, FAULTS, Fault, World
 from load_tests.faults.trial import Trials
-from tests.sizes import STREAMED_TOKENS, STREAMS
+from tests.sizes import BLEND_FAULTS_TRIED, STREAMED_TOKENS, STREAMS
 
 pytestmark = pytest.mark.server
 
@@ -31,6 +31,19 @@ def test_a_fault_costs_no_token_and_no_request_and_the_part_rejoins(
     fault: Fault, trials: Trials, files_before: dict[str, int]
 ) -> None:
     outcome = trials.run(fault)
+    assert outcome.problems == []
+
+
+@pytest.fixture(scope="module")
+def blended_trials(world: World) -> Trials:
+    return Trials(world, "demo", 5, STREAMS, STREAMED_TOKENS, blended=True)
+
+
+@pytest.mark.parametrize("fault", BLEND_FAULTS[:BLEND_FAULTS_TRIED], ids=lambda fault: fault.name)
+def test_a_fault_costs_a_blended_prompt_no_token(
+    fault: Fault, blended_trials: Trials, files_before: dict[str, int]
+) -> None:
+    outcome = blended_trials.run(fault)
     assert outcome.problems == []
 
 

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 import typer
@@ -13,7 +14,8 @@ import yaml
 
 from load_tests.bench import __main__ as program
 from load_tests.bench import measure as measuring
-from load_tests.bench.arms import ARMS, BASE, EXACT, crosskv_settings
+from load_tests.bench import servers
+from load_tests.bench.arms import ARMS, BASE, BLENDED, EXACT, crosskv_settings
 from load_tests.bench.cases import Case, parameters_of
 from load_tests.bench.choice import FULL, QUICK, Choice, default_dtype
 from load_tests.bench.figures import figures
@@ -42,7 +44,7 @@ def test_peers_are_started_with_the_shared_sizes(name, tmp_path):
     assert (options["--port"], options["--metrics-port"]) == ("8001", "8002")
 
 
-@pytest.mark.parametrize("name", [EXACT, "crosskv-compressed"])
+@pytest.mark.parametrize("name", [EXACT, "crosskv-compressed", BLENDED])
 def test_crosskv_is_started_with_the_shared_sizes_and_valid_settings(name, tmp_path):
     from configs.settings import load_settings
 
@@ -52,12 +54,14 @@ def test_crosskv_is_started_with_the_shared_sizes_and_valid_settings(name, tmp_p
     assert (settings.replicas, settings.device_blocks, settings.max_model_len) == (3, 77, 999)
     assert settings.dtype == "float32"
     assert settings.kv.redis_folder == str(tmp_path / "redis")
-    assert settings.kv.fidelity == ("exact" if name == EXACT else "tolerant")
+    assert settings.kv.fidelity == ("tolerant" if name == "crosskv-compressed" else "exact")
+    blending = (settings.blending.separators, settings.blending.fill)
+    assert blending == ((["<|im_start|>"], "first") if name == BLENDED else (None, "idle"))
 
 
 def test_the_compressed_arm_keeps_as_much_as_the_pools_in_the_cpu_tier(tmp_path):
     peer = Peer("models/demo", 8001, 2, 64, 999)
-    exact, compressed = (crosskv_settings(peer, tmp_path, lossy)["kv"] for lossy in (False, True))
+    exact, compressed = (crosskv_settings(peer, tmp_path, kind)["kv"] for kind in ("exact", "compressed"))
     assert "cpu_tier_bytes" not in exact
     assert compressed["cpu_tier_bytes"] == 2 * 64 * 6 * 2 * 2 * 64 * 2 * peer.settings().block_size_tokens
 
@@ -104,6 +108,56 @@ def test_documents_have_random_lengths_that_a_pool_has_room_for_unless_aligned_o
     assert sizes.digest() != replace(sizes, lengths="aligned").digest()
 
 
+def test_prompts_of_chunks_fit_a_pool_and_bring_lengths_around_512_where_it_has_room():
+    large, small = (parameters_of("rearranged-chunks", Sizes(device_blocks=blocks), 1.5, 1.0) for blocks in (128, 32))
+    assert (large["shortest_document_tokens"], large["document_tokens"], large["chunks"]) == (424, 600, 6)
+    assert small["chunks"] == 6
+    assert small["document_tokens"] < 200
+    for chosen in (large, small):
+        rearranged = WORKLOADS["rearranged-chunks"](random.Random(0), WORDS, **chosen)  # refuses what has no room
+        assert len(rearranged.requests) == -(-chosen["documents"] * chosen["appearances"] // 6)
+
+
+def test_requests_ask_for_blended_kv_in_the_blended_arm_only(monkeypatch):
+    sent = {}
+
+    async def run_workload(url, model, workload, on_done, *, extra_body):
+        sent[model] = dict(extra_body)
+        return []
+
+    monkeypatch.setattr(measuring, "run_workload", run_workload)
+    server = measuring.BenchServer("http://nowhere", psutil.Process(), Path("log"))
+    for name in (BASE, EXACT, BLENDED):
+        measuring._send(server, name, long_document_qa(random.Random(0), WORDS), ARMS[name].body, None)
+    assert sent == {BASE: {}, EXACT: {}, BLENDED: {"kv_cache": {"fidelity": "blended"}}}
+
+
+def test_each_arm_is_measured_on_the_workloads_that_are_for_it():
+    plan = choose(arms=f"{EXACT},crosskv-compressed,{BLENDED}", workloads="rearranged-chunks,multi-round-qa").plan
+    keys = plan.keys()
+    assert {(key.arm, key.workload) for key in keys} == {
+        (EXACT, "rearranged-chunks"),
+        (EXACT, "multi-round-qa"),
+        ("crosskv-compressed", "multi-round-qa"),
+        (BLENDED, "rearranged-chunks"),
+    }
+
+
+def test_a_hit_rate_is_of_the_chunks_that_one_workload_asked_for(monkeypatch):
+    text = "# TYPE crosskv_chunk_tokens counter\n" + "".join(
+        f'crosskv_chunk_tokens_total{{outcome="{outcome}"}} {value}\n'
+        for outcome, value in (("asked", 50), ("found", 9))
+    )
+    page = {"text": text}
+    monkeypatch.setattr(servers.httpx, "get", lambda *_, **__: httpx.Response(200, text=page["text"]))
+    before = servers.chunk_tokens("http://fake")
+    assert (before.asked, before.found) == (50, 9)
+    assert before.hit_rate_since(before) is None
+    assert servers.ChunkTokens(150, 99).hit_rate_since(before) == 0.9
+    page["text"] = "# nothing\n"
+    assert servers.chunk_tokens("http://fake") is None
+
+
 # The command line
 
 
@@ -137,6 +191,7 @@ def test_quick_is_smaller_in_every_respect():
         ({"working_sets": "big"}, "'big' are not numbers"),
         ({"working_sets": "0,1"}, "must be above zero"),
         ({"arms": "lmcache"}, "No arm is left"),
+        ({"arms": BLENDED, "workloads": "multi-round-qa"}, "is measured on none of multi-round-qa"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(said, sentence):
@@ -253,7 +308,7 @@ def test_a_measurement_says_when_its_server_had_not_come_to_rest(
     monkeypatch.setattr(measuring, "running", running)
     monkeypatch.setattr(measuring, "model_folder", lambda name: tmp_path / name)
     monkeypatch.setattr(measuring, "_warm_up", lambda folder: workload)
-    monkeypatch.setattr(measuring, "_send", lambda *_: list(ANSWERS))
+    monkeypatch.setattr(measuring, "_send", lambda server, model, workload, body, watch: list(ANSWERS))
     monkeypatch.setattr(measuring, "REST_S", 0.0)
     monkeypatch.setattr(measuring, "wait_until_quiet", lambda process: rests)
     said: list[str] = []

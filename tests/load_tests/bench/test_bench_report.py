@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from load_tests.bench import __main__ as program
-from load_tests.bench.arms import BASE, EXACT
+from load_tests.bench.arms import BASE, BLENDED, EXACT
 from load_tests.bench.balance import added, by_metrics, by_usage, variation
 from load_tests.bench.figures import figures
 from load_tests.bench.plan import Key, Plan, Sizes
@@ -182,6 +182,37 @@ def test_a_target_is_judged_by_the_median_ratio(ttft_s, tokens_per_s, met):
     judged = verdicts(rows({key(BASE): measurement(1.0), key(): measurement(ttft_s, tokens_per_s)}))
     assert sum(verdict.is_met for verdict in judged) == met
     assert closing(judged) == ("All 2 targets are met." if met == 2 else f"{met} of 2 targets are met.")
+
+
+def test_rearranged_chunks_are_judged_in_the_blended_arm_at_every_size():
+    where = {"workload": "rearranged-chunks"}
+    for working_set in (0.5, 3.0):
+        runs = {
+            key(arm, working_set=working_set, **where): measurement(ttft_s, tokens_per_s)
+            for arm, ttft_s, tokens_per_s in ((BASE, 1.0, 10.0), (EXACT, 0.9, 11.0), (BLENDED, 0.29, 19.0))
+        }
+        judged = verdicts(rows(runs))
+        assert [(one.row.arm, one.target.bound.value, one.is_met) for one in judged] == [
+            (BLENDED, 0.3, True),
+            (BLENDED, 2.0, False),
+        ]
+        assert f"365m, rearranged-chunks, {working_set:g} x, crosskv-blended: TTFT" in markdown(
+            rows(runs), judged, {}, {}
+        )
+
+
+def test_blended_tokens_and_the_hit_rate_have_columns_and_others_have_neither():
+    kv = [from_tiers(cpu=60) | {"blended": 40}, from_tiers(device=20)]
+    found = figures([one(number, kv_cache=usage) for number, usage in enumerate(kv)], None, 0.0, 0)
+    assert found["blended_tokens"] == 40
+    measured = {key(BLENDED): found | {"blend_hit_rate": 0.9}, key(BASE): measurement(1.0)}
+    by_arm = {row.arm: row.values for row in rows(measured)}
+    assert by_arm[BLENDED]["blended_share"].median == 40 / 200
+    assert by_arm[BLENDED]["blend_hit_rate"].median == 0.9
+    assert by_arm[BASE]["blend_hit_rate"] is None
+    page = markdown(rows(measured), [], {}, {})
+    assert "| of all blended | chunk tokens found |" in page
+    assert "| 20 % | 90 % |" in page
 
 
 def test_without_the_base_arm_nothing_is_judged():

@@ -21,6 +21,7 @@ class FakeEngine:
     def __init__(self, spec: Any = None) -> None:
         self.spec = spec
         self.calls: list[str] = []
+        self.rounds: list[tuple[str, float, int]] = []
         self.closed: list[bool] = []
 
     def call(self, method: str, **named: Any) -> Any:
@@ -47,8 +48,10 @@ class FakeEngine:
         steps = [(sum(prompts), running, first, held)] + [(len(prompts), running, 0.01, held)] * (max_tokens - 1)
         return {"requests": times, "steps": steps}
 
-    def round(self, tokens: int, max_tokens: int, codec: str = "raw") -> Any:
-        seconds = {"none": tokens / 1000, "device": 0.01, "cpu": 0.02, "redis": 0.05}
+    def round(self, tokens: int, max_tokens: int, codec: str = "raw", bytes_per_s: float = 0.0) -> Any:
+        stored = tokens * 1000 // {"raw": 1, "lossless": 1.5, "int8": 2, "cachegen": 7}[codec]
+        linked = stored / bytes_per_s if bytes_per_s else 0.0
+        seconds = {"none": tokens / 1000, "device": 0.01, "cpu": 0.02, "redis": 0.05 + linked}
         found: dict[str, Any] = {
             source: {
                 "ttft_s": first,
@@ -57,8 +60,8 @@ class FakeEngine:
             }
             for source, first in seconds.items()
         }
-        stored = tokens * 1000 // {"raw": 1, "lossless": 1.5, "int8": 2, "cachegen": 7}[codec]
-        return found | {"out": {"cpu": 0.03, "redis": 0.06}, "bytes": {"cpu": tokens * 1000, "redis": stored}}
+        self.rounds.append((codec, bytes_per_s, tokens))
+        return found | {"out": {"cpu": 0.03, "redis": 0.06 + linked}, "bytes": {"cpu": tokens * 1000, "redis": stored}}
 
     def fill(self, prompts: int, tokens: int) -> dict[str, int]:
         return {"cpu": prompts * tokens * 4096, "redis": prompts * tokens * 3000}

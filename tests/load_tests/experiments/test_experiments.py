@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from configs.settings import Settings
-from load_tests.experiments import batches, memory, moving, prefill, report
+from load_tests.experiments import batches, memory, prefill, report
 from load_tests.experiments.catalogue import EXPERIMENTS
 from load_tests.experiments.columns import Column
 from load_tests.experiments.experiment import Point, sampled, spread
@@ -31,10 +31,10 @@ def conclusion_of(name: str, rows: list[dict[str, Any]]) -> str:
     return EXPERIMENTS[name].conclusion(rows)
 
 
-def test_there_are_the_eleven_experiments_of_the_study_over_three_shapes() -> None:
+def test_there_are_the_experiments_of_the_study_over_three_shapes() -> None:
     assert list(EXPERIMENTS) == [
         "prefill_share", "prefill_length", "output_share", "kv_bytes", "batch_limits", "micro_batch", "reuse_latency",
-        "reuse_memory", "swap", "swap_compressed", "tokens_per_pass",
+        "reuse_memory", "swap", "tokens_per_pass",
     ]  # fmt: skip
     for experiment in EXPERIMENTS.values():
         assert {point.model for point in experiment.points(SIZES)} >= set(SIZES.models)
@@ -186,27 +186,6 @@ def test_a_source_that_is_slower_than_computing_is_named() -> None:
     assert "paid at every length" in conclusion_of("reuse_latency", rows(0.4))
 
 
-def test_swap_says_from_which_length_on_a_tier_wins() -> None:
-    rows = [
-        {"model": "m", "prompt_tokens": n, "cpu_ratio": cpu, "redis_ratio": redis}
-        for n, cpu, redis in ((512, 0.5, 1.5), (1024, 0.3, 0.9))
-    ]
-    sentence = conclusion_of("swap", rows)
-    assert "the CPU tier from 512 tokens on" in sentence
-    assert "Redis from 1,024 tokens on, 0.90" in sentence
-    assert "stays `auto`" in sentence
-    assert "`load` would do as well" in conclusion_of("swap", rows[1:])
-    assert "Redis never" in conclusion_of("swap", rows[:1])
-
-
-@pytest.mark.parametrize(("seconds", "says"), [(0.1, "costs nothing noticeable"), (0.2, "room")])
-def test_compression_is_judged_against_raw(seconds: float, says: str) -> None:
-    row = {"model": "m", "prompt_tokens": 512, "times_smaller": 1.0, "redis_ttft_s": 0.1, "codec": "raw"}
-    coded = row | {"codec": "lossless", "times_smaller": 1.5, "redis_ttft_s": seconds}
-    assert says in conclusion_of("swap_compressed", [row, coded])
-    assert "both needed" in conclusion_of("swap_compressed", [row])
-
-
 def test_memory_needs_both_arms_for_a_sentence() -> None:
     arm = {
         "model": "m",
@@ -220,11 +199,6 @@ def test_memory_needs_both_arms_for_a_sentence() -> None:
     assert "both arms" in conclusion_of("reuse_memory", [arm]).lower()
     assert "takes 1,024 MiB (m) more" in conclusion_of("reuse_memory", [plain, arm])
     assert "262,144 tokens (m)" in conclusion_of("reuse_memory", [plain, arm])
-
-
-def test_a_load_that_missed_its_deadline_shows_as_less_reuse() -> None:
-    found = [{"device": {"reused": 992}, "redis": {"reused": reused}} for reused in (992, 496)]
-    assert moving.least_reused(found, "redis") == 0.5
 
 
 def test_the_report_shows_values_from_end_to_end_and_every_row_of_them() -> None:

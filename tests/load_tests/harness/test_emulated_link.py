@@ -122,3 +122,22 @@ def test_a_link_is_throttled_while_it_is_used(clock: Clock, tmp_path: Path) -> N
     link.throttle(0.0)
     store.get(KEY)
     assert clock.now == pytest.approx(101.51)
+
+
+def test_a_shared_link_takes_one_call_after_the_other_and_each_waits_for_its_own_end(
+    clock: Clock, tmp_path: Path
+) -> None:
+    link = EmulatedLink(control_file=str(tmp_path / "link"), shared=True)
+    link.throttle(100e6, 0.001)
+    now = link.now()
+    assert now.shared
+    assert now.end(100.0, 1_000_000) == pytest.approx(100.011)
+    assert now.end(100.0, 1_000_000) == pytest.approx(100.021)  # another process's, at the same time
+    assert now.end(101.0, 500_000) == pytest.approx(101.006)
+    store = LinkedStore(Store(clock, MEGABYTE), link, deadline_s=1.0)
+    clock.now = 101.002
+    store.get(KEY)
+    assert clock.now == pytest.approx(101.016)
+    link.throttle(0.0)
+    store.get(KEY)
+    assert clock.now == pytest.approx(101.016)

@@ -19,6 +19,7 @@ from load_tests.workloads import (
     long_document_qa,
     multi_round_qa,
     parameters,
+    rearranged_chunks,
     shared_prefix_groups,
     straggler_burst,
     with_working_set,
@@ -38,6 +39,9 @@ SMALL = {
     "straggler-burst": {"bursts": 2, "short_requests": 5, "long_requests": 2, "system_tokens": 20, "short_tokens": 3,
                         "long_tokens": 90},
     "conversation-trace": {"requests": 6, "block_tokens": 8},
+    "rearranged-chunks": {"documents": 8, "chunks": 3, "document_tokens": 60, "shortest_document_tokens": 30,
+                          "system_tokens": 9, "shortest_system_tokens": 5, "question_tokens": 6,
+                          "shortest_question_tokens": 2, "answer_tokens": 4},
 }  # fmt: skip
 
 
@@ -307,7 +311,7 @@ def test_scaled_parameters_are_lengths_only():
 
 
 @pytest.mark.parametrize("tokens", [150, 700, 3000])
-@pytest.mark.parametrize("name", ["long-document-qa", "multi-round-qa", "straggler-burst"])
+@pytest.mark.parametrize("name", ["long-document-qa", "multi-round-qa", "straggler-burst", "rearranged-chunks"])
 def test_a_working_set_is_reached_by_the_number_of_prefixes(name, tokens):
     workload = with_working_set(name, 0, WORD_TOKENS, tokens, **SMALL[name])
     assert working_set_tokens(workload) == pytest.approx(tokens, abs=80)
@@ -337,3 +341,52 @@ def test_documents_and_questions_have_lengths_of_their_own_where_a_shortest_is_g
 def test_a_shortest_length_above_the_longest_or_below_one_is_refused(wrong: dict[str, int]):
     with pytest.raises(ValueError, match="at least"):
         long_document_qa(random.Random(0), WORD_TOKENS, **wrong)
+
+
+def documents_of(request: Request) -> tuple[Message, ...]:
+    return request.messages[1:-1]
+
+
+def test_no_prompt_has_its_documents_in_an_order_that_another_has(make):
+    requests = make("rearranged-chunks", documents=4, chunks=3, appearances=18).requests
+    orders = [documents_of(request) for request in requests]
+    assert len(set(orders)) == len(orders) == 24 == 4 * 3 * 2  # every order that there is
+    assert all(len(set(order)) == 3 for order in orders)
+    assert len({message for order in orders for message in order}) == 4
+    assert len({request.messages[0] for request in requests}) == 1
+    assert len({request.messages[-1] for request in requests}) == len(requests)
+
+
+def test_chunks_have_lengths_of_their_own(make):
+    requests = make("rearranged-chunks", documents=60).requests
+    lengths = {len(message.content.split()) for request in requests for message in documents_of(request)}
+    assert min(lengths) >= 30
+    assert max(lengths) <= 60
+    assert len(lengths) > 20
+    assert {len(request.messages[-1].content.split()) for request in requests} == set(range(2, 7))
+
+
+def test_a_prompt_of_known_chunks_returns_though_no_prompt_began_as_it_does(make):
+    requests = make("rearranged-chunks").requests
+    seen: set[Message] = set()
+    for request in requests:
+        texts = {message: len(message.content) for message in request.messages}
+        known = sum(length for message, length in texts.items() if message in seen)
+        assert request.returning is (known >= sum(texts.values()) / 2)
+        seen.update(request.messages)
+    by_prefix = mark_returning(requests, WORD_TOKENS.characters_per_token)
+    assert sum(r.returning for r in by_prefix) < sum(r.returning for r in requests) / 2
+
+
+def test_the_working_set_of_chunks_is_every_document_that_comes_twice_once(make):
+    workload = make("rearranged-chunks")
+    uses = Counter(message for request in workload.requests for message in request.messages)
+    twice = sum(len(message.content.split()) for message, count in uses.items() if count > 1)
+    assert working_set_tokens(workload) == pytest.approx(twice, rel=0.1)
+
+
+def test_more_prompts_than_orders_are_refused(make):
+    with pytest.raises(ValueError, match="3 documents have fewer orders than 7; ask for fewer appearances"):
+        make("rearranged-chunks", documents=3, appearances=7)
+    with pytest.raises(ValueError, match="documents must be at least 6"):
+        rearranged_chunks(random.Random(0), WORD_TOKENS, documents=5)
