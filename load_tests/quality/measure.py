@@ -52,7 +52,7 @@ class Row:
     @property
     def kl(self) -> float:
         """Mean over all tokens that were judged, nats; 0 for a prefill itself."""
-        return float(torch.cat(self.divergences).mean()) if self.divergences else 0.0
+        return max(0.0, float(torch.cat(self.divergences).mean())) if self.divergences else 0.0
 
 
 PREFILL = "whole prefill"
