@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help serve demo demo-model bench experiments load-test bench-manager bench-kernels bench-codec profile-codec profile-blend \
+.PHONY: help serve demo demo-model bench experiments load-test bench-manager bench-kernels bench-codec bench-quality profile-codec profile-blend \
 	test test-long fuzz lint format lock install install-bench install-dev clean
 
 VENV := .venv
@@ -53,6 +53,9 @@ bench-kernels: install ## How fast the kernels are, beside memcpy of the same by
 
 bench-codec: install ## The codecs compared: bytes, answers kept, speed; ARGS=
 	@exec $(RUN) -m load_tests.codec.table $(ARGS)
+
+bench-quality: install-bench ## What less KV costs in answers, method by method; MODEL=, ARGS=, such as ARGS='--prompts mine.jsonl'
+	@exec $(RUN) -m load_tests.quality $(if $(MODEL),--model '$(MODEL)') $(ARGS)
 
 profile-codec: install ## Measure a model's codec profile and write it beside its weights; MODEL=, ARGS=
 	@exec $(RUN) -m load_tests.codec.profile $(if $(MODEL),--model '$(MODEL)') $(ARGS)

