@@ -23,6 +23,7 @@ MOST_HANDLES = 20
 WEIGHTS = {
     "serve": 22,
     "plan": 12,
+    "plan_blended": 3,
     "reserve": 2,
     "release": 11,
     "offer": 14,
@@ -105,6 +106,15 @@ class Driver:
         prompt, device = self.prompt(), self.random.choice((0, 0, self.random.randint(0, 7)))
         replica, node = self.random.choice(REPLICAS), self.random.choice(("node0", "x"))
         self.keep("leases", self.world.plan(prompt, self.tenant(), device, replica, node))
+
+    def plan_blended(self):
+        chunks = [(self.random.randint(0, 2), self.random.randint(1, 4)) for _ in range(self.random.randint(1, 3))]
+        replica, node = self.random.choice(REPLICAS), self.random.choice(("node0", "x"))
+        prompt, device = self.prompt(), self.random.choice((0, self.random.randint(0, 7)))
+        lease = self.world.plan_blended(
+            replica, prompt=prompt, tenant=self.tenant(), device=device, node=node, chunks=chunks
+        )
+        self.keep("leases", lease)
 
     def reserve(self):
         replica, node = self.random.choice(REPLICAS), self.random.choice(("node0", "x"))

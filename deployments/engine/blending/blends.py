@@ -48,7 +48,7 @@ class Blends:
         num_running: Callable[[], int],
         calibrated_check_layer: int | None = None,
     ) -> None:
-        """`model`: None where nothing is blended (`model_to_blend`). The last one is what `make profile-blend` found."""
+        """`model`: None where nothing is blended. `calibrated_check_layer`: what `make profile-blend` found."""
         self.counters = BlendCounters()
         self.counters.available = model is not None
         self.terms: BlendTerms | None = None
