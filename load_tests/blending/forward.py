@@ -127,6 +127,7 @@ def blend(
     stop = max(chunk.stop for chunk in chunks)
     layers, *_ = kv_shape(model)
     kv = full.kv[:, :, :stop].clone()
+    kv[check_layer + 1 :] = 0  # so that what is neither stored nor computed is not there
     reused = torch.zeros(stop, dtype=torch.bool)
     score = torch.full((stop,), torch.inf)
     for chunk in chunks:
