@@ -53,7 +53,8 @@ class Prefill:
 
 def why_not(model: Any) -> str | None:
     """A sentence that says why this model cannot be blended here; None: it can."""
-    config, inner = model.config.get_text_config(), getattr(model, "model", None)
+    config = model.config.get_text_config()
+    inner: Any = getattr(model, "model", None)
     if not hasattr(inner, "layers") or not hasattr(inner, "rotary_emb"):
         return f"{type(model).__name__} has no decoder layers with one rotary embedding, so its KV cannot be moved"
     if any("sliding" in kind for kind in getattr(config, "layer_types", None) or ()):
@@ -126,6 +127,7 @@ def blend(
     stop = max(chunk.stop for chunk in chunks)
     layers, *_ = kv_shape(model)
     kv = full.kv[:, :, :stop].clone()
+    kv[check_layer + 1 :] = 0  # so that what is neither stored nor computed is not there
     reused = torch.zeros(stop, dtype=torch.bool)
     score = torch.full((stop,), torch.inf)
     for chunk in chunks:

@@ -18,7 +18,7 @@ from models.training.probe.evaluate import Tally, alone_mask, document_spans, ta
 from models.training.probe.train import STEPS, ProbeTrainer, batch, contexts, learning_rate
 from models.training.tokenizer import build_tokenizer
 
-WEIGHTS = "03dfe88bdafc88e7a94dc071e1087c67e4355d3f1e6bf81262b4492db8952c73"
+WEIGHTS = "43849bf1f1b85e7e3fc578aac71a12370ce117f10a6fd5de8ba1e308013f1025"
 LEAST_SHARE, LEAST_GAP = 0.94, 0.30
 TOKENIZER = build_tokenizer()
 
