@@ -232,3 +232,20 @@ def test_equal_prompts_at_once_are_blended_once(engine: LiveEngine) -> None:
     engine.settle()
     assert answers[0] == answers[1] == answers[2]
     assert engine.reuse.blends.counters.outcomes["done"] == done + 1
+
+
+def test_how_long_it_took_is_told_to_whom_had_estimated_it_and_counted(engine: LiveEngine) -> None:
+    one = SHAPES["unaligned"]
+    store(engine, one)
+    ask(engine, one, plan=engine.blend_plan(one.tokens, one.chunks, seconds=1.5))
+    ((kind, expected, seconds),) = [rate for rate in engine.port.rates if rate[0] == "blend"]
+    assert (kind, expected) == ("blend", 1.5)
+    assert seconds > 0
+    engine.clear_device()
+    engine.port.rates.clear()
+    ask(engine, one, plan=engine.blend_plan(one.tokens, one.chunks, seconds=0.0))
+    assert [rate for rate in engine.port.rates if rate[0] == "blend"] == [], "nobody had estimated it"
+    families = {family.name for family in engine.reuse.blends.counters.registry.collect()}
+    assert families == {
+        "crosskv_blend_seconds", "crosskv_blends", "crosskv_blend_rows", "crosskv_blending_available",
+    }  # fmt: skip

@@ -231,4 +231,4 @@ def test_what_a_robust_model_answers_all_the_same_is_seen_in_its_kv(
 ) -> None:
     broken(monkeypatch)
     found = judge(probe, questions, prefilled)
-    assert found.deviation >= 2 * well.deviation
+    assert found.deviation >= 1.15 * well.deviation
