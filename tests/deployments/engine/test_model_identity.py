@@ -117,17 +117,14 @@ def test_every_file_that_may_decide_kv_is_part_of_the_identity(model: Path, name
     assert identity(model) == before
 
 
-def test_the_tokenizer_and_the_place_of_the_folder_are_not_part_of_the_identity(model: Path, tmp_path: Path) -> None:
+def test_tokenizer_calibration_and_place_of_the_folder_are_not_part_of_the_identity(
+    model: Path, tmp_path: Path
+) -> None:
     before = identity(model)
-    with changed(model / "README.md", b"text"), changed(model / "chat_template.json", b"{}"):
-        assert identity(model) == before
+    for name in ("README.md", "chat_template.json", BLEND_PROFILE_FILE):
+        with changed(model / name, b"{}"):
+            assert identity(model) == before
     assert identity(Path(shutil.copytree(model, tmp_path / "elsewhere"))) == before
-
-
-def test_a_blending_calibration_leaves_the_cache_as_it_is(model: Path) -> None:
-    before = identity(model)
-    with changed(model / BLEND_PROFILE_FILE, b'{"check_layer": 2}'):
-        assert identity(model) == before
 
 
 def test_weights_are_read_once_while_they_do_not_change(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
