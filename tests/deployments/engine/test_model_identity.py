@@ -118,9 +118,8 @@ def test_every_file_that_may_decide_kv_is_part_of_the_identity(model: Path, name
 
 def test_tokenizer_calibration_and_folder_are_no_part_of_the_identity(model: Path, tmp_path: Path) -> None:
     before = identity(model)
-    for name in ("README.md", "chat_template.json", "crosskv_blend.json"):
-        with changed(model / name, b"{}"):
-            assert identity(model) == before
+    with changed(model / "chat_template.json", b"{}"), changed(model / "crosskv_blend.json", b"{}"):
+        assert identity(model) == before
     assert identity(Path(shutil.copytree(model, tmp_path / "elsewhere"))) == before
 
 
