@@ -37,7 +37,7 @@ from load_tests.quality.measure import PREFILL, Row, measure
 from load_tests.quality.methods import methods
 
 SEED = 7_600_000
-CONVERSATIONS = 60
+CONVERSATIONS = 50
 PAGE = PROJECT_ROOT / "docs" / "concepts" / "compression.md"
 PLOT = PAGE.with_name("quality.png")
 BEGIN, END_MARK = "<!-- quality: begin -->", "<!-- quality: end -->"
