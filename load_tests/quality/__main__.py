@@ -90,7 +90,7 @@ def intervals(by_model: dict[str, list[Row]]) -> str:
             if whole.cells[kind].asked:
                 low, high = whole.cells[kind].interval
                 said.append(f"{model}, {kind} {low:.1%} to {high:.1%}")
-    return "95 % intervals of the first rows: " + "; ".join(said) + "."
+    return "The first rows' 95 % intervals follow. " + ". ".join(one[0].upper() + one[1:] for one in said) + "."
 
 
 def plot(by_model: dict[str, list[Row]], file: Path) -> None:
