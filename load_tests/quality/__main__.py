@@ -37,7 +37,7 @@ from load_tests.quality.measure import PREFILL, Row, measure
 from load_tests.quality.methods import methods
 
 SEED = 7_600_000
-CONVERSATIONS = 60
+CONVERSATIONS = 50
 PAGE = PROJECT_ROOT / "docs" / "concepts" / "compression.md"
 PLOT = PAGE.with_name("quality.png")
 BEGIN, END_MARK = "<!-- quality: begin -->", "<!-- quality: end -->"
@@ -90,7 +90,7 @@ def intervals(by_model: dict[str, list[Row]]) -> str:
             if whole.cells[kind].asked:
                 low, high = whole.cells[kind].interval
                 said.append(f"{model}, {kind} {low:.1%} to {high:.1%}")
-    return "95 % intervals of the first rows: " + "; ".join(said) + "."
+    return "The first rows' 95 % intervals follow. " + ". ".join(one[0].upper() + one[1:] for one in said) + "."
 
 
 def plot(by_model: dict[str, list[Row]], file: Path) -> None:

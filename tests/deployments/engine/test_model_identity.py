@@ -26,7 +26,6 @@ from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.rotary_embedding import Phi3LongRoPEScaledRotaryEmbedding
 from vllm.model_executor.models.llama4 import Llama4ForCausalLM
 
-from configs.blend_profile import BLEND_PROFILE_FILE
 from configs.settings import PROJECT_ROOT, load_settings
 from deployments.engine.engine_args import engine_config
 from deployments.engine.model_identity import _ROPE_OF_ANY_LENGTH, model_identity, weights_identity, why_not_shared
@@ -117,12 +116,10 @@ def test_every_file_that_may_decide_kv_is_part_of_the_identity(model: Path, name
     assert identity(model) == before
 
 
-def test_what_computes_no_kv_and_the_place_of_the_folder_are_not_part_of_the_identity(model: Path, tmp_path: Path) -> None:
+def test_tokenizer_calibration_and_folder_are_no_part_of_the_identity(model: Path, tmp_path: Path) -> None:
     before = identity(model)
-    with changed(model / "README.md", b"text"), changed(model / "chat_template.json", b"{}"):
+    with changed(model / "chat_template.json", b"{}"), changed(model / "crosskv_blend.json", b"{}"):
         assert identity(model) == before
-    with changed(model / BLEND_PROFILE_FILE, b'{"check_layer": 2}'):
-        assert identity(model) == before, "a calibration of blending computes nothing otherwise"
     assert identity(Path(shutil.copytree(model, tmp_path / "elsewhere"))) == before
 
 

@@ -106,7 +106,7 @@ def test_table_intervals_and_plot_hold_every_row(tmp_path: Path) -> None:
     text = quality.table(by_model)
     assert "| whole prefill | 1.00 | 100% | 10/10 |  |" in text
     assert "| int8 | 1.88 | 0% | 9/10 | 0.25000 |" in text
-    assert "demo, one hop 72.2% to 100.0%" in quality.intervals(by_model)
+    assert "Demo, one hop 72.2% to 100.0%" in quality.intervals(by_model)
     quality.plot(by_model, tmp_path / "quality.png")
     assert (tmp_path / "quality.png").stat().st_size > 1000
 
