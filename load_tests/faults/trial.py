@@ -135,6 +135,8 @@ class Trials:
             began = time.monotonic()
             server.wait_until(lambda: server.health()["status"] == "ok", "/health is ok again", COME_BACK_S)
             self._judge(outcome, fault, self._stream(AFTER, fault), AFTER)
+            if self._prompts.blended:  # all is stored anew then, which what a lost answer holds would be in the way of
+                server.wait_until_idle(IDLE_S)
             self._park("redis")
             outcome.back_after_s = time.monotonic() - began
             if self._prompts.blended and fault.ratio == 1 and self._blends() == blends:
