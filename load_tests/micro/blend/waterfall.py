@@ -201,7 +201,8 @@ def main(
     document: dict[str, Any] = {"setting": setting, "arms": {arm: asdict(one) for arm, one in found.items()}}
     text = f"{setting}\n\n{waterfall_table(found)}"
     deliver(text, document, json_file)
-    for path in [*([plot] if plot else []), *([PAGE.with_name(PICTURE)] if docs else [])]:
+    pictures = [path for path in (plot, PAGE.with_name(PICTURE) if docs else None) if path is not None]
+    for path in pictures:
         figure = plots.new_figure(10.0, 3.2)
         draw(found, figure)
         plots.save(figure, path, dpi=110)
