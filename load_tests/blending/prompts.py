@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from app.blending.recognition import Separators
+from app.gate.kv_cache_field import MOST_CHUNKS
 from load_tests.measuring.command import InputError
 
 MOST_LINE_BYTES = 16 << 20
@@ -40,28 +42,6 @@ def special_marks(tokenizer: Any) -> tuple[list[int], set[int]]:
     return separators, set(special) - set(separators)
 
 
-def find_chunks(
-    ids: Sequence[int], separators: Sequence[Sequence[int]], ends: set[int], least_tokens: int
-) -> list[tuple[int, int]]:
-    """[start, stop) of each chunk of `least_tokens` or more."""
-    found: list[tuple[int, int]] = []
-    start: int | None = None
-
-    def close(stop: int) -> None:
-        if start is not None and stop - start >= least_tokens:
-            found.append((start, stop))
-
-    for place, token in enumerate(ids):
-        if any(list(ids[place : place + len(mark)]) == list(mark) for mark in separators):
-            close(place)
-            start = place
-        elif token in ends:
-            close(place)
-            start = None
-    close(len(ids))
-    return found
-
-
 def read_prompts(
     file: Path, tokenizer: Any, separators: Sequence[str], least_tokens: int, most: int
 ) -> tuple[list[Prompt], int]:
@@ -71,13 +51,14 @@ def read_prompts(
     if separators:
         wanted = [tokenizer.encode(text, add_special_tokens=False) for text in separators]
         ends |= set(marks) - {mark[0] for mark in wanted if len(mark) == 1}
+    server = Separators(wanted, ends)
     found: list[Prompt] = []
     without = 0
     for number, line in _lines(file):
         ids, answer = _encoded(line, tokenizer, f"{file}, line {number}")
-        chunks = find_chunks(ids, wanted, ends, least_tokens)
-        if chunks:
-            found.append(Prompt(ids, chunks, answer))
+        spans = server.chunks(ids, least_tokens, MOST_CHUNKS)
+        if spans:
+            found.append(Prompt(ids, [(span.start, span.end) for span in spans], answer))
         else:
             without += 1
         if len(found) == most:

@@ -16,7 +16,7 @@ from configs.blend_profile import BLEND_PROFILE_FILE, read_blend_profile
 from configs.settings import PROJECT_ROOT
 from load_tests.blending import profile
 from load_tests.blending.profile import Point, choose, divergences, table
-from load_tests.blending.prompts import find_chunks, read_prompts, special_marks
+from load_tests.blending.prompts import read_prompts, special_marks
 from load_tests.measuring.command import InputError
 
 PROBE = PROJECT_ROOT / "models" / "probe"
@@ -40,14 +40,6 @@ def lines(folder: Path, *prompts: object) -> Path:
     file = folder / "prompts.jsonl"
     file.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in prompts) + "\n")
     return file
-
-
-def test_a_chunk_begins_with_its_separator_and_ends_at_the_next_one_or_another_special_token() -> None:
-    doc, end = 6, 2
-    ids = [1, 3, doc, 9, 9, 9, doc, 8, 8, end, 7, 7, 7, doc, 5]
-    assert find_chunks(ids, [[doc]], {end}, 1) == [(2, 6), (6, 9), (13, 15)]
-    assert find_chunks(ids, [[doc]], {end}, 4) == [(2, 6)]
-    assert find_chunks([9, 9, 4, 9, 9, 4], [[9, 9]], set(), 1) == [(0, 3), (3, 6)]
 
 
 def test_the_templates_document_token_separates_and_other_special_tokens_end(tokenizer: Any) -> None:
