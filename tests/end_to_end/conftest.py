@@ -56,7 +56,7 @@ def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.T
     """A test that failed shows what its server has said last."""
     report = yield
     if report.failed:
-        servers = [item.funcargs[name] for name in ("private_server", "server") if name in item.funcargs]
+        servers = [item.funcargs[name] for name in ("private_server", "filling", "server") if name in item.funcargs]
         servers += [item.funcargs[name].server for name in ("world",) if name in item.funcargs and not servers]
         report.sections += [("what the server said last", server.said()) for server in servers]
     return report
