@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,8 @@ from deployments.protocol.manager_client import ManagerClient, ManagerUnavailabl
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, PinnedCall
 from deployments.replica.chunk_fill import ChunkFill
-from deployments.replica.fill_request import filler, with_prompt_of_chunks
+from deployments.replica.fill_request import filler
+from deployments.replica.fill_times import FillTimes
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlans
 from deployments.replica.serve_port import bind_to_node
@@ -77,6 +78,7 @@ class Replica:
         there = OpenThere(here.gcs_address, context.app_name, self._name, node_id, settings.kv)
         self._room = EngineRoom(settings, self._name, self.rank, node_id, open_port, self._end_soon, there)
         self._plans = PromptPlans(self._room if self._room.shares_kv else None, settings.block_size_tokens)
+        self._fill_times = FillTimes(self._plans.report_prefill)
         self._fill = filler(settings, self._room, self._compute_chunk)
         self._link = ManagerLink(self._manager, self._name, _rank_now, node_id, self._room)
 
@@ -96,7 +98,7 @@ class Replica:
         assert self._room is not None
         if self._room.dead:
             self._end_soon()
-            raise EngineDiedError(self._room.suspects())
+            raise EngineDiedError(self._suspects())
         received = time.monotonic()
         fill = self._fill
         if fill is not None:
@@ -104,12 +106,10 @@ class Replica:
         try:
             filled = fill is not None and await fill.before(request)
             if self._room.dead:
-                # If one of its chunks ended this engine, the prompt shall not end another one.
-                suspects = self._room.suspects()
-                raise EngineDiedError(with_prompt_of_chunks(suspects, request.request_id) if filled else suspects)
+                raise EngineDiedError(self._suspects())
             planned = await self._plans.ask(request)
             if fill is not None:
-                fill.planned(filled, planned.plan is not None and "blend" in planned.plan)
+                fill.planned(request, filled, planned.plan is not None and "blend" in planned.plan)
             planned_at, yielded_at = time.monotonic(), 0.0
             try:
                 prompt = EnginePrompt(request, planned.plan, received - request.waited_s, planned.short_tokens)
@@ -121,33 +121,42 @@ class Replica:
                         self._sign(output)
                         _stamp(output, received, planned_at, yielded_at)
                         if fill is not None:
-                            fill.after(request)
+                            fill.after(request, planned.own_tokens)
                     else:
                         output.metrics = None  # only the last output's are read; they are half of unpickling one
                     yield output
             finally:
                 planned.begun()
+        except EngineDiedError:
+            raise EngineDiedError(self._suspects()) from None
         finally:
             if fill is not None:
                 fill.ends()
             if self._room.dead:
                 self._end_soon()
 
+    def _suspects(self) -> Sequence[str] | None:
+        """Who may have ended the engine: the same answer to every prompt, lest the first one to tell leaves one out."""
+        assert self._room is not None
+        suspects = self._room.suspects()
+        return suspects if self._fill is None else self._fill.with_prompts(suspects)
+
     async def _compute_chunk(self, request: GenerateRequest) -> None:
         """Run a chunk through the engine, as an exact request of nobody's. Raises what ends it."""
         from deployments.engine.room import EnginePrompt
 
         assert self._room is not None
-        planned = await self._plans.ask(request)
-        try:
-            # However short it is, it shall be stored.
-            prompt = EnginePrompt(request, planned.plan, time.monotonic(), short_tokens=1)
-            async for output in self._room.generate(prompt):
+        with self._fill_times.fill():
+            planned = await self._plans.ask(request)
+            try:
+                # However short it is, it shall be stored.
+                prompt = EnginePrompt(request, planned.plan, time.monotonic(), short_tokens=1)
+                async for output in self._room.generate(prompt):
+                    planned.begun()
+                    if output.finished:
+                        planned.ended(output, self._fill_times)
+            finally:
                 planned.begun()
-                if output.finished:
-                    planned.ended(output)
-        finally:
-            planned.begun()
 
     def _sign(self, output: RequestOutput) -> None:
         """Say in the usage which replica this is by now."""

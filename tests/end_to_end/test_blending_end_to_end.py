@@ -108,6 +108,12 @@ def test_documents_in_another_order_are_answered_from_their_kv(filling: RunningS
     assert usage["device"] + usage["cpu"] + usage["redis"] >= 256, "but the chunk is the exact prompt of it alone"
 
 
+def test_in_idle_time_documents_are_stored_by_themselves_after_their_prompt_was(server: RunningServer) -> None:
+    first = body(range(6), next(iter(QUESTIONS)), "idle", **BLENDED)
+    ask(server, first)
+    server.wait_until(lambda: min(stored_chunks(server, first)) >= 256, "each document is stored by itself")
+
+
 def test_documents_that_a_request_names_are_chunks_without_separators(filling: RunningServer) -> None:
     server, salt = filling, "named"
     given = server.metric("crosskv_prompt_chunks_total", outcome="given")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,8 @@ import pytest
 from deployments.protocol.wire import BlendRequest, GenerateRequest, PromptChunk
 from deployments.replica import chunk_fill
 from deployments.replica.chunk_fill import MOST_TRIES, ChunkFill
-from deployments.replica.fill_queue import ColdChunk, FillQueue
-from deployments.replica.fill_request import fill_request, with_prompt_of_chunks
+from deployments.replica.fill_queue import ColdChunk
+from deployments.replica.fill_request import fill_request
 from kvmanager.moves.chunks import BlendTerms
 
 BLOCK = 4
@@ -63,8 +64,11 @@ class World:
         self.fill.begins()
         try:
             filled = await self.fill.before(request)
-            self.fill.planned(filled, blended)
-            self.fill.after(request)
+            self.fill.planned(request, filled, blended)
+            found = self.stored.get(request.block_hashes[-1], 0) if request.block_hashes else 0
+            if request.block_hashes:  # an engine stores a prompt before it has answered
+                self.stored[request.block_hashes[-1]] = len(request.prompt_token_ids) // BLOCK
+            self.fill.after(request, found * BLOCK)
             return filled
         finally:
             self.fill.ends()
@@ -193,6 +197,41 @@ def test_chunks_in_the_prompts_own_stored_beginning_are_not_filled(monkeypatch: 
         world.stored[b"own"] = (10 + CHUNK) // BLOCK
         assert await world.prompt(asked("a", "b", own=1))
         assert world.computed == [key("b")]
+        assert await world.prompt(asked("b", "a")), "it is stored as no chunk yet, for prompts that begin otherwise"
+        assert world.computed == [key("b"), key("a")]
+
+    run(check, monkeypatch)
+
+
+def test_in_idle_time_the_chunks_of_a_prompt_are_filled_that_is_stored_itself_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def check() -> None:
+        world = World("idle")
+        await world.prompt(asked("a", "b", own=1))
+        await world.until(lambda: len(world.computed) == 2)
+        assert world.stored[b"own"] == (20 + 2 * CHUNK) // BLOCK
+
+    run(check, monkeypatch)
+
+
+def test_chunks_that_are_never_stored_are_asked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World()
+        world.stores, real = False, asyncio.sleep
+
+        async def sleep(seconds: float) -> None:
+            world.now += seconds
+            await real(0)
+
+        async def compute(chunk: ColdChunk) -> None:
+            world.now += 5.0
+
+        monkeypatch.setattr(chunk_fill.asyncio, "sleep", sleep)
+        monkeypatch.setattr(chunk_fill, "STORED_POLL_S", 0.01)
+        world.fill = ChunkFill("first", world, compute, BLOCK, clock=lambda: world.now)
+        assert await world.prompt(asked("a", "b"))
+        assert 5 < len(world.asked) < 30
 
     run(check, monkeypatch)
 
@@ -202,6 +241,7 @@ def test_where_blending_is_not_chosen_nothing_is_filled_first_for_a_while(monkey
         world = World()
         assert await world.prompt(asked("a", "b"), blended=False)
         assert not await world.prompt(asked("c", "d"), blended=False)
+        assert await world.prompt(asked("c", "d", tenant="another")), "no tenant ends it for others"
         world.now += chunk_fill.BACK_OFF_S
         assert await world.prompt(asked("e", "f"))
 
@@ -327,38 +367,28 @@ def test_a_fill_is_an_exact_request_of_the_tenant_with_the_chunks_tokens_and_one
     assert made.request_id != fill_request(ColdChunk([5], [b"h"], "s", "t")).request_id
 
 
-def test_a_prompt_whose_chunk_may_have_ended_the_engine_is_a_suspect_with_it() -> None:
-    assert with_prompt_of_chunks(["x"], "r") == ["x"]
-    assert with_prompt_of_chunks(None, "r") is None
-    assert with_prompt_of_chunks(["x", "fill-1"], "r") == ["x", "fill-1", "r"]
+def test_prompts_that_waited_for_a_chunk_are_suspects_with_it_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World()
+        world.goes.clear()
+        names = {"r1": ("a", "b"), "r2": ("c", "d"), "r3": ("b", "c")}
+        prompts = [
+            asyncio.create_task(world.prompt(replace(asked(*chunks), request_id=name)))
+            for name, chunks in names.items()
+        ]
+        await world.until(lambda: world.running == 4 and len(world.asked) == 3)
+        made = [fill_request(ColdChunk([5], [key(name)], "s", "t")).request_id for name in "abcd"]
+        named = [["x"], ["x", made[0]], [made[1]], [made[3]]]
+        guilty = [["x"], ["x", made[0], "r1"], [made[1], "r1", "r3"], [made[3], "r2"]]
+        prompts[1].cancel()
+        assert [world.fill.with_prompts(suspects) for suspects in named] == guilty
+        world.error = RuntimeError("the engine is dead")
+        world.goes.set()
+        await asyncio.wait(prompts)
+        assert [world.fill.with_prompts(suspects) for suspects in named] == guilty, "whoever asks, and when"
+        assert world.fill.with_prompts(None) is None
+        world.error = None
+        await world.prompt(replace(asked("e", "f"), request_id="r4"))
+        assert world.fill.with_prompts([f"{ColdChunk([5], [key('e')], 's', 't').fill_id}0"])[1:] == []  # type: ignore[index]
 
-
-def chunk(name: str, tenant: str, tokens: int = 10) -> ColdChunk:
-    return ColdChunk(range(tokens), [name.encode()], "salt", tenant)
-
-
-def test_tenants_take_turns_and_the_one_with_most_loses_first() -> None:
-    queue = FillQueue(most_chunks=4)
-    assert queue.add(chunk("a1", "a")) == 0
-    assert sum(queue.add(chunk(f"b{number}", "b")) for number in range(5)) == 2
-    assert queue.add(chunk("b4", "b")) == 0, "it waits already"
-    taken = [found.key for _ in range(5) if (found := queue.take())]
-    assert taken == [b"a1", b"b2", b"b3", b"b4"]
-    assert (len(queue), queue.take()) == (0, None)
-
-
-def test_tenants_with_several_chunks_each_are_served_in_turn() -> None:
-    queue = FillQueue()
-    for name, tenant in (("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("b2", "b")):
-        queue.add(chunk(name, tenant))
-    taken = [found.key for _ in range(5) if (found := queue.take())]
-    assert taken == [b"a1", b"b1", b"a2", b"b2", b"a3"]
-
-
-def test_waiting_chunks_have_a_bound_in_tokens_too() -> None:
-    queue = FillQueue(most_tokens=100)
-    queue.add(chunk("small", "a", 10))
-    assert sum(queue.add(chunk(f"long{number}", "b", 60)) for number in range(3)) == 2
-    assert sorted(found.key for _ in range(2) if (found := queue.take())) == [b"long2", b"small"]
-    assert queue.add(chunk("whole", "a", 200)) == 1
-    assert len(queue) == 0
+    run(check, monkeypatch)
