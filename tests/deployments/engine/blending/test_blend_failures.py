@@ -89,6 +89,18 @@ def test_a_chunk_of_which_nothing_came_does_not_end_the_others(engine: LiveEngin
     assert parts(engine).reused == 249 + 7 + 96
 
 
+def test_a_document_that_stands_in_a_prompt_twice_is_reused_twice(engine: LiveEngine) -> None:
+    twice = chunked(41, 37, [130, 140], 30)
+    again = len(twice.tokens)
+    first = twice.chunks[0]
+    tokens = [*twice.tokens, *twice.tokens[first.start : first.stop], *prompt(9, 20)]
+    store(engine, twice)
+
+    found = ask(engine, ChunkedPrompt(tokens, [*twice.chunks, range(again, again + len(first))]), ratio=0.0)
+
+    assert found.blended == parts(engine).reused == 2 * 128 + (448 - again), "the last block is the question's, too"
+
+
 def test_when_nothing_comes_in_time_the_answer_is_that_of_a_prefill(
     engine: LiveEngine, answer: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
