@@ -52,5 +52,6 @@ class BlendSettings(Section):
     buffer_bytes: ByteSize = Field(
         ByteSize(512 * 1024**2),
         gt=0,
-        description="Most host memory per replica for the chunks' KV of a blend. What is beyond is computed.",
+        description="Most host memory per replica for the chunks' KV of a blend. What is beyond is computed, and so is "
+        "a prompt whose hidden states take more.",
     )

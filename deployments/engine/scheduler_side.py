@@ -189,7 +189,8 @@ class SchedulerSide:
         end = blend.end_block(prefix_end * block, (tracked.request.num_prompt_tokens - 1) // block, block)
         if end <= prefix_end:
             return 0
-        if not self._blends.takes_another():
+        held = end - tracked.device_tokens // block
+        if not self._blends.takes_another((end - prefix_end) * block, held):
             tracked.blend = None
             return 0
         return end

@@ -44,7 +44,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HELD_POOL_SHARE = 0.5
-"""Largest share of the device pool that saves in flight may hold; what is beyond is not saved."""
+"""Largest share of the device pool that saves in flight may hold, and another one for blends that wait.
+
+What is beyond is not saved, or computed: others are to have room."""
 
 
 class EngineLoop(Protocol):
@@ -151,6 +153,7 @@ class KVReuse:
             port,
             thread.call,
             lambda: len(scheduler.running),
+            int(pool_blocks * HELD_POOL_SHARE),
             calibrated.check_layer if calibrated else None,
         )
         self._scheduler_side = SchedulerSide(

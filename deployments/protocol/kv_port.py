@@ -184,10 +184,10 @@ class KVPort(Protocol):
     """See the module's docstring for threads and errors."""
 
     def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
-        """The stored bytes of each segment, in order, as they arrive; None for one that did not come in time.
+        """The stored bytes of each segment, in order, as they arrive. None ends it: that one did not come in time.
 
-        `deadline` is on `time.monotonic`'s clock. The bytes are read-only, not verified, and valid until the next item
-        is asked for.
+        No segment is asked for twice. `deadline` is on `time.monotonic`'s clock. The bytes are read-only, not
+        verified, and valid until the next item is asked for.
         """
         ...
 

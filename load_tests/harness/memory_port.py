@@ -114,13 +114,16 @@ class MemoryPort:
         return scores
 
     def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
-        """See `KVPort`."""
+        """See `KVPort`; as `deployments.port.tier_reader` it ends with the first that does not come."""
+        assert len({load.key for load in loads}) == len(loads), "a segment is asked for once in a fetch"
         self.fetches += 1
         self.last_deadline = deadline
         self.before_fetch()
         for load in loads:
             sealed = self.spoil(self.segments[load.key][1]) if load.key in self.segments else None
             yield memoryview(sealed) if sealed is not None else None
+            if sealed is None:
+                return
 
     def brings_layers(self, tier: str) -> bool:
         """See `KVPort`."""

@@ -78,6 +78,7 @@ class Blend:
 
     def __init__(self, order: BlendOrder, tools: BlendTools, poke: Callable[[], None]) -> None:
         self.request_id = order.request_id
+        self.blocks = order.end - order.device_end
         self._order = order
         self._tools = tools
         self._poke = poke

@@ -31,7 +31,9 @@ logger = logging.getLogger(__name__)
 
 UNAVAILABLE = "unavailable"
 BUSY = "busy"
-"""So many blends wait that the prompt is computed."""
+"""So many blends wait, or hold so many blocks, that the prompt is computed."""
+LARGE = "large"
+"""What is between two layers of its rows does not fit `blending.buffer_bytes`."""
 
 
 class Blends:
@@ -46,13 +48,18 @@ class Blends:
         port: KVPort,
         call: Callable[[Callable[[], None]], Any],
         num_running: Callable[[], int],
+        max_held_blocks: int,
         calibrated_check_layer: int | None = None,
     ) -> None:
-        """`model`: None where nothing is blended. `calibrated_check_layer`: what `make profile-blend` found."""
+        """`model`: None where nothing is blended. `calibrated_check_layer`: what `make profile-blend` found.
+
+        `max_held_blocks`: device blocks of the blends that are made and wait; beyond them prompts are computed.
+        """
         self.counters = BlendCounters()
         self.counters.available = model is not None
         self.terms: BlendTerms | None = None
-        self._queue = BlendQueue(call, settings.max_blends_waiting)
+        self._queue = BlendQueue(call, settings.max_blends_waiting, max_held_blocks)
+        self._buffer_bytes = settings.buffer_bytes
         self._tools: BlendTools | None = None
         if model is not None:
             wanted = settings.check_layer or calibrated_check_layer or DEFAULT_CHECK_LAYER
@@ -72,11 +79,15 @@ class Blends:
             return None
         return RequestBlend.read(planned)
 
-    def takes_another(self) -> bool:
-        """Whether there is room for one more blend to wait; counted where there is not."""
-        if self._queue.has_room:
+    def takes_another(self, rows: int, blocks: int) -> bool:
+        """Whether there is room for one more blend, of so many tokens and blocks; counted where there is not."""
+        assert self._tools is not None
+        if rows * self._tools.model.row_bytes > self._buffer_bytes:
+            self.counters.refused(LARGE)
+        elif not self._queue.has_room(blocks):
+            self.counters.refused(BUSY)
+        else:
             return True
-        self.counters.refused(BUSY)
         return False
 
     def start(self, order: BlendOrder) -> None:

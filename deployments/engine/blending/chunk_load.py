@@ -78,13 +78,12 @@ class ChunkLoad:
 
     def runs(self) -> list[ReusedRun]:
         """See `ReusedKV`."""
-        return list(self._runs)
+        return sorted(self._runs, key=lambda run: run.start)
 
     def run(self, port: KVPort) -> None:
         """Fetch; ends by its deadline. On a load thread."""
         try:
-            if time.monotonic() < self._deadline:
-                self._fetch(port)
+            self._fetch(port)
         except Exception:
             logger.exception("the chunks of a blend could not be fetched; what has not come is computed")
         finally:
@@ -107,13 +106,28 @@ class ChunkLoad:
         self._give_lease()
 
     def _fetch(self, port: KVPort) -> None:
+        """Each segment once, also one that two chunks begin with.
+
+        A fetch ends with the first that does not come: what other chunks want after it is asked for again.
+        """
         ended: set[int] = set()
-        loads = [wanted.part.load for wanted in self._wanted]
-        for wanted, sealed in zip(self._wanted, port.fetch(loads, self._deadline), strict=False):
-            if self._left:
+        left: dict[bytes, list[_Wanted]] = {}
+        for wanted in self._wanted:
+            left.setdefault(wanted.part.load.key, []).append(wanted)
+        while left and time.monotonic() < self._deadline:
+            loads = [each[0].part.load for each in left.values()]
+            for load, sealed in zip(loads, port.fetch(loads, self._deadline), strict=False):
+                if self._left:
+                    return
+                for wanted in left.pop(load.key):
+                    if wanted.chunk in ended or sealed is None or not self._take(wanted, sealed):
+                        ended.add(wanted.chunk)
+                if sealed is None:
+                    break
+            else:
                 return
-            if wanted.chunk in ended or sealed is None or not self._take(wanted, sealed):
-                ended.add(wanted.chunk)
+            wanted_still = ((key, [one for one in each if one.chunk not in ended]) for key, each in left.items())
+            left = {key: each for key, each in wanted_still if each}
 
     def _take(self, wanted: _Wanted, sealed: memoryview) -> bool:
         """Verify and copy what is wanted of a segment; False: it is not what was stored, or there is no room."""

@@ -49,6 +49,8 @@ class BlendModel:
         self.device: torch.device = runner.device
         self.block_size: int = self._config.cache_config.block_size
         self.dtype: torch.dtype = self._config.model_config.dtype
+        self.row_bytes: int = 2 * self._config.model_config.get_hidden_size() * self.dtype.itemsize
+        """Of a row between two layers: hidden states and residual."""
         self.vocabulary: int = self._config.model_config.get_vocab_size()
         rope = [ropes_of(layer)[0] for layer in self._layers]
         self._styles = ["neox" if one.is_neox_style else "gptj" for one in rope]
@@ -68,7 +70,11 @@ class BlendModel:
         return self._model.embed_input_ids(tokens)
 
     def group(self, positions: torch.Tensor, block_ids: torch.Tensor) -> RowGroup:
-        """Rows at ascending ``positions`` of the sequence whose KV lies in the blocks ``block_ids``."""
+        """Rows at ascending ``positions`` of the sequence whose KV lies in the blocks ``block_ids``.
+
+        Built fast: else FlashAttention keeps the kernel's schedule in one buffer of the builder, sized for vLLM's own
+        batches, and the next group, or the engine's next step, would overwrite this one's.
+        """
         runs = runs_of(positions)
         slots = slots_of(positions, block_ids, self.block_size)
         table = block_ids.to(torch.int32)[None].expand(len(runs.lengths), -1).contiguous()
@@ -84,7 +90,7 @@ class BlendModel:
             slot_mapping=slots,
             causal=True,
         )
-        return RowGroup(positions, slots, self._builder.build(0, common))
+        return RowGroup(positions, slots, self._builder.build(0, common, fast_build=True))
 
     def compute(
         self, layer: int, group: RowGroup, hidden: torch.Tensor, residual: torch.Tensor | None

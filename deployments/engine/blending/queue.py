@@ -20,6 +20,8 @@ class QueuedBlend(Protocol):
     """A blend in the queue."""
 
     request_id: str
+    blocks: int
+    """Device blocks that it holds until it has ended."""
 
     def advance(self, until: float) -> bool | None:
         """Go on until `until`, on `time.perf_counter`'s clock: True: there is more; None: it waits; False: it ended.
@@ -36,17 +38,19 @@ class QueuedBlend(Protocol):
 class BlendQueue:
     """See the module's docstring. `call` runs a function on the engine thread between two steps, from any thread."""
 
-    def __init__(self, call: Callable[[Callable[[], None]], Any], max_waiting: int) -> None:
+    def __init__(self, call: Callable[[Callable[[], None]], Any], max_waiting: int, max_blocks: int) -> None:
+        """`max_blocks`: what blends may hold of the device before another one is refused."""
         self._call = call
         self._max_waiting = max_waiting
+        self._max_blocks = max_blocks
         self._queue: deque[QueuedBlend] = deque()
         self._posted = False
         self._lock = threading.Lock()
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another blend may come: one is made, `max_waiting` wait."""
-        return len(self._queue) <= self._max_waiting
+    def has_room(self, blocks: int) -> bool:
+        """Whether another blend of so many blocks may come: one is made, whatever its size, and `max_waiting` wait."""
+        held = sum(blend.blocks for blend in self._queue)
+        return not self._queue or (len(self._queue) <= self._max_waiting and held + blocks <= self._max_blocks)
 
     def put(self, blend: QueuedBlend) -> None:
         """Make it when those before it have ended."""

@@ -38,20 +38,23 @@ class Rows:
 
     def items(self, layer: int, most: int) -> Iterator[Callable[[], None]]:
         """What is to be called, one after the other, to take all rows through a layer, `most` at once."""
-        made: list[tuple[torch.Tensor, torch.Tensor]] = []
-        is_last = layer == self._model.layers - 1
+        is_first, is_last = self.residual is None, layer == self._model.layers - 1
+        if is_first and not is_last:
+            self.residual = torch.empty_like(self.hidden)
         for part in self._parts(most):
-            yield partial(self._write_last, part) if is_last else partial(self._compute, layer, part, made)
-        if made:
-            self.hidden = torch.cat([hidden for hidden, _ in made])
-            self.residual = torch.cat([residual for _, residual in made])
+            yield partial(self._write_last, part) if is_last else partial(self._compute, layer, part, is_first)
 
     def captures(self, layer: int, most: int) -> Iterator[Callable[[], tuple[torch.Tensor, torch.Tensor]]]:
         """What is to be called to know a layer's keys and values of all rows, without computing the layer."""
         return (partial(self._capture, layer, part) for part in self._parts(most))
 
-    def _compute(self, layer: int, part: slice, made: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        made.append(self._model.compute(layer, self._group(part), self.hidden[part], self._residual(part)))
+    def _compute(self, layer: int, part: slice, is_first: bool) -> None:
+        """In place: of a long prompt two tensors are as much as there is room for."""
+        assert self.residual is not None
+        given = None if is_first else self.residual[part]
+        hidden, residual = self._model.compute(layer, self._group(part), self.hidden[part], given)
+        self.residual[part] = residual  # before the hidden states, of which it may be a view
+        self.hidden[part] = hidden
 
     def _write_last(self, part: slice) -> None:
         """Nobody reads what the last layer makes of its KV."""

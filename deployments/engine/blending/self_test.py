@@ -91,7 +91,9 @@ class _Trial:
 
     def _gaps(self) -> float:
         model = self._model
-        positions = self._positions[(self._positions % 7 > 2) | (self._positions > len(self._tokens) * 2 // 3)]
+        positions = self._positions[
+            (self._positions % 7 == 3) | (self._positions % 7 > 4) | (self._positions > len(self._tokens) * 2 // 3)
+        ]
         rows = Rows(model, positions, model.on_device(self._ours))
         kv = self._wanted[0, :, : len(positions)].to(model.device)
         for layer in range(model.layers):

@@ -89,6 +89,18 @@ def test_a_chunk_of_which_nothing_came_does_not_end_the_others(engine: LiveEngin
     assert parts(engine).reused == 249 + 7 + 96
 
 
+def test_a_document_that_stands_in_a_prompt_twice_is_reused_twice(engine: LiveEngine) -> None:
+    twice = chunked(41, 37, [130, 140], 30)
+    again = len(twice.tokens)
+    first = twice.chunks[0]
+    tokens = [*twice.tokens, *twice.tokens[first.start : first.stop], *prompt(9, 20)]
+    store(engine, twice)
+
+    found = ask(engine, ChunkedPrompt(tokens, [*twice.chunks, range(again, again + len(first))]), ratio=0.0)
+
+    assert found.blended == parts(engine).reused == 2 * 128 + (448 - again), "the last block is the question's, too"
+
+
 def test_when_nothing_comes_in_time_the_answer_is_that_of_a_prefill(
     engine: LiveEngine, answer: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +236,39 @@ def test_beyond_those_that_may_wait_prompts_are_computed(
     opened.set()
     assert answer_of(head.result(PATIENCE_S)).tokens == answer
     assert answer_of(waiting.result(PATIENCE_S)).tokens == wanted[0]
+
+
+def test_blends_that_wait_leave_half_of_the_device_to_others(
+    engine: LiveEngine, answer: list[int], gate: tuple[threading.Event, threading.Event]
+) -> None:
+    reached, opened = gate
+    others = [ChunkedPrompt([*prompt(700 + number, 37), *ONE.tokens[37:]], ONE.chunks) for number in range(5)]
+    plans = [engine.blend_plan(one.tokens, one.chunks, 1.0) for one in (ONE, *others)]
+
+    asked = [
+        engine.start(last_of(engine.blended(one.tokens, greedy(2), plan)))
+        for one, plan in zip((ONE, *others), plans, strict=True)
+    ]
+    assert reached.wait(PATIENCE_S)
+    neighbour = engine.start(engine.answer(prompt(950, 200), greedy(2), planned=False))
+
+    assert neighbour.result(PATIENCE_S / 3), "the tier hangs, and with it all blends"
+    assert len(engine.reuse.blends._queue._queue) == 3, "of 16 blocks each, and the pool has 100"
+    opened.set()
+    assert all(request.result(PATIENCE_S) for request in asked)
+
+
+def test_a_prompt_whose_hidden_states_do_not_fit_the_buffer_is_computed(
+    engine: LiveEngine, answer: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = engine.reuse.blends._tools
+    assert tools is not None
+    monkeypatch.setattr(engine.reuse.blends, "_buffer_bytes", 511 * tools.model.row_bytes)
+    refused = outcomes(engine, "refused_large")
+    assert ask(engine, ONE).tokens == answer
+    assert outcomes(engine, "refused_large") == refused + 1
+    monkeypatch.setattr(engine.reuse.blends, "_buffer_bytes", 512 * tools.model.row_bytes)
+    assert ask(engine, ChunkedPrompt([*prompt(701, 37), *ONE.tokens[37:]], ONE.chunks)).blended > 0
 
 
 def gate_of(reached: threading.Event, opened: threading.Event) -> Callable[[], None]:

@@ -10,8 +10,9 @@ from deployments.engine.blending.queue import BlendQueue
 class Fake:
     """Needs some turns; a turn that is None waits."""
 
-    def __init__(self, request_id: str, turns: list[bool | None], log: list[str]) -> None:
+    def __init__(self, request_id: str, turns: list[bool | None], log: list[str], blocks: int = 1) -> None:
         self.request_id = request_id
+        self.blocks = blocks
         self.turns = turns
         self.log = log
         self.cancelled = False
@@ -42,7 +43,7 @@ class Engine:
 
 def test_one_is_made_after_the_other_and_each_slice_is_a_call_of_its_own() -> None:
     engine, log = Engine(), list[str]()
-    queue = BlendQueue(lambda call: engine.waiting.append(call), 5)
+    queue = BlendQueue(lambda call: engine.waiting.append(call), 5, 100)
     queue.put(Fake("a", [True, True, False], log))
     queue.put(Fake("b", [False], log))
     calls = []
@@ -54,7 +55,7 @@ def test_one_is_made_after_the_other_and_each_slice_is_a_call_of_its_own() -> No
 
 def test_one_that_waits_is_not_asked_before_it_is_poked_and_nobody_overtakes_it() -> None:
     engine, log = Engine(), list[str]()
-    queue = BlendQueue(lambda call: engine.waiting.append(call), 5)
+    queue = BlendQueue(lambda call: engine.waiting.append(call), 5, 100)
     queue.put(Fake("a", [None, False], log))
     queue.put(Fake("b", [False], log))
     assert engine.step() == 1
@@ -68,24 +69,32 @@ def test_one_that_waits_is_not_asked_before_it_is_poked_and_nobody_overtakes_it(
 
 def test_one_that_waits_in_the_queue_leaves_it_when_it_is_cancelled() -> None:
     engine, log = Engine(), list[str]()
-    queue = BlendQueue(lambda call: engine.waiting.append(call), 1)
+    queue = BlendQueue(lambda call: engine.waiting.append(call), 1, 100)
     queue.put(Fake("a", [None, False], log))
-    assert queue.has_room
+    assert queue.has_room(1)
     queue.put(Fake("b", [False], log))
-    assert not queue.has_room
+    assert not queue.has_room(1)
     engine.step()
     queue.cancel("b")
     queue.cancel("nobody")
-    assert queue.has_room
+    assert queue.has_room(1)
     assert log == ["a", "b cancelled"]
 
 
 def test_the_first_one_ends_at_its_next_slice_when_it_is_cancelled() -> None:
     engine, log = Engine(), list[str]()
-    queue = BlendQueue(lambda call: engine.waiting.append(call), 1)
+    queue = BlendQueue(lambda call: engine.waiting.append(call), 1, 100)
     queue.put(Fake("a", [None], log))
     engine.step()
     queue.cancel("a")
     while engine.step():
         pass
     assert log == ["a", "a cancelled"]
+
+
+def test_those_that_wait_hold_no_more_blocks_than_they_may_but_one_always_goes() -> None:
+    queue = BlendQueue(lambda call: None, 5, 10)
+    assert queue.has_room(11)
+    queue.put(Fake("a", [], [], blocks=7))
+    assert queue.has_room(3)
+    assert not queue.has_room(4)

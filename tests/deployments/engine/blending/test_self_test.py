@@ -148,3 +148,11 @@ def test_keys_whose_angles_depend_on_more_than_the_position_cannot_be_moved() ->
 
     for kind in (DynamicNTKScalingRotaryEmbedding, MRotaryEmbedding):
         assert refusals.inv_freq_of(object.__new__(kind)) is None
+
+
+def test_a_groups_metadata_is_its_own_and_no_buffer_of_the_builder() -> None:
+    """Built fast, FlashAttention's has no schedule, which the next group or step would overwrite."""
+    model: Any = object.__new__(BlendModel)
+    model.block_size = 4
+    model._builder = SimpleNamespace(build=lambda prefix, common, fast_build=False: fast_build)
+    assert model.group(torch.arange(3), torch.tensor([5])).metadata is True
