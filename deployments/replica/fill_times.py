@@ -50,5 +50,6 @@ class FillTimes:
 
     def _forget(self) -> None:
         self._tokens, self._pairs = 0, 0.0
-        self._began, self._ended = inf, -inf
+        self._began: float = inf
+        self._ended: float = -inf
         self._whole = True
