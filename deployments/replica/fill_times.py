@@ -20,6 +20,8 @@ class FillTimes:
     def __init__(self, report: Callable[[int, float, int], None]) -> None:
         self._report = report
         self._under_way = 0
+        self._began: float = inf
+        self._ended: float = -inf
         self._forget()
 
     @contextmanager
@@ -50,6 +52,5 @@ class FillTimes:
 
     def _forget(self) -> None:
         self._tokens, self._pairs = 0, 0.0
-        self._began: float = inf
-        self._ended: float = -inf
+        self._began, self._ended = inf, -inf
         self._whole = True
