@@ -61,8 +61,9 @@ def sparsified(
     sections = []
     for number in range(count):
         kv = np.frombuffer(layers.layer(number), DTYPES[header.dtype]).reshape(header.shape[1:])
-        kept = keep(kv, kept_tokens(mass[number], _kept_tokens(budgets, number, header)))
-        sections.append(form.pack(number, kept))
+        kept = _kept_tokens(budgets, number, header)
+        index = kept_tokens(mass[number], kept, min(budgets.recent, kept))
+        sections.append(form.pack(number, keep(kv, index)))
     lengths = [len(section) for section in sections]
     start = coded_body_offset(count, header.num_blocks)
     buffer = np.empty(start + sum(lengths), np.uint8)
