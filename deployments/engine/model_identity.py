@@ -43,6 +43,8 @@ _OF_THE_TOKENIZER = frozenset(
         "chat_template.json",
     }
 )
+_MEASURED_HERE = "crosskv_*.json"
+"""What `make profile-…` writes beside weights: no part of them, and of no KV that is shared under the fingerprint."""
 _READS_THE_FOLDER = frozenset(
     {"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral", "npcache", "pt"}
 )
@@ -88,6 +90,7 @@ def weights_identity(config: VllmConfig) -> str:
         return f"{model.model}@{_commit(model) or 'unknown'}"
     digest = xxhash.xxh3_128()
     files = {file for pattern in _WEIGHTS for file in folder.glob(pattern) if file.name not in _OF_THE_TOKENIZER}
+    files -= set(folder.glob(_MEASURED_HERE))
     for file in sorted(files | set(folder.rglob("*.py"))):
         digest.update(f"{file.relative_to(folder)}:{_file_digest(file)}\n".encode())
     return f"xxh3:{digest.hexdigest()}"

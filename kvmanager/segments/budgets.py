@@ -48,9 +48,9 @@ class Budgets:
             raise ValueError(f"level {self.level} keeps {UNIFORM[self.level]} of every layer")
 
     @classmethod
-    def of_eighths(cls, eighths: Sequence[int]) -> Budgets:
+    def of_eighths(cls, eighths: Sequence[int], recent: int = RECENT_TOKENS) -> Budgets:
         """A calibrated table. Raises ValueError."""
-        return cls(LAYERS, tuple(Fraction(number, EIGHTHS) for number in eighths))
+        return cls(LAYERS, tuple(Fraction(number, EIGHTHS) for number in eighths), recent)
 
     @classmethod
     def uniform(cls, level: str, layers: int) -> Budgets:
