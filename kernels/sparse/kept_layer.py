@@ -35,7 +35,9 @@ class KeptLayer:
         if self.keys.dtype != self.values.dtype or self.keys.dtype not in DTYPES.values():
             raise ValueError(f"keys of {self.keys.dtype} and values of {self.values.dtype} are not KV of one model")
         if self.index.shape != (heads, kept) or int(self.index[:, -1].max()) >= self.tokens:
-            raise ValueError(f"an index {self.index.shape} does not name {kept} of {self.tokens} tokens in {heads} heads")
+            raise ValueError(
+                f"an index {self.index.shape} does not name {kept} of {self.tokens} tokens in {heads} heads"
+            )
         if (np.diff(self.index.astype(np.int64), axis=1) <= 0).any():
             raise ValueError("an index names each token once, in ascending order")
 

@@ -21,7 +21,7 @@ from configs.model_folder import find_model
 from deployments.segment_store.budget_files import KEPT_PROFILE_FILE, write_budgets
 from deployments.segment_store.codec_files import model_digest
 from load_tests.codec.model import kv_shape, load_model
-from load_tests.codec.profile import PROFILE_SEED, demo_samples, installed_text, text_samples
+from load_tests.codec.profile import PROFILE_SEED, PROMPTS, demo_samples, installed_text, text_samples
 from load_tests.codec.profile_measure import PROBES, layer_groups
 from load_tests.codec.questions import DEMO, MEASURED_KINDS, conversations
 from load_tests.measuring.command import InputError, JsonFile, one_sentence, out, writable
@@ -31,14 +31,16 @@ from load_tests.sparse.judge import cost_of, hold
 from load_tests.sparse.kept_profile import kept_profile
 from load_tests.sparse.masked_model import MaskedModel
 
-PROMPTS, PROBED = 33, 24
+PROBED = 24
 QUICK_PROMPTS, QUICK_PROBED = 3, 1
 
 
 def main(
     model: Annotated[str, typer.Option(help="A folder in Hugging Face's format.")] = "models/demo",
     text: Annotated[Path | None, typer.Option(help="A text for the prompts.", exists=True, dir_okay=False)] = None,
-    output: Annotated[Path | None, typer.Option("--out", help="Folder to write to; the model's own by default.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--out", help="Folder to write to; the model's own by default.")
+    ] = None,
     prompts: Annotated[int, typer.Option(min=2, help="How many prompts to read.")] = PROMPTS,
     seed: Annotated[int, typer.Option(help="Of the choice of conversations, or of readmes.")] = PROFILE_SEED,
     most_kl: Annotated[float, typer.Option(min=0.0, help="Nats that all layers together may cost.")] = MOST_KL,
@@ -72,7 +74,9 @@ def main(
 
             held = hold(masked, asked)
             found = calibrate(layers, lambda budgets: cost_of(masked, held, budgets), most_kl, tick)
-            profile = kept_profile(masked.model, samples, min(probed, count), model_digest(str(folder)), found.budgets, tick)
+            profile = kept_profile(
+                masked.model, samples, min(probed, count), model_digest(str(folder)), found.budgets, tick
+            )
     alone = [{"layer": layer} | cost.as_row() for layer, cost in enumerate(found.alone)]
     measured = found.cost.as_row() | {"prompts": len(asked), "source": source, "seed": seed, "most_kl": most_kl}
     path = write_budgets(target, found.budgets, measured, folder)

@@ -102,7 +102,9 @@ def missed(found: dict[str, Any]) -> list[str]:
         words.append(f"the calibrated budgets lose {layers['lost']} answers of {found['questions']}")
     coded = next(row for row in found["coded"] if row["codec"] == CODED)
     if coded["times_smaller_than_bf16"] < LEAST_RATIO:
-        words.append(f"{CODED} on top is {coded['times_smaller_than_bf16']:.2f} times smaller, less than {LEAST_RATIO:g}")
+        words.append(
+            f"{CODED} on top is {coded['times_smaller_than_bf16']:.2f} times smaller, less than {LEAST_RATIO:g}"
+        )
     if coded["lost"] > MOST_LOST_CODED:
         words.append(f"{CODED} on top loses {coded['lost']} answers of {found['questions']}")
     return words

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from memory_store import CODING, MemoryProfiles, MemoryStore
-from redis_fixture import FINGERPRINT, chain
+from redis_fixture import FINGERPRINT
 
 from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_meter import CodecMeter
@@ -25,14 +25,17 @@ from kvmanager.segments.format import (
     open_layers,
     open_segment,
     read_header,
+    read_layers,
     seal,
     verify,
 )
+from kvmanager.segments.keys import SegmentKey
+from kvmanager.segments.spans import split_segments
 from load_tests.harness.memory_port import made_up_hashes
 
 BLOCKS, BLOCK_TOKENS, LAYERS, HEADS, DIM = 4, 8, 3, 2, 8
 SHAPE = (LAYERS, 2, BLOCKS * BLOCK_TOKENS, HEADS, DIM)
-SPAN = replace(chain(1, BLOCKS)[0], num_blocks=BLOCKS) if chain(1, BLOCKS)[0].num_blocks != BLOCKS else chain(1, BLOCKS)[0]
+SPAN = split_segments([SegmentKey(bytes([n]) * 32) for n in range(1, BLOCKS + 1)], 0, BLOCKS, BLOCKS, BLOCKS)[0]
 BUDGETS = Budgets.of_eighths([2, 8, 4], recent=3)
 PROFILE = CodecProfile.generic((LAYERS, HEADS, DIM))
 CODECS: dict[str, Codec | None] = {
@@ -199,8 +202,6 @@ def test_a_codec_inside_that_the_head_does_not_name_is_refused() -> None:
 
 
 def _sections(buffer: bytearray) -> list[memoryview]:
-    from kvmanager.segments.format import read_layers
-
     layers = read_layers(bytes(buffer), key=SPAN.key, fingerprint=FINGERPRINT)
     return [layers.layer(number) for number in range(LAYERS)]
 

@@ -36,9 +36,7 @@ def test_what_cannot_be_kept_is_refused(count, recent):
         kept_tokens(np.ones((2, 4), np.float16), count, recent)
 
 
-@given(
-    st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, float("nan"), float("inf")]), min_size=1, max_size=40), st.data()
-)
+@given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0, float("nan"), float("inf")]), min_size=1, max_size=40), st.data())
 def test_any_choice_is_ascending_has_its_count_and_leaves_nothing_heavier(values, data):
     mass = np.array([values, values[::-1]], np.float16)
     count = data.draw(st.integers(1, len(values)))

@@ -33,7 +33,7 @@ def tensors(seed, queries):
 
 
 @pytest.mark.parametrize("first", [0, 64])
-@pytest.mark.parametrize("positions", [range(15, 120, 16), range(0, 10), [63, 64, 65, 200]])
+@pytest.mark.parametrize("positions", [range(15, 120, 16), range(10), [63, 64, 65, 200]])
 def test_the_mass_is_that_of_a_masked_softmax(first, positions):
     positions = np.array(positions)
     queries, keys = tensors(1, len(positions))

@@ -11,7 +11,9 @@ from kvmanager.segments.budgets import EIGHTHS, LEVELS, UNIFORM, Budgets
 EIGHTH_TABLES = st.lists(st.integers(1, EIGHTHS), min_size=1, max_size=8)
 
 
-@pytest.mark.parametrize(("eighths", "blocks", "kept"), [(1, 8, 1), (3, 8, 3), (8, 8, 8), (1, 16, 2), (1, 1, 1), (3, 5, 2)])
+@pytest.mark.parametrize(
+    ("eighths", "blocks", "kept"), [(1, 8, 1), (3, 8, 3), (8, 8, 8), (1, 16, 2), (1, 1, 1), (3, 5, 2)]
+)
 def test_a_share_is_rounded_up_to_whole_blocks(eighths, blocks, kept):
     assert Budgets.of_eighths([8, eighths]).kept_blocks(1, blocks) == kept
 
@@ -47,10 +49,10 @@ def test_every_level_has_a_digest_and_a_header_level_of_its_own():
 @pytest.mark.parametrize(
     ("level", "shares", "recent"),
     [
-        ("layers", (), 8), ("layers", (Fraction(0),), 8), ("layers", (Fraction(9, 8),), 8), ("layers", (Fraction(1, 3),), 8),
-        ("75", (Fraction(1, 2),), 8), ("30", (Fraction(3, 10),), 8), ("layers", (Fraction(1),), -1),
+        ("layers", (), 8), ("layers", (Fraction(0),), 8), ("layers", (Fraction(9, 8),), 8),
+        ("layers", (Fraction(1, 3),), 8), ("75", (Fraction(1, 2),), 8), ("30", (Fraction(3, 10),), 8), ("layers", (Fraction(1),), -1),
     ],
 )  # fmt: skip
 def test_what_is_no_table_is_refused(level, shares, recent):
-    with pytest.raises(ValueError, match="budget|level"):
+    with pytest.raises(ValueError, match=r"budget|level"):
         Budgets(level, shares, recent)
