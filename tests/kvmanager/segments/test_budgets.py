@@ -50,7 +50,8 @@ def test_every_level_has_a_digest_and_a_header_level_of_its_own():
     ("level", "shares", "recent"),
     [
         ("layers", (), 8), ("layers", (Fraction(0),), 8), ("layers", (Fraction(9, 8),), 8),
-        ("layers", (Fraction(1, 3),), 8), ("75", (Fraction(1, 2),), 8), ("30", (Fraction(3, 10),), 8), ("layers", (Fraction(1),), -1),
+        ("layers", (Fraction(1, 3),), 8), ("75", (Fraction(1, 2),), 8), ("30", (Fraction(3, 10),), 8),
+        ("layers", (Fraction(1),), -1),
     ],
 )  # fmt: skip
 def test_what_is_no_table_is_refused(level, shares, recent):

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import typer
@@ -157,7 +158,7 @@ def test_answers_count_beside_the_divergence() -> None:
 
 def test_bits_go_to_what_is_stored() -> None:
     """Two layers, equally sensitive: where the first keeps little, the second gets coarser steps than before."""
-    counts = [[np.round(1e5 * np.exp(-(np.linspace(-3, 3, 4097) ** 2))), np.ones(4097)] for _ in range(2)]
+    counts = [[normal_histogram()] * 2 for _ in range(2)]
     found = Distributions(torch.zeros(()), torch.zeros(()), counts, counts, counts)
     sensitivity = np.ones((2, 2))
     sensitivity[1] *= 10
