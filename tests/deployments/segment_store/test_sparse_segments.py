@@ -144,6 +144,7 @@ def test_only_tolerant_segments_lose_tokens(fidelity: str) -> None:
 def test_a_dense_segment_and_one_of_other_budgets_are_no_sparse_one() -> None:
     assert refusal(raw_segment().data) is MismatchReason.CODEC
     assert refusal(sparse().data, Budgets.of_eighths([8, 2, 4], recent=3)) is MismatchReason.CODEC
+    assert refusal(sparse().data, Budgets.of_eighths([2, 8, 4], recent=4)) is MismatchReason.CODEC, "equal counts"
     assert refusal(sparse().data, Budgets.uniform("50", LAYERS)) is MismatchReason.CODEC
     assert refusal(sparse().data, Budgets.of_eighths([2, 8], recent=3)) is MismatchReason.CODEC
 
