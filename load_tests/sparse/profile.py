@@ -21,7 +21,8 @@ from configs.model_folder import find_model
 from deployments.segment_store.budget_files import KEPT_PROFILE_FILE, write_budgets
 from deployments.segment_store.codec_files import model_digest
 from load_tests.codec.model import kv_shape, load_model
-from load_tests.codec.profile import PROFILE_SEED, PROMPTS, demo_samples, installed_text, text_samples
+from load_tests.codec.profile import PROFILE_SEED, demo_samples, installed_text, text_samples
+from load_tests.codec.profile import PROMPTS as PROFILE_PROMPTS
 from load_tests.codec.profile_measure import PROBES, layer_groups
 from load_tests.codec.questions import DEMO, MEASURED_KINDS, conversations
 from load_tests.measuring.command import InputError, JsonFile, one_sentence, out, writable
@@ -31,7 +32,8 @@ from load_tests.sparse.judge import cost_of, hold
 from load_tests.sparse.kept_profile import kept_profile
 from load_tests.sparse.masked_model import MaskedModel
 
-PROBED = 24
+PROMPTS, PROBED = 33, 24
+"""Budgets are judged on so many prompts; the codec's profile is measured on as many as one for dense KV."""
 QUICK_PROMPTS, QUICK_PROBED = 3, 1
 
 
@@ -54,17 +56,19 @@ def main(
         if isinstance(folder, str):
             raise InputError(f"Budgets are measured on a folder of weights; download {model} and give its folder.")
         target = writable(output or folder, "--out")
-        count, probed = (QUICK_PROMPTS, QUICK_PROBED) if quick else (prompts, PROBED)
+        count, sampled, probed = prompts, PROFILE_PROMPTS, PROBED
+        if quick:
+            count, sampled, probed = QUICK_PROMPTS, QUICK_PROMPTS, QUICK_PROBED
         masked = MaskedModel(load_model(folder))
         layers = kv_shape(masked.model)[0]
         if folder == DEMO and text is None:
             source = "conversations about the demo model's worlds"
             asked = list(conversations(count * len(MEASURED_KINDS), seed, heldout=False))
-            samples = demo_samples(count, seed)
+            samples = demo_samples(sampled, seed)
         else:
             source = str(text) if text else "licences and readmes of the installed packages"
-            samples = text_samples(str(folder), text.read_text() if text else installed_text(seed), count)
-            asked = samples
+            words = text.read_text() if text else installed_text(seed)
+            asked, samples = (text_samples(str(folder), words, number) for number in (count, sampled))
         with Progress(console=out) as progress:
             total = 2 * layers + 2 * len(samples) + 2 * len(PROBES) * len(layer_groups(layers))
             task = progress.add_task(f"{len(asked)} prompts", total=total)
@@ -75,7 +79,7 @@ def main(
             held = hold(masked, asked)
             found = calibrate(layers, lambda budgets: cost_of(masked, held, budgets), most_kl, tick)
             profile = kept_profile(
-                masked.model, samples, min(probed, count), model_digest(str(folder)), found.budgets, tick
+                masked.model, samples, min(probed, sampled), model_digest(str(folder)), found.budgets, tick
             )
     alone = [{"layer": layer} | cost.as_row() for layer, cost in enumerate(found.alone)]
     measured = found.cost.as_row() | {"prompts": len(asked), "source": source, "seed": seed, "most_kl": most_kl}

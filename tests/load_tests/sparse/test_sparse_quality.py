@@ -138,13 +138,13 @@ def test_the_search_lowers_the_harmless_layers_first_and_keeps_the_others() -> N
     def measure(budgets: Budgets) -> Cost:
         eighths = tuple(int(8 * share) for share in budgets.shares)
         asked.append(eighths)
-        return cost(kl=sum((8 - number) * price for number, price in zip(eighths, (2e-4, 1e-4, 0), strict=True)))
+        return cost(kl=sum((8 - number) * price for number, price in zip(eighths, (1e-4, 2e-4, 0), strict=True)))
 
     ticks: list[None] = []
     found = calibrate(3, measure, 0.00075, lambda: ticks.append(None))
-    assert [int(8 * share) for share in found.budgets.shares] == [8, 1, 1]
+    assert [int(8 * share) for share in found.budgets.shares] == [1, 8, 1]
     assert asked[:3] == [(2, 8, 8), (8, 2, 8), (8, 8, 2)]
-    assert [one.kl for one in found.alone] == pytest.approx([0.0012, 0.0006, 0])
+    assert [one.kl for one in found.alone] == pytest.approx([0.0006, 0.0012, 0])
     assert found.cost.kl == pytest.approx(0.0007)
     assert len(ticks) == 6
 
