@@ -118,9 +118,8 @@ def test_every_file_that_may_decide_kv_is_part_of_the_identity(model: Path, name
 
 def test_the_tokenizer_and_the_place_of_the_folder_are_not_part_of_the_identity(model: Path, tmp_path: Path) -> None:
     before = identity(model)
-    for name in ("README.md", "chat_template.json", "crosskv_blend.json", "crosskv_sparse.json"):
-        with changed(model / name, b'{"a": 1}'):
-            assert identity(model) == before, name
+    with changed(model / "README.md", b"text"), changed(model / "chat_template.json", b"{}"):
+        assert identity(model) == before
     assert identity(Path(shutil.copytree(model, tmp_path / "elsewhere"))) == before
 
 

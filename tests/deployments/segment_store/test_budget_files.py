@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from configs.model_folder import PROJECT_ROOT
+from deployments.engine.model_identity import weights_identity
 from deployments.segment_store.budget_files import BUDGETS_FILE, KEPT_PROFILE_FILE, find_budgets, write_budgets
 from deployments.segment_store.codec_files import model_digest
 from kernels.codecs import CodecProfile
@@ -32,6 +34,17 @@ def test_what_is_written_is_found(model: Path) -> None:
     path = write_budgets(model, TABLE, {"kl": 0.001})
     assert find_budgets(str(model), "layers", 3) == TABLE
     assert json.loads(path.read_text())["digest"] == TABLE.digest.hex()
+
+
+def test_what_is_measured_of_a_model_changes_neither_its_fingerprint_nor_its_digest(model: Path) -> None:
+    config: Any = SimpleNamespace(model_config=SimpleNamespace(model=str(model)))
+    before = weights_identity(config), model_digest(str(model))
+    write_budgets(model, TABLE, {})
+    (model / KEPT_PROFILE_FILE).write_bytes(b"profile")
+    (model / "crosskv_blend.json").write_text("{}")
+    assert (weights_identity(config), model_digest(str(model))) == before
+    (model / "other.json").write_text("{}")
+    assert weights_identity(config) != before[0]
 
 
 def test_uniform_levels_need_no_file(model: Path) -> None:
