@@ -2,8 +2,8 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help serve demo demo-model bench experiments load-test bench-manager bench-kernels bench-codec profile-codec profile-blend profile-sparse bench-sparse \
-	test test-long fuzz lint format lock install install-bench install-dev clean
+.PHONY: help serve demo demo-model bench experiments load-test bench-manager bench-kernels bench-codec profile-codec profile-blend \
+	profile-sparse bench-sparse test test-long fuzz lint format lock install install-bench install-dev clean
 
 VENV := .venv
 RUN := $(VENV)/bin/python
