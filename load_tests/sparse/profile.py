@@ -10,6 +10,7 @@ other the text of ``--text``, or without it the licences and readmes of the inst
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,8 +24,8 @@ from deployments.segment_store.codec_files import model_digest
 from load_tests.codec.model import kv_shape, load_model
 from load_tests.codec.profile import PROFILE_SEED, demo_samples, installed_text, text_samples
 from load_tests.codec.profile import PROMPTS as PROFILE_PROMPTS
-from load_tests.codec.profile_measure import PROBES, layer_groups
-from load_tests.codec.questions import DEMO, MEASURED_KINDS, conversations
+from load_tests.codec.profile_measure import PROBES, Sample, layer_groups
+from load_tests.codec.questions import DEMO, MEASURED_KINDS, Conversation, conversations
 from load_tests.measuring.command import InputError, JsonFile, one_sentence, out, writable
 from load_tests.measuring.report import write_json
 from load_tests.sparse.calibrate import MOST_KL, calibrate
@@ -63,7 +64,9 @@ def main(
         layers = kv_shape(masked.model)[0]
         if folder == DEMO and text is None:
             source = "conversations about the demo model's worlds"
-            asked = list(conversations(count * len(MEASURED_KINDS), seed, heldout=False))
+            asked: Sequence[Conversation | Sample] = list(
+                conversations(count * len(MEASURED_KINDS), seed, heldout=False)
+            )
             samples = demo_samples(sampled, seed)
         else:
             source = str(text) if text else "licences and readmes of the installed packages"
