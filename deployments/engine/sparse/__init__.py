@@ -1,0 +1,1 @@
+"""How vLLM attends to a sparse prefix: fewer keys in some layers, exactly as if the others were masked. See README.md."""
