@@ -36,7 +36,7 @@ from deployments.engine.process import channel
 from deployments.engine.process.flight_recorder import FlightRecorder
 from deployments.engine.process.service import ReuseService
 from deployments.engine.process.surroundings import IDLE_STEP_EVERY_S, prepare_process, tolerant_module_scan
-from deployments.engine.seeded_sampling import keep_seeds_exact
+from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.step_witness import StepWitness
 from deployments.engine.wiring import KVReuse, why_not_moved
 
@@ -128,6 +128,11 @@ class ReplicaEngineCore(EngineCoreProc):
             reuse = KVReuse(self, self.vllm_config, spec.settings, port, spec.fingerprint, spec.rank)
             self._service = ReuseService(reuse, port)
         return Ready(why)
+
+    @property
+    def runner(self) -> Any:
+        """vLLM's model runner: for the engine thread."""
+        return model_runner(self)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run `function` on the engine thread, between two steps; the future carries its result or error."""

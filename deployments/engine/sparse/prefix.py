@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from deployments.protocol.kv_port import PlannedLoad, PlannedSparse
+
 
 @dataclass(frozen=True, slots=True)
 class SparsePrefix:
@@ -55,3 +57,29 @@ def first_slots(prefix: SparsePrefix, kept_of_segments: Sequence[Sequence[int]])
     if set(slots) != {prefix.blocks}:
         raise ValueError(f"the segments keep {list(kept_of_segments)} blocks, and not {prefix.kept} together")
     return first
+
+
+@dataclass(frozen=True)
+class PlannedPrefix:
+    """What a sparse request presents, and what brings it. `slots`: where each segment's kept blocks begin, by layer."""
+
+    prefix: SparsePrefix
+    loads: list[PlannedLoad]
+    kept: list[list[int]]
+    slots: list[list[int]]
+    digest: bytes
+
+
+def planned_prefix(planned: PlannedSparse) -> PlannedPrefix:
+    """Raises ValueError for a plan whose segments do not follow each other, or do not add up to the prefix."""
+    loads = [PlannedLoad._make(load) for load in planned["loads"]]
+    kept = [list(counts) for counts in planned["kept"]]
+    starts = [0, *(load.end_block for load in loads)]
+    if len(kept) != len(loads) or [load.start_block for load in loads] != starts[:-1]:
+        raise ValueError("the segments of a sparse prefix follow each other from its first block on")
+    if any(load.used_blocks not in (0, load.num_blocks) for load in loads):
+        raise ValueError("a sparse segment is used whole: which of its tokens are kept depends on all of them")
+    prefix = SparsePrefix(planned["blocks"], tuple(map(sum, zip(*kept, strict=True))))
+    if prefix.blocks != starts[-1]:
+        raise ValueError(f"the segments of a sparse prefix have {starts[-1]} blocks, and it has {prefix.blocks}")
+    return PlannedPrefix(prefix, loads, kept, first_slots(prefix, kept), planned["digest"])

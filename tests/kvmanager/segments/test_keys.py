@@ -5,7 +5,15 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from kvmanager.segments.keys import HASH_BYTES, ROOT_HASH, ModelIdentity, block_hashes, cache_salt, sparse_salt, tenant_tag
+from kvmanager.segments.keys import (
+    HASH_BYTES,
+    ROOT_HASH,
+    ModelIdentity,
+    block_hashes,
+    cache_salt,
+    sparse_salt,
+    tenant_tag,
+)
 from kvmanager.segments.server_secret import ServerSecret
 
 tokens = st.lists(st.integers(0, 200_000), max_size=40)
