@@ -151,7 +151,8 @@ class SchedulerSide:
         if tracked.is_waiting:
             return None, False
         if tracked.sparse is not None and self.sparse is not None:
-            return self.sparse.tokens_to_load(tracked, device_tokens, self._shared), True
+            tokens = self.sparse.tokens_to_load(tracked, device_tokens, self._shared)
+            return tokens, bool(tokens)
         if tracked.awaited is not None and tracked.awaited.failed:
             self._give_plan_up(tracked, device_tokens // self._block_size)
         tracked.device_tokens = device_tokens

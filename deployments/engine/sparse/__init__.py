@@ -1,1 +1,1 @@
-"""How vLLM attends to a sparse prefix: fewer keys in some layers, exactly as if the others were masked. See README.md."""
+"""How vLLM attends to a sparse prefix: as if the keys that a layer has dropped were masked. See README.md."""

@@ -1,8 +1,8 @@
 """Requests with a sparse prefix in vLLM's scheduler: they enter, load or wait, fall back to an ordinary one, and leave.
 
-Leans on vLLM: `Request.cache_salt`, `block_hashes`, `update_block_hashes` (which names all blocks that have no hash yet)
-and `skip_reading_prefix_cache`. While a connector answers None vLLM forgets what it found on the device and asks again
-in its next step. On the engine thread, but for `write`.
+Leans on vLLM, `Request`: `cache_salt`, `block_hashes`, `update_block_hashes` (which names all blocks that have no hash
+yet) and `skip_reading_prefix_cache`. While a connector answers None vLLM forgets what it found on the device and asks
+again in its next step. On the engine thread, but for `write`.
 
 States of a prefix, each time vLLM asks how much there is to load:
 
@@ -26,7 +26,7 @@ from deployments.engine.sparse.kept_slots import KeptSlots
 from deployments.engine.sparse.prefix import PlannedPrefix, planned_prefix, why_not_prefix
 from deployments.engine.sparse.presenter import SparsePresenter
 from deployments.protocol.kv_port import FIDELITY, PLAIN_SALT, PLAN, PlannedLoad, PlannedSparse
-from kvmanager.segments.keys import EXACT
+from kvmanager.segments.keys import TOLERANT
 from kvmanager.segments.mismatch import MismatchReason, SegmentMismatch
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class SparseRequests:
         tracked.device_tokens = device_tokens
         if device_tokens >= end * self._block_size:
             return 0
-        if tracked.awaited is not None and tracked.awaited.failed or not tracked.loads:
+        if (tracked.awaited is not None and tracked.awaited.failed) or not tracked.loads:
             self.leave(request.request_id)
             self.make_plain(request, "its segments did not come")
             tracked.sparse, tracked.loads, tracked.saved_blocks, tracked.awaited = None, [], 0, None
@@ -163,7 +163,7 @@ def entered(sparse: SparseRequests | None, request: Request, transfer: Mapping[s
         make_plain(request)
         return None
     planned = (transfer.get(PLAN) or {}).get("sparse")
-    tolerates = transfer.get(FIDELITY, EXACT) != EXACT
+    tolerates = transfer.get(FIDELITY) == TOLERANT
     prefix = sparse.enter(request, planned) if planned is not None and tolerates else None
     if prefix is None:
         sparse.make_plain(request, "its plan is not sound")
