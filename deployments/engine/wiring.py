@@ -1,7 +1,7 @@
 """Wires one replica's engine to the shared KV cache: connector, transfer threads, port, placement events.
 
-The one place that reaches into a built engine: `EngineCore.scheduler.connector`,
-`Scheduler.kv_cache_manager`, `Scheduler.kv_event_publisher`, the model runner, `KVCacheManager.allocate_slots` (and that a request which it gives
+The one place that reaches into a built engine: `EngineCore.scheduler.connector`, `Scheduler.kv_cache_manager`,
+`Scheduler.kv_event_publisher`, the model runner, `KVCacheManager.allocate_slots` (and that a request which it gives
 nothing is preempted only then), `get_kv_transfer_group`, `BlockPool`, and, for the layout of the CPU backend's cache,
 `vllm.v1.attention.backends.cpu_attn._get_attn_isa`.
 """

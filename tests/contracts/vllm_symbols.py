@@ -126,14 +126,29 @@ USED: dict[str, set[str]] = {
     "vllm.v1.engine.core_client:AsyncMPClient": {"resources"},
     "vllm.v1.engine.core_client:BackgroundResources": {"engine_manager"},
     "vllm.v1.engine.utils:CoreEngineProcManager": {"processes"},
+    "vllm.config:CompilationConfig": {"cudagraph_mode", "static_forward_context"},
+    "vllm.config:CUDAGraphMode": {"has_full_cudagraphs"},
+    "vllm.config:ParallelConfig": {
+        "decode_context_parallel_size", "num_ubatches", "prefill_context_parallel_size", "world_size",
+    },
+    "vllm.config:ModelConfig": {"is_mm_prefix_lm", "rswa_window"},
+    "vllm.v1.attention.backend:CommonAttentionMetadata": {
+        "_num_computed_tokens_cache", "_token_to_req_indices_cache", "block_table_tensor", "replace", "seq_lens",
+        "seq_lens_cpu_upper_bound",
+    },
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl": {"alibi_slopes", "sliding_window"},
     "vllm.v1.metrics.cache_hit_source:CacheHitSource": {"HOST"},
     "vllm.v1.metrics.stats:RequestStateStats": {"first_token_ts", "scheduled_ts"},
     "vllm.v1.request:Request": {
-        "arrival_time", "block_hashes", "kv_transfer_params", "mm_features", "num_computed_tokens",
-        "num_prompt_tokens", "num_tokens", "request_id", "status",
+        "arrival_time", "block_hashes", "cache_salt", "kv_transfer_params", "mm_features", "num_computed_tokens",
+        "num_prompt_tokens", "num_tokens", "request_id", "skip_reading_prefix_cache", "status", "update_block_hashes",
     },
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": {
-        "_bookkeeping_sync", "_sample", "discard_request_mask", "input_batch", "requests",
+        "_bookkeeping_sync", "_build_attention_metadata", "_sample", "attn_groups", "discard_request_mask",
+        "input_batch", "requests",
     },
+    "vllm.v1.worker.block_table:BlockTable": {"block_size"},
+    "vllm.v1.worker.gpu_input_batch:InputBatch": {"block_table", "num_computed_tokens_cpu", "req_ids"},
+    "vllm.v1.worker.utils:AttentionGroup": {"backend", "build_metadata", "layer_names"},
 }  # fmt: skip
 """From class to attributes."""

@@ -1,4 +1,4 @@
-"""What a model answers if each layer and KV head sees only some tokens of a prefix: transformers' own forward, masked."""
+"""What a model answers if each layer and KV head sees some tokens of a prefix: transformers' own forward, masked."""
 
 from __future__ import annotations
 

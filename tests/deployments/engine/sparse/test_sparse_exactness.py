@@ -1,7 +1,8 @@
-"""A sparse prefix is attended to exactly: as a model that sees only what is kept, in float32, in every order of events."""
+"""A sparse prefix is attended to as by a model that sees only what is kept: exactly, in float32, whatever happens."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
@@ -191,11 +192,8 @@ def test_aborted_it_leaves_nothing_behind(asker: SparseAsker, reference: MaskedR
     async def leave() -> None:
         stream = asker.stream(tokens, thinned, 500)
         if loading:
-            import asyncio
-
             task = asyncio.ensure_future(anext(stream))
-            while not asker.port.sparse_fetches:
-                await asyncio.sleep(0.001)
+            await asyncio.to_thread(until, lambda: asker.port.sparse_fetches, "it loads")
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
@@ -245,8 +243,6 @@ def _preempted(asker: SparseAsker, tokens: list[int], thinned: Thinned, then: An
                 def preempt() -> None:
                     then()
                     assert engine.thread.core.reset_prefix_cache(reset_running_requests=True)
-
-                import asyncio
 
                 await asyncio.wrap_future(engine.thread.call(preempt))
         return last

@@ -1,4 +1,4 @@
-"""What a sparse prefix is, and where its segments' kept blocks lie: at the end of the slots, in order, each slot once."""
+"""What a sparse prefix is, and where its segments' kept blocks lie: in the last slots, in order, each slot once."""
 
 from __future__ import annotations
 

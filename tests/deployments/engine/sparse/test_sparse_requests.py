@@ -14,7 +14,7 @@ from deployments.engine.room import EnginePrompt, EngineRoom
 from deployments.protocol.kv_port import FIDELITY, PLAIN_SALT
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments.keys import BLENDED, EXACT, TOLERANT, block_hashes
-from kvmanager.segments.spans import NodeKind, SegmentSpan
+from kvmanager.segments.spans import split_segments
 from load_tests.harness.engine import greedy, prompt
 
 HALF = [[4, 2, 1, 0, 3, 2]] * 2
@@ -35,7 +35,7 @@ def test_nor_by_a_directive(asker: SparseAsker) -> None:
     thinned = asker.thin(tokens, HALF)
     asker.start(tokens, thinned, 4).result(PATIENCE_S)
     hashes: Any = block_hashes(tokens, BLOCK, thinned.salt(engine.salt))
-    span = SegmentSpan(hashes[7], None, 0, 8, NodeKind.REQUEST)
+    (span,) = split_segments(hashes[:8], 0, 8, 8, 8)
     begun, _, stored = engine.on_engine_thread(lambda: engine.reuse.control.offload([span]))
     assert (begun, stored) == (0, None)
 
