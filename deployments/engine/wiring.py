@@ -190,7 +190,8 @@ class KVReuse:
         why = why_not(self._config) or why_not_built(runner)
         if why is not None:
             return why
-        names = layer_names(get_kv_transfer_group().kv_caches)
+        worker: Any = get_kv_transfer_group()
+        names = layer_names(worker.kv_caches)
         block_size = self._config.cache_config.block_size
         presenter = SparsePresenter(runner, names, block_size)
         slots = KeptSlots(self.copier.layers, self.copier.layout)
