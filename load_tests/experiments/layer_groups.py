@@ -1,4 +1,4 @@
-"""Experiment 12: which layers may lose tokens of their KV."""
+"""An experiment: which layers may lose tokens of their KV."""
 
 from __future__ import annotations
 
