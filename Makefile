@@ -2,8 +2,8 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help serve demo demo-model bench experiments load-test bench-manager bench-kernels bench-codec bench-quality profile-codec profile-blend \
-	test test-long fuzz lint format lock install install-bench install-dev clean
+.PHONY: help serve demo demo-model bench experiments load-test bench-manager bench-kernels bench-codec bench-quality bench-sparse \
+	profile-codec profile-blend profile-sparse test test-long fuzz lint format lock install install-bench install-dev clean
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -62,6 +62,12 @@ profile-codec: install ## Measure a model's codec profile and write it beside it
 
 profile-blend: install ## Find a model's check layer and ratio for blending, written beside its weights; MODEL=, DATA=, ARGS=
 	@exec $(RUN) -m load_tests.blending.profile $(if $(MODEL),--model '$(MODEL)') $(if $(DATA),--data '$(DATA)') $(ARGS)
+
+profile-sparse: install ## Find what each layer of a model may drop of its KV, written beside its weights; MODEL=, ARGS=
+	@exec $(RUN) -m load_tests.sparse.profile $(if $(MODEL),--model '$(MODEL)') $(ARGS)
+
+bench-sparse: install ## Sparse KV: what answers lose by level, codec and layer; ARGS=
+	@exec $(RUN) -m load_tests.sparse.table $(ARGS)
 
 test: install-dev ## Run the test suite in two processes; ARGS= goes to pytest, such as ARGS="-n 0 -x"
 	@exec $(RUN) -m pytest $(IN_TWO) $(ARGS)

@@ -38,7 +38,7 @@ from vllm.v1.executor import Executor
 from deployments.engine.checks import check_engine_config
 from deployments.engine.heartbeat import Beat, Heartbeat
 from deployments.engine.process.surroundings import IDLE_STEP_EVERY_S, prepare_process, tolerant_module_scan
-from deployments.engine.seeded_sampling import keep_seeds_exact
+from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.step_witness import StepWitness
 
 logger = logging.getLogger(__name__)
@@ -82,9 +82,9 @@ class EngineThread:
         return self.core.scheduler
 
     @property
-    def model_executor(self) -> Any:
-        """vLLM's executor: for the engine thread."""
-        return self.core.model_executor
+    def runner(self) -> Any:
+        """vLLM's model runner: for the engine thread."""
+        return model_runner(self.core)
 
     @property
     def beat(self) -> Beat:

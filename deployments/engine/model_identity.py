@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from configs.blend_profile import BLEND_PROFILE_FILE
 from configs.engine_arguments import that_may_change_kv
 from configs.settings import Settings
 from deployments.engine.checks import unsupported_kv
@@ -44,8 +43,8 @@ _OF_THE_TOKENIZER = frozenset(
         "chat_template.json",
     }
 )
-_NOT_THE_MODEL = _OF_THE_TOKENIZER | {BLEND_PROFILE_FILE}
-"""Decide no KV of these tokens. A blend's layer and ratio are no part either: any blended prompt may read any blend."""
+_MEASURED_HERE = "crosskv_*.json"
+"""What `make profile-…` writes beside weights decides no KV: any blend reads any blend; codecs name their profile."""
 _READS_THE_FOLDER = frozenset(
     {"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral", "npcache", "pt"}
 )
@@ -90,7 +89,8 @@ def weights_identity(config: VllmConfig) -> str:
     if not folder.is_dir():
         return f"{model.model}@{_commit(model) or 'unknown'}"
     digest = xxhash.xxh3_128()
-    files = {file for pattern in _WEIGHTS for file in folder.glob(pattern) if file.name not in _NOT_THE_MODEL}
+    files = {file for pattern in _WEIGHTS for file in folder.glob(pattern) if file.name not in _OF_THE_TOKENIZER}
+    files -= set(folder.glob(_MEASURED_HERE))
     for file in sorted(files | set(folder.rglob("*.py"))):
         digest.update(f"{file.relative_to(folder)}:{_file_digest(file)}\n".encode())
     return f"xxh3:{digest.hexdigest()}"

@@ -32,6 +32,7 @@ from deployments.protocol.kv_port import (
     ANSWER_GOES,
     ARRIVED,
     FIDELITY,
+    PLAIN_SALT,
     PLAN,
     SHORT_TOKENS,
     TENANT,
@@ -40,7 +41,7 @@ from deployments.protocol.kv_port import (
     PlanDict,
 )
 from deployments.protocol.wire import GenerateRequest
-from kvmanager.segments.keys import EXACT
+from kvmanager.segments.keys import EXACT, TOLERANT, sparse_salt
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -166,11 +167,16 @@ class EngineRoom:
         """
         request, plan = prompt.request, prompt.plan
         params = request.sampling_params
+        sparse = plan.get("sparse") if plan and request.fidelity == TOLERANT else None
+        salt = request.cache_salt
+        if sparse:
+            salt = sparse_salt(salt, sparse["loads"][-1].key, sparse["digest"])
         # Whatever a client put there must not reach the connector: a plan comes from the manager only.
         transfer = {
             **({PLAN: plan} if plan else {}),
             **({TENANT: request.tenant} if request.tenant else {}),
             **({SHORT_TOKENS: prompt.short_tokens} if prompt.short_tokens else {}),
+            **({PLAIN_SALT: request.cache_salt} if sparse else {}),
             **({} if request.save_answer else {ANSWER_GOES: True}),
             **({FIDELITY: request.fidelity, ARRIVED: prompt.arrived} if request.fidelity != EXACT else {}),
         }
@@ -180,7 +186,7 @@ class EngineRoom:
         self._begun[request.request_id] = False
         try:
             async for output in self._llm.generate(
-                {"type": "token", "prompt_token_ids": request.prompt_token_ids, "cache_salt": request.cache_salt},
+                {"type": "token", "prompt_token_ids": request.prompt_token_ids, "cache_salt": salt},
                 params,
                 request.request_id,
                 priority=request.priority,

@@ -25,6 +25,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.request import RequestStatus
@@ -35,6 +36,7 @@ from deployments.engine.pool.block_owners import BlockOwners
 from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
 from deployments.engine.pool.hotness_queue import HotnessQueue
 from deployments.engine.request_saves import RequestSaves
+from deployments.engine.sparse.requests import NOTHING_SAVED, SparseRequests, entered
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.kv_port import (
     ANSWER_GOES,
@@ -95,8 +97,7 @@ class SchedulerSide:
         )
         self._layerwise = layerwise
         self._blends = blends
-        self._num_running = num_running
-        self._max_step_tokens = max_step_tokens
+        self._num_running, self._max_step_tokens = num_running, max_step_tokens
         self._load_deadline_s = load_deadline_s
         self._make_room = make_room
         self._ttft_target_s = ttft_target_s
@@ -104,6 +105,8 @@ class SchedulerSide:
         """The pool's free blocks by hotness; None: vLLM's own order."""
         self.owners = BlockOwners()
         """Whose the blocks of the pool are."""
+        self.sparse: SparseRequests | None = None
+        """Requests with a sparse prefix; None: the engine presents none, and they are ordinary ones."""
         self._tracked: dict[str, TrackedRequest] = {}
         self._shared = SharedLoads()
         self._repeated = RepeatedBlocks()
@@ -112,7 +115,9 @@ class SchedulerSide:
         """A request has entered the scheduler, with its plan."""
         transfer = request.kv_transfer_params or {}
         plan: PlanDict | None = transfer.get(PLAN)
-        loads = [PlannedLoad._make(load) for load in plan["segments"]] if plan else []
+        sparse = entered(self.sparse, request, transfer)
+        planned = sparse.loads if sparse else plan["segments"] if plan else ()
+        loads = [PlannedLoad._make(load) for load in planned]
         expected = plan.get("expected") if plan else None
         covered = loads[-1].end_block if loads else 0
         if covered and (loads[-1].last_hash or loads[-1].key) != request.block_hashes[covered - 1]:
@@ -124,14 +129,15 @@ class SchedulerSide:
             request=request,
             loads=loads,
             lease_id=plan["lease_id"] if plan else 0,
-            saved_blocks=covered,
+            saved_blocks=NOTHING_SAVED if sparse else covered,
             load_within_s=max(self._load_deadline_s, expected["deadline_s"] if expected else 0.0),
             least_tokens=least_tokens,
             repeated_blocks=self._repeated.met(request.block_hashes) if is_short else 0,
             tenant=transfer.get(TENANT, ""),
             fidelity=fidelity,
-            blend=self._blends.of_request(request, plan, fidelity),
+            blend=None if sparse else self._blends.of_request(request, plan, fidelity),
             save_answer=ANSWER_GOES not in transfer,
+            sparse=sparse,
         )
         if self.queue is not None:
             if plan and self.queue.hear(plan["epoch"], plan["now"]):
@@ -149,6 +155,9 @@ class SchedulerSide:
             return 0, False
         if tracked.is_waiting:
             return None, False
+        if tracked.sparse is not None and self.sparse is not None:
+            tokens = self.sparse.tokens_to_load(tracked, device_tokens, self._shared)
+            return tokens, bool(tokens)
         if tracked.awaited is not None and tracked.awaited.failed:
             self._give_plan_up(tracked, device_tokens // self._block_size)
         tracked.device_tokens = device_tokens
@@ -240,6 +249,8 @@ class SchedulerSide:
             target_s, patience_s = self._ttft_target_s, self._load_deadline_s
             pace = load_pace(request, loads, first, end, self._block_size, target_s, patience_s)
             job = replace(job, pace=pace, within_s=tracked.load_within_s)
+            if tracked.sparse is not None and self.sparse is not None:
+                job = replace(job, pace=None, write=partial(self.sparse.write, tracked.sparse, job.block_ids))
             self._transfer.submit_load(job, pace.give_up_at if pace else math.inf)
         else:
             blocks = hide_blocks(self._pool, block_ids[first:])
@@ -335,6 +346,8 @@ class SchedulerSide:
         if tracked is None:
             return None
         self._shared.end(request.request_id)
+        if tracked.sparse is not None and self.sparse is not None:
+            self.sparse.leave(request.request_id)
         if tracked.hidden and not tracked.is_loading:
             self._show_computed(tracked)
         if self.queue is not None:
@@ -358,8 +371,7 @@ class SchedulerSide:
         return next((tracked.tenant for tracked in found), "")
 
     def nothing_runs(self) -> None:
-        """No request is scheduled in this step: one that waits for neither load nor grammar wants blocks that nobody
-        will free."""
+        """No request is in this step: one that waits for neither load nor grammar wants blocks that nobody frees."""
         waits_for_blocks = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         if any(
             not (t.is_loading or t.is_waiting) and t.request.status in waits_for_blocks for t in self._tracked.values()

@@ -36,7 +36,7 @@ def keep_seeds_exact(core: EngineCore) -> None:
 
     On the engine thread, before the first step. Raises RuntimeError for an engine that is made otherwise.
     """
-    runner = _part(core, "model_executor.driver_worker.worker.model_runner")
+    runner = model_runner(core)
     _check(runner)
     seeds = _Seeds(runner)
     sample, bookkeeping = runner._sample, runner._bookkeeping_sync
@@ -52,6 +52,11 @@ def keep_seeds_exact(core: EngineCore) -> None:
             seeds.after_bookkeeping()
 
     runner._sample, runner._bookkeeping_sync = sample_what_counts, bookkeeping_without_rewinding
+
+
+def model_runner(core: EngineCore) -> Any:
+    """vLLM's model runner of an engine of one process. Raises RuntimeError for an engine that is made otherwise."""
+    return _part(core, "model_executor.driver_worker.worker.model_runner")
 
 
 class _Seeds:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deployments.engine.blending.plan import RequestBlend
+from deployments.engine.sparse.prefix import PlannedPrefix
 from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.wire import KVCacheUsage
 from deployments.transfer.jobs import load_parts
@@ -37,6 +38,8 @@ class TrackedRequest:
     fidelity: str = EXACT
     save_answer: bool = True
     """Whether what is sampled will be a part of a later prompt."""
+    sparse: PlannedPrefix | None = None
+    """The sparse prefix that it begins with, under whose names it runs."""
     device_tokens: int = 0
     """Leading tokens that the device's own prefix cache had when vLLM last looked."""
     loading_upto_tokens: int = 0

@@ -1,9 +1,8 @@
 """Wires one replica's engine to the shared KV cache: connector, transfer threads, port, placement events.
 
-The one place that reaches into a built engine: `EngineCore.scheduler.connector`,
-`EngineCore.model_executor.driver_worker.model_runner`, `Scheduler.kv_cache_manager`, `Scheduler.kv_event_publisher`,
-`KVCacheManager.allocate_slots` (and that a request which it gives nothing is preempted only then),
-`get_kv_transfer_group`, `BlockPool`, and, for the layout of the CPU backend's cache,
+The one place that reaches into a built engine: `EngineCore.scheduler.connector`, `Scheduler.kv_cache_manager`,
+`Scheduler.kv_event_publisher`, the model runner, `KVCacheManager.allocate_slots` (and that a request which it gives
+nothing is preempted only then), `get_kv_transfer_group`, `BlockPool`, and, for the layout of the CPU backend's cache,
 `vllm.v1.attention.backends.cpu_attn._get_attn_isa`.
 """
 
@@ -24,12 +23,16 @@ from vllm.platforms import current_platform
 from configs.blend_profile import read_blend_profile
 from configs.settings import Settings, SettingsError
 from deployments.engine.blending.blends import Blends, model_to_blend
-from deployments.engine.connector import CrossKVConnector, layer_tensors
+from deployments.engine.connector import CrossKVConnector, layer_names, layer_tensors
 from deployments.engine.heartbeat import Heartbeat
 from deployments.engine.pool.control import PoolControl
 from deployments.engine.pool.events import PlacementPublisher
 from deployments.engine.pool.hotness_queue import order_by_hotness, order_by_recency
 from deployments.engine.scheduler_side import SchedulerSide
+from deployments.engine.sparse.kept_slots import KeptSlots
+from deployments.engine.sparse.presenter import SparsePresenter
+from deployments.engine.sparse.refusals import why_not, why_not_built
+from deployments.engine.sparse.requests import OpenKept, SparseRequests
 from deployments.port.layer_groups import group_ends
 from deployments.protocol.kv_port import KVPort
 from deployments.transfer.layerwise_choice import LayerwiseChoice, MeasuredRates, group_bytes
@@ -62,8 +65,8 @@ class EngineLoop(Protocol):
         ...
 
     @property
-    def model_executor(self) -> Any:
-        """vLLM's executor, whose one worker has the model."""
+    def runner(self) -> Any:
+        """vLLM's model runner."""
         ...
 
     def call(self, function: Callable[[], T]) -> Future[T]:
@@ -102,6 +105,7 @@ class KVReuse:
         replica: str,
     ) -> None:
         self._thread = thread
+        self._config = config
         self.call = thread.call
         scheduler = self._scheduler = thread.scheduler
         self._manager = scheduler.kv_cache_manager
@@ -141,9 +145,7 @@ class KVReuse:
             saves=settings.kv.layerwise.saves(layers[0].is_cuda),
             on_wait=thread.heartbeat.may_wait,
         )
-        worker = thread.model_executor.driver_worker
-        runner = getattr(worker, "worker", worker).model_runner
-        model = thread.call(partial(model_to_blend, config, runner, pool, self.copier)).result()
+        model = thread.call(partial(model_to_blend, config, thread.runner, pool, self.copier)).result()
         calibrated = read_blend_profile(settings.model_source)
         self.blends = Blends(
             settings.blending,
@@ -199,6 +201,25 @@ class KVReuse:
 
         thread.call(attach).result()
         self.order_device(settings.kv.device_policy == "hotness").result()
+
+    def accept_sparse(self, open_kept: OpenKept) -> str | None:
+        """Present sparse prefixes from now on, opened by `open_kept`. Returns why the engine cannot, if it cannot."""
+        runner = self._thread.runner
+        why = why_not(self._config) or why_not_built(runner)
+        if why is not None:
+            return why
+        worker: Any = get_kv_transfer_group()
+        names = layer_names(worker.kv_caches)
+        block_size = self._config.cache_config.block_size
+        presenter = SparsePresenter(runner, names, block_size)
+        slots = KeptSlots(self.copier.layers, self.copier.layout)
+        sparse = SparseRequests(presenter, slots, open_kept, self.control, block_size, self.transfer.count_sparse_lost)
+
+        def accept() -> None:
+            self._scheduler_side.sparse, self.control.is_never_saved = sparse, sparse.is_root
+
+        self._thread.call(accept).result()
+        return None
 
     def order_device(self, by_hotness: bool) -> Future[None]:
         """Choose the order in which device blocks go: coldest first, or vLLM's own. Scores begin anew."""

@@ -34,6 +34,8 @@ SHORT_TOKENS = "crosskv_short_tokens"
 FIDELITY = "crosskv_fidelity"
 """Key of the prompt's fidelity (`kvmanager.segments.keys.Fidelity`) there; absent for an exact one."""
 
+PLAIN_SALT = "crosskv_plain_salt"
+"""Key there of the salt that a prompt has without its sparse prefix, under whose names it comes; absent for others."""
 ANSWER_GOES = "crosskv_answer_goes"
 """Key there of a request whose answer will not come back, so that its KV is not stored; absent for others."""
 
@@ -100,6 +102,20 @@ class PlannedBlend(TypedDict):
     known. The replica reports it beside what the blend took (`kvmanager.loading.load_rates.Sample`)."""
 
 
+class PlannedSparse(TypedDict):
+    """A tolerant prompt's prefix of which not all KV is kept; such a prompt comes under names of its own.
+
+    `loads` are stored sparse, used whole, and follow each other from the prompt's first block on: `blocks` together,
+    fewer than the prompt's tokens. `kept[i][l]`: blocks of keys that layer l keeps of segment i. `digest` names what is
+    kept (`kvmanager.segments.keys.sparse_salt`). All are under the plan's lease.
+    """
+
+    blocks: int
+    loads: list[PlannedLoad]
+    kept: list[list[int]]
+    digest: bytes
+
+
 class PlanExpectation(TypedDict):
     """What the manager expects of a prompt and its plan, by measured rates; 0 where it cannot know yet."""
 
@@ -134,6 +150,8 @@ class PlanDict(TypedDict):
     """Why the plan is what it is: a `kvmanager.moves.plans.PlanReason`."""
     expected: NotRequired[PlanExpectation]
     blend: NotRequired[PlannedBlend]
+    sparse: NotRequired[PlannedSparse]
+    """In the place of `segments`, which are for an engine that cannot present it."""
 
 
 class LayerArrival(NamedTuple):

@@ -29,6 +29,9 @@ class LoadJob:
     on_end: Callable[[int], None] | None = None
     pace: PrefixLoad | None = None
     """Ends the load early where computing the rest is better; None: it goes on to its deadline."""
+    write: Callable[[memoryview, PlannedLoad], None] | None = None
+    """Writes a segment's stored bytes itself, where they are no dense segment; raises SegmentMismatch. Such a load
+    brings all of its segments or nothing."""
     within_s: float | None = None
     """How long the load may take once it has begun; None: as long as any may that brings little."""
 
@@ -130,6 +133,7 @@ class TransferCounters:
     loads_failed: int = 0
     loads_layerwise: int = 0
     loads_shared: int = 0
+    sparse_lost: int = 0
     saves_dropped: int = 0
     saves_short: int = 0
     mismatches: dict[str, int] = field(default_factory=dict)

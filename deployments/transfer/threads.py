@@ -214,6 +214,11 @@ class KVTransfer:
         with self._lock:
             self.counters.saves_dropped += segments
 
+    def count_sparse_lost(self) -> None:
+        """Note a request that goes without the sparse prefix that it was planned with."""
+        with self._lock:
+            self.counters.sparse_lost += 1
+
     def count_short(self) -> None:
         """Note a sequence that was not saved, because loading it would not be faster than computing it."""
         with self._lock:
@@ -290,7 +295,10 @@ class KVTransfer:
                 break
             try:
                 with self._streams.loading(computed):
-                    self._copier.write(sealed, part.load, part.skip_blocks, job.ids_of(part))
+                    if job.write is not None:
+                        job.write(sealed, part.load)
+                    else:
+                        self._copier.write(sealed, part.load, part.skip_blocks, job.ids_of(part))
                 self._streams.await_loads()
             except SegmentMismatch as mismatch:
                 self.note_mismatch(part.load, mismatch)
@@ -303,6 +311,9 @@ class KVTransfer:
                 self.counters.bytes_loaded += part.nbytes
             if job.pace is not None and not job.pace.arrived(now):
                 break
+        if job.write is not None:  # other bytes a token: no sample of what a dense load takes
+            end = job.first_block + len(job.block_ids)
+            return arrived if arrived == end else job.first_block
         for tier, time_of in took.items():
             tokens = time_of.blocks * self._copier.layout.block_size
             self._report_rate(("load", tier, tokens, time_of.nbytes, time_of.seconds))

@@ -103,6 +103,10 @@ class SectionReader:
         """The next ``count`` elements, copied: they need not lie aligned in the section."""
         return self.take(count * np.dtype(dtype).itemsize).copy().view(dtype)
 
+    def rest(self) -> Bytes:
+        """All that is left, without a copy."""
+        return self.take(len(self._left))
+
     def end(self) -> None:
         """Nothing may follow."""
         if len(self._left):

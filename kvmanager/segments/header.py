@@ -21,10 +21,12 @@ from kvmanager.segments.sizes import (
 from kvmanager.segments.spans import MARK_BYTES, NodeKind, SegmentSpan
 
 RAW: Final = "raw"
+SPARSE: Final = "sparse"
+"""Of each layer some tokens only: a segment in this form has no dense one, and no reader may take it for one."""
 PROFILE_BYTES = 16
-CODECS = {RAW: 0, "lossless": 1, "int8": 2, "cachegen": 4}
-"""Their codes in a header."""
-LOSSY_CODECS = frozenset({"int8", "cachegen"})
+CODECS = {RAW: 0, "lossless": 1, "int8": 2, "cachegen": 4, SPARSE: 5}
+"""Their codes in a header. Of a sparse segment the level says by which budgets (`kvmanager.segments.budgets`)."""
+LOSSY_CODECS = frozenset({"int8", "cachegen", SPARSE})
 FIDELITIES = {EXACT: 0, TOLERANT: 1, BLENDED: 2}
 NO_PARENT = bytes(HASH_BYTES)
 NO_PROFILE = bytes(PROFILE_BYTES)
@@ -126,7 +128,9 @@ class SegmentHeader:
 
     @property
     def decoded(self) -> "SegmentHeader":
-        """The header of the same segment, raw again."""
+        """The header of the same segment, raw again. Raises ValueError for a sparse one: what was dropped is gone."""
+        if self.codec == SPARSE:
+            raise ValueError("a sparse segment cannot be made dense again; read it as what it is, or recompute")
         nbytes = self.raw_sealed_bytes - self.head_bytes
         return replace(self, codec=RAW, level=0, profile=b"", body_bytes=nbytes)
 

@@ -105,6 +105,24 @@ def tenant_tag(secret: ServerSecret, tenant: str) -> str:
     return hmac.digest(secret.key_for(b"tag"), tenant.encode(), "sha256").hex()[: 2 * TENANT_BYTES]
 
 
+def sparse_salt(salt: str, last_key: bytes, kept: bytes) -> str:
+    """Return the salt (64 hex characters) of prompts that begin with one sparse prefix, of which not all KV is kept.
+
+    ``salt`` is the tolerant one, ``last_key`` the key of the prefix's last segment, ``kept`` a digest of what is kept:
+    of the budgets, and of the choice of tokens where equal budgets may leave different ones. A block of such a prefix
+    holds what is kept of *all* of it, not of the tokens up to the block. So whoever shares only a part of it must find
+    nothing, and each prefix has names of its own. Each part is hashed with its length before it. Raises ValueError for
+    an empty salt, which would share KV between tenants.
+    """
+    if not salt:
+        raise ValueError("an empty salt would let tenants and models share KV: pass cache_salt(...)")
+    digest = hashlib.sha256(b"crosskv-sparse")
+    for part in (salt.encode(), last_key, kept):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
 def block_hashes(token_ids: Sequence[int], block_size: int, salt: str) -> list[BlockHash]:
     """Return the hash of each full block of ``token_ids``; the tokens of a last, partial block have none.
 

@@ -151,8 +151,12 @@ def halves_apart(probe: Probe, layers: int) -> dict[str, float]:
     return {"shallow": probe.divergence(shallow), "deep": probe.divergence(deep)}
 
 
-def level_factors(found: Distributions, sensitivity: np.ndarray, bits: float) -> Factors:
+def level_factors(
+    found: Distributions, sensitivity: np.ndarray, bits: float, kept: Sequence[float] | None = None
+) -> Factors:
     """The step factors of least expected KL, sensitivity times error, whose symbols take at most ``bits`` per element.
+
+    ``kept``: the part of each layer's tokens that is stored at all; None: all. Bits are per element that is stored.
 
     At the best choice one more bit saves as much KL whichever K or V it is given to (Y. Shoham and A. Gersho, 1988): so
     each takes what is best for it at one price of a bit, and the price is the least at which all together fit.
@@ -160,6 +164,8 @@ def level_factors(found: Distributions, sensitivity: np.ndarray, bits: float) ->
     curves = [[[entropy_and_error(counts, factor) for factor in FACTORS] for counts in pair] for pair in found.plain]
     entropy, error = np.moveaxis(np.array(curves), -1, 0)  # (layers, 2, factors) each
     chosen = np.full(sensitivity.shape, len(FACTORS) - 1)
+    weight = np.ones(len(sensitivity)) if kept is None else np.asarray(kept) / np.mean(kept)
+    entropy = weight[:, None, None] * entropy
     for price in _PRICES:
         chosen = np.argmin(sensitivity[..., None] * error + price * entropy, axis=-1)
         if np.take_along_axis(entropy, chosen[..., None], -1).mean() <= bits:

@@ -37,6 +37,8 @@ class Conversation:
     rest: list[int]
     answers: list[tuple[int, int]]
     """[first, last + 1) of each answer and its end mark, counted in `rest`."""
+    kinds: tuple[str, ...] = ()
+    """Of each question (`models.training.evaluate.MEASURED_KINDS`)."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def conversations(questions: int, seed: int, heldout: bool = True) -> Iterator[C
             answers.append((position - stored, end - stored))
             position = end
         asked += len(answers)
-        yield Conversation(ids[:stored], ids[stored:], answers)
+        yield Conversation(ids[:stored], ids[stored:], answers, tuple(turn.kind for turn in dialogue.turns))
 
 
 def _dialogue(seed: int, context: int, heldout: bool) -> Dialogue:

@@ -106,7 +106,7 @@ class Experiment(ABC):
 def runs(
     point: Point, engine: EngineProcess, prompts: Iterable[int], max_tokens: int, **named: Any
 ) -> list[dict[str, Any]]:
-    """As often as the point says, new prompts of these lengths at once (`plain_engine.PlainEngine.run`)."""
+    """As often as the point says, new prompts of these lengths at once (`engines.plain.PlainEngine.run`)."""
     lengths = list(prompts)
     return [engine.call("run", prompts=lengths, max_tokens=max_tokens, **named) for _ in range(point.values["repeats"])]
 

@@ -22,7 +22,7 @@ ENDS = ("", "_min", "_max")
 
 
 def rounds(point: Point, engine: EngineProcess) -> list[dict[str, Any]]:
-    """See `tiered_engine.TieredHost.round`; each with a prompt of its own."""
+    """See `engines.tiered.TieredHost.round`; each with a prompt of its own."""
     values = point.values
     return [
         engine.call("round", tokens=values["prompt_tokens"], max_tokens=values["answer_tokens"])

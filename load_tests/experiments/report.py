@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from load_tests.experiments.columns import Row
-from load_tests.experiments.engine_limits import STEP_TOKENS
+from load_tests.experiments.engines.limits import STEP_TOKENS
 from load_tests.experiments.experiment import Experiment
 from load_tests.experiments.sizes import Sizes
 from load_tests.measuring import plots

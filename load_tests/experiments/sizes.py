@@ -13,7 +13,7 @@ from configs import machine
 PROMPTS = (128, 512, 1024, 2048, 4096, 8192, 16384)
 """0.1K to 16K, as the study asks."""
 LONGEST_TIERED = 4096
-"""More would not fit the tiers of `load_tests.experiments.tiered_engine` three times."""
+"""More would not fit the tiers of `load_tests.experiments.engines.tiered` three times."""
 LARGE_PARAMETERS = 100_000_000
 """From here on a model is too slow on two cores for prompts of 16K."""
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
@@ -35,10 +35,10 @@ class EngineSpec:
     def open(self, folder: str) -> AbstractContextManager[Any]:
         """The engine in this process, of the model in `folder`; with Ray and Redis below it when it is tiered."""
         if self.tiered:
-            from load_tests.experiments.tiered_engine import tiered_engine
+            from load_tests.experiments.engines.tiered import tiered_engine
 
             return tiered_engine(folder, self.dtype)
-        from load_tests.experiments.plain_engine import plain_engine
+        from load_tests.experiments.engines.plain import plain_engine
 
         return plain_engine(folder, self.dtype)
 

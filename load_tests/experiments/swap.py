@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RAW = "raw"
 FORMS = (RAW, "lossless", "int8", "cachegen")
-"""How KV is stored in Redis: names that `tiered_engine.CODECS` has. Another form is another name, here and there."""
+"""How KV is stored in Redis: names that `engines.tiered.CODECS` has. Another form is another name, here and there."""
 CPU_TIER, HERE = "CPU tier", "Redis here"
 LINKS: Mapping[str, float] = {HERE: 0.0, "10 Gbit/s": 1.25e9, "1 Gbit/s": 1.25e8}
 """Bytes per second between the node and Redis, of all its connections together; 0: as fast as this machine is."""

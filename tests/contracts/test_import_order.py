@@ -38,7 +38,7 @@ FLOORS: dict[str, list[list[str]]] = {
         ["kvmanager.segments"],
     ],
     "kernels": [
-        ["kernels.benchmark"],
+        ["kernels.benchmark", "kernels.sparse"],
         ["kernels.codecs"],
         ["kernels.blend", "kernels.entropy", "kernels.paged", "kernels.rope"],
         ["kernels"],

@@ -5,8 +5,8 @@ from __future__ import annotations
 from source_imports import Import, imports, modules
 
 BRAIN = {
-    "__future__", "abc", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq", "hmac", "importlib",
-    "inspect", "itertools", "math", "statistics", "struct", "sys", "typing", "weakref",
+    "__future__", "abc", "collections", "dataclasses", "enum", "fractions", "functools", "hashlib", "heapq", "hmac",
+    "importlib", "inspect", "itertools", "math", "statistics", "struct", "sys", "typing", "weakref",
     "cbor2", "cryptography", "xxhash",
 }  # fmt: skip
 """What kvmanager/ may import: no ray, torch, vllm or numpy, no sockets, files, threads or event loops, and neither time
@@ -31,6 +31,7 @@ NEVER: dict[str, set[str]] = {
     "deployments.transfer": {"ray"},
     "kernels": {"ray", "vllm"},
     "kernels.entropy": {"ray", "torch", "vllm"},
+    "kernels.sparse": {"ray", "torch", "vllm"},
     "models": {"ray"},
 }
 """What a package or a room imports nowhere, not for types either. The engine meets the cluster through a port, so that

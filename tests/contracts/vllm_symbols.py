@@ -112,7 +112,9 @@ USED: dict[str, set[str]] = {
     "vllm.model_executor.layers.rotary_embedding:RotaryEmbedding": {"_compute_inv_freq", "base", "is_neox_style"},
     "vllm.model_executor.layers.rotary_embedding:YaRNScalingRotaryEmbedding": {"_compute_inv_freq", "scaling_factor"},
     "vllm.v1.attention.backend:AttentionMetadataBuilder": {"build"},
-    "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl": {"do_kv_cache_update"},
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl": {
+        "alibi_slopes", "do_kv_cache_update", "sliding_window",
+    },
     "vllm.v1.core.block_pool:BlockPool": {
         "_insert_block_hash", "blocks", "cache_full_blocks", "cached_block_hash_to_block", "evict_blocks",
         "free_block_queue", "free_blocks", "get_cached_block", "get_new_blocks", "get_num_free_blocks",
@@ -145,17 +147,31 @@ USED: dict[str, set[str]] = {
     "vllm.v1.engine.core_client:AsyncMPClient": {"resources"},
     "vllm.v1.engine.core_client:BackgroundResources": {"engine_manager"},
     "vllm.v1.engine.utils:CoreEngineProcManager": {"processes"},
+    "vllm.config:CompilationConfig": {"cudagraph_mode", "static_forward_context"},
+    "vllm.config:CUDAGraphMode": {"has_full_cudagraphs"},
+    "vllm.config:ParallelConfig": {
+        "decode_context_parallel_size", "num_ubatches", "prefill_context_parallel_size", "world_size",
+    },
+    "vllm.config:ModelConfig": {"is_mm_prefix_lm", "rswa_window"},
+    "vllm.v1.attention.backend:CommonAttentionMetadata": {
+        "_num_computed_tokens_cache", "_token_to_req_indices_cache", "block_table_tensor", "replace", "seq_lens",
+        "seq_lens_cpu_upper_bound",
+    },
     "vllm.v1.metrics.cache_hit_source:CacheHitSource": {"HOST"},
     "vllm.v1.metrics.stats:RequestStateStats": {"first_token_ts", "scheduled_ts"},
     "vllm.v1.request:Request": {
-        "arrival_time", "block_hashes", "kv_transfer_params", "mm_features", "num_computed_tokens",
-        "lora_request", "num_prompt_tokens", "num_tokens", "prompt_embeds", "prompt_token_ids", "request_id",
-        "sampling_params", "skip_reading_prefix_cache", "status",
+        "arrival_time", "block_hashes", "cache_salt", "kv_transfer_params", "lora_request", "mm_features",
+        "num_computed_tokens", "num_prompt_tokens", "num_tokens", "prompt_embeds", "prompt_token_ids", "request_id",
+        "sampling_params", "skip_reading_prefix_cache", "status", "update_block_hashes",
     },
-    "vllm.v1.worker.utils:AttentionGroup": {"get_metadata_builder", "kernel_block_size"},
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": {
-        "_bookkeeping_sync", "_sample", "attn_groups", "device", "discard_request_mask", "get_model", "input_batch",
-        "requests", "vllm_config",
+        "_bookkeeping_sync", "_build_attention_metadata", "_sample", "attn_groups", "device", "discard_request_mask",
+        "get_model", "input_batch", "requests", "vllm_config",
+    },
+    "vllm.v1.worker.block_table:BlockTable": {"block_size"},
+    "vllm.v1.worker.gpu_input_batch:InputBatch": {"block_table", "num_computed_tokens_cpu", "req_ids"},
+    "vllm.v1.worker.utils:AttentionGroup": {
+        "backend", "build_metadata", "get_metadata_builder", "kernel_block_size", "layer_names",
     },
 }  # fmt: skip
 """From class to attributes."""

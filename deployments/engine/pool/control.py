@@ -73,6 +73,8 @@ class PoolControl:
         self._pool = pool
         self.queue: HotnessQueue | None = None
         """The pool's free blocks by hotness; None: vLLM's own order."""
+        self.is_never_saved: Callable[[bytes], bool] = lambda root: False
+        """Whether nothing of a sequence with this first block may be saved."""
         self._transfer = transfer
         self._block_size = block_size
         self._parents = parents
@@ -127,6 +129,16 @@ class PoolControl:
         self._publish()
         return evicted
 
+    def forget(self, hashes: Iterable[bytes]) -> None:
+        """Take blocks out of the prefix cache, whoever uses them. While a step is planned: vLLM publishes after it."""
+        for block_hash in hashes:
+            while (block := self._cached(block_hash)) is not None:  # it may lie here twice
+                self._evict([block])
+
+    def has(self, block_hash: bytes) -> bool:
+        """Whether the prefix cache has a block."""
+        return self._cached(block_hash) is not None
+
     def offload(self, spans: Sequence[SegmentSpan]) -> tuple[int, int, Future[int | None] | None]:
         """Start saving the first of `spans`, a chain, as far as they are here and one slice reaches.
 
@@ -147,6 +159,8 @@ class PoolControl:
             blocks = [self._cached(block_hash) for block_hash in upto[position:]]
             here = [block.block_id for block in blocks if block is not None]
             if len(here) < span.end_block - position or (begun and len(ids) + len(here) > MOST_BLOCKS):
+                break
+            if self.is_never_saved(upto[0]):
                 break
             begun, position = number, span.end_block
             ids += here

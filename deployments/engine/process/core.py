@@ -36,7 +36,7 @@ from deployments.engine.process import channel
 from deployments.engine.process.flight_recorder import FlightRecorder
 from deployments.engine.process.service import ReuseService
 from deployments.engine.process.surroundings import IDLE_STEP_EVERY_S, prepare_process, tolerant_module_scan
-from deployments.engine.seeded_sampling import keep_seeds_exact
+from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.step_witness import StepWitness
 from deployments.engine.wiring import KVReuse, why_not_moved
 from deployments.protocol.kv_port import BlendTerms
@@ -136,6 +136,11 @@ class ReplicaEngineCore(EngineCoreProc):
             self._service = ReuseService(reuse, port)
             return Ready(blend_terms=reuse.blends.terms)
         return Ready(why)
+
+    @property
+    def runner(self) -> Any:
+        """vLLM's model runner: for the engine thread."""
+        return model_runner(self)
 
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run `function` on the engine thread, between two steps; the future carries its result or error.

@@ -73,7 +73,7 @@ def test_the_first_segment_has_no_parent():
     ("changes", "reason"),
     [
         ({10: b"\x09"}, MismatchReason.DTYPE),
-        ({12: b"\x05"}, MismatchReason.CODEC),  # unknown
+        ({12: b"\x06"}, MismatchReason.CODEC),  # unknown
         ({12: b"\x02"}, MismatchReason.HEADER),  # an exact segment in a lossy form
         ({14: b"\x00"}, MismatchReason.KIND),
         ({14: b"\x03"}, MismatchReason.KIND),

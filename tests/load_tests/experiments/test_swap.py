@@ -8,9 +8,9 @@ import pytest
 from matplotlib.figure import Figure
 
 from load_tests.experiments.catalogue import EXPERIMENTS
+from load_tests.experiments.engines.tiered import CODECS
 from load_tests.experiments.experiment import Point
 from load_tests.experiments.swap import CPU_TIER, FORMS, LINKS, RAW, Swap, least_reused
-from load_tests.experiments.tiered_engine import CODECS
 from tests.load_tests.experiments.fake_engine import SIZES, FakeEngine
 
 SWAP = EXPERIMENTS["swap"]

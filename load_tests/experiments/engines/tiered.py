@@ -16,7 +16,7 @@ from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.segment_codecs import CACHEGEN, LOSSLESS, RAW_CODING, Coding
 from kvmanager.segments.format import RAW
 from kvmanager.segments.keys import EXACT, TOLERANT, Fidelity, cache_salt
-from load_tests.experiments.engine_limits import STEP_TOKENS
+from load_tests.experiments.engines.limits import STEP_TOKENS
 from load_tests.harness.emulated_link import EmulatedLink
 from load_tests.harness.engine import PATIENCE_S, SECRET, Timed, prompt
 from load_tests.harness.tiered_engine import TieredEngine

@@ -1,0 +1,1 @@
+"""The engines that the experiments ask: plain vLLM, and one with tiers, of equal limits."""

@@ -1,0 +1,1 @@
+"""KV of which each layer keeps some tokens: what answers lose by it, and a model's budgets measured."""
