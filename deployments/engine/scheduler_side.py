@@ -15,8 +15,7 @@ Rules that vLLM sets (DESIGN §7, traps of the connector):
 * blocks may be handed out again as soon as a request ends: a save holds them by reference count.
 
 A request's plan also says how hot its prompt is; the blocks get these scores before they can become victims
-(`deployments.engine.pool.hotness_queue`). What the manager does not know yet, new tokens, counts as used once by this
-request.
+(`deployments.engine.pool.hotness_queue`). New tokens, which the manager does not know yet, count as used once.
 """
 
 from __future__ import annotations
