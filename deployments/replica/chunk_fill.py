@@ -7,8 +7,9 @@ other. KV from a prompt where others stood before the chunk is never stored for 
   at a time. A prompt that arrives meanwhile is not held up: what is being filled is aborted, and begins anew later,
   with what the device still holds of it.
 * `first`: unknown chunks are computed before the prompt that brings them, all at once; the prompt is planned when they
-  are stored, or when that takes too long. Prompts that bring the same chunks wait for the same computation. Where
-  prompts were not blended afterwards, nothing is filled first for `BACK_OFF_S`, and idle time serves instead.
+  are stored, or when that takes too long. Prompts that bring the same chunks wait for the same computation. Where a
+  tenant's prompt was not blended afterwards, nothing of that tenant's is filled first for `BACK_OFF_S`, and idle time
+  serves instead.
 * `manual`: nothing, unless somebody asks (`fill`).
 
 Nothing here fails a prompt: what cannot be filled is computed with it. On the replica's event loop.
@@ -37,7 +38,8 @@ logger = logging.getLogger(__name__)
 
 QUIET_S = 0.05
 """So long a replica has nothing to do before it fills: a client's next prompt often follows on an answer."""
-STORED_POLL_S = 0.01
+STORED_POLL_S, LONGEST_POLL_S = 0.01, 0.16
+"""Pauses between two questions, each twice as long as the one before: a question carries all names of the chunks."""
 STORED_WAIT_S, STORED_WAIT_SHARE = 0.25, 0.25
 """How long a prompt waits until its chunks are stored: so long, and this share of what computing them took."""
 BACK_OFF_S = 60.0
@@ -100,7 +102,8 @@ class ChunkFill:
         self._known: OrderedDict[bytes, float] = OrderedDict()
         """Chunks, by key, and until when they need not be looked at."""
         self._tries: Counter[bytes] = Counter()
-        self._not_before = float("-inf")
+        self._not_before: dict[str, float] = {}
+        """Until when nothing is filled first, by tenant."""
         self._idle: asyncio.Task[bool] | None = None
         self._worker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -123,7 +126,7 @@ class ChunkFill:
 
         When the last client that waits for a chunk goes away, the chunk is aborted.
         """
-        if self._mode != "first" or self._clock() < self._not_before:
+        if self._mode != "first" or self._clock() < self._not_before.get(request.tenant, float("-inf")):
             return False
         chunks = self._chunks_of(request)
         if not chunks:
@@ -141,19 +144,29 @@ class ChunkFill:
         await self._wait_until_stored(cold, self._clock() - began)
         return True
 
-    def planned(self, filled: bool, blended: bool) -> None:
-        """Note what became of a prompt for which chunks were `filled` first: whether it is `blended`."""
-        if filled and not blended:
-            self._not_before = self._clock() + BACK_OFF_S
-            logger.info("chunks were filled first and not blended: nothing is filled first for %.0f s", BACK_OFF_S)
+    def planned(self, request: GenerateRequest, filled: bool, blended: bool) -> None:
+        """Note what became of a prompt for which chunks were `filled` first: whether it is `blended`.
 
-    def after(self, request: GenerateRequest) -> None:
-        """A prompt was answered: its unknown chunks wait for idle time. Returns at once."""
+        Why it is not may be its own doing, such as its ratio, so only its tenant is concerned.
+        """
+        if filled and not blended:
+            self._not_before[request.tenant] = self._clock() + BACK_OFF_S
+            logger.info(
+                "chunks were filled first and not blended: for %.0f s nothing of their tenant's is filled first",
+                BACK_OFF_S,
+            )
+
+    def after(self, request: GenerateRequest, own_tokens: int) -> None:
+        """A prompt was answered: its unknown chunks wait for idle time. Returns at once.
+
+        `own_tokens`: so long was its own beginning that it found. By now all of it is stored under its own names, which
+        says nothing of the next prompt with its chunks.
+        """
         if self._mode == "manual":
             return
         chunks = [chunk for chunk in self._chunks_of(request) if not self._is_known(chunk.key)]
         if chunks:
-            self._spawn(self._look_up(request, chunks))
+            self._spawn(self._look_up(request, chunks, own_tokens))
 
     async def fill(self, chunk: ColdChunk) -> bool:
         """Fill one chunk now, because somebody asks for it; whether it was computed. Does not raise."""
@@ -200,32 +213,36 @@ class ChunkFill:
                 end = stop
         return list(chunks.values()) if tokens >= self._least_tokens else []
 
-    async def _unknown(self, request: GenerateRequest, chunks: Sequence[ColdChunk]) -> list[ColdChunk]:
-        """Those of a prompt's chunks that are not stored, and not with its own beginning; none without an answer."""
+    async def _unknown(
+        self, request: GenerateRequest, chunks: Sequence[ColdChunk], own_tokens: int | None = None
+    ) -> list[ColdChunk]:
+        """Those of a prompt's chunks that are not stored, and not in its own beginning; none without an answer.
+
+        `own_tokens`: how long that is; None: as long as what is stored under the prompt's own names.
+        """
         if all(self._is_known(chunk.key) for chunk in chunks):
             return []
-        own = [request.block_hashes, request.exact_block_hashes]
+        own = [request.block_hashes, request.exact_block_hashes] if own_tokens is None else []
         found = await self._source.stored_chunks([*own, *(chunk.block_hashes for chunk in chunks)])
         if found is None or len(found) != len(own) + len(chunks):
             return []
-        reached = max(found[: len(own)]) * self._block_tokens
+        reached = max(found[: len(own)]) * self._block_tokens if own_tokens is None else own_tokens
         ends = {}
         for place in request.blend.chunks if request.blend is not None else ():
             if place.block_hashes:
                 ends[place.block_hashes[-1]] = place.start_token + place.tokens
         cold = []
         for chunk, blocks in zip(chunks, found[len(own) :], strict=True):
-            if (
-                blocks >= len(chunk.block_hashes)
-                or ends[chunk.key] // self._block_tokens * self._block_tokens <= reached
-            ):
+            # What lies in this prompt's beginning is not stored as a chunk: other prompts may want it.
+            in_beginning = ends[chunk.key] // self._block_tokens * self._block_tokens <= reached
+            if blocks >= len(chunk.block_hashes):
                 self._note(chunk.key)
-            elif not self._is_known(chunk.key):
+            elif not in_beginning and not self._is_known(chunk.key):
                 cold.append(chunk)
         return cold
 
-    async def _look_up(self, request: GenerateRequest, chunks: Sequence[ColdChunk]) -> None:
-        for chunk in await self._unknown(request, chunks):
+    async def _look_up(self, request: GenerateRequest, chunks: Sequence[ColdChunk], own_tokens: int) -> None:
+        for chunk in await self._unknown(request, chunks, own_tokens):
             self._wait_for_idle_time(chunk)
 
     def _is_known(self, key: bytes) -> bool:
@@ -277,6 +294,7 @@ class ChunkFill:
         """What is saved is found a moment after it was computed. What is not found in time is not tried again soon."""
         deadline = self._clock() + STORED_WAIT_S + STORED_WAIT_SHARE * took_s
         left = [chunk for chunk in chunks if not self._is_known(chunk.key)]  # those are known that failed
+        pause = STORED_POLL_S
         while left:
             found = await self._source.stored_chunks([chunk.block_hashes for chunk in left])
             if found is None:
@@ -288,7 +306,8 @@ class ChunkFill:
                     self._note(chunk.key)
             left = [] if late else [chunk for chunk, there in zip(left, stored, strict=True) if not there]
             if left:
-                await asyncio.sleep(STORED_POLL_S)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_POLL_S)
 
     # In idle time.
 

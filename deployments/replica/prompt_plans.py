@@ -107,7 +107,8 @@ class PromptPlan:
         whole = (self._prompt_tokens - 1) // block_tokens * block_tokens
         last = plan["segments"][-1] if plan and plan["segments"] else None
         self._planned_tokens = min(whole, last.end_block * block_tokens) if last else 0
-        start = max(self._planned_tokens, min(whole, self._expected["device_tokens"]))
+        start = self.own_tokens = max(self._planned_tokens, min(whole, self._expected["device_tokens"]))
+        """How long the beginning is that it shall have from the device or from what is stored as its own."""
         self._blend = _planned_blend(plan, start, self._prompt_tokens, block_tokens, plans.blend_terms)
         self._queued = self._prompt_tokens - start
         if self._blend is not None:  # a part of its tokens is computed

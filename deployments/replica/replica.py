@@ -109,7 +109,7 @@ class Replica:
                 raise EngineDiedError(with_prompt_of_chunks(suspects, request.request_id) if filled else suspects)
             planned = await self._plans.ask(request)
             if fill is not None:
-                fill.planned(filled, planned.plan is not None and "blend" in planned.plan)
+                fill.planned(request, filled, planned.plan is not None and "blend" in planned.plan)
             planned_at, yielded_at = time.monotonic(), 0.0
             try:
                 prompt = EnginePrompt(request, planned.plan, received - request.waited_s, planned.short_tokens)
@@ -121,7 +121,7 @@ class Replica:
                         self._sign(output)
                         _stamp(output, received, planned_at, yielded_at)
                         if fill is not None:
-                            fill.after(request)
+                            fill.after(request, planned.own_tokens)
                     else:
                         output.metrics = None  # only the last output's are read; they are half of unpickling one
                     yield output

@@ -102,6 +102,14 @@ def test_documents_in_another_order_are_answered_from_their_kv(private_server: R
     assert usage["device"] + usage["cpu"] + usage["redis"] >= 256, "but the chunk is the exact prompt of it alone"
 
 
+@pytest.mark.parametrize("private_server", [{**SETTINGS, "blending": {"fill": "idle"}}], indirect=True)
+def test_in_idle_time_documents_are_stored_by_themselves_after_their_prompt_was(private_server: RunningServer) -> None:
+    server = private_server
+    first = body(range(6), next(iter(QUESTIONS)), "idle", **BLENDED)
+    ask(server, first)
+    server.wait_until(lambda: min(stored_chunks(server, first)) >= 256, "each document is stored by itself")
+
+
 @pytest.mark.parametrize("private_server", [SETTINGS], indirect=True)
 def test_documents_that_a_request_names_are_chunks_without_separators(private_server: RunningServer) -> None:
     server, salt = private_server, "named"

@@ -63,8 +63,11 @@ class World:
         self.fill.begins()
         try:
             filled = await self.fill.before(request)
-            self.fill.planned(filled, blended)
-            self.fill.after(request)
+            self.fill.planned(request, filled, blended)
+            found = self.stored.get(request.block_hashes[-1], 0) if request.block_hashes else 0
+            if request.block_hashes:  # an engine stores a prompt before it has answered
+                self.stored[request.block_hashes[-1]] = len(request.prompt_token_ids) // BLOCK
+            self.fill.after(request, found * BLOCK)
             return filled
         finally:
             self.fill.ends()
@@ -193,6 +196,41 @@ def test_chunks_in_the_prompts_own_stored_beginning_are_not_filled(monkeypatch: 
         world.stored[b"own"] = (10 + CHUNK) // BLOCK
         assert await world.prompt(asked("a", "b", own=1))
         assert world.computed == [key("b")]
+        assert await world.prompt(asked("b", "a")), "it is stored as no chunk yet, for prompts that begin otherwise"
+        assert world.computed == [key("b"), key("a")]
+
+    run(check, monkeypatch)
+
+
+def test_in_idle_time_the_chunks_of_a_prompt_are_filled_that_is_stored_itself_by_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def check() -> None:
+        world = World("idle")
+        await world.prompt(asked("a", "b", own=1))
+        await world.until(lambda: len(world.computed) == 2)
+        assert world.stored[b"own"] == (20 + 2 * CHUNK) // BLOCK
+
+    run(check, monkeypatch)
+
+
+def test_chunks_that_are_never_stored_are_asked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World()
+        world.stores, real = False, asyncio.sleep
+
+        async def sleep(seconds: float) -> None:
+            world.now += seconds
+            await real(0)
+
+        async def compute(chunk: ColdChunk) -> None:
+            world.now += 5.0
+
+        monkeypatch.setattr(chunk_fill.asyncio, "sleep", sleep)
+        monkeypatch.setattr(chunk_fill, "STORED_POLL_S", 0.01)
+        world.fill = ChunkFill("first", world, compute, BLOCK, clock=lambda: world.now)
+        assert await world.prompt(asked("a", "b"))
+        assert 5 < len(world.asked) < 30
 
     run(check, monkeypatch)
 
@@ -202,6 +240,7 @@ def test_where_blending_is_not_chosen_nothing_is_filled_first_for_a_while(monkey
         world = World()
         assert await world.prompt(asked("a", "b"), blended=False)
         assert not await world.prompt(asked("c", "d"), blended=False)
+        assert await world.prompt(asked("c", "d", tenant="another")), "no tenant ends it for others"
         world.now += chunk_fill.BACK_OFF_S
         assert await world.prompt(asked("e", "f"))
 
