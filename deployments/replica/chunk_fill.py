@@ -22,7 +22,7 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -46,6 +46,8 @@ BACK_OFF_S = 60.0
 KNOWN_S = 30.0
 """A chunk that was found, filled or given up is not looked at again for so long."""
 MOST_KNOWN = 4096
+MOST_BROKEN = 256
+"""Fills that did not end well are remembered with the prompts that waited, for when the engine turns out to be dead."""
 MOST_TRIES = 8
 """Times that one chunk is begun, and interrupted."""
 OUTCOMES = ("filled", "failed", "interrupted", "dropped")
@@ -68,6 +70,8 @@ class ChunkSource(Protocol):
 class _Filling:
     task: asyncio.Task[bool]
     waiting: int = 0
+    prompts: set[str] = field(default_factory=set)
+    """Request ids of those that wait, or did."""
 
 
 class ChunkFill:
@@ -98,7 +102,9 @@ class ChunkFill:
         """Under way: those of clients, not those of this part."""
         self._quiet = asyncio.Event()
         self._quiet.set()
-        self._first: dict[bytes, _Filling] = {}
+        self._first: dict[str, _Filling] = {}
+        """By the chunk's `fill_id`."""
+        self._broken: OrderedDict[str, _Filling] = OrderedDict()
         self._known: OrderedDict[bytes, float] = OrderedDict()
         """Chunks, by key, and until when they need not be looked at."""
         self._tries: Counter[bytes] = Counter()
@@ -136,6 +142,8 @@ class ChunkFill:
             return False
         began = self._clock()
         joined = [self._join(chunk) for chunk in cold]
+        for filling in joined:
+            filling.prompts.add(request.request_id)
         try:
             await asyncio.wait([filling.task for filling in joined])
         finally:
@@ -176,6 +184,21 @@ class ChunkFill:
         finally:
             self._leave(chunk, filling)
         return filling.task.done() and not filling.task.cancelled() and filling.task.result()
+
+    def with_prompts(self, suspects: Sequence[str] | None) -> Sequence[str] | None:
+        """The suspects of an engine's death, and the prompts that waited for the fills among them.
+
+        What those bring may have ended the engine. Prompts that waited for other fills have nothing to do with it.
+        """
+        if suspects is None:
+            return None
+        prompts = {
+            prompt
+            for fill_id, filling in (*self._first.items(), *self._broken.items())
+            if any(name.startswith(fill_id) for name in suspects)
+            for prompt in filling.prompts
+        }
+        return [*suspects, *sorted(prompts)]
 
     def families(self) -> list[Metric]:
         """What an operator sees of it."""
@@ -260,9 +283,9 @@ class ChunkFill:
 
     def _join(self, chunk: ColdChunk) -> _Filling:
         """The computation of a chunk, which begins unless it is under way."""
-        filling = self._first.get(chunk.key)
+        filling = self._first.get(chunk.fill_id)
         if filling is None:
-            filling = self._first[chunk.key] = _Filling(asyncio.get_running_loop().create_task(self._filled(chunk)))
+            filling = self._first[chunk.fill_id] = _Filling(asyncio.get_running_loop().create_task(self._filled(chunk)))
         filling.waiting += 1
         return filling
 
@@ -270,9 +293,13 @@ class ChunkFill:
         """Wait for a chunk no more; the last one to leave ends its computation."""
         filling.waiting -= 1
         if not filling.waiting:
-            filling.task.cancel()
-            if self._first.get(chunk.key) is filling:
-                del self._first[chunk.key]
+            task = filling.task
+            if task.cancel() or task.cancelled() or not task.result():
+                self._broken[chunk.fill_id] = filling
+                while len(self._broken) > MOST_BROKEN:
+                    self._broken.popitem(last=False)
+            if self._first.get(chunk.fill_id) is filling:
+                del self._first[chunk.fill_id]
 
     async def _filled(self, chunk: ColdChunk) -> bool:
         """Compute a chunk; whether that went well. Raises nothing but CancelledError."""
@@ -324,7 +351,7 @@ class ChunkFill:
             if self._prompts:
                 continue
             chunk = self._queue.take()
-            if chunk is None or chunk.key in self._first:
+            if chunk is None or chunk.fill_id in self._first:
                 continue
             if len(self._tries) > MOST_KNOWN:  # of chunks that left the queue
                 self._tries.clear()

@@ -1,7 +1,7 @@
 """Chunks that wait to be filled: bounded, and fair between tenants.
 
 Tenants take turns, so one that loops over prompts with new chunks delays nobody's first. Where there is no room, the
-oldest chunk of the tenant with the most tokens goes. No clock, one thread.
+oldest chunk of the tenant goes that has the most chunks, or the most tokens, of what is too many. No clock, one thread.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ class ColdChunk:
     def key(self) -> bytes:
         """Its name: equal for equal tokens of one tenant only, for the salt is in it."""
         return self.block_hashes[-1]
+
+    @property
+    def fill_id(self) -> str:
+        """What the request ids begin with under which it is computed."""
+        return f"fill-{self.key[:16].hex()}-"
 
 
 class FillQueue:
@@ -62,8 +67,10 @@ class FillQueue:
         self._keys.add(chunk.key)
         self._tokens[chunk.tenant] = self._tokens.get(chunk.tenant, 0) + len(chunk.token_ids)
         dropped = 0
-        while len(self._keys) > self._most_chunks or sum(self._tokens.values()) > self._most_tokens:
-            self._take_from(max(self._tokens, key=self._tokens.__getitem__))
+        while (too_many := len(self._keys) > self._most_chunks) or sum(self._tokens.values()) > self._most_tokens:
+            self._take_from(
+                max(self._of, key=lambda tenant: len(self._of[tenant]) if too_many else self._tokens[tenant])
+            )
             dropped += 1
         return dropped
 

@@ -6,7 +6,7 @@ A fill is nobody's request: it never was at the ingress, so it counts in no usag
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from configs.settings import Settings
 from deployments.protocol.wire import GenerateRequest
@@ -15,16 +15,13 @@ from deployments.replica.fill_queue import ColdChunk
 from kvmanager.loading.blend_choice import LEAST_REUSED_TOKENS
 from kvmanager.loading.load_choice import LoadMode
 
-FILL_ID = "fill-"
-"""Request ids of fills begin so."""
-
 
 def fill_request(chunk: ColdChunk) -> GenerateRequest:
     """The exact request that computes a chunk alone, and so stores it."""
     from vllm.sampling_params import SamplingParams
 
     return GenerateRequest(
-        request_id=f"{FILL_ID}{uuid.uuid4().hex}",
+        request_id=f"{chunk.fill_id}{uuid.uuid4().hex}",
         prompt_token_ids=list(chunk.token_ids),
         sampling_params=SamplingParams(max_tokens=1, temperature=0.0, detokenize=False),
         cache_salt=chunk.cache_salt,
@@ -48,13 +45,3 @@ def filler(
         settings.block_size_tokens,
         least_tokens,
     )
-
-
-def with_prompt_of_chunks(suspects: Sequence[str] | None, request_id: str) -> Sequence[str] | None:
-    """The suspects of an engine's death as a prompt hears of them that waited for its chunks.
-
-    If a fill is among them the prompt is one too: what it brings may have ended the engine.
-    """
-    if suspects is None or not any(name.startswith(FILL_ID) for name in suspects):
-        return suspects
-    return [*suspects, request_id]

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from deployments.protocol.manager_client import ManagerClient, ManagerUnavailabl
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, PinnedCall
 from deployments.replica.chunk_fill import ChunkFill
-from deployments.replica.fill_request import filler, with_prompt_of_chunks
+from deployments.replica.fill_request import filler
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlans
 from deployments.replica.serve_port import bind_to_node
@@ -96,7 +96,7 @@ class Replica:
         assert self._room is not None
         if self._room.dead:
             self._end_soon()
-            raise EngineDiedError(self._room.suspects())
+            raise EngineDiedError(self._suspects())
         received = time.monotonic()
         fill = self._fill
         if fill is not None:
@@ -104,9 +104,7 @@ class Replica:
         try:
             filled = fill is not None and await fill.before(request)
             if self._room.dead:
-                # If one of its chunks ended this engine, the prompt shall not end another one.
-                suspects = self._room.suspects()
-                raise EngineDiedError(with_prompt_of_chunks(suspects, request.request_id) if filled else suspects)
+                raise EngineDiedError(self._suspects())
             planned = await self._plans.ask(request)
             if fill is not None:
                 fill.planned(request, filled, planned.plan is not None and "blend" in planned.plan)
@@ -127,11 +125,19 @@ class Replica:
                     yield output
             finally:
                 planned.begun()
+        except EngineDiedError:
+            raise EngineDiedError(self._suspects()) from None
         finally:
             if fill is not None:
                 fill.ends()
             if self._room.dead:
                 self._end_soon()
+
+    def _suspects(self) -> Sequence[str] | None:
+        """Who may have ended the engine: the same answer to every prompt, lest the first one to tell leaves one out."""
+        assert self._room is not None
+        suspects = self._room.suspects()
+        return suspects if self._fill is None else self._fill.with_prompts(suspects)
 
     async def _compute_chunk(self, request: GenerateRequest) -> None:
         """Run a chunk through the engine, as an exact request of nobody's. Raises what ends it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from deployments.protocol.wire import BlendRequest, GenerateRequest, PromptChunk
 from deployments.replica import chunk_fill
 from deployments.replica.chunk_fill import MOST_TRIES, ChunkFill
 from deployments.replica.fill_queue import ColdChunk, FillQueue
-from deployments.replica.fill_request import fill_request, with_prompt_of_chunks
+from deployments.replica.fill_request import fill_request
 from kvmanager.moves.chunks import BlendTerms
 
 BLOCK = 4
@@ -366,10 +367,31 @@ def test_a_fill_is_an_exact_request_of_the_tenant_with_the_chunks_tokens_and_one
     assert made.request_id != fill_request(ColdChunk([5], [b"h"], "s", "t")).request_id
 
 
-def test_a_prompt_whose_chunk_may_have_ended_the_engine_is_a_suspect_with_it() -> None:
-    assert with_prompt_of_chunks(["x"], "r") == ["x"]
-    assert with_prompt_of_chunks(None, "r") is None
-    assert with_prompt_of_chunks(["x", "fill-1"], "r") == ["x", "fill-1", "r"]
+def test_prompts_that_waited_for_a_chunk_are_suspects_with_it_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World()
+        world.goes.clear()
+        names = {"r1": ("a", "b"), "r2": ("c", "d"), "r3": ("b", "c")}
+        prompts = [
+            asyncio.create_task(world.prompt(replace(asked(*chunks), request_id=name)))
+            for name, chunks in names.items()
+        ]
+        await world.until(lambda: world.running == 4 and len(world.asked) == 3)
+        made = [fill_request(ColdChunk([5], [key(name)], "s", "t")).request_id for name in "abcd"]
+        named = [["x"], ["x", made[0]], [made[1]], [made[3]]]
+        guilty = [["x"], ["x", made[0], "r1"], [made[1], "r1", "r3"], [made[3], "r2"]]
+        prompts[1].cancel()
+        assert [world.fill.with_prompts(suspects) for suspects in named] == guilty
+        world.error = RuntimeError("the engine is dead")
+        world.goes.set()
+        await asyncio.wait(prompts)
+        assert [world.fill.with_prompts(suspects) for suspects in named] == guilty, "whoever asks, and when"
+        assert world.fill.with_prompts(None) is None
+        world.error = None
+        await world.prompt(replace(asked("e", "f"), request_id="r4"))
+        assert world.fill.with_prompts([f"{ColdChunk([5], [key('e')], 's', 't').fill_id}0"])[1:] == []  # type: ignore[index]
+
+    run(check, monkeypatch)
 
 
 def chunk(name: str, tenant: str, tokens: int = 10) -> ColdChunk:
@@ -392,6 +414,13 @@ def test_tenants_with_several_chunks_each_are_served_in_turn() -> None:
         queue.add(chunk(name, tenant))
     taken = [found.key for _ in range(5) if (found := queue.take())]
     assert taken == [b"a1", b"b1", b"a2", b"b2", b"a3"]
+
+
+def test_many_small_chunks_of_one_tenant_push_out_no_large_one_of_another() -> None:
+    queue = FillQueue(most_chunks=4)
+    queue.add(chunk("large", "a", 100))
+    assert sum(queue.add(chunk(f"small{number}", "b", 5)) for number in range(6)) == 3
+    assert b"large" in queue
 
 
 def test_waiting_chunks_have_a_bound_in_tokens_too() -> None:

@@ -147,6 +147,24 @@ def test_a_request_that_the_engine_never_took_releases_its_lease() -> None:
     assert error.value.suspects == ("suspect",)
 
 
+@pytest.mark.parametrize("dies_in", ["fill", "prompt"])
+def test_every_prompt_of_an_engine_that_died_hears_of_the_prompts_behind_a_guilty_fill(dies_in: str) -> None:
+    engine = FakeEngine(outputs=0)
+    made = replica(engine, None)
+
+    async def before(_: GenerateRequest) -> bool:
+        engine.errored = dies_in == "fill"
+        return False
+
+    made._fill = SimpleNamespace(
+        begins=lambda: None, ends=lambda: None, before=before, planned=lambda *_: None,
+        with_prompts=lambda suspects: [*suspects, "prompt of another client's chunk"], close=lambda: None,
+    )  # fmt: skip
+    with pytest.raises(EngineDiedError) as error:
+        ask(made, request(None))
+    assert error.value.suspects == ("suspect", "prompt of another client's chunk")
+
+
 def test_outputs_travel_without_the_prompts_tokens() -> None:
     outputs = ask(replica(FakeEngine(2), None), request(None))
     assert [output.prompt_token_ids for output in outputs] == [None, None]
