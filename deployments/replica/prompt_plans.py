@@ -21,6 +21,7 @@ from kvmanager.loading.short_prompts import ShortPrompts
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
+    from deployments.replica.fill_times import FillTimes
     from kvmanager.segments.keys import BlockHash
 
 logger = logging.getLogger(__name__)
@@ -120,8 +121,8 @@ class PromptPlan:
         self._plans.queued_tokens -= self._queued
         self._queued = 0
 
-    def ended(self, output: RequestOutput) -> None:
-        """Complete the usage in the last output, and report what the engine measured."""
+    def ended(self, output: RequestOutput, fills: FillTimes | None = None) -> None:
+        """Complete the usage in the last output, and report what the engine measured: of a fill, to `fills`."""
         usage: KVCacheUsage | None = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE)
         if usage is None:
             return
@@ -144,8 +145,11 @@ class PromptPlan:
             and not usage["cpu"]
             and usage["recomputed"] >= self._plans.block_tokens
         ):
-            seconds = times.first_token_ts - times.scheduled_ts
-            self._plans.report_prefill(usage["recomputed"], seconds, usage["device"] + loaded)
+            tokens, context = usage["recomputed"], usage["device"] + loaded
+            if fills is not None:
+                fills.computed(tokens, times.scheduled_ts, times.first_token_ts, context)
+            else:
+                self._plans.report_prefill(tokens, times.first_token_ts - times.scheduled_ts, context)
 
     def _is_unblended(self, usage: KVCacheUsage) -> bool:
         """Whether nothing was blended of what was planned, although the device did not have it by then.

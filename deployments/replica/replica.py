@@ -24,6 +24,7 @@ from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, PinnedCall
 from deployments.replica.chunk_fill import ChunkFill
 from deployments.replica.fill_request import filler
+from deployments.replica.fill_times import FillTimes
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlans
 from deployments.replica.serve_port import bind_to_node
@@ -77,6 +78,7 @@ class Replica:
         there = OpenThere(here.gcs_address, context.app_name, self._name, node_id, settings.kv)
         self._room = EngineRoom(settings, self._name, self.rank, node_id, open_port, self._end_soon, there)
         self._plans = PromptPlans(self._room if self._room.shares_kv else None, settings.block_size_tokens)
+        self._fill_times = FillTimes(self._plans.report_prefill)
         self._fill = filler(settings, self._room, self._compute_chunk)
         self._link = ManagerLink(self._manager, self._name, _rank_now, node_id, self._room)
 
@@ -144,16 +146,17 @@ class Replica:
         from deployments.engine.room import EnginePrompt
 
         assert self._room is not None
-        planned = await self._plans.ask(request)
-        try:
-            # However short it is, it shall be stored.
-            prompt = EnginePrompt(request, planned.plan, time.monotonic(), short_tokens=1)
-            async for output in self._room.generate(prompt):
+        with self._fill_times.fill():
+            planned = await self._plans.ask(request)
+            try:
+                # However short it is, it shall be stored.
+                prompt = EnginePrompt(request, planned.plan, time.monotonic(), short_tokens=1)
+                async for output in self._room.generate(prompt):
+                    planned.begun()
+                    if output.finished:
+                        planned.ended(output, self._fill_times)
+            finally:
                 planned.begun()
-                if output.finished:
-                    planned.ended(output)
-        finally:
-            planned.begun()
 
     def _sign(self, output: RequestOutput) -> None:
         """Say in the usage which replica this is by now."""

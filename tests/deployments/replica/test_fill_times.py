@@ -1,0 +1,100 @@
+"""What fills teach of the rate of prefills, alone and several at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from deployments.engine.room import EngineRoom
+from deployments.protocol.wire import KV_CACHE_USAGE
+from deployments.replica.fill_queue import ColdChunk
+from deployments.replica.fill_request import fill_request
+from deployments.replica.fill_times import FillTimes
+from deployments.replica.prompt_plans import PromptPlans
+from deployments.replica.replica import Replica
+
+TOKENS = 512
+
+
+class Samples(list[tuple[Any, ...]]):
+    def add(self, *sample: Any) -> None:
+        self.append(sample)
+
+
+@pytest.fixture
+def samples() -> Samples:
+    return Samples()
+
+
+def test_a_fill_alone_is_a_sample_as_any_prompt_is(samples: Samples) -> None:
+    times = FillTimes(samples.add)
+    for context in (0, 64):
+        with times.fill():
+            times.computed(TOKENS, 5.0, 6.0, context)
+    assert samples == [(TOKENS, 1.0, 0), (TOKENS, 1.0, 64)]
+
+
+def test_fills_that_overlap_are_one_sample(samples: Samples) -> None:
+    times = FillTimes(samples.add)
+    with ExitStack() as fills:
+        for _ in range(4):
+            fills.enter_context(times.fill())
+        for _ in range(4):
+            times.computed(TOKENS, 5.0, 9.0, 0)
+        with times.fill():
+            times.computed(TOKENS, 9.0, 10.0, 0)
+        assert samples == []
+    assert samples == [(5 * TOKENS, 5.0, 0)]
+
+
+def test_fills_of_which_one_broke_off_are_no_sample_and_the_next_is(samples: Samples) -> None:
+    times = FillTimes(samples.add)
+    with times.fill():
+        with pytest.raises(asyncio.CancelledError), times.fill():
+            raise asyncio.CancelledError
+        times.computed(TOKENS, 5.0, 9.0, 0)
+    assert samples == []
+    with times.fill():
+        times.computed(TOKENS, 5.0, 6.0, 0)
+    assert samples == [(TOKENS, 1.0, 0)]
+
+
+def test_a_replica_that_fills_several_chunks_in_one_step_reports_that_step_once() -> None:
+    class Port(Samples):
+        async def plan(self, *_: Any) -> None:
+            return None
+
+        def report_rate(self, sample: tuple[Any, ...]) -> None:
+            self.append(sample)
+
+    class Engine:
+        errored = False
+
+        def __init__(self) -> None:
+            self.all_here = asyncio.Barrier(4)
+
+        async def generate(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+            await self.all_here.wait()
+            usage = {"device": 0, "cpu": 0, "redis": 0, "recomputed": TOKENS, "replica": ""}
+            yield SimpleNamespace(
+                finished=True,
+                kv_transfer_params={KV_CACHE_USAGE: usage},
+                metrics=SimpleNamespace(scheduled_ts=2.0, first_token_ts=6.0),
+            )
+
+    async def fill() -> Port:
+        port, room, made = Port(), object.__new__(EngineRoom), object.__new__(Replica)
+        room._llm, room._port, room._begun, room._blend_terms = Engine(), port, {}, None  # type: ignore[assignment]
+        room.close = lambda: None  # type: ignore[method-assign]
+        made._room, made._link, made._plans = room, None, PromptPlans(room, 32)
+        made._fill_times = FillTimes(made._plans.report_prefill)
+        chunks = [ColdChunk(range(TOKENS), [bytes([number]) * 32], "salt", "") for number in range(4)]
+        await asyncio.gather(*(made._compute_chunk(fill_request(chunk)) for chunk in chunks))
+        return port
+
+    assert asyncio.run(fill()) == [("prefill", 4 * TOKENS, 4.0, 0)]
