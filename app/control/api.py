@@ -154,10 +154,11 @@ def in_tokens(found: Mapping[str, Any], block_size: int) -> dict[str, Any]:
 async def _lookup_chunks(
     control: ControlPlane, keys: PromptKeys, token_ids: Sequence[int], chunks: Sequence[Span], salt: str
 ) -> list[dict[str, Any]]:
-    """Where a prompt's chunks lie, as `in_tokens` has it; `salt` is that of the tenant's exact prompts."""
-    found = await asyncio.gather(
-        *(control.lookup(keys.hashes(token_ids[chunk.start : chunk.end], salt)) for chunk in chunks)
-    )
+    """Where a prompt's chunks lie, as `in_tokens` has it; `salt` is that of the tenant's exact prompts.
+
+    One after another: a prompt may have hundreds of them, and the manager has others to answer.
+    """
+    found = [await control.lookup(keys.hashes(token_ids[chunk.start : chunk.end], salt)) for chunk in chunks]
     return [
         {
             "start_token": chunk.start,

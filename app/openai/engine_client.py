@@ -243,7 +243,10 @@ class HandleEngineClient(EngineClient):
         self.metrics.count_stages({ANSWER: seconds})
 
     async def _name_blocks(self, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext) -> None:
-        """Hash the prompt's blocks and chunks; of a long one on a thread, for other streams shall not wait for it."""
+        """Hash the prompt's blocks and find its chunks; on a thread where that takes long, for other streams' sake.
+
+        That is a long prompt, or one that texts are looked for in: those may be made to all but match everywhere.
+        """
         blends = self.blends if request.fidelity == BLENDED and may_blend(request.sampling_params) else None
         texts = await blends.texts(context) if blends else None
 
@@ -254,7 +257,7 @@ class HandleEngineClient(EngineClient):
             if blends:
                 request.blend = blends.make(tokens, context.tenant, user_salt, context.kv_cache, texts)
 
-        if len(request.prompt_token_ids) > _LONG_PROMPT_TOKENS:
+        if len(request.prompt_token_ids) > _LONG_PROMPT_TOKENS or texts is not None:
             await asyncio.to_thread(name)
         else:
             name()

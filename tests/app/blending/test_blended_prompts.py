@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -319,6 +320,24 @@ def test_a_lookup_of_a_blended_prompt_shows_its_own_chain_and_its_chunks(tenants
     assert "chunks" not in exact
     assert [(chunk["start_token"], chunk["tokens"]) for chunk in seen["chunks"]] == [(5, 80), (106, 70)]
     assert seen["chunks"][0]["tokens_by_tier"] == {"device": {"0": 64, "1": 0}, "cpu": 32, "redis": 64}
+
+
+def test_a_lookup_asks_the_manager_of_one_chunk_at_a_time(tenants: Tenants, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, asking, most = tenants.control.lookup, 0, 0
+
+    async def lookup(hashes: list[bytes]) -> dict[str, Any]:
+        nonlocal asking, most
+        asking += 1
+        most = max(most, asking)
+        await asyncio.sleep(0)
+        asking -= 1
+        return await answer(hashes)
+
+    monkeypatch.setattr(tenants.control, "lookup", lookup)
+    params = {"tokens": ",".join(map(str, PROMPT)), "fidelity": "blended"}
+    with tenants.client() as client:
+        found = client.get("/api/v1/kv/lookup", params=params).raise_for_status().json()
+    assert (len(found["chunks"]), most) == (2, 1)
 
 
 def test_the_control_api_speaks_of_blended_prompts(tenants: Tenants) -> None:

@@ -14,10 +14,16 @@ from app.openai import engine_client
 from app.openai.prompt_keys import PromptKeys
 from deployments.protocol.wire import GenerateRequest
 
+GIVEN = {"kv_cache": {"fidelity": "blended", "chunks": ["a text"]}}
 
-@pytest.mark.parametrize(("limit", "on_the_loop"), [(10, False), (10_000, True)], ids=["long", "short"])
+
+@pytest.mark.parametrize(
+    ("limit", "more", "on_the_loop"),
+    [(10, {}, False), (10_000, {}, True), (10_000, GIVEN, False)],
+    ids=["long", "short", "texts that are looked for"],
+)
 def test_a_long_prompt_is_hashed_off_the_loop(
-    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, limit: int, on_the_loop: bool
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, limit: int, more: dict[str, Any], on_the_loop: bool
 ) -> None:
     threads: dict[str, int] = {}
     hashes = PromptKeys.hashes
@@ -35,6 +41,7 @@ def test_a_long_prompt_is_hashed_off_the_loop(
     replicas = FakeReplicas(script)
     server = start(replicas)
     with server.http() as client:
-        assert client.post("/v1/completions", json={**COMPLETION, "prompt": list(range(100, 200))}).status_code == 200
+        body = {**COMPLETION, "prompt": list(range(100, 200)), **more}
+        assert client.post("/v1/completions", json=body).status_code == 200
     assert (threads["hashing"] == threads["loop"]) is on_the_loop
     assert len(replicas.requests[0].block_hashes) == 3
