@@ -171,6 +171,8 @@ class Judgement(NamedTuple):
     """By the rates of prefills and loads alone."""
     first_token_s: float = 0.0
     """Until the first token, with the blend."""
+    without_s: float = 0.0
+    """Until the first token, without it."""
 
 
 class BlendChoice:
@@ -213,7 +215,7 @@ class BlendChoice:
                 return Judgement(False, PlanReason.RECOMPUTE_FASTER)
             if any(self._under_way.count(tier) >= self._most_unmeasured for tier in times.keys() - known.keys()):
                 return Judgement(False, PlanReason.UNMEASURED)
-        return Judgement(True, PlanReason.BLEND, blending_s, first_token_s)
+        return Judgement(True, PlanReason.BLEND, blending_s, first_token_s, without_s)
 
 
 def _is_time(value: object) -> bool:

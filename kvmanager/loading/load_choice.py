@@ -22,7 +22,7 @@ from math import inf
 from typing import Any
 
 from kvmanager.index.locations import Location, Tier
-from kvmanager.loading.blend_choice import BlendChoice, blend_of
+from kvmanager.loading.blend_choice import BlendChoice, Judgement, blend_of
 from kvmanager.loading.load_deadline import MOST_LOAD_S, load_deadline_s
 from kvmanager.loading.load_rates import ALL_REPLICAS, ClusterRates, LateSample, LinearTime, PrefillTime, Sample
 from kvmanager.loading.load_split import Split, StoredPart, best_split, load_times
@@ -199,6 +199,8 @@ class LoadChoice:
             return (), judged.reason if reason in _NOTHING_STORED else reason
         if not judged.blend_s and self._mode is LoadMode.AUTO and self._computing_is_due():
             return (), PlanReason.PROBE if reason in _NOTHING_STORED else reason
+        if self._mode is LoadMode.AUTO and not choice.loads and self._blend_hides_prefills(choice, judged):
+            return (), PlanReason.PROBE
         choice.blend_s, choice.load_s = judged.blend_s, judged.first_token_s
         prefill = self._rates.prefill(choice.replica)
         if prefill is not None and not choice.recompute_s:
@@ -210,6 +212,11 @@ class LoadChoice:
         choice.loads += segments
         choice.deadline_s = self._deadline_s(choice, choice.loads, PlanReason.BLEND)
         return chunks, PlanReason.BLEND
+
+    def _blend_hides_prefills(self, choice: PromptChoice, judged: Judgement) -> bool:
+        """Whether a prompt shall be computed in place of a blend that is little sooner: no blend measures prefills."""
+        own_s, without_s = (seconds - self._queue_s(choice) for seconds in (judged.first_token_s, judged.without_s))
+        return judged.blend_s > 0 and self._probes.computing_is_due(choice.replica, own_s, without_s)
 
     def _choose(self, choice: PromptChoice, parts: Sequence[StoredPart], on_device: int) -> tuple[int, PlanReason]:
         if self._mode is LoadMode.RECOMPUTE:

@@ -53,6 +53,15 @@ def judge(server, chunks, prompt_tokens=2100, reason=PlanReason.COLD, blocks=0, 
 TWO = [stored_chunk(10), stored_chunk(1034)]
 
 
+def test_where_a_blend_is_little_sooner_than_computing_that_is_measured_now_and_then():
+    server = Server().warm_up()
+    near, far = BlendTerms(check_layer=7, layers=10), TERMS
+    reasons = [judge(server, TWO, terms=near)[1] for _ in range(60)]
+    assert reasons.count(PlanReason.BLEND) > 40
+    assert reasons.count(PlanReason.PROBE) >= 2
+    assert {judge(server, TWO, terms=far)[1] for _ in range(60)} == {PlanReason.BLEND}
+
+
 def test_the_share_of_a_blend_is_the_layers_before_and_what_is_kept_after():
     assert Blend(0, 1000, 1000, 0.0, TERMS).share == pytest.approx(0.2)
     assert Blend(0, 1000, 1000, 1.0, TERMS).share == pytest.approx(1.0)
