@@ -4,8 +4,8 @@ A chunk is filled by an ordinary exact request that consists of it alone: the en
 other. KV from a prompt where others stood before the chunk is never stored for it.
 
 * `idle`: after a blended prompt, its unknown chunks wait in a `FillQueue` until the replica has nothing else to do. One
-  at a time. A prompt that arrives meanwhile is not held up: what is being filled is aborted, and begins anew later,
-  with what the device still holds of it.
+  at a time. A prompt that arrives meanwhile waits for the engine's step under way at most: what is being filled is
+  aborted, and begins anew later, with what the device still holds of it.
 * `first`: unknown chunks are computed before the prompt that brings them, all at once; the prompt is planned when they
   are stored, or when that takes too long. Prompts that bring the same chunks wait for the same computation. Where a
   tenant's prompt was not blended afterwards, nothing of that tenant's is filled first for `BACK_OFF_S`, and idle time
