@@ -20,6 +20,7 @@ class FillTimes:
     def __init__(self, report: Callable[[int, float, int], None]) -> None:
         self._report = report
         self._under_way = 0
+        self._began, self._ended = inf, -inf
         self._forget()
 
     @contextmanager
