@@ -1,6 +1,7 @@
 """Blends one at a time, first come, first served, in slices between the engine's steps.
 
-A slice runs items until `SLICE_S` are over, then lets the engine step and comes back. A blend that waits for bytes is
+A slice runs items for as long as the engine's last step took, then lets the engine step and comes back: beside another
+prompt's prefill, whose steps are long, a blend has half of the time. It has `SLICE_S` at least. A blend that waits for bytes is
 poked when they are there; those behind it wait too. On the engine thread, but `poke`.
 """
 
@@ -12,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-SLICE_S = 0.03
-"""What a neighbour's token waits for, about: an item is not divided."""
+SLICE_S, LONGEST_SLICE_S = 0.03, 1.0
+"""What a neighbour's token waits for, about: an item is not divided. The longest one is far from what counts as hung."""
 
 
 class QueuedBlend(Protocol):
@@ -45,6 +46,8 @@ class BlendQueue:
         self._max_blocks = max_blocks
         self._queue: deque[QueuedBlend] = deque()
         self._posted = False
+        self._left_at: float | None = None
+        """When the last slice ended, if its blend goes on: what has passed since then was the engine's."""
         self._lock = threading.Lock()
 
     def has_room(self, blocks: int) -> bool:
@@ -79,7 +82,10 @@ class BlendQueue:
             self._posted = False
         if not self._queue:
             return
-        goes_on = self._queue[0].advance(time.perf_counter() + SLICE_S)
+        now = time.perf_counter()
+        step_s = 0.0 if self._left_at is None else now - self._left_at
+        goes_on = self._queue[0].advance(now + min(max(SLICE_S, step_s), LONGEST_SLICE_S))
+        self._left_at = time.perf_counter() if goes_on else None
         if goes_on is False:
             self._queue.popleft()
         if goes_on is not None and self._queue:

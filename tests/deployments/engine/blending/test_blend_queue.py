@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
-from deployments.engine.blending.queue import BlendQueue
+import pytest
+
+from deployments.engine.blending import queue as queue_module
+from deployments.engine.blending.queue import LONGEST_SLICE_S, SLICE_S, BlendQueue
 
 
 class Fake:
@@ -51,6 +55,28 @@ def test_one_is_made_after_the_other_and_each_slice_is_a_call_of_its_own() -> No
         calls.append(ran)
     assert log == ["a", "a", "a", "b"]
     assert calls == [1, 1, 1, 1]
+
+
+def test_a_slice_is_as_long_as_the_step_before_it_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, slices = SimpleNamespace(now=100.0), list[float]()
+    monkeypatch.setattr(queue_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+    class Timed(Fake):
+        def advance(self, until: float) -> bool | None:
+            slices.append(until - clock.now)
+            clock.now = until
+            return super().advance(until)
+
+    engine = Engine()
+    queue = BlendQueue(lambda call: engine.waiting.append(call), 5, 100)
+    queue.put(Timed("a", [True, True, True, True, None, False], []))
+    for step_s in (0.0, 0.3, 0.001, 7.0, 0.5):
+        clock.now += step_s
+        engine.step()
+    clock.now += 60.0  # while it waited for bytes, the time was nobody's
+    queue.poke()
+    engine.step()
+    assert slices == pytest.approx([SLICE_S, 0.3, SLICE_S, LONGEST_SLICE_S, 0.5, SLICE_S])
 
 
 def test_one_that_waits_is_not_asked_before_it_is_poked_and_nobody_overtakes_it() -> None:
