@@ -1,8 +1,8 @@
 """Blends one at a time, first come, first served, in slices between the engine's steps.
 
 A slice runs items for as long as the engine's last step took, then lets the engine step and comes back: beside another
-prompt's prefill, whose steps are long, a blend has half of the time. It has `SLICE_S` at least. A blend that waits for bytes is
-poked when they are there; those behind it wait too. On the engine thread, but `poke`.
+prompt's prefill, whose steps are long, a blend has half of the time. It has `SLICE_S` at least. A blend that waits for
+bytes is poked when they are there; those behind it wait too. On the engine thread, but `poke`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 SLICE_S, LONGEST_SLICE_S = 0.03, 1.0
-"""What a neighbour's token waits for, about: an item is not divided. The longest one is far from what counts as hung."""
+"""What a neighbour's token waits for, about: an item is not divided. The longest one does not count as hung."""
 
 
 class QueuedBlend(Protocol):
