@@ -123,11 +123,13 @@ class Plan:
     def setting(self) -> list[str]:
         """For whoever reads the tables."""
         shortest, longest = self.lengths
-        said = [machine_line(), f"{default_dtype()}", f"seed {self.seed}", f"{self.rounds} rounds after one"]
+        said = [machine_line(), f"In {default_dtype()}, seed {self.seed}, {self.rounds} rounds after one"]
         if LAYERED & set(self.wanted):
-            said.append(f"{self.model}, {CHUNKS} documents of {shortest} to {longest} tokens, from the CPU tier")
+            said.append(
+                f"First tokens and gaps: {self.model}, {CHUNKS} documents of {shortest} to {longest} tokens, from the CPU tier"
+            )
         if "hits" in self.wanted:
-            said.append(f"{self.hit_model} for the hit rate, {CONTEXTS} contexts of about 5,000 tokens behind 1,000")
+            said.append(f"Hit rate: {self.hit_model}, {CONTEXTS} contexts of about 5,000 tokens behind 1,000")
         return said
 
 

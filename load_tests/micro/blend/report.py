@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.model_folder import PROJECT_ROOT
 from load_tests.measuring.comparison import COLUMNS, Bound, Comparison
-from load_tests.measuring.report import table
+from load_tests.measuring.report import table, wrapped
 from load_tests.measuring.spread import Spread
 from load_tests.micro.blend.measure import (
     BESIDE_BLEND,
@@ -78,7 +78,8 @@ def misses(results: Results) -> list[str]:
 
 def markdown(results: Results, setting: Sequence[str]) -> str:
     """The whole: what it was measured with, the tables, and the misses."""
-    parts = [f"*{'; '.join(setting)}. Least / median / most of the rounds; ratios are of one round.*"]
+    said = ". ".join([*setting, "Least / median / most of the rounds; ratios are of one round"])
+    parts = [wrapped(f"*{said}.*")]
     if results.first_tokens:
         parts.append(table(COLUMNS, [line for one in comparisons(results) for line in one.lines()]))
         parts.append(
@@ -95,7 +96,7 @@ def markdown(results: Results, setting: Sequence[str]) -> str:
         head = ("check layer", "a neighbour's stream", "gap between tokens, ms", "largest gap, ms", "target")
         parts.append(table(head, [line for layer, gaps in results.gaps.items() for line in gap_lines(gaps, layer)]))
     if results.hits is not None:
-        parts.append(_hits(results.hits))
+        parts.append(wrapped(_hits(results.hits)))
     return "\n\n".join([*parts, *(misses(results) or ["All targets are reached."])])
 
 

@@ -26,7 +26,7 @@ from load_tests.harness.models import SHAPES, model_folder
 from load_tests.measuring import plots
 from load_tests.measuring.command import EXIT_INPUT, JsonFile, PlotFile, Rounds, chosen, one_sentence, out, progress_bar
 from load_tests.measuring.processes import machine_line
-from load_tests.measuring.report import deliver, table, write_between
+from load_tests.measuring.report import deliver, table, wrapped, write_between
 from load_tests.measuring.spread import Spread, ratios
 from load_tests.measuring.turns import rotated
 from load_tests.micro.blend.prompts import CHUNKS, DOCUMENT_TOKENS, QUESTION_TOKENS, SYSTEM_TOKENS
@@ -196,10 +196,10 @@ def main(
     shortest, longest = DOCUMENT_TOKENS
     setting = (
         f"*{model}, {default_dtype()}, {CHUNKS} documents of {shortest} to {longest} tokens, {100 * ratio:g} % "
-        f"computed anew; {rounds} rounds; least / median / most. {machine_line()}*"
+        f"computed anew; {rounds} rounds; least / median / most. {machine_line()}.*"
     )
     document: dict[str, Any] = {"setting": setting, "arms": {arm: asdict(one) for arm, one in found.items()}}
-    text = f"{setting}\n\n{waterfall_table(found)}"
+    text = f"{wrapped(setting)}\n\n{waterfall_table(found)}"
     deliver(text, document, json_file)
     pictures = [path for path in (plot, PAGE.with_name(PICTURE) if docs else None) if path is not None]
     for path in pictures:
