@@ -125,9 +125,8 @@ class Plan:
         shortest, longest = self.lengths
         said = [machine_line(), f"In {default_dtype()}, seed {self.seed}, {self.rounds} rounds after one"]
         if LAYERED & set(self.wanted):
-            said.append(
-                f"First tokens and gaps: {self.model}, {CHUNKS} documents of {shortest} to {longest} tokens, from the CPU tier"
-            )
+            documents = f"{CHUNKS} documents of {shortest} to {longest} tokens, from the CPU tier"
+            said.append(f"First tokens and gaps: {self.model}, {documents}")
         if "hits" in self.wanted:
             said.append(f"Hit rate: {self.hit_model}, {CONTEXTS} contexts of about 5,000 tokens behind 1,000")
         return said
