@@ -57,7 +57,10 @@ class RedisTierConfig:
             deadline_s=kv.redis_deadline_s,
             encrypt=kv.redis_encrypt,
             coding=Coding(
-                settings.redis_codec, kv.tolerant_codec, kv.tolerant_level if kv.tolerant_codec == CACHEGEN else 0
+                settings.redis_codec,
+                kv.tolerant_codec,
+                kv.tolerant_level if kv.tolerant_codec == CACHEGEN else 0,
+                sparse=kv.sparse,
             ),
             profiles_folder=str(kv.codec_profiles_path),
             model=settings.model_source,
@@ -76,7 +79,7 @@ class RedisTierConfig:
             expire_s=self.expire_s,
             secret=secret,
             encrypt=self.encrypt,
-            coding=replace(self.coding, profile=profile),
+            coding=replace(self.coding, profile=profile, model=self.model),
         )
 
     @property

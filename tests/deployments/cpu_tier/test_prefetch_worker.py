@@ -72,7 +72,7 @@ def actor(running: RedisForTests, ray_cluster: Any, node: str) -> Iterator[Any]:
 
 def write(worker: PrefetchWorker, spans: list[SegmentSpan]) -> tuple[int, str]:
     """How many were stored, and why not more."""
-    sizes, reason = worker.write([span.key for span in spans], *(sealed(span) for span in spans))
+    sizes, reason, _ = worker.write([span.key for span in spans], *(sealed(span) for span in spans))
     assert set(sizes) <= {sealed(spans[0]).nbytes}
     return len(sizes), reason
 
@@ -134,7 +134,7 @@ def test_what_is_no_segment_ends_a_write(running: RedisForTests, worker: Prefetc
     spans = chain(12, 3)
     buffers = [sealed(span) for span in spans]
     buffers[1][100] ^= 1
-    assert worker.write([span.key for span in spans], *buffers) == ([buffers[0].nbytes], "damaged")
+    assert worker.write([span.key for span in spans], *buffers) == ([buffers[0].nbytes], "damaged", {})
     assert [bool(running.client.exists(redis_name(span.key))) for span in spans] == [True, False, False]
 
 
@@ -201,7 +201,7 @@ def test_segments_are_coded_in_redis_and_raw_when_they_come_back(
     worker = PrefetchWorker(endpoint(running.url, coding=coding))
     span = chain(13, 1)[0]
     segment = normal_segment(span, fidelity)
-    (stored,), reason = worker.write([span.key], segment)
+    (stored,), reason, _ = worker.write([span.key], segment)
     assert reason == ""
     guarded_header: Any = running.client.hget(redis_name(span.key), "h")
     header = read_header(SegmentGuard(SECRET).open_header(guarded_header))
