@@ -14,6 +14,8 @@ from blended_prompts import ChunkedPrompt, answer_of, ask, chunked, device_kv, l
 from live_engine import BLOCK, LiveEngine
 
 from deployments.engine.blending import blend as blend_module
+from deployments.engine.blending.plan import TAIL_TOKENS, RequestBlend
+from deployments.protocol.kv_port import PlannedChunk, PlannedLoad
 from kernels.rope.shift import shift_keys
 from kvmanager.segments.format import read_header
 from kvmanager.segments.keys import BLENDED, EXACT, TOLERANT, block_hashes
@@ -41,7 +43,15 @@ def computed(engine: LiveEngine, one: ChunkedPrompt) -> tuple[list[int], torch.T
 
 def blended_end(one: ChunkedPrompt) -> int:
     last = one.chunks[-1]
-    return min(last.start + len(last) // BLOCK * BLOCK, len(one.tokens) - 1) // BLOCK * BLOCK
+    return min(last.start + len(last) // BLOCK * BLOCK + TAIL_TOKENS, len(one.tokens) - 1) // BLOCK * BLOCK
+
+
+@pytest.mark.parametrize(("behind", "end"), [(0, 3), (40, 5), (TAIL_TOKENS - 1, 11), (10 * TAIL_TOKENS, 12)])
+def test_a_short_rest_of_the_prompt_is_taken_along_and_a_long_one_is_vllms(behind: int, end: int) -> None:
+    """A chunk of 128 stored tokens, and what follows it. The prompt's last token is always vLLM's."""
+    chunk = PlannedChunk(0, [PlannedLoad(b"key", 0, 4, "cpu", "node", 0)])
+    blend = RequestBlend([chunk], ratio=0.15, check_layer=2, seconds=0.0)
+    assert blend.end_block(0, (128 + behind - 1) // BLOCK, BLOCK) == end
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -77,7 +77,7 @@ def test_from_a_segment_that_is_not_there_on_a_chunk_is_computed(
 
     found = ask(engine, ONE, ratio=0.0)
 
-    assert parts(engine).reused == 128 + 128 + 88
+    assert parts(engine).reused == 128 + 128 + 96
     assert found.blended == parts(engine).reused
     assert engine.port.bad == bad
     assert engine.port.released.count(LEASE_ID) >= 1
@@ -86,7 +86,7 @@ def test_from_a_segment_that_is_not_there_on_a_chunk_is_computed(
 def test_a_chunk_of_which_nothing_came_does_not_end_the_others(engine: LiveEngine, answer: list[int]) -> None:
     engine.port.spoil = spoil_fetch(0, lambda sealed: None)
     ask(engine, ONE, ratio=0.0)
-    assert parts(engine).reused == 249 + 7 + 88
+    assert parts(engine).reused == 249 + 7 + 96
 
 
 def test_when_nothing_comes_in_time_the_answer_is_that_of_a_prefill(
