@@ -331,7 +331,7 @@ class KVTransfer:
             try:
                 grant = self._port.offer(job.offered, self._segment_bytes(job))
                 if grant is not None:
-                    copied = [(span, self._with_mass(job, sealed)) for span, sealed in self._copy(job, grant)]
+                    copied = self._copy(job, grant)
             except StepDiscardedError:
                 copied.clear()
             except Exception:
@@ -345,7 +345,7 @@ class KVTransfer:
             self._storing_since = time.monotonic()
             try:
                 if grant is not None:
-                    kept = self._port.store(grant, copied)
+                    kept = self._port.store(grant, [(span, self._with_mass(job, sealed)) for span, sealed in copied])
             except Exception:
                 logger.exception("a save failed")
             finally:
@@ -372,7 +372,13 @@ class KVTransfer:
 
     def _with_mass(self, job: SaveJob, sealed: Any) -> Any:
         """A sealed segment, and its attention mass behind it where there is one."""
-        mass = job.queries.mass(sealed, self._copier.layout.block_size) if job.queries is not None else None
+        if job.queries is None:
+            return sealed
+        try:
+            mass = job.queries.mass(sealed, self._copier.layout.block_size)
+        except Exception:
+            logger.exception("a segment is stored without its attention mass")
+            return sealed
         return sealed if mass is None else with_mass(sealed, mass)
 
     def _segment_bytes(self, job: SaveJob) -> list[int]:
