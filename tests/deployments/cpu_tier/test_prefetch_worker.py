@@ -240,7 +240,7 @@ def test_what_is_read_lies_in_the_object_store(actor: Any, ray_cluster: Any) -> 
     span = chain(8, 1)[0]
     segment = sealed(span, shape=LARGE)
     ref = ray_cluster.put(segment)
-    assert ray_cluster.get(actor.write.remote([span.key], ref), timeout=PATIENCE_S) == ([segment.nbytes], "")
+    assert ray_cluster.get(actor.write.remote([span.key], ref), timeout=PATIENCE_S) == ([segment.nbytes], "", {})
     read = actor.read.remote(span.key)
     first, again = (ray_cluster.get(read, timeout=PATIENCE_S) for _ in range(2))
     assert np.array_equal(first, sealed(span, shape=LARGE))
@@ -280,7 +280,7 @@ def test_reads_pass_by_a_write_that_waits(actor: Any, running: RedisForTests, ra
         assert np.array_equal(ray_cluster.get(actor.read.remote(span.key), timeout=PATIENCE_S), sealed(span))
     finally:
         (folder / "go").touch()
-    assert ray_cluster.get(writing, timeout=PATIENCE_S) == ([sealed(other).nbytes], "")
+    assert ray_cluster.get(writing, timeout=PATIENCE_S) == ([sealed(other).nbytes], "", {})
 
 
 def test_a_killed_worker_fails_what_it_was_asked_at_once(actor: Any, running: RedisForTests, ray_cluster: Any) -> None:
