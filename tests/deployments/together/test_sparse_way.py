@@ -141,7 +141,7 @@ def test_what_was_saved_becomes_sparse_in_redis_and_is_attended_to_as_it_was_kep
 
 
 def test_an_index_that_is_read_from_redis_anew_knows_what_is_sparse(engine: Any, demo_model: Path) -> None:
-    tokens, prefix = prompt(42, 2 * SEGMENT + 40), 2 * SEGMENT
+    tokens, prefix = prompt(42, 2 * SEGMENT + 20), 2 * SEGMENT
 
     async def check_all() -> None:
         await ask(engine, tokens, 1)
