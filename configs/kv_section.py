@@ -96,6 +96,12 @@ class KVSettings(Section):
     tolerant_level: int = Field(
         2, ge=1, le=3, description="Level of `tolerant_codec: cachegen`: 1 loses least, 3 takes least room."
     )
+    sparse: Literal["off", "layers", "75", "50", "20"] = Field(
+        "off",
+        description="Of how many tokens KV of tolerant prompts is kept in Redis. `layers`: of each layer what "
+        "`make profile-sparse` has measured, without measured loss. `75`, `50`, `20`: so many per cent of each layer, "
+        "with the loss in docs/concepts/compression.md. `off`: all.",
+    )
     codec_profiles: str = Field(
         ".crosskv/profiles",
         min_length=1,

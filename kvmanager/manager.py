@@ -26,6 +26,7 @@ from kvmanager.moves.cuts import cut_sequence
 from kvmanager.moves.demotions import Demotion
 from kvmanager.moves.directives import Directive, evict
 from kvmanager.moves.due_evictions import evictions
+from kvmanager.moves.kept_prefixes import SparseQuery
 from kvmanager.moves.plans import Choose, ChooseChunks, Plan
 from kvmanager.moves.saves import Offer
 from kvmanager.report import lookup_report, manager_report, tenant_report
@@ -52,10 +53,9 @@ class KVManager:
         self._planner, self._leases = parts.planner, parts.leases
         self._saves, self._demotions = parts.saves, parts.demotions
         self._pins, self._quotas, self._devices = parts.pins, parts.quotas, parts.devices
-        self.offloads = parts.offloads
-        """What devices hold and no shared tier has; for reading only."""
-        self.renewals = parts.renewals
-        """What Redis shall keep from expiring, and what the index says of it."""
+        self.offloads = parts.offloads  # what devices hold and no shared tier has; for reading only
+        self.renewals = parts.renewals  # what Redis shall keep from expiring, and what the index says of it
+        self.forms = parts.forms  # of what Redis has: for whoever commits or adopts there
 
     def set_budget(self, location: Location, nbytes: int) -> None:
         """Let a location hold ``nbytes``. Raises ValueError for a device, and for less than the location holds.
@@ -98,6 +98,7 @@ class KVManager:
         choose: Choose | None = None,
         chunks: Sequence[ChunkQuery] = (),
         choose_chunks: ChooseChunks | None = None,
+        sparse: SparseQuery | None = None,
     ) -> Plan:
         """Say what ``replica`` on ``node`` shall load for a prompt of which it holds ``device_blocks`` leading blocks.
 
@@ -110,14 +111,15 @@ class KVManager:
 
         ``chunks`` of a blended prompt, in order and without overlap, serve what comes after that: of each that ends
         later, all that is stored of it, unless ``choose_chunks`` says less (`kvmanager.loading.blend_choice`). Known
-        segments of these chunks are used too, and all is under one lease.
+        segments of these chunks are used too, and all is under one lease. ``sparse``: of a prompt that may read it.
         """
         self._advance(now)
         self._parts.clock.tick()
         if self._catalog.reuse is not None:
             self._catalog.reuse.request(len(hashes))
         hashes = self._planner.further_stored(hashes, exact_hashes)
-        return self._planner.plan(self._now, replica, node, hashes, device_blocks, choose, chunks, choose_chunks)
+        asked = choose, chunks, choose_chunks, sparse
+        return self._planner.plan(self._now, replica, node, hashes, device_blocks, *asked)
 
     def reserve(self, now: float, replica: str, node: str, hashes: Sequence[BlockHash]) -> Plan:
         """Lease what a directive shall load to ``replica``, as `plan` would: but nobody asked, so no use is counted."""

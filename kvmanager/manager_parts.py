@@ -20,6 +20,7 @@ from kvmanager.moves.due_evictions import DueEvictions
 from kvmanager.moves.leases import Leases
 from kvmanager.moves.offloads import Offloads
 from kvmanager.moves.plans import Planner
+from kvmanager.moves.redis_forms import RedisForms
 from kvmanager.moves.renewals import Renewals
 from kvmanager.moves.saves import Saves
 
@@ -45,6 +46,7 @@ class ManagerParts:
         policy_for(lambda: 0)  # what is no policy is refused now, not when the first tier comes
         self.catalog = Catalog(self.trie, self.clock, self.log, policy_for, self.queue, self.reuse)
         self.renewals = Renewals(self.trie, self.catalog.stores, self.counters, config.redis_renew_s)
+        self.forms = RedisForms(self.trie, self.catalog.stores)
         self.leases = Leases(self.catalog, self.counters, config.lease_s)
         self.planner = Planner(
             self.catalog, self.counters, self.renewals, self.leases, config.blocks_per_segment, config.block_tokens

@@ -35,6 +35,7 @@ from deployments.protocol.kv_port import Promotion
 from deployments.protocol.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from kvmanager.index.locations import Tier
 from kvmanager.segments.format import read_header
+from kvmanager.segments.forms import stated_form
 from kvmanager.segments.spans import SegmentSpan
 
 logger = logging.getLogger(__name__)
@@ -130,11 +131,12 @@ class CPUTier:
                 break  # what follows could not be used without it
         return refs + [None] * (len(loads) - len(refs))
 
-    async def demote(self, keys: Sequence[bytes]) -> tuple[list[int], str]:
-        """Copy segments (parents first) to Redis: bytes that the first take there now, and why not all ("": all)."""
+    async def demote(self, keys: Sequence[bytes]) -> tuple[list[int], str, dict[bytes, bytes]]:
+        """Copy segments (parents first) to Redis: bytes that the first take there now, why not all ("": all), and the
+        forms of those that are sparse there (`kvmanager.segments.forms`)."""
         present = list(itertools.takewhile(self._segments.__contains__, keys))
         if not present:
-            return [], "not_here"
+            return [], "not_here", {}
         return await self._redis.push(present, [self._segments[key][0] for key in present], PUSH_S)
 
     async def resize(self, budget_bytes: int) -> None:
@@ -207,6 +209,8 @@ class CPUTier:
             sealed = None
             try:  # whatever happens to one, each of them must be awaited: it counts as on its way until then
                 sealed = await self._redis.arrival(pull)
+                if sealed is not None and stated_form(sealed.data):
+                    sealed = None  # a sparse one is for who asked for it, and for nobody who wants dense KV
                 if complete and sealed is not None and pull.key in wanted and pull.key not in self._segments:
                     span = read_header(sealed.data).span
                     if self._used_bytes + sealed.nbytes > self._budget_bytes:

@@ -179,25 +179,25 @@ class PrefetchPool:
 
     async def push(
         self, keys: Sequence[bytes], refs: Sequence[ray.ObjectRef[Any]], timeout_s: float
-    ) -> tuple[list[int], str]:
-        """Store segments in Redis, parents first: what the first take there now, and why not all do ("": all)."""
+    ) -> tuple[list[int], str, dict[bytes, bytes]]:
+        """See `PrefetchWorker.write`: what the first take in Redis, why not all do ("": all), forms of sparse ones."""
         workers = self.ready_workers()
         if not workers:
-            return [], "no_worker"
+            return [], "no_worker", {}
         worker = workers[next(self._turn) % len(workers)]
         try:
             writing = worker.write.remote(list(keys), *refs)
-            stored, reason = await asyncio.wait_for(writing, timeout_s)
+            stored, reason, forms = await asyncio.wait_for(writing, timeout_s)
         except TimeoutError:
             self._replace(worker)
-            return [], "worker_stuck"
+            return [], "worker_stuck", {}
         except ray.exceptions.RayActorError:
             self._replace(worker)
-            return [], "worker_lost"
+            return [], "worker_lost", {}
         except ray.exceptions.RayError:  # a segment's object, not the worker
-            return [], "object_lost"
+            return [], "object_lost", {}
         self._demoted += len(stored)
-        return stored, reason
+        return stored, reason, forms
 
     def count_promoted(self, segments: int) -> None:
         """Note segments that the tier has kept."""

@@ -31,6 +31,7 @@ from deployments.segment_store.base import StoreFullError, StoreTimeoutError, St
 from deployments.segment_store.codec_meter import CodecMeter
 from deployments.segment_store.endpoint import RedisEndpoint, open_coded_store
 from kvmanager.segments.format import Buffer, SegmentMismatch
+from kvmanager.segments.forms import stated_form
 
 logger = logging.getLogger(__name__)
 
@@ -69,33 +70,40 @@ class PrefetchWorker:
 
     @ray.method(concurrency_group="read")
     def read(self, key: bytes) -> Sealed | str:
-        """The sealed segment as a read-only array, or "missing", "unreachable", "mismatch_<reason>", "wrong_type"."""
+        """The sealed segment as a read-only array, raw, or as it is stored where it is sparse.
+
+        Or "missing", "unreachable", "mismatch_<reason>", "wrong_type".
+        """
         with self._connection:
             stored = self._fetch(key)
         return stored if isinstance(stored, str) else self._decoded(key, stored)
 
     @ray.method(concurrency_group="write")
-    def write(self, keys: Sequence[bytes], *buffers: Sealed) -> tuple[list[int], str]:
-        """Store segments, parents first; returns the bytes that each takes in Redis, as far as it came, and why it
-        stopped.
+    def write(self, keys: Sequence[bytes], *buffers: Sealed) -> tuple[list[int], str, dict[bytes, bytes]]:
+        """Store segments, parents first; returns the bytes that each takes in Redis, as far as it came, why it
+        stopped, and the forms (`kvmanager.segments.forms`) of those that are sparse there.
 
         The reason is "" when all are stored, else "unreachable", "full", or "damaged" for what is no sealed segment.
         """
         stored: list[int] = []
+        forms: dict[bytes, bytes] = {}
         for key, buffer in zip(keys, buffers, strict=True):
             if self._blocked():
-                return stored, UNREACHABLE
+                return stored, UNREACHABLE, forms
             try:
-                stored.append(self._store.put(key, buffer.data))
+                nbytes, form = self._store.put_by_mass(key, buffer.data)
             except SegmentMismatch:
-                return stored, DAMAGED
+                return stored, DAMAGED, forms
             except StoreFullError:
-                return stored, FULL
+                return stored, FULL, forms
             except StoreUnavailableError as error:
                 self._note_outage(error)
-                return stored, UNREACHABLE
+                return stored, UNREACHABLE, forms
+            stored.append(nbytes)
+            if form:
+                forms[key] = form
         self._outage = False
-        return stored, ""
+        return stored, "", forms
 
     @ray.method(concurrency_group="report")
     def codec_report(self) -> dict[str, dict[str, Any]]:
@@ -124,7 +132,9 @@ class PrefetchWorker:
         return MISSING if stored is None else stored
 
     def _decoded(self, key: bytes, stored: Buffer) -> Sealed | str:
-        """The raw segment, or why not."""
+        """The raw segment, or why not; a sparse one stays as it is: no dense one can be made of it."""
+        if stated_form(stored):
+            return np.frombuffer(stored, np.uint8)
         try:
             return np.frombuffer(self._store.decode(key, stored), np.uint8)
         except SegmentMismatch as mismatch:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from deployments.engine.sparse.queries import QueryWatch
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.kv_port import OfferedBlocks
 from deployments.transfer.held_save import submit_held_save
 from deployments.transfer.layerwise_save import HostBuffer, StepProgress
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.threads import KVTransfer
-from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.keys import TOLERANT, BlockHash
 from kvmanager.segments.spans import cut_ends
 
 if TYPE_CHECKING:
@@ -40,6 +41,18 @@ class RequestSaves:
         self._on_engine_thread = on_engine_thread
         self._block_size = block_size
         self._blocks_per_segment = blocks_per_segment
+        self.queries: QueryWatch | None = None
+        """What tolerant prompts' attention mass is made of; None: nothing is stored sparse."""
+
+    def begin(self, tracked: TrackedRequest) -> None:
+        """A request has entered. What has a sparse prefix is not saved, and needs no mass."""
+        if self.queries is not None and tracked.fidelity == TOLERANT and tracked.sparse is None:
+            self.queries.watch(tracked.request.request_id)
+
+    def end(self, request_id: str) -> None:
+        """A request has ended, and its last save was started."""
+        if self.queries is not None:
+            self.queries.forget(request_id)
 
     def save(self, tracked: TrackedRequest, end_block: int, in_this_step: bool = False) -> int:
         """Start saving up to `end_block`; returns the segments for which there is no room now, to try again.
@@ -76,8 +89,9 @@ class RequestSaves:
             pace = self._layerwise.begin_save(request.request_id)
             on_end = partial(_give_back, buffer, nbytes)
         pool = self._kv_cache_manager.block_pool
+        queries = self.queries.sample_of(request.request_id) if self.queries is not None else None
         if not submit_held_save(
-            pool, self._transfer, self._on_engine_thread, offered, ids, on_end, tracked.fidelity, pace
+            pool, self._transfer, self._on_engine_thread, offered, ids, on_end, tracked.fidelity, pace, queries
         ):
             on_end(None)
             return wanted

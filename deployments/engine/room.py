@@ -41,6 +41,7 @@ from deployments.protocol.kv_port import (
     PlanDict,
 )
 from deployments.protocol.wire import GenerateRequest
+from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.keys import EXACT, TOLERANT, sparse_salt
 
 if TYPE_CHECKING:
@@ -107,10 +108,12 @@ class EngineRoom:
         self._engine: EngineThread | EngineProcess
         why: str | None = None
         self._blend_terms: BlendTerms | None = None
+        self._sparse_budgets: Budgets | None = None
         if settings.engine_process == "process":
             spec = EngineSpec(settings, str(rank), self.fingerprint, open_port_there)
             self._llm, self._engine, ready = start_engine_process(config, spec)
             why, self._blend_terms = ready.why_not_shared, ready.blend_terms
+            self._sparse_budgets = ready.sparse_budgets
         else:
             self._llm, self._engine = start_engine(config, settings.engine.log_stats)
             if config.kv_transfer_config is not None:
@@ -126,7 +129,7 @@ class EngineRoom:
             else:
                 reuse = KVReuse(self._engine, config, settings, self._port, self.fingerprint, str(rank))
                 self._service = ReuseService(reuse, self._port)
-                self._blend_terms = reuse.blends.terms
+                self._blend_terms, self._sparse_budgets = reuse.blends.terms, reuse.sparse_budgets
         self._watch = HangWatch(self._engine.beat, settings.engine.hang_s, self._give_up)
         self._watch.start()
 
@@ -142,6 +145,11 @@ class EngineRoom:
         """How this replica blends; None: not at all, as its log says."""
         return self._blend_terms
 
+    @property
+    def sparse_budgets(self) -> Budgets | None:
+        """Of what this replica presents sparse; None: it takes dense KV only."""
+        return self._sparse_budgets
+
     async def plan(
         self,
         hashes: Sequence[bytes],
@@ -149,11 +157,12 @@ class EngineRoom:
         prompt_tokens: int,
         queued_tokens: int,
         blend: BlendQuery | None = None,
+        sparse: Budgets | None = None,
     ) -> PlanDict | None:
         """The manager's plan for a prompt (`ClusterPort.plan`); None without an answer."""
         if self._port is None:
             return None
-        return await self._port.plan(hashes, exact_hashes, prompt_tokens, queued_tokens, blend)
+        return await self._port.plan(hashes, exact_hashes, prompt_tokens, queued_tokens, blend, sparse)
 
     async def stored_chunks(self, sequences: Sequence[Sequence[bytes]]) -> list[int] | None:
         """How many leading blocks of each sequence shared tiers have (`ClusterPort.stored_chunks`)."""

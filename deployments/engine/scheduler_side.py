@@ -86,12 +86,10 @@ class SchedulerSide:
         """`num_running`: requests in the engine's steps now; `max_step_tokens`: what a step computes at most."""
         self._port = port
         self._transfer = transfer
-        self._kv_cache_manager = kv_cache_manager
-        self._pool = kv_cache_manager.block_pool
-        self._block_size = block_size
-        self._blocks_per_segment = blocks_per_segment
+        self._kv_cache_manager, self._pool = kv_cache_manager, kv_cache_manager.block_pool
+        self._block_size, self._blocks_per_segment = block_size, blocks_per_segment
         self._replica = replica
-        self._saves = RequestSaves(
+        self.saves = RequestSaves(
             kv_cache_manager, transfer, layerwise, on_engine_thread, block_size, blocks_per_segment
         )
         self._layerwise = layerwise
@@ -138,6 +136,7 @@ class SchedulerSide:
             save_answer=ANSWER_GOES not in transfer,
             sparse=sparse,
         )
+        self.saves.begin(tracked)
         if self.queue is not None:
             if plan and self.queue.hear(plan["epoch"], plan["now"]):
                 tracked.scores, tracked.now, tracked.epoch = plan["scores"], plan["now"], plan["epoch"]
@@ -322,7 +321,7 @@ class SchedulerSide:
             end = computed - computed % self._blocks_per_segment
             if computed >= prompt:
                 end = max(end, prompt)
-            self._saves.save(tracked, end)
+            self.saves.save(tracked, end)
 
     def save_step(self, request_id: str, computed_tokens: int, step_tokens: int, admitted: bool) -> None:
         """Save, layer by layer, what the step that is being planned computes of a prompt: segments that it fills.
@@ -337,7 +336,7 @@ class SchedulerSide:
             return
         end = (computed_tokens + step_tokens) // self._block_size
         prompt = tracked.request.num_prompt_tokens // self._block_size
-        self._saves.save(tracked, prompt if end >= prompt else end - end % self._blocks_per_segment, in_this_step=True)
+        self.saves.save(tracked, prompt if end >= prompt else end - end % self._blocks_per_segment, in_this_step=True)
 
     def finish(self, request: Request) -> dict[str, KVCacheUsage] | None:
         """The request ends; its blocks are still its own. Save the rest and say where the prompt's KV came from."""
@@ -356,12 +355,13 @@ class SchedulerSide:
             self._score(tracked, [self._pool.blocks[block_id] for block_id in ids])
         if not tracked.is_loading:
             computed = request.num_computed_tokens // self._block_size
-            self._transfer.count_dropped(self._saves.save(tracked, computed))
+            self._transfer.count_dropped(self.saves.save(tracked, computed))
             if tracked.saved_blocks < computed and computed * self._block_size < tracked.least_tokens:
                 self._transfer.count_short()
             self._port.release(tracked.lease_id)
         else:
             self._blends.cancel(request.request_id)
+        self.saves.end(request.request_id)
         return {KV_CACHE_USAGE: tracked.usage(self._replica)}
 
     def tenant_of_block(self, block_hash: bytes) -> str:

@@ -30,17 +30,21 @@ from deployments.engine.pool.events import PlacementPublisher
 from deployments.engine.pool.hotness_queue import order_by_hotness, order_by_recency
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.engine.sparse.kept_slots import KeptSlots
+from deployments.engine.sparse.opening import opener, sparse_coding
 from deployments.engine.sparse.presenter import SparsePresenter
+from deployments.engine.sparse.queries import QueryWatch
 from deployments.engine.sparse.refusals import why_not, why_not_built
 from deployments.engine.sparse.requests import OpenKept, SparseRequests
 from deployments.port.layer_groups import group_ends
 from deployments.protocol.kv_port import KVPort
+from deployments.segment_store.sparse.coding import OFF
 from deployments.transfer.layerwise_choice import LayerwiseChoice, MeasuredRates, group_bytes
 from deployments.transfer.layerwise_step import LayerwiseStep
 from deployments.transfer.layerwise_streams import streams_for
 from deployments.transfer.segment_copy import SegmentCopier
 from deployments.transfer.threads import KVTransfer
 from kernels.paged.layout import LayoutKind, PagedLayout, cpu_layout_for
+from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.sizes import check_segment_bytes
 
 logger = logging.getLogger(__name__)
@@ -201,6 +205,30 @@ class KVReuse:
 
         thread.call(attach).result()
         self.order_device(settings.kv.device_policy == "hotness").result()
+        self.sparse_budgets = self._begin_sparse(settings, fingerprint)
+        """What is kept of tolerant prompts' KV in Redis, and presented here; None: all."""
+
+    def _begin_sparse(self, settings: Settings, fingerprint: bytes) -> Budgets | None:
+        if settings.kv.sparse == OFF:
+            return None
+        coding = sparse_coding(settings, fingerprint)
+        budgets = coding.budgets(len(self.copier.layers))
+        if budgets is None:
+            return None
+        why = self.accept_sparse(opener(coding, self.copier))
+        if why is not None:
+            logger.warning("KV is stored dense, for this engine cannot present it sparse: %s", why)
+            return None
+        worker: Any = get_kv_transfer_group()
+
+        def watch() -> None:
+            runner = self._thread.runner
+            layers = runner.compilation_config.static_forward_context
+            names = layer_names(worker.kv_caches)
+            self._scheduler_side.saves.queries = QueryWatch(runner, [layers[name] for name in names])
+
+        self._thread.call(watch).result()
+        return budgets
 
     def accept_sparse(self, open_kept: OpenKept) -> str | None:
         """Present sparse prefixes from now on, opened by `open_kept`. Returns why the engine cannot, if it cannot."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
 import random
 import time
@@ -44,6 +45,8 @@ from kvmanager.loading.load_rates import LateSample, Sample
 from kvmanager.manager import KVManager
 from kvmanager.moves.directives import evict
 from kvmanager.moves.saves import Offer
+from kvmanager.segments.budgets import Budgets
+from kvmanager.segments.forms import DENSE
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import SegmentSpan
 
@@ -76,7 +79,7 @@ class KVManagerActor:
         self._directives = DirectiveSender(self._brain, self._replicas)
         self._control = Control(self._brain, self._replicas, self._directives, self._seats, self._watch)
         self._loads = load_choice(config)
-        self._prompts = PromptPlanner(self._brain, self._loads)
+        self._prompts = PromptPlanner(self._brain, self._loads, config.block_tokens)
         self._reports = Reports(self._brain, self._replicas, self._ended, self._loads, self._directives, self._seats)
         self._garbage = GcFreeze()
         self._housekeeping = asyncio.get_event_loop().create_task(keep_house(self._tidy))
@@ -120,17 +123,17 @@ class KVManagerActor:
         prompt_tokens: int = 0,
         queued_tokens: int = 0,
         blend: BlendQuery | None = None,
+        sparse: Budgets | None = None,
     ) -> PlanDict | None:
         """What is stored of a prompt, under a lease, as far as it is worth loading; None: not registered.
 
-        `queued_tokens`: what the replica has to compute before this prompt; `prompt_tokens` 0: as many as the hashed
-        blocks have. `blend`: of a blended prompt's chunks, in order and without overlap.
+        `queued_tokens`: what the replica computes before it; `prompt_tokens` 0: as many as the hashed blocks have.
+        `blend`: a blended prompt's chunks, in order and without overlap; `sparse`: what a tolerant one's may present.
         """
         if replica not in self._replicas:
             return None
-        return self._prompts.plan(
-            time.monotonic(), replica, node_id, hashes, exact_hashes, prompt_tokens, queued_tokens, blend
-        )
+        asked = hashes, exact_hashes, prompt_tokens, queued_tokens, blend, sparse
+        return self._prompts.plan(time.monotonic(), replica, node_id, *asked)
 
     async def release(self, lease_ids: Iterable[int]) -> None:
         """Leases that are used up."""
@@ -196,12 +199,10 @@ class KVManagerActor:
             seat.rank = rank
             self._watch.wake()
         taken: list[dict[str, Any]] = []
-        try:
+        with contextlib.suppress(TimeoutError):
             taken.append(await asyncio.wait_for(seat.directives.get(), wait_s))
             while not seat.directives.empty():
                 taken.append(seat.directives.get_nowait())
-        except TimeoutError:
-            pass
         return self._directives.deliver(taken)
 
     async def acknowledge(self, directive_id: int, result: Any) -> None:
@@ -215,10 +216,7 @@ class KVManagerActor:
     # Tiers.
 
     async def tier_alive(self, node_id: str, incarnation: str, workers: int) -> tuple[bool, RedisEndpoint | None]:
-        """A tier's heartbeat: so many of its prefetch workers are ready.
-
-        Answers whether it is known here (if not: register), and which Redis there is.
-        """
+        """A tier's heartbeat, with its ready workers: is it known (if not: register), and which Redis is there."""
         known = self._seats.cpu_alive(time.monotonic(), node_id, incarnation, workers)
         return known, self._seats.redis_endpoint
 
@@ -232,10 +230,8 @@ class KVManagerActor:
         segment_bytes: Sequence[int],
         told: bool = True,
     ) -> list[bytes]:
-        """A tier introduces itself with what it holds (parents first); returns the keys that it shall keep.
-
-        Not `told`: this is only the beginning of what it holds, and the rest follows by `adopt_tier`.
-        """
+        """A tier introduces itself with what it holds (parents first), or not `told`: with the beginning of it, and the
+        rest follows by `adopt_tier`. Returns the keys that it shall keep."""
         self._seats.seat_cpu(time.monotonic(), node_id, handle, incarnation, budget_bytes, told=False)
         self._loads.tier_is_back(Tier.CPU)
         logger.info("CPU tier of node %s: %d bytes budget", node_id[:8], budget_bytes)
@@ -245,9 +241,7 @@ class KVManagerActor:
         self, node_id: str, incarnation: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int], told: bool
     ) -> list[bytes] | None:
         """More of what a tier holds (parents first, over all calls), the last of it if `told`; plans go on in between.
-
-        Returns the keys that it shall keep; None when it is not known here (any more), which says nothing about them.
-        """
+        Returns the keys that it shall keep; None when it is not known here (any more), which says nothing of them."""
         if not self._seats.cpu_told(time.monotonic(), node_id, incarnation, told):
             return None
         kept = self._brain.adopt(time.monotonic(), Location(Tier.CPU, node_id), spans, segment_bytes)
@@ -293,15 +287,19 @@ class KVManagerActor:
         self._loads.tier_is_back(Tier.REDIS)
 
     async def adopt_redis(
-        self, incarnation: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int], raw_bytes: Sequence[int]
+        self,
+        incarnation: str,
+        spans: Sequence[SegmentSpan],
+        segment_bytes: Sequence[int],
+        raw_bytes: Sequence[int],
+        forms: Mapping[SegmentKey, bytes],
     ) -> list[bytes]:
-        """Segments that lie in Redis (parents before children, over all calls); returns the keys that it shall keep.
-
-        `segment_bytes` is what each takes there, `raw_bytes` what it takes in a CPU tier.
-        """
+        """Segments that lie in Redis (parents before children, over all calls), `forms` of sparse ones; returns the
+        keys that it shall keep. `segment_bytes` is what each takes there, `raw_bytes` what it takes in a CPU tier."""
         if not self._seats.is_redis(incarnation):
             return []
         kept = self._brain.adopt(time.monotonic(), REDIS, spans, segment_bytes, raw_bytes)
+        self._brain.forms.note({span.key: forms.get(span.key, DENSE) for span in spans})
         self._watch.wake()
         return list(kept)
 

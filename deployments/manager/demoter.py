@@ -17,6 +17,7 @@ from deployments.manager.tier_registry import TierRegistry
 from kvmanager.index.locations import REDIS
 from kvmanager.manager import KVManager
 from kvmanager.moves.demotions import Demotion
+from kvmanager.segments.forms import DENSE
 from kvmanager.segments.keys import SegmentKey
 
 logger = logging.getLogger(__name__)
@@ -70,12 +71,13 @@ class Demoter:
 
     async def _demote(self, demotion: Demotion) -> None:
         stored: dict[SegmentKey, int] = {}
+        forms: dict[SegmentKey, bytes] = {}
         reason = "no_answer"
         try:
             seat = self._seats.cpu.get(demotion.source.holder)
             self._seats.send(demotion.evict)
             if seat is not None and await self._seats.settled(REDIS):
-                sizes, reason = await asyncio.wait_for(seat.handle.demote.remote(list(demotion.keys)), ANSWER_S)
+                sizes, reason, forms = await asyncio.wait_for(seat.handle.demote.remote(list(demotion.keys)), ANSWER_S)
                 stored = dict(zip(demotion.keys, sizes, strict=False))  # as many of the first as were stored
         except Exception as error:
             logger.warning("a demotion to Redis failed: %r", error)
@@ -83,6 +85,7 @@ class Demoter:
             self._free += 1
             if reason:
                 self._paused_until = time.monotonic() + PAUSE_S
+            self._brain.forms.note({key: forms.get(key, DENSE) for key in stored})
             due = self._brain.finish_demotion(time.monotonic(), demotion.demotion_id, stored)
             self.wake()
         self._seats.send(due)

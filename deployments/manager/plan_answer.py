@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deployments.protocol.kv_port import PlanDict, PlanExpectation, PlannedBlend, PlannedChunk, PlannedLoad
+from deployments.protocol.kv_port import (
+    PlanDict,
+    PlanExpectation,
+    PlannedBlend,
+    PlannedChunk,
+    PlannedLoad,
+    PlannedSparse,
+)
 from kvmanager.loading.load_choice import PromptChoice
 from kvmanager.moves.plans import Plan, PlannedSegment
 
@@ -38,13 +45,21 @@ def plan_answer(plan: Plan, epoch: int, choice: PromptChoice, short_tokens: int)
     )
     answer = PlanDict(
         lease_id=plan.lease_id,
-        segments=planned_loads(plan.segments),
+        segments=[] if plan.kept is not None else planned_loads(plan.segments),
         scores=list(plan.scores),
         now=plan.now_score,
         epoch=epoch,
         reason=plan.reason.value,
         expected=expected,
     )
+    if plan.kept is not None:
+        answer["sparse"] = PlannedSparse(
+            blocks=plan.segments[-1].end_block,
+            loads=planned_loads(plan.segments),
+            kept=[list(counts) for counts in plan.kept.kept],
+            forms=list(plan.kept.forms),
+            digest=plan.kept.digest,
+        )
     if plan.chunks and choice.blend is not None:
         answer["blend"] = PlannedBlend(
             chunks=[PlannedChunk(chunk.start_token, planned_loads(chunk.segments)) for chunk in plan.chunks],

@@ -11,15 +11,18 @@ from deployments.manager.plan_answer import plan_answer
 from deployments.protocol.kv_port import BlendQuery, PlanDict
 from kvmanager.loading.load_choice import LoadChoice
 from kvmanager.manager import KVManager
+from kvmanager.moves.kept_prefixes import SparseQuery
+from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.keys import BlockHash
 
 
 class PromptPlanner:
     """See the module's docstring. `now`: seconds of the manager's clock."""
 
-    def __init__(self, brain: KVManager, loads: LoadChoice) -> None:
+    def __init__(self, brain: KVManager, loads: LoadChoice, block_tokens: int) -> None:
         self._brain = brain
         self._loads = loads
+        self._block_tokens = block_tokens
 
     def plan(
         self,
@@ -31,10 +34,13 @@ class PromptPlanner:
         prompt_tokens: int,
         queued_tokens: int,
         blend: BlendQuery | None,
+        sparse: Budgets | None,
     ) -> PlanDict:
         """What is stored of a registered replica's prompt, as far as it is worth loading or blending, under a lease."""
         device_blocks = self._brain.offloads.device_blocks(replica, hashes)
         choice = self._loads.for_prompt(now, replica, device_blocks, len(hashes), prompt_tokens, queued_tokens, blend)
+        most_blocks = (max(prompt_tokens, len(hashes) * self._block_tokens) - 1) // self._block_tokens
+        query = SparseQuery(hashes, sparse, most_blocks, device_blocks) if sparse is not None else None
         plan = self._brain.plan(
             now,
             replica,
@@ -44,6 +50,7 @@ class PromptPlanner:
             choose=choice.choose,
             chunks=blend.chunks if blend else (),
             choose_chunks=choice.choose_chunks,
+            sparse=query,
         )
         # A blend's chunks are read while its first layers are computed, so they stay for as long as it takes.
         self._brain.extend_lease(plan.lease_id, choice.deadline_s + choice.blend_s)

@@ -18,6 +18,7 @@ from deployments.manager.tier_registry import TierRegistry
 from kvmanager.index.locations import REDIS
 from kvmanager.manager import KVManager
 from kvmanager.moves.directives import evict
+from kvmanager.segments.forms import DENSE
 from kvmanager.segments.keys import SegmentKey
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class RedisRenewer:
         if seat is None:
             self._drop([key])
             return
-        sizes, reason = await asyncio.wait_for(seat.handle.demote.remote([key]), COPY_S)
+        sizes, reason, forms = await asyncio.wait_for(seat.handle.demote.remote([key]), COPY_S)
         if reason not in ("", "not_here"):
             return  # Redis cannot be written now: whoever misses the segment tells of it again
         if not sizes or sizes[0] > indexed.nbytes:
@@ -75,4 +76,5 @@ class RedisRenewer:
         elif self._brain.renewals.indexed(key) is None:
             self._seats.send([evict(REDIS, (key,))])  # nobody would account for it
         else:
+            self._brain.forms.note({key: forms.get(key, DENSE)})
             self._brain.renewals.restored()

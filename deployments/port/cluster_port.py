@@ -28,6 +28,7 @@ from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, 
 from kvmanager.circuit_breaker import CircuitState
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import LateSample, Sample
+from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.spans import SegmentSpan
 
 logger = logging.getLogger(__name__)
@@ -88,11 +89,13 @@ class ClusterPort:
         prompt_tokens: int = 0,
         queued_tokens: int = 0,
         blend: BlendQuery | None = None,
+        sparse: Budgets | None = None,
     ) -> PlanDict | None:
         """The manager's plan for a prompt, also if there is nothing to load; None without an answer. On a loop.
 
         `exact_hashes`: `deployments.protocol.wire.GenerateRequest.exact_block_hashes`. `prompt_tokens`: the prompt's
-        length, 0 if not known; `queued_tokens`: what the engine has to compute before; `blend`: of a blended prompt.
+        length, 0 if not known; `queued_tokens`: what the engine has to compute before; `blend`: of a blended prompt;
+        `sparse`: what the replica presents, of a tolerant one.
         """
         if not self._plan_circuit.allows(time.monotonic()):
             self.count("plan_not_asked")
@@ -100,7 +103,7 @@ class ClusterPort:
         began = time.monotonic()
         try:
             answer: PlanDict | None = await self.manager.ask(
-                "plan", self._replica, self._node_id, hashes, exact_hashes, prompt_tokens, queued_tokens, blend,
+                "plan", self._replica, self._node_id, hashes, exact_hashes, prompt_tokens, queued_tokens, blend, sparse,
                 timeout_s=self._settings.plan_deadline_s,
             )  # fmt: skip
         except ManagerUnavailableError:

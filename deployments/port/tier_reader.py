@@ -28,6 +28,7 @@ from deployments.port.port_waits import PortWaits
 from deployments.protocol.actor_finder import SEARCH_S, ActorFinder
 from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.manager_client import SERVE_NAMESPACE
+from deployments.segment_store.sparse.mass_tail import without_mass
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_deadline import segment_wait_s
 
@@ -167,7 +168,7 @@ class TierReader:
         except ray.exceptions.RayError:
             found = "worker_lost" if in_redis else "lost"
         if not isinstance(found, str):
-            return memoryview(found)
+            return without_mass(memoryview(found))
         self._count(f"{'redis' if in_redis else 'fetch'}_{found}")
         if found in ("missing", "lost"):
             self._report("lost", load)

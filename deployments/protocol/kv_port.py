@@ -106,13 +106,15 @@ class PlannedSparse(TypedDict):
     """A tolerant prompt's prefix of which not all KV is kept; such a prompt comes under names of its own.
 
     `loads` are stored sparse, used whole, and follow each other from the prompt's first block on: `blocks` together,
-    fewer than the prompt's tokens. `kept[i][l]`: blocks of keys that layer l keeps of segment i. `digest` names what is
-    kept (`kvmanager.segments.keys.sparse_salt`). All are under the plan's lease.
+    fewer than the prompt's tokens. `kept[i][l]`: blocks of keys that layer l keeps of segment i. `forms[i]`: what
+    exactly (`kvmanager.segments.forms`), empty for a dense segment. `digest` names what is kept
+    (`kvmanager.segments.keys.sparse_salt`). All are under the plan's lease.
     """
 
     blocks: int
     loads: list[PlannedLoad]
     kept: list[list[int]]
+    forms: list[bytes]
     digest: bytes
 
 

@@ -27,6 +27,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import ray
@@ -205,6 +206,7 @@ class RedisTier:
                     [header.span for header in chunk],
                     [header.sealed_bytes for header in chunk],
                     [header.raw_sealed_bytes for header in chunk],
+                    {key: form for key in map(attrgetter("key"), chunk) if (form := found.forms.get(key))},
                 )
             )
             unwanted += [header.key for header in chunk if header.key not in kept]

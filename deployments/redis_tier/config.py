@@ -13,6 +13,7 @@ from deployments.segment_store.endpoint import RedisEndpoint
 from deployments.segment_store.key_names import namespace_root, segment_prefix
 from deployments.segment_store.redis_connection import RedisUnavailableError, check, connect
 from deployments.segment_store.segment_codecs import CACHEGEN, RAW_CODING, Coding
+from deployments.segment_store.sparse.coding import OFF
 from kvmanager.segments.server_secret import ServerSecret
 
 EMBEDDED = "embedded"
@@ -57,7 +58,10 @@ class RedisTierConfig:
             deadline_s=kv.redis_deadline_s,
             encrypt=kv.redis_encrypt,
             coding=Coding(
-                settings.redis_codec, kv.tolerant_codec, kv.tolerant_level if kv.tolerant_codec == CACHEGEN else 0
+                settings.redis_codec,
+                kv.tolerant_codec,
+                kv.tolerant_level if kv.tolerant_codec == CACHEGEN else 0,
+                sparse=kv.sparse,
             ),
             profiles_folder=str(kv.codec_profiles_path),
             model=settings.model_source,
@@ -76,7 +80,7 @@ class RedisTierConfig:
             expire_s=self.expire_s,
             secret=secret,
             encrypt=self.encrypt,
-            coding=replace(self.coding, profile=profile),
+            coding=replace(self.coding, profile=profile, model=self.model if self.coding.sparse != OFF else ""),
         )
 
     @property

@@ -17,11 +17,13 @@ from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, KVCacheUs
 from kvmanager.loading.blend_choice import Blend, blend_of
 from kvmanager.loading.load_rates import Sample
 from kvmanager.loading.short_prompts import ShortPrompts
+from kvmanager.segments.keys import TOLERANT
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
     from deployments.replica.fill_times import FillTimes
+    from kvmanager.segments.budgets import Budgets
     from kvmanager.segments.keys import BlockHash
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,11 @@ class PlanSource(Protocol):
         """How the engine blends; None: not at all."""
         ...
 
+    @property
+    def sparse_budgets(self) -> Budgets | None:
+        """Of what the engine presents sparse; None: it takes dense KV only."""
+        ...
+
     async def plan(
         self,
         hashes: Sequence[bytes],
@@ -84,6 +91,7 @@ class PlanSource(Protocol):
         prompt_tokens: int,
         queued_tokens: int,
         blend: BlendQuery | None,
+        sparse: Budgets | None = None,
     ) -> PlanDict | None:
         """The manager's plan for a prompt; None without an answer in time."""
         ...
@@ -106,7 +114,9 @@ class PromptPlan:
         self._expected = plan.get("expected", _NOTHING_EXPECTED) if plan else _NOTHING_EXPECTED
         block_tokens = plans.block_tokens
         whole = (self._prompt_tokens - 1) // block_tokens * block_tokens
-        last = plan["segments"][-1] if plan and plan["segments"] else None
+        loads = (plan["sparse"]["loads"] if "sparse" in plan else plan["segments"]) if plan else ()
+        last = loads[-1] if loads else None
+        self._is_sparse = bool(plan and "sparse" in plan)
         self._planned_tokens = min(whole, last.end_block * block_tokens) if last else 0
         start = self.own_tokens = max(self._planned_tokens, min(whole, self._expected["device_tokens"]))
         """How long the beginning is that it shall have from the device or from what is stored as its own."""
@@ -138,10 +148,11 @@ class PromptPlan:
         )  # fmt: skip
         times: Any = output.metrics  # None without engine.log_stats; its times are the engine's clock
         # What came from a CPU tier may have come layer by layer, while the rest was computed; and what a blend computes
-        # is no part of the engine's steps.
+        # is no part of the engine's steps; and to attend to a sparse prefix takes less time.
         if (
             times is not None
             and self._blend is None
+            and not self._is_sparse
             and not usage["cpu"]
             and usage["recomputed"] >= self._plans.block_tokens
         ):
@@ -197,6 +208,7 @@ class PromptPlans:
             prompt_tokens,
             self.queued_tokens,
             blend_query(request, self.blend_terms, self.block_tokens),
+            *([self._source.sparse_budgets] if request.fidelity == TOLERANT else ()),
         )
         if plan is None:
             return PromptPlan(self, request, None, NO_PLAN)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.segment_store.base import SegmentStore, StoredHeader
 from kvmanager.segments.format import (
+    SPARSE,
     Buffer,
     SegmentHeader,
     SegmentMismatch,
@@ -15,6 +16,8 @@ from kvmanager.segments.format import (
     stated_head_bytes,
     verify,
 )
+from kvmanager.segments.forms import stated_form
+from kvmanager.segments.keys import SegmentKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,8 @@ class ScannedChunk:
 
     headers: list[SegmentHeader]
     unusable: list[bytes]
+    forms: dict[SegmentKey, bytes] = field(default_factory=dict)
+    """Of sparse ones (`kvmanager.segments.forms`)."""
 
 
 class CheckedStore:
@@ -59,6 +64,8 @@ class CheckedStore:
                     chunk.unusable.append(entry.key)
                 else:
                     chunk.headers.append(header)
+                    if header.codec == SPARSE:
+                        chunk.forms[SegmentKey(header.key)] = stated_form(entry.head)
             yield chunk
 
     def _usable(self, entry: StoredHeader) -> SegmentHeader | None:

@@ -22,10 +22,13 @@ import numpy as np
 from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_meter import CodecMeter
 from deployments.segment_store.segment_codecs import LOSSLESS, Profiles, SegmentCodecs, WriteCodec
+from deployments.segment_store.sparse.coding import SparseCoding
+from deployments.segment_store.sparse.mass_tail import split_mass
 from kernels.dtypes import DTYPES, Array
 from kvmanager.segments.format import (
     CHECKSUM_BYTES,
     RAW,
+    SPARSE,
     Buffer,
     MismatchReason,
     SegmentHeader,
@@ -37,6 +40,7 @@ from kvmanager.segments.format import (
     read_layers,
     seal,
 )
+from kvmanager.segments.forms import DENSE, stated_form
 from kvmanager.segments.sizes import MOST_SEGMENT_BYTES
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -46,13 +50,21 @@ class CodedStore:
     """See the module's docstring. Outside: raw segments of one model; inside: what `store` holds."""
 
     def __init__(
-        self, store: CheckedStore, fingerprint: bytes, codecs: SegmentCodecs, profiles: Profiles, meter: CodecMeter
+        self,
+        store: CheckedStore,
+        fingerprint: bytes,
+        codecs: SegmentCodecs,
+        profiles: Profiles,
+        meter: CodecMeter,
+        sparse: SparseCoding | None = None,
     ) -> None:
+        """`sparse`: makes segments sparse that come with their mass; None: none."""
         self._store = store
         self._fingerprint = fingerprint
         self._codecs = codecs
         self._profiles = profiles
         self._meter = meter
+        self._sparse = sparse
 
     def fetch(self, key: bytes) -> Buffer | None:
         """The verified segment as it is stored; see `CheckedStore.get`."""
@@ -91,6 +103,22 @@ class CodedStore:
         """The raw segment; None when there is none. Raises as `fetch` and `decode`."""
         stored = self.fetch(key)
         return None if stored is None else self.decode(key, stored)
+
+    def put_by_mass(self, key: bytes, buffer: Any) -> tuple[int, bytes]:
+        """Store a raw segment that may have its mass behind it, sparse where that is wanted; else as `put`.
+
+        Returns the bytes that it takes and its form (`kvmanager.segments.forms`). Raises as `put`.
+        """
+        sealed, mass = split_mass(buffer)
+        sparse = None
+        if mass is not None and self._sparse is not None:
+            began = time.monotonic()
+            sparse = self._sparse.sparsified(key, sealed, mass)
+        if sparse is None:
+            return self.put(key, sealed), DENSE
+        self._meter.encoded(SPARSE, len(sealed), len(sparse), time.monotonic() - began)
+        self._store.put(key, sparse.data)
+        return len(sparse), stated_form(sparse.data)
 
     def put(self, key: bytes, sealed: Any) -> int:
         """Store a raw segment, coded; return the bytes that it takes, never more than raw.

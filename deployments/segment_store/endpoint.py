@@ -16,6 +16,7 @@ from deployments.segment_store.guarded_store import GuardedStore
 from deployments.segment_store.redis_profiles import RedisProfiles
 from deployments.segment_store.redis_store import RedisStore
 from deployments.segment_store.segment_codecs import RAW_CODING, Coding, SegmentCodecs
+from deployments.segment_store.sparse.coding import SparseCoding
 from kvmanager.segments.guard import ContentTag, SegmentGuard
 from kvmanager.segments.server_secret import ServerSecret
 
@@ -62,4 +63,5 @@ def open_coded_store(endpoint: RedisEndpoint, meter: CodecMeter) -> CodedStore:
     profiles = open_profiles(endpoint)
     codecs = SegmentCodecs(endpoint.coding, profiles)
     codecs.warm_up()
-    return CodedStore(open_store(endpoint), endpoint.fingerprint, codecs, profiles, meter)
+    sparse = SparseCoding(endpoint.coding, endpoint.fingerprint)
+    return CodedStore(open_store(endpoint), endpoint.fingerprint, codecs, profiles, meter, sparse)

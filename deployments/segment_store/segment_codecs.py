@@ -33,13 +33,16 @@ MOST_CODECS = 32
 class Coding:
     """How segments are stored in Redis: the codecs of exact and of tolerant ones.
 
-    `level` is CacheGen's; `profile` the digest of the model's own, b"" for none.
+    `level` is CacheGen's; `profile` the digest of the model's own, b"" for none. `sparse`: the level of tolerant ones
+    that have their attention mass, or "off"; `model`: a folder or a name, for what was measured of it.
     """
 
     exact: str
     tolerant: str
     level: int = 0
     profile: bytes = b""
+    sparse: str = "off"
+    model: str = ""
 
 
 RAW_CODING = Coding(RAW, RAW)

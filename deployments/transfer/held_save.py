@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.protocol.kv_port import OfferedBlocks
 from deployments.transfer.layerwise_save import StepProgress
+from deployments.transfer.query_sample import QuerySample
 from deployments.transfer.threads import KVTransfer, SaveJob
 from kvmanager.segments.format import EXACT
 
@@ -23,6 +24,7 @@ def submit_held_save(
     on_end: Callable[[int | None], None] = lambda stored: None,
     fidelity: str = EXACT,
     pace: StepProgress | None = None,
+    queries: QuerySample | None = None,
 ) -> bool:
     """Hold blocks (`SaveJob` has the shapes) and start saving them; False: too many are held already."""
     held = [pool.blocks[block_id] for block_id in block_ids]
@@ -30,7 +32,7 @@ def submit_held_save(
     def free() -> None:
         pool.free_blocks(reversed(held))
 
-    job = SaveJob(offered, block_ids, lambda: on_engine_thread(free), on_end, fidelity, pace)
+    job = SaveJob(offered, block_ids, lambda: on_engine_thread(free), on_end, fidelity, pace, queries)
     pool.touch(held)
     if transfer.submit_save(job):
         return True

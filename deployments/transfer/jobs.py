@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad
 from deployments.transfer.layerwise_save import StepProgress
+from deployments.transfer.query_sample import QuerySample
 from kvmanager.loading.prefix_load import PrefixLoad
 from kvmanager.segments.format import EXACT
 from kvmanager.segments.spans import SegmentSpan
@@ -62,6 +63,8 @@ class SaveJob:
     fidelity: str = EXACT
     pace: StepProgress | None = None
     """Of the step that is computing the blocks; None: they hold their KV already."""
+    queries: QuerySample | None = None
+    """What their attention mass is made of, which goes with them; None: nothing does."""
 
     def __post_init__(self) -> None:
         if len(self.block_ids) != self.offered.end_block - self.offered.first_block:

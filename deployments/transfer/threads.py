@@ -29,6 +29,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from deployments.protocol.kv_port import KVPort, PlannedLoad, SaveGrant
+from deployments.segment_store.sparse.mass_tail import mass_bytes, with_mass
 from deployments.transfer.jobs import LoadJob, LoadTime, SaveJob, TransferCounters
 from deployments.transfer.layerwise_save import StepDiscardedError
 from deployments.transfer.layerwise_streams import HostStreams
@@ -328,7 +329,7 @@ class KVTransfer:
             copied: list[tuple[SegmentSpan, Any]] = []
             grant: SaveGrant | None = None
             try:
-                grant = self._port.offer(job.offered, self._segment_bytes())
+                grant = self._port.offer(job.offered, self._segment_bytes(job))
                 if grant is not None:
                     copied = self._copy(job, grant)
             except StepDiscardedError:
@@ -344,7 +345,7 @@ class KVTransfer:
             self._storing_since = time.monotonic()
             try:
                 if grant is not None:
-                    kept = self._port.store(grant, copied)
+                    kept = self._port.store(grant, [(span, self._with_mass(job, sealed)) for span, sealed in copied])
             except Exception:
                 logger.exception("a save failed")
             finally:
@@ -369,8 +370,24 @@ class KVTransfer:
         job.pace.copy(reads)
         return [(span, read.finish()) for span, read in zip(grant.spans, reads, strict=True)]
 
-    def _segment_bytes(self) -> list[int]:
-        return [self._copier.sealed_bytes(blocks) for blocks in range(1, self._blocks_per_segment + 1)]
+    def _with_mass(self, job: SaveJob, sealed: Any) -> Any:
+        """A sealed segment, and its attention mass behind it where there is one."""
+        if job.queries is None:
+            return sealed
+        try:
+            mass = job.queries.mass(sealed, self._copier.layout.block_size)
+        except Exception:
+            logger.exception("a segment is stored without its attention mass")
+            return sealed
+        return sealed if mass is None else with_mass(sealed, mass)
+
+    def _segment_bytes(self, job: SaveJob) -> list[int]:
+        layers, layout = len(self._copier.layers), self._copier.layout
+        return [
+            self._copier.sealed_bytes(blocks)
+            + (mass_bytes(layers, layout.num_kv_heads, blocks * layout.block_size) if job.queries is not None else 0)
+            for blocks in range(1, self._blocks_per_segment + 1)
+        ]
 
     def _segments(self, job: SaveJob) -> int:
         """Into how many segments a job is cut where nothing of it is stored."""

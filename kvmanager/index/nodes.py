@@ -137,6 +137,7 @@ class Copy:
     __slots__ = (
         "children",
         "earlier",
+        "form",
         "later",
         "leases",
         "nbytes",
@@ -158,6 +159,8 @@ class Copy:
         """What its tenant has at the location."""
         self.nbytes = nbytes
         """What it takes here; Redis' copies may be coded, and smaller than the node's raw size."""
+        self.form = b""
+        """Of a sparse one what it kept (`kvmanager.segments.forms`); empty: all. Plans for dense KV leave it out."""
         self.state = CopyState.RESERVED
         self.children = 0
         """Copies of child nodes at this location that count on this one: RESERVED, HELD or RESIDENT."""

@@ -15,8 +15,11 @@ from kvmanager.index.counters import Counters
 from kvmanager.index.locations import Location, Tier
 from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.moves.chunks import ChunkQuery
+from kvmanager.moves.kept_prefixes import KeptPrefix, SparseQuery, kept_prefix
 from kvmanager.moves.leases import Leases
 from kvmanager.moves.renewals import Renewals
+from kvmanager.segments.budgets import Budgets
+from kvmanager.segments.forms import serves
 from kvmanager.segments.keys import BlockHash, SegmentKey
 from kvmanager.segments.spans import join_marks
 
@@ -114,6 +117,8 @@ class Plan:
     without being refreshed (`kvmanager.index.hotness`)."""
     now_score: float = 0.0
     """Hotness of what was used once, now: for blocks of which nothing is known."""
+    kept: KeptPrefix | None = None
+    """How the segments are presented where one of them is sparse: all of them then, and nothing without that."""
     chunks: tuple[StoredChunk, ...] = ()
     """What is blended behind the segments and the device prefix, in the prompt's order."""
 
@@ -161,19 +166,30 @@ class Planner:
         choose: Choose | None = None,
         chunks: Sequence[ChunkQuery] = (),
         choose_chunks: ChooseChunks | None = None,
+        sparse: SparseQuery | None = None,
     ) -> Plan:
         """Count one use of every known node that this prompt finds, and lease what shall be loaded of it.
+
+        With ``sparse``, and where more of the prompt is stored so, that is a sparse prefix.
 
         That is all that is stored unless ``choose`` says less, and of the chunks that end after that prefix all that is
         stored behind it, unless ``choose_chunks`` says less. O(segments of the prompt and its chunks), plus O(log n)
         for the heap entries of leaves.
         """
         found = self._find(hashes, node)
+        further = None if sparse is None else self._find_sparse(sparse, node, max(found.stored_to, sparse.least_blocks))
+        if further is not None and sparse is not None:
+            found, hashes, device_blocks = further, sparse.hashes, 0
         used: set[Node] = set()
         # With chunks a segment may be met twice; without, the check would only cost time.
         scores = self._scores(found, (lambda link: self._use(link, used)) if chunks else self._catalog.use)
         self._renewals.used(now, found.path[: len(found.copies)])
         segments, copies, reason = self._choose(found, hashes, device_blocks, choose)
+        kept = None
+        if further is not None and sparse is not None:
+            if segments and segments[-1].end_block <= sparse.least_blocks:
+                segments, copies = [], []  # the device has as much, dense
+            kept = kept_prefix(sparse.budgets, [s.num_blocks for s in segments], [copy.form for copy in copies])
         reached = max(device_blocks, segments[-1].end_block if segments else 0)
         self._count(hashes, device_blocks, segments)
         blended: list[StoredChunk] = []
@@ -191,7 +207,7 @@ class Planner:
                 skipped = max(0, reached * self._block_tokens - part.start_token) // self._block_tokens
                 self._count_reused(part.segments, skipped)
         lease_id = self._leases.begin(now, replica, copies)
-        return Plan(lease_id, tuple(segments), reason, scores, self._catalog.clock.now, tuple(blended))
+        return Plan(lease_id, tuple(segments), reason, scores, self._catalog.clock.now, kept, tuple(blended))
 
     def reserve(self, now: float, replica: str, node: str, hashes: Sequence[BlockHash]) -> Plan:
         """Lease what a directive shall load of a prompt: as `plan`, but nobody has asked, so nothing is counted."""
@@ -237,6 +253,19 @@ class Planner:
             marks, self._blocks_per_segment, _known, ends[-1] if ends else 0
         )
         return _Found(path + known, ends + known_ends, copies)
+
+    def _find_sparse(self, sparse: SparseQuery, reader: str, dense_blocks: int) -> _Found | None:
+        """Return the whole segments that begin a prompt, sparse ones among them; None for no more than dense ones."""
+        path, ends, copies = self._stored_path(join_marks(sparse.hashes), reader, budgets=sparse.budgets)
+        count = end = 0
+        for link, part_end in zip(path, ends, strict=False):
+            whole = link.start_block == end and link.end_block == part_end <= sparse.most_blocks
+            if not whole or SegmentKey(sparse.hashes[part_end - 1]) != link.key:
+                break
+            count, end = count + 1, part_end
+        if end <= dense_blocks or not any(copy.form for copy in copies[:count]):
+            return None
+        return _Found(path[:count], ends[:count], copies[:count])
 
     def _find_chunks(
         self,
@@ -327,12 +356,12 @@ class Planner:
             reached = max(reached, segment.end_block)
 
     def _stored_path(
-        self, marks: bytes, reader: str = "", tier: Tier | None = None
+        self, marks: bytes, reader: str = "", tier: Tier | None = None, budgets: Budgets | None = None
     ) -> tuple[list[Node], list[int], list[Copy]]:
         """Return the stored segments that hold a prompt's leading blocks, where each one's part ends, and their copies.
 
         ``marks`` are those of the prompt's blocks. The copies are those that a process on node ``reader`` reads
-        fastest; with a ``tier``, only its own count.
+        fastest; with a ``tier``, only its own count. Sparse ones count with ``budgets``, and then those of these.
         """
 
         def nearest(node: Node) -> Copy | None:
@@ -341,8 +370,14 @@ class Planner:
                 return None
             if only.next is None and tier is None:
                 # `only.resident`, without the call: this runs once for each segment of a prompt
-                return only if only.state is CopyState.RESIDENT and not only.share.retired else None
-            found = (copy for copy in node.all_copies() if copy.resident and tier in (None, copy.store.location.tier))
+                if only.state is not CopyState.RESIDENT or only.share.retired:
+                    return None
+                return only if not only.form or serves(only.form, budgets) else None
+            found = (
+                copy
+                for copy in node.all_copies()
+                if copy.resident and tier in (None, copy.store.location.tier) and serves(copy.form, budgets)
+            )
             return min(found, key=distance, default=None)
 
         def distance(copy: Copy) -> int:

@@ -18,6 +18,7 @@ from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.index.stores import Store
 from kvmanager.moves.directives import Directive
 from kvmanager.moves.due_evictions import evictions
+from kvmanager.segments.forms import DENSE
 from kvmanager.segments.keys import SegmentKey
 from kvmanager.segments.spans import SegmentSpan
 
@@ -118,6 +119,7 @@ class Saves:
             and (node := nodes.get(key)) is not None
             and (stored := node.copy_at(redis)) is not None
             and stored.resident
+            and stored.form == DENSE
             and node.copy_at(store) is None
         ]
         above = self._above(wanted, store, redis) if redis is not None else {}
@@ -228,7 +230,7 @@ class Saves:
                 if here is not None and here.upholds:
                     break
                 full = len(found) + len(lacking) == MOST_ABOVE
-                if full or here is not None or at_redis is None or not at_redis.resident:
+                if full or here is not None or at_redis is None or not at_redis.resident or at_redis.form:
                     lacking.clear()
                     break
                 lacking.append(parent)

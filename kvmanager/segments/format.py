@@ -12,7 +12,7 @@
 A raw section is a layer's KV as it was computed, ``[k|v, token, kv_head, head_dim]``, contiguous: so the sections of a
 raw segment are ``[layer, k|v, token, kv_head, head_dim]``. That is the form in memory and in the CPU tier; in Redis a
 section may be coded (the header says how), which concerns nobody here. A sparse segment is coded too, but to no dense
-layer can it be decoded: `deployments.segment_store.sparse_segments`.
+layer can it be decoded: `deployments.segment_store.sparse.segments`.
 
 A reader says what it expects and gets the bytes or a `SegmentMismatch`: wrong KV is never served. The checksums make a
 chain, header → table → section, that covers every byte, so any flipped bit is a mismatch. One layer can be verified and

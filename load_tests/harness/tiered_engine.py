@@ -8,18 +8,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from configs.settings import Settings
 from deployments.manager.actor import KVManagerActor
 from deployments.manager.config import manager_config
 from deployments.port.cluster_port import ClusterPort
-from deployments.protocol.kv_port import FIDELITY, PLAN, OfferedBlocks, SaveGrant
+from deployments.protocol.kv_port import FIDELITY, PLAIN_SALT, PLAN, OfferedBlocks, SaveGrant
 from deployments.protocol.manager_client import ManagerClient
 from deployments.protocol.wire import GenerateRequest
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.replica.prompt_plans import PromptPlans
-from kvmanager.segments.keys import EXACT, Fidelity
+from kvmanager.segments.budgets import Budgets
+from kvmanager.segments.keys import EXACT, Fidelity, sparse_salt
 from load_tests.harness.disturbed_redis import disturbed
 from load_tests.harness.emulated_link import NO_LINK, EmulatedLink
 from load_tests.harness.engine import PATIENCE_S, Engine, until
@@ -56,15 +58,16 @@ class _PlanSource:
 
     blend_terms = None
 
-    def __init__(self, port: ClusterPort) -> None:
+    def __init__(self, port: ClusterPort, sparse_budgets: Budgets | None) -> None:
         self._port = port
+        self.sparse_budgets = sparse_budgets
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._port, name)
 
 
-def _plan_source(port: ClusterPort) -> Any:
-    return _PlanSource(port)
+def _plan_source(port: ClusterPort, sparse_budgets: Budgets | None) -> Any:
+    return _PlanSource(port, sparse_budgets)
 
 
 class TieredEngine(Engine):
@@ -91,7 +94,10 @@ class TieredEngine(Engine):
         self._ports = {name: ClusterPort(app, name, node, kv, client) for name in replicas}
         self._gates = {name: GatedPort(port) for name, port in self._ports.items()}
         super().__init__(settings, self._gates[replicas[0]])
-        self._plans = {name: PromptPlans(_plan_source(port), self.block_tokens) for name, port in self._ports.items()}
+        budgets = self.reuse.sparse_budgets
+        self._plans = {
+            name: PromptPlans(_plan_source(port, budgets), self.block_tokens) for name, port in self._ports.items()
+        }
         self.fidelity: Fidelity = EXACT
         self.use(replicas[0])
         self.tiers.wait_until_ready(self.keep_alive)
@@ -108,14 +114,19 @@ class TieredEngine(Engine):
     def stream(self, tokens: Sequence[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
         """As `deployments.replica.replica.Replica.generate`."""
         hashes: list[Any] = list(self.hashes(tokens))  # the ingress hashes them, in another process
-        return self._planned(GenerateRequest(f"plan-{next(self._ids)}", list(tokens), params, self.salt, hashes))
+        request = GenerateRequest(f"plan-{next(self._ids)}", list(tokens), params, self.salt, hashes)
+        return self._planned(replace(request, fidelity=self.fidelity))
 
     async def _planned(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         planned = await self._plans[self._replica].ask(request)
         transfer: dict[str, Any] = {PLAN: planned.plan} if planned.plan is not None else {}
         if self.fidelity != EXACT:
             transfer[FIDELITY] = self.fidelity
-        async for output in self.generate(request.prompt_token_ids, request.sampling_params, transfer):
+        salt = request.cache_salt
+        if sparse := planned.plan.get("sparse") if planned.plan else None:  # as `deployments.engine.room`
+            transfer[PLAIN_SALT] = salt
+            salt = sparse_salt(salt, sparse["loads"][-1].key, sparse["digest"])
+        async for output in self.generate(request.prompt_token_ids, request.sampling_params, transfer, salt):
             planned.begun()
             if output.finished:
                 planned.ended(output)

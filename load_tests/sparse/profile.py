@@ -19,8 +19,8 @@ import typer
 from rich.progress import Progress
 
 from configs.model_folder import find_model
-from deployments.segment_store.budget_files import KEPT_PROFILE_FILE, write_budgets
 from deployments.segment_store.codec_files import model_digest
+from deployments.segment_store.sparse.budget_files import KEPT_PROFILE_FILE, write_budgets
 from load_tests.codec.model import kv_shape, load_model
 from load_tests.codec.profile import PROFILE_SEED, demo_samples, installed_text, text_samples
 from load_tests.codec.profile import PROMPTS as PROFILE_PROMPTS

@@ -14,7 +14,7 @@ import torch
 import typer
 from rich.progress import track
 
-from deployments.segment_store.budget_files import KEPT_PROFILE_FILE, find_budgets
+from deployments.segment_store.sparse.budget_files import KEPT_PROFILE_FILE, find_budgets
 from kernels.codecs import LEVELS as CODEC_LEVELS
 from kernels.codecs import CodecProfile, make_codec
 from kernels.sparse.section import SparseForm

@@ -49,7 +49,7 @@ def main(names: list[str]) -> None:
     note("start")
     for span, (fidelity, codec) in zip(chain(1, 2), SEGMENTS.items(), strict=True):
         segment = bfloat16_segment(span, fidelity)
-        (stored,), reason = worker.write([span.key], segment)
+        (stored,), reason, _ = worker.write([span.key], segment)
         found = worker.read(span.key)
         assert reason == ""
         assert stored < segment.nbytes

@@ -105,16 +105,17 @@ IMPORTED: dict[str, set[str]] = {
 
 USED: dict[str, set[str]] = {
     "vllm.model_executor.layers.attention:Attention": {
-        "forward", "head_size", "impl", "kv_cache", "kv_sharing_target_layer_name", "layer_name", "num_kv_heads",
-        "sliding_window",
+        "forward", "head_size", "impl", "kv_cache", "kv_sharing_target_layer_name", "layer_name", "num_heads",
+        "num_kv_heads", "sliding_window",
     },
     "vllm.model_executor.layers.rotary_embedding:LinearScalingRotaryEmbedding": {"scaling_factors"},
     "vllm.model_executor.layers.rotary_embedding:RotaryEmbedding": {"_compute_inv_freq", "base", "is_neox_style"},
     "vllm.model_executor.layers.rotary_embedding:YaRNScalingRotaryEmbedding": {"_compute_inv_freq", "scaling_factor"},
     "vllm.v1.attention.backend:AttentionMetadataBuilder": {"build"},
     "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl": {
-        "alibi_slopes", "do_kv_cache_update", "sliding_window",
+        "alibi_slopes", "do_kv_cache_update", "forward", "scale", "sliding_window",
     },
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadata": {"query_start_loc", "seq_lens"},
     "vllm.v1.core.block_pool:BlockPool": {
         "_insert_block_hash", "blocks", "cache_full_blocks", "cached_block_hash_to_block", "evict_blocks",
         "free_block_queue", "free_blocks", "get_cached_block", "get_new_blocks", "get_num_free_blocks",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,7 +49,12 @@ class Manager:
         self.kept, self.indexed = {}, False
 
     async def adopt_redis(
-        self, incarnation: str, spans: Sequence[SegmentSpan], sizes: Sequence[int], raw_sizes: Sequence[int]
+        self,
+        incarnation: str,
+        spans: Sequence[SegmentSpan],
+        sizes: Sequence[int],
+        raw_sizes: Sequence[int],
+        forms: Mapping[bytes, bytes],
     ) -> list[bytes]:
         assert incarnation == self.life
         assert set(raw_sizes) == {16_832}  # head, table and layers

@@ -40,6 +40,7 @@ from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.step_witness import StepWitness
 from deployments.engine.wiring import KVReuse, why_not_moved
 from deployments.protocol.kv_port import BlendTerms
+from kvmanager.segments.budgets import Budgets
 
 T = TypeVar("T")
 
@@ -63,11 +64,12 @@ class EngineSpec:
 class Ready:
     """The engine's process may be asked. `why_not_shared`: a sentence where its KV cannot be moved.
 
-    `blend_terms`: how it blends; None: not at all.
+    `blend_terms`: how it blends; None: not at all. `sparse_budgets`: of what it presents sparse; None: nothing.
     """
 
     why_not_shared: str | None = None
     blend_terms: BlendTerms | None = None
+    sparse_budgets: Budgets | None = None
 
 
 def run(spec: EngineSpec, recorder: FlightRecorder, connected: socket.socket, *args: Any, **kwargs: Any) -> None:
@@ -134,7 +136,7 @@ class ReplicaEngineCore(EngineCoreProc):
                 port = spec.open_port()
             reuse = KVReuse(self, self.vllm_config, spec.settings, port, spec.fingerprint, spec.rank)
             self._service = ReuseService(reuse, port)
-            return Ready(blend_terms=reuse.blends.terms)
+            return Ready(blend_terms=reuse.blends.terms, sparse_budgets=reuse.sparse_budgets)
         return Ready(why)
 
     @property

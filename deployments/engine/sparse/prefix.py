@@ -67,6 +67,7 @@ class PlannedPrefix:
     loads: list[PlannedLoad]
     kept: list[list[int]]
     slots: list[list[int]]
+    forms: list[bytes]
     digest: bytes
 
 
@@ -82,4 +83,7 @@ def planned_prefix(planned: PlannedSparse) -> PlannedPrefix:
     prefix = SparsePrefix(planned["blocks"], tuple(map(sum, zip(*kept, strict=True))))
     if prefix.blocks != starts[-1]:
         raise ValueError(f"the segments of a sparse prefix have {starts[-1]} blocks, and it has {prefix.blocks}")
-    return PlannedPrefix(prefix, loads, kept, first_slots(prefix, kept), planned["digest"])
+    forms = list(planned["forms"])
+    if len(forms) != len(loads):
+        raise ValueError("each segment of a sparse prefix has a form")
+    return PlannedPrefix(prefix, loads, kept, first_slots(prefix, kept), forms, planned["digest"])

@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-OpenKept: TypeAlias = Callable[[memoryview, PlannedLoad], Sequence[tuple[torch.Tensor, torch.Tensor]]]
-"""From the stored bytes of a sparse segment to each layer's kept keys and values, `(tokens, kv_heads, head_dim)` each.
-Verifies them; raises SegmentMismatch. From any load thread."""
+OpenKept: TypeAlias = Callable[[memoryview, PlannedLoad, bytes], Sequence[tuple[torch.Tensor, torch.Tensor]]]
+"""From the stored bytes of a segment of a sparse prefix, and the form that it shall have (`kvmanager.segments.forms`),
+to each layer's kept keys and values, `(tokens, kv_heads, head_dim)` each. Verifies them; raises SegmentMismatch. From
+any load thread."""
 NOTHING_SAVED = 1 << 60
 """In the place of the blocks that are saved already: on top of a sparse prefix nothing is."""
 MOST_ROOTS = 1024
@@ -127,7 +128,7 @@ class SparseRequests:
         """
         number = planned.loads.index(load)
         kept, slots = planned.kept[number], planned.slots[number]
-        opened = self._open_kept(sealed, load)
+        opened = self._open_kept(sealed, load, planned.forms[number])
         layout = self._slots.layout
         shapes = [(count * self._block_size, layout.num_kv_heads, layout.head_dim) for count in kept]
         if [(tuple(k.shape), tuple(v.shape)) for k, v in opened] != [(shape, shape) for shape in shapes]:

@@ -79,10 +79,14 @@ class SparsePort(MemoryPort):
             loads.append(place._replace(used_blocks=0, last_hash=b""))
         counts_of_loads = [list(counts) for counts in blocks[: len(loads)]]
         digest = hashlib.sha256(repr((counts_of_loads, seed)).encode()).digest()
-        sparse = PlannedSparse(blocks=loads[-1].end_block, loads=loads, kept=counts_of_loads, digest=digest)
+        sparse = PlannedSparse(
+            blocks=loads[-1].end_block, loads=loads, kept=counts_of_loads, forms=[digest] * len(loads), digest=digest
+        )
         return Thinned({**plan, "segments": [], "sparse": sparse}, sparse["blocks"], kept)
 
-    def open_kept(self, sealed: memoryview, load: PlannedLoad) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def open_kept(
+        self, sealed: memoryview, load: PlannedLoad, form: bytes = b""
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """See `deployments.engine.sparse.requests.OpenKept`."""
         body = bytes(sealed[DIGEST_BYTES:])
         if hashlib.sha256(body).digest() != bytes(sealed[:DIGEST_BYTES]):

@@ -89,7 +89,7 @@ def test_a_dead_worker_is_replaced_and_one_that_met_a_lost_object_is_not(
     async def check() -> None:
         pool = pool_of(error)
         await connected(pool)
-        stored, reason = await pool.push([KEY], ["ref"], 1.0)
+        stored, reason, _ = await pool.push([KEY], ["ref"], 1.0)
         assert (stored, bool(reason)) == ([], True)
         assert (len(pool.killed), len(pool.started)) == (replaced, 1 + replaced)
 

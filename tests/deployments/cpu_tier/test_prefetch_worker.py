@@ -72,7 +72,7 @@ def actor(running: RedisForTests, ray_cluster: Any, node: str) -> Iterator[Any]:
 
 def write(worker: PrefetchWorker, spans: list[SegmentSpan]) -> tuple[int, str]:
     """How many were stored, and why not more."""
-    sizes, reason = worker.write([span.key for span in spans], *(sealed(span) for span in spans))
+    sizes, reason, _ = worker.write([span.key for span in spans], *(sealed(span) for span in spans))
     assert set(sizes) <= {sealed(spans[0]).nbytes}
     return len(sizes), reason
 
@@ -134,7 +134,7 @@ def test_what_is_no_segment_ends_a_write(running: RedisForTests, worker: Prefetc
     spans = chain(12, 3)
     buffers = [sealed(span) for span in spans]
     buffers[1][100] ^= 1
-    assert worker.write([span.key for span in spans], *buffers) == ([buffers[0].nbytes], "damaged")
+    assert worker.write([span.key for span in spans], *buffers) == ([buffers[0].nbytes], "damaged", {})
     assert [bool(running.client.exists(redis_name(span.key))) for span in spans] == [True, False, False]
 
 
@@ -201,7 +201,7 @@ def test_segments_are_coded_in_redis_and_raw_when_they_come_back(
     worker = PrefetchWorker(endpoint(running.url, coding=coding))
     span = chain(13, 1)[0]
     segment = normal_segment(span, fidelity)
-    (stored,), reason = worker.write([span.key], segment)
+    (stored,), reason, _ = worker.write([span.key], segment)
     assert reason == ""
     guarded_header: Any = running.client.hget(redis_name(span.key), "h")
     header = read_header(SegmentGuard(SECRET).open_header(guarded_header))
@@ -240,7 +240,7 @@ def test_what_is_read_lies_in_the_object_store(actor: Any, ray_cluster: Any) -> 
     span = chain(8, 1)[0]
     segment = sealed(span, shape=LARGE)
     ref = ray_cluster.put(segment)
-    assert ray_cluster.get(actor.write.remote([span.key], ref), timeout=PATIENCE_S) == ([segment.nbytes], "")
+    assert ray_cluster.get(actor.write.remote([span.key], ref), timeout=PATIENCE_S) == ([segment.nbytes], "", {})
     read = actor.read.remote(span.key)
     first, again = (ray_cluster.get(read, timeout=PATIENCE_S) for _ in range(2))
     assert np.array_equal(first, sealed(span, shape=LARGE))
@@ -280,7 +280,7 @@ def test_reads_pass_by_a_write_that_waits(actor: Any, running: RedisForTests, ra
         assert np.array_equal(ray_cluster.get(actor.read.remote(span.key), timeout=PATIENCE_S), sealed(span))
     finally:
         (folder / "go").touch()
-    assert ray_cluster.get(writing, timeout=PATIENCE_S) == ([sealed(other).nbytes], "")
+    assert ray_cluster.get(writing, timeout=PATIENCE_S) == ([sealed(other).nbytes], "", {})
 
 
 def test_a_killed_worker_fails_what_it_was_asked_at_once(actor: Any, running: RedisForTests, ray_cluster: Any) -> None:

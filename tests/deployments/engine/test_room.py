@@ -39,7 +39,7 @@ class Port:
         self.untold = False
         self.released: list[int] = []
 
-    async def plan(self, hashes: Any, exact: Any, prompt_tokens: int, queued: int, blend: Any) -> Any:
+    async def plan(self, hashes: Any, exact: Any, prompt_tokens: int, queued: int, blend: Any, sparse: Any) -> Any:
         return self._engine.port.plan(hashes)
 
     def release(self, lease_id: int) -> None:

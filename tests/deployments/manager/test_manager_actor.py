@@ -235,7 +235,7 @@ def test_what_redis_is_to_evict_does_not_hold_up_a_save_in_a_cpu_tier(managed: A
         manager._seats._redis = tier_seats.RedisSeat(None, "", 0.0, EvictionQueue(None, lambda error: None))
         redis, spans = FakeTier(), sequence(7, 2)[1]
         await manager.register_redis(redis, "life", None, 10 * SEGMENT_BYTES)  # type: ignore[arg-type]
-        await manager.adopt_redis("life", spans, [SEGMENT_BYTES] * 2, [SEGMENT_BYTES] * 2)
+        await manager.adopt_redis("life", spans, [SEGMENT_BYTES] * 2, [SEGMENT_BYTES] * 2, {})
         redis.answers = False
         manager._brain._due.add(manager._brain._catalog.uproot(next(iter(_copies(manager))), bytes_lost=False))
         assert await save(manager, sequence(8, 1)[1]) == [sequence(8, 1)[1][0].key]

@@ -41,10 +41,10 @@ class FakeCPUTier:
         self.evicted += keys
         return 0
 
-    async def _demote(self, keys: list[bytes]) -> tuple[list[int], str]:
+    async def _demote(self, keys: list[bytes]) -> tuple[list[int], str, dict[bytes, bytes]]:
         count, reason = self.demote_answer(keys)
         self.demoted += keys[:count]
-        return [self.redis_bytes] * count, reason
+        return [self.redis_bytes] * count, reason, {}
 
     async def _stats(self) -> dict[str, Any]:
         return {}
@@ -84,7 +84,7 @@ class World(SimpleNamespace):
     async def attach_redis(self, segments: int = 100, spans: list[Any] | None = None) -> list[bytes]:
         await self.manager.register_redis(self.redis, REDIS_LIFE, "endpoint", segments * SEGMENT_BYTES)
         sizes = [SEGMENT_BYTES] * len(spans or [])
-        kept = await self.manager.adopt_redis(REDIS_LIFE, spans or [], sizes, sizes)
+        kept = await self.manager.adopt_redis(REDIS_LIFE, spans or [], sizes, sizes, {})
         await self.manager.redis_indexed(REDIS_LIFE)
         return kept
 

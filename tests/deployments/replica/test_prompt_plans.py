@@ -14,7 +14,7 @@ from vllm import SamplingParams
 
 from app.metrics.ingress import IngressMetrics
 from app.metrics.usage import RequestKVUsage, prompt_usage
-from deployments.protocol.kv_port import BlendTerms, PlanDict, PlanExpectation, PlannedLoad
+from deployments.protocol.kv_port import BlendTerms, PlanDict, PlanExpectation, PlannedLoad, PlannedSparse
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from deployments.replica.prompt_plans import COMPUTED_WHOLE, LOAD_FAILED, NO_PLAN, SHORT, PromptPlans
 from kvmanager.moves.plans import PlanReason
@@ -31,10 +31,13 @@ class FakePort:
         self.asked: list[tuple[int, int]] = []
         self.samples: list[tuple[Any, ...]] = []
         self.blend_terms: BlendTerms | None = None
+        self.sparse_budgets: Any = None
+        self.sparse: list[Any] = []
 
     async def plan(
-        self, hashes: Any, exact: Any, prompt_tokens: int, queued_tokens: int, blend: Any
+        self, hashes: Any, exact: Any, prompt_tokens: int, queued_tokens: int, blend: Any, sparse: Any = None
     ) -> PlanDict | None:
+        self.sparse.append(sparse)
         self.asked.append((prompt_tokens, queued_tokens))
         return self.answer
 
@@ -48,6 +51,31 @@ def planned(blocks: int, reason: str, tier: str = "redis", device_tokens: int = 
         load_s=0.012, recompute_s=0.034, deadline_s=2.0, device_tokens=device_tokens, short_tokens=short_tokens
     )
     return PlanDict(lease_id=1, segments=segments, scores=[], now=1.0, epoch=1, reason=reason, expected=expected)
+
+
+@pytest.mark.parametrize(("fidelity", "asked"), [("tolerant", "budgets"), ("exact", None), ("blended", None)])
+def test_only_a_tolerant_prompt_is_planned_for_sparse_kv(fidelity: Any, asked: str | None) -> None:
+    port = FakePort(planned(0, "cold"))
+    port.sparse_budgets = "budgets"
+    asyncio.run(PromptPlans(port, BLOCK).ask(replace(request(), fidelity=fidelity)))
+    assert port.sparse == [asked]
+
+
+def test_a_sparse_plan_is_what_was_planned_and_its_prefill_is_no_sample() -> None:
+    plan = planned(0, "hit")
+    loads = planned(5, "hit")["segments"]
+    plan["sparse"] = PlannedSparse(blocks=5, loads=loads, kept=[[1]], forms=[b"f"], digest=b"d")
+    port = FakePort(plan)
+    plans = PromptPlans(port, BLOCK)
+    asked = asyncio.run(plans.ask(request()))
+    assert plans.queued_tokens == PROMPT_TOKENS - 5 * BLOCK
+    asked.begun()
+    usage: Any = {"device": 0, "cpu": 0, "redis": 5 * BLOCK, "recomputed": PROMPT_TOKENS - 5 * BLOCK, "replica": ""}
+    times = SimpleNamespace(first_token_ts=2.0, scheduled_ts=1.0)
+    output: Any = SimpleNamespace(kv_transfer_params={KV_CACHE_USAGE: usage}, metrics=times)
+    asked.ended(output)
+    assert usage["reason"] == "hit"
+    assert port.samples == []
 
 
 def request(tokens: int = PROMPT_TOKENS) -> GenerateRequest:

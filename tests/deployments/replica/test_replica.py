@@ -70,7 +70,7 @@ def _numbered(monkeypatch: pytest.MonkeyPatch) -> None:
 def replica(engine: FakeEngine, port: FakePort | None) -> Any:
     room: Any = object.__new__(EngineRoom)
     room._llm, room._port, room._named, room._judged, room._begun = engine, port, None, False, {}
-    room._blend_terms = None
+    room._blend_terms = room._sparse_budgets = None
     room._engine = SimpleNamespace(error=RuntimeError("out of memory"), suspects=lambda not_begun, begun: ["suspect"])
     room.close = lambda: None
     made: Any = object.__new__(Replica)

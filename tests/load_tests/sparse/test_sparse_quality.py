@@ -14,7 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from configs.model_folder import PROJECT_ROOT
-from deployments.segment_store.budget_files import KEPT_PROFILE_FILE, find_budgets
+from deployments.segment_store.sparse.budget_files import KEPT_PROFILE_FILE, find_budgets
 from kernels.codecs import CodecProfile, make_codec
 from kernels.codecs.step_plan import normal_histogram
 from kernels.sparse.section import SparseForm

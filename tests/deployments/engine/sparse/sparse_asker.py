@@ -28,7 +28,7 @@ class SparseAsker:
         engine.port = self.port
         self._exact_salt, engine.salt = engine.salt, cache_salt(SECRET, engine.fingerprint, "", TOLERANT)
         self.side: Any = engine.reuse._scheduler_side
-        assert engine.reuse.accept_sparse(lambda sealed, load: self.port.open_kept(sealed, load)) is None
+        assert engine.reuse.accept_sparse(lambda sealed, load, form: self.port.open_kept(sealed, load)) is None
 
     def thin(self, tokens: Sequence[int], blocks: Sequence[Sequence[int]], seed: int = 0) -> Thinned:
         """Compute the prompt's segments densely, store them, forget them, and make the first ones sparse."""

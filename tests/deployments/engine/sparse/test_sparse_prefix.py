@@ -19,7 +19,16 @@ def planned(kept: list[list[int]], blocks: int = 4, **changes: Any) -> PlannedSp
     loads = [
         PlannedLoad(bytes([number]) * 32, number * blocks, blocks, "redis", "here", 1) for number in range(len(kept))
     ]
-    return PlannedSparse(**{"blocks": len(kept) * blocks, "loads": loads, "kept": kept, "digest": b"d", **changes})
+    return PlannedSparse(
+        **{
+            "blocks": len(kept) * blocks,
+            "loads": loads,
+            "kept": kept,
+            "forms": [b"f"] * len(kept),
+            "digest": b"d",
+            **changes,
+        }
+    )
 
 
 @given(segments)
@@ -42,6 +51,7 @@ def test_kept_blocks_fill_the_last_slots_in_order(kept: list[list[int]]) -> None
         planned([[1, 2, -1]]),
         planned([[1, 2, 3], [1, 2]]),
         planned([[1, 2, 3]]) | {"kept": []},
+        planned([[1, 2, 3]]) | {"forms": []},
         planned([[1, 2, 3], [1, 2, 3]]) | {"loads": planned([[1, 2, 3]]).get("loads")},
         planned([[1, 2, 3]]) | {"loads": [planned([[1, 2, 3]])["loads"][0]._replace(start_block=1)]},
         planned([[1, 2, 3]]) | {"loads": [planned([[1, 2, 3]])["loads"][0]._replace(used_blocks=3)]},

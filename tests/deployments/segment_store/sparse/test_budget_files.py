@@ -11,8 +11,8 @@ import pytest
 
 from configs.model_folder import PROJECT_ROOT
 from deployments.engine.model_identity import weights_identity
-from deployments.segment_store.budget_files import BUDGETS_FILE, KEPT_PROFILE_FILE, find_budgets, write_budgets
 from deployments.segment_store.codec_files import model_digest
+from deployments.segment_store.sparse.budget_files import BUDGETS_FILE, KEPT_PROFILE_FILE, find_budgets, write_budgets
 from kernels.codecs import CodecProfile
 from kvmanager.segments.budgets import Budgets
 

@@ -14,7 +14,7 @@ from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_meter import CodecMeter
 from deployments.segment_store.coded_store import CodedStore
 from deployments.segment_store.segment_codecs import SegmentCodecs
-from deployments.segment_store.sparse_segments import open_sparse, sparsified
+from deployments.segment_store.sparse.segments import open_sparse, sparsified
 from kernels.codecs import Codec, CodecProfile, make_codec
 from kernels.sparse.kept_layer import KeptLayer
 from kvmanager.segments.budgets import Budgets

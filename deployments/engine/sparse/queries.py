@@ -1,0 +1,98 @@
+"""Copies a sample of the queries of tolerant prompts while they are computed: their KV's attention mass is made of it.
+
+Leans on vLLM: `Attention.impl.forward(layer, query, key, value, kv_cache, attn_metadata, …)` of each layer instance,
+which eager, compiled and piecewise graphs call anew each time, with `query (tokens, heads, head_dim)` after its rotary;
+`attn_metadata.query_start_loc` and `seq_lens`, with the rows of the runner's `input_batch.req_ids` and
+`num_computed_tokens_cpu`; `impl.scale`.
+
+A step copies the queries at positions 15 mod 16 of the requests that are watched, in each layer: a few KB. Nothing is
+asked of it before a segment is saved. On the engine thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from deployments.transfer.query_sample import QuerySample, SampledStep
+from kernels.sparse.mass import SAMPLED_EVERY
+
+MOST_BYTES = 64 << 20
+"""Of all samples together; what comes beyond is not sampled, and its segments are stored dense."""
+
+
+class QueryWatch:
+    """See the module's docstring. `layers`: vLLM's attention layers, in layer order."""
+
+    def __init__(self, runner: Any, layers: Sequence[Any]) -> None:
+        self._runner = runner
+        self._samples: dict[str, QuerySample] = {}
+        self._scale = float(layers[0].impl.scale)
+        self._layers = len(layers)
+        self._step: list[tuple[torch.Tensor, SampledStep]] = []
+        self._bytes: dict[str, int] = {}
+        self._query_bytes = int(layers[0].num_heads * layers[0].head_size * runner.model_config.dtype.itemsize)
+        for number, layer in enumerate(layers):
+            self._wrap(number, layer.impl)
+
+    def watch(self, request_id: str) -> None:
+        """Sample this request's queries from now on."""
+        self._samples[request_id] = QuerySample(self._layers, self._scale)
+
+    def sample_of(self, request_id: str) -> QuerySample | None:
+        """What has been sampled of a request, and goes on being; None: it is not watched."""
+        return self._samples.get(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended; one that is not watched is no error."""
+        self._samples.pop(request_id, None)
+        self._bytes.pop(request_id, None)
+
+    def _wrap(self, number: int, impl: Any) -> None:
+        forward = impl.forward
+
+        def sampling_forward(layer: Any, query: Any, key: Any, value: Any, kv_cache: Any, metadata: Any, *rest: Any,
+                             **more: Any) -> Any:  # fmt: skip
+            if self._samples and metadata is not None:
+                if number == 0:
+                    self._step = self._rows_of(metadata)
+                for rows, step in self._step:
+                    if len(step.queries) == number:
+                        step.queries.append(query.index_select(0, rows))
+            return forward(layer, query, key, value, kv_cache, metadata, *rest, **more)
+
+        impl.forward = sampling_forward
+
+    def _rows_of(self, metadata: Any) -> list[tuple[torch.Tensor, SampledStep]]:
+        """Which rows of this step's queries are sampled, by request."""
+        found: list[tuple[torch.Tensor, SampledStep]] = []
+        starts = metadata.query_start_loc.tolist()
+        lengths = metadata.seq_lens.tolist()
+        for row, request_id in enumerate(self._runner.input_batch.req_ids):
+            sample = self._samples.get(request_id)
+            if sample is None or row + 1 >= len(starts):
+                continue
+            count = starts[row + 1] - starts[row]
+            first = lengths[row] - count
+            if first != int(self._runner.input_batch.num_computed_tokens_cpu[row]):
+                continue  # no step: a blend computes layers by itself, with metadata of its own
+            sampled = range(first + (SAMPLED_EVERY - 1 - first) % SAMPLED_EVERY, first + count, SAMPLED_EVERY)
+            if not sampled or not self._has_room(request_id, len(sampled)):
+                continue
+            if sample.steps and int(sample.steps[-1].positions[-1]) >= sampled[0]:
+                sample.steps.clear()  # it was preempted, and is computed anew
+            shift, device = starts[row] - first, metadata.seq_lens.device
+            rows = torch.tensor([shift + position for position in sampled], device=device)
+            step = SampledStep(torch.tensor(sampled))
+            sample.steps.append(step)
+            found.append((rows, step))
+        return found
+
+    def _has_room(self, request_id: str, queries: int) -> bool:
+        nbytes = queries * self._layers * self._query_bytes
+        if sum(self._bytes.values()) + nbytes > MOST_BYTES:
+            return False
+        self._bytes[request_id] = self._bytes.get(request_id, 0) + nbytes
+        return True
