@@ -382,12 +382,12 @@ class KVTransfer:
         return sealed if mass is None else with_mass(sealed, mass)
 
     def _segment_bytes(self, job: SaveJob) -> list[int]:
-        layers, layout = len(self._copier.layers), self._copier.layout
-        return [
-            self._copier.sealed_bytes(blocks)
-            + (mass_bytes(layers, layout.num_kv_heads, blocks * layout.block_size) if job.queries is not None else 0)
-            for blocks in range(1, self._blocks_per_segment + 1)
-        ]
+        sizes = [self._copier.sealed_bytes(blocks) for blocks in range(1, self._blocks_per_segment + 1)]
+        if job.queries is not None:
+            layers, layout = len(self._copier.layers), self._copier.layout
+            for number in range(len(sizes)):
+                sizes[number] += mass_bytes(layers, layout.num_kv_heads, (number + 1) * layout.block_size)
+        return sizes
 
     def _segments(self, job: SaveJob) -> int:
         """Into how many segments a job is cut where nothing of it is stored."""

@@ -28,7 +28,7 @@ from kvmanager.segments.keys import TOLERANT, block_hashes, cache_salt
 from load_tests.harness import tiered_engine
 from load_tests.harness.engine import SECRET, greedy, prompt
 from load_tests.harness.tiered_engine import TieredEngine
-from load_tests.harness.tiers import running
+from load_tests.harness.tiers import own_redis
 
 pytestmark = pytest.mark.server
 
@@ -46,21 +46,21 @@ def settings(model: Path, sparse: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def engine(demo_model: Path) -> Iterator[Any]:
+def engine(demo_model: Path, one_engine: Any, ray_cluster: Any) -> Iterator[Any]:
     """Its prompts are tolerant ones, and what is kept of them is stored as it is: the codec inside loses nothing."""
     wanted = settings(demo_model, "layers")
-    with running() as server, pytest.MonkeyPatch.context() as patch:
+    with own_redis(64 << 20) as server, pytest.MonkeyPatch.context() as patch:
         ordinary = tiered_engine.redis_config
         coding = Coding("raw", "raw", sparse="layers")
         of_model = {"coding": coding, "model": wanted.model_source}
         patch.setattr(tiered_engine, "redis_config", lambda *args: replace(ordinary(*args), **of_model))
-        made: Any = TieredEngine("sparse", wanted, server)
+        made: Any = one_engine.start(lambda: TieredEngine("sparse", wanted, server), lambda engine: engine.close())
         made.fidelity, made.salt = TOLERANT, cache_salt(SECRET, made.fingerprint, "", TOLERANT)
         made.server, made.coding = server, coding
         with asyncio.Runner() as runner:  # vLLM answers on one event loop only
             made.run = runner.run
             yield made
-            made.close()
+            one_engine.end()
 
 
 async def ask(engine: Any, tokens: list[int], max_tokens: int = 24) -> Any:
