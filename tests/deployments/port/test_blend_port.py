@@ -36,7 +36,7 @@ def test_a_blends_question_travels_with_the_plan_and_its_time_with_the_rates() -
         try:
             query = BlendQuery([ChunkQuery(4, 70, [b"h"])], 0.1, BlendTerms(2, 6))  # type: ignore[list-item]
             await port.plan([b"own"], [b"exact"], 100, 7, query)
-            assert manager.asked == [("plan", "replica", "node", [b"own"], [b"exact"], 100, 7, query)]
+            assert manager.asked == [("plan", "replica", "node", [b"own"], [b"exact"], 100, 7, query, None)]
             assert await port.stored_chunks([[b"a"], [b"b"]]) == [3, 0]
             assert manager.asked[-1] == ("stored_chunks", [[b"a"], [b"b"]])
             port.report_rate(("blend", 0.5, 0.75))

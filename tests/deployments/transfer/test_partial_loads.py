@@ -93,6 +93,8 @@ def test_what_a_parted_prompt_stores_begins_where_it_parted(engine: LiveEngine, 
 def test_segments_that_overlap_are_taken_from_where_the_one_before_ended(engine: LiveEngine, stored: list[int]) -> None:
     """As two locations may have cut one sequence: [4, 8) holds [4, 6) of the prompt, another one all of [4, 8)."""
     tokens = parted(stored, 6 * BLOCK)
+    left = engine.hashes(stored)[4 + SEGMENT_BLOCKS - 1]
+    other = engine.port.segments[left]
     engine.port.segments = {key: each for key, each in engine.port.segments.items() if each[0].end_block <= 4}
     answer, _ = engine.ask(tokens)
     forget_device(engine)
@@ -100,8 +102,9 @@ def test_segments_that_overlap_are_taken_from_where_the_one_before_ended(engine:
     first, second = plan["segments"][:2]
     assert (second.start_block, second.num_blocks) == (4, SEGMENT_BLOCKS)
     hashes = engine.hashes(tokens)
-    part = second._replace(used_blocks=2, last_hash=hashes[5])
-    twice = [first, part, second, part, *plan["segments"][2:]]
+    engine.port.segments[left] = other
+    part = second._replace(key=left, used_blocks=2, last_hash=hashes[5])
+    twice = [first, part, second, *plan["segments"][2:]]
     with planned(engine, {**plan, "segments": twice}):
         again, by_tier = engine.ask(tokens)
     assert (again, by_tier["cpu"]) == (answer, 15 * BLOCK)
