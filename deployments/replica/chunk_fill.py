@@ -10,7 +10,7 @@ other. KV from a prompt where others stood before the chunk is never stored for 
   are stored, or when that takes too long. Prompts that bring the same chunks wait for the same computation. Where a
   tenant's prompt was not blended afterwards, nothing of that tenant's is filled first for `BACK_OFF_S`, and idle time
   serves instead.
-* `manual`: nothing, unless somebody asks (`fill`).
+* `manual`: nothing. Who wants a chunk stored sends it as a prompt of its own.
 
 Nothing here fails a prompt: what cannot be filled is computed with it. On the replica's event loop.
 """
@@ -175,15 +175,6 @@ class ChunkFill:
         chunks = [chunk for chunk in self._chunks_of(request) if not self._is_known(chunk.key)]
         if chunks:
             self._spawn(self._look_up(request, chunks, own_tokens))
-
-    async def fill(self, chunk: ColdChunk) -> bool:
-        """Fill one chunk now, because somebody asks for it; whether it was computed. Does not raise."""
-        filling = self._join(chunk)
-        try:
-            await asyncio.wait([filling.task])
-        finally:
-            self._leave(chunk, filling)
-        return filling.task.done() and not filling.task.cancelled() and filling.task.result()
 
     def with_prompts(self, suspects: Sequence[str] | None) -> Sequence[str] | None:
         """The suspects of an engine's death, and the prompts that waited for the fills among them.

@@ -322,8 +322,6 @@ def test_manual_filling_does_nothing_by_itself(monkeypatch: pytest.MonkeyPatch) 
         await world.prompt(asked("a", "b"))
         await asyncio.sleep(0.05)
         assert (world.asked, world.computed) == ([], [])
-        assert await world.fill.fill(ColdChunk(range(CHUNK), hashes("a"), "exact", ""))
-        assert world.computed == [key("a")]
 
     run(check, monkeypatch)
 
