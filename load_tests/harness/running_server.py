@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.launch.cluster import ON_NETWORK, TOKEN_FILE
+from app.launch.ports import free_port
 from app.launch.run_folder import run_folder
 from configs.model_folder import PROJECT_ROOT
 
@@ -175,13 +175,6 @@ class RunningServer:
                     if word.startswith("--gcs-address="):
                         return word.partition("=")[2]
         raise ServerError("no process of the server names Ray's address")
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

@@ -14,12 +14,12 @@ from typing import Annotated
 import typer
 
 from app.launch.descendants import become_subreaper
+from app.launch.ports import free_port
 from configs.settings import SettingsError
 from load_tests.bench.choice import default_dtype
 from load_tests.bench.servers import running
 from load_tests.harness.client import ServerError
 from load_tests.harness.models import SHAPES, ModelError, model_folder, token_counter
-from load_tests.harness.running_server import free_port
 from load_tests.measuring.command import JsonFile, PlotFile, chosen, one_sentence, out, stop_by_signal
 from load_tests.measuring.processes import machine_line, wait_until_quiet
 from load_tests.measuring.report import deliver

@@ -8,7 +8,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode leaves the modules beside tests unimportable
 
 import contextlib
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from vllm.config import VllmConfig
 
 from app.backend.protocols import Backend
 from app.ingress import frontend_config
+from app.launch.ports import free_port
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +43,7 @@ def serve_port(ray_cluster: Any) -> Iterator[int]:
     """A Ray Serve for all tests that need one, listening on this port; each takes its application away again."""
     from ray import serve
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     yield port
     serve.shutdown()

@@ -123,6 +123,7 @@ def test_a_different_cache_salt_sees_nothing(server: RunningServer) -> None:
 def test_unpinned_requests_follow_their_prefix(server: RunningServer) -> None:
     server.clear("device", "cpu", "redis")
     home = ask(server, 1, "affinity")["replica"]
+    server.wait_until(lambda: server.segments("cpu") > 0, "the manager has heard of the prompt")
     server.wait_until_idle()
 
     replicas = {ask(server, None, "affinity")["replica"] for _ in range(4)}

@@ -222,6 +222,12 @@ def test_a_dead_replica_is_missing_though_the_manager_heard_of_it_a_moment_ago(l
     assert report.parts["replicas"] == {"state": f"{2 - len(living)} of 2 missing", "running": [0][: len(living)]}
 
 
+def test_a_replica_that_lives_and_has_not_told_the_manager_its_number_is_missing() -> None:
+    report = health({"replicas": reporting(a=0.1), "cpu_tiers": ["node"]})
+
+    assert report.parts["replicas"] == {"state": "1 of 2 missing", "running": [0]}
+
+
 def test_a_manager_that_knows_nobody_yet_makes_no_replica_missing() -> None:
     report = health({"replicas": {}, "cpu_tiers": ["node"]})
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from app.launch.ports import free_port
 
 
 def write_config(folder: Path, model: Path, builder: str = "build", port: int | None = None, **args: Any) -> Path:
@@ -26,10 +27,3 @@ def write_config(folder: Path, model: Path, builder: str = "build", port: int | 
     }
     path.write_text(yaml.safe_dump(config))
     return path
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -23,7 +23,7 @@ from ray.serve.config import HTTPOptions
 from app.launch import haproxy as own
 from app.launch.cluster import private_folder
 from app.launch.haproxy import SWITCH, haproxy_environment
-from tests.app.launch.stub_config import free_port
+from app.launch.ports import free_port
 
 PATIENCE_S = 10.0
 

@@ -17,9 +17,10 @@ import httpx
 import psutil
 import pytest
 
+from app.launch.ports import free_port
 from app.launch.run_folder import find_launcher, run_folder
 from tests.app.launch.launched import START_LIMIT_S, STOP_LIMIT_S, Launched, assert_reached_by_its_user_alone
-from tests.app.launch.stub_config import free_port, write_config
+from tests.app.launch.stub_config import write_config
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from app.launch.plan import LaunchPlan, Overrides, make_plan, merge
+from app.launch.ports import free_port
 from app.launch.readiness import Readiness
 from configs.settings import SettingsError, load_settings
-from tests.app.launch.stub_config import free_port, write_config
+from tests.app.launch.stub_config import write_config
 
 
 def test_without_overrides_the_file_decides(tmp_path: Path, model_folder: Path) -> None:

@@ -43,6 +43,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers can
 
 REPLICAS = 2
 PATIENCE_S = 60.0
+REPLACED_S = 240.0
+"""Within this a replica that was killed is replaced: it imports vLLM, beside whatever else the machine does."""
 T = TypeVar("T")
 
 
@@ -134,8 +136,9 @@ class Voices:
 
     def run(self, test: Test) -> None:
         async def run() -> None:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(REPLACED_S):
                 await until(lambda: len(self.replicas.living() or ()) == REPLICAS)
+            async with asyncio.timeout(PATIENCE_S):
                 await test(self.replicas, IngressMetrics(CollectorRegistry()))
 
         self._await(run())

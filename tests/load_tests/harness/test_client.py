@@ -10,8 +10,8 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
+from app.launch.ports import free_port
 from load_tests.harness.client import ServerError, errors_by_text, run_workload
-from load_tests.harness.running_server import free_port
 from load_tests.workloads.workload import Message, Request, Workload
 
 

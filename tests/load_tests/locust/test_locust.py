@@ -23,8 +23,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from typer.testing import CliRunner
 
+from app.launch.ports import free_port
 from configs.model_folder import PROJECT_ROOT
-from load_tests.harness.running_server import free_port
 from load_tests.locust import __main__ as load_test
 from load_tests.locust.answer import retry_after_s
 from load_tests.locust.shapes import SHAPES
