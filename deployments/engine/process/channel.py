@@ -130,6 +130,13 @@ def hear(connected: socket.socket, patience_s: float) -> Any:
         connected.setblocking(False)
 
 
+def wait_for_end(connected: socket.socket, patience_s: float) -> None:
+    """Until the other side has hung up, for no longer than so many seconds. Blocks."""
+    connected.settimeout(patience_s)
+    with contextlib.suppress(OSError):
+        connected.recv(1)
+
+
 def _exactly(connected: socket.socket, size: int) -> bytes:
     """Raises EOFError where the other side has ended."""
     received = bytearray()

@@ -45,6 +45,8 @@ from kvmanager.segments.budgets import Budgets
 T = TypeVar("T")
 
 PULSE_EVERY_S = 0.5
+_READ_S = 30.0
+"""Within this a replica has read why its engine cannot be used."""
 _CALL: Any = object()
 """In the place of a request's type: run this function."""
 _stock_run = EngineCoreProc.run_engine_core
@@ -111,9 +113,16 @@ class ReplicaEngineCore(EngineCoreProc):
         self._after_step: list[Callable[[], None]] = []
         try:
             super().__init__(*args, **kwargs)
+        except Exception as error:
+            channel.say(self.connected, error)
+            raise
+        try:
             ready = self._join()
         except Exception as error:
             channel.say(self.connected, error)
+            # vLLM's client takes the engine for started, and waits ten minutes for what a thread of it is to send yet.
+            # It ends this process when it has read why.
+            channel.wait_for_end(self.connected, _READ_S)
             raise
         channel.say(self.connected, ready)
         threading.Thread(target=self._answer, name="crosskv-answers", daemon=True).start()
