@@ -9,6 +9,7 @@ from kvmanager.index.catalog import Catalog
 from kvmanager.index.device_index import DeviceIndex
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.locations import Tier
+from kvmanager.index.nodes import Node
 from kvmanager.index.stores import Store
 from kvmanager.manager_parts import ManagerParts
 from kvmanager.moves.plans import Planner
@@ -20,7 +21,8 @@ def lookup_report(
 ) -> dict[str, Any]:
     """Describe what is known of a prompt: leading blocks per replica and per shared tier, and the segments.
 
-    ``end``: where the prompt's part of a segment ends, which may be before its own end.
+    ``end``: where the prompt's part of a segment ends, which may be before its own end. ``redis`` counts dense copies,
+    as plans for dense KV do; ``redis_with_sparse`` counts sparse ones too, which only tolerant prompts may be given.
     """
     report: dict[str, Any] = {
         "blocks": len(hashes),
@@ -29,6 +31,7 @@ def lookup_report(
     for tier in (Tier.CPU, Tier.REDIS):
         report[tier.value] = planner.reach(hashes, tier)
     path, ends = planner.known_path(hashes)
+    report["redis_with_sparse"] = max(report[Tier.REDIS.value], _reach_at_redis(path, ends))
     report["segments"] = [
         {
             "key": node.key.hex(),
@@ -36,6 +39,7 @@ def lookup_report(
             "num_blocks": node.num_blocks,
             "end": end,
             "tiers": sorted({copy.store.location.tier.value for copy in node.all_copies() if copy.resident}),
+            "sparse": any(copy.form for copy in node.all_copies() if copy.resident),
             "kind": node.kind.value,
             "pinned": bool(node.pins),
             "uses": clock.uses(node.score),
@@ -43,6 +47,17 @@ def lookup_report(
         for node, end in zip(path, ends, strict=True)
     ]
     return report
+
+
+def _reach_at_redis(path: Sequence[Node], ends: Sequence[int]) -> int:
+    """Return up to which block Redis has a prompt's known segments without a gap, in whatever form."""
+    reach = 0
+    for node, end in zip(path, ends, strict=True):
+        at_redis = (copy.store.location.tier == Tier.REDIS for copy in node.all_copies() if copy.resident)
+        if node.start_block > reach or not any(at_redis):
+            break
+        reach = end
+    return reach
 
 
 def tenant_report(tenant: str, stores: Iterable[Store], pins: Pins) -> dict[str, Any]:

@@ -75,7 +75,8 @@ def control_router(
     ) -> dict[str, Any]:
         """Where the KV of a prompt of this tenant lies. Give exactly one of `text`, `tokens` and `messages`.
 
-        Of a blended prompt `chunks` says how many leading tokens of each chunk that a separator begins lie where.
+        `redis_with_sparse` counts sparse copies too, which only tolerant prompts may be given. Of a blended prompt
+        `chunks` says how many leading tokens of each chunk that a separator begins lie where.
         """
         bounds: RequestBounds = request.app.state.request_bounds
         given = {
@@ -131,14 +132,14 @@ def control_router(
 def in_tokens(found: Mapping[str, Any], block_size: int) -> dict[str, Any]:
     """What the manager found, in blocks, with the same in tokens beside it.
 
-    `tokens_by_tier`: leading tokens of the prompt that lie in a tier, on the device by replica; `start_token` and
-    `end_token` (exclusive) of every segment.
+    `tokens_by_tier`: leading tokens of the prompt that lie in a tier, on the device by replica, in Redis dense ones and
+    with sparse copies; `start_token` and `end_token` (exclusive) of every segment.
     """
     return {
         **found,
         "tokens_by_tier": {
             "device": {replica: blocks * block_size for replica, blocks in found["device"].items()},
-            **{tier: found[tier] * block_size for tier in ("cpu", "redis")},
+            **{tier: found[tier] * block_size for tier in ("cpu", "redis", "redis_with_sparse") if tier in found},
         },
         "segments": [
             {

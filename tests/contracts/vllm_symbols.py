@@ -167,7 +167,7 @@ USED: dict[str, set[str]] = {
     },
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": {
         "_bookkeeping_sync", "_build_attention_metadata", "_sample", "attn_groups", "device", "discard_request_mask",
-        "get_model", "input_batch", "requests", "vllm_config",
+        "get_model", "input_batch", "query_start_loc", "requests", "vllm_config",
     },
     "vllm.v1.worker.block_table:BlockTable": {"block_size"},
     "vllm.v1.worker.gpu_input_batch:InputBatch": {"block_table", "num_computed_tokens_cpu", "req_ids"},

@@ -2,8 +2,9 @@
 
 Leans on vLLM: `Attention.impl.forward(layer, query, key, value, kv_cache, attn_metadata, …)` of each layer instance,
 which eager, compiled and piecewise graphs call anew each time, with `query (tokens, heads, head_dim)` after its rotary;
-`attn_metadata.query_start_loc` and `seq_lens`, with the rows of the runner's `input_batch.req_ids` and
-`num_computed_tokens_cpu`; `impl.scale`.
+`impl.scale`; a step's `attn_metadata.query_start_loc` is the runner's own buffer `query_start_loc.gpu`, which host
+memory has as `.np`, with the rows of `input_batch.req_ids` and `num_computed_tokens_cpu`. So nothing waits for a
+device. What has other metadata is no step: a blend computes layers by itself.
 
 A step copies the queries at positions 15 mod 16 of the requests that are watched, in each layer: a few KB. Nothing is
 asked of it before a segment is saved. On the engine thread.
@@ -66,25 +67,24 @@ class QueryWatch:
         impl.forward = sampling_forward
 
     def _rows_of(self, metadata: Any) -> list[tuple[torch.Tensor, SampledStep]]:
-        """Which rows of this step's queries are sampled, by request."""
+        """Which rows of this step's queries are sampled, by request; none where this is no step of the runner."""
         found: list[tuple[torch.Tensor, SampledStep]] = []
-        starts = metadata.query_start_loc.tolist()
-        lengths = metadata.seq_lens.tolist()
-        for row, request_id in enumerate(self._runner.input_batch.req_ids):
+        of_runner, batch = self._runner.query_start_loc, self._runner.input_batch
+        if metadata.query_start_loc.data_ptr() != of_runner.gpu.data_ptr():
+            return found
+        starts = of_runner.np[: len(metadata.query_start_loc)].tolist()
+        for row, request_id in enumerate(batch.req_ids):
             sample = self._samples.get(request_id)
             if sample is None or row + 1 >= len(starts):
                 continue
-            count = starts[row + 1] - starts[row]
-            first = lengths[row] - count
-            if first != int(self._runner.input_batch.num_computed_tokens_cpu[row]):
-                continue  # no step: a blend computes layers by itself, with metadata of its own
+            count, first = starts[row + 1] - starts[row], int(batch.num_computed_tokens_cpu[row])
             sampled = range(first + (SAMPLED_EVERY - 1 - first) % SAMPLED_EVERY, first + count, SAMPLED_EVERY)
             if not sampled or not self._has_room(request_id, len(sampled)):
                 continue
             if sample.steps and int(sample.steps[-1].positions[-1]) >= sampled[0]:
                 sample.steps.clear()  # it was preempted, and is computed anew
-            shift, device = starts[row] - first, metadata.seq_lens.device
-            rows = torch.tensor([shift + position for position in sampled], device=device)
+            shift, device = starts[row] - first, metadata.query_start_loc.device
+            rows = torch.tensor([shift + position for position in sampled]).to(device, non_blocking=True)
             step = SampledStep(torch.tensor(sampled))
             sample.steps.append(step)
             found.append((rows, step))

@@ -49,6 +49,18 @@ def test_nobody_else_is(cold):
     assert cold.manager.stored_blocks([cold.hashes("abcdefgh")]) == [0]
 
 
+def test_a_lookup_counts_sparse_copies_and_says_which_they_are(cold):
+    found = cold.manager.lookup(cold.hashes("abcdefg"))
+    assert (found["cpu"], found["redis"], found["redis_with_sparse"]) == (0, 0, 7)
+    assert [segment["sparse"] for segment in found["segments"]] == [True, False, True, True]
+    assert cold.manager.lookup(cold.hashes("xy"))["redis_with_sparse"] == 0
+    cold.manager.forms.note(dict.fromkeys(cold.keys("abcdefgh"), b""))
+    dense = cold.manager.lookup(cold.hashes("abcdefg"))
+    assert (dense["redis"], dense["redis_with_sparse"]) == (7, 7)
+    cold.manager.dropped(0, cold.redis, cold.keys("abcdefgh")[1:2])
+    assert cold.manager.lookup(cold.hashes("abcdefg"))["redis_with_sparse"] == 2, "up to the first gap"
+
+
 def test_other_tokens_kept_give_another_digest(cold):
     before = plan(cold, "abcdefgh").kept.digest
     cold.manager.forms.note({cold.keys("abcdefgh")[2]: form(HALF, 9)})

@@ -105,29 +105,49 @@ def test_it_is_the_models_own_also_beside_others_and_in_chunks(
     assert masses(watched, beside) == [None], "who is exact loses nothing"
 
 
+class OnDevice:
+    """A tensor whose values nobody may ask for: on a GPU that would wait for all that was ordered before."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self._values = values
+        self.device = values.device
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def data_ptr(self) -> int:
+        return self._values.data_ptr()
+
+
 def test_only_steps_are_sampled_and_of_a_prompt_that_is_computed_anew_the_last_time() -> None:
     batch = SimpleNamespace(req_ids=["other", "one"], num_computed_tokens_cpu=[0, 0])
-    runner = SimpleNamespace(input_batch=batch, model_config=SimpleNamespace(dtype=torch.float32))
+    starts = torch.zeros(8, dtype=torch.int32)
+    buffer = SimpleNamespace(gpu=starts, np=starts.numpy())
+    runner = SimpleNamespace(
+        input_batch=batch, query_start_loc=buffer, model_config=SimpleNamespace(dtype=torch.float32)
+    )
     impl = SimpleNamespace(scale=1.0, forward=lambda *args, **more: "attended")
     watch = QueryWatch(runner, [SimpleNamespace(impl=impl, num_heads=2, head_size=4)])
     watch.watch("one")
     sample = watch.sample_of("one")
     assert sample is not None
 
-    def step(first: int, count: int) -> list[list[int]]:
-        metadata = SimpleNamespace(
-            query_start_loc=torch.tensor([0, 3, 3 + count]), seq_lens=torch.tensor([3, first + count])
-        )
+    def attend(count: int, its_starts: torch.Tensor) -> list[list[int]]:
         rows = torch.arange(3 + count).view(-1, 1, 1).expand(-1, 2, 4)
+        metadata = SimpleNamespace(query_start_loc=OnDevice(its_starts), seq_lens=None)
         assert impl.forward(None, rows, None, None, None, metadata) == "attended"
         return [each.positions.tolist() for each in sample.steps]
 
+    def step(first: int, count: int) -> list[list[int]]:
+        batch.num_computed_tokens_cpu[1] = first
+        starts[:3] = torch.tensor([0, 3, 3 + count])
+        return attend(count, starts[:3])
+
     assert step(0, 40) == [[15, 31]]
     assert sample.steps[0].queries[0][:, 0, 0].tolist() == [18, 34], "its rows, and nobody else's"
-    assert step(40, 40) == [[15, 31]], "no step: the batch has computed nothing yet"
     batch.num_computed_tokens_cpu[1] = 40
+    assert attend(40, starts[:3].clone()) == [[15, 31]], "no step, although its rows could be those of one: a blend"
     assert step(40, 24) == [[15, 31], [47, 63]]
-    batch.num_computed_tokens_cpu[1] = 0
     assert step(0, 20) == [[15]]
 
 
