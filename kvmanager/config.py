@@ -42,6 +42,8 @@ class ManagerConfig:
     """By tenant tag, its part of ``pin_budget_bytes``, others may pin nothing; None: who pins shares all of it."""
     longest_pin_s: float = 86_400.0
     """The longest time to live of a pin."""
+    deadly_chunk_s: float = 600.0
+    """How long a chunk is not computed alone with which a replica has ended (`kvmanager.moves.chunk_fills`)."""
 
     def __post_init__(self) -> None:
         if self.blocks_per_segment < 1:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import logging
 import random
 import time
@@ -33,7 +32,7 @@ from deployments.manager.housekeeping import keep_house
 from deployments.manager.index_watch import IndexWatch
 from deployments.manager.prompt_planner import PromptPlanner
 from deployments.manager.redis_renewer import RedisRenewer
-from deployments.manager.replica_seat import ReplicaSeat, silent, succeeded_by
+from deployments.manager.replica_seat import ReplicaSeat, silent, succeeded_by, warn_of_another_model
 from deployments.manager.reports import Reports
 from deployments.manager.tier_registry import TierRegistry
 from deployments.protocol.call_batches import carry_out
@@ -43,6 +42,7 @@ from kvmanager.index.deltas import Deltas, Position
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.loading.load_rates import LateSample, Sample
 from kvmanager.manager import KVManager
+from kvmanager.moves.chunk_fills import ChunkFills
 from kvmanager.moves.directives import evict
 from kvmanager.moves.saves import Offer
 from kvmanager.segments.budgets import Budgets
@@ -81,6 +81,7 @@ class KVManagerActor:
         self._loads = load_choice(config)
         self._prompts = PromptPlanner(self._brain, self._loads, config.block_tokens)
         self._reports = Reports(self._brain, self._replicas, self._ended, self._loads, self._directives, self._seats)
+        self._fills = ChunkFills(config.deadly_chunk_s)
         self._garbage = GcFreeze()
         self._housekeeping = asyncio.get_event_loop().create_task(keep_house(self._tidy))
 
@@ -94,12 +95,7 @@ class KVManagerActor:
         `fingerprint` is its model's: all replicas of an application serve one model. One that computes otherwise is
         served too, but every segment of the others is a mismatch to it, as its own are to them.
         """
-        if self._replicas and fingerprint != self._fingerprint:
-            logger.warning(
-                "replica %s computes otherwise than those before it (other model files, vLLM, machine or environment): "
-                "KV is not exchanged between them; give all nodes the same",
-                replica,
-            )
+        warn_of_another_model(replica, fingerprint, self._fingerprint if self._replicas else None)
         self._fingerprint = fingerprint
         for other in succeeded_by(self._replicas, replica, rank, time.monotonic()):
             self._forget_replica(other)
@@ -108,11 +104,12 @@ class KVManagerActor:
         self._brain.device_stored(replica, device_hashes)
         self._watch.wake()
 
-    async def replica_ends(self, replica: str, why: str) -> None:
-        """A replica's last words: its engine is "dead" or "hung", and its process ends in a moment."""
+    async def replica_ends(self, replica: str, why: str, blamed: Sequence[BlockHash] | None = ()) -> None:
+        """A replica's last words: its engine is "dead" or "hung", perhaps of chunks that it computed alone, `blamed`;
+        None: it does not know."""
         self._ended[why] += 1
         if replica in self._replicas:
-            self._forget_replica(replica)
+            self._forget_replica(replica, blamed)
 
     async def plan(
         self,
@@ -142,6 +139,14 @@ class KVManagerActor:
     async def stored_chunks(self, sequences: Sequence[Sequence[BlockHash]]) -> list[int]:
         """How many leading blocks of each sequence the shared tiers have. No lease, and no use is counted."""
         return self._brain.stored_blocks(sequences)
+
+    async def begin_fill(self, replica: str, chunk: BlockHash) -> bool:
+        """Whether a replica may compute a chunk alone; `end_fill` follows when it does so no more, and lives."""
+        return replica in self._replicas and self._fills.begin(time.monotonic(), replica, chunk)
+
+    async def end_fill(self, replica: str, chunk: BlockHash) -> None:
+        """See `begin_fill`."""
+        self._fills.end(replica, chunk)
 
     async def offer(
         self, replica: str, node_id: str, offered: OfferedBlocks, segment_bytes: Sequence[int]
@@ -198,12 +203,7 @@ class KVManagerActor:
         if rank is not None and rank != seat.rank:
             seat.rank = rank
             self._watch.wake()
-        taken: list[dict[str, Any]] = []
-        with contextlib.suppress(TimeoutError):
-            taken.append(await asyncio.wait_for(seat.directives.get(), wait_s))
-            while not seat.directives.empty():
-                taken.append(seat.directives.get_nowait())
-        return self._directives.deliver(taken)
+        return self._directives.deliver(await seat.take(wait_s))
 
     async def acknowledge(self, directive_id: int, result: Any) -> None:
         """A replica has carried out a directive (`deployments.engine.room.EngineRoom.carry_out`)."""
@@ -379,7 +379,9 @@ class KVManagerActor:
         self._seats.send(self._brain.dropped(time.monotonic(), location, keys))
         self._watch.wake()
 
-    def _forget_replica(self, replica: str) -> None:
+    def _forget_replica(self, replica: str, blamed: Sequence[BlockHash] | None = None) -> None:
+        for chunk in self._fills.forget_replica(time.monotonic(), replica, blamed):
+            logger.error("replica %s ended with chunk %s, not to be computed alone for now", replica, chunk.hex()[:16])
         del self._replicas[replica]
         self._brain.forget_replica(replica)
         self._directives.forget_replica(replica)

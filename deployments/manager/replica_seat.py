@@ -8,6 +8,7 @@ whom a number in a request means.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -31,6 +32,15 @@ class ReplicaSeat:
     last_seen: float
     directives: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
 
+    async def take(self, wait_s: float) -> list[dict[str, Any]]:
+        """What it has to do, as soon as there is anything; empty: nothing in time."""
+        taken: list[dict[str, Any]] = []
+        with contextlib.suppress(TimeoutError):
+            taken.append(await asyncio.wait_for(self.directives.get(), wait_s))
+            while not self.directives.empty():
+                taken.append(self.directives.get_nowait())
+        return taken
+
 
 def names_by_rank(seats: Mapping[str, ReplicaSeat]) -> dict[int, str]:
     """The name that a rank means: of several replicas that report it, the one that was heard of last."""
@@ -52,3 +62,13 @@ def silent(seats: Mapping[str, ReplicaSeat], now: float) -> list[str]:
     for name in names:
         logger.warning("replica %s (rank %d) is silent and forgotten", name, seats[name].rank)
     return names
+
+
+def warn_of_another_model(replica: str, fingerprint: bytes, before: bytes | None) -> None:
+    """Say in the log that a replica computes otherwise than those `before` it, if it does."""
+    if before is not None and fingerprint != before:
+        logger.warning(
+            "replica %s computes otherwise than those before it (other model files, vLLM, machine or environment): "
+            "KV is not exchanged between them; give all nodes the same",
+            replica,
+        )

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 KV_CACHE_USAGE = "crosskv"
 """Key of `KVCacheUsage` in `RequestOutput.kv_transfer_params` of a request's last output."""
 
+FILL_OUTCOME = "crosskv_fill"
+"""The same for a chunk that somebody ordered to be filled: what became of it (`deployments.replica.chunk_fill`)."""
+
 
 class KVCacheUsage(TypedDict):
     """Where the prompt's KV came from, in tokens; the four counts add up to the prompt's length (DESIGN §6)."""
@@ -98,6 +101,8 @@ class GenerateRequest:
     `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
     whose KV every prompt may read; empty for an exact one. `blend`: of a blended prompt that has chunks only.
     `save_answer`: whether the KV of what is sampled is stored; not where a template strips such answers from history.
+    `fills`: it is a chunk alone, exact, and nobody waits for its token: it is computed when there is nothing else to do,
+    and stored.
     `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the
     ingress, when it was sent; seconds, because clocks differ.
     """
@@ -112,6 +117,7 @@ class GenerateRequest:
     save_answer: bool = True
     exact_block_hashes: list[bytes] = field(default_factory=list)
     blend: BlendRequest | None = None
+    fills: bool = False
     priority: int = 0
     replica_pin: int | None = None
     avoid: tuple[str, ...] = ()

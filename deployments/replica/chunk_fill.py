@@ -3,14 +3,12 @@
 A chunk is filled by an ordinary exact request that consists of it alone: the engine computes it and saves it, as any
 other. KV from a prompt where others stood before the chunk is never stored for it.
 
-* `idle`: after a blended prompt, its unknown chunks wait in a `FillQueue` until the replica has nothing else to do. One
-  at a time. A prompt that arrives meanwhile waits for the engine's step under way at most: what is being filled is
-  aborted, and begins anew later, with what the device still holds of it.
+* `idle`: after a blended prompt, its unknown chunks wait until the replica has nothing else to do (`idle_fills`).
 * `first`: unknown chunks are computed before the prompt that brings them, all at once; the prompt is planned when they
   are stored, or when that takes too long. Prompts that bring the same chunks wait for the same computation. Where a
   tenant's prompt was not blended afterwards, nothing of that tenant's is filled first for `BACK_OFF_S`, and idle time
   serves instead.
-* `manual`: nothing. Who wants a chunk stored sends it as a prompt of its own.
+* `manual`: nothing by itself. What somebody orders (`by_hand`) waits for idle time, whatever the mode.
 
 Nothing here fails a prompt: what cannot be filled is computed with it. On the replica's event loop.
 """
@@ -22,12 +20,14 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from deployments.replica.fill_queue import ColdChunk, FillQueue
+from deployments.replica.fill_queue import ColdChunk
+from deployments.replica.fill_suspects import FillSuspects
+from deployments.replica.idle_fills import IdleFills
 from kvmanager.loading.blend_choice import LEAST_REUSED_TOKENS
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-QUIET_S = 0.05
-"""So long a replica has nothing to do before it fills: a client's next prompt often follows on an answer."""
 STORED_POLL_S, LONGEST_POLL_S = 0.01, 0.16
 """Pauses between two questions, each twice as long as the one before: a question carries all names of the chunks."""
 STORED_WAIT_S, STORED_WAIT_SHARE = 0.25, 0.25
@@ -46,11 +44,14 @@ BACK_OFF_S = 60.0
 KNOWN_S = 30.0
 """A chunk that was found, filled or given up is not looked at again for so long."""
 MOST_KNOWN = 4096
-MOST_BROKEN = 256
-"""Fills that did not end well are remembered with the prompts that waited, for when the engine turns out to be dead."""
-MOST_TRIES = 8
-"""Times that one chunk is begun, and interrupted."""
-OUTCOMES = ("filled", "failed", "interrupted", "dropped")
+OUTCOMES = ("filled", "failed", "refused", "interrupted", "dropped")
+
+# What becomes of a chunk that somebody orders.
+FILLED, STORED, NOT_BLENDED, NOT_STORED, FAILED = "filled", "stored", "not_blended", "not_stored", "failed"
+
+
+class ChunkRefusedError(Exception):
+    """The chunk may have ended an engine, or another replica computes it: it is not computed here now."""
 
 
 class ChunkSource(Protocol):
@@ -70,15 +71,13 @@ class ChunkSource(Protocol):
 class _Filling:
     task: asyncio.Task[bool]
     waiting: int = 0
-    prompts: set[str] = field(default_factory=set)
-    """Request ids of those that wait, or did."""
 
 
 class ChunkFill:
     """See the module's docstring.
 
-    `compute` runs a chunk through the engine, to its end; what it raises is counted. `least_tokens`: prompts with fewer
-    in their chunks are not worth a blend.
+    `compute` runs a chunk through the engine, to its end; what it raises is counted, a ChunkRefusedError by itself.
+    `least_tokens`: prompts with fewer in their chunks are not worth a blend.
     """
 
     def __init__(
@@ -97,35 +96,23 @@ class ChunkFill:
         self._block_tokens = block_tokens
         self._least_tokens = least_tokens
         self._clock = clock
-        self._queue = FillQueue()
-        self._prompts = 0
-        """Under way: those of clients, not those of this part."""
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._idle = IdleFills(self._filled, lambda chunk: chunk.fill_id in self._first, self._note, self.outcomes)
+        self.suspects = FillSuspects()
         self._first: dict[str, _Filling] = {}
         """By the chunk's `fill_id`."""
-        self._broken: OrderedDict[str, _Filling] = OrderedDict()
         self._known: OrderedDict[bytes, float] = OrderedDict()
         """Chunks, by key, and until when they need not be looked at."""
-        self._tries: Counter[bytes] = Counter()
         self._not_before: dict[str, float] = {}
         """Until when nothing is filled first, by tenant."""
-        self._idle: asyncio.Task[bool] | None = None
-        self._worker: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def begins(self) -> None:
         """A client's prompt is here: what idle time was used for ends. Balanced by `ends`."""
-        self._prompts += 1
-        self._quiet.clear()
-        if self._idle is not None:
-            self._idle.cancel()
+        self._idle.begins()
 
     def ends(self) -> None:
         """A client's prompt has left."""
-        self._prompts -= 1
-        if not self._prompts:
-            self._quiet.set()
+        self._idle.ends()
 
     async def before(self, request: GenerateRequest) -> bool:
         """Fill a prompt's unknown chunks, where that comes first; whether there were any. Does not raise.
@@ -142,8 +129,8 @@ class ChunkFill:
             return False
         began = self._clock()
         joined = [self._join(chunk) for chunk in cold]
-        for filling in joined:
-            filling.prompts.add(request.request_id)
+        for chunk in cold:
+            self.suspects.begins(chunk, request.request_id)
         try:
             await asyncio.wait([filling.task for filling in joined])
         finally:
@@ -176,20 +163,29 @@ class ChunkFill:
         if chunks:
             self._spawn(self._look_up(request, chunks, own_tokens))
 
-    def with_prompts(self, suspects: Sequence[str] | None) -> Sequence[str] | None:
-        """The suspects of an engine's death, and the prompts that waited for the fills among them.
+    async def by_hand(self, request: GenerateRequest) -> str:
+        """Fill the chunk that a request consists of, when there is nothing else to do; what became of it.
 
-        What those bring may have ended the engine. Prompts that waited for other fills have nothing to do with it.
+        `FILLED`, `STORED`: it is stored, now or already. `NOT_BLENDED`: this replica does not blend. `NOT_STORED`: it
+        was computed, and there was no room for it, or nobody says that it is stored. `FAILED`: it was not computed.
         """
-        if suspects is None:
-            return None
-        prompts = {
-            prompt
-            for fill_id, filling in (*self._first.items(), *self._broken.items())
-            if any(name.startswith(fill_id) for name in suspects)
-            for prompt in filling.prompts
-        }
-        return [*suspects, *sorted(prompts)]
+        hashes = request.block_hashes
+        chunk = ColdChunk(request.prompt_token_ids, hashes, request.cache_salt, request.tenant)
+        if self._source.blend_terms is None:
+            return NOT_BLENDED
+        if await self._stored(chunk):
+            self._note(chunk.key)
+            return STORED
+        self.suspects.begins(chunk, request.request_id)
+        began = self._clock()
+        if not await self._idle.end_of(chunk):
+            return FAILED
+        await self._wait_until_stored([chunk], self._clock() - began, again=True)
+        return FILLED if await self._stored(chunk) else NOT_STORED
+
+    async def _stored(self, chunk: ColdChunk) -> bool:
+        found = await self._source.stored_chunks([chunk.block_hashes])
+        return bool(found) and found[0] >= len(chunk.block_hashes)
 
     def families(self) -> list[Metric]:
         """What an operator sees of it."""
@@ -198,11 +194,12 @@ class ChunkFill:
         )
         for outcome, count in sorted(self.outcomes.items()):
             fills.add_metric([outcome], count)
-        waiting = GaugeMetricFamily("crosskv_chunks_waiting", "Chunks that wait for idle time.", value=len(self._queue))
+        waiting = GaugeMetricFamily("crosskv_chunks_waiting", "Chunks that wait for idle time.", value=len(self._idle))
         return [fills, waiting]
 
     def close(self) -> None:
         """Give up what is under way."""
+        self._idle.close()
         for task in (*self._tasks, *(filling.task for filling in self._first.values())):
             task.cancel()
 
@@ -257,7 +254,7 @@ class ChunkFill:
 
     async def _look_up(self, request: GenerateRequest, chunks: Sequence[ColdChunk], own_tokens: int) -> None:
         for chunk in await self._unknown(request, chunks, own_tokens):
-            self._wait_for_idle_time(chunk)
+            self._idle.add(chunk)
 
     def _is_known(self, key: bytes) -> bool:
         until = self._known.get(key)
@@ -268,7 +265,7 @@ class ChunkFill:
         self._known[key] = self._clock() + KNOWN_S
         while len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
-        self._tries.pop(key, None)
+        self._idle.forget_tries(key)
 
     # At once.
 
@@ -284,34 +281,39 @@ class ChunkFill:
         """Wait for a chunk no more; the last one to leave ends its computation."""
         filling.waiting -= 1
         if not filling.waiting:
-            task = filling.task
-            if task.cancel() or task.cancelled() or not task.result():
-                self._broken[chunk.fill_id] = filling
-                while len(self._broken) > MOST_BROKEN:
-                    self._broken.popitem(last=False)
+            filling.task.cancel()
             if self._first.get(chunk.fill_id) is filling:
                 del self._first[chunk.fill_id]
 
     async def _filled(self, chunk: ColdChunk) -> bool:
         """Compute a chunk; whether that went well. Raises nothing but CancelledError."""
+        self.suspects.begins(chunk)
         try:
             await self._compute(chunk)
         except asyncio.CancelledError:
             self.outcomes["interrupted"] += 1
             raise
+        except ChunkRefusedError:
+            self.outcomes["refused"] += 1
+            self._note(chunk.key)
+            return False
         except Exception as error:
             if not self.outcomes["failed"]:
                 logger.warning("a chunk could not be filled (counted from now on, logged once)", exc_info=error)
             self.outcomes["failed"] += 1
             self._note(chunk.key)
             return False
+        self.suspects.ended_well(chunk)
         self.outcomes["filled"] += 1
         return True
 
-    async def _wait_until_stored(self, chunks: Sequence[ColdChunk], took_s: float) -> None:
-        """What is saved is found a moment after it was computed. What is not found in time is not tried again soon."""
+    async def _wait_until_stored(self, chunks: Sequence[ColdChunk], took_s: float, again: bool = False) -> None:
+        """What is saved is found a moment after it was computed. What is not found in time is not tried again soon.
+
+        `again`: also what is known; of a prompt's chunks, those are known that failed.
+        """
         deadline = self._clock() + STORED_WAIT_S + STORED_WAIT_SHARE * took_s
-        left = [chunk for chunk in chunks if not self._is_known(chunk.key)]  # those are known that failed
+        left = [chunk for chunk in chunks if again or not self._is_known(chunk.key)]
         pause = STORED_POLL_S
         while left:
             found = await self._source.stored_chunks([chunk.block_hashes for chunk in left])
@@ -326,40 +328,6 @@ class ChunkFill:
             if left:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_POLL_S)
-
-    # In idle time.
-
-    def _wait_for_idle_time(self, chunk: ColdChunk, first: bool = False) -> None:
-        self.outcomes["dropped"] += self._queue.add(chunk, first)
-        if self._worker is None or self._worker.done():
-            self._worker = self._spawn(self._work())
-
-    async def _work(self) -> None:
-        """Fill what waits, one chunk at a time, as long as there is anything."""
-        while len(self._queue):
-            await self._quiet.wait()
-            await asyncio.sleep(QUIET_S)
-            if self._prompts:
-                continue
-            chunk = self._queue.take()
-            if chunk is None or chunk.fill_id in self._first:
-                continue
-            if len(self._tries) > MOST_KNOWN:  # of chunks that left the queue
-                self._tries.clear()
-            self._tries[chunk.key] += 1
-            self._idle = asyncio.get_running_loop().create_task(self._filled(chunk))
-            try:
-                await asyncio.wait([self._idle])
-            finally:
-                self._idle.cancel()
-            interrupted, self._idle = self._idle.cancelled(), None
-            if not interrupted:
-                self._note(chunk.key)
-            elif self._tries[chunk.key] < MOST_TRIES:
-                self.outcomes["dropped"] += self._queue.add(chunk, first=True)
-            else:
-                self.outcomes["dropped"] += 1
-                self._note(chunk.key)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -55,10 +55,10 @@ class FillQueue:
     def __contains__(self, key: bytes) -> bool:
         return key in self._keys
 
-    def add(self, chunk: ColdChunk, first: bool = False) -> int:
-        """Let a chunk wait, unless it does; `first`: as its tenant's next. Returns how many chunks went for it."""
+    def add(self, chunk: ColdChunk, first: bool = False) -> list[ColdChunk]:
+        """Let a chunk wait, unless it does; `first`: as its tenant's next. Returns the chunks that went for it."""
         if chunk.key in self._keys:
-            return 0
+            return []
         chunks = self._of.setdefault(chunk.tenant, deque())
         if first:
             chunks.appendleft(chunk)
@@ -66,12 +66,10 @@ class FillQueue:
             chunks.append(chunk)
         self._keys.add(chunk.key)
         self._tokens[chunk.tenant] = self._tokens.get(chunk.tenant, 0) + len(chunk.token_ids)
-        dropped = 0
+        dropped: list[ColdChunk] = []
         while (too_many := len(self._keys) > self._most_chunks) or sum(self._tokens.values()) > self._most_tokens:
-            self._take_from(
-                max(self._of, key=lambda tenant: len(self._of[tenant]) if too_many else self._tokens[tenant])
-            )
-            dropped += 1
+            most = max(self._of, key=lambda tenant: len(self._of[tenant]) if too_many else self._tokens[tenant])
+            dropped.append(self._take_from(most))
         return dropped
 
     def take(self) -> ColdChunk | None:
@@ -83,6 +81,17 @@ class FillQueue:
         if tenant in self._of:
             self._of.move_to_end(tenant)
         return chunk
+
+    def remove(self, key: bytes) -> None:
+        """A chunk is no longer wanted; one that does not wait is no error. O(chunks)."""
+        for tenant, chunks in self._of.items() if key in self._keys else ():
+            place = next((place for place, chunk in enumerate(chunks) if chunk.key == key), None)
+            if place is not None:
+                chunks.rotate(-place)
+                self._take_from(tenant)
+                if tenant in self._of:
+                    chunks.rotate(place)
+                return
 
     def _take_from(self, tenant: str) -> ColdChunk:
         chunks = self._of[tenant]

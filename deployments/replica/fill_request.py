@@ -1,19 +1,24 @@
 """A chunk as a request of its own, and what fills a replica with such requests, out of the settings.
 
-A fill is nobody's request: it never was at the ingress, so it counts in no usage, limit or admission of a client.
+A fill that a prompt brings is nobody's request: it never was at the ingress, so it counts in no usage, limit or
+admission of a client. One that somebody orders counts in the ingress (`app.control.fills`).
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from configs.settings import Settings
-from deployments.protocol.wire import GenerateRequest
+from deployments.protocol.wire import FILL_OUTCOME, GenerateRequest
 from deployments.replica.chunk_fill import ChunkFill, ChunkSource
 from deployments.replica.fill_queue import ColdChunk
 from kvmanager.loading.blend_choice import LEAST_REUSED_TOKENS
 from kvmanager.loading.load_choice import LoadMode
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
 
 
 def fill_request(chunk: ColdChunk) -> GenerateRequest:
@@ -28,6 +33,14 @@ def fill_request(chunk: ColdChunk) -> GenerateRequest:
         block_hashes=chunk.block_hashes,
         tenant=chunk.tenant,
     )
+
+
+def fill_output(request: GenerateRequest, outcome: str) -> RequestOutput:
+    """What a chunk that somebody ordered is answered with: no token, and what became of it."""
+    from vllm.outputs import RequestOutput
+
+    told = {FILL_OUTCOME: outcome}
+    return RequestOutput(request.request_id, None, None, None, [], finished=True, kv_transfer_params=told)
 
 
 def filler(

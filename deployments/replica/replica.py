@@ -22,8 +22,8 @@ from deployments.protocol.families import labelled
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, PinnedCall
-from deployments.replica.chunk_fill import ChunkFill
-from deployments.replica.fill_request import filler
+from deployments.replica.chunk_fill import NOT_BLENDED, ChunkFill, ChunkRefusedError
+from deployments.replica.fill_request import fill_output, filler
 from deployments.replica.fill_times import FillTimes
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlans
@@ -80,6 +80,7 @@ class Replica:
         self._plans = PromptPlans(self._room if self._room.shares_kv else None, settings.block_size_tokens)
         self._fill_times = FillTimes(self._plans.report_prefill)
         self._fill = filler(settings, self._room, self._compute_chunk)
+        self._fill_deadline_s = settings.kv.plan_deadline_s
         self._link = ManagerLink(self._manager, self._name, _rank_now, node_id, self._room)
 
     @property
@@ -99,6 +100,9 @@ class Replica:
         if self._room.dead:
             self._end_soon()
             raise EngineDiedError(self._suspects())
+        if request.fills:
+            yield await self._fill_by_hand(request)
+            return
         received = time.monotonic()
         fill = self._fill
         if fill is not None:
@@ -139,24 +143,47 @@ class Replica:
         """Who may have ended the engine: the same answer to every prompt, lest the first one to tell leaves one out."""
         assert self._room is not None
         suspects = self._room.suspects()
-        return suspects if self._fill is None else self._fill.with_prompts(suspects)
+        return suspects if self._fill is None else self._fill.suspects.with_prompts(suspects)
+
+    async def _fill_by_hand(self, request: GenerateRequest) -> RequestOutput:
+        """Compute a chunk that somebody ordered; says what became of it. Raises EngineDiedError."""
+        from deployments.engine.step_witness import EngineDiedError
+
+        assert self._room is not None
+        outcome = NOT_BLENDED if self._fill is None else await self._fill.by_hand(request)
+        if self._room.dead:
+            self._end_soon()
+            raise EngineDiedError(self._suspects())
+        return fill_output(request, outcome)
 
     async def _compute_chunk(self, request: GenerateRequest) -> None:
-        """Run a chunk through the engine, as an exact request of nobody's. Raises what ends it."""
+        """Run a chunk through the engine, as an exact request of nobody's.
+
+        The manager knows of it meanwhile: what ends this engine, and perhaps its process, is not computed in another
+        one. Raises what ends it, ChunkRefusedError and ManagerUnavailableError before it begins.
+        """
         from deployments.engine.room import EnginePrompt
 
         assert self._room is not None
-        with self._fill_times.fill():
-            planned = await self._plans.ask(request)
-            try:
-                # However short it is, it shall be stored.
-                prompt = EnginePrompt(request, planned.plan, time.monotonic(), short_tokens=1)
-                async for output in self._room.generate(prompt):
+        chunk = request.block_hashes[-1]
+        if not await self._manager.ask("begin_fill", self._name, chunk, timeout_s=self._fill_deadline_s):
+            raise ChunkRefusedError
+        try:
+            with self._fill_times.fill():
+                planned = await self._plans.ask(request)
+                try:
+                    # However short it is, it shall be stored.
+                    prompt = EnginePrompt(request, planned.plan, time.monotonic(), short_tokens=1)
+                    async for output in self._room.generate(prompt):
+                        planned.begun()
+                        if output.finished:
+                            planned.ended(output, self._fill_times)
+                finally:
                     planned.begun()
-                    if output.finished:
-                        planned.ended(output, self._fill_times)
-            finally:
-                planned.begun()
+        finally:
+            if not self._room.dead:
+                with contextlib.suppress(ManagerUnavailableError):
+                    self._manager.tell("end_fill", self._name, chunk)
 
     def _sign(self, output: RequestOutput) -> None:
         """Say in the usage which replica this is by now."""
@@ -187,6 +214,9 @@ class Replica:
             self._ending = True
             why_dead = self._room.dead if self._room else why
             logger.error("the engine of replica %d is dead, and the replica ends: %s", self.rank, why_dead)
+            chunks = self._fill.suspects.in_words(self._engine_suspects()) if self._fill else ""
+            if chunks:
+                logger.error("it ended while it computed chunks of blended prompts alone: %s", chunks)
             threading.Timer(LAST_WORDS_S, os._exit, (1,)).start()
             threading.Thread(target=self._say_that_it_ends, args=(why,), name="crosskv-last-words", daemon=True).start()
 
@@ -194,8 +224,13 @@ class Replica:
         """The manager forgets the replica at once: it shall not count as running while its process still ends."""
         if self._link:
             self._link.close_from_thread()
+        blamed = self._fill.suspects.blamed(self._engine_suspects()) if self._fill else []
         with contextlib.suppress(ManagerUnavailableError):
-            self._manager.tell("replica_ends", self._name, why)
+            self._manager.tell("replica_ends", self._name, why, blamed)
+
+    def _engine_suspects(self) -> Sequence[str] | None:
+        """What the engine's witness names; None: it left none."""
+        return self._room.suspects() if self._room else None
 
     def __del__(self) -> None:
         """Serve calls this after it has drained the replica's requests."""

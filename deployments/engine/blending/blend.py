@@ -2,9 +2,11 @@
 
 Life of a blend:  queued → its turn: prefix and chunks on their way → prefix there → items → done
 
-It fails where an item raises, or where the prefix does not come: then the blocks from there on are reported as failed,
-and vLLM computes them; the request never fails. A cancelled one ends at its next turn, but not before the load of its
-prefix has: until a blend is reported as ended, vLLM gives its blocks to nobody. On the engine thread, but `_arrived`.
+The time that its loads may take it may also wait for those of others that come to nothing: when that has passed before
+its turn it is given up, and vLLM computes its blocks. It fails where an item raises, or where the prefix does not come:
+then the blocks from there on are reported as failed, and vLLM computes them; the request never fails. A cancelled one
+ends at its next turn, but not before the load of its prefix has: until a blend is reported as ended, vLLM gives its
+blocks to nobody. On the engine thread, but `_arrived`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from deployments.engine.blending.chunk_load import ChunkLoad
-from deployments.engine.blending.counters import CANCELLED, FAILED, BlendCounters
+from deployments.engine.blending.counters import CANCELLED, FAILED, LATE, BlendCounters
 from deployments.engine.blending.job import ROWS_BESIDE_OTHERS, ROWS_PER_ITEM, BlendJob, BlendWork, Item
 from deployments.engine.blending.model import BlendModel
 from deployments.engine.blending.plan import RequestBlend
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from deployments.transfer.threads import KVTransfer
 
 logger = logging.getLogger(__name__)
+
+LEAST_SHARE = 0.1
+"""With less than this part of the time that its loads may take a blend does not begin them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class BlendOrder:
     """The first block that vLLM computes."""
     lease_id: int
     within_s: float
-    """How long its loads may take once they have begun."""
+    """How long its loads may take, and it may wait for those of others that come to nothing."""
     on_done: Callable[[Mapping[str, int]], None]
     """Hears how many tokens were reused as they were stored, by tier, when all is well."""
 
@@ -83,6 +88,7 @@ class Blend:
         self._tools = tools
         self._poke = poke
         self._cancelled = False
+        self._within_s = order.within_s
         self._began: float | None = None
         self._good_end = order.device_end
         self._chunks: ChunkLoad | None = None
@@ -94,8 +100,29 @@ class Blend:
         """See `QueuedBlend`."""
         self._cancelled = True
 
+    @property
+    def vain_s(self) -> float:
+        """See `QueuedBlend`."""
+        chunks_s = self._chunks.vain_s if self._chunks is not None and self._chunks.is_over else 0.0
+        lacks_prefix = self._prefix_end is not None and self._prefix_end < self._order.prefix_end
+        return max(chunks_s, self._job.parts.prefix_wait_s if self._job is not None and lacks_prefix else 0.0)
+
+    def waited(self, seconds: float) -> bool:
+        """See `QueuedBlend`."""
+        self._within_s -= seconds
+        return self._is_given_up
+
+    @property
+    def _is_given_up(self) -> bool:
+        allowed_s = self._order.within_s
+        return self._began is None and self._within_s < allowed_s and self._within_s <= LEAST_SHARE * allowed_s
+
     def advance(self, until: float) -> bool | None:
         """See `QueuedBlend`."""
+        if self._is_given_up and not self._cancelled:
+            self._tools.counters.outcomes[LATE] += 1
+            self._end(self._order.block_ids[self._good_end : self._order.end])
+            return False
         if self._cancelled:
             if self._began is not None and self._prefix_end is None:
                 return None
@@ -145,7 +172,7 @@ class Blend:
 
     def _begin_loads(self, work: BlendWork) -> ChunkLoad:
         order, tools = self._order, self._tools
-        deadline = time.monotonic() + order.within_s
+        deadline = time.monotonic() + self._within_s
         chunks = ChunkLoad(
             order.plan.chunks,
             range(work.first, work.end),

@@ -68,6 +68,8 @@ class ChunkLoad:
         self._taken = 0
         self._holders = 2
         self._left = False
+        self.vain_s = 0.0
+        """Seconds that were waited for what did not come. Final when it `is_over`."""
         self._lock = threading.Lock()
         self._over = threading.Event()
 
@@ -116,6 +118,7 @@ class ChunkLoad:
             left.setdefault(wanted.part.load.key, []).append(wanted)
         while left and time.monotonic() < self._deadline:
             loads = [each[0].part.load for each in left.values()]
+            asked = time.monotonic()
             for load, sealed in zip(loads, port.fetch(loads, self._deadline), strict=False):
                 if self._left:
                     return
@@ -123,7 +126,9 @@ class ChunkLoad:
                     if wanted.chunk in ended or sealed is None or not self._take(wanted, sealed):
                         ended.add(wanted.chunk)
                 if sealed is None:
+                    self.vain_s += time.monotonic() - asked
                     break
+                asked = time.monotonic()
             else:
                 return
             wanted_still = ((key, [one for one in each if one.chunk not in ended]) for key, each in left.items())

@@ -15,6 +15,8 @@ DONE = "done"
 CANCELLED = "cancelled"
 FAILED = "failed"
 """The blocks from there on were computed by vLLM."""
+LATE = "late"
+"""Those before it waited so long for bytes that did not come that it was given up before its turn."""
 
 
 class BlendCounters:
@@ -23,7 +25,7 @@ class BlendCounters:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.outcomes: Counter[str] = Counter()
-        """How planned blends ended: `done`, `cancelled`, `failed`, or `refused_` and why."""
+        """How planned blends ended: `done`, `cancelled`, `failed`, `late`, or `refused_` and why."""
         self.rows: Counter[str] = Counter()
         self.available = False
         self.last: BlendParts | None = None

@@ -2,7 +2,8 @@
 
 A slice runs items for as long as the engine's last step took, then lets the engine step and comes back: beside another
 prompt's prefill, whose steps are long, a blend has half of the time. It has `SLICE_S` at least. A blend that waits for
-bytes is poked when they are there; those behind it wait too. On the engine thread, but `poke`.
+bytes is poked when they are there; those behind it wait too. What it has waited in vain they have waited as well: behind
+a tier that hangs they do not each wait anew, one after another. On the engine thread, but `poke`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,15 @@ class QueuedBlend(Protocol):
         """Nobody wants it any more: the next `advance` ends it as soon as nothing writes into its blocks."""
         ...
 
+    @property
+    def vain_s(self) -> float:
+        """Seconds that it has waited, up to now, for bytes that did not all come."""
+        ...
+
+    def waited(self, seconds: float) -> bool:
+        """One before it has waited in vain so long. True: with that its own time is over, and its `advance` ends it."""
+        ...
+
 
 class BlendQueue:
     """See the module's docstring. `call` runs a function on the engine thread between two steps, from any thread."""
@@ -46,6 +56,8 @@ class BlendQueue:
         self._max_blocks = max_blocks
         self._queue: deque[QueuedBlend] = deque()
         self._posted = False
+        self._told_s = 0.0
+        """Of the first one's `vain_s`: those behind it know of it."""
         self._left_at: float | None = None
         """When the last slice ended, if its blend goes on: what has passed since then was the engine's."""
         self._lock = threading.Lock()
@@ -84,9 +96,21 @@ class BlendQueue:
             return
         now = time.perf_counter()
         step_s = 0.0 if self._left_at is None else now - self._left_at
-        goes_on = self._queue[0].advance(now + min(max(SLICE_S, step_s), LONGEST_SLICE_S))
+        first = self._queue[0]
+        goes_on = first.advance(now + min(max(SLICE_S, step_s), LONGEST_SLICE_S))
         self._left_at = time.perf_counter() if goes_on else None
+        self._tell(first)
         if goes_on is False:
             self._queue.popleft()
+            self._told_s = 0.0
         if goes_on is not None and self._queue:
             self.poke()
+
+    def _tell(self, first: QueuedBlend) -> None:
+        """Let those behind know what the first one has waited in vain; whose time is over leaves at once."""
+        seconds, self._told_s = first.vain_s - self._told_s, first.vain_s
+        if seconds <= 0:
+            return
+        for blend in list(self._queue)[1:]:
+            if blend.waited(seconds) and blend.advance(0.0) is False:
+                self._queue.remove(blend)

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from deployments.protocol.wire import BlendRequest, GenerateRequest, PromptChunk
-from deployments.replica import chunk_fill
-from deployments.replica.chunk_fill import MOST_TRIES, ChunkFill
+from deployments.replica import chunk_fill, idle_fills
+from deployments.replica.chunk_fill import ChunkFill, ChunkRefusedError
 from deployments.replica.fill_queue import ColdChunk
 from deployments.replica.fill_request import fill_request
+from deployments.replica.idle_fills import MOST_TRIES
 from kvmanager.moves.chunks import BlendTerms
 
 BLOCK = 4
@@ -102,7 +103,7 @@ def asked(*names: str, tenant: str = "", own: int = 0) -> GenerateRequest:
 
 
 def run(test: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_fill, "QUIET_S", 0.0)
+    monkeypatch.setattr(idle_fills, "QUIET_S", 0.0)
     monkeypatch.setattr(chunk_fill, "STORED_POLL_S", 0.0)
 
     async def main() -> None:
@@ -277,14 +278,14 @@ def test_a_prompt_interrupts_what_idle_time_is_used_for_and_it_begins_anew(monke
         world.goes.set()
         await world.until(lambda: len(world.computed) == 2)
         assert world.computed == [key("a"), key("b")]
-        assert world.fill.outcomes == {"filled": 2, "failed": 0, "interrupted": 1, "dropped": 0}
+        assert world.fill.outcomes == {"filled": 2, "failed": 0, "interrupted": 1, "dropped": 0, "refused": 0}
 
     run(check, monkeypatch)
 
 
 def test_a_prompt_that_follows_at_once_finds_nothing_being_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
-        monkeypatch.setattr(chunk_fill, "QUIET_S", 0.02)
+        monkeypatch.setattr(idle_fills, "QUIET_S", 0.02)
         world = World("idle")
         await world.prompt(asked("a", "b"))
         await world.until(lambda: bool(world.asked))
@@ -352,7 +353,7 @@ def test_outcomes_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         (fills, waiting) = world.fill.families()
         found = {sample.labels["outcome"]: sample.value for sample in fills.samples}
         assert fills.samples[0].name == "crosskv_chunk_fills_total"
-        assert found == {"filled": 2, "failed": 0, "interrupted": 0, "dropped": 0}
+        assert found == {"filled": 2, "failed": 0, "interrupted": 0, "dropped": 0, "refused": 0}
         assert waiting.samples[0].value == 0
 
     run(check, monkeypatch)
@@ -365,7 +366,7 @@ def test_a_fill_is_an_exact_request_of_the_tenant_with_the_chunks_tokens_and_one
     assert made.request_id != fill_request(ColdChunk([5], [b"h"], "s", "t")).request_id
 
 
-def test_prompts_that_waited_for_a_chunk_are_suspects_with_it_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_that_waited_for_a_chunk_are_suspects_in_its_place_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
         world = World()
         world.goes.clear()
@@ -377,16 +378,108 @@ def test_prompts_that_waited_for_a_chunk_are_suspects_with_it_and_no_others(monk
         await world.until(lambda: world.running == 4 and len(world.asked) == 3)
         made = [fill_request(ColdChunk([5], [key(name)], "s", "t")).request_id for name in "abcd"]
         named = [["x"], ["x", made[0]], [made[1]], [made[3]]]
-        guilty = [["x"], ["x", made[0], "r1"], [made[1], "r1", "r3"], [made[3], "r2"]]
+        guilty = [["x"], ["x", "r1"], ["r1", "r3"], ["r2"]]
         prompts[1].cancel()
-        assert [world.fill.with_prompts(suspects) for suspects in named] == guilty
+        assert [world.fill.suspects.with_prompts(suspects) for suspects in named] == guilty
         world.error = RuntimeError("the engine is dead")
         world.goes.set()
         await asyncio.wait(prompts)
-        assert [world.fill.with_prompts(suspects) for suspects in named] == guilty, "whoever asks, and when"
-        assert world.fill.with_prompts(None) is None
+        assert [world.fill.suspects.with_prompts(suspects) for suspects in named] == guilty, "whoever asks, and when"
+        assert world.fill.suspects.with_prompts(None) is None
         world.error = None
         await world.prompt(replace(asked("e", "f"), request_id="r4"))
-        assert world.fill.with_prompts([f"{ColdChunk([5], [key('e')], 's', 't').fill_id}0"])[1:] == []  # type: ignore[index]
+        done = f"{ColdChunk([5], [key('e')], 's', 't').fill_id}0"
+        assert world.fill.suspects.with_prompts([done]) == [done], "what it did not end it has not ended"
+
+    run(check, monkeypatch)
+
+
+def by_hand(name: str, tenant: str = "t", request_id: str = "m") -> GenerateRequest:
+    return replace(
+        asked(), request_id=request_id, prompt_token_ids=list(range(CHUNK)), block_hashes=hashes(name), tenant=tenant,
+        blend=None, fidelity="exact", cache_salt="exact", fills=True,
+    )  # fmt: skip
+
+
+def test_what_somebody_orders_is_filled_in_idle_time_whatever_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World("manual")
+        world.fill.begins()
+        ordered = asyncio.create_task(world.fill.by_hand(by_hand("a")))
+        await asyncio.sleep(0.05)
+        assert world.computed == [], "a prompt is under way"
+        world.fill.ends()
+        assert await ordered == "filled"
+        assert await world.fill.by_hand(by_hand("a")) == "stored"
+        assert world.computed == [key("a")]
+        world.stores = False
+        assert await world.fill.by_hand(by_hand("b")) == "not_stored"
+        world.error = RuntimeError("broken in this test")
+        assert await world.fill.by_hand(by_hand("c")) == "failed"
+        world.error = ChunkRefusedError()
+        assert await world.fill.by_hand(by_hand("d")) == "failed"
+        assert world.fill.outcomes["refused"] == 1
+        world.blend_terms = None
+        assert await world.fill.by_hand(by_hand("e")) == "not_blended"
+
+    run(check, monkeypatch)
+
+
+def test_what_somebody_waits_for_is_begun_again_as_often_as_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World("manual")
+        world.goes.clear()
+        ordered = [asyncio.create_task(world.fill.by_hand(by_hand("a", request_id=name))) for name in "mn"]
+        for tries in range(1, MOST_TRIES + 3):
+            await world.until(lambda: world.running == 1)
+            world.fill.begins()
+            await world.until(lambda tries=tries: world.cut_off == tries)  # type: ignore[misc]
+            world.fill.ends()
+        world.goes.set()
+        assert await asyncio.gather(*ordered) == ["filled", "filled"]
+        assert world.computed == [key("a")]
+
+    run(check, monkeypatch)
+
+
+def test_who_waits_no_more_takes_the_chunk_back_and_who_has_no_room_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def check() -> None:
+        world = World("manual")
+        world.fill.begins()
+        ordered = [asyncio.create_task(world.fill.by_hand(by_hand(name))) for name in "abc"]
+        await world.until(lambda: len(world.fill._idle) == 3)
+        ordered[1].cancel()
+        await world.until(lambda: len(world.fill._idle) == 2)
+        world.fill._idle._queue._most_chunks = 2
+        last = asyncio.create_task(world.fill.by_hand(by_hand("d")))
+        assert await ordered[0] == "failed", "the oldest of the tenant with the most"
+        world.fill.ends()
+        assert [await ordered[2], await last] == ["filled", "filled"]
+        assert world.computed == [key("c"), key("d")]
+
+    run(check, monkeypatch)
+
+
+def test_a_chunk_that_idle_time_was_used_for_is_blamed_by_name_and_who_ordered_it_in_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def check() -> None:
+        world = World("idle")
+        world.goes.clear()
+        await world.prompt(asked("a", "b"))
+        await world.until(lambda: world.running == 1)
+        named = [fill_request(ColdChunk([5], [key("a")], "s", "t")).request_id]
+        suspects = world.fill.suspects
+        assert suspects.with_prompts(named) == named
+        assert suspects.blamed(named) == [key("a")]
+        assert suspects.in_words(named) == f"{key('a').hex()[:16]} ({CHUNK} tokens)"
+        assert (suspects.blamed([]), suspects.blamed(["x"]), suspects.blamed(None)) == ([], [], None)
+        ordered = asyncio.create_task(world.fill.by_hand(by_hand("a", request_id="m")))
+        await world.until(lambda: suspects.with_prompts(named) == ["m"])
+        world.goes.set()
+        assert await ordered == "filled"
+        assert suspects.blamed(named) == []
 
     run(check, monkeypatch)

@@ -157,8 +157,11 @@ def test_every_prompt_of_an_engine_that_died_hears_of_the_prompts_behind_a_guilt
         return False
 
     made._fill = SimpleNamespace(
-        begins=lambda: None, ends=lambda: None, before=before, planned=lambda *_: None,
-        with_prompts=lambda suspects: [*suspects, "prompt of another client's chunk"], close=lambda: None,
+        begins=lambda: None, ends=lambda: None, before=before, planned=lambda *_: None, close=lambda: None,
+        suspects=SimpleNamespace(
+            with_prompts=lambda suspects: [*suspects, "prompt of another client's chunk"],
+            blamed=lambda suspects: [], in_words=lambda suspects: "",
+        ),
     )  # fmt: skip
     with pytest.raises(EngineDiedError) as error:
         ask(made, request(None))
@@ -204,7 +207,7 @@ def test_a_replica_whose_engine_is_dead_ends_its_process_once_and_tells_the_mana
     for _ in range(2):
         with pytest.raises(EngineDeadError):
             ask(made, request(None))
-    assert last_words(made) == [("replica_ends", "replica", "dead")]
+    assert last_words(made) == [("replica_ends", "replica", "dead", [])]
     assert ended == [1]
 
 
@@ -221,7 +224,7 @@ def test_a_replica_whose_engine_hangs_fails_its_health_check_and_asks_for_no_pla
     with pytest.raises(EngineDeadError):
         ask(made, request(None))
     assert port.asked == []
-    assert last_words(made) == [("replica_ends", "replica", "hung")]
+    assert last_words(made) == [("replica_ends", "replica", "hung", [])]
     assert ended == [1]
 
 

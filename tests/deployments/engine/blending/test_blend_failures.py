@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,45 @@ def test_when_nothing_comes_in_time_the_answer_is_that_of_a_prefill(
     found = ask(engine, ONE)
     assert (found.tokens, found.blended) == (answer, 0)
     assert parts(engine).uncached == parts(engine).rows
+
+
+def test_behind_a_tier_that_hangs_blends_do_not_each_wait_anew(
+    engine: LiveEngine, answer: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side: Any = engine.scheduler.connector._scheduler_side
+    others = [chunked(45 + number, 20, [160], 40) for number in range(3)]
+    wanted = [engine.ask(one.tokens)[0] for one in others]
+    for one in others:
+        store(engine, one)
+    monkeypatch.setattr(side, "_load_deadline_s", 1.0)
+    come = threading.Event()
+
+    def hang() -> None:
+        """All of them are there by then; and then nothing comes until the time of who asked is over."""
+        assert come.wait(PATIENCE_S)
+        until(lambda: time.monotonic() >= engine.port.last_deadline, "the deadline passes")
+
+    engine.port.before_fetch = hang
+    engine.port.spoil = lambda sealed: None
+    fetches, late, failed = engine.port.fetches, outcomes(engine, "late"), outcomes(engine, "failed")
+    plans = [engine.blend_plan(one.tokens, one.chunks, 1.0) for one in (ONE, *others)]
+    asked = [
+        engine.start(last_of(engine.blended(one.tokens, greedy(8), plan)))
+        for one, plan in zip((ONE, *others), plans, strict=True)
+    ]
+    until(lambda: len(engine.reuse.blends._queue._queue) == 4, "three wait")
+    come.set()
+
+    found = [answer_of(each.result(PATIENCE_S)) for each in asked]
+
+    assert [each.tokens for each in found] == [answer, *wanted]
+    assert outcomes(engine, "late") == late + 3
+    assert engine.port.fetches == fetches + 1, "nobody else asks the tier that hangs"
+    assert outcomes(engine, "failed") == failed
+    until(lambda: engine.blocks_in_use() == 0, "blocks come back")
+    engine.port.before_fetch, engine.port.spoil = lambda: None, lambda sealed: sealed
+    engine.clear_device()
+    assert ask(engine, ONE).blended > 0, "and the next one is blended again"
 
 
 def test_what_the_buffer_does_not_hold_is_computed(

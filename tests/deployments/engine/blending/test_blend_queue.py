@@ -20,13 +20,19 @@ class Fake:
         self.turns = turns
         self.log = log
         self.cancelled = False
+        self.vain_s = 0.0
+        self.patience_s = 10.0
 
     def advance(self, until: float) -> bool | None:
-        if self.cancelled:
-            self.log.append(f"{self.request_id} cancelled")
+        if self.cancelled or self.patience_s <= 0:
+            self.log.append(f"{self.request_id} {'cancelled' if self.cancelled else 'given up'}")
             return False
         self.log.append(self.request_id)
         return self.turns.pop(0)
+
+    def waited(self, seconds: float) -> bool:
+        self.patience_s -= seconds
+        return self.patience_s <= 0
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -116,6 +122,29 @@ def test_the_first_one_ends_at_its_next_slice_when_it_is_cancelled() -> None:
     while engine.step():
         pass
     assert log == ["a", "a cancelled"]
+
+
+def test_what_the_first_one_has_waited_in_vain_those_behind_it_have_waited_too() -> None:
+    engine, log = Engine(), list[str]()
+    queue = BlendQueue(lambda call: engine.waiting.append(call), 5, 100)
+    first, *others = [Fake(name, [None, True, False], log) for name in "abcd"]
+    first.turns = [None, True, True, False]
+    for blend, patience_s in zip((first, *others), (9.0, 3.0, 5.0, 9.0), strict=True):
+        blend.patience_s = patience_s
+        queue.put(blend)
+    engine.step()
+    queue.poke()
+    first.vain_s = 3.0
+    engine.step()
+    assert log == ["a", "a", "b given up"], "at once, and not when the first one has been made"
+    engine.step()
+    assert others[1].patience_s == 2.0, "it hears of it once"
+    first.vain_s = 4.0
+    engine.step()
+    assert log[3:] == ["a", "a"]
+    others[1].vain_s, others[1].turns = 1.0, [False]
+    engine.step()
+    assert (others[1].patience_s, others[2].patience_s) == (1.0, 4.0), "of each what it has waited itself"
 
 
 def test_those_that_wait_hold_no_more_blocks_than_they_may_but_one_always_goes() -> None:
