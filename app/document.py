@@ -32,7 +32,8 @@ _GROUPS = (
     ("The server's state", ("/",)),
 )
 _SAYS_NOTHING = frozenset({"Successful Response", "The answer.", *(status.phrase for status in HTTPStatus)})
-_PROMPT = "| *a prompt* | required | See [Naming a prompt](#naming-a-prompt). |"
+_PROMPT = "| *a prompt* | {needed} | See [Naming a prompt](#naming-a-prompt). |"
+_IN_ITS_PLACE = "chunks"
 
 
 def http_api_page(written_by_hand: str, schema: dict[str, Any]) -> str:
@@ -97,7 +98,8 @@ def _fields(fields: Sequence[RouteField], of_a_prompt: Container[str]) -> Iterat
     elif fields:
         yield "| field | value | meaning |\n|---|---|---|"
         if names_prompt:
-            yield _PROMPT
+            other = any(field.name == _IN_ITS_PLACE for field in own)
+            yield _PROMPT.format(needed=f"or `{_IN_ITS_PLACE}`" if other else "required")
         for field in own if names_prompt else fields:
             needed = ", required" if field.required else ""
             yield f"| `{field.name}` | {field.allowed}{needed} | {_flowing(field.text)} |"

@@ -23,9 +23,12 @@ from app.answers.returns import Returns
 from app.backend.health import health_router
 from app.backend.protocols import Backend
 from app.control import api as control_api
+from app.control import fills as kv_fills
 from app.control import layerwise as layerwise_api
 from app.control import moves as kv_moves
 from app.control.api import control_router
+from app.control.fills import fills_router
+from app.control.jobs import Jobs
 from app.control.moves import moves_router
 from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
@@ -48,9 +51,10 @@ from app.openai.user_text import keep_user_text
 from configs.settings import Settings
 from kvmanager.segments.server_secret import ServerSecret
 
-_COUNTED_PATHS = (
-    openai_api.PATHS | control_api.PATHS | kv_moves.PATHS | layerwise_api.PATHS | openapi_schema.PATHS | OPEN_PATHS
-)
+_COUNTED_PATHS = frozenset().union(
+    openai_api.PATHS, control_api.PATHS, kv_moves.PATHS, kv_fills.PATHS, layerwise_api.PATHS, openapi_schema.PATHS,
+    OPEN_PATHS,
+)  # fmt: skip
 
 
 def create_app(
@@ -117,7 +121,9 @@ def create_app(
     )
     online = add_openai_routes(app, engine, settings)
     app.include_router(control_router(backend.control, online, keys, engine.blends))
-    app.include_router(moves_router(backend.control, online, keys, http.tenants))
+    jobs = Jobs(http.tenants)
+    app.include_router(moves_router(backend.control, online, keys, jobs))
+    app.include_router(fills_router(engine, online, jobs, settings))
     app.include_router(health_router(backend.health, queue))
     app.include_router(metrics_router(metrics, parts))
     app.include_router(layerwise_api.layerwise_router(parts))

@@ -47,6 +47,10 @@ class Separators:
                 found.append(span)
         return found
 
+    def begun(self, token_ids: Sequence[int]) -> list[Span]:
+        """All that separators begin, however short, and at token 0 too: of what is no prompt."""
+        return list(self._all(token_ids))
+
     def _all(self, token_ids: Sequence[int]) -> Iterator[Span]:
         stops, begun, inside = self._stops, -1, 0
         for place in [place for place, token in enumerate(token_ids) if token in stops]:

@@ -28,7 +28,7 @@ RUNNING, DONE, FAILED = "running", "done", "failed"
 
 @dataclass(slots=True)
 class Job:
-    """One piece of work. `result`: what the manager answered, once it is done; `message`: why it failed."""
+    """One piece of work. `result`: how far it is, or what came of it; `message`: why it failed."""
 
     kind: str
     tenant: str
@@ -60,15 +60,23 @@ class Jobs:
         """By tenant and id, oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(self, kind: str, tenant: str, work: Callable[[], Awaitable[dict[str, Any]]]) -> Job:
+    def start(
+        self,
+        kind: str,
+        tenant: str,
+        work: Callable[[], Awaitable[dict[str, Any]]],
+        progress: dict[str, Any] | None = None,
+    ) -> Job:
         """Begin `work`. It answers a dict whose `outcome` is "done" or the reason why not, with a `message` then.
+
+        `progress`: what the job shows until then; `work` may change it.
 
         Raises:
             OverloadedError: too many jobs run already.
         """
         if not self._running.take(tenant, 1):
             raise OverloadedError("Too many moves are under way. Please try again later.")
-        job = Job(kind, tenant)
+        job = Job(kind, tenant, result=progress if progress is not None else {})
         own = self._jobs.setdefault(tenant, {})
         self._forget_ended(own)
         own[job.job_id] = job

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -72,12 +71,9 @@ class MoveBody(PromptChoice):
     deadline_s: float = Field(10.0, gt=0, le=60, description=DEADLINE)
 
 
-def moves_router(
-    control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys, tenants: Collection[str]
-) -> APIRouter:
+def moves_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys, jobs: Jobs) -> APIRouter:
     """The routes for orders, under /api/v1/kv, each for the prompts of the tenant who asks."""
     router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
-    jobs = Jobs(tenants)
 
     async def hashes_of(prompt: PromptChoice) -> list[bytes]:
         hashes = await prompt.hashes(renderer, keys)
@@ -88,10 +84,6 @@ def moves_router(
 
     def tag_of_caller() -> str:
         return keys.tag(current_request().tenant)
-
-    def accepted(job: Job) -> JSONResponse:
-        url = f"{PREFIX}/jobs/{job.job_id}"
-        return JSONResponse({**job.report(), "url": url}, status_code=HTTPStatus.ACCEPTED, headers={"Location": url})
 
     @router.post("/pin", responses=REFUSED)
     async def pin(body: PinBody) -> dict[str, Any]:
@@ -136,6 +128,12 @@ def moves_router(
         return found.report()
 
     return router
+
+
+def accepted(job: Job) -> JSONResponse:
+    """202, and where the job is polled."""
+    url = f"{PREFIX}/jobs/{job.job_id}"
+    return JSONResponse({**job.report(), "url": url}, status_code=HTTPStatus.ACCEPTED, headers={"Location": url})
 
 
 def granted(answer: dict[str, Any]) -> dict[str, Any]:

@@ -104,10 +104,11 @@ class Spend:
         if bucket is None:
             return
         if wanted > bucket.per_minute:
+            asks = f" and it asks for {answer_tokens} more. Shorten it or lower max_tokens." if answer_tokens else "."
             raise VLLMValidationError(
                 f"The request is too large for the limit of {bucket.per_minute} tokens per minute: its prompt has "
-                f"{prompt_tokens} tokens and it asks for {answer_tokens} more. Shorten it or lower max_tokens.",
-                parameter="max_tokens",
+                f"{prompt_tokens} tokens{asks}",
+                parameter="max_tokens" if answer_tokens else None,
             )
         if not bucket.take(wanted, now):
             raise OverloadedError(self._refuse("tokens", bucket, wanted, now))
@@ -116,6 +117,13 @@ class Spend:
     def use(self, tokens: int) -> None:
         """So many tokens of prompts have been sent, or of answers been generated."""
         self._used += tokens
+
+    def hand_over(self) -> Spend:
+        """What is reserved and used so far, for work that goes on when the request has ended; who takes it settles."""
+        taken = Spend(self._limits, self._rates)
+        taken._reserved, taken._used = self._reserved, self._used
+        self._reserved = self._used = 0
+        return taken
 
     def settle(self) -> None:
         """The request has ended: take or give back what it used more or less than was reserved. Idempotent."""

@@ -17,6 +17,7 @@ import tokenizers
 from vllm.renderers import BaseRenderer
 from vllm.sampling_params import SamplingParams
 
+from app.blending.alone import chunks_of_text
 from app.blending.given import GivenTexts
 from app.blending.recognition import Separators, Span
 from app.blending.separators import find_separators
@@ -74,6 +75,10 @@ class BlendRequests:
         if texts is None:
             return self._separators.chunks(token_ids, self.min_tokens, MOST_CHUNKS)
         return texts.find(token_ids, MOST_CHUNKS).chunks
+
+    def alone(self, texts: Sequence[str]) -> list[list[list[int]]]:
+        """Of each text the token ids of the chunks that it is, or holds; none: they are too short. Any thread."""
+        return [chunks_of_text(ids, self._separators, self.min_tokens) for ids in self._encode(texts)]
 
     def make(
         self, token_ids: list[int], tenant: str, user_salt: str | None, asked: KVCacheField, texts: GivenTexts | None

@@ -196,7 +196,7 @@ class HandleEngineClient(EngineClient):
                 stages.lap("turn")
                 await self._name_blocks(request, prompt, context)
                 stages.lap("hash")
-                attempts = Attempts(request, self._replicas, self.metrics, self._replica_count, self._suspects, queued)
+                attempts = self.attempts(request, queued)
                 if context.spend is not None:
                     context.spend.use(len(request.prompt_token_ids))
                 self.metrics.queue_time.observe(time.monotonic() - queued)
@@ -228,6 +228,10 @@ class HandleEngineClient(EngineClient):
                     raise RuntimeError("the replica ended its outputs before the request was finished")
         except Exception as error:
             raise translate(error, request_id) from None
+
+    def attempts(self, request: GenerateRequest, arrived: float | None = None) -> Attempts:
+        """What sends a prompt to a replica, and again where that dies (`app.openai.retries`)."""
+        return Attempts(request, self._replicas, self.metrics, self._replica_count, self._suspects, arrived)
 
     def _count_stages(
         self, output: RequestOutput, stages: RequestStages, routed: float, first_at: float, context: RequestContext

@@ -101,8 +101,7 @@ class GenerateRequest:
     `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
     whose KV every prompt may read; empty for an exact one. `blend`: of a blended prompt that has chunks only.
     `save_answer`: whether the KV of what is sampled is stored; not where a template strips such answers from history.
-    `fills`: it is a chunk alone, exact, and nobody waits for its token: it is computed when there is nothing else to do,
-    and stored.
+    `fills`: it is a chunk alone, exact, and nobody waits for its token: it is computed in idle time, and stored.
     `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the
     ingress, when it was sent; seconds, because clocks differ.
     """

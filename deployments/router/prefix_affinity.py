@@ -147,14 +147,16 @@ class PrefixAffinityRouter(RequestRouter):
         hits = self._with_in_flight(request, {other: found[other] for other in names})
         waits = {other: self._state.wait(other, held, prompt_tokens) for other, held in hits.items()}
         hashes = _hashes(request)
-        for move in self._spreading.consider(now, hashes, name, waits, hits):
+        for move in () if request.fills else self._spreading.consider(now, hashes, name, waits, hits):
             self._follow_placement().order(move)
         uncached, blocks = self._work(request, hits[name])
         self._state.route(internal_id, name, uncached, blocks, now, hashes)
         self._in_prefill[internal_id] = request
 
     def _work(self, request: GenerateRequest, hits: TierHits) -> tuple[int, int]:
-        """Tokens to prefill and blocks to decode on, where so much is held."""
+        """Tokens to prefill and blocks to decode on, where so much is held; none of what waits for idle time."""
+        if request.fills:
+            return 0, 0
         prompt_tokens, block_size = len(request.prompt_token_ids), self._options.block_size
         return max(0, prompt_tokens - sum(hits) * block_size), -(-prompt_tokens // block_size)
 

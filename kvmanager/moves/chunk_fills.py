@@ -39,9 +39,7 @@ class ChunkFills:
         if self._open.get(chunk) == replica:
             del self._open[chunk]
 
-    def forget_replica(
-        self, now: float, replica: str, blamed: Collection[BlockHash] | None = None
-    ) -> list[BlockHash]:
+    def forget_replica(self, now: float, replica: str, blamed: Collection[BlockHash] | None = None) -> list[BlockHash]:
         """Note that a replica is gone; return the chunks that it may have ended with, which are refused from now on.
 
         ``blamed``: what its last words name; None: it left none.

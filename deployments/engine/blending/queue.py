@@ -2,8 +2,8 @@
 
 A slice runs items for as long as the engine's last step took, then lets the engine step and comes back: beside another
 prompt's prefill, whose steps are long, a blend has half of the time. It has `SLICE_S` at least. A blend that waits for
-bytes is poked when they are there; those behind it wait too. What it has waited in vain they have waited as well: behind
-a tier that hangs they do not each wait anew, one after another. On the engine thread, but `poke`.
+bytes is poked when they are there; those behind it wait too. What it has waited in vain they have waited as well:
+behind a tier that hangs they do not each wait anew, one after another. On the engine thread, but `poke`.
 """
 
 from __future__ import annotations

@@ -366,7 +366,9 @@ def test_a_fill_is_an_exact_request_of_the_tenant_with_the_chunks_tokens_and_one
     assert made.request_id != fill_request(ColdChunk([5], [b"h"], "s", "t")).request_id
 
 
-def test_prompts_that_waited_for_a_chunk_are_suspects_in_its_place_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_that_waited_for_a_chunk_are_suspects_in_its_place_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def check() -> None:
         world = World()
         world.goes.clear()
