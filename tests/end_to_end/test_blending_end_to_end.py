@@ -114,6 +114,19 @@ def test_in_idle_time_documents_are_stored_by_themselves_after_their_prompt_was(
     server.wait_until(lambda: min(stored_chunks(server, first)) >= 256, "each document is stored by itself")
 
 
+def test_documents_are_filled_by_order_before_anybody_asks(server: RunningServer) -> None:
+    asked = body(range(6), next(iter(QUESTIONS)), "ordered", **BLENDED)
+    order = {name: asked[name] for name in ("messages", "documents", "cache_salt")}
+    for outcome in ("filled", "stored"):
+        answer = httpx.post(f"{server.url}/api/v1/kv/fill", json=order, timeout=30)
+        assert answer.status_code == 202, answer.text
+        url = server.url + answer.headers["location"]
+        server.wait_until(lambda url=url: httpx.get(url).json()["status"] != "running", "the order ends", 60.0)  # type: ignore[misc]
+        job = httpx.get(url).json()
+        assert (job["status"], job["outcome"], job["done"], job[outcome]) == ("done", "done", 6, 6), job
+    assert min(stored_chunks(server, asked)) >= 256, "under the names that blended prompts look for"
+
+
 def test_documents_that_a_request_names_are_chunks_without_separators(filling: RunningServer) -> None:
     server, salt = filling, "named"
     given = server.metric("crosskv_prompt_chunks_total", outcome="given")

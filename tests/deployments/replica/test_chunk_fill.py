@@ -3,114 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import sys
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest
+from fill_world import BLOCK, CHUNK, World, asked, key, run
 
-from deployments.protocol.wire import BlendRequest, GenerateRequest, PromptChunk
-from deployments.replica import chunk_fill, idle_fills
-from deployments.replica.chunk_fill import ChunkFill, ChunkRefusedError
+from deployments.replica import chunk_fill
+from deployments.replica.chunk_fill import ChunkFill
 from deployments.replica.fill_queue import ColdChunk
 from deployments.replica.fill_request import fill_request
-from deployments.replica.idle_fills import MOST_TRIES
 from kvmanager.moves.chunks import BlendTerms
-
-BLOCK = 4
-CHUNK = 300
-
-
-class World:
-    """A store, and an engine that computes one chunk at a time into it, as far as the test lets it."""
-
-    def __init__(self, mode: str = "first") -> None:
-        self.now = 0.0
-        self.blend_terms: BlendTerms | None = BlendTerms(2, 6)
-        self.stored: dict[bytes, int] = {}
-        self.asked: list[list[bytes]] = []
-        self.computed: list[bytes] = []
-        self.running = self.most_running = self.cut_off = 0
-        self.goes = asyncio.Event()
-        self.goes.set()
-        self.stores = self.answers = True
-        self.error: Exception | None = None
-        self.fill = ChunkFill(mode, self, self.compute, BLOCK, clock=lambda: self.now)
-
-    async def stored_chunks(self, sequences: Any) -> list[int] | None:
-        self.asked.append([hashes[-1] for hashes in sequences if hashes])
-        self.now += 0.01
-        return [self.stored.get(hashes[-1], 0) if hashes else 0 for hashes in sequences] if self.answers else None
-
-    async def compute(self, chunk: ColdChunk) -> None:
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
-        try:
-            await self.goes.wait()
-            if self.error:
-                raise self.error
-            await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            self.cut_off += 1
-            raise
-        finally:
-            self.running -= 1
-        self.computed.append(chunk.key)
-        if self.stores:
-            self.stored[chunk.key] = len(chunk.block_hashes)
-
-    async def prompt(self, request: GenerateRequest, blended: bool = True) -> bool:
-        """One prompt on its way through a replica; whether chunks were filled first."""
-        self.fill.begins()
-        try:
-            filled = await self.fill.before(request)
-            self.fill.planned(request, filled, blended)
-            found = self.stored.get(request.block_hashes[-1], 0) if request.block_hashes else 0
-            if request.block_hashes:  # an engine stores a prompt before it has answered
-                self.stored[request.block_hashes[-1]] = len(request.prompt_token_ids) // BLOCK
-            self.fill.after(request, found * BLOCK)
-            return filled
-        finally:
-            self.fill.ends()
-
-    async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not holds():  # noqa: ASYNC110 - many things may make it true
-                await asyncio.sleep(0.001)
-
-
-def hashes(name: str, tokens: int = CHUNK) -> list[bytes]:
-    return [f"{name}{number}".encode() for number in range(tokens // BLOCK)]
-
-
-def key(name: str) -> bytes:
-    return hashes(name)[-1]
-
-
-def asked(*names: str, tenant: str = "", own: int = 0) -> GenerateRequest:
-    chunks = [PromptChunk(10 + number * CHUNK, CHUNK, hashes(name)) for number, name in enumerate(names)]
-    return GenerateRequest(
-        request_id="r",
-        prompt_token_ids=list(range(20 + len(names) * CHUNK)),
-        sampling_params=SimpleNamespace(),  # type: ignore[arg-type]
-        cache_salt="blended",
-        block_hashes=[b"own"] if own else [],
-        tenant=tenant,
-        fidelity="blended",
-        blend=BlendRequest(chunks, "exact", 0.15),
-    )
-
-
-def run(test: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idle_fills, "QUIET_S", 0.0)
-    monkeypatch.setattr(chunk_fill, "STORED_POLL_S", 0.0)
-
-    async def main() -> None:
-        async with asyncio.timeout(30):
-            await test()
-
-    asyncio.run(main())
 
 
 def test_cold_chunks_are_computed_at_once_and_stored_before_the_prompt_is_planned(
@@ -204,18 +110,6 @@ def test_chunks_in_the_prompts_own_stored_beginning_are_not_filled(monkeypatch: 
     run(check, monkeypatch)
 
 
-def test_in_idle_time_the_chunks_of_a_prompt_are_filled_that_is_stored_itself_by_then(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def check() -> None:
-        world = World("idle")
-        await world.prompt(asked("a", "b", own=1))
-        await world.until(lambda: len(world.computed) == 2)
-        assert world.stored[b"own"] == (20 + 2 * CHUNK) // BLOCK
-
-    run(check, monkeypatch)
-
-
 def test_chunks_that_are_never_stored_are_asked_for_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
         world = World()
@@ -245,74 +139,6 @@ def test_where_blending_is_not_chosen_nothing_is_filled_first_for_a_while(monkey
         assert await world.prompt(asked("c", "d", tenant="another")), "no tenant ends it for others"
         world.now += chunk_fill.BACK_OFF_S
         assert await world.prompt(asked("e", "f"))
-
-    run(check, monkeypatch)
-
-
-def test_in_idle_time_chunks_are_filled_one_at_a_time_after_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check() -> None:
-        world = World("idle")
-        assert not await world.prompt(asked("a", "b"))
-        await world.prompt(asked("b", "a"))
-        await world.until(lambda: len(world.computed) == 2)
-        assert world.computed == [key("a"), key("b")]
-        assert world.most_running == 1
-        await world.prompt(asked("a", "b"))
-        await asyncio.sleep(0.05)
-        assert len(world.computed) == 2
-
-    run(check, monkeypatch)
-
-
-def test_a_prompt_interrupts_what_idle_time_is_used_for_and_it_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check() -> None:
-        world = World("idle")
-        world.goes.clear()
-        await world.prompt(asked("a", "b"))
-        await world.until(lambda: world.running == 1)
-        world.fill.begins()
-        await world.until(lambda: world.cut_off == 1)
-        await asyncio.sleep(0.05)
-        assert world.running == 0, "nothing is filled while a prompt is under way"
-        world.fill.ends()
-        world.goes.set()
-        await world.until(lambda: len(world.computed) == 2)
-        assert world.computed == [key("a"), key("b")]
-        assert world.fill.outcomes == {"filled": 2, "failed": 0, "interrupted": 1, "dropped": 0, "refused": 0}
-
-    run(check, monkeypatch)
-
-
-def test_a_prompt_that_follows_at_once_finds_nothing_being_filled(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check() -> None:
-        monkeypatch.setattr(idle_fills, "QUIET_S", 0.02)
-        world = World("idle")
-        await world.prompt(asked("a", "b"))
-        await world.until(lambda: bool(world.asked))
-        await asyncio.sleep(0)
-        world.fill.begins()
-        await asyncio.sleep(0.1)
-        assert (world.running, world.computed) == (0, [])
-        world.fill.ends()
-        await world.until(lambda: len(world.computed) == 2)
-
-    run(check, monkeypatch)
-
-
-def test_a_chunk_that_never_comes_to_its_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check() -> None:
-        world = World("idle")
-        world.goes.clear()
-        await world.prompt(asked("a", "b"))
-        for tries in range(1, MOST_TRIES + 1):
-            await world.until(lambda: world.running == 1)
-            world.fill.begins()
-            await world.until(lambda tries=tries: world.cut_off == tries)  # type: ignore[misc]
-            world.fill.ends()
-        world.goes.set()
-        await world.until(lambda: len(world.computed) == 1)
-        assert world.computed == [key("b")]
-        assert world.fill.outcomes["dropped"] == 1
 
     run(check, monkeypatch)
 
@@ -392,96 +218,5 @@ def test_prompts_that_waited_for_a_chunk_are_suspects_in_its_place_and_no_others
         await world.prompt(replace(asked("e", "f"), request_id="r4"))
         done = f"{ColdChunk([5], [key('e')], 's', 't').fill_id}0"
         assert world.fill.suspects.with_prompts([done]) == [done], "what it did not end it has not ended"
-
-    run(check, monkeypatch)
-
-
-def by_hand(name: str, tenant: str = "t", request_id: str = "m") -> GenerateRequest:
-    return replace(
-        asked(), request_id=request_id, prompt_token_ids=list(range(CHUNK)), block_hashes=hashes(name), tenant=tenant,
-        blend=None, fidelity="exact", cache_salt="exact", fills=True,
-    )  # fmt: skip
-
-
-def test_what_somebody_orders_is_filled_in_idle_time_whatever_the_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check() -> None:
-        world = World("manual")
-        world.fill.begins()
-        ordered = asyncio.create_task(world.fill.by_hand(by_hand("a")))
-        await asyncio.sleep(0.05)
-        assert world.computed == [], "a prompt is under way"
-        world.fill.ends()
-        assert await ordered == "filled"
-        assert await world.fill.by_hand(by_hand("a")) == "stored"
-        assert world.computed == [key("a")]
-        world.stores = False
-        assert await world.fill.by_hand(by_hand("b")) == "not_stored"
-        world.error = RuntimeError("broken in this test")
-        assert await world.fill.by_hand(by_hand("c")) == "failed"
-        world.error = ChunkRefusedError()
-        assert await world.fill.by_hand(by_hand("d")) == "failed"
-        assert world.fill.outcomes["refused"] == 1
-        world.blend_terms = None
-        assert await world.fill.by_hand(by_hand("e")) == "not_blended"
-
-    run(check, monkeypatch)
-
-
-def test_what_somebody_waits_for_is_begun_again_as_often_as_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check() -> None:
-        world = World("manual")
-        world.goes.clear()
-        ordered = [asyncio.create_task(world.fill.by_hand(by_hand("a", request_id=name))) for name in "mn"]
-        for tries in range(1, MOST_TRIES + 3):
-            await world.until(lambda: world.running == 1)
-            world.fill.begins()
-            await world.until(lambda tries=tries: world.cut_off == tries)  # type: ignore[misc]
-            world.fill.ends()
-        world.goes.set()
-        assert await asyncio.gather(*ordered) == ["filled", "filled"]
-        assert world.computed == [key("a")]
-
-    run(check, monkeypatch)
-
-
-def test_who_waits_no_more_takes_the_chunk_back_and_who_has_no_room_hears_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def check() -> None:
-        world = World("manual")
-        world.fill.begins()
-        ordered = [asyncio.create_task(world.fill.by_hand(by_hand(name))) for name in "abc"]
-        await world.until(lambda: len(world.fill._idle) == 3)
-        ordered[1].cancel()
-        await world.until(lambda: len(world.fill._idle) == 2)
-        world.fill._idle._queue._most_chunks = 2
-        last = asyncio.create_task(world.fill.by_hand(by_hand("d")))
-        assert await ordered[0] == "failed", "the oldest of the tenant with the most"
-        world.fill.ends()
-        assert [await ordered[2], await last] == ["filled", "filled"]
-        assert world.computed == [key("c"), key("d")]
-
-    run(check, monkeypatch)
-
-
-def test_a_chunk_that_idle_time_was_used_for_is_blamed_by_name_and_who_ordered_it_in_its_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def check() -> None:
-        world = World("idle")
-        world.goes.clear()
-        await world.prompt(asked("a", "b"))
-        await world.until(lambda: world.running == 1)
-        named = [fill_request(ColdChunk([5], [key("a")], "s", "t")).request_id]
-        suspects = world.fill.suspects
-        assert suspects.with_prompts(named) == named
-        assert suspects.blamed(named) == [key("a")]
-        assert suspects.in_words(named) == f"{key('a').hex()[:16]} ({CHUNK} tokens)"
-        assert (suspects.blamed([]), suspects.blamed(["x"]), suspects.blamed(None)) == ([], [], None)
-        ordered = asyncio.create_task(world.fill.by_hand(by_hand("a", request_id="m")))
-        await world.until(lambda: suspects.with_prompts(named) == ["m"])
-        world.goes.set()
-        assert await ordered == "filled"
-        assert suspects.blamed(named) == []
 
     run(check, monkeypatch)

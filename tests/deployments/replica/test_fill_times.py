@@ -87,12 +87,20 @@ def test_a_replica_that_fills_several_chunks_in_one_step_reports_that_step_once(
                 metrics=SimpleNamespace(scheduled_ts=2.0, first_token_ts=6.0),
             )
 
+    class Manager:
+        async def ask(self, *_: Any, **__: Any) -> bool:
+            return True
+
+        def tell(self, *_: Any) -> None:
+            pass
+
     async def fill() -> Port:
         port, room, made = Port(), object.__new__(EngineRoom), object.__new__(Replica)
         room._llm, room._port, room._begun, room._blend_terms = Engine(), port, {}, None  # type: ignore[assignment]
         room.close = lambda: None  # type: ignore[method-assign]
         made._room, made._link, made._plans = room, None, PromptPlans(room, 32)
         made._fill_times = FillTimes(made._plans.report_prefill)
+        made._name, made._manager, made._fill_deadline_s = "replica", Manager(), 1.0  # type: ignore[assignment]
         chunks = [ColdChunk(range(TOKENS), [bytes([number]) * 32], "salt", "") for number in range(4)]
         await asyncio.gather(*(made._compute_chunk(fill_request(chunk)) for chunk in chunks))
         return port

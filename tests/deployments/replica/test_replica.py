@@ -18,8 +18,12 @@ from deployments.engine.room import EngineRoom
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict, PlannedLoad
 from deployments.protocol.stage_stamps import STAGE_STAMPS
-from deployments.protocol.wire import GenerateRequest
+from deployments.protocol.wire import FILL_OUTCOME, GenerateRequest
 from deployments.replica import replica as replica_module
+from deployments.replica.chunk_fill import ChunkRefusedError
+from deployments.replica.fill_queue import ColdChunk
+from deployments.replica.fill_suspects import FillSuspects
+from deployments.replica.fill_times import FillTimes
 from deployments.replica.prompt_plans import PromptPlans
 from deployments.replica.replica import Replica
 
@@ -166,6 +170,89 @@ def test_every_prompt_of_an_engine_that_died_hears_of_the_prompts_behind_a_guilt
     with pytest.raises(EngineDiedError) as error:
         ask(made, request(None))
     assert error.value.suspects == ("suspect", "prompt of another client's chunk")
+
+
+class Manager:
+    """Says whether a chunk may be computed alone, and notes what it is told."""
+
+    def __init__(self, may: bool = True) -> None:
+        self.may = may
+        self.heard: list[tuple[Any, ...]] = []
+
+    async def ask(self, *what: Any, timeout_s: float) -> bool:
+        self.heard.append(what)
+        return self.may
+
+    def tell(self, *what: Any) -> None:
+        self.heard.append(what)
+
+
+def filling(engine: FakeEngine, may: bool = True) -> tuple[Any, Manager]:
+    made, manager = replica(engine, None), Manager(may)
+    made._manager, made._fill_deadline_s = manager, 1.0
+    made._fill_times = FillTimes(lambda *_: None)
+    return made, manager
+
+
+BEGUN = ("begin_fill", "replica", b"h" * 32)
+
+
+def test_the_manager_knows_of_a_chunk_while_it_is_computed_alone() -> None:
+    made, manager = filling(FakeEngine())
+    asyncio.run(made._compute_chunk(request(None)))
+    assert manager.heard == [BEGUN, ("end_fill", "replica", b"h" * 32)]
+
+
+def test_a_chunk_that_the_manager_refuses_is_not_computed() -> None:
+    engine = FakeEngine()
+    made, manager = filling(engine, may=False)
+    with pytest.raises(ChunkRefusedError):
+        asyncio.run(made._compute_chunk(request(None)))
+    assert (engine.params, manager.heard) == ([], [BEGUN])
+
+
+def test_of_a_chunk_that_ended_the_engine_the_manager_hears_no_end_but_the_blame(
+    ended: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = FakeEngine(outputs=0)
+    made, manager = filling(engine)
+    made._ending = False
+    chunk = ColdChunk(range(70), [b"h" * 32], "salt", "")
+    made._fill = SimpleNamespace(suspects=FillSuspects())
+    made._fill.suspects.begins(chunk)
+    made._room._engine.suspects = lambda not_begun, begun: [f"{chunk.fill_id}1"]
+    engine.errored = True
+    with pytest.raises(EngineDiedError):
+        asyncio.run(made._compute_chunk(request(None)))
+    made._end_soon()
+    for thread in threading.enumerate():
+        if thread.name == "crosskv-last-words":
+            thread.join(10)
+    assert manager.heard == [BEGUN, ("replica_ends", "replica", "dead", [b"h" * 32])]
+    assert f"alone: {chunk.key.hex()[:16]} (70 tokens)" in caplog.text
+
+
+@pytest.mark.parametrize(("dies", "blends"), [(False, True), (False, False), (True, True)])
+def test_a_chunk_that_somebody_orders_is_no_prompt_and_answered_by_what_became_of_it(dies: bool, blends: bool) -> None:
+    engine = FakeEngine()
+    made = replica(engine, None)
+
+    async def by_hand(wanted: GenerateRequest) -> str:
+        engine.errored = dies
+        return f"heard of {wanted.request_id}"
+
+    suspects = SimpleNamespace(with_prompts=lambda suspects: ["r"])
+    made._fill = SimpleNamespace(by_hand=by_hand, suspects=suspects, close=lambda: None) if blends else None
+    wanted = replace(request(None), fills=True)
+    if dies:
+        with pytest.raises(EngineDiedError) as error:
+            ask(made, wanted)
+        assert error.value.suspects == ("r",)
+        return
+    (output,) = ask(made, wanted)
+    assert output.finished
+    assert output.kv_transfer_params == {FILL_OUTCOME: "heard of r" if blends else "not_blended"}
+    assert engine.params == []
 
 
 def test_outputs_travel_without_the_prompts_tokens() -> None:
