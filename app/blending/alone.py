@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.blending.given import inner
+from app.blending.given import own_tokens
 from app.blending.recognition import Separators
 
 
 def chunks_of_text(token_ids: Sequence[int], separators: Separators, min_tokens: int) -> list[list[int]]:
     """The chunks of a text with these tokens, of at least `min_tokens`; none: all are shorter."""
     begun = separators.begun(token_ids)
-    chunks = [token_ids[span.start : span.end] for span in begun] if begun else [inner(token_ids)]
+    chunks = [token_ids[span.start : span.end] for span in begun] if begun else [own_tokens(token_ids)]
     return [list(chunk) for chunk in chunks if len(chunk) >= min_tokens]

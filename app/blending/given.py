@@ -37,7 +37,7 @@ class GivenTexts:
 
     def __init__(self, texts: Sequence[Sequence[int]], min_tokens: int) -> None:
         """`texts`: of each the token ids that it has alone. No chunk is shorter than `min_tokens`, at least 1."""
-        self._inner = [_packed(inner(text)) for text in texts]
+        self._inner = [_packed(own_tokens(text)) for text in texts]
         self._lead_bytes = min(min_tokens, _LONGEST_LEAD) * _TOKEN_BYTES
         self._by_lead: dict[bytes, list[bytes]] = {}
         long = {inner for inner in self._inner if len(inner) >= min_tokens * _TOKEN_BYTES}
@@ -65,7 +65,7 @@ class GivenTexts:
         return Found(found, sum(inner not in seen for inner in self._inner))
 
 
-def inner(token_ids: Sequence[int]) -> Sequence[int]:
+def own_tokens(token_ids: Sequence[int]) -> Sequence[int]:
     """Of a text's tokens those that it has in every prompt: all but the first and the last."""
     return token_ids[1:-1]
 

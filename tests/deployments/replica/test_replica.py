@@ -218,7 +218,7 @@ def test_of_a_chunk_that_ended_the_engine_the_manager_hears_no_end_but_the_blame
     made, manager = filling(engine)
     made._ending = False
     chunk = ColdChunk(range(70), [b"h" * 32], "salt", "")
-    made._fill = SimpleNamespace(suspects=FillSuspects())
+    made._fill = SimpleNamespace(suspects=FillSuspects(), close=lambda: None)
     made._fill.suspects.begins(chunk)
     made._room._engine.suspects = lambda not_begun, begun: [f"{chunk.fill_id}1"]
     engine.errored = True
