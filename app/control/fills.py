@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 import uuid
 from collections import Counter
@@ -20,6 +19,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import JSONResponse
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.sampling_params import SamplingParams
 
@@ -27,7 +27,7 @@ from app.backend.replica_errors import translate
 from app.control.api import owner_only
 from app.control.fill_chunks import FillBody, chunks_of
 from app.control.jobs import Jobs
-from app.control.moves import ACCEPTED, PREFIX, REFUSED, RefusedError, accepted
+from app.control.moves import ACCEPTED, PREFIX, RefusedError, accepted
 from app.gate.auth import require_admin
 from app.gate.errors import OverloadedError, PoisonPromptError, RefusedPromptError
 from app.gate.json_route import JsonRoute
@@ -40,12 +40,15 @@ from deployments.protocol.wire import FILL_OUTCOME, GenerateRequest
 from deployments.replica.chunk_fill import FILLED, NOT_BLENDED, NOT_STORED, STORED
 from kvmanager.loading.load_choice import LoadMode
 
-logger = logging.getLogger(__name__)
-
 PATHS = frozenset({f"{PREFIX}/fill"})
 OFF_S = 60.0
 """How long an order is refused after a replica has said that it does not blend."""
 _NOT_BLENDED = "The replicas do not blend, and their logs say why. Nobody would read what is filled."
+
+_REFUSED: dict[int | str, dict[str, Any]] = {
+    HTTPStatus.NOT_FOUND.value: {"model": ErrorResponse, "description": "There is no such tenant."},
+    HTTPStatus.CONFLICT.value: {"model": ErrorResponse, "description": "Nothing is blended here, and why."},
+}
 
 
 @dataclass(slots=True)
@@ -81,7 +84,7 @@ def fills_router(engine: HandleEngineClient, renderer: OnlineRenderer, jobs: Job
     fills = Fills(engine)
     off = why_off(settings)
 
-    @router.post("/fill", responses=REFUSED, **ACCEPTED)
+    @router.post("/fill", responses=_REFUSED, **ACCEPTED)
     async def fill(request: Request, body: FillBody) -> JSONResponse:
         """Compute the chunks of blended prompts alone, when there is nothing else to do, and store them.
 
