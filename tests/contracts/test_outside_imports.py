@@ -45,6 +45,8 @@ VLLM_ELSEWHERE: dict[str, str] = {
     "app.backend.replica_errors": _ERRORS,
     "app.blending.separators": "documents are rendered as for an answer, to see what begins them",
     "app.control.api": _ERRORS + "; prompts are rendered as for an answer",
+    "app.control.fill_chunks": _ERRORS + "; prompts are rendered as for an answer",
+    "app.control.fills": _ERRORS + "; a chunk is a request with its sampling parameters",
     "app.control.moves": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.prompt_param": "a prompt is checked and rendered as the OpenAI routes do it",
     "app.gate.admission": _ERRORS,
