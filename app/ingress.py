@@ -51,10 +51,9 @@ from app.openai.user_text import keep_user_text
 from configs.settings import Settings
 from kvmanager.segments.server_secret import ServerSecret
 
-_COUNTED_PATHS = frozenset().union(
-    openai_api.PATHS, control_api.PATHS, kv_moves.PATHS, kv_fills.PATHS, layerwise_api.PATHS, openapi_schema.PATHS,
-    OPEN_PATHS,
-)  # fmt: skip
+_COUNTED_PATHS = openai_api.PATHS.union(
+    control_api.PATHS, kv_moves.PATHS, kv_fills.PATHS, layerwise_api.PATHS, openapi_schema.PATHS, OPEN_PATHS
+)
 
 
 def create_app(

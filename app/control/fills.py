@@ -12,7 +12,7 @@ import contextlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -124,7 +124,7 @@ class Fills:
         return _NOT_BLENDED if time.monotonic() < self._off_until else None
 
     @contextlib.contextmanager
-    def only_one_of(self, tenant: str) -> Any:
+    def only_one_of(self, tenant: str) -> Iterator[Callable[[], None]]:
         """Hold the tenant's place for one order; to be called if `run` shall give it back. Raises OverloadedError."""
         if tenant in self._ordering:
             raise OverloadedError("Chunks are being filled for you already. Please try again when that has ended.")

@@ -185,7 +185,7 @@ class ChunkFill:
 
     async def _stored(self, chunk: ColdChunk) -> bool:
         found = await self._source.stored_chunks([chunk.block_hashes])
-        return bool(found) and found[0] >= len(chunk.block_hashes)
+        return found is not None and found[0] >= len(chunk.block_hashes)
 
     def families(self) -> list[Metric]:
         """What an operator sees of it."""

@@ -52,7 +52,7 @@ class FillSuspects:
         if suspects is None:
             return None
         behind = {name: fill.prompts for name, fill in self._named(suspects) if fill.prompts}
-        prompts = set().union(*behind.values()) if behind else set[str]()
+        prompts = {prompt for waiting in behind.values() for prompt in waiting}
         return [*(name for name in suspects if name not in behind), *sorted(prompts)]
 
     def blamed(self, suspects: Sequence[str] | None) -> list[bytes] | None:
