@@ -94,7 +94,7 @@ async def _chunks_as_given(given: Sequence[Chunk], blends: BlendRequests, bounds
     of_texts = iter(await asyncio.to_thread(blends.alone, texts) if texts else ())
     found: list[list[int]] = []
     for number, chunk in enumerate(given):
-        as_given = [chunk] if len(chunk) >= blends.min_tokens else []
+        as_given = [chunk] if not isinstance(chunk, str) and len(chunk) >= blends.min_tokens else []
         chunks = next(of_texts) if isinstance(chunk, str) else as_given
         if not chunks:
             raise VLLMValidationError(
