@@ -29,6 +29,7 @@ from vllm.renderers import BaseRenderer
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.input_processor import InputProcessor
 
+from app.answers.lengths import ExpectedLengths
 from app.answers.memory import Kind
 from app.answers.returns import Returns
 from app.answers.sampled import Sampled
@@ -76,6 +77,7 @@ class HandleEngineClient(EngineClient):
         constraints: ConstraintPool,
         suspects: Suspects,
         returns: Returns,
+        lengths: ExpectedLengths,
     ) -> None:
         """`replica_count`: how many replicas there shall be, and how often a prompt may be sent again, elsewhere."""
         self.vllm_config = vllm_config
@@ -90,6 +92,7 @@ class HandleEngineClient(EngineClient):
         self._constraints = constraints
         self._suspects = suspects
         self.returns = returns
+        self._lengths = lengths
         self.answers: Answers | None = None
         """Where the answers of chats are remembered."""
         self.blends: BlendRequests | None = None
@@ -141,9 +144,9 @@ class HandleEngineClient(EngineClient):
         if context.prompts > 1:  # the first one's room was taken by check_admission
             context.ticket.admit(sampling_params.n)
         self._check_pin(context)
-        if context.spend is not None:
-            asked = min(context.max_tokens or 0, sampling_params.max_tokens or 0) * sampling_params.n
-            context.spend.reserve(len(prompt["prompt_token_ids"]), asked)
+        prompt_tokens = len(prompt["prompt_token_ids"])
+        expected = functools.partial(self._lengths.by_prompt_length, context.tenant, prompt_tokens, sampling_params)
+        context.reserve(prompt_tokens, sampling_params.max_tokens or 0, sampling_params.n, expected)
         stages = context.stages.copy()
         stages.lap("check")
         fidelity = self.keys.fidelity.of(context.tenant, context.kv_cache)
@@ -162,11 +165,11 @@ class HandleEngineClient(EngineClient):
             prompt_token_ids=token_ids,
             sampling_params=sampling_params,
             cache_salt=salt,
-            block_hashes=[],  # `_name_blocks`, when its turn has come
+            block_hashes=[],  # `_name_blocks`
             tenant=self.keys.tag(context.tenant),
             fidelity=fidelity,
             save_answer=saves,
-            priority=priority,
+            priority=context.caller.priority(priority),
             replica_pin=context.replica_pin,
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
@@ -191,11 +194,14 @@ class HandleEngineClient(EngineClient):
         try:
             async with contextlib.AsyncExitStack() as stack:
                 queued = time.monotonic()
-                async with asyncio.timeout_at(context.patience()):
-                    await stack.enter_async_context(self._queue.turn(context.tenant, params.n))
-                stages.lap("turn")
                 await self._name_blocks(request, prompt, context)
                 stages.lap("hash")
+                expected = self._lengths.of(context.tenant, request)
+                request.predicted_tokens = expected.tokens
+                async with asyncio.timeout_at(context.patience()):
+                    turn = self._queue.turn(context.tenant, params.n, expected.work)
+                    expected.bill = await stack.enter_async_context(turn)
+                stages.lap("turn")
                 attempts = Attempts(request, self._replicas, self.metrics, self._replica_count, self._suspects, queued)
                 if context.spend is not None:
                     context.spend.use(len(request.prompt_token_ids))
@@ -216,6 +222,7 @@ class HandleEngineClient(EngineClient):
                             context.first_event_sent = functools.partial(self._count_first_event, stages, first_at)
                     if output.finished:
                         self._count_stages(output, stages, attempts.progress.routed, first_at, context)
+                    expected.hear(output)
                     self._complete(output, request, prompt, context)
                     if sampled is not None:
                         sampled.hear(output)

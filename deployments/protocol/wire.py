@@ -97,6 +97,9 @@ class GenerateRequest:
     is stored.
     `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
     whose KV every prompt may read; empty for an exact one. `blend`: of a blended prompt that has chunks only.
+    `priority`: lower goes first, as far as its key allows (`app.gate.auth.Caller`); the engine's scheduler may heed it.
+    `predicted_tokens`: how long each answer is expected to be, within what its parameters allow; None: nothing is
+    expected. It may be wrong by any factor, so nothing but an order may depend on it.
     `save_answer`: whether the KV of what is sampled is stored; not where a template strips such answers from history.
     `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the
     ingress, when it was sent; seconds, because clocks differ.
@@ -113,6 +116,7 @@ class GenerateRequest:
     exact_block_hashes: list[bytes] = field(default_factory=list)
     blend: BlendRequest | None = None
     priority: int = 0
+    predicted_tokens: int | None = None
     replica_pin: int | None = None
     avoid: tuple[str, ...] = ()
     waited_s: float = 0.0
