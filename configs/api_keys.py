@@ -38,8 +38,6 @@ class ApiKey(Section):
     admin: bool = Field(False, description="Whether it may see and change what belongs to all tenants.")
     priority: int = Field(
         0,
-        ge=-FARTHEST_PRIORITY,
-        le=FARTHEST_PRIORITY,
         description="The least `priority` that its requests may have: engines that heed it compute lower numbers "
         "first. An administrator's requests may have any.",
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, ValidationError, field_validator
 
-from configs.api_keys import DIGEST_PREFIX, ApiKey, key_digest
+from configs.api_keys import DIGEST_PREFIX, FARTHEST_PRIORITY, ApiKey, key_digest
 from configs.section import Section
 
 Rate = Annotated[int, Field(ge=0)]
@@ -147,6 +148,17 @@ class HTTPSettings(Section):
         plain = [key for key in self.api_keys if not key.startswith(DIGEST_PREFIX)]
         admins = [key for key in plain if self.keys[key_digest(key)].admin]
         return next(iter(admins or plain), None)
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _priorities_can_be_sent(cls, value: Any) -> Any:
+        for whom in value.values() if isinstance(value, Mapping) else ():
+            priority = whom.get("priority", 0) if isinstance(whom, Mapping) else 0
+            if type(priority) is not int or abs(priority) > FARTHEST_PRIORITY:
+                raise ValueError(
+                    f"a key's `priority` must be a whole number from {-FARTHEST_PRIORITY} to {FARTHEST_PRIORITY}"
+                )
+        return value
 
     @field_validator("api_keys")
     @classmethod
