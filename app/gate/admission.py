@@ -95,12 +95,14 @@ class AdmissionQueue:
         """With one tenant, replicas queue what they cannot compute at once: so they know what comes.
 
         With several, no more is sent than they compute at once. What waits in an engine waits in the order in which it
-        came, and a tenant with many requests would be before all others there.
+        came, and a tenant with many requests would be before all others there. So its scheduler sees no queue, and the
+        order that it would give them is given here.
         """
         http, tenants = settings.http, settings.http.tenants
         at_once = max(settings.replicas * settings.engine.max_num_seqs, len(tenants))
         turns = at_once if len(tenants) > 1 else 0
-        return cls(http.max_ongoing_requests, http.max_queued_requests, tenants, turns, http.tenant_weights)
+        shortest = getattr(settings.engine, "scheduler", "") == "shortest"
+        return cls(http.max_ongoing_requests, http.max_queued_requests, tenants, turns, http.tenant_weights, shortest)
 
     @property
     def waiting(self) -> int:

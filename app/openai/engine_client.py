@@ -2,8 +2,8 @@
 
 Leans on vLLM:
 
-* `vllm.engine.protocol.EngineClient`, an ABC of which the serving classes use configs, renderer, input processor,
-  `errored` / `dead_error`, `check_admission` and `generate`;
+* `vllm.engine.protocol.EngineClient`, an ABC, of which the serving classes use configs, renderer, input processor,
+  `errored` / `dead_error`, `check_admission` and `generate`; `app.backend.engine_elsewhere` has the rest;
 * `generate` is called, but not awaited, before a response starts: what it raises itself becomes the response's status;
 * `InputProcessor.process_inputs`, with which the engine itself will check the request.
 """
@@ -18,10 +18,9 @@ import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.engine.protocol import EngineClient
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
@@ -34,6 +33,7 @@ from app.answers.memory import Kind
 from app.answers.returns import Returns
 from app.answers.sampled import Sampled
 from app.answers.turns import Answers, Conversation
+from app.backend.engine_elsewhere import EngineElsewhere
 from app.backend.protocols import ReplicaHandle
 from app.backend.replica_errors import translate
 from app.gate.admission import AdmissionQueue
@@ -58,11 +58,7 @@ _LONG_PROMPT_TOKENS = 8192  # hashing so many takes some 1.5 ms
 _NOT_FOR_CLIENTS = ("kv_transfer_params", "ec_transfer_params")
 
 
-async def _lives_on_the_replica(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    raise NotImplementedError("the ingress has no engine of its own; this is an operation of a replica's engine")
-
-
-class HandleEngineClient(EngineClient):
+class HandleEngineClient(EngineElsewhere):
     """Sends tokenized prompts down a handle and yields what comes back. One per ingress, on its event loop."""
 
     def __init__(
@@ -342,35 +338,10 @@ class HandleEngineClient(EngineClient):
         if self.errored:
             raise UnavailableError
 
-    async def is_tracing_enabled(self) -> bool:
-        """Whether trace headers are passed on; the replicas decide what they do with them."""
-        return True
-
-    async def notify_kv_transfer_request_rejected(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to do: clients cannot start KV transfers here."""
-
-    async def do_log_stats(self) -> None:
-        """Nothing to do: /metrics shows the figures."""
-
     def shutdown(self, timeout: float | None = None) -> None:
         """End the tokenizer's threads, and the process that tries constraints."""
         self._constraints.close()
         self.renderer.shutdown()
-
-    encode: Any = _lives_on_the_replica
-    start_profile: Any = _lives_on_the_replica
-    stop_profile: Any = _lives_on_the_replica
-    reset_mm_cache: Any = _lives_on_the_replica
-    reset_encoder_cache: Any = _lives_on_the_replica
-    reset_prefix_cache: Any = _lives_on_the_replica
-    sleep: Any = _lives_on_the_replica
-    release_kv_cache_memory: Any = _lives_on_the_replica
-    wake_up: Any = _lives_on_the_replica
-    is_sleeping: Any = _lives_on_the_replica
-    add_lora: Any = _lives_on_the_replica
-    pause_generation: Any = _lives_on_the_replica
-    resume_generation: Any = _lives_on_the_replica
-    is_paused: Any = _lives_on_the_replica
 
 
 def _refuse_what_does_not_cross(prompt: dict[str, Any], params: SamplingParams, lora: LoRARequest | None) -> None:

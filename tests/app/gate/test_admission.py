@@ -218,3 +218,19 @@ def test_with_several_tenants_no_more_is_sent_than_the_replicas_compute_at_once(
     keys = {"api_keys": {"key-a": "a", "key-b": "b"}}
     assert AdmissionQueue.from_settings(load_settings({"replicas": 2}))._turns.capacity == 512
     assert AdmissionQueue.from_settings(load_settings({"replicas": 2, "http": keys}))._turns.capacity == 64
+
+
+def test_a_tenants_short_prompts_go_first_where_the_engines_would():
+    async def scenario(shortest: bool) -> list[str]:
+        queue, order = AdmissionQueue(1, 99, shortest=shortest), []
+
+        async def ask(name: str, expected: int) -> None:
+            async with queue.turn("", 1, Work(0, 0, expected)):
+                order.append(name)
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(ask(*one) for one in (("first", 9), ("long", 900), ("short", 3))))
+        return order
+
+    assert asyncio.run(scenario(True)) == ["first", "short", "long"]
+    assert asyncio.run(scenario(False)) == ["first", "long", "short"]
