@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_backend import FakeReplicas, say
-from ingress_server import COMPLETION
+from ingress_server import CHAT, COMPLETION
 from prometheus_client import CollectorRegistry
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import SamplingParams
@@ -168,9 +168,9 @@ def test_the_replicas_are_told_and_a_stranger_never_goes_first(start):
     server.replicas.script = brief
     prompt = {**COMPLETION, "prompt": [5] * 100, "max_tokens": 300}
     wanted = [
-        ("key-a", -3, 0), ("key-a", 7, 7), ("key-a", None, 0), ("key-a", -(2**63), 0), ("key-a", 2**80, 10**6),
+        ("key-a", -3, 0), ("key-a", 7, 7), ("key-a", None, 0), ("key-a", -(2**63), 0), ("key-a", (2**63 - 1), 10**6),
         ("key-b", -3, 10), ("key-b", None, 10), ("key-b", 11, 11), ("key-u", -3, -3), ("key-u", -9, -5),
-        ("key-u", None, 0), ("key-o", -9, -9), ("key-o", -(2**80), -(10**6)),
+        ("key-u", None, 0), ("key-o", -9, -9), ("key-o", -(2**63 - 1), -(10**6)),
     ]  # fmt: skip
     for key, asked, _ in wanted:
         body = {**prompt, **({} if asked is None else {"priority": asked})}
@@ -192,14 +192,15 @@ def test_without_keys_only_this_machine_chooses_a_priority(vllm_config):
 
 def test_what_is_expected_is_reserved_where_a_body_does_not_say(start):
     server = start(FakeReplicas(), api_keys={"key-a": "alice"}, tokens_per_minute=600)
+    body = {name: value for name, value in CHAT.items() if name != "max_tokens"}
+    left = []
     with server.http(headers={"authorization": "Bearer key-a"}) as client:
-        body = {**COMPLETION, "prompt": [5] * 100}
-        left = []
-        for _ in range(2):
-            answered = client.post("/v1/completions", json={**body, "max_tokens": None, "stream": True})
-            left.append((answered.status_code, answered.headers.get("x-ratelimit-remaining-tokens")))
-    assert left[0] == (200, str(600 - 100 - 256))
-    assert left[1][0] == 200  # what was not generated has come back
+        for more in ({"max_tokens": 3}, {}, {}):
+            answered = client.post("/v1/chat/completions", json={**body, **more, "stream": True})
+            left.append(int(answered.headers["x-ratelimit-remaining-tokens"]))
+    assert left[0] > 500
+    assert left[1] == pytest.approx(left[0] + 3 - 256, abs=80)  # what was used of the first, and has come back since
+    assert left[2] > 200  # what was not generated has come back
 
 
 def test_costs_of_tenants_are_counted_by_their_tag(start):
