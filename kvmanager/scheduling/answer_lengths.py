@@ -25,8 +25,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import exp2, log2
 
-from kvmanager.segments.keys import BlockHash
-
 FIRST_GUESS = 8.0
 """log2 of an answer's tokens before anything is known: 256 tokens."""
 PARENT_WEIGHT = 1.0
@@ -85,7 +83,7 @@ class AnswerLengths:
         self._most_nodes = most_nodes
         self._all = _Mean()
         self._buckets: dict[int, _Mean] = {}
-        self._nodes: OrderedDict[BlockHash, _Mean] = OrderedDict()
+        self._nodes: OrderedDict[bytes, _Mean] = OrderedDict()
 
     def __len__(self) -> int:
         """Nodes."""
@@ -96,7 +94,7 @@ class AnswerLengths:
         bucket, general = self._buckets.get(_bucket(prompt_tokens)), self._all.shrunk(FIRST_GUESS, _GUESS_WEIGHT)
         return general if bucket is None else bucket.shrunk(general, _ALL_WEIGHT)
 
-    def estimate(self, hashes: Sequence[BlockHash], prompt_tokens: int) -> LengthEstimate:
+    def estimate(self, hashes: Sequence[bytes], prompt_tokens: int) -> LengthEstimate:
         """Return what to expect of a prompt with these full blocks and so many tokens. O(segments)."""
         prior, known, beyond_prior = self.prior(prompt_tokens), 0, 0.0
         for end in self._path(hashes):
@@ -108,7 +106,7 @@ class AnswerLengths:
 
     def learn(
         self,
-        hashes: Sequence[BlockHash],
+        hashes: Sequence[bytes],
         prompt_tokens: int,
         estimate: LengthEstimate,
         answer_tokens: float,
@@ -136,7 +134,7 @@ class AnswerLengths:
         ends.update(range(max(1, blocks - _LAST_BLOCKS + 1), blocks + 1))
         return ends if len(ends) <= self._most_nodes else set(sorted(ends)[: self._most_nodes])
 
-    def _path(self, hashes: Sequence[BlockHash]) -> Iterator[int]:
+    def _path(self, hashes: Sequence[bytes]) -> Iterator[int]:
         """Where nodes of the prompt may stand, from the root down, to the first segment whose end has none.
 
         In that one each block is looked at: an earlier prompt may have ended there.

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from kvmanager.scheduling.answer_lengths import AnswerLengths
+from kvmanager.scheduling.answer_lengths import AnswerLengths, LengthEstimate
 from kvmanager.simulator.costs import Costs, CostsError
 from kvmanager.simulator.trace import BLOCK_TOKENS, TraceError, TraceRequest, block_key, read_trace
 
@@ -38,13 +38,13 @@ def replay(trace: Sequence[TraceRequest], costs: Costs, most_nodes: int) -> dict
     """
     began = time.perf_counter()
     lengths = AnswerLengths(1, most_nodes)
-    running: list[tuple[float, int, Any]] = []
+    running: list[tuple[float, int, Sequence[bytes], LengthEstimate]] = []
     arrived: list[_Arrived] = []
     spent = 0.0
     for number, request in enumerate(trace):
         while running and running[0][0] <= request.timestamp_s:
-            _, of, learn = heapq.heappop(running)
-            lengths.learn(*learn, trace[of].output_tokens)
+            _, of, hashes, estimate = heapq.heappop(running)
+            lengths.learn(hashes, trace[of].input_tokens, estimate, trace[of].output_tokens)
         hashes = [block_key(block) for block in request.hash_ids[: request.input_tokens // BLOCK_TOKENS]]
         before = time.perf_counter()
         estimate = lengths.estimate(hashes, request.input_tokens)
@@ -56,7 +56,7 @@ def replay(trace: Sequence[TraceRequest], costs: Costs, most_nodes: int) -> dict
         )
         ends = request.timestamp_s + request.input_tokens / costs.prefill_tokens_per_s
         ends += request.output_tokens * costs.decode_s_per_token
-        heapq.heappush(running, (ends, number, (hashes, request.input_tokens, estimate)))
+        heapq.heappush(running, (ends, number, hashes, estimate))
     rows = [_figures(name, arrived, kept) for name, kept in ((ALL, arrived), (KNOWN, [a for a in arrived if a.known]))]
     return {
         "requests": len(trace),

@@ -59,7 +59,7 @@ def _measure(plan: Scenario, wanted: tuple[str, ...], rounds: int, seed: int) ->
     shares = []
     arms = [*(p95 if "modest" in wanted else ()), *(rates if "throughput" in wanted else ())]
     with progress_bar() as progress, ExitStack() as stack:
-        bar = progress.add_task("arms", total=len(arms) * (rounds + 1))
+        bar = progress.add_task("arms", total=len(arms) * rounds)
         if arms:
             two, one = (
                 Tenants(stack.enter_context(started(_folder(stack), plan.settings(tenants))), plan, seed)
@@ -72,10 +72,8 @@ def _measure(plan: Scenario, wanted: tuple[str, ...], rounds: int, seed: int) ->
                 HELD: two.throughput,
                 NOT_HELD: one.throughput,
             }
-            for turn in turns(arms, rounds, warm_up=1):
-                value = measures[turn.arm]()
-                if turn.counts:
-                    (p95 if turn.arm in p95 else rates)[turn.arm].append(value)
+            for turn in turns(arms, rounds):
+                (p95 if turn.arm in p95 else rates)[turn.arm].append(measures[turn.arm]())
                 progress.advance(bar)
             stack.close()
         for weight in plan.weights if "shares" in wanted else ():

@@ -79,7 +79,7 @@ def connection(url: str) -> httpx.AsyncClient:
 
 
 async def closed_loop(client: Client, at_once: int, seconds: float) -> list[Done]:
-    """So many requests under way all the time; those that end after `seconds` are not in the result."""
+    """So many requests under way all the time, until all are answered; the result has those that end in time."""
     end, done = time.monotonic() + seconds, list[Done]()
 
     async def one() -> None:
@@ -88,7 +88,7 @@ async def closed_loop(client: Client, at_once: int, seconds: float) -> list[Done
             if answered.ended <= end:
                 done.append(answered)
 
-    await _all([one] * at_once, seconds)
+    await asyncio.gather(*(one() for _ in range(at_once)))
     return done
 
 
@@ -103,30 +103,20 @@ async def arrivals(client: Client, per_s: float, seconds: float) -> list[Done]:
 
 
 async def beside(flood: Client, at_once: int, modest: Callable[[], Awaitable[list[Done]]], lead_s: float) -> list[Done]:
-    """What `modest` gives while `flood` keeps so many requests under way, from `lead_s` before on."""
-    tasks = [asyncio.create_task(_for_ever(flood)) for _ in range(at_once)]
+    """What `modest` gives while `flood` keeps so many requests under way, from `lead_s` before on.
+
+    Ends when all are answered: what a client leaves behind would be in the way of the next arm.
+    """
+    stopped = asyncio.Event()
+
+    async def one() -> None:
+        while not stopped.is_set():
+            await flood.ask()
+
+    tasks = [asyncio.create_task(one()) for _ in range(at_once)]
     try:
         await asyncio.sleep(lead_s)
         return await modest()
     finally:
-        for task in tasks:
-            task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        if failed := next((one for one in ended if isinstance(one, Exception)), None):
-            raise failed
-
-
-async def _for_ever(client: Client) -> None:
-    while True:
-        await client.ask()
-
-
-async def _all(loops: list[Callable[[], Awaitable[None]]], seconds: float) -> None:
-    """Run them side by side; what is under way a while after `seconds` is dropped."""
-    tasks = [asyncio.ensure_future(loop()) for loop in loops]
-    done, late = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-    for task in late:
-        task.cancel()
-    await asyncio.gather(*late, return_exceptions=True)
-    for task in done:
-        task.result()
+        stopped.set()
+        await asyncio.gather(*tasks)

@@ -30,11 +30,11 @@ class Scenario:
 
     replicas: int = 1
     slots: int = 4
-    flood: int = 48
+    flood: int = 24
     modest_per_s: float = 2.0
-    modest_s: float = 15.0
-    throughput_s: float = 12.0
-    shares_s: float = 80.0
+    modest_s: float = 12.0
+    throughput_s: float = 10.0
+    shares_s: float = 66.0
     weights: tuple[float, ...] = field(default=(1.0, 2.0))
     """Of the first tenant, one for each run; the second's is 1."""
 
