@@ -19,6 +19,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.renderers import renderer_from_config
 from vllm.usage.usage_lib import UsageContext
 
+from app.answers.lengths import ExpectedLengths
 from app.answers.returns import Returns
 from app.backend.health import health_router
 from app.backend.protocols import Backend
@@ -78,6 +79,7 @@ def create_app(
     metrics = IngressMetrics(registry or CollectorRegistry())
     metrics.show_queue(lambda: queue.ongoing, lambda: queue.waiting)
     queue.count_refusal = metrics.count_refusal
+    queue.count_cost = lambda tenant, cost: metrics.tenant_cost.labels(keys.tag(tenant)).inc(cost)
     parts = PartsMetrics(metrics, backend.metrics, http.metrics_max_age_s)
     debug_headers = http.debug_headers if loopback or http.debug_headers else False
     fidelity = FidelityRule(settings.kv.fidelity, settings.kv.tenant_fidelity)
@@ -96,6 +98,7 @@ def create_app(
         ConstraintPool(vllm_config, http.constraint_timeout_s, metrics.count_constraint),
         Suspects(http.poison_refused_s),
         Returns(settings.kv.save_answers),
+        ExpectedLengths(http.tenants, keys.block_size, settings.blocks_per_segment, metrics),
     )
 
     @asynccontextmanager

@@ -2,7 +2,7 @@
 
 A key stands in `http.api_keys`, in the file `http.api_keys_file`, or in the environment variable `CROSSKV_API_KEYS`.
 All three hold the same mapping, the last two as YAML or JSON: a key, or its SHA-256 digest as `sha256:` and 64 hex
-digits, to the name of a tenant, or to `{tenant: name, admin: true}`.
+digits, to the name of a tenant, or to `{tenant: name, admin: true, priority: 0}`.
 
 No message here shows a key.
 """
@@ -27,6 +27,8 @@ ENVIRONMENT = "CROSSKV_API_KEYS"
 DIGEST_PREFIX = "sha256:"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _LONGEST_TENANT = 64
+FARTHEST_PRIORITY = 1_000_000
+"""From 0, of what a request's `priority` becomes."""
 
 
 class ApiKey(Section):
@@ -34,6 +36,11 @@ class ApiKey(Section):
 
     tenant: str = Field(min_length=1, max_length=_LONGEST_TENANT, description="The tenant. Tenants share no KV.")
     admin: bool = Field(False, description="Whether it may see and change what belongs to all tenants.")
+    priority: int = Field(
+        0,
+        description="The least `priority` that its requests may have: engines that heed it compute lower numbers "
+        "first. An administrator's requests may have any.",
+    )
 
     @field_validator("tenant")
     @classmethod
@@ -128,7 +135,7 @@ def _parse(source: str, text: str) -> Mapping[str, Any]:
 
 
 def _refuse_contradictions(sources: Mapping[str, Mapping[str, Any]]) -> None:
-    known: dict[str, tuple[str, tuple[Any, bool]]] = {}
+    known: dict[str, tuple[str, tuple[Any, bool, Any]]] = {}
     for source, keys in sources.items():
         for key, whom in keys.items():
             try:
@@ -142,6 +149,9 @@ def _refuse_contradictions(sources: Mapping[str, Mapping[str, Any]]) -> None:
                 )
 
 
-def _speaks_for(whom: Any) -> tuple[Any, bool]:
-    """Tenant and whether an administrator, of either form; what is neither is named by the settings' own checks."""
-    return (whom.get("tenant"), bool(whom.get("admin"))) if isinstance(whom, Mapping) else (whom, False)
+def _speaks_for(whom: Any) -> tuple[Any, bool, Any]:
+    """Tenant, whether an administrator, and priority, of either form; what is neither is named by the settings' own
+    checks."""
+    if not isinstance(whom, Mapping):
+        return whom, False, 0
+    return whom.get("tenant"), bool(whom.get("admin")), whom.get("priority", 0)

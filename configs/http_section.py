@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, ValidationError, field_validator
 
-from configs.api_keys import DIGEST_PREFIX, ApiKey, key_digest
+from configs.api_keys import DIGEST_PREFIX, FARTHEST_PRIORITY, ApiKey, key_digest
 from configs.section import Section
 
 Rate = Annotated[int, Field(ge=0)]
+Weight = Annotated[float, Field(ge=0.01, le=100)]
 
 
 class HTTPSettings(Section):
@@ -18,9 +20,9 @@ class HTTPSettings(Section):
     api_keys: dict[str, str | ApiKey] = Field(
         default_factory=dict,
         repr=False,
-        description="From each API key, or its digest as `sha256:…`, to a tenant or to `{tenant: …, admin: true}`. "
-        "Tenants share no KV. The environment variable `CROSSKV_API_KEYS` may hold more, as YAML or JSON. Empty: no "
-        "key needed, one tenant.",
+        description="From each API key, or its digest as `sha256:…`, to a tenant or to `{tenant: …, admin: true}`, "
+        "with `priority: N` to bound its requests' `priority`. Tenants share no KV. The environment variable "
+        "`CROSSKV_API_KEYS` may hold more, as YAML or JSON. Empty: no key needed, one tenant.",
     )
     api_keys_file: str | None = Field(
         None,
@@ -55,6 +57,11 @@ class HTTPSettings(Section):
     )
     tenant_tokens_per_minute: dict[str, Rate] = Field(
         default_factory=dict, description="By tenant, its own `tokens_per_minute`. 0: no limit."
+    )
+    tenant_weights: dict[str, Weight] = Field(
+        default_factory=dict,
+        description="By tenant, its share of what is computed while several wait, against the others': 2 gets twice as "
+        "much as 1, which is everybody else's. A sampled token counts as two of a prompt, a reused one almost nothing.",
     )
     max_body_bytes: ByteSize = Field(
         ByteSize(10 * 1024**2), ge=1024, description="Largest request body; more is answered 413."
@@ -141,6 +148,17 @@ class HTTPSettings(Section):
         plain = [key for key in self.api_keys if not key.startswith(DIGEST_PREFIX)]
         admins = [key for key in plain if self.keys[key_digest(key)].admin]
         return next(iter(admins or plain), None)
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _priorities_can_be_sent(cls, value: Any) -> Any:
+        for whom in value.values() if isinstance(value, Mapping) else ():
+            priority = whom.get("priority", 0) if isinstance(whom, Mapping) else 0
+            if type(priority) is not int or abs(priority) > FARTHEST_PRIORITY:
+                raise ValueError(
+                    f"a key's `priority` must be a whole number from {-FARTHEST_PRIORITY} to {FARTHEST_PRIORITY}"
+                )
+        return value
 
     @field_validator("api_keys")
     @classmethod

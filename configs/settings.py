@@ -178,6 +178,7 @@ class Settings(Section):
         self._check_tenants("blending.tenant_recompute_ratio", self.blending.tenant_recompute_ratio)
         self._check_tenants("http.tenant_requests_per_minute", self.http.tenant_requests_per_minute)
         self._check_tenants("http.tenant_tokens_per_minute", self.http.tenant_tokens_per_minute)
+        self._check_tenants("http.tenant_weights", self.http.tenant_weights)
         return self
 
     def _check_block_size(self) -> None:

@@ -5,9 +5,8 @@ Invariants:
 * turns take no more than `max_ongoing` places, and no more than `max_ongoing + max_queued` answers are admitted;
 * a request is refused (`OverloadedError`, 429) before its response starts, never after, and never once admitted;
 * a tenant finds room up to its slice, whatever the others do (`app.gate.fair_shares`), among those admitted and those
-whose
-  turn it is;
-* turns go round over the tenants; within one they are given in the order of asking (`app.gate.fair_line`);
+  whose turn it is;
+* whose turn it is: the tenant that was served least, by cost and weight (`app.gate.fair_line`);
 * a ticket that is closed, or a waiting caller that is cancelled, frees its room at once.
 
 Everything runs on the ingress's event loop; nothing here is thread-safe.
@@ -16,7 +15,7 @@ Everything runs on the ingress's event loop; nothing here is thread-safe.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from app.gate.errors import OverloadedError
 from app.gate.fair_line import FairLine
 from app.gate.fair_shares import FairShares
 from configs.settings import Settings
+from kvmanager.scheduling.virtual_counters import Bill, VirtualCounters, Work
 
 TURN_SLICE_SHARE = 0.25
 """Part of the turns that is divided among the tenants: what a tenant that is alone leaves unused for a newcomer."""
@@ -67,26 +67,42 @@ class Ticket:
 class AdmissionQueue:
     """A bounded queue in front of the replicas. `rooms` counts answers, `ongoing` and `waiting` count prompts."""
 
-    def __init__(self, max_ongoing: int, max_queued: int, tenants: Collection[str] = (), turns: int = 0) -> None:
-        """`turns`: places that prompts may take at once, no more than `max_ongoing`; 0: that many."""
+    def __init__(
+        self,
+        max_ongoing: int,
+        max_queued: int,
+        tenants: Collection[str] = (),
+        turns: int = 0,
+        weights: Mapping[str, float] | None = None,
+        shortest: bool = False,
+    ) -> None:
+        """`turns`: places that prompts may take at once, no more than `max_ongoing`; 0: that many.
+
+        `weights`: of tenants, 1 where they have none; `shortest`: within a tenant short prompts go first.
+        """
         self.rooms = FairShares(max_ongoing + max_queued, tenants)
         self.ongoing = 0
         self.count_refusal: Callable[[str], None] = lambda reason: None
         """Told of every refusal: "full", or "tenant_share" while others' slices were free."""
         self._turns = FairShares(min(turns, max_ongoing) or max_ongoing, tenants, TURN_SLICE_SHARE)
-        self._line: FairLine[_Turn] = FairLine(self._turns)
+        self._counters = VirtualCounters(tenants or ("",), weights)
+        self._line: FairLine[_Turn] = FairLine(self._turns, self._counters, shortest)
+        self.count_cost: Callable[[str, float], None] = lambda tenant, cost: None
+        """Told of a tenant's prompt that has ended what it has cost (`kvmanager.scheduling.virtual_counters`)."""
 
     @classmethod
     def from_settings(cls, settings: Settings) -> AdmissionQueue:
         """With one tenant, replicas queue what they cannot compute at once: so they know what comes.
 
         With several, no more is sent than they compute at once. What waits in an engine waits in the order in which it
-        came, and a tenant with many requests would be before all others there.
+        came, and a tenant with many requests would be before all others there. So its scheduler sees no queue, and the
+        order that it would give them is given here.
         """
         http, tenants = settings.http, settings.http.tenants
         at_once = max(settings.replicas * settings.engine.max_num_seqs, len(tenants))
         turns = at_once if len(tenants) > 1 else 0
-        return cls(http.max_ongoing_requests, http.max_queued_requests, tenants, turns)
+        shortest = getattr(settings.engine, "scheduler", "") == "shortest"
+        return cls(http.max_ongoing_requests, http.max_queued_requests, tenants, turns, http.tenant_weights, shortest)
 
     @property
     def waiting(self) -> int:
@@ -94,18 +110,21 @@ class AdmissionQueue:
         return len(self._line)
 
     @asynccontextmanager
-    async def turn(self, tenant: str = "", answers: int = 1) -> AsyncIterator[None]:
-        """Wait until it is this prompt's turn, then be computed."""
-        turn = _Turn(tenant, asyncio.get_running_loop().create_future())
-        self._line.join(tenant, turn, answers)
+    async def turn(self, tenant: str = "", answers: int = 1, work: Work = Work()) -> AsyncIterator[Bill]:  # noqa: B008
+        """Wait until it is this prompt's turn, then be computed; who is tells its bill what it turns out to cost."""
+        bill = Bill(self._counters, tenant, work)
+        bill.on_close = self.count_cost
+        turn = _Turn(tenant, asyncio.get_running_loop().create_future(), bill)
+        self._line.join(tenant, turn, answers, work.cost)
         self._begin_turns()
         try:
             await turn.begins
-            yield
+            yield bill
         finally:
             if turn.places:
                 self.ongoing -= 1
                 self._turns.give_back(tenant, turn.places)
+                bill.close()
             else:
                 self._line.leave(tenant, turn)
             self._begin_turns()  # also when one has left the line: others may have waited for it
@@ -114,6 +133,7 @@ class AdmissionQueue:
         while (following := self._line.next()) is not None:
             turn, places = following
             turn.places = places
+            turn.bill.send()  # before the next turn is given: it depends on what this one costs
             self.ongoing += 1
             if not turn.begins.done():  # else its caller has been cancelled, and is about to give it back
                 turn.begins.set_result(None)
@@ -123,5 +143,6 @@ class AdmissionQueue:
 class _Turn:
     tenant: str
     begins: asyncio.Future[None]
+    bill: Bill
     places: int = 0
     """What it has got; 0: it waits."""

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.exceptions import GracefulHTTPError
 
 from app.gate.errors import error_response
-from configs.api_keys import DIGEST_PREFIX, ApiKey, key_digest
+from configs.api_keys import DIGEST_PREFIX, FARTHEST_PRIORITY, ApiKey, key_digest
 
 HEALTH, METRICS = "/health", "/metrics"
 OPEN_PATHS = frozenset({HEALTH, METRICS, "/openapi.json", "/docs"})
@@ -40,6 +40,16 @@ class Caller:
     tenant: str
     """Empty where there are no keys."""
     admin: bool = False
+    first_priority: int = 0
+    """The least priority that it may ask for, which is the one that goes first."""
+
+    def priority(self, asked: int) -> int:
+        """What becomes of the `priority` of its request's body: engines compute lower numbers first.
+
+        An administrator's is obeyed. Nobody's is beyond what an engine's messages can carry.
+        """
+        least = -FARTHEST_PRIORITY if self.admin else self.first_priority
+        return min(max(asked, least), FARTHEST_PRIORITY)
 
 
 class ForbiddenError(GracefulHTTPError):
@@ -69,7 +79,9 @@ class ApiKeys:
 
     def __init__(self, keys: Mapping[str, ApiKey]) -> None:
         """`keys`: by digest (`HTTPSettings.keys`); empty means that everybody may ask, as the tenant ''."""
-        self._callers = [(_raw(digest), Caller(whom.tenant, whom.admin)) for digest, whom in keys.items()]
+        self._callers = [
+            (_raw(digest), Caller(whom.tenant, whom.admin, whom.priority)) for digest, whom in keys.items()
+        ]
 
     def __bool__(self) -> bool:
         return bool(self._callers)

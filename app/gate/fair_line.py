@@ -1,52 +1,73 @@
-"""A line in which tenants take turns: within a tenant who came first is first, among tenants each gets one in a round.
+"""A line in which tenants take turns: who was served least is next (`kvmanager.scheduling.virtual_counters`).
+
+Within a tenant who came first is first, or, with `shortest`, whose work is short: a place in line is worth the tenant's
+counter on joining plus `PATIENCE` times the prompt's own cost. So nobody is overtaken for ever: only by those that join
+before its tenant was served that much more.
 
 A turn takes places (`app.gate.fair_shares`): as many as the prompt has answers. Who stands at the head of its tenant's
 line and does not fit while its tenant holds nothing is *waited for*: others get no more than their slices until it
 fits, so that a large request is not overtaken for ever by small ones. Where its own tenant's turns are in the way,
-nobody waits for it. O(1) to join and leave, O(tenants in line) for a turn. Pure; not thread-safe.
+nobody waits for it. O(log of the tenant's line) to join, O(tenants in line) for a turn. Pure; not thread-safe.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import heapq
 from typing import Generic, TypeVar
 
 from app.gate.fair_shares import FairShares
+from kvmanager.scheduling.virtual_counters import VirtualCounters
 
 T = TypeVar("T")
+
+PATIENCE = 4.0
+"""With `shortest`: how much of its tenant's work may overtake a prompt, in prompts as costly as it is."""
+_FEW = 16
 
 
 class FairLine(Generic[T]):
     """See the module's docstring. `shares` counts the turns that have begun; who ends one gives it back there."""
 
-    def __init__(self, shares: FairShares) -> None:
+    def __init__(self, shares: FairShares, counters: VirtualCounters, shortest: bool = False) -> None:
+        """`counters` knows every tenant; whoever has turns is charged there by the caller."""
         self._shares = shares
-        self._lines: OrderedDict[str, OrderedDict[T, int]] = OrderedDict()
-        """By tenant, who waits and how many places it wants; the tenant whose turn is next first. None is empty."""
+        self._counters = counters
+        self._patience = PATIENCE if shortest else 0.0
+        self._lines: dict[str, _Line[T]] = {}
+        """By tenant; none is empty."""
+        self._joined = 0
         self._waiting = 0
 
     def __len__(self) -> int:
         return self._waiting
 
-    def join(self, tenant: str, one: T, places: int) -> None:
-        """Stand in line; `one` must not stand in it yet. What is more than a tenant can hold at all counts as that."""
-        self._lines.setdefault(tenant, OrderedDict())[one] = min(places, self._shares.most)
+    def join(self, tenant: str, one: T, places: int, cost: float = 0.0) -> None:
+        """Stand in line; `one` must not stand in it yet. What is more than a tenant can hold at all counts as that.
+
+        `cost`: what its work is expected to cost, as the counters count.
+        """
+        if tenant not in self._lines:
+            self._counters.begins_to_wait(tenant, self._lines.keys())
+            self._lines[tenant] = _Line()
+        self._joined += 1
+        worth = self._counters.counter(tenant) + self._patience * cost if self._patience else 0.0
+        self._lines[tenant].join((worth, self._joined), one, min(places, self._shares.most))
         self._waiting += 1
 
     def leave(self, tenant: str, one: T) -> None:
         """Stand in line no longer. Raises KeyError for who does not."""
-        del self._lines[tenant][one]
+        self._lines[tenant].leave(one)
         self._left(tenant)
 
     def next(self) -> tuple[T, int] | None:
         """Whose turn it is now, and the places that it has got; None: nobody's. To be asked until it is nobody's."""
         waited_for = False
-        for tenant, line in self._lines.items():
-            one, places = next(iter(line.items()))
+        for tenant in self._counters.in_order(self._lines.keys()):
+            one, places = self._lines[tenant].first()
             within_slice = self._shares.held_by(tenant) + places <= self._shares.slice
             if (within_slice or not waited_for) and self._shares.take(tenant, places):
-                del line[one]
-                self._lines.move_to_end(tenant)
+                self._lines[tenant].leave(one)
+                self._counters.turn(tenant)
                 self._left(tenant)
                 return one, places
             waited_for = waited_for or not self._shares.held_by(tenant)
@@ -56,3 +77,29 @@ class FairLine(Generic[T]):
         self._waiting -= 1
         if not self._lines[tenant]:
             del self._lines[tenant]
+
+
+class _Line(Generic[T]):
+    """Who of one tenant waits, and how many places each wants. Who has left stays in the heap for a while."""
+
+    def __init__(self) -> None:
+        self._wanted: dict[T, int] = {}
+        self._heap: list[tuple[tuple[float, int], T]] = []
+
+    def __len__(self) -> int:
+        return len(self._wanted)
+
+    def join(self, place: tuple[float, int], one: T, wanted: int) -> None:
+        self._wanted[one] = wanted
+        heapq.heappush(self._heap, (place, one))
+
+    def leave(self, one: T) -> None:
+        del self._wanted[one]
+        if len(self._heap) > 2 * len(self._wanted) + _FEW:  # who joins and leaves all the time fills no memory
+            self._heap = [entry for entry in self._heap if entry[1] in self._wanted]
+            heapq.heapify(self._heap)
+
+    def first(self) -> tuple[T, int]:
+        while (one := self._heap[0][1]) not in self._wanted:
+            heapq.heappop(self._heap)
+        return one, self._wanted[one]

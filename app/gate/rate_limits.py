@@ -1,10 +1,10 @@
 """Requests and tokens per minute of each tenant: 429 with `Retry-After`, and OpenAI's headers `x-ratelimit-*`.
 
-A request counts when it arrives, whatever it asks for. A prompt counts its tokens and those that its request asks for
-at most (`max_tokens`, times `n`) before it is sent; what was not generated is given back at the end, and what was
-generated without being asked for by number is taken then. So a tenant may run into debt by the answers under way, and
-waits until it is paid. Reused prompt tokens count as others do. What could never fit is refused as a bad request, for
-waiting would not help.
+A request counts when it arrives, whatever it asks for. Before a prompt is sent it counts its tokens, and those that
+its request asks for at most (`max_tokens`, times `n`), or, where it does not say, those that are expected. What was not
+generated is given back at the end, and what was generated beyond that is taken then. So a tenant may run into debt by
+the answers under way, and waits until it is paid. Reused prompt tokens count as others do. What could never fit is
+refused as a bad request, for waiting would not help.
 
 State is a pair of buckets for each tenant of the settings. One event loop.
 """
@@ -93,8 +93,10 @@ class Spend:
             return self._refuse("requests", requests, 1, now)
         return None
 
-    def reserve(self, prompt_tokens: int, answer_tokens: int) -> None:
+    def reserve(self, prompt_tokens: int, answer_tokens: int, expected_tokens: int = 0) -> None:
         """A prompt is about to be sent, and asks for so many tokens in all its answers.
+
+        `expected_tokens`: it says nothing, but these are likely; no more is reserved than could ever fit.
 
         Raises:
             VLLMValidationError: more than a minute's limit.
@@ -110,6 +112,7 @@ class Spend:
                 f"{prompt_tokens} tokens{asks}",
                 parameter="max_tokens" if answer_tokens else None,
             )
+        wanted = min(wanted + expected_tokens, bucket.per_minute)
         if not bucket.take(wanted, now):
             raise OverloadedError(self._refuse("tokens", bucket, wanted, now))
         self._reserved += wanted

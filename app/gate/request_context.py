@@ -87,6 +87,15 @@ class RequestContext:
         """On whose behalf; empty where there are no keys."""
         return self.caller.tenant
 
+    def reserve(self, prompt_tokens: int, most_tokens: int, answers: int, expected: Callable[[], int]) -> None:
+        """A prompt wants so many answers of at most `most_tokens` each. Raises as `Spend.reserve`.
+
+        `expected`: how long each is likely to be, which counts where the body does not say.
+        """
+        if self.spend is not None:
+            asked = min(self.max_tokens or 0, most_tokens) * answers
+            self.spend.reserve(prompt_tokens, asked, 0 if asked else expected() * answers)
+
     def close(self) -> None:
         """The HTTP request has ended, in whatever way: free its room and abort what still computes for it."""
         self.ticket.close()

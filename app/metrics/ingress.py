@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.metrics.labels import CHUNKS, GONE_REASONS, OUTCOMES, RETURNS
+from app.metrics.labels import CHUNKS, GONE_REASONS, OUTCOMES, RANKED, RETURNS
 from app.metrics.stages import STAGES
 from app.metrics.usage import SOURCES
 from deployments.protocol.wire import KVCacheUsage
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _STAGE_SECONDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, *_SECONDS)
-
+_LOG2_ERRORS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 REFUSALS = ("no_key", "forbidden", "full", "tenant_share", "requests_per_minute", "tokens_per_minute")
 
@@ -92,6 +92,24 @@ class IngressMetrics:
         self.unsaved_answers = Counter(
             "crosskv_unsaved_answers", "Answers whose KV was not stored, because answers like them do not come back.",
             registry=registry,
+        )  # fmt: skip
+        self.answer_length_error = Histogram(
+            "crosskv_answer_length_log2_error", "How far answers' tokens are from what was expected: |log2(ratio)|.",
+            buckets=_LOG2_ERRORS, registry=registry,
+        )  # fmt: skip
+        self.answer_lengths_ranked = Counter(
+            "crosskv_answer_lengths_ranked", "Pairs of answers by whether the longer one was expected to be longer.",
+            ["outcome"], registry=registry,
+        )  # fmt: skip
+        for outcome in RANKED:
+            self.answer_lengths_ranked.labels(outcome)
+        self.answer_length_defects = Counter(
+            "crosskv_answer_length_defects", "Failures in expecting answers' lengths; without it nothing is expected.",
+            registry=registry,
+        )  # fmt: skip
+        self.tenant_cost = Counter(
+            "crosskv_tenant_cost", "What tenants were served, by tag: uncached prompt tokens, twice those sampled.",
+            ["tenant"], registry=registry,
         )  # fmt: skip
         self.missing_sources = Counter(
             "crosskv_metrics_sources_missing", "Times that a part did not give its metrics.", registry=registry

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ANSWER = "answer"
 STAGES = (
-    "parse", "render", "tokenize", "check", "turn", "hash", "route", "handle", "plan", "queue", "load", "step",
+    "parse", "render", "tokenize", "check", "hash", "turn", "route", "handle", "plan", "queue", "load", "step",
     "output", "back", ANSWER,
 )  # fmt: skip
 """In the order in which a prompt passes them; docs/guide/operations.md says what each is."""

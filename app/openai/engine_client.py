@@ -2,8 +2,8 @@
 
 Leans on vLLM:
 
-* `vllm.engine.protocol.EngineClient`, an ABC of which the serving classes use configs, renderer, input processor,
-  `errored` / `dead_error`, `check_admission` and `generate`;
+* `vllm.engine.protocol.EngineClient`, an ABC, of which the serving classes use configs, renderer, input processor,
+  `errored` / `dead_error`, `check_admission` and `generate`; `app.backend.engine_elsewhere` has the rest;
 * `generate` is called, but not awaited, before a response starts: what it raises itself becomes the response's status;
 * `InputProcessor.process_inputs`, with which the engine itself will check the request.
 """
@@ -18,10 +18,9 @@ import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.engine.protocol import EngineClient
 from vllm.exceptions import VLLMValidationError
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
@@ -29,10 +28,12 @@ from vllm.renderers import BaseRenderer
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.input_processor import InputProcessor
 
+from app.answers.lengths import ExpectedLengths
 from app.answers.memory import Kind
 from app.answers.returns import Returns
 from app.answers.sampled import Sampled
 from app.answers.turns import Answers, Conversation
+from app.backend.engine_elsewhere import EngineElsewhere
 from app.backend.protocols import ReplicaHandle
 from app.backend.replica_errors import translate
 from app.gate.admission import AdmissionQueue
@@ -57,11 +58,7 @@ _LONG_PROMPT_TOKENS = 8192  # hashing so many takes some 1.5 ms
 _NOT_FOR_CLIENTS = ("kv_transfer_params", "ec_transfer_params")
 
 
-async def _lives_on_the_replica(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    raise NotImplementedError("the ingress has no engine of its own; this is an operation of a replica's engine")
-
-
-class HandleEngineClient(EngineClient):
+class HandleEngineClient(EngineElsewhere):
     """Sends tokenized prompts down a handle and yields what comes back. One per ingress, on its event loop."""
 
     def __init__(
@@ -76,6 +73,7 @@ class HandleEngineClient(EngineClient):
         constraints: ConstraintPool,
         suspects: Suspects,
         returns: Returns,
+        lengths: ExpectedLengths,
     ) -> None:
         """`replica_count`: how many replicas there shall be, and how often a prompt may be sent again, elsewhere."""
         self.vllm_config = vllm_config
@@ -90,6 +88,7 @@ class HandleEngineClient(EngineClient):
         self._constraints = constraints
         self._suspects = suspects
         self.returns = returns
+        self._lengths = lengths
         self.answers: Answers | None = None
         """Where the answers of chats are remembered."""
         self.blends: BlendRequests | None = None
@@ -141,9 +140,9 @@ class HandleEngineClient(EngineClient):
         if context.prompts > 1:  # the first one's room was taken by check_admission
             context.ticket.admit(sampling_params.n)
         self._check_pin(context)
-        if context.spend is not None:
-            asked = min(context.max_tokens or 0, sampling_params.max_tokens or 0) * sampling_params.n
-            context.spend.reserve(len(prompt["prompt_token_ids"]), asked)
+        prompt_tokens = len(prompt["prompt_token_ids"])
+        expected = functools.partial(self._lengths.by_prompt_length, context.tenant, prompt_tokens, sampling_params)
+        context.reserve(prompt_tokens, sampling_params.max_tokens or 0, sampling_params.n, expected)
         stages = context.stages.copy()
         stages.lap("check")
         fidelity = self.keys.fidelity.of(context.tenant, context.kv_cache)
@@ -162,11 +161,11 @@ class HandleEngineClient(EngineClient):
             prompt_token_ids=token_ids,
             sampling_params=sampling_params,
             cache_salt=salt,
-            block_hashes=[],  # `_name_blocks`, when its turn has come
+            block_hashes=[],  # `_name_blocks`
             tenant=self.keys.tag(context.tenant),
             fidelity=fidelity,
             save_answer=saves,
-            priority=priority,
+            priority=context.caller.priority(priority),
             replica_pin=context.replica_pin,
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
@@ -191,11 +190,14 @@ class HandleEngineClient(EngineClient):
         try:
             async with contextlib.AsyncExitStack() as stack:
                 queued = time.monotonic()
-                async with asyncio.timeout_at(context.patience()):
-                    await stack.enter_async_context(self._queue.turn(context.tenant, params.n))
-                stages.lap("turn")
                 await self._name_blocks(request, prompt, context)
                 stages.lap("hash")
+                expected = self._lengths.of(context.tenant, request)
+                request.predicted_tokens = expected.tokens
+                async with asyncio.timeout_at(context.patience()):
+                    turn = self._queue.turn(context.tenant, params.n, expected.work)
+                    expected.bill = await stack.enter_async_context(turn)
+                stages.lap("turn")
                 attempts = self.attempts(request, queued)
                 if context.spend is not None:
                     context.spend.use(len(request.prompt_token_ids))
@@ -216,6 +218,7 @@ class HandleEngineClient(EngineClient):
                             context.first_event_sent = functools.partial(self._count_first_event, stages, first_at)
                     if output.finished:
                         self._count_stages(output, stages, attempts.progress.routed, first_at, context)
+                    expected.hear(output)
                     self._complete(output, request, prompt, context)
                     if sampled is not None:
                         sampled.hear(output)
@@ -339,35 +342,10 @@ class HandleEngineClient(EngineClient):
         if self.errored:
             raise UnavailableError
 
-    async def is_tracing_enabled(self) -> bool:
-        """Whether trace headers are passed on; the replicas decide what they do with them."""
-        return True
-
-    async def notify_kv_transfer_request_rejected(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing to do: clients cannot start KV transfers here."""
-
-    async def do_log_stats(self) -> None:
-        """Nothing to do: /metrics shows the figures."""
-
     def shutdown(self, timeout: float | None = None) -> None:
         """End the tokenizer's threads, and the process that tries constraints."""
         self._constraints.close()
         self.renderer.shutdown()
-
-    encode: Any = _lives_on_the_replica
-    start_profile: Any = _lives_on_the_replica
-    stop_profile: Any = _lives_on_the_replica
-    reset_mm_cache: Any = _lives_on_the_replica
-    reset_encoder_cache: Any = _lives_on_the_replica
-    reset_prefix_cache: Any = _lives_on_the_replica
-    sleep: Any = _lives_on_the_replica
-    release_kv_cache_memory: Any = _lives_on_the_replica
-    wake_up: Any = _lives_on_the_replica
-    is_sleeping: Any = _lives_on_the_replica
-    add_lora: Any = _lives_on_the_replica
-    pause_generation: Any = _lives_on_the_replica
-    resume_generation: Any = _lives_on_the_replica
-    is_paused: Any = _lives_on_the_replica
 
 
 def _refuse_what_does_not_cross(prompt: dict[str, Any], params: SamplingParams, lora: LoRARequest | None) -> None:

@@ -100,6 +100,9 @@ class GenerateRequest:
     is stored.
     `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
     whose KV every prompt may read; empty for an exact one. `blend`: of a blended prompt that has chunks only.
+    `priority`: lower goes first, as far as its key allows (`app.gate.auth.Caller`); the engine's scheduler may heed it.
+    `predicted_tokens`: how long each answer is expected to be, within what its parameters allow; None: nothing is
+    expected. It may be wrong by any factor, so nothing but an order may depend on it.
     `save_answer`: whether the KV of what is sampled is stored; not where a template strips such answers from history.
     `fills`: it is a chunk alone, exact, and nobody waits for its token: it is computed in idle time, and stored.
     `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the
@@ -118,6 +121,7 @@ class GenerateRequest:
     blend: BlendRequest | None = None
     fills: bool = False
     priority: int = 0
+    predicted_tokens: int | None = None
     replica_pin: int | None = None
     avoid: tuple[str, ...] = ()
     waited_s: float = 0.0

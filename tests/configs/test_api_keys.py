@@ -119,3 +119,18 @@ def test_limits_are_for_tenants_that_there_are():
     assert "http.tenant_tokens_per_minute: 'eve'" in said(
         api_keys={"hunter2": "alice"}, tenant_tokens_per_minute={"eve": 5}
     )
+
+
+def test_a_keys_priority_is_bounded_and_may_not_differ_between_places(monkeypatch: pytest.MonkeyPatch):
+    http = load(api_keys={"key-a": {"tenant": "alice", "priority": 10}, "key-b": "bob"})
+    assert [http.keys[digest(key)].priority for key in ("key-a", "key-b")] == [10, 0]
+    for priority in (10**7, -(10**7), 0.5, "first", True, None):
+        assert "from -1000000 to 1000000" in said(api_keys={"hunter2": {"tenant": "alice", "priority": priority}})
+    monkeypatch.setenv(ENVIRONMENT, json.dumps({"hunter2": {"tenant": "alice", "priority": 5}}))
+    assert "somebody else" in said(api_keys={"hunter2": "alice"})
+
+
+def test_weights_are_of_tenants_and_above_zero():
+    assert load(api_keys={"key-a": "alice"}, tenant_weights={"alice": 2}).tenant_weights == {"alice": 2.0}
+    assert "http.tenant_weights: 'eve'" in said(api_keys={"hunter2": "alice"}, tenant_weights={"eve": 2})
+    assert "http.tenant_weights" in said(api_keys={"hunter2": "alice"}, tenant_weights={"alice": 0})

@@ -42,6 +42,7 @@ VLLM_ROOMS = ("app.openai", "deployments.engine")
 _ERRORS = "its errors carry their HTTP status, and vLLM's own handlers turn them into answers"
 
 VLLM_ELSEWHERE: dict[str, str] = {
+    "app.backend.engine_elsewhere": "the base of the ingress's EngineClient, which is vLLM's",
     "app.backend.replica_errors": _ERRORS,
     "app.blending.separators": "documents are rendered as for an answer, to see what begins them",
     "app.control.api": _ERRORS + "; prompts are rendered as for an answer",

@@ -17,6 +17,7 @@ from vllm.exceptions import VLLMValidationError
 from app.gate.admission import AdmissionQueue, Ticket
 from app.gate.errors import OverloadedError
 from configs.settings import load_settings
+from kvmanager.scheduling.virtual_counters import ANSWER_COST, Work
 
 
 def test_one_more_than_the_capacity_is_refused_until_room_is_given_back():
@@ -180,7 +181,56 @@ def test_turns_are_given_back_whole_whoever_is_cancelled_when(steps):
     asyncio.run(scenario())
 
 
+def test_what_a_turn_is_expected_to_cost_counts_at_once_and_what_it_costs_at_its_end():
+    async def scenario() -> None:
+        queue, order, costs = AdmissionQueue(2, 99, ("a", "b")), [], []
+        queue.count_cost = lambda tenant, cost: costs.append((tenant, cost))
+        ends = {name: asyncio.Event() for name in ("a1", "a2", "b1", "b2", "b3")}
+
+        async def ask(name: str, expected: int) -> None:
+            async with queue.turn(name[0], 1, Work(0, 0, expected)) as bill:
+                order.append(name)
+                await ends[name].wait()
+                bill.sampled(1)
+
+        tasks = [asyncio.create_task(ask(*one)) for one in (("a1", 1000), ("a2", 1000), ("b1", 10), ("b2", 10))]
+        await asyncio.sleep(0)
+        assert order == ["a1", "b1"]
+        ends["b1"].set()
+        await asyncio.wait(tasks[2:3])
+        await asyncio.sleep(0)
+        assert order[2:] == ["b2"]  # of two that have had a turn each, whose was cheap
+        tasks.append(asyncio.create_task(ask("b3", 10)))
+        await asyncio.sleep(0)
+        tasks[0].cancel()  # nothing of its 1,000 tokens was sampled
+        await asyncio.wait(tasks[:1])
+        await asyncio.sleep(0)
+        assert order[3:] == ["a2"]
+        for end in ends.values():
+            end.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert sorted(costs) == [("a", 0.0), ("a", ANSWER_COST), *[("b", ANSWER_COST)] * 3]
+
+    asyncio.run(scenario())
+
+
 def test_with_several_tenants_no_more_is_sent_than_the_replicas_compute_at_once():
     keys = {"api_keys": {"key-a": "a", "key-b": "b"}}
     assert AdmissionQueue.from_settings(load_settings({"replicas": 2}))._turns.capacity == 512
     assert AdmissionQueue.from_settings(load_settings({"replicas": 2, "http": keys}))._turns.capacity == 64
+
+
+def test_a_tenants_short_prompts_go_first_where_the_engines_would():
+    async def scenario(shortest: bool) -> list[str]:
+        queue, order = AdmissionQueue(1, 99, shortest=shortest), []
+
+        async def ask(name: str, expected: int) -> None:
+            async with queue.turn("", 1, Work(0, 0, expected)):
+                order.append(name)
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(ask(*one) for one in (("first", 9), ("long", 900), ("short", 3))))
+        return order
+
+    assert asyncio.run(scenario(True)) == ["first", "short", "long"]
+    assert asyncio.run(scenario(False)) == ["first", "long", "short"]

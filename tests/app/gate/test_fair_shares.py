@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from app.gate.fair_line import FairLine
 from app.gate.fair_shares import FairShares
+from kvmanager.scheduling.virtual_counters import VirtualCounters
 
 TENANTS = ("a", "b", "c")
 STEPS = st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(-6, 6)), max_size=80)
@@ -64,17 +65,65 @@ def turns(line: FairLine[str]) -> list[str]:
     return given_to
 
 
-def test_turns_go_round_over_the_tenants_and_within_one_in_order():
+def test_turns_that_cost_nothing_go_round_over_the_tenants_and_within_one_in_order():
     shares = FairShares(30, TENANTS)
-    line: FairLine[str] = FairLine(shares)
+    line: FairLine[str] = FairLine(shares, VirtualCounters(TENANTS))
     for one in ("a1", "a2", "a3", "a4", "b1", "b2", "c1", "a5"):
         line.join(one[0], one, 1)
     assert turns(line) == ["a1", "b1", "c1", "a2", "b2", "a3", "a4", "a5"]
 
 
+def test_the_next_turn_is_that_of_the_tenant_that_was_served_least():
+    counters = VirtualCounters(TENANTS, {"b": 4.0})
+    line: FairLine[str] = FairLine(FairShares(30, TENANTS), counters)
+    for one in ("a1", "a2", "a3", "b1", "b2", "b3", "b4", "b5"):
+        line.join(one[0], one, 1)
+    order = []
+    while (turn := line.next()) is not None:
+        order.append(turn[0])
+        counters.charge(turn[0][0], 100)
+    assert order == ["a1", "b1", "b2", "b3", "b4", "a2", "b5", "a3"]
+
+
+def test_short_work_goes_first_where_it_shall_and_long_work_is_not_overtaken_for_ever():
+    shares, counters = FairShares(1, ("a",)), VirtualCounters("a")
+    line: FairLine[str] = FairLine(shares, counters, shortest=True)
+    line.join("a", "long", 1, 100)
+    line.join("a", "short", 1, 1)
+    assert turns(line) == ["short"]
+    for number in range(1000):
+        line.join("a", f"later{number}", 1, 10)
+        shares.give_back("a", 1)
+        counters.charge("a", 10)
+        if turns(line) == ["long"]:
+            break
+    assert 30 < number < 50
+
+
+def test_without_an_order_by_length_who_came_first_is_first_whatever_it_costs():
+    line: FairLine[str] = FairLine(FairShares(9, ("a",)), VirtualCounters("a"))
+    line.join("a", "long", 1, 100)
+    line.join("a", "short", 1, 1)
+    assert turns(line) == ["long", "short"]
+
+
+def test_who_joins_and_leaves_all_the_time_fills_no_memory():
+    shares = FairShares(1, ("a",))
+    line: FairLine[str] = FairLine(shares, VirtualCounters("a"))
+    for one in ("running", "head"):
+        line.join("a", one, 1)
+    assert turns(line) == ["running"]
+    for number in range(1000):
+        line.join("a", f"a{number}", 1)
+        line.leave("a", f"a{number}")
+    assert len(line._lines["a"]._heap) < 30
+    shares.give_back("a", 1)
+    assert turns(line) == ["head"]
+
+
 def test_who_comes_late_waits_for_one_round_and_not_for_the_whole_line():
     shares = FairShares(4, ("a", "b"))
-    line: FairLine[str] = FairLine(shares)
+    line: FairLine[str] = FairLine(shares, VirtualCounters(TENANTS))
     for number in range(100):
         line.join("a", f"a{number}", 1)
     assert turns(line) == ["a0", "a1", "a2"]
@@ -87,7 +136,7 @@ def test_who_comes_late_waits_for_one_round_and_not_for_the_whole_line():
 
 def test_a_large_turn_is_not_overtaken_for_ever_by_small_ones():
     shares = FairShares(10, ("a", "b"), 0.2)
-    line: FairLine[str] = FairLine(shares)
+    line: FairLine[str] = FairLine(shares, VirtualCounters(TENANTS))
     for number in range(30):
         line.join("a", f"a{number}", 1)
     turns(line)
@@ -111,7 +160,7 @@ def test_a_large_turn_is_not_overtaken_for_ever_by_small_ones():
 )
 def test_nobody_is_lost_in_the_line_and_it_empties_when_turns_end(steps: list) -> None:
     shares = FairShares(8, TENANTS, 0.5)
-    line: FairLine[tuple[str, int]] = FairLine(shares)
+    line: FairLine[tuple[str, int]] = FairLine(shares, VirtualCounters(TENANTS))
     waiting: list[tuple[str, int]] = []
     running: list[tuple[tuple[str, int], int]] = []
 
