@@ -87,12 +87,14 @@ class ServeReplicas:
             outputs.cancel()
 
     async def _look(self) -> None:
-        """A replica whose machine is gone ends no call."""
+        """A replica whose machine is gone ends no call; one that Serve stops shall be left by its streams."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_S)
+            living = self.living() or frozenset()
             for outputs in list(self._live.values()):
                 outputs.look(loop.time())
+                outputs.look_for_drain(loop.time(), living)
 
     def living(self) -> frozenset[str] | None:
         """Names of those that run and live, as Serve, Ray and the requests say; None before Serve has told."""
@@ -103,6 +105,15 @@ class ServeReplicas:
         """See `app.backend.protocols.ReplicaHandle`."""
         living = self.living()
         return living is not None and not living
+
+    def only_one(self) -> bool:
+        """See `app.backend.protocols.ReplicaHandle`."""
+        living = self.living()
+        return living is not None and len(living) < 2
+
+    def rank_of(self, replica: str) -> int | None:
+        """See `app.backend.protocols.ReplicaHandle`."""
+        return self._parts.ranks.get(replica) if self._parts.ranks else None
 
     def ranks(self) -> Collection[int] | None:
         """Ranks as the manager last said, of the replicas that live; None when too little is known."""
