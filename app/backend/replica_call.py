@@ -32,8 +32,6 @@ TOLD_WITHIN_S = 1.0
 LAST_OUTPUTS_S = 1.0
 """After a death: by then what the replica has sent is read, and the call has ended by itself unless its machine is
 gone."""
-HAND_OVER_S = 3.0
-"""After a replica has been taken out of service: what still streams there goes on elsewhere."""
 _LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
 
 
@@ -76,18 +74,17 @@ class ReplicaCall:
         elif now - self._dead_since >= LAST_OUTPUTS_S:
             self._end()
 
-    def look_for_drain(self, now: float, living: Collection[str]) -> None:
-        """Say so when Serve has stopped to send requests to the replica, which goes on with those that it has.
+    def look_for_drain(self, now: float, living: Collection[str], drain_s: float) -> None:
+        """Say so when Serve has taken the replica out of service for `drain_s`, and waits for the calls that it has.
 
-        `living`: names of those that requests are sent to; without any, there is nowhere to go. Most calls end within
-        `HAND_OVER_S`; the replica waits for the others only so long.
+        `living`: names of those that requests are sent to; without any, there is nowhere to go.
         """
         name = self._progress.replica
         if not name or not living or name in living or self._running.is_dead(name):
             self._drains_since = None
         elif self._drains_since is None:
             self._drains_since = now
-        elif now - self._drains_since >= HAND_OVER_S:
+        elif now - self._drains_since >= drain_s:
             self._progress.on_drain()
 
     def _end(self) -> None:

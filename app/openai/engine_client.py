@@ -172,6 +172,7 @@ class HandleEngineClient(EngineClient):
             tenant=self.keys.tag(context.tenant),
             fidelity=fidelity,
             save_answer=saves,
+            fingerprint=self.keys.fingerprint,
             priority=priority,
             replica_pin=context.replica_pin,
             reasoning_ended=reasoning_ended,

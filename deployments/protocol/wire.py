@@ -110,7 +110,7 @@ class GenerateRequest:
     `save_answer`: whether the KV of what is sampled is stored; not where a template strips such answers from history.
     `resumed_tokens`: what was sampled of the answer elsewhere and has been sent to the client; not empty for a
     continuation, which goes on behind them as if it had been preempted there. Then the hashes are those of the prompt
-    and these tokens together.
+    and these tokens together, and only a model with this `fingerprint` may go on.
     `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the
     ingress, when it was sent; seconds, because clocks differ.
     """
@@ -126,6 +126,7 @@ class GenerateRequest:
     exact_block_hashes: list[bytes] = field(default_factory=list)
     blend: BlendRequest | None = None
     resumed_tokens: list[int] = field(default_factory=list)
+    fingerprint: bytes = b""
     priority: int = 0
     replica_pin: int | None = None
     avoid: tuple[str, ...] = ()

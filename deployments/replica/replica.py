@@ -90,8 +90,11 @@ class Replica:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs for one prompt, as they come. Cancelling the call aborts the request in the engine.
 
-        Raises EngineDiedError when the engine is dead, or dies meanwhile.
+        Raises EngineDiedError when the engine is dead, or dies meanwhile, and GenerationError for an answer that another
+        model began.
         """
+        from vllm.exceptions import GenerationError
+
         from deployments.engine.room import EnginePrompt
         from deployments.engine.step_witness import EngineDiedError
 
@@ -99,6 +102,8 @@ class Replica:
         if self._room.dead:
             self._end_soon()
             raise EngineDiedError(self._suspects())
+        if request.resumed_tokens and request.fingerprint != self._room.fingerprint:
+            raise GenerationError("The model was replaced while this answer was under way.")
         received = time.monotonic()
         fill = self._fill
         if fill is not None:

@@ -63,8 +63,9 @@ def started_world(folder: Path, settings: Mapping[str, Any], redis_password: str
 class Fault:
     """`inject` causes it on entry and ends it on exit.
 
-    `parked_in`: the tier that holds the requests' KV when it strikes. `missing`: the part of /health that must say so while it lasts (empty: nobody's state changes, or
-    too briefly to be seen). `strikes_at_once`: the streams that begin do so while it strikes, and not after it.
+    `parked_in`: the tier that holds the requests' KV when it strikes. `missing`: the part of /health that must say so
+    while it lasts (empty: nobody's state changes, or too briefly to be seen). `strikes_at_once`: the streams that begin
+    do so while it strikes, and not after it.
     `ratio`: of what blended prompts reuse, the share that is computed anew. With 1 every answer equals an exact one's,
     whatever was found of its documents, unless the blend goes wrong. With less it does so only where nothing is found:
     such a fault has to take everything, and strikes while nobody asks.
