@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 CLEAR_S = 8.0
 LOOK_S = 0.5
 """Between two looks for calls whose replica is dead."""
-HAND_OVER_SHARE = 0.5
-"""Of a drain: most answers end meanwhile; what still streams then goes on elsewhere."""
+HAND_OVER_SHARE = 0.9
+"""Of a drain: what still streams then goes on elsewhere. No sooner, for with another model than its own it cannot."""
 REROUTE_S = 5.0
 """How long a prompt whose replica is gone may look for another one; without any, Serve would wait for a new one."""
 

@@ -90,7 +90,7 @@ class Replica:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs for one prompt, as they come. Cancelling the call aborts the request in the engine.
 
-        Raises EngineDiedError when the engine is dead, or dies meanwhile, and GenerationError for an answer that another
+        Raises EngineDiedError when the engine is dead, or dies meanwhile; GenerationError for an answer that another
         model began.
         """
         from vllm.exceptions import GenerationError
