@@ -1,4 +1,4 @@
-"""A replica is killed under its streams, and a stream is moved by hand: each answer is the undisturbed one (float32)."""
+"""A replica is killed under its streams, or a stream is moved by hand: each answer is the undisturbed one (float32)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_stream_that_is_moved_by_hand_says_what_it_would_have_said(server: Run
             await stream.begun.wait()
             (shown,) = (await client.get("/api/v1/requests")).json()["requests"]
             order = await client.post(f"/api/v1/requests/{shown['id']}/move")
-            while (now := (await client.get("/api/v1/requests")).json()["requests"]) and not now[0]["resumed"]:
+            while (now := (await client.get("/api/v1/requests")).json()["requests"]) and not now[0]["resumed"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await running
             return stream, {**shown, "at": now[0]["replica"] if now else None}, order

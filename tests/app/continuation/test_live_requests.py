@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from failed_replicas import check_all_is_free
 from fake_backend import FakeReplicas, say, speak
 from ingress_server import CHAT, COMPLETION, Server, wait_until
 
@@ -80,6 +79,15 @@ def listed(server: Server) -> list[dict[str, Any]]:
     return found
 
 
+def check_all_is_free(server: Server) -> None:
+    def ingress() -> dict[str, Any]:
+        with server.http() as client:
+            found: dict[str, Any] = client.get("/health", headers=ADMIN).json()["parts"]["ingress"]
+        return found
+
+    wait_until(lambda: ingress() == {"state": "ok", "ongoing": 0, "waiting": 0})
+
+
 def move(server: Server, name: str, headers: dict[str, str] = ADMIN) -> Any:
     with server.http() as client:
         return client.post(f"/api/v1/requests/{name}/move", headers=headers)
@@ -131,7 +139,7 @@ def test_it_may_be_moved_back(start, threads):
         ({"n": 2, "temperature": 1}, {}, "several answers"),
         ({"stream": False}, {}, "not streamed"),
         ({}, {"resume_most_tokens": 10}, "longer than http.resume_most_tokens (10)"),
-        ({"prompt_logprobs": 1}, {}, "logprobs of its prompt"),
+        ({"echo": True, "logprobs": 1}, {}, "logprobs of its prompt"),
     ],
     ids=["several", "whole", "too long", "prompt logprobs"],
 )
@@ -216,7 +224,8 @@ def test_a_client_that_leaves_while_its_stream_moves_leaves_nothing_behind(start
     server = start(replicas, api_keys=KEYS)
     stream = Streaming(server)
     with server.http() as client, client.stream("POST", stream._path, json=stream._body, headers=ADMIN) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # httpx closes the answer with it
+        next(lines)
         wait_until(lambda: listed(server)[0]["tokens"] == 1)
         assert move(server, listed(server)[0]["id"]).status_code == 202
         wait_until(lambda: len(replicas.requests) == 2)

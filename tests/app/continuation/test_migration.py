@@ -151,7 +151,7 @@ def test_without_a_first_usage_the_counts_add_up_and_none_is_negative(start, cap
     ("more", "headers", "http"),
     [
         ({"n": 2, "temperature": 1}, {}, {}),
-        ({"prompt_logprobs": 1}, {}, {}),
+        ({"echo": True, "logprobs": 1}, {}, {}),
         ({}, {"X-CrossKV-Replica": "0"}, {"debug_headers": True}),
         ({}, {}, {"resume_most_tokens": 0}),
         ({}, {}, {"resume_most_tokens": 1}),
