@@ -23,6 +23,8 @@ from app.answers.lengths import ExpectedLengths
 from app.answers.returns import Returns
 from app.backend.health import health_router
 from app.backend.protocols import Backend
+from app.continuation import routes as continuation_api
+from app.continuation.routes import requests_router
 from app.control import api as control_api
 from app.control import fills as kv_fills
 from app.control import layerwise as layerwise_api
@@ -53,7 +55,13 @@ from configs.settings import Settings
 from kvmanager.segments.server_secret import ServerSecret
 
 _COUNTED_PATHS = openai_api.PATHS.union(
-    control_api.PATHS, kv_moves.PATHS, kv_fills.PATHS, layerwise_api.PATHS, openapi_schema.PATHS, OPEN_PATHS
+    control_api.PATHS,
+    kv_moves.PATHS,
+    kv_fills.PATHS,
+    layerwise_api.PATHS,
+    continuation_api.PATHS,
+    openapi_schema.PATHS,
+    OPEN_PATHS,
 )
 
 
@@ -99,6 +107,7 @@ def create_app(
         Suspects(http.poison_refused_s),
         Returns(settings.kv.save_answers),
         ExpectedLengths(http.tenants, keys.block_size, settings.blocks_per_segment, metrics),
+        http.resume_most_tokens,
     )
 
     @asynccontextmanager
@@ -126,6 +135,7 @@ def create_app(
     jobs = Jobs(http.tenants)
     app.include_router(moves_router(backend.control, online, keys, jobs))
     app.include_router(fills_router(engine, online, jobs, settings))
+    app.include_router(requests_router(engine.live, backend.replicas))
     app.include_router(health_router(backend.health, queue))
     app.include_router(metrics_router(metrics, parts))
     app.include_router(layerwise_api.layerwise_router(parts))

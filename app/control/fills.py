@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 import uuid
 from collections import Counter
@@ -187,7 +188,9 @@ class Fills:
         )
         outcome = "failed"
         try:
-            async with contextlib.aclosing(self._engine.attempts(request).outputs()) as outputs:
+            name_blocks = functools.partial(self._engine.keys.name_blocks, order.salt, None)
+            attempts = self._engine.attempts(request, time.monotonic(), name_blocks)
+            async with contextlib.aclosing(attempts.outputs()) as outputs:
                 async for output in outputs:
                     outcome = str((output.kv_transfer_params or {}).get(FILL_OUTCOME, outcome))
         except (PoisonPromptError, RefusedPromptError):

@@ -36,6 +36,7 @@ from app.answers.turns import Answers, Conversation
 from app.backend.engine_elsewhere import EngineElsewhere
 from app.backend.protocols import ReplicaHandle
 from app.backend.replica_errors import translate
+from app.continuation.live import LiveRequest, LiveRequests, answer_id
 from app.gate.admission import AdmissionQueue
 from app.gate.errors import UnavailableError
 from app.gate.request_context import PIN_HEADER, RequestContext, current_request
@@ -45,8 +46,8 @@ from app.metrics.usage import prompt_usage
 from app.openai.blend_requests import BlendRequests, may_blend
 from app.openai.chat_renderer import OFFERS_TOOLS
 from app.openai.constraint_pool import ConstraintPool
-from app.openai.prompt_keys import PromptKeys
-from app.openai.retries import Attempts
+from app.openai.prompt_keys import LONG_PROMPT_TOKENS, PromptKeys
+from app.openai.retries import Attempts, NameBlocks
 from app.openai.suspects import Suspects
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from kvmanager.segments.keys import BLENDED
@@ -54,7 +55,6 @@ from kvmanager.segments.keys import BLENDED
 _LONGEST_ID_ECHOED = 64  # characters of the client's own request id that go into ours, for reading logs
 _NOT_ECHOED = re.compile(r"[^!-~]")  # would begin a line in a log, or end a name in what a dying engine leaves behind
 _MOST_ANSWERS = 128  # OpenAI's own limit on `n`
-_LONG_PROMPT_TOKENS = 8192  # hashing so many takes some 1.5 ms
 _NOT_FOR_CLIENTS = ("kv_transfer_params", "ec_transfer_params")
 
 
@@ -74,8 +74,12 @@ class HandleEngineClient(EngineElsewhere):
         suspects: Suspects,
         returns: Returns,
         lengths: ExpectedLengths,
+        resume_most_tokens: int,
     ) -> None:
-        """`replica_count`: how many replicas there shall be, and how often a prompt may be sent again, elsewhere."""
+        """`replica_count`: how many replicas there shall be, and how often a prompt may be sent again, elsewhere.
+
+        `resume_most_tokens`: a longer answer is not continued there.
+        """
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
         self.renderer = renderer
@@ -89,6 +93,8 @@ class HandleEngineClient(EngineElsewhere):
         self._suspects = suspects
         self.returns = returns
         self._lengths = lengths
+        self.live = LiveRequests()
+        self._resume_most_tokens = resume_most_tokens
         self.answers: Answers | None = None
         """Where the answers of chats are remembered."""
         self.blends: BlendRequests | None = None
@@ -165,6 +171,7 @@ class HandleEngineClient(EngineElsewhere):
             tenant=self.keys.tag(context.tenant),
             fidelity=fidelity,
             save_answer=saves,
+            fingerprint=self.keys.fingerprint,
             priority=context.caller.priority(priority),
             replica_pin=context.replica_pin,
             reasoning_ended=reasoning_ended,
@@ -174,7 +181,7 @@ class HandleEngineClient(EngineElsewhere):
         sampled = None
         if self.answers is not None and kind is not None:
             sampled = Sampled(self.answers, Conversation(context.tenant, salt), token_ids, kind)
-        return self._outputs(request, prompt, context, stages, sampled)
+        return self._outputs(request, prompt, context, stages, sampled, answer_id(request_id[:_LONGEST_ID_ECHOED]))
 
     async def _outputs(
         self,
@@ -183,6 +190,7 @@ class HandleEngineClient(EngineElsewhere):
         context: RequestContext,
         stages: RequestStages,
         sampled: Sampled | None,
+        told_id: str,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Wait for a turn, send the request, and yield what a local engine would have yielded."""
         request_id, params = request.request_id, request.sampling_params
@@ -190,7 +198,7 @@ class HandleEngineClient(EngineElsewhere):
         try:
             async with contextlib.AsyncExitStack() as stack:
                 queued = time.monotonic()
-                await self._name_blocks(request, prompt, context)
+                name_blocks = await self._name_blocks(request, prompt, context)
                 stages.lap("hash")
                 expected = self._lengths.of(context.tenant, request)
                 request.predicted_tokens = expected.tokens
@@ -198,7 +206,11 @@ class HandleEngineClient(EngineElsewhere):
                     turn = self._queue.turn(context.tenant, params.n, expected.work)
                     expected.bill = await stack.enter_async_context(turn)
                 stages.lap("turn")
-                attempts = self.attempts(request, queued)
+                attempts = self.attempts(request, queued, name_blocks)
+                prompt_tokens = len(request.prompt_token_ids)
+                stack.callback(
+                    self.live.add(LiveRequest(request_id, told_id, context.tenant, prompt_tokens, attempts))
+                )
                 if context.spend is not None:
                     context.spend.use(len(request.prompt_token_ids))
                 self.metrics.queue_time.observe(time.monotonic() - queued)
@@ -217,7 +229,8 @@ class HandleEngineClient(EngineElsewhere):
                             self.metrics.time_to_first_token.observe(first_at - context.arrived)
                             context.first_event_sent = functools.partial(self._count_first_event, stages, first_at)
                     if output.finished:
-                        self._count_stages(output, stages, attempts.progress.routed, first_at, context)
+                        routed = 0.0 if attempts.resumed else attempts.progress.routed
+                        self._count_stages(output, stages, routed, first_at, context)
                     expected.hear(output)
                     self._complete(output, request, prompt, context)
                     if sampled is not None:
@@ -232,9 +245,18 @@ class HandleEngineClient(EngineElsewhere):
         except Exception as error:
             raise translate(error, request_id) from None
 
-    def attempts(self, request: GenerateRequest, arrived: float | None = None) -> Attempts:
+    def attempts(self, request: GenerateRequest, arrived: float, name_blocks: NameBlocks) -> Attempts:
         """What sends a prompt to a replica, and again where that dies (`app.openai.retries`)."""
-        return Attempts(request, self._replicas, self.metrics, self._replica_count, self._suspects, arrived)
+        return Attempts(
+            request,
+            self._replicas,
+            self.metrics,
+            self._replica_count,
+            self._suspects,
+            arrived,
+            name_blocks,
+            self._resume_most_tokens,
+        )
 
     def _count_stages(
         self, output: RequestOutput, stages: RequestStages, routed: float, first_at: float, context: RequestContext
@@ -249,25 +271,25 @@ class HandleEngineClient(EngineElsewhere):
         stages.seconds[ANSWER] = seconds = time.monotonic() - first_at
         self.metrics.count_stages({ANSWER: seconds})
 
-    async def _name_blocks(self, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext) -> None:
+    async def _name_blocks(
+        self, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext
+    ) -> NameBlocks:
         """Hash the prompt's blocks and find its chunks; on a thread where that takes long, for other streams' sake.
 
         That is a long prompt, or one that texts are looked for in: those may be made to all but match everywhere.
+        Returns what names the blocks of a longer one.
         """
         blends = self.blends if request.fidelity == BLENDED and may_blend(request.sampling_params) else None
         texts = await blends.texts(context) if blends else None
 
-        def name() -> None:
-            tokens, user_salt = request.prompt_token_ids, prompt.get("cache_salt")
-            request.block_hashes = self.keys.hashes(tokens, request.cache_salt)
-            request.exact_block_hashes = self.keys.twin_hashes(tokens, context.tenant, user_salt, request.fidelity)
-            if blends:
-                request.blend = blends.make(tokens, context.tenant, user_salt, context.kv_cache, texts)
-
-        if len(request.prompt_token_ids) > _LONG_PROMPT_TOKENS or texts is not None:
-            await asyncio.to_thread(name)
-        else:
-            name()
+        tokens, user_salt = request.prompt_token_ids, prompt.get("cache_salt")
+        salts = request.cache_salt, self.keys.twin_salt(context.tenant, user_salt, request.fidelity)
+        request.block_hashes, request.exact_block_hashes = await self.keys.name_blocks(*salts, tokens)
+        if blends:
+            find = functools.partial(blends.make, tokens, context.tenant, user_salt, context.kv_cache, texts)
+            is_long = len(tokens) > LONG_PROMPT_TOKENS or texts is not None
+            request.blend = await asyncio.to_thread(find) if is_long else find()
+        return functools.partial(self.keys.name_blocks, *salts)
 
     def _complete(
         self, output: RequestOutput, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext

@@ -45,6 +45,7 @@ VLLM_ELSEWHERE: dict[str, str] = {
     "app.backend.engine_elsewhere": "the base of the ingress's EngineClient, which is vLLM's",
     "app.backend.replica_errors": _ERRORS,
     "app.blending.separators": "documents are rendered as for an answer, to see what begins them",
+    "app.continuation.routes": _ERRORS,
     "app.control.api": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.fill_chunks": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.fills": _ERRORS + "; a chunk is a request with its sampling parameters",
