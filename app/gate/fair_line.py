@@ -43,6 +43,7 @@ class FairLine(Generic[T]):
         waited_for = False
         for tenant, line in self._lines.items():
             one, places = next(iter(line.items()))
+            places = min(places, self._shares.most)  # there may be fewer than when it joined
             within_slice = self._shares.held_by(tenant) + places <= self._shares.slice
             if (within_slice or not waited_for) and self._shares.take(tenant, places):
                 del line[one]

@@ -77,7 +77,7 @@ class HandleEngineClient(EngineClient):
         suspects: Suspects,
         returns: Returns,
     ) -> None:
-        """`replica_count`: how many replicas there shall be, and how often a prompt may be sent again, elsewhere."""
+        """`replica_count`: how many replicas there may be, and how often a prompt may be sent again, elsewhere."""
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
         self.renderer = renderer

@@ -30,6 +30,8 @@ class ReplicaSeat:
     node_id: str
     last_seen: float
     directives: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
+    drains: bool = False
+    """Serve sends it nothing more: it ends when it has answered what it has."""
 
 
 def names_by_rank(seats: Mapping[str, ReplicaSeat]) -> dict[int, str]:

@@ -17,6 +17,7 @@ from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, KVCacheUs
 from kvmanager.loading.blend_choice import Blend, blend_of
 from kvmanager.loading.load_rates import Sample
 from kvmanager.loading.short_prompts import ShortPrompts
+from kvmanager.scaling.prefill_rate import PrefillRate
 from kvmanager.segments.keys import TOLERANT
 
 if TYPE_CHECKING:
@@ -182,6 +183,12 @@ class PromptPlans:
         """What the engine has to compute before the next prompt's turn comes, about."""
         self._source = source
         self._short = ShortPrompts()
+        self._rate = PrefillRate()
+
+    @property
+    def queued_s(self) -> float | None:
+        """How long the engine needs for `queued_tokens`; None before it has computed any prompt."""
+        return self._rate.seconds(self.queued_tokens)
 
     @property
     def short_tokens(self) -> int:
@@ -217,5 +224,6 @@ class PromptPlans:
 
     def report_prefill(self, tokens: int, seconds: float, context: int) -> None:
         """How long the engine took to compute what was not reused of a prompt."""
+        self._rate.computed(tokens, seconds)
         if self._source is not None:
             self._source.report_rate(("prefill", tokens, seconds, context))

@@ -1,0 +1,35 @@
+"""How many replicas there should be now, where their number changes by itself: those below it are missing.
+
+One that is still being started for more load is not missing, and one that is taken away is not either. One that was
+there and is gone is missing until it has been replaced, also where fewer would be enough. Fewer than the least that
+there shall be are always too few. One thread.
+"""
+
+from __future__ import annotations
+
+LAG_S = 3.0
+"""That one was taken away may be seen so long before it is heard of."""
+
+
+class WantedReplicas:
+    """See the module's docstring. `least`: so many there shall be at any time. Seconds of a clock that never jumps."""
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self._reached = 0
+        self._enough_at = 0.0
+
+    def now(self, at: float, target: int | None, living: int, listed: int) -> int:
+        """How many there should be.
+
+        `target`: how many Serve aims at, None: it has not said lately; `living`: those that can be sent to; `listed`:
+        those that Serve runs, as it said last, dead ones among them that it has not noticed yet.
+        """
+        if target is None:
+            self._reached = 0
+            return max(self._least, listed)
+        self._reached = min(target, max(self._reached, living))
+        if living >= self._reached:
+            self._enough_at = at
+        lost = self._reached if at - self._enough_at > LAG_S else 0
+        return max(self._least, lost, min(listed, target))
