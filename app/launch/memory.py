@@ -40,7 +40,8 @@ def check_memory(settings: Settings) -> None:
     if needed > there:
         raise SettingsError(
             f"the server needs about {_gib(needed)} and this machine has {_gib(there)}: "
-            f"{settings.max_replicas} replicas of {_gib(replica)} each, {_gib(store)} for the CPU tier (kv.cpu_tier_bytes), {_gib(redis)} for Redis "
+            f"{settings.max_replicas} replicas of {_gib(replica)} each, {_gib(store)} for the CPU tier "
+            f"(kv.cpu_tier_bytes), {_gib(redis)} for Redis "
             f"(kv.redis_bytes), {_gib(_REPLICA_PROCESS_BYTES + _EVERYTHING_ELSE_BYTES)} for the rest; lower replicas, "
             f"engine.device_blocks, kv.cpu_tier_bytes or kv.redis_bytes."
         )
