@@ -22,7 +22,7 @@ def scaling_families(scaling: Mapping[str, Any]) -> Iterator[Metric]:
         if isinstance(value := scaling.get(name.rpartition("_")[2]), int):
             yield GaugeMetricFamily(name, text, value=value)
     asked = GaugeMetricFamily(
-        "crosskv_replicas_asked", "Replicas that a figure asks for, not rounded; the largest counts.", labels=["by"]
+        "crosskv_replicas_demand", "Replicas that a figure asks for, not rounded; the largest counts.", labels=["by"]
     )
     for figure, replicas in (scaling.get("demands") or {}).items():
         asked.add_metric([str(figure)], float(replicas))

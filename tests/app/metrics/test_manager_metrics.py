@@ -130,8 +130,8 @@ def test_how_many_replicas_are_wanted_and_why():
         "crosskv_replicas_desired{}": 2,
         "crosskv_replicas_target{}": 2,
         "crosskv_replicas_running{}": 1,
-        "crosskv_replicas_asked{by=kv_pressure}": 1.4,
-        "crosskv_replicas_asked{by=ongoing}": 0.5,
+        "crosskv_replicas_demand{by=kv_pressure}": 1.4,
+        "crosskv_replicas_demand{by=ongoing}": 0.5,
         "crosskv_replicas_changed_total{direction=up,why=kv_pressure}": 1,
     }
     assert samples({"scaling": {}}) == {}
