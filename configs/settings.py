@@ -198,6 +198,7 @@ class Settings(Section):
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Settings:
         self._check_block_size()
+        self._check_scaling()
         self._check_lengths()
         self._check_waits()
         self._check_redis()
@@ -221,6 +222,13 @@ class Settings(Section):
             raise ValueError(
                 f"kv.segment_tokens: {self.kv.segment_tokens} is not a multiple of the block size, {block} tokens; "
                 f"use {_next_multiple(self.kv.segment_tokens, block)}"
+            )
+
+    def _check_scaling(self) -> None:
+        if self.scales and not self.engine.log_stats:
+            raise ValueError(
+                "replicas: bounds need engine.log_stats, which measures how long prompts take; set that to true, or "
+                "replicas to a number"
             )
 
     def _check_lengths(self) -> None:

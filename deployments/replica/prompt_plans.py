@@ -135,7 +135,10 @@ class PromptPlan:
     def ended(self, output: RequestOutput, fills: FillTimes | None = None) -> None:
         """Complete the usage in the last output, and report what the engine measured: of a fill, to `fills`."""
         usage: KVCacheUsage | None = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE)
-        if usage is None:
+        times: Any = output.metrics  # None without engine.log_stats; its times are the engine's clock
+        if usage is None:  # nobody says what vLLM's own prefix cache had: a prompt took what it took
+            if times is not None:
+                self._plans.report_prefill(self._prompt_tokens, times.first_token_ts - times.scheduled_ts, 0)
             return
         loaded = usage["cpu"] + usage["redis"]
         if usage["device"] + loaded - usage.get("blended", 0) < self._planned_tokens or self._is_unblended(usage):
@@ -147,7 +150,6 @@ class PromptPlan:
             self._request_id, self._reason, usage["device"], usage["cpu"], usage["redis"], usage["recomputed"],
             1e3 * self._expected["load_s"], 1e3 * self._expected["recompute_s"],
         )  # fmt: skip
-        times: Any = output.metrics  # None without engine.log_stats; its times are the engine's clock
         # What came from a CPU tier may have come layer by layer, while the rest was computed; and what a blend computes
         # is no part of the engine's steps; and to attend to a sparse prefix takes less time.
         if (

@@ -50,6 +50,7 @@ def load(model_folder: Path) -> Any:
         ({"replicas": {"min": 0, "max": 2}}, "replicas", "min must be greater than or equal to 1"),
         ({"replicas": {"min": 3, "max": 2}}, "replicas", "min must be less than or equal to max, 2, not 3"),
         ({"replicas": {"min": 1, "max": "many"}}, "replicas", "max must be an integer"),
+        ({"replicas": {"min": 1, "max": 2}, "engine": {"log_stats": False}}, "replicas", "engine.log_stats"),
         ({"scaling": {"ttft_target_s": 0}}, "scaling.ttft_target_s", "greater than 0"),
         ({"scaling": {"upscale_delay_s": -1}}, "scaling.upscale_delay_s", "greater than or equal to 0"),
         ({"upscale_delay_s": 1}, "upscale_delay_s", "scaling.upscale_delay_s"),
