@@ -138,7 +138,7 @@ class PromptPlan:
         times: Any = output.metrics  # None without engine.log_stats; its times are the engine's clock
         if usage is None:  # nobody says what vLLM's own prefix cache had: a prompt took what it took
             if times is not None:
-                self._plans.report_prefill(self._prompt_tokens, times.first_token_ts - times.scheduled_ts, 0)
+                self._plans.rate.computed(self._prompt_tokens, times.first_token_ts - times.scheduled_ts)
             return
         loaded = usage["cpu"] + usage["redis"]
         if usage["device"] + loaded - usage.get("blended", 0) < self._planned_tokens or self._is_unblended(usage):
@@ -185,12 +185,13 @@ class PromptPlans:
         """What the engine has to compute before the next prompt's turn comes, about."""
         self._source = source
         self._short = ShortPrompts()
-        self._rate = PrefillRate()
+        self.rate = PrefillRate()
+        """Of this replica's own prompts."""
 
     @property
     def queued_s(self) -> float | None:
         """How long the engine needs for `queued_tokens`; None before it has computed any prompt."""
-        return self._rate.seconds(self.queued_tokens)
+        return self.rate.seconds(self.queued_tokens)
 
     @property
     def short_tokens(self) -> int:
@@ -226,6 +227,6 @@ class PromptPlans:
 
     def report_prefill(self, tokens: int, seconds: float, context: int) -> None:
         """How long the engine took to compute what was not reused of a prompt."""
-        self._rate.computed(tokens, seconds)
+        self.rate.computed(tokens, seconds)
         if self._source is not None:
             self._source.report_rate(("prefill", tokens, seconds, context))

@@ -115,7 +115,7 @@ class Streams:
 
 async def until(condition: Callable[[], bool], what: str) -> None:
     end = time.monotonic() + CHANGED_S
-    while not condition():  # noqa: ASYNC110
+    while not condition():
         assert time.monotonic() < end, what
         await asyncio.sleep(0.1)
 

@@ -66,6 +66,15 @@ def test_what_waits_counts_in_seconds_and_what_runs_in_blocks() -> None:
     assert load_of(one)["queued_prefill_s"] == 0.0
 
 
+def test_without_shared_kv_the_rate_is_that_of_whole_prompts() -> None:
+    one = replica(Service(101, 100))
+    params: Any = SimpleNamespace(skip_reading_prefix_cache=False)
+    plan = asyncio.run(one._plans.ask(GenerateRequest("r", [0] * 400, params, "salt", [])))
+    times = SimpleNamespace(scheduled_ts=5.0, first_token_ts=7.0)
+    plan.ended(SimpleNamespace(kv_transfer_params=None, metrics=times))
+    assert load_of(one)["queued_prefill_s"] == pytest.approx(2.0)
+
+
 def test_without_shared_kv_vllm_says_how_full_its_device_is(monkeypatch: pytest.MonkeyPatch) -> None:
     gauge = GaugeMetricFamily("vllm:kv_cache_usage_perc", "", value=0.25)
     monkeypatch.setattr(room_module, "vllm_pressure", lambda: max((s.value for s in gauge.samples), default=None))
