@@ -8,7 +8,7 @@ there shall be are always too few. One thread.
 from __future__ import annotations
 
 LAG_S = 3.0
-"""That one was taken away may be seen so long before it is heard of."""
+"""That one has come, or was taken away, may be seen so long before all have heard of it."""
 
 
 class WantedReplicas:
@@ -17,7 +17,7 @@ class WantedReplicas:
     def __init__(self, least: int) -> None:
         self._least = least
         self._reached = 0
-        self._enough_at = 0.0
+        self._enough_at = float("-inf")
 
     def now(self, at: float, target: int | None, living: int, listed: int) -> int:
         """How many there should be.
@@ -25,11 +25,9 @@ class WantedReplicas:
         `target`: how many Serve aims at, None: it has not said lately; `living`: those that can be sent to; `listed`:
         those that Serve runs, as it said last, dead ones among them that it has not noticed yet.
         """
-        if target is None:
-            self._reached = 0
-            return max(self._least, listed)
-        self._reached = min(target, max(self._reached, living))
+        aim = listed if target is None else target
+        self._reached = min(aim, max(self._reached, living, listed))
         if living >= self._reached:
             self._enough_at = at
         lost = self._reached if at - self._enough_at > LAG_S else 0
-        return max(self._least, lost, min(listed, target))
+        return max(self._least, lost)

@@ -47,6 +47,7 @@ def test_up_and_down_again_nothing_is_missing() -> None:
         states(
             (0.0, "a", "a", 1),
             (1.0, "a", "a", 2),  # Serve starts another
+            (19.5, "a", "ab", 2),  # it has not introduced itself to the manager yet
             (20.0, "ab", "ab", 2),
             (21.0, "a", "a", 2),  # it has taken one away, and the manager has not heard of that yet
             (22.0, "a", "a", 1),
@@ -59,9 +60,10 @@ def test_one_that_dies_is_missing_until_it_is_replaced() -> None:
     assert states(
         (0.0, "abc", "abc", 3),
         (1.0, "ab", "abc", 3),
-        (2.0 + LAG_S, "ab", "ab", 3),
-        (9.0, "abd", "abd", 3),
-    ) == ["ok", "1 of 3 missing", "1 of 3 missing", "ok"]
+        (1.0 + LAG_S, "ab", "ab", 3),
+        (20.0, "ab", "ab", 3),
+        (30.0, "abd", "abd", 3),
+    ) == ["ok", "ok", "1 of 3 missing", "1 of 3 missing", "ok"]
 
 
 def test_below_the_least_some_are_missing_whoever_knows_what_is_wanted() -> None:
@@ -73,7 +75,7 @@ def test_below_the_least_some_are_missing_whoever_knows_what_is_wanted() -> None
 
 
 def test_where_the_manager_says_nothing_serves_list_counts() -> None:
-    assert states((0.0, "abc", "abc", None), (1.0, "ab", "abc", None), (2.0, "ab", "ab", None)) == [
+    assert states((0.0, "abc", "abc", None), (1.0 + LAG_S, "ab", "abc", None), (2.0 + LAG_S, "ab", "ab", None)) == [
         "ok",
         "1 of 3 missing",
         "ok",
