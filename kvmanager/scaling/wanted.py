@@ -17,7 +17,7 @@ class WantedReplicas:
     def __init__(self, least: int) -> None:
         self._least = least
         self._reached = 0
-        self._enough_at = float("-inf")
+        self._short_since: float | None = None
 
     def now(self, at: float, target: int | None, living: int, listed: int) -> int:
         """How many there should be.
@@ -28,6 +28,8 @@ class WantedReplicas:
         aim = listed if target is None else target
         self._reached = min(aim, max(self._reached, living, listed))
         if living >= self._reached:
-            self._enough_at = at
-        lost = self._reached if at - self._enough_at > LAG_S else 0
-        return max(self._least, lost)
+            self._short_since = None
+            return self._least
+        if self._short_since is None:
+            self._short_since = at
+        return max(self._least, self._reached) if at - self._short_since >= LAG_S else self._least

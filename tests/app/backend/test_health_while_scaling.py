@@ -75,8 +75,9 @@ def test_below_the_least_some_are_missing_whoever_knows_what_is_wanted() -> None
 
 
 def test_where_the_manager_says_nothing_serves_list_counts() -> None:
-    assert states((0.0, "abc", "abc", None), (1.0 + LAG_S, "ab", "abc", None), (2.0 + LAG_S, "ab", "ab", None)) == [
-        "ok",
-        "1 of 3 missing",
-        "ok",
-    ]
+    assert states(
+        (0.0, "abc", "abc", None),
+        (1.0, "ab", "abc", None),
+        (1.0 + LAG_S, "ab", "abc", None),
+        (2.0 + LAG_S, "ab", "ab", None),
+    ) == ["ok", "ok", "1 of 3 missing", "ok"]

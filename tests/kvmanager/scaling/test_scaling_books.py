@@ -65,9 +65,10 @@ def test_one_that_is_still_started_is_not_missing_and_one_that_was_there_is() ->
     assert wanted.now(1.0, 3, 1, 1) == 1, "two more are being started"
     assert wanted.now(2.0, 3, 1, 3) == 1, "and have not introduced themselves yet"
     assert wanted.now(3.0, 3, 3, 3) == 3 - 2, "enough is enough"
-    assert wanted.now(3.0 + 2 * LAG_S, 3, 2, 3) == 3, "Serve has not noticed a death"
-    assert wanted.now(4.0 + 2 * LAG_S, 3, 2, 2) == 3, "and now replaces it"
-    assert wanted.now(5.0 + 2 * LAG_S, 3, 3, 3) == 1
+    assert wanted.now(50.0, 3, 2, 3) == 1, "it may have been taken away"
+    assert wanted.now(50.0 + LAG_S, 3, 2, 3) == 3, "but Serve has not noticed a death"
+    assert wanted.now(51.0 + LAG_S, 3, 2, 2) == 3, "and now replaces it"
+    assert wanted.now(52.0 + LAG_S, 3, 3, 3) == 1
 
 
 def test_one_that_starts_and_is_never_heard_of_is_missing() -> None:
@@ -87,5 +88,5 @@ def test_fewer_than_the_least_are_too_few_whatever_is_said() -> None:
     wanted = WantedReplicas(2)
     assert wanted.now(0.0, None, 0, 0) == 2
     assert wanted.now(1.0, None, 2, 3) == 2
-    assert wanted.now(1.0 + 2 * LAG_S, None, 2, 3) == 3, "of a policy that is silent Serve's own list counts"
+    assert wanted.now(1.0 + LAG_S, None, 2, 3) == 3, "of a policy that is silent Serve's own list counts"
     assert wanted.now(2.0 + 2 * LAG_S, 1, 1, 1) == 2
