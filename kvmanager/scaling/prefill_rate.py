@@ -8,8 +8,6 @@ thread.
 from __future__ import annotations
 
 HALF_LIFE_TOKENS = 16_384.0
-MOST_SHARE = 0.5
-"""A long prompt fades what came before by no more than this: one that waited for other work must not decide alone."""
 
 
 class PrefillRate:
@@ -23,7 +21,7 @@ class PrefillRate:
         """A prompt of so many tokens was computed in so many seconds. What cannot be is left out."""
         if tokens <= 0 or not 0.0 < seconds < float("inf"):
             return
-        fade = max(MOST_SHARE, 0.5 ** (tokens / HALF_LIFE_TOKENS))
+        fade = 0.5 ** (tokens / HALF_LIFE_TOKENS)
         self._tokens = self._tokens * fade + tokens
         self._seconds = self._seconds * fade + seconds
 
