@@ -17,7 +17,6 @@ from ray.serve.config import AutoscalingContext
 
 from configs.settings import load_settings
 from deployments.protocol.manager_client import ManagerUnavailableError
-from deployments.scaling import policy as policy_module
 from deployments.scaling.config import replica_options
 from deployments.scaling.policy import KVAwareScaling
 from kvmanager.scaling.figures import NAMES, ReplicaLoad
@@ -47,7 +46,8 @@ class Manager:
 @pytest.fixture(autouse=True)
 def manager(monkeypatch: pytest.MonkeyPatch) -> type[Manager]:
     Manager.told, Manager.gone = [], False
-    monkeypatch.setattr(policy_module, "ManagerClient", Manager)
+    # Serve's pickle of the class, loaded in this process, gives its methods a copy of the module's names.
+    monkeypatch.setitem(KVAwareScaling._say.__globals__, "ManagerClient", Manager)
     return Manager
 
 
