@@ -30,6 +30,7 @@ from deployments.redis_tier.config import RedisTierConfig, require_redis
 from deployments.replica.replica import Replica
 from deployments.replica.serve_options import SERVE_OPTIONS
 from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions
+from deployments.scaling.config import replica_options
 from kvmanager.segments.server_secret import ServerSecret
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ def build(args: Mapping[str, Any]) -> Application:
     replica: Any = serve.deployment(
         Replica,
         name="Replica",
-        num_replicas=settings.replicas,
+        **replica_options(settings),
         # The ingress bounds what is under way; a second, smaller bound here would only hide requests from the engines.
         max_ongoing_requests=settings.http.max_ongoing_requests,
         ray_actor_options=_replica_resources(settings),

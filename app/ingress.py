@@ -84,6 +84,7 @@ def create_app(
     """
     http = settings.http
     queue = AdmissionQueue.from_settings(settings)
+    backend.follow_replicas(queue.follow)
     metrics = IngressMetrics(registry or CollectorRegistry())
     metrics.show_queue(lambda: queue.ongoing, lambda: queue.waiting)
     queue.count_refusal = metrics.count_refusal
@@ -102,7 +103,7 @@ def create_app(
         keys,
         queue,
         metrics,
-        settings.replicas,
+        settings.max_replicas,
         ConstraintPool(vllm_config, http.constraint_timeout_s, metrics.count_constraint),
         Suspects(http.poison_refused_s),
         Returns(settings.kv.save_answers),

@@ -24,7 +24,10 @@ from configs.section import Section
 from configs.sections import (
     CPU_BLOCK_MULTIPLE_TOKENS,
     EngineSettings,
+    ReplicaBounds,
     RoutingSettings,
+    ScalingSettings,
+    replica_count,
 )
 
 __all__ = ["PROJECT_ROOT", "Settings", "SettingsError", "load_settings"]
@@ -73,12 +76,34 @@ class Settings(Section):
         None, description="A file with a Jinja chat template. Empty: the tokenizer's own."
     )
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model.")
-    replicas: int = Field(2, ge=1, description="Engines that serve the model side by side.")
+    replicas: int | ReplicaBounds = Field(
+        2,
+        description="Engines that serve the model side by side. A number, or bounds such as `{min: 1, max: 4}` between "
+        "which it follows the load (docs/guide/operations.md).",
+    )
+    scaling: ScalingSettings = Field(
+        default_factory=ScalingSettings, description="When the number of replicas follows the load."
+    )
     engine: EngineSettings = Field(default_factory=EngineSettings, description="The vLLM engine inside each replica.")
     kv: KVSettings = Field(default_factory=KVSettings, description="The shared KV cache.")
     blending: BlendSettings = Field(default_factory=BlendSettings, description="KV of chunks that are no prefix.")
     http: HTTPSettings = Field(default_factory=HTTPSettings, description="The HTTP surface.")
     routing: RoutingSettings = Field(default_factory=RoutingSettings, description="How a replica is chosen.")
+
+    @property
+    def min_replicas(self) -> int:
+        """There are at least so many replicas."""
+        return self.replicas if isinstance(self.replicas, int) else self.replicas.min
+
+    @property
+    def max_replicas(self) -> int:
+        """There are at most so many replicas: what machines and queues must have room for."""
+        return self.replicas if isinstance(self.replicas, int) else self.replicas.max
+
+    @property
+    def scales(self) -> bool:
+        """Whether the number of replicas follows the load."""
+        return self.max_replicas > self.min_replicas
 
     @cached_property
     def model_source(self) -> str:
@@ -152,6 +177,11 @@ class Settings(Section):
         """KV blocks in a full segment."""
         return self.kv.segment_tokens // self.block_size_tokens
 
+    @field_validator("replicas", mode="before")
+    @classmethod
+    def _replicas_are_a_number_or_bounds(cls, value: Any) -> int | ReplicaBounds:
+        return replica_count(value)
+
     @field_validator("model")
     @classmethod
     def _model_can_be_found(cls, value: str) -> str:
@@ -168,6 +198,7 @@ class Settings(Section):
     @model_validator(mode="after")
     def _parts_fit_together(self) -> Settings:
         self._check_block_size()
+        self._check_scaling()
         self._check_lengths()
         self._check_waits()
         self._check_redis()
@@ -192,6 +223,13 @@ class Settings(Section):
             raise ValueError(
                 f"kv.segment_tokens: {self.kv.segment_tokens} is not a multiple of the block size, {block} tokens; "
                 f"use {_next_multiple(self.kv.segment_tokens, block)}"
+            )
+
+    def _check_scaling(self) -> None:
+        if self.scales and not self.engine.log_stats:
+            raise ValueError(
+                "replicas: bounds need engine.log_stats, which measures how long prompts take; set that to true, or "
+                "replicas to a number"
             )
 
     def _check_lengths(self) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from app.backend.protocols import HealthReport
 from configs.settings import Settings
 from deployments.protocol.manager_client import DIRECTIVES_WAIT_S, ManagerClient, ManagerUnavailableError
+from kvmanager.scaling.wanted import WantedReplicas
 
 PARTS_EVERY_S = 1.0
 PARTS_ANSWER_S = 2.0
@@ -31,6 +33,8 @@ class PartsWatch:
         """By name, the seconds that a replica had not reported for."""
         self.cpu_tiers: int | None = None
         self.redis: Mapping[str, Any] | None = None
+        self.scaling: Mapping[str, Any] = {}
+        """What was decided last of the number of replicas (`kvmanager.scaling.book`); empty: nothing, or not known."""
         self.error = "not asked yet"
         """Why nothing is known of the cache's parts; empty while the manager answers."""
         self._manager = manager
@@ -43,6 +47,7 @@ class PartsWatch:
             self.ranks = {name: rank for name, (rank, _) in replicas.items()}
         self.silence_s = {name: silence_s for name, (_, silence_s) in replicas.items()}
         self.cpu_tiers, self.redis, self.error = len(parts["cpu_tiers"]), parts.get("redis"), ""
+        self.scaling = parts.get("scaling") or {}
 
     async def _watch(self) -> None:
         while True:
@@ -50,16 +55,22 @@ class PartsWatch:
                 self.hear(await self._manager.ask("parts", timeout_s=PARTS_ANSWER_S))
             except ManagerUnavailableError as error:
                 self.silence_s, self.cpu_tiers, self.redis, self.error = {}, None, None, str(error)
+                self.scaling = {}
             await asyncio.sleep(PARTS_EVERY_S)
 
 
 def health_probe(
-    parts: PartsWatch, living: Callable[[], frozenset[str] | None], settings: Settings
+    parts: PartsWatch,
+    living: Callable[[], frozenset[str] | None],
+    settings: Settings,
+    listed: Callable[[], int] = lambda: 0,
 ) -> Callable[[], Awaitable[HealthReport]]:
     """What GET /health asks; answers from what is known here, without asking anybody.
 
     `living`: names of the replicas that can be sent to now; None: Serve has not told yet, and the manager is believed.
+    `listed`: how many Serve runs, as it said last.
     """
+    wanted_replicas = WantedReplicas(settings.min_replicas)
 
     async def health() -> HealthReport:
         alive = living()
@@ -71,12 +82,16 @@ def health_probe(
         # that has heard of nobody has just started, or is gone.
         unheard = math.inf if parts.silence_s else 0.0
         reporting = {name for name in alive if parts.silence_s.get(name, unheard) < SILENT_S}
-        missing = settings.replicas - len(reporting)
+        wanted = settings.min_replicas
+        if settings.scales:
+            wanted = wanted_replicas.now(time.monotonic(), parts.scaling.get("target"), len(reporting), listed())
+        missing = wanted - len(reporting)
         report: dict[str, Mapping[str, Any]] = {
             "kv_manager": {"state": parts.error or "ok"},
             "replicas": {
-                "state": "ok" if missing <= 0 else f"{missing} of {settings.replicas} missing",
+                "state": "ok" if missing <= 0 else f"{missing} of {wanted} missing",
                 "running": sorted(parts.ranks[name] for name in reporting if name in parts.ranks),
+                **({"wanted": parts.scaling["target"]} if "target" in parts.scaling else {}),
             },
         }
         if not parts.error:

@@ -26,6 +26,7 @@ from deployments.protocol.manager_client import ManagerClient
 from deployments.protocol.wire import GenerateRequest, PinnedCall, Progress
 from deployments.router.metrics import router_families
 from deployments.router.running_replicas import RunningReplicas, running_replicas
+from kvmanager.moves.directives import DirectiveKind
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -171,15 +172,21 @@ class ManagerControl:
     async def prefetch(self, hashes: Sequence[bytes], replica: int, deadline_s: float) -> dict[str, Any]:
         """See `app.backend.protocols.ControlPlane`."""
         answer: dict[str, Any] = await self._manager.ask(
-            "prefetch", hashes, replica, deadline_s, timeout_s=deadline_s + PARTS_ANSWER_S
+            "direct", DirectiveKind.PROMOTE.value, replica, hashes, deadline_s, timeout_s=deadline_s + PARTS_ANSWER_S
         )
         return answer
 
     async def move(self, hashes: Sequence[bytes], source: int, target: int, deadline_s: float) -> dict[str, Any]:
         """See `app.backend.protocols.ControlPlane`."""
         answer: dict[str, Any] = await self._manager.ask(
-            "move", hashes, source, target, deadline_s, timeout_s=deadline_s + PARTS_ANSWER_S
-        )
+            "direct",
+            DirectiveKind.MOVE.value,
+            source,
+            hashes,
+            deadline_s,
+            target,
+            timeout_s=deadline_s + PARTS_ANSWER_S,
+        )  # fmt: skip
         return answer
 
 
@@ -219,7 +226,8 @@ def serve_backend(handle: DeploymentHandle, app_name: str, settings: Settings) -
     manager = ManagerClient(app_name)
     parts = PartsWatch(manager)
     control = ManagerControl(manager)
-    replicas = ServeReplicas(handle, parts, running_replicas(app_name), settings.http.drain_s)
+    running = running_replicas(app_name)
+    replicas = ServeReplicas(handle, parts, running, settings.http.drain_s)
 
     def metrics() -> list[MetricsSource]:
         names = sorted(replicas.living() or parts.ranks)
@@ -228,8 +236,9 @@ def serve_backend(handle: DeploymentHandle, app_name: str, settings: Settings) -
     return Backend(
         replicas=replicas,
         control=control,
-        health=health_probe(parts, replicas.living, settings),
+        health=health_probe(parts, replicas.living, settings, lambda: running.listed),
         metrics=metrics,
+        follow_replicas=running.listen,
     )
 
 

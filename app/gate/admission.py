@@ -84,6 +84,9 @@ class AdmissionQueue:
         self.ongoing = 0
         self.count_refusal: Callable[[str], None] = lambda reason: None
         """Told of every refusal: "full", or "tenant_share" while others' slices were free."""
+        self.turns_per_replica = 0
+        """Places that come and go with each replica; 0: they stay as they are."""
+        self._max_ongoing = max_ongoing
         self._turns = FairShares(min(turns, max_ongoing) or max_ongoing, tenants, TURN_SLICE_SHARE)
         self._counters = VirtualCounters(tenants or ("",), weights)
         self._line: FairLine[_Turn] = FairLine(self._turns, self._counters, shortest)
@@ -99,10 +102,21 @@ class AdmissionQueue:
         order that it would give them is given here.
         """
         http, tenants = settings.http, settings.http.tenants
-        at_once = max(settings.replicas * settings.engine.max_num_seqs, len(tenants))
+        at_once = max(settings.min_replicas * settings.engine.max_num_seqs, len(tenants))
         turns = at_once if len(tenants) > 1 else 0
         shortest = getattr(settings.engine, "scheduler", "") == "shortest"
-        return cls(http.max_ongoing_requests, http.max_queued_requests, tenants, turns, http.tenant_weights, shortest)
+        queue = cls(http.max_ongoing_requests, http.max_queued_requests, tenants, turns, http.tenant_weights, shortest)
+        queue.turns_per_replica = settings.engine.max_num_seqs if turns and settings.scales else 0
+        return queue
+
+    def follow(self, replicas: int) -> None:
+        """There are so many replicas now: with them come and go the places in which prompts are computed.
+
+        Turns that have begun go on; where there are more of them than places, none begins until enough have ended.
+        """
+        if self.turns_per_replica:
+            self._turns.resize(min(self._max_ongoing, max(1, replicas) * self.turns_per_replica))
+            self._begin_turns()
 
     @property
     def waiting(self) -> int:

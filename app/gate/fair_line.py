@@ -64,6 +64,7 @@ class FairLine(Generic[T]):
         waited_for = False
         for tenant in self._counters.in_order(self._lines.keys()):
             one, places = self._lines[tenant].first()
+            places = min(places, self._shares.most)  # there may be fewer than when it joined
             within_slice = self._shares.held_by(tenant) + places <= self._shares.slice
             if (within_slice or not waited_for) and self._shares.take(tenant, places):
                 self._lines[tenant].leave(one)

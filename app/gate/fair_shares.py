@@ -2,7 +2,7 @@
 
 Invariants, for `capacity` places and n tenants that are known from the start:
 
-* no more than `capacity` places are held;
+* no more than `capacity` places are held, but for those that were taken before there were fewer (`resize`);
 * a tenant that holds less than its *slice* (`slice_share` of all places, divided by n) finds room up to it, whatever
   the others hold;
 * what is nobody's slice goes to whoever asks first, so a tenant that is alone may hold all but the others' slices.
@@ -29,11 +29,20 @@ class FairShares:
         names = set(tenants) or {""}
         if capacity < len(names):
             raise ValueError(f"{len(names)} tenants cannot share {capacity} places; make at least {len(names)}")
-        self.capacity = capacity
-        self.held = 0
-        self.slice = 0 if len(names) == 1 else max(1, int(capacity * slice_share) // len(names))
+        self._slice_share = slice_share
         self._held = dict.fromkeys(names, 0)
-        self._kept_free = self.slice * len(names)
+        self.held = 0
+        self.resize(capacity)
+
+    def resize(self, capacity: int) -> None:
+        """There are so many places from now on, one for each tenant at least; O(tenants).
+
+        What is held beyond them stays held, and until that is given back not every slice is free.
+        """
+        tenants = len(self._held)
+        self.capacity = max(capacity, tenants)
+        self.slice = 0 if tenants == 1 else max(1, int(self.capacity * self._slice_share) // tenants)
+        self._kept_free = sum(max(0, self.slice - held) for held in self._held.values())
         """Places that tenants do not hold of their slices yet."""
 
     @property

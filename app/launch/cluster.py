@@ -80,7 +80,7 @@ def object_store_bytes(settings: Settings) -> int:
 
 def ray_options(settings: Settings, folder: Path) -> dict[str, Any]:
     """Arguments of `ray.init` for a cluster that belongs to this server alone; `folder` is a `private_folder`."""
-    needed_cpus = settings.replicas * settings.engine.threads + _CPUS_BESIDE_REPLICAS
+    needed_cpus = settings.max_replicas * settings.engine.threads + _CPUS_BESIDE_REPLICAS
     return {
         "address": "local",  # never join another cluster of this machine
         "namespace": "serve",

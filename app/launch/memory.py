@@ -35,12 +35,13 @@ def check_memory(settings: Settings) -> None:
     replica = _replica_bytes(settings)
     store = object_store_bytes(settings)
     redis = int(settings.kv.redis_bytes) if settings.kv.enabled and settings.kv.redis_embedded else 0
-    needed = settings.replicas * replica + _REPLICA_PROCESS_BYTES + _EVERYTHING_ELSE_BYTES + store + redis
+    needed = settings.max_replicas * replica + _REPLICA_PROCESS_BYTES + _EVERYTHING_ELSE_BYTES + store + redis
     there = machine.memory_bytes()
     if needed > there:
         raise SettingsError(
-            f"the server needs about {_gib(needed)} and this machine has {_gib(there)}: {settings.replicas} replicas "
-            f"of {_gib(replica)} each, {_gib(store)} for the CPU tier (kv.cpu_tier_bytes), {_gib(redis)} for Redis "
+            f"the server needs about {_gib(needed)} and this machine has {_gib(there)}: "
+            f"{settings.max_replicas} replicas of {_gib(replica)} each, {_gib(store)} for the CPU tier "
+            f"(kv.cpu_tier_bytes), {_gib(redis)} for Redis "
             f"(kv.redis_bytes), {_gib(_REPLICA_PROCESS_BYTES + _EVERYTHING_ELSE_BYTES)} for the rest; lower replicas, "
             f"engine.device_blocks, kv.cpu_tier_bytes or kv.redis_bytes."
         )

@@ -12,6 +12,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from app.metrics.codecs import codec_families
+from app.metrics.scaling import scaling_families
 
 _INDEX_GAUGES = {
     "nodes": "Segments that the index knows, ghosts included.",
@@ -90,6 +91,7 @@ class _Stats:
         )
         ended = [((why,), count) for why, count in _mapping(self._stats.get("replicas_ended")).items()]
         yield _counter("replicas_ended", "Replicas that ended because their engine was dead or hung.", ["why"], ended)
+        yield from scaling_families(_mapping(self._stats.get("scaling")))
         yield from self._directives()
         yield from self._nodes()
         yield from self._redis()

@@ -76,7 +76,7 @@ class HandleEngineClient(EngineElsewhere):
         lengths: ExpectedLengths,
         resume_most_tokens: int,
     ) -> None:
-        """`replica_count`: how many replicas there shall be, and how often a prompt may be sent again, elsewhere.
+        """`replica_count`: how many replicas there may be, and how often a prompt may be sent again, elsewhere.
 
         `resume_most_tokens`: a longer answer is not continued there.
         """

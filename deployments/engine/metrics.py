@@ -24,6 +24,17 @@ def vllm_families() -> Iterator[Metric]:
     return (family for family in REGISTRY.collect() if family.name.startswith("vllm:"))
 
 
+def vllm_pressure() -> float | None:
+    """Share of the KV blocks that requests hold, as vLLM has counted it in its last step; None: it does not count."""
+    values = [
+        sample.value
+        for family in vllm_families()
+        if family.name == "vllm:kv_cache_usage_perc"
+        for sample in family.samples
+    ]
+    return max(values, default=None)
+
+
 def sharing_family(shares: bool) -> Metric:
     """Whether there is any sharing. `/health` says why not, where the configuration tells."""
     text = "Whether the replica shares KV; 0: it keeps vLLM's own prefix cache only."

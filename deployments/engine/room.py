@@ -21,7 +21,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from deployments.engine.engine_args import engine_config
 from deployments.engine.heartbeat import HangWatch
 from deployments.engine.host import EngineHungError, EngineThread, start_engine
-from deployments.engine.metrics import sharing_family, vllm_families
+from deployments.engine.metrics import sharing_family, vllm_families, vllm_pressure
 from deployments.engine.model_identity import model_identity, weights_identity
 from deployments.engine.process.core import EngineSpec
 from deployments.engine.process.front import EngineProcess, RemoteService, start_engine_process
@@ -214,6 +214,27 @@ class EngineRoom:
             self._begun.pop(request.request_id, None)
             if plan and self._port and not admitted:
                 self._port.release(plan["lease_id"])
+
+    @property
+    def ongoing(self) -> int:
+        """Prompts that the engine has, or is about to get."""
+        return len(self._begun)
+
+    @property
+    def waiting(self) -> int:
+        """Of these, those without an output yet."""
+        return sum(not begun for begun in self._begun.values())
+
+    async def kv_pressure(self) -> float | None:
+        """Share of the device pool that running requests hold, as of the engine's last step; None: not known.
+
+        Cached blocks that nobody holds are free. Without KV reuse it is vLLM's own figure, if vLLM counts.
+        """
+        if self._service is None:
+            return vllm_pressure()
+        usage = await self._service.usage()
+        blocks = usage["blocks"] - 1  # vLLM keeps one for itself, the null block
+        return 1.0 - usage["free_blocks"] / blocks if blocks > 0 else None
 
     def report_rate(self, sample: Sample) -> None:
         """How long a prefill took, as a replica saw it. Returns at once."""

@@ -104,12 +104,21 @@ class KVManagerActor:
         self._brain.device_stored(replica, device_hashes)
         self._watch.wake()
 
-    async def replica_ends(self, replica: str, why: str, blamed: Sequence[BlockHash] | None = ()) -> None:
+    async def replica_ends(self, replica: str, why: str = "", blamed: Sequence[BlockHash] | None = ()) -> None:
         """A replica's last words: its engine is "dead" or "hung", perhaps of chunks that it computed alone, `blamed`;
-        None: it does not know."""
-        self._ended[why] += 1
+        None: it does not know. Without a reason nothing is wrong, and Serve has taken it away."""
+        if why:
+            self._ended[why] += 1
         if replica in self._replicas:
             self._forget_replica(replica, blamed)
+
+    async def replicas_drain(self, gone: Sequence[str], running: Sequence[str]) -> None:
+        """Serve sends nothing more to those that are `gone`: what only their devices have shall outlive them."""
+        self._directives.drain(gone, running)
+
+    async def scaling(self, *decided: Any) -> None:
+        """What Serve's policy has decided (`kvmanager.scaling.book.ScalingBook.hear`)."""
+        self._reports.scaling.hear(time.monotonic(), *decided)
 
     async def plan(
         self,
@@ -352,14 +361,6 @@ class KVManagerActor:
     async def clear(self, tiers: Sequence[str], deadline_s: float, tenant: str | None = None) -> dict[str, Any]:
         """Empty tiers everywhere, or of what one tenant has there."""
         return await self._control.clear(tiers, deadline_s, tenant)
-
-    async def prefetch(self, hashes: Sequence[BlockHash], replica: int, deadline_s: float) -> dict[str, Any]:
-        """Bring a prompt's known beginning to a replica's device."""
-        return await self._control.prefetch(hashes, replica, deadline_s)
-
-    async def move(self, hashes: Sequence[BlockHash], source: int, target: int, deadline_s: float) -> dict[str, Any]:
-        """Bring what one replica's device holds of a prompt to another's."""
-        return await self._control.move(hashes, source, target, deadline_s)
 
     async def direct(self, kind: str, replica: str | int, *args: Any, **options: Any) -> dict[str, Any]:
         """Order one directive for a replica's device."""

@@ -93,14 +93,6 @@ class Control:
             await self._tiers.all_settled(shared, max(0.0, deadline - time.monotonic()))
         return cleared | {tier.value: self._brain.cleared(tier) - before[tier] for tier in shared}
 
-    async def prefetch(self, hashes: Sequence[BlockHash], replica: int, deadline_s: float) -> dict[str, Any]:
-        """Bring a prompt's known beginning to a replica's device."""
-        return await self.direct(DirectiveKind.PROMOTE.value, replica, hashes, deadline_s)
-
-    async def move(self, hashes: Sequence[BlockHash], source: int, target: int, deadline_s: float) -> dict[str, Any]:
-        """Bring what one replica's device holds of a prompt to another's."""
-        return await self.direct(DirectiveKind.MOVE.value, source, hashes, deadline_s, target=target)
-
     async def direct(
         self,
         kind: str,

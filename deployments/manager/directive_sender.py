@@ -37,6 +37,8 @@ GRACE_S = 2.0
 OFFLOAD_S = 10.0
 MOST_OFFLOADED = 8
 """Segments in one offload that nobody asked for."""
+MOST_OFFLOADED_DRAINING = 64
+"""The same of a replica that ends soon: nobody else computes there, and what is not copied is lost."""
 MOST_LOOKED_AFTER = 16
 """Replicas whose devices are looked at for offloads in one turn of housekeeping; the others follow."""
 
@@ -62,6 +64,7 @@ class DirectiveSender:
         self._clear_ids = itertools.count(1)
         self._tasks: set[asyncio.Task[Ended]] = set()
         self._looked_after = 0
+        self._takes_segments: Mapping[str, Any] = {}
 
     # What can be ordered.
 
@@ -166,15 +169,26 @@ class DirectiveSender:
     def keep_house(self, takes_segments: Mapping[str, Any]) -> None:
         """Give up what nobody has acknowledged, and order offloads, to the nodes whose CPU tier takes segments."""
         self._lose(self._ledger.expire(time.monotonic()))
+        self._takes_segments = takes_segments
         names = list(self._seats)
         begin = self._looked_after % max(1, len(names))
         for replica in islice(names[begin:] + names[:begin], MOST_LOOKED_AFTER):
             self._looked_after += 1
-            node_id = self._seats[replica].node_id
-            if takes_segments.get(node_id) and not self._ledger.in_flight_at(replica):
-                spans = self._brain.offloads.candidates(replica, MOST_OFFLOADED, _cpu_tier(node_id))
-                if spans:
-                    self._order_offload(replica, spans)
+            if not self._seats[replica].drains:
+                self._save_hot(replica, MOST_OFFLOADED)
+        for replica in names:
+            if self._seats[replica].drains:
+                self._save_hot(replica, MOST_OFFLOADED_DRAINING)
+
+    def drain(self, gone: Iterable[str], running: Iterable[str]) -> None:
+        """Serve has taken replicas away, and runs these: what only the devices of the former have is offloaded."""
+        for replica in running:
+            if replica in self._seats:
+                self._seats[replica].drains = False
+        for replica in gone:
+            if replica in self._seats:
+                self._seats[replica].drains = True
+                self._save_hot(replica, MOST_OFFLOADED_DRAINING)
 
     def report(self) -> dict[str, Any]:
         """The books, for `stats`."""
@@ -186,6 +200,15 @@ class DirectiveSender:
         """What an offload of a sequence has to copy; nothing for a replica that nobody knows."""
         seat = self._seats.get(replica)
         return [] if seat is None else self._brain.offloads.lacking(replica, hashes, _cpu_tier(seat.node_id))
+
+    def _save_hot(self, replica: str, most: int) -> None:
+        """Order an offload of a device's hottest chain that no shared tier has, unless something is under way there."""
+        node_id = self._seats[replica].node_id
+        if not self._takes_segments.get(node_id) or self._ledger.in_flight_at(replica):
+            return
+        spans = self._brain.offloads.candidates(replica, most, _cpu_tier(node_id))
+        if spans:
+            self._order_offload(replica, spans)
 
     def _order_offload(self, replica: str, spans: Sequence[SegmentSpan]) -> None:
         order = self._send(DirectiveKind.OFFLOAD, replica, OFFLOAD_S, {"spans": list(spans)})

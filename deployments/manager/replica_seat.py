@@ -31,6 +31,8 @@ class ReplicaSeat:
     node_id: str
     last_seen: float
     directives: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
+    drains: bool = False
+    """Serve sends it nothing more: it ends when it has answered what it has."""
 
     async def take(self, wait_s: float) -> list[dict[str, Any]]:
         """What it has to do, as soon as there is anything; empty: nothing in time."""

@@ -15,6 +15,7 @@ from deployments.manager.tier_registry import TierRegistry
 from kvmanager.loading.load_choice import LoadChoice
 from kvmanager.loading.load_rates import ALL_REPLICAS
 from kvmanager.manager import KVManager
+from kvmanager.scaling.book import ScalingBook
 from kvmanager.segments.keys import BlockHash
 
 
@@ -36,6 +37,7 @@ class Reports:
         self._loads = loads
         self._directives = directives
         self._tiers = tiers
+        self.scaling = ScalingBook()
 
     def lookup(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
         """Where the leading blocks of a prompt lie. Replicas are named by rank."""
@@ -55,6 +57,7 @@ class Reports:
         stats["credits"] = self._loads.credits(time.monotonic()).get(ALL_REPLICAS, {})
         stats["load_or_recompute"] = self._loads.describe()
         stats["directives"] = self._directives.report()
+        stats["scaling"] = self.scaling.report(time.monotonic())
         stats["cpu_tiers"], stats["redis"] = await self._tiers.stats()
         return stats
 
@@ -65,4 +68,5 @@ class Reports:
             "replicas": {name: (seat.rank, now - seat.last_seen) for name, seat in self._replicas.items()},
             "cpu_tiers": sorted(self._tiers.cpu),
             "redis": self._tiers.redis_report(),
+            "scaling": self.scaling.report(now),
         }

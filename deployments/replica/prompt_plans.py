@@ -17,6 +17,7 @@ from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, KVCacheUs
 from kvmanager.loading.blend_choice import Blend, blend_of
 from kvmanager.loading.load_rates import Sample
 from kvmanager.loading.short_prompts import ShortPrompts
+from kvmanager.scaling.prefill_rate import PrefillRate
 from kvmanager.segments.keys import TOLERANT
 
 if TYPE_CHECKING:
@@ -141,7 +142,10 @@ class PromptPlan:
     def ended(self, output: RequestOutput, fills: FillTimes | None = None) -> None:
         """Complete the usage in the last output, and report what the engine measured: of a fill, to `fills`."""
         usage: KVCacheUsage | None = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE)
-        if usage is None:
+        times: Any = output.metrics  # None without engine.log_stats; its times are the engine's clock
+        if usage is None:  # nobody says what vLLM's own prefix cache had: a prompt took what it took
+            if times is not None:
+                self._plans.rate.computed(self._prompt_tokens, times.first_token_ts - times.scheduled_ts)
             return
         loaded = usage["cpu"] + usage["redis"]
         self.give_reason(usage)
@@ -151,7 +155,6 @@ class PromptPlan:
             self._request_id, self._reason, usage["device"], usage["cpu"], usage["redis"], usage["recomputed"],
             1e3 * self._expected["load_s"], 1e3 * self._expected["recompute_s"],
         )  # fmt: skip
-        times: Any = output.metrics  # None without engine.log_stats; its times are the engine's clock
         # What came from a CPU tier may have come layer by layer, while the rest was computed; and what a blend computes
         # is no part of the engine's steps; and to attend to a sparse prefix takes less time.
         if (
@@ -187,6 +190,13 @@ class PromptPlans:
         """What the engine has to compute before the next prompt's turn comes, about."""
         self._source = source
         self._short = ShortPrompts()
+        self.rate = PrefillRate()
+        """Of this replica's own prompts."""
+
+    @property
+    def queued_s(self) -> float | None:
+        """How long the engine needs for `queued_tokens`; None before it has computed any prompt."""
+        return self.rate.seconds(self.queued_tokens)
 
     @property
     def short_tokens(self) -> int:
@@ -222,5 +232,6 @@ class PromptPlans:
 
     def report_prefill(self, tokens: int, seconds: float, context: int) -> None:
         """How long the engine took to compute what was not reused of a prompt."""
+        self.rate.computed(tokens, seconds)
         if self._source is not None:
             self._source.report_rate(("prefill", tokens, seconds, context))

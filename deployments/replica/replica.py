@@ -28,6 +28,7 @@ from deployments.replica.fill_times import FillTimes
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlan, PromptPlans
 from deployments.replica.serve_port import bind_to_node
+from kvmanager.scaling.figures import ReplicaLoad
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -213,6 +214,17 @@ class Replica:
         own = self._fill.families() if self._fill is not None else []
         return labelled([*await self._room.metrics(), *own], replica=str(self.rank))
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """This replica's load, for Serve's autoscaling (`kvmanager.scaling.figures`); empty while it is not known.
+
+        Serve asks again and again where the number of replicas follows the load, and never otherwise.
+        """
+        assert self._room is not None
+        queued_s, pressure = self._plans.queued_s, await self._room.kv_pressure()
+        if queued_s is None or pressure is None:
+            return {}
+        return ReplicaLoad(queued_s, pressure, self._room.ongoing, self._room.waiting).stats()
+
     def check_health(self) -> None:
         """Serve replaces the replica when this raises: the engine is dead."""
         assert self._room is not None
@@ -251,6 +263,9 @@ class Replica:
         """Serve calls this after it has drained the replica's requests."""
         if self._link:
             self._link.close()
+            if not self._ending:
+                with contextlib.suppress(ManagerUnavailableError):
+                    self._manager.tell("replica_ends", self._name)
         if self._fill:
             self._fill.close()
         if self._room:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from deployments.protocol.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from deployments.router.metrics import router_metrics
@@ -50,6 +51,11 @@ class PlacementFeed:
         except Exception:
             self._metrics.lost_moves.inc()
             logger.exception("a hot prefix could not be spread")
+
+    def replicas_drain(self, gone: Sequence[str], running: Sequence[str]) -> None:
+        """Tell the manager whom Serve sends nothing more, and who goes on. A manager that is away need not know."""
+        with contextlib.suppress(ManagerUnavailableError):
+            self._manager.tell("replicas_drain", gone, running)
 
     def hear(
         self, deltas: Deltas, ranks: Mapping[str, int], credits: Mapping[str, Mapping[str, float]] | None = None

@@ -185,9 +185,13 @@ class PrefixAffinityRouter(RequestRouter):
         gone = {replica_id.unique_id for replica_id in self._replicas} - {r.replica_id.unique_id for r in replicas}
         super().update_replicas(replicas)
         handles = {replica.replica_id.unique_id: replica._actor_handle for replica in replicas}
-        running_replicas(self._deployment_id.app_name).tell(handles)
+        running = running_replicas(self._deployment_id.app_name)
+        running.tell(handles)
         for name in gone:
             self._state.forget_replica(name)
+        drain = [name for name in gone if not running.is_dead(name)]
+        if drain and self._feed is not None:
+            self._feed.replicas_drain(drain, list(handles))
 
     def _follow_placement(self) -> PlacementFeed:
         """Start the mirror on the first request: only then is there a loop that will stay."""

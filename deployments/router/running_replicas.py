@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]  # generated
@@ -36,6 +36,13 @@ class RunningReplicas:
     def __init__(self) -> None:
         self._handles: Mapping[str, Any] | None = None
         self._gone: OrderedDict[str, Any] = OrderedDict()
+        self._listeners: list[Callable[[int], None]] = []
+
+    def listen(self, hear: Callable[[int], None]) -> None:
+        """Call `hear` with the number of those that Serve runs whenever it says so, and now if it has said."""
+        self._listeners.append(hear)
+        if self._handles is not None:
+            hear(len(self._handles))
 
     def tell(self, handles: Mapping[str, Any]) -> None:
         """Serve's controller says that these run, by unique name with Ray's handle of each."""
@@ -45,6 +52,13 @@ class RunningReplicas:
         while len(self._gone) > MOST_GONE:
             self._gone.popitem(last=False)
         self._handles = dict(handles)
+        for hear in self._listeners:
+            hear(len(handles))
+
+    @property
+    def listed(self) -> int:
+        """How many Serve runs, as it said last."""
+        return len(self._handles or ())
 
     def names(self) -> frozenset[str] | None:
         """Those that live, as far as this process knows; None before anybody told. O(replicas)."""

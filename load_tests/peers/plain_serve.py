@@ -26,7 +26,7 @@ def application(settings: Settings, arguments: dict[str, Any], environment: dict
     deployment: Any = serve.deployment(
         serve.ingress()(PlainReplica),
         name="plain",
-        num_replicas=settings.replicas,
+        num_replicas=settings.max_replicas,
         max_ongoing_requests=settings.http.max_ongoing_requests,  # Serve's default, 5, would starve the engines
         ray_actor_options={"num_cpus": 1, "runtime_env": {"env_vars": environment}}
         | ({"num_gpus": 1} if "kv_cache_memory_bytes" not in arguments else {}),

@@ -34,7 +34,7 @@ def llm_config(settings: Settings) -> dict[str, Any]:
     return {
         "model_loading_config": {"model_id": settings.model_name, "model_source": settings.model_source},
         "engine_kwargs": engine_arguments(settings),
-        "deployment_config": {"num_replicas": settings.replicas},
+        "deployment_config": {"num_replicas": settings.max_replicas},
         "placement_group_config": {"bundle_per_worker": bundle},
         "runtime_env": {"env_vars": dict(peer_environment(settings))},
         "experimental_configs": {"stream_batching_interval_ms": 0},

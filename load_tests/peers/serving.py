@@ -42,7 +42,7 @@ def serve_until_signal(
     import ray
     from ray import serve
 
-    cpus = max(os.cpu_count() or 1, settings.replicas * _CPUS_PER_REPLICA + _CPUS_BESIDE_REPLICAS)
+    cpus = max(os.cpu_count() or 1, settings.max_replicas * _CPUS_PER_REPLICA + _CPUS_BESIDE_REPLICAS)
     options = ray_options(settings, folder) | {"num_cpus": cpus, "_metrics_export_port": metrics_port}
     try:
         ray.init(**options)

@@ -41,6 +41,19 @@ def load(model_folder: Path) -> Any:
         ({"temperature": 1}, "temperature", "docs/guide/settings.md"),
         ({"replicas": 0}, "replicas", "greater than or equal to 1"),
         ({"replicas": "two"}, "replicas", "integer"),
+        ({"replicas": True}, "replicas", "integer"),
+        ({"replicas": 1.5}, "replicas", "integer"),
+        ({"replicas": [1, 2]}, "replicas", "{min: 1, max: 4}"),
+        ({"replicas": {}}, "replicas", "{min: 1, max: 4}"),
+        ({"replicas": {"min": 2}}, "replicas", "{min: 1, max: 4}"),
+        ({"replicas": {"min": 1, "most": 2}}, "replicas", "'most'"),
+        ({"replicas": {"min": 0, "max": 2}}, "replicas", "min must be greater than or equal to 1"),
+        ({"replicas": {"min": 3, "max": 2}}, "replicas", "min must be less than or equal to max, 2, not 3"),
+        ({"replicas": {"min": 1, "max": "many"}}, "replicas", "max must be an integer"),
+        ({"replicas": {"min": 1, "max": 2}, "engine": {"log_stats": False}}, "replicas", "engine.log_stats"),
+        ({"scaling": {"ttft_target_s": 0}}, "scaling.ttft_target_s", "greater than 0"),
+        ({"scaling": {"upscale_delay_s": -1}}, "scaling.upscale_delay_s", "greater than or equal to 0"),
+        ({"upscale_delay_s": 1}, "upscale_delay_s", "scaling.upscale_delay_s"),
         ({"dtype": "int8"}, "dtype", "'bfloat16'"),
         ({"kv": 3}, "kv", "dictionary"),
         ({"kv": {"segment_tokens": 100}}, "kv.segment_tokens", "128"),
@@ -257,3 +270,12 @@ def test_where_the_engine_computes_is_a_choice_of_two(
     ]
     with pytest.raises(SettingsError, match=r"engine\.process"):
         load_settings({"engine": {"process": "fork"}})
+
+
+@pytest.mark.parametrize(
+    ("replicas", "least", "most"),
+    [(3, 3, 3), ("3", 3, 3), ({"min": 1, "max": 4}, 1, 4), ({"max": 4}, 1, 4), ({"min": 2, "max": 2}, 2, 2)],
+)
+def test_replicas_are_a_number_or_bounds(load: Any, replicas: Any, least: int, most: int) -> None:
+    settings = load(replicas=replicas)
+    assert (settings.min_replicas, settings.max_replicas, settings.scales) == (least, most, most > least)

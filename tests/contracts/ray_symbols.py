@@ -47,6 +47,27 @@ PRIVATE: dict[str, tuple[set[str], str]] = {
 USED: dict[str, set[str]] = {
     "ray.actor:ActorHandle": {"_get_local_state"},
     "ray.serve._private.replica:ReplicaActor": {"get_num_ongoing_requests"},
+    "ray.serve.config:AutoscalingConfig": {
+        "downscale_delay_s",
+        "look_back_period_s",
+        "max_replicas",
+        "metrics_interval_s",
+        "min_replicas",
+        "policy",
+        "upscale_delay_s",
+    },
+    "ray.serve.config:AutoscalingContext": {
+        "aggregated_metrics",
+        "app_name",
+        "capacity_adjusted_max_replicas",
+        "capacity_adjusted_min_replicas",
+        "current_num_replicas",
+        "current_time",
+        "raw_metrics",
+        "running_replicas",
+        "target_num_replicas",
+    },
+    "ray.serve.config:AutoscalingPolicy": {"policy_function", "policy_kwargs"},
     "ray.serve.handle:_DeploymentResponseBase": {"_replica_result_future", "cancel"},
     "ray.serve.request_router:PendingRequest": {"args", "routing_context"},
     "ray.serve.request_router:RequestRouter": {

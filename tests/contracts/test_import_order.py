@@ -23,7 +23,7 @@ FLOORS: dict[str, list[list[str]]] = {
         ["app.metrics"],
     ],
     "deployments": [
-        ["deployments.router", "deployments.replica", "deployments.redis_tier"],
+        ["deployments.router", "deployments.replica", "deployments.redis_tier", "deployments.scaling"],
         ["deployments.engine", "deployments.manager"],
         ["deployments.engine.pool", "deployments.port"],
         ["deployments.cpu_tier", "deployments.transfer"],
@@ -33,7 +33,7 @@ FLOORS: dict[str, list[list[str]]] = {
         ["kvmanager.simulator"],
         ["kvmanager"],
         ["kvmanager.loading"],
-        ["kvmanager.moves", "kvmanager.routing", "kvmanager.eviction"],
+        ["kvmanager.moves", "kvmanager.routing", "kvmanager.eviction", "kvmanager.scaling"],
         ["kvmanager.index"],
         ["kvmanager.segments"],
     ],

@@ -106,6 +106,11 @@ class RemoteService:
         await asyncio.to_thread(self._port.look_after_tier)
         await self._asker.ask("look_after_tier")
 
+    async def usage(self) -> dict[str, int]:
+        """See `ReuseService`."""
+        usage: dict[str, int] = await self._asker.ask("usage")
+        return usage
+
     async def families(self) -> list[Metric]:
         """Those of both ports, added."""
         theirs: list[Metric] = await self._asker.ask("families")

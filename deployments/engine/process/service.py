@@ -64,6 +64,10 @@ class ReuseService:
         """See to it that there is a CPU tier, and that the port knows it (`ClusterPort.look_after_tier`)."""
         await asyncio.to_thread(self._port.look_after_tier)
 
+    async def usage(self) -> dict[str, int]:
+        """Blocks of the device pool, all and free among them, as of the engine's last step."""
+        return dict(self._reuse.usage)
+
     async def families(self) -> list[Metric]:
         """What is counted here. Does not wait for the engine: the pool is as of its last step."""
         return await asyncio.to_thread(self._families)

@@ -10,6 +10,7 @@ from app.metrics.manager import manager_families
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.scaling.book import ScalingBook
 
 NODE = "0123456789abcdef"
 TIER = {
@@ -118,3 +119,19 @@ def test_chunks_asked_for_and_found_are_shown_with_their_rate():
     assert found["crosskv_blend_hit_rate{}"] == 0.75
     assert not [name for name in found if name.startswith("crosskv_manager_chunk")]
     assert "crosskv_blend_hit_rate{}" not in samples(brain_stats()), "there is none before the first"
+
+
+def test_how_many_replicas_are_wanted_and_why():
+    book = ScalingBook()
+    book.hear(0.0, 2, 1, 1, "kv_pressure", {"kv_pressure": 1.4, "ongoing": 0.5})
+    book.hear(1.0, 2, 2, 1, "enough", {"kv_pressure": 1.4, "ongoing": 0.5})
+    found = samples({"scaling": book.report(2.0)})
+    assert found == {
+        "crosskv_replicas_desired{}": 2,
+        "crosskv_replicas_target{}": 2,
+        "crosskv_replicas_running{}": 1,
+        "crosskv_replicas_demand{by=kv_pressure}": 1.4,
+        "crosskv_replicas_demand{by=ongoing}": 0.5,
+        "crosskv_replicas_changed_total{direction=up,why=kv_pressure}": 1,
+    }
+    assert samples({"scaling": {}}) == {}

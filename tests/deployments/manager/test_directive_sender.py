@@ -69,7 +69,7 @@ def test_what_the_manager_promotes_is_on_the_device_exact_and_counts_no_use(
     engine.clear_device()
     before = port.ask("lookup", engine.hashes(tokens))["segments"]
 
-    ended = port.ask("prefetch", engine.hashes(tokens), 0, 10.0)
+    ended = port.ask("direct", "promote", 0, engine.hashes(tokens), 10.0)
 
     assert ended == {"kind": "promote", "outcome": "done", "segments": 3, "blocks": 12}
     assert on_device(engine, tokens) == 12, "the manager knows when the order has ended"
@@ -81,7 +81,7 @@ def test_what_the_manager_promotes_is_on_the_device_exact_and_counts_no_use(
     assert stats["directives"]["worst_step_s"]["promote"] > 0
     answer, by_tier = engine.ask(tokens, planned=False)
     assert (answer, by_tier["device"]) == (computed, 12 * BLOCK)
-    assert port.ask("prefetch", engine.hashes(tokens), 0, 10.0)["blocks"] == 0
+    assert port.ask("direct", "promote", 0, engine.hashes(tokens), 10.0)["blocks"] == 0
 
 
 def test_a_corrupt_segment_ends_a_promotion_and_is_reported(
@@ -92,7 +92,7 @@ def test_a_corrupt_segment_ends_a_promotion_and_is_reported(
     engine.clear_device()
     port.spoil = lambda sealed: sealed[:-1] + bytes([sealed[-1] ^ 1])
 
-    ended = port.ask("prefetch", engine.hashes(tokens), 0, 10.0)
+    ended = port.ask("direct", "promote", 0, engine.hashes(tokens), 10.0)
 
     assert (ended["outcome"], ended["blocks"]) == ("failed", 0)
     assert ended["message"]
@@ -144,7 +144,9 @@ def test_a_promotion_that_waits_for_its_tier_holds_up_no_other_order(
     gate = threading.Event()
     port.before_fetch = gate.wait
     answers: list[Any] = []
-    asking = threading.Thread(target=lambda: answers.append(port.ask("prefetch", engine.hashes(tokens), 0, PATIENCE_S)))
+    asking = threading.Thread(
+        target=lambda: answers.append(port.ask("direct", "promote", 0, engine.hashes(tokens), PATIENCE_S))
+    )
     asking.start()
     until(lambda: engine.blocks_in_use() == 12, "the promotion is under way")
 
@@ -266,7 +268,7 @@ def test_a_replica_that_goes_during_a_directive_ends_it_at_once(
     port.ask("register_replica", "mute", 1, NODE, [], FINGERPRINT)
     answers: list[Any] = []
     asking = threading.Thread(
-        target=lambda: answers.append(port.ask("prefetch", engine.hashes(tokens), 1, 10 * PATIENCE_S))
+        target=lambda: answers.append(port.ask("direct", "promote", 1, engine.hashes(tokens), 10 * PATIENCE_S))
     )
     asking.start()
     assert port.ask("take_directives", "mute", PATIENCE_S)
@@ -278,7 +280,7 @@ def test_a_replica_that_goes_during_a_directive_ends_it_at_once(
     assert answers[0]["outcome"] == "lost"
     assert port.ask("stats")["leases"] == 0
     monkeypatch.setattr(direction, "GRACE_S", 0.0)
-    assert port.ask("prefetch", engine.hashes(tokens), 1, 0.05)["outcome"] == "lost", "nobody answers in time"
+    assert port.ask("direct", "promote", 1, engine.hashes(tokens), 0.05)["outcome"] == "lost", "nobody answers in time"
     assert port.ask("take_directives", "successor", 1.0) == [], "what is over is not delivered"
 
 

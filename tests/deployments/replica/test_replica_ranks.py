@@ -78,6 +78,49 @@ def test_a_replacement_beside_a_draining_predecessor_and_the_next_one_forget_nob
     asyncio.run(check())
 
 
+def test_who_is_renumbered_when_another_is_scaled_away_shares_its_number_with_nobody_for_long() -> None:
+    """A dies, C replaces it, C is scaled away and B renumbered, and D comes before B has heard of that."""
+
+    async def check() -> None:
+        manager = KVManagerActor(ManagerConfig(blocks_per_segment=4))
+        ranks = rank_manager()
+        members = {name: Polling(manager, name) for name in "ABCD"}
+        blocks = [bytes([number]) * 32 for number in range(4)]
+
+        async def poll(*names: str) -> None:
+            for name in names * 2:
+                await members[name].poll()
+
+        for name in "AB":
+            members[name].rank = ranks.assign_rank(name)
+        await poll("A", "B")
+        await manager.report_placement("B", [(blocks, [], False)])
+        await manager.replica_ends("A", "dead")
+        ranks.release_rank("A")
+        members["C"].rank = ranks.assign_rank("C")
+        assert members["C"].rank == 0
+        await poll("B", "C")
+        await manager.replica_ends("C")
+        ranks.release_rank("C")
+        assert ranks.check_rank_consistency_and_reassign_minimally(["B"]) == ["B"]
+        members["D"].rank = ranks.assign_rank("D")
+        assert (members["B"].rank, members["D"].rank) == (1, 1), "B does not know yet that it is 0"
+        await poll("B", "D")
+        (_, known, _) = await manager.deltas(NOTHING_SEEN, 0.0)
+        assert set(known) == {"B", "D"}
+        members["B"].rank = ranks.get_rank("B")  # Serve has told its process, and its next poll says so
+        await poll("B", "D")
+
+        (_, known, _) = await manager.deltas(NOTHING_SEEN, 0.0)
+        assert known == {"B": 0, "D": 1}
+        assert [members[name].forgotten for name in "BD"] == [0, 0], "neither was forgotten"
+        assert manager._brain.offloads.device_blocks("B", blocks) == 4, "and B's device is known all the while"
+        assert dict(manager._ended) == {"dead": 1, "hung": 0}
+        manager._housekeeping.cancel()
+
+    asyncio.run(check())
+
+
 def renumber(rank: int) -> None:
     """What Serve does in a replica's process when it reconfigures it."""
     nothing: Any = None

@@ -21,6 +21,7 @@ from deployments.protocol.wire import GenerateRequest, PinnedCall, Progress
 from deployments.router import placement_feed
 from deployments.router import prefix_affinity as router
 from deployments.router.prefix_affinity import EXPECTED_S
+from deployments.router.running_replicas import running_replicas
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import ALL_REPLICAS
 from kvmanager.routing.spreading import Move
@@ -246,6 +247,26 @@ def test_a_prefix_too_hot_for_its_replica_is_ordered_to_another(routed: Any) -> 
         assert ordered
         assert ordered[0].source == "b"
         assert list(ordered[0].hashes) == hot
+
+    routed(check)
+
+
+def test_the_manager_hears_whom_serve_takes_away_and_not_who_has_died(
+    routed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(routing: Routing) -> None:
+        told: list[Any] = []
+        monkeypatch.setattr(NoManager, "tell", lambda self, *call: told.append(call), raising=False)
+        running = running_replicas(DEPLOYMENT.app_name)
+        monkeypatch.setattr(running, "is_dead", lambda name: name == "c")
+        heard: list[int] = []
+        running.listen(heard.append)
+        routing.router._follow_placement()
+        routing.router.update_replicas(REPLICAS)
+        routing.router.update_replicas(REPLICAS[:1])
+        routing.router.update_replicas(REPLICAS[:1])
+        assert told == [("replicas_drain", ["b"], ["a"])]
+        assert heard[-3:] == [3, 1, 1]
 
     routed(check)
 

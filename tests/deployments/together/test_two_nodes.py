@@ -1,4 +1,5 @@
-"""Two Ray nodes on one machine: what one makes serves the other; a lost node's segments are misses, nothing hangs."""
+"""Two Ray nodes on one machine: what one makes serves the other; a lost node's segments are misses, nothing hangs; and
+one that is added has a tier of its own, and shares."""
 
 from __future__ import annotations
 
@@ -121,6 +122,14 @@ class TwoNodes:
         until(lambda: self.ask("parts")["redis"]["state"] == "ok", "Redis is indexed")
         until(lambda: all(self.workers(name) for name in "ab"), "each tier has its prefetch worker")
 
+    def add(self, name: str) -> None:
+        """One more node, with a replica."""
+        self.nodes[name] = self.cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
+        self.ids[name] = self.nodes[name].node_id
+        self.replicas[name] = self._replica(name, len(self.replicas))
+        self.call(name, "load", sequence(0, 1)[0])
+        until(lambda: self.ids[name] in self.ask("parts")["cpu_tiers"], "the new node has a tier")
+
     @staticmethod
     def _only_on(node_id: str) -> NodeAffinitySchedulingStrategy:
         return NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
@@ -170,8 +179,11 @@ def run_scenario(folder: Path) -> None:
     try:
         scenario(nodes)
     finally:
+        added = psutil.Process().children(recursive=True)
         nodes.close()
-        for process in psutil.wait_procs(started, timeout=5.0)[1]:  # a killed node's agents do not end with it
+        for process in psutil.wait_procs({*started, *added}, timeout=5.0)[
+            1
+        ]:  # a killed node's agents do not end with it
             process.kill()
 
 
@@ -201,3 +213,10 @@ def scenario(nodes: TwoNodes) -> None:
 
     mine = nodes.save("b", 3, 2)
     assert nodes.call("b", "load", mine) == ([("cpu", nodes.ids["b"])] * 2, expected(3, 2)), "node B goes on by itself"
+
+    nodes.add("c")
+    assert nodes.call("c", "load", mine) == ([("cpu", nodes.ids["b"])] * 2, expected(3, 2)), "it has what others made"
+    theirs = nodes.save("c", 4, 2)
+    in_c = [("cpu", nodes.ids["c"])] * 2
+    assert nodes.call("b", "load", theirs) == (in_c, expected(4, 2)), "and others have what it made"
+    assert len(nodes.ask("parts")["cpu_tiers"]) == 2

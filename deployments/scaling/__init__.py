@@ -1,0 +1,1 @@
+"""Ray Serve's autoscaling, with the project's own policy: translation only, the policy is `kvmanager.scaling`."""
