@@ -38,6 +38,7 @@ from vllm.v1.executor import Executor
 from deployments.engine.checks import check_engine_config
 from deployments.engine.heartbeat import Beat, Heartbeat
 from deployments.engine.process.surroundings import IDLE_STEP_EVERY_S, prepare_process, tolerant_module_scan
+from deployments.engine.scheduling.steps import watch_steps
 from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.step_witness import StepWitness
 
@@ -149,6 +150,7 @@ class EngineThread:
         except BaseException as error:
             self._built.set_exception(error)
             return
+        watch_steps(core.scheduler)
         self.heartbeat.watch(core.scheduler)
         self.witness.watch(core.scheduler)
         forget_compilation = self.heartbeat.hear_compilation()

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
+    from deployments.engine.scheduling.kept_kv import Preemption
+
 
 @dataclass(slots=True)
 class TrackedRequest:
@@ -68,6 +70,8 @@ class TrackedRequest:
     """The block up to which the load that was last proposed to vLLM is blended; 0: it is not."""
     blended: Mapping[str, int] = field(default_factory=dict)
     """Tokens by tier that a blend took as they were stored."""
+    preemption: Preemption | None = None
+    """Its last one, until it runs again."""
     sources: dict[str, int] | None = None
     """Tokens by tier when the prompt was first admitted: what usage reports, whatever a preemption does later."""
 

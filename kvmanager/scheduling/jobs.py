@@ -1,6 +1,6 @@
-"""A request as a scheduling policy sees it: its work in *units* (`kvmanager.scheduling.step_time`), its place, its past.
+"""A request as a scheduling policy sees it: its work in *units* (`kvmanager.scheduling.step_time`), its place and past.
 
-A policy orders jobs by `key`: the least runs first, equals by arrival. `now` is seconds on one clock that does not jump.
+A policy orders jobs by `key`: the least runs first, equals by arrival. Times are seconds on one clock.
 """
 
 from __future__ import annotations

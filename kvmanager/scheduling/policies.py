@@ -1,9 +1,9 @@
 """Who runs next: first come, first served; the shortest; or multi-level feedback, for lengths that nobody can predict.
 
 * `fcfs`: in order of arrival, nobody is preempted.
-* `shortest`: key ``arrival + PATIENCE · predicted seconds``, computed once. A job is overtaken only by those that arrive
-  within `PATIENCE` times its own length: what waits ages by itself. It preempts for a job of at most half of what the
-  victim has left. Covers shortest-job-first with predictions (Sequence Scheduling, arXiv 2305.13144).
+* `shortest`: key ``arrival + PATIENCE · predicted seconds``, computed once. A job is overtaken only by those that
+  arrive within `PATIENCE` times its own length: what waits ages by itself. It preempts for a job of at most half of
+  what the victim has left. Covers shortest-job-first with predictions (Sequence Scheduling, arXiv 2305.13144).
 * `mlfq`: FastServe (arXiv 2305.05920): a job joins the first level whose quantum holds its first iteration, falls by
   one level for each quantum that it has used up, and goes to the front after `STARVE_S` of waiting. Quanta double.
 

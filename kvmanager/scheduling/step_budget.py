@@ -68,7 +68,7 @@ class StepBudget:
             return self._ceiling
         once, decode, token, pair = self._time.coefficients
         rest = self.room_s - once - decode * decodes - pair * decode_context
-        # A chunk attends to what is before it, and to half of itself: twice, for its length is not known the first time.
+        # A chunk attends to what is before it and to half of itself: twice, for its length is not known at first.
         chunk = float(self._ceiling)
         for _ in range(2):
             each = token + pair * (prefill_context + min(chunk, self._ceiling) / 2)

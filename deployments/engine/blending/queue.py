@@ -1,8 +1,9 @@
 """Blends one at a time, first come, first served, in slices between the engine's steps.
 
 A slice runs items for as long as the engine's last step took, then lets the engine step and comes back: beside another
-prompt's prefill, whose steps are long, a blend has half of the time. It has `SLICE_S` at least. A blend that waits for
-bytes is poked when they are there; those behind it wait too. On the engine thread, but `poke`.
+prompt's prefill, whose steps are long, a blend has half of the time. It has `SLICE_S` at least. Where somebody decodes
+and there is a target from token to token (`engine.tpot_target_s`), a slice takes no more than its share of that. A
+blend that waits for bytes is poked when they are there; those behind it wait too. On the engine thread, but `poke`.
 """
 
 from __future__ import annotations
@@ -39,8 +40,18 @@ class QueuedBlend(Protocol):
 class BlendQueue:
     """See the module's docstring. `call` runs a function on the engine thread between two steps, from any thread."""
 
-    def __init__(self, call: Callable[[Callable[[], None]], Any], max_waiting: int, max_blocks: int) -> None:
-        """`max_blocks`: what blends may hold of the device before another one is refused."""
+    def __init__(
+        self,
+        call: Callable[[Callable[[], None]], Any],
+        max_waiting: int,
+        max_blocks: int,
+        most_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """`max_blocks`: what blends may hold of the device before another one is refused.
+
+        `most_s`: what the next slice may take; None: as long as the engine's last step.
+        """
+        self._most_s = most_s
         self._call = call
         self._max_waiting = max_waiting
         self._max_blocks = max_blocks
@@ -84,7 +95,8 @@ class BlendQueue:
             return
         now = time.perf_counter()
         step_s = 0.0 if self._left_at is None else now - self._left_at
-        goes_on = self._queue[0].advance(now + min(max(SLICE_S, step_s), LONGEST_SLICE_S))
+        slice_s, most_s = min(max(SLICE_S, step_s), LONGEST_SLICE_S), self._most_s()
+        goes_on = self._queue[0].advance(now + (slice_s if most_s is None else min(slice_s, most_s)))
         self._left_at = time.perf_counter() if goes_on else None
         if goes_on is False:
             self._queue.popleft()

@@ -1,4 +1,4 @@
-"""An engine in a few lines: run slots, a queue by key, a preemption a step. What a policy does with it, step by step."""
+"""An engine in a few lines: run slots, a queue by key, a preemption a step. What a policy does with it, by steps."""
 
 from __future__ import annotations
 
