@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deployments.engine.blending.plan import RequestBlend
+from deployments.engine.scheduling.preemption import Preemption
 from deployments.engine.sparse.prefix import PlannedPrefix
 from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.wire import KVCacheUsage
@@ -17,8 +18,6 @@ from kvmanager.segments.format import EXACT
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
-
-    from deployments.engine.scheduling.kept_kv import Preemption
 
 
 @dataclass(slots=True)

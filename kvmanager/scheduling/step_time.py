@@ -45,6 +45,7 @@ class StepTime:
     """See the module's docstring."""
 
     def __init__(self) -> None:
+        # Prefill comes first: where all steps are alike the fit puts all down to it.
         self._time = ChangingTime(3, HALF_LIFE_SAMPLES, HALF_LIFE_S)
         self._batch = 1.0
         self._unfitted = 0
@@ -61,7 +62,7 @@ class StepTime:
                 return
         if not step.prefill:
             self._unfitted = 0
-        self._time.add((step.decodes, step.prefill, step.attended), seconds, now)
+        self._time.add((step.prefill, step.decodes, step.attended), seconds, now)
 
     @property
     def known(self) -> bool:
@@ -70,12 +71,12 @@ class StepTime:
 
     def seconds(self, step: Step) -> float:
         """How long a step takes, by the samples so far; 0 without any."""
-        return self._time.seconds(step.decodes, step.prefill, step.attended)
+        return self._time.seconds(step.prefill, step.decodes, step.attended)
 
     @property
     def coefficients(self) -> tuple[float, float, float, float]:
         """Seconds per step, per decode, per prefill token, per attended pair; zeros without a sample."""
-        once, decode, prefill, pair = self._time.coefficients
+        once, prefill, decode, pair = self._time.coefficients
         return once, decode, prefill, pair
 
     @property

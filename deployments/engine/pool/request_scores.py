@@ -6,26 +6,33 @@ New tokens, which the manager does not know yet, count as used once. On the engi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
     from deployments.engine.pool.hotness_queue import HotnessQueue
-    from deployments.engine.tracked_request import TrackedRequest
 
 
-def score_blocks(queue: HotnessQueue, tracked: TrackedRequest, blocks: Iterable[KVCacheBlock]) -> None:
+class Scored(Protocol):
+    """A request with what its plan says: `(end_block, score)` of known segments, the score of this use, the manager."""
+
+    scores: Sequence[tuple[int, float]]
+    now: float
+    epoch: int
+
+
+def score_blocks(queue: HotnessQueue, request: Scored, blocks: Iterable[KVCacheBlock]) -> None:
     """Tell the queue how hot a sequence's first blocks are, as far as they hold anything."""
-    if tracked.epoch != queue.epoch:  # no plan, or from a manager that has been replaced: one use made now
-        tracked.scores, tracked.now, tracked.epoch = (), queue.now, queue.epoch
-    known = iter(tracked.scores)
-    end_block, score = next(known, (math.inf, tracked.now))
+    if request.epoch != queue.epoch:  # no plan, or from a manager that has been replaced: one use made now
+        request.scores, request.now, request.epoch = (), queue.now, queue.epoch
+    known = iter(request.scores)
+    end_block, score = next(known, (math.inf, request.now))
     for number, block in enumerate(blocks):
         while number >= end_block:
-            end_block, score = next(known, (math.inf, tracked.now))
+            end_block, score = next(known, (math.inf, request.now))
         if block.block_hash is not None:
             queue.raise_score(block, score)
 

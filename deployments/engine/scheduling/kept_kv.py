@@ -21,12 +21,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from deployments.engine.pool.control import PoolControl, Promotion
-from deployments.engine.tracked_request import TrackedRequest
+from deployments.engine.scheduling.preemption import Preemption
 from deployments.protocol.kv_port import KVPort, PlanDict, PlannedLoad
 from deployments.transfer.shared_loads import MOST_WAITS
 
 if TYPE_CHECKING:
     from deployments.engine.request_saves import RequestSaves
+    from deployments.engine.tracked_request import TrackedRequest
 
 PLAN_WITHIN_S = 1.0
 """Beyond the port's own deadline nobody waits for its answer."""
@@ -35,23 +36,6 @@ STORED_WITHIN_S = 1.0
 HELD_WITHIN_S = 1.0
 """How long a save may keep vLLM from preempting somebody else."""
 AHEAD_WITHIN_S = 2.0
-
-
-@dataclass(slots=True, eq=False)
-class Preemption:
-    """The last preemption of a request, until it runs again."""
-
-    blocks: int
-    """Full ones that it had computed."""
-    saving: bool = False
-    save_until: float = 0.0
-    asked_at: float | None = None
-    plan: PlanDict | None = None
-    answered: bool = False
-    over: bool = False
-    """A plan that comes now is given back."""
-    brings: bool = False
-    """Something is being brought ahead, or has been: once."""
 
 
 @dataclass(slots=True)
