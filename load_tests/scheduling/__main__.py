@@ -48,9 +48,7 @@ def main(
     jobs: Annotated[int, typer.Option(min=10, help="Of each seed.")] = 120,
     seeds: Annotated[int, typer.Option(min=1, help="Loads of each arm in each alternation.")] = 3,
     alternations: Annotated[int, typer.Option(min=1, help="How often each arm has its turn, with new seeds.")] = 2,
-    load: Annotated[
-        float, typer.Option(min=0.1, help="Arrivals over what the slots hold: above 1 the queue grows.")
-    ] = 1.2,
+    load: Annotated[float, typer.Option(min=0.1, help="Arrivals over what the slots hold.")] = 1.2,
     long_prompts: Annotated[int, typer.Option(min=2, help="Of each measurement of gaps.")] = 12,
     model: Annotated[str, typer.Option(help="demo, 10m or 40m.")] = DEMO,
     first_seed: Annotated[int, typer.Option()] = 1,

@@ -7,6 +7,7 @@ import random
 import statistics
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -47,9 +48,8 @@ async def measure_gaps(url: str, model: str, seed: int, prompts: int) -> Gaps:
     timeout = httpx.Timeout(TIMEOUT_S)
 
     def body(tokens: list[int], answer: int) -> dict[str, Any]:
-        return {
-            "model": model, "prompt": tokens, "max_tokens": answer, "temperature": 0, "ignore_eos": True, "stream": True,
-        }  # fmt: skip
+        same = {"model": model, "temperature": 0, "ignore_eos": True, "stream": True}
+        return {**same, "prompt": tokens, "max_tokens": answer}
 
     async with httpx.AsyncClient(base_url=url, timeout=timeout) as http:
 
@@ -85,7 +85,7 @@ async def measure_gaps(url: str, model: str, seed: int, prompts: int) -> Gaps:
         await asyncio.gather(*streams)
     quiet, disturbed = [], []
     for one in arrivals:
-        for before, at in zip(one, one[1:], strict=False):
+        for before, at in pairwise(one):
             gap = at - before
             if gap != gap:
                 continue
