@@ -63,7 +63,12 @@ class PolicyScheduler(Scheduler):
             # Without a key it comes when it came: keys are times, or levels of which the first is 0.
             otherwise: Any = time.monotonic() if self.policy_in_force.name == "shortest" else 0
             request.priority = self._fenced(lambda: self._enter(request), otherwise)
-        super().add_request(request)
+        try:
+            super().add_request(request)
+        except BaseException:
+            if request.request_id not in self.requests:  # refused: nobody will end it
+                self.jobs.pop(request.request_id, None)
+            raise
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """One step: make way for who comes first, let vLLM plan, and charge each request what it is served."""

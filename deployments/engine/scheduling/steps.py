@@ -150,7 +150,7 @@ def watch_steps(scheduler: Any) -> StepWatch | None:
     watch.watch()
     scheduler.crosskv_steps = watch
     target = "no target" if budget is None else f"{budget.target_s:g} s from token to token"
-    logger.warning("scheduling: %s, %s", options.policy, target)
+    logger.info("scheduling: %s, %s", options.policy, target)
     return watch
 
 
