@@ -60,9 +60,9 @@ class EngineSettings(Section):
     tpot_target_s: float | None = Field(
         None,
         gt=0,
-        description="Seconds from token to token that a decoding request shall wait at most while others' prompts are "
-        "prefilled beside it: prompts are then computed in smaller parts, by the measured time of a step. Empty: a "
-        "step computes up to `max_num_batched_tokens`.",
+        description="Seconds that a decoding request shall wait at most for its next token while long prompts are "
+        "prefilled. Prompts are then computed in smaller parts, by the measured time of a step. Empty: a step "
+        "computes up to `max_num_batched_tokens`.",
     )
     hang_s: float = Field(
         10.0,
