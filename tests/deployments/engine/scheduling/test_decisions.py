@@ -122,7 +122,7 @@ def test_who_waits_for_a_load_a_plan_or_a_grammar_is_not_the_first_and_whose_loa
 
 def test_who_has_waited_too_long_comes_to_the_front_of_vllms_heap() -> None:
     made = scheduler()
-    old = waits(made, request("old", 4000))
+    old = waits(made, request("old", 4000, at=-1.0))
     for number in range(5):
         waits(made, request(f"{number}", at=number))
     assert made.waiting.peek_request() is not old
