@@ -108,9 +108,11 @@ def until_answered(engine: LiveEngine, tokens: int) -> None:
 
 
 def test_a_preempted_request_finds_its_answer_in_the_tier_when_its_blocks_were_overwritten(engine: LiveEngine) -> None:
-    scheduler: PolicyScheduler = engine.scheduler
+    scheduler: Any = engine.scheduler
+    scheduler.policy_in_force = make_policy("fcfs", scheduler.step_time)
     long, answer = prompt(7, 300), 150
     alone = engine.run(told(ask(engine, long, answer)))
+    engine.settle()
     engine.port = MemoryPort()
     engine.clear_device()
     running = [engine.start(told(ask(engine, long, answer))), engine.start(told(ask(engine, prompt(8, 300), answer)))]
@@ -118,21 +120,27 @@ def test_a_preempted_request_finds_its_answer_in_the_tier_when_its_blocks_were_o
     until_answered(engine, 70)
 
     def preempt() -> int:
+        scheduler.max_num_active_reqs = 1  # it may not come back yet
         victim = scheduler.running[0]
         scheduler.running.remove(victim)
         computed: int = victim.num_computed_tokens
         scheduler._preempt_request(victim, 0.0)
         return computed
 
+    def let_it_back() -> None:
+        scheduler.max_num_active_reqs = SLOTS
+
     computed = engine.on_engine_thread(preempt)
-    assert engine.clear_device() > 0  # what nobody uses, its blocks too once they are copied
+    engine.wait_for_saves()
+    assert engine.clear_device() > 0
+    engine.on_engine_thread(let_it_back)
     found = [future.result(60) for future in running]
 
     assert alone in found
     assert scheduler.preempted["memory"] == 1
     assert scheduler.kept_tokens + scheduler.recomputed_tokens == computed
     assert scheduler.recomputed_tokens < BLOCK
-    assert engine.port.fetches > 0 or scheduler.kept_tokens > 0
+    assert engine.port.fetches > 0
 
 
 def test_a_policy_that_raises_is_counted_and_everybody_is_served(
