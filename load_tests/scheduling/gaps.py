@@ -83,7 +83,8 @@ async def measure_gaps(url: str, model: str, seed: int, prompts: int) -> Gaps:
             await asyncio.sleep(draw.uniform(0.1, 0.4))
         ended.set()
         await asyncio.gather(*streams)
-    quiet, disturbed = [], []
+    quiet: list[float] = []
+    disturbed: list[float] = []
     for one in arrivals:
         for before, at in pairwise(one):
             gap = at - before

@@ -18,12 +18,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from deployments.engine.pool.control import PoolControl, Promotion
 from deployments.engine.scheduling.preemption import Preemption
 from deployments.protocol.kv_port import KVPort, PlanDict, PlannedLoad
 from deployments.transfer.shared_loads import MOST_WAITS
+from kvmanager.segments.keys import BlockHash
 
 if TYPE_CHECKING:
     from deployments.engine.request_saves import RequestSaves
@@ -172,9 +173,8 @@ class KeptKV:
 
             self.on_engine_thread(take)
 
-        self.port.plan_again(
-            list(tracked.request.block_hashes[: preemption.blocks]), tracked.request.num_tokens, answer
-        )
+        hashes = cast("list[BlockHash]", tracked.request.block_hashes[: preemption.blocks])
+        self.port.plan_again(hashes, tracked.request.num_tokens, answer)
 
     def _take(self, tracked: TrackedRequest, preemption: Preemption) -> None:
         """Load by the plan; once, for a load that failed must not be tried for ever."""

@@ -76,7 +76,8 @@ class PolicyScheduler(Scheduler):
         if len(self.waiting):
             if now - self._aged_at >= AGE_EVERY_S:
                 self._aged_at = now
-                for request in self._fenced(lambda: self._late(now), []):
+                nobody: list[Request] = []
+                for request in self._fenced(lambda: self._late(now), nobody):
                     self._requeue(request)
             victim = self._fenced(self._victim, None)
             if victim is not None:
