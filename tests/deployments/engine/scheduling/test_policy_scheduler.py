@@ -143,19 +143,19 @@ def test_a_preempted_request_finds_its_answer_in_the_tier_when_its_blocks_were_o
     assert engine.port.fetches > 0
 
 
+@pytest.mark.parametrize("broken", [("enter",), ("served", "age", "gives_way")], ids=["keys", "the rest"])
 def test_a_policy_that_raises_is_counted_and_everybody_is_served(
-    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch, broken: tuple[str, ...]
 ) -> None:
     scheduler: PolicyScheduler = engine.scheduler
-    policy = type(scheduler.policy_in_force)
-    for name in ("enter", "served", "age", "gives_way"):
-        monkeypatch.setattr(policy, name, lambda *_: 1 / 0)
+    for name in broken:
+        monkeypatch.setattr(type(scheduler.policy_in_force), name, lambda *_: 1 / 0)
 
     async def all_of(count: int) -> list[list[int]]:
         return list(await asyncio.gather(*(told(ask(engine, prompt(30 + n, 40), 12)) for n in range(count))))
 
     assert [len(answer) for answer in engine.run(all_of(6))] == [12] * 6
-    assert scheduler.fallbacks > 6
+    assert scheduler.fallbacks >= 6
     assert scheduler.preempted.total() == 0
 
 
