@@ -51,6 +51,20 @@ class EngineSettings(Section):
     threads: int = Field(
         1, ge=1, description="OpenMP threads per replica (CPU backend). Replicas times threads: at most the cores."
     )
+    scheduler: Literal["fcfs", "shortest", "mlfq"] = Field(
+        "fcfs",
+        description="Who runs next where more requests wait than `max_num_seqs`. `fcfs`: who came first. `shortest`: "
+        "who needs least, by the expected length of the answer; waiting counts. `mlfq`: who has had least so far "
+        "(FastServe), for answers whose length nobody can tell. The last two preempt, and keep the KV of whom they "
+        "preempt.",
+    )
+    tpot_target_s: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds that a decoding request shall wait at most for its next token while long prompts are "
+        "prefilled. Prompts are then computed in smaller parts, by the measured time of a step. Empty: a step "
+        "computes up to `max_num_batched_tokens`.",
+    )
     hang_s: float = Field(
         10.0,
         ge=1.0,

@@ -104,7 +104,7 @@ class AdmissionQueue:
         http, tenants = settings.http, settings.http.tenants
         at_once = max(settings.min_replicas * settings.engine.max_num_seqs, len(tenants))
         turns = at_once if len(tenants) > 1 else 0
-        shortest = getattr(settings.engine, "scheduler", "") == "shortest"
+        shortest = settings.engine.scheduler == "shortest"
         queue = cls(http.max_ongoing_requests, http.max_queued_requests, tenants, turns, http.tenant_weights, shortest)
         queue.turns_per_replica = settings.engine.max_num_seqs if turns and settings.scales else 0
         return queue

@@ -104,6 +104,26 @@ class CrossKVConnector(KVConnectorBase_V1):
 
     # Scheduler side.
 
+    def has_pending_block_frees(self) -> bool:
+        """Whether a save of a preempted request's blocks is about to free them: nobody else need be preempted."""
+        return self._scheduler_side is not None and self._scheduler_side.kept.holds_blocks
+
+    def before_preemption(self, request: Request) -> None:
+        """Called by `deployments.engine.scheduling`, not by vLLM, which tells no connector."""
+        if self._scheduler_side and (tracked := self._scheduler_side.tracked(request.request_id)):
+            self._scheduler_side.kept.before(tracked)
+
+    def bring_ahead(self, request: Request) -> None:
+        """The same, of a preempted request that is among the next."""
+        if self._scheduler_side and (tracked := self._scheduler_side.tracked(request.request_id)):
+            self._scheduler_side.kept.ahead(tracked)
+
+    def holds_back(self, request_id: str) -> bool:
+        """The same: whether a waiting request could not run now, if it were its turn."""
+        side = self._scheduler_side
+        tracked = side.tracked(request_id) if side else None
+        return side is not None and tracked is not None and side.kept.holds_back(tracked)
+
     def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
         """vLLM hands over its cache manager once it is built."""
         super().bind_kv_cache_manager(kv_cache_manager)

@@ -16,6 +16,7 @@ from configs.model_folder import find_model, own_max_tokens
 from configs.settings import Settings
 from deployments.engine.checks import unsupported_kv
 from deployments.engine.model_identity import why_not_shared
+from deployments.engine.scheduling.options import scheduling_arguments
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -82,6 +83,7 @@ def engine_args(settings: Settings) -> AsyncEngineArgs:
         )
         args["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     args.update(settings.engine.extra_args)
+    args.update(scheduling_arguments(settings, args))
     known = set(AsyncEngineArgs.__dataclass_fields__)
     return AsyncEngineArgs(**{name: value for name, value in args.items() if name in known and value is not None})
 

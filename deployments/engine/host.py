@@ -40,6 +40,7 @@ from deployments.engine.heartbeat import Beat, Heartbeat
 from deployments.engine.process.surroundings import IDLE_STEP_EVERY_S, prepare_process, tolerant_module_scan
 from deployments.engine.resume.front import hear_what_was_said
 from deployments.engine.resume.runner import let_requests_resume
+from deployments.engine.scheduling.steps import watch_steps
 from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.step_witness import StepWitness
 
@@ -152,6 +153,7 @@ class EngineThread:
         except BaseException as error:
             self._built.set_exception(error)
             return
+        watch_steps(core.scheduler)
         self.heartbeat.watch(core.scheduler)
         self.witness.watch(core.scheduler)
         forget_compilation = self.heartbeat.hear_compilation()

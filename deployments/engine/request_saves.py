@@ -54,10 +54,19 @@ class RequestSaves:
         if self.queries is not None:
             self.queries.forget(request_id)
 
-    def save(self, tracked: TrackedRequest, end_block: int, in_this_step: bool = False) -> int:
+    def save(
+        self,
+        tracked: TrackedRequest,
+        end_block: int,
+        in_this_step: bool = False,
+        on_stored: Callable[[int | None], None] = lambda stored: None,
+        on_freed: Callable[[], None] = lambda: None,
+    ) -> int:
         """Start saving up to `end_block`; returns the segments for which there is no room now, to try again.
 
-        `in_this_step`: the step that is being planned computes them, and they are saved layer by layer.
+        `in_this_step`: the step that is being planned computes them, and they are saved layer by layer. Where something
+        is saved, `on_stored` is called when it can be planned, from any thread (None: it cannot), and `on_freed` on the
+        engine thread when its blocks are held no more.
         """
         request = tracked.request
         prompt_blocks = request.num_prompt_tokens // self._block_size
@@ -79,7 +88,7 @@ class RequestSaves:
         offered = OfferedBlocks(hashes, first, end, prompt_blocks, tracked.tenant)
         ids = list(self._kv_cache_manager.get_block_ids(request.request_id)[0][first:end])
         pace: StepProgress | None = None
-        on_end: Callable[[int | None], None] = _nobody_waits
+        on_end = on_stored
         if in_this_step:
             starts = [first, *ends[:-1]]
             nbytes = sum(self._transfer.sealed_bytes(end - start) for start, end in zip(starts, ends, strict=True))
@@ -91,7 +100,16 @@ class RequestSaves:
         pool = self._kv_cache_manager.block_pool
         queries = self.queries.sample_of(request.request_id) if self.queries is not None else None
         if not submit_held_save(
-            pool, self._transfer, self._on_engine_thread, offered, ids, on_end, tracked.fidelity, pace, queries
+            pool,
+            self._transfer,
+            self._on_engine_thread,
+            offered,
+            ids,
+            on_end,
+            tracked.fidelity,
+            pace,
+            queries,
+            on_freed,
         ):
             on_end(None)
             return wanted
@@ -101,7 +119,3 @@ class RequestSaves:
 
 def _give_back(buffer: HostBuffer, nbytes: int, stored: int | None) -> None:
     buffer.give(nbytes)
-
-
-def _nobody_waits(stored: int | None) -> None:
-    """For the end of a request's saves."""

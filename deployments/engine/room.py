@@ -27,6 +27,7 @@ from deployments.engine.process.core import EngineSpec
 from deployments.engine.process.front import EngineProcess, RemoteService, start_engine_process
 from deployments.engine.process.service import CLEAR_DEVICE, ReuseService
 from deployments.engine.resume.crossing import with_resumed
+from deployments.engine.scheduling.metrics import scheduling_families
 from deployments.engine.step_witness import EngineDiedError
 from deployments.engine.wiring import KVReuse, why_not_moved
 from deployments.protocol.kv_port import (
@@ -35,6 +36,7 @@ from deployments.protocol.kv_port import (
     FIDELITY,
     PLAIN_SALT,
     PLAN,
+    PREDICTED_TOKENS,
     SHORT_TOKENS,
     TENANT,
     BlendQuery,
@@ -181,10 +183,12 @@ class EngineRoom:
         salt = request.cache_salt
         if sparse:
             salt = sparse_salt(salt, sparse["loads"][-1].key, sparse["digest"])
+        predicted = getattr(request, "predicted_tokens", None)
         # Whatever a client put there must not reach the connector: a plan comes from the manager only.
         transfer = {
             **({PLAN: plan} if plan else {}),
             **({TENANT: request.tenant} if request.tenant else {}),
+            **({PREDICTED_TOKENS: predicted} if predicted is not None else {}),
             **({SHORT_TOKENS: prompt.short_tokens} if prompt.short_tokens else {}),
             **({PLAIN_SALT: request.cache_salt} if sparse else {}),
             **({} if request.save_answer else {ANSWER_GOES: True}),
@@ -295,6 +299,8 @@ class EngineRoom:
     async def metrics(self) -> list[Metric]:
         """Families of everything in the room. Does not wait for the engine: the pool is as of its last step."""
         own = await asyncio.to_thread(lambda: [*vllm_families(), sharing_family(self.shares_kv)])
+        if self._service is None and isinstance(self._engine, EngineThread):
+            own += scheduling_families(self._engine.scheduler)
         return [*own, *(await self._service.families() if self._service else ())]
 
     def _give_up(self, why: str) -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,7 +34,9 @@ from deployments.engine.blending.blends import Blends
 from deployments.engine.pool.block_owners import BlockOwners
 from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
 from deployments.engine.pool.hotness_queue import HotnessQueue
+from deployments.engine.pool.request_scores import cached_blocks, score_blocks
 from deployments.engine.request_saves import RequestSaves
+from deployments.engine.scheduling.kept_kv import KeptKV
 from deployments.engine.sparse.requests import NOTHING_SAVED, SparseRequests, entered
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.kv_port import (
@@ -78,18 +80,19 @@ class SchedulerSide:
         layerwise: LayerwiseStep,
         blends: Blends,
         num_running: Callable[[], int],
-        max_step_tokens: int,
+        max_step_tokens: Callable[[], int],
         load_deadline_s: float,
         make_room: Callable[[], None] = lambda: None,
         ttft_target_s: float | None = None,
     ) -> None:
-        """`num_running`: requests in the engine's steps now; `max_step_tokens`: what a step computes at most."""
+        """`num_running`: requests in the engine's steps now; `max_step_tokens`: what the next one computes at most."""
         self._port, self._transfer, self._replica = port, transfer, replica
         self._kv_cache_manager, self._pool = kv_cache_manager, kv_cache_manager.block_pool
         self._block_size, self._blocks_per_segment = block_size, blocks_per_segment
         self.saves = RequestSaves(
             kv_cache_manager, transfer, layerwise, on_engine_thread, block_size, blocks_per_segment
         )
+        self.kept = KeptKV(port, self.saves, block_size, on_engine_thread, self._score)
         self._layerwise, self._blends = layerwise, blends
         self._num_running, self._max_step_tokens, self._make_room = num_running, max_step_tokens, make_room
         self._load_deadline_s, self._ttft_target_s = load_deadline_s, ttft_target_s
@@ -135,7 +138,7 @@ class SchedulerSide:
         if self.queue is not None:
             if plan and self.queue.hear(plan["epoch"], plan["now"]):
                 tracked.scores, tracked.now, tracked.epoch = plan["scores"], plan["now"], plan["epoch"]
-            self._score(tracked, self._cached_blocks(request.block_hashes))
+            score_blocks(self.queue, tracked, cached_blocks(self._pool, request.block_hashes))
 
     def tokens_to_load(self, request: Request, device_tokens: int) -> tuple[int | None, bool]:
         """How many tokens after the first `device_tokens` a planned load brings, and whether asynchronously.
@@ -151,6 +154,8 @@ class SchedulerSide:
         if tracked.sparse is not None and self.sparse is not None:
             tokens = self.sparse.tokens_to_load(tracked, device_tokens, self._shared)
             return tokens, bool(tokens)
+        if self.kept.awaits(tracked, device_tokens):
+            return None, False
         if tracked.awaited is not None and tracked.awaited.failed:
             self._give_plan_up(tracked, device_tokens // self._block_size)
         tracked.device_tokens = device_tokens
@@ -175,7 +180,7 @@ class SchedulerSide:
             tracked.layerwise_patience_s = self._layerwise.choice.patience_s(
                 load_parts(tracked.loads_between(first, end), first, end),
                 end * self._block_size,
-                min(rest, self._max_step_tokens),
+                min(rest, self._max_step_tokens()),
                 self._num_running(),
                 self._layerwise.buffer.free_bytes,
                 tracked.load_within_s,
@@ -205,6 +210,7 @@ class SchedulerSide:
         if request.block_hashes:
             self.owners.claim(bytes(request.block_hashes[0]), tracked.tenant)
         tracked.hidden = ()  # those of before a preemption
+        self.kept.end(tracked)
         blend, tracked.blend = tracked.blend, None  # once: whatever a preemption throws away is computed
         if tracked.awaited is not None:
             self._transfer.count_shared(tracked.device_tokens - tracked.awaited.device_tokens)
@@ -339,15 +345,12 @@ class SchedulerSide:
         if tracked is None:
             return None
         self._shared.end(request.request_id)
+        self.kept.end(tracked)
         if tracked.sparse is not None and self.sparse is not None:
             self.sparse.leave(request.request_id)
         if tracked.hidden and not tracked.is_loading:
             self._show_computed(tracked)
-        if self.queue is not None:
-            ids = self._kv_cache_manager.get_block_ids(request.request_id)[0]
-            if not tracked.save_answer:
-                ids = ids[: request.num_prompt_tokens // self._block_size]
-            self._score(tracked, [self._pool.blocks[block_id] for block_id in ids])
+        self._score(tracked)
         if not tracked.is_loading:
             computed = request.num_computed_tokens // self._block_size
             self._transfer.count_dropped(self.saves.save(tracked, computed))
@@ -364,6 +367,10 @@ class SchedulerSide:
         tracked = self._tracked.get(request_id)
         return {KV_CACHE_USAGE: tracked.usage(self._replica)} if tracked else None
 
+    def tracked(self, request_id: str) -> TrackedRequest | None:
+        """What is remembered of a request; None: it has gone."""
+        return self._tracked.get(request_id)
+
     def tenant_of_block(self, block_hash: bytes) -> str:
         """The tenant whose request has this block; empty: none. O(blocks of all requests here): for rare cases."""
         found = (tracked for tracked in self._tracked.values() if block_hash in tracked.request.block_hashes)
@@ -377,24 +384,10 @@ class SchedulerSide:
         ):
             self._make_room()
 
-    def _score(self, tracked: TrackedRequest, blocks: Iterable[KVCacheBlock]) -> None:
-        """Tell the queue how hot a sequence's first blocks are, as far as they hold anything."""
-        queue = self.queue
-        assert queue is not None
-        if tracked.epoch != queue.epoch:  # no plan, or from a manager that has been replaced: one use made now
-            tracked.scores, tracked.now, tracked.epoch = (), queue.now, queue.epoch
-        known = iter(tracked.scores)
-        end_block, score = next(known, (math.inf, tracked.now))
-        for number, block in enumerate(blocks):
-            while number >= end_block:
-                end_block, score = next(known, (math.inf, tracked.now))
-            if block.block_hash is not None:
-                queue.raise_score(block, score)
-
-    def _cached_blocks(self, hashes: Iterable[Any]) -> Iterator[KVCacheBlock]:
-        """The leading blocks of a prompt that the device holds."""
-        for block_hash in hashes:
-            cached = self._pool.get_cached_block(block_hash, [0])
-            if cached is None:
-                return
-            yield cached[0]
+    def _score(self, tracked: TrackedRequest) -> None:
+        """Tell the queue how hot the blocks are that a request has."""
+        if self.queue is not None:
+            ids = self._kv_cache_manager.get_block_ids(tracked.request.request_id)[0]
+            if not tracked.save_answer:
+                ids = ids[: tracked.request.num_prompt_tokens // self._block_size]
+            score_blocks(self.queue, tracked, [self._pool.blocks[block_id] for block_id in ids])

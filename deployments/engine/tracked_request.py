@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deployments.engine.blending.plan import RequestBlend
+from deployments.engine.scheduling.preemption import Preemption
 from deployments.engine.sparse.prefix import PlannedPrefix
 from deployments.protocol.kv_port import PlannedLoad
 from deployments.protocol.wire import KVCacheUsage
@@ -68,6 +69,8 @@ class TrackedRequest:
     """The block up to which the load that was last proposed to vLLM is blended; 0: it is not."""
     blended: Mapping[str, int] = field(default_factory=dict)
     """Tokens by tier that a blend took as they were stored."""
+    preemption: Preemption | None = None
+    """Its last one, until it runs again."""
     sources: dict[str, int] | None = None
     """Tokens by tier when the prompt was first admitted: what usage reports, whatever a preemption does later."""
     entered_tokens: int = field(init=False)

@@ -29,6 +29,7 @@ from deployments.engine.pool.control import PoolControl
 from deployments.engine.pool.events import PlacementPublisher
 from deployments.engine.pool.hotness_queue import order_by_hotness, order_by_recency
 from deployments.engine.scheduler_side import SchedulerSide
+from deployments.engine.scheduling.steps import steps_of
 from deployments.engine.sparse.kept_slots import KeptSlots
 from deployments.engine.sparse.opening import opener, sparse_coding
 from deployments.engine.sparse.presenter import SparsePresenter
@@ -111,7 +112,7 @@ class KVReuse:
         self._thread = thread
         self._config = config
         self.call = thread.call
-        scheduler = self._scheduler = thread.scheduler
+        scheduler = self._scheduler = self.scheduler = thread.scheduler
         self._manager = scheduler.kv_cache_manager
         worker_connector = get_kv_transfer_group()
         scheduler_connector = scheduler.connector
@@ -161,6 +162,7 @@ class KVReuse:
             lambda: len(scheduler.running),
             int(pool_blocks * HELD_POOL_SHARE),
             calibrated.check_layer if calibrated else None,
+            steps.slice_s if (steps := steps_of(scheduler)) else lambda: None,
         )
         self._scheduler_side = SchedulerSide(
             port=port,
@@ -173,7 +175,7 @@ class KVReuse:
             layerwise=self.layerwise,
             blends=self.blends,
             num_running=lambda: len(scheduler.running),
-            max_step_tokens=config.scheduler_config.max_num_batched_tokens,
+            max_step_tokens=lambda: scheduler.max_num_scheduled_tokens,
             load_deadline_s=settings.kv.load_deadline_s,
             make_room=self.transfer.drop_waiting_saves,
             ttft_target_s=settings.kv.ttft_target_s,
@@ -191,6 +193,8 @@ class KVReuse:
             on_engine_thread=thread.call,
         )
 
+        self.kept = self._scheduler_side.kept
+        self.kept.control = self.control
         self.usage = self.control.usage()
         """`pool_usage` at the end of the engine's last step: for anyone to read, at once, whatever the engine does."""
 

@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -22,6 +22,7 @@ from deployments.cpu_tier.actor import get_or_start_tier, tier_name
 from deployments.port.layer_groups import in_layer_groups
 from deployments.port.locked_breaker import LockedBreaker
 from deployments.port.port_waits import PortWaits
+from deployments.port.second_plans import SecondPlans
 from deployments.port.tier_reader import TierReader
 from deployments.protocol.kv_port import BlendQuery, LayerArrival, OfferedBlocks, PlanDict, PlannedLoad, SaveGrant
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
@@ -29,6 +30,7 @@ from kvmanager.circuit_breaker import CircuitState
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import LateSample, Sample
 from kvmanager.segments.budgets import Budgets
+from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan
 
 logger = logging.getLogger(__name__)
@@ -74,6 +76,7 @@ class ClusterPort:
             Tier.REDIS.value: settings.tier_deadline_s + settings.redis_deadline_s,
         }
         self._reader = TierReader(app_name, replica, node_id, self.count, self._report_load, self.waits, patience_s)
+        self._second_plans = SecondPlans()
         self._reports: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._urgent = threading.Event()
         """Set when somebody waits for a report, or may use what it takes back."""
@@ -117,6 +120,12 @@ class ClusterPort:
             self.waits.plan.observe(time.monotonic() - began)
         self._plan_circuit.succeeded()
         return answer
+
+    def plan_again(
+        self, hashes: Sequence[BlockHash], prompt_tokens: int, on_plan: Callable[[PlanDict | None], None]
+    ) -> None:
+        """See `KVPort`."""
+        self._second_plans.ask(self.plan(hashes, (), prompt_tokens), on_plan)
 
     async def stored_chunks(self, sequences: Sequence[Sequence[bytes]]) -> list[int] | None:
         """How many leading blocks of each sequence shared tiers have; None without an answer. On a loop."""
@@ -265,6 +274,7 @@ class ClusterPort:
 
     def close(self) -> None:
         """Send what is queued and end the report thread."""
+        self._second_plans.close()
         self._reports.put(None)
         self._urgent.set()
         self._reporter.join(2.0)

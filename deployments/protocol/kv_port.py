@@ -4,14 +4,14 @@ The connector (`deployments.engine.connector`) knows vLLM; a port knows Ray. Nei
 can run in the replica's process or in a separate engine process, and tests can drive it with a port in memory.
 
 Threads: every method may be called from the transfer threads and may block up to its own deadline, except
-`report_placement` and `release`, which the engine thread calls and which must return at once. No
+`report_placement`, `plan_again` and `release`, which the engine thread calls and which must return at once. No
 method raises for a part that is gone, slow or full: the answer is then "nothing" and the port counts it (DESIGN §4,
 rule 3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NotRequired, Protocol, TypedDict
 
@@ -38,6 +38,9 @@ PLAIN_SALT = "crosskv_plain_salt"
 """Key there of the salt that a prompt has without its sparse prefix, under whose names it comes; absent for others."""
 ANSWER_GOES = "crosskv_answer_goes"
 """Key there of a request whose answer will not come back, so that its KV is not stored; absent for others."""
+
+PREDICTED_TOKENS = "crosskv_predicted_tokens"
+"""Key there of how many tokens the answer is expected to have; absent: nobody knows."""
 
 
 class PlannedLoad(NamedTuple):
@@ -249,6 +252,15 @@ class KVPort(Protocol):
 
     def report_rate(self, sample: Sample) -> None:
         """How long a load or a prefill took. Returns at once."""
+        ...
+
+    def plan_again(
+        self, hashes: Sequence[BlockHash], prompt_tokens: int, on_plan: Callable[[PlanDict | None], None]
+    ) -> None:
+        """Ask for a plan over `hashes`, of a request that was preempted; returns at once.
+
+        `on_plan` is called once, from any thread, with None where there is no answer in time.
+        """
         ...
 
     def release(self, lease_id: int) -> None:

@@ -25,12 +25,17 @@ def submit_held_save(
     fidelity: str = EXACT,
     pace: StepProgress | None = None,
     queries: QuerySample | None = None,
+    on_freed: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Hold blocks (`SaveJob` has the shapes) and start saving them; False: too many are held already."""
+    """Hold blocks (`SaveJob` has the shapes) and start saving them; False: too many are held already.
+
+    `on_freed`: called on the engine thread when they are held no more.
+    """
     held = [pool.blocks[block_id] for block_id in block_ids]
 
     def free() -> None:
         pool.free_blocks(reversed(held))
+        on_freed()
 
     job = SaveJob(offered, block_ids, lambda: on_engine_thread(free), on_end, fidelity, pace, queries)
     pool.touch(held)

@@ -1,1 +1,1 @@
-"""Who runs next: how long answers will be, and whose turn it is."""
+"""Who runs next and how much a step computes: policies, answers' lengths, the step's time, what tenants were served."""

@@ -168,6 +168,12 @@ class MemoryPort:
         """See `KVPort`."""
         self.rates.append(sample)
 
+    def plan_again(
+        self, hashes: Sequence[BlockHash], prompt_tokens: int, on_plan: Callable[[PlanDict | None], None]
+    ) -> None:
+        """See `KVPort`."""
+        on_plan(self.plan(hashes))
+
     def release(self, lease_id: int) -> None:
         """See `KVPort`."""
         self.released.append(lease_id)

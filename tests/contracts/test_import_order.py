@@ -32,6 +32,7 @@ FLOORS: dict[str, list[list[str]]] = {
     "kvmanager": [
         ["kvmanager.simulator"],
         ["kvmanager"],
+        ["kvmanager.scheduling"],
         ["kvmanager.loading"],
         ["kvmanager.moves", "kvmanager.routing", "kvmanager.eviction", "kvmanager.scaling"],
         ["kvmanager.index"],

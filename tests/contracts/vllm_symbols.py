@@ -124,7 +124,9 @@ USED: dict[str, set[str]] = {
         "free_block_queue", "free_blocks", "get_cached_block", "get_new_blocks", "get_num_free_blocks",
         "kv_event_queue", "medium", "null_block", "num_gpu_blocks", "touch",
     },
-    "vllm.v1.core.kv_cache_manager:KVCacheManager": {"allocate_slots", "block_pool", "get_block_ids", "take_events"},
+    "vllm.v1.core.kv_cache_manager:KVCacheManager": {
+        "allocate_slots", "block_pool", "enable_caching", "get_block_ids", "take_events",
+    },
     "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue": {"fake_free_list_head", "fake_free_list_tail"},
     "vllm.v1.core.kv_cache_utils:KVCacheBlock": {
         "block_hash", "block_id", "next_free_block", "prev_free_block", "ref_cnt",
@@ -138,9 +140,12 @@ USED: dict[str, set[str]] = {
     },
     "vllm.outputs:RequestOutput": {"add", "kv_transfer_params", "num_cached_tokens"},
     "vllm.v1.core.sched.scheduler:Scheduler": {
-        "_handle_blocked_waiting_request", "add_request", "connector", "grammar_compile_error_reqs", "has_requests",
-        "kv_cache_manager", "kv_event_publisher", "max_model_len", "requests", "running", "schedule",
-        "structured_output_manager", "update_from_output",
+        "_free_request", "_handle_blocked_waiting_request", "_is_blocked_waiting_status", "_preempt_request",
+        "_request_blocks_can_be_freed", "add_request", "block_size", "connector", "finished_recving_kv_req_ids",
+        "grammar_compile_error_reqs", "has_requests", "kv_cache_manager", "kv_event_publisher", "kv_holding_waiting",
+        "max_model_len", "max_num_active_reqs", "max_num_scheduled_tokens", "num_waiting_for_streaming_input",
+        "prev_step_scheduled_req_ids", "requests", "running", "schedule", "scheduler_config",
+        "structured_output_manager", "update_from_output", "vllm_config", "waiting",
     },
     "vllm.v1.engine:EngineCoreOutput": {"kv_transfer_params", "prefill_stats", "request_id"},
     "vllm.v1.engine.async_llm:AsyncLLM": {"output_processor"},
@@ -149,6 +154,9 @@ USED: dict[str, set[str]] = {
     "vllm.v1.engine.output_processor:OutputProcessor": {"add_request", "request_states"},
     "vllm.v1.engine.output_processor:RequestOutputCollector": {"put"},
     "vllm.v1.engine.output_processor:RequestState": {"detokenizer", "logprobs_processor", "sent_tokens_offset"},
+    "vllm.v1.core.sched.request_queue:PriorityRequestQueue": {"_heap", "add_request", "remove_request"},
+    "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1": {"has_pending_block_frees"},
+    "vllm.config:VllmConfig": {"additional_config"},
     "vllm.v1.engine.core:EngineCore": {
         "abort_requests", "add_request", "async_scheduling", "get_supported_tasks", "model_executor", "post_step",
         "preprocess_add_request", "reset_prefix_cache", "scheduler", "shutdown", "step_fn",
@@ -174,10 +182,11 @@ USED: dict[str, set[str]] = {
     "vllm.v1.metrics.cache_hit_source:CacheHitSource": {"HOST"},
     "vllm.v1.metrics.stats:RequestStateStats": {"first_token_ts", "scheduled_ts"},
     "vllm.v1.request:Request": {
-        "arrival_time", "block_hashes", "cache_salt", "kv_transfer_params", "lora_request", "mm_features",
-        "append_output_token_ids", "max_tokens", "num_computed_tokens", "num_output_tokens", "num_preemptions",
-        "num_prompt_tokens", "num_tokens", "output_token_ids", "pooling_params", "prompt_embeds", "prompt_token_ids",
-        "request_id", "resumable", "sampling_params", "skip_reading_prefix_cache", "status", "update_block_hashes",
+        "append_output_token_ids", "arrival_time", "block_hashes", "cache_salt", "is_prefill_chunk",
+        "kv_transfer_params", "lora_request", "max_tokens", "mm_features", "num_computed_tokens", "num_output_tokens",
+        "num_preemptions", "num_prompt_tokens", "num_tokens", "output_token_ids", "pooling_params", "priority",
+        "prompt_embeds", "prompt_token_ids", "request_id", "resumable", "sampling_params",
+        "skip_reading_prefix_cache", "status", "update_block_hashes",
     },
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": {
         "_bookkeeping_sync", "_build_attention_metadata", "_sample", "attn_groups", "device", "discard_request_mask",

@@ -34,7 +34,8 @@ PATIENCE_S = 60.0
 class LiveEngine(Engine):
     """Methods are for the test's thread; `run` takes coroutines to the engine's loop."""
 
-    def __init__(self, model: Path, dtype: str) -> None:
+    def __init__(self, model: Path, dtype: str, **engine: Any) -> None:
+        """`engine`: settings of that section, over those of all tests."""
         super().__init__(
             load_settings(
                 {
@@ -45,6 +46,7 @@ class LiveEngine(Engine):
                         "max_num_batched_tokens": 512,
                         "max_num_seqs": 16,
                         "log_stats": False,
+                        **engine,
                     },
                     "kv": {
                         "segment_tokens": SEGMENT_BLOCKS * BLOCK,

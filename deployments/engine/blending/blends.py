@@ -50,15 +50,18 @@ class Blends:
         num_running: Callable[[], int],
         max_held_blocks: int,
         calibrated_check_layer: int | None = None,
+        slice_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         """`model`: None where nothing is blended. `calibrated_check_layer`: what `make profile-blend` found.
+
+        `slice_s`: what a blend may take of the engine at once, beside who decodes; None: as long as a step.
 
         `max_held_blocks`: device blocks of the blends that are made and wait; beyond them prompts are computed.
         """
         self.counters = BlendCounters()
         self.counters.available = model is not None
         self.terms: BlendTerms | None = None
-        self._queue = BlendQueue(call, settings.max_blends_waiting, max_held_blocks)
+        self._queue = BlendQueue(call, settings.max_blends_waiting, max_held_blocks, slice_s)
         self._buffer_bytes = settings.buffer_bytes
         self._tools: BlendTools | None = None
         if model is not None:

@@ -1,9 +1,11 @@
 """Blends one at a time, first come, first served, in slices between the engine's steps.
 
 A slice runs items for as long as the engine's last step took, then lets the engine step and comes back: beside another
-prompt's prefill, whose steps are long, a blend has half of the time. It has `SLICE_S` at least. A blend that waits for
-bytes is poked when they are there; those behind it wait too. What it has waited in vain they have waited as well:
-behind a tier that hangs they do not each wait anew, one after another. On the engine thread, but `poke`.
+prompt's prefill, whose steps are long, a blend has half of the time. It has `SLICE_S` at least. Where somebody decodes
+and there is a target from token to token (`engine.tpot_target_s`), a slice takes no more than its share of that. A
+blend that waits for bytes is poked when they are there; those behind it wait too. What it has waited in vain they have
+waited as well: behind a tier that hangs they do not each wait anew, one after another. On the engine thread, but
+`poke`.
 """
 
 from __future__ import annotations
@@ -49,8 +51,18 @@ class QueuedBlend(Protocol):
 class BlendQueue:
     """See the module's docstring. `call` runs a function on the engine thread between two steps, from any thread."""
 
-    def __init__(self, call: Callable[[Callable[[], None]], Any], max_waiting: int, max_blocks: int) -> None:
-        """`max_blocks`: what blends may hold of the device before another one is refused."""
+    def __init__(
+        self,
+        call: Callable[[Callable[[], None]], Any],
+        max_waiting: int,
+        max_blocks: int,
+        most_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """`max_blocks`: what blends may hold of the device before another one is refused.
+
+        `most_s`: what the next slice may take; None: as long as the engine's last step.
+        """
+        self._most_s = most_s
         self._call = call
         self._max_waiting = max_waiting
         self._max_blocks = max_blocks
@@ -96,8 +108,9 @@ class BlendQueue:
             return
         now = time.perf_counter()
         step_s = 0.0 if self._left_at is None else now - self._left_at
+        slice_s, most_s = min(max(SLICE_S, step_s), LONGEST_SLICE_S), self._most_s()
         first = self._queue[0]
-        goes_on = first.advance(now + min(max(SLICE_S, step_s), LONGEST_SLICE_S))
+        goes_on = first.advance(now + (slice_s if most_s is None else min(slice_s, most_s)))
         self._left_at = time.perf_counter() if goes_on else None
         self._tell(first)
         if goes_on is False:

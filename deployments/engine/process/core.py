@@ -37,6 +37,7 @@ from deployments.engine.process.flight_recorder import FlightRecorder
 from deployments.engine.process.service import ReuseService
 from deployments.engine.process.surroundings import IDLE_STEP_EVERY_S, prepare_process, tolerant_module_scan
 from deployments.engine.resume.runner import let_requests_resume
+from deployments.engine.scheduling.steps import watch_steps
 from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.step_witness import StepWitness
 from deployments.engine.wiring import KVReuse, why_not_moved
@@ -133,6 +134,7 @@ class ReplicaEngineCore(EngineCoreProc):
         spec = self.spec
         keep_seeds_exact(self)
         let_requests_resume(self)
+        watch_steps(self.scheduler)
         self.heartbeat = Heartbeat(beat=self.recorder.beat)
         self.heartbeat.watch(self.scheduler)
         self.heartbeat.hear_compilation()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.engine.directive_runner import DirectiveRunner
 from deployments.engine.metrics import directive_families, port_families, transfer_families
+from deployments.engine.scheduling.metrics import scheduling_families
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -80,6 +81,7 @@ class ReuseService:
             *directive_families(self._directives),
             *reuse.layerwise.times.registry.collect(),
             *reuse.blends.counters.registry.collect(),
+            *scheduling_families(reuse.scheduler, reuse.kept),
         ]
 
     def close(self) -> None:

@@ -68,9 +68,11 @@ def test_no_load_goes_layer_by_layer_while_every_load_thread_waits_for_a_tier() 
     tracked = SimpleNamespace(
         loadable_end=lambda first, size: 4, loads_between=lambda first, end: [], layerwise_patience_s=None,
         is_waiting=False, sparse=None, awaited=None, waits_left=0, load_within_s=2.0, blend=None, blend_end=0,
+        preemption=None,
     )  # fmt: skip
     request: Any = SimpleNamespace(request_id="one", num_tokens=200)
-    side._tracked, side._block_size, side._max_step_tokens = {"one": tracked}, 32, 512
+    side._tracked, side._block_size, side._max_step_tokens = {"one": tracked}, 32, lambda: 512
+    side.kept = SimpleNamespace(awaits=lambda tracked, tokens: False)
     side._num_running = lambda: 0
     side._layerwise = SimpleNamespace(choice=choice, buffer=SimpleNamespace(free_bytes=1))
     for idle in (True, False):

@@ -140,7 +140,7 @@ def computed(device: Device, planned: Sequence[SegmentSpan]) -> Any:
         kv_cache_manager=manager, block_size=BLOCK, blocks_per_segment=SEGMENT_BLOCKS, replica="0",
         on_engine_thread=lambda function: function(), layerwise=SimpleNamespace(saves=False), num_running=lambda: 1,
         blends=SimpleNamespace(of_request=lambda request, plan, fidelity: None),
-        max_step_tokens=512, load_deadline_s=2.0,
+        max_step_tokens=lambda: 512, load_deadline_s=2.0,
     )  # type: ignore[arg-type]  # fmt: skip
     plan = {
         "lease_id": 0,

@@ -63,6 +63,23 @@ def test_one_is_made_after_the_other_and_each_slice_is_a_call_of_its_own() -> No
     assert calls == [1, 1, 1, 1]
 
 
+def test_a_slice_takes_no_more_than_who_decodes_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, slices, most = SimpleNamespace(now=100.0), list[float](), list[float | None]([0.01, 5.0, None])
+    monkeypatch.setattr(queue_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+    class Timed(Fake):
+        def advance(self, until: float) -> bool | None:
+            slices.append(until - clock.now)
+            return super().advance(until)
+
+    engine = Engine()
+    queue = BlendQueue(lambda call: engine.waiting.append(call), 5, 100, lambda: most.pop(0))
+    queue.put(Timed("a", [True, True, False], []))
+    while engine.step():
+        pass
+    assert slices == pytest.approx([0.01, SLICE_S, SLICE_S])
+
+
 def test_a_slice_is_as_long_as_the_step_before_it_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, slices = SimpleNamespace(now=100.0), list[float]()
     monkeypatch.setattr(queue_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))

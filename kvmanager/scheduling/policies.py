@@ -1,0 +1,200 @@
+"""Who runs next: first come, first served; the shortest; or multi-level feedback, for lengths that nobody can predict.
+
+* `fcfs`: in order of arrival, nobody is preempted.
+* `shortest`: key ``arrival + PATIENCE · predicted seconds``, computed once. A job is overtaken only by those that
+  arrive within `PATIENCE` times its own length: what waits ages by itself. It preempts for a job of at most half of
+  what the victim has left. Covers shortest-job-first with predictions (Sequence Scheduling, arXiv 2305.13144).
+* `mlfq`: FastServe (arXiv 2305.05920): a job joins the first level whose quantum holds its first iteration, falls by
+  one level for each quantum that it has used up, and goes to the front after `STARVE_S` of waiting. Quanta double.
+
+Work is counted in time, by measured rates (`kvmanager.scheduling.step_time`), not in tokens: a decoded token costs as
+much as 3 to 40 prefill tokens.
+
+**Bounds on thrash** (`may_be_preempted`): a victim was served `LEAST_UNITS` since it was admitted, and was preempted
+fewer than `MOST_PREEMPTIONS` times; keys are compared strictly, without a tie-break, so equals never change places.
+The caller preempts one job a step at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf, isfinite
+from typing import Literal, Protocol, TypeAlias, TypeVar
+
+from kvmanager.scheduling.jobs import MOST_PRIORITY, Job
+from kvmanager.scheduling.step_time import StepTime
+
+PolicyName: TypeAlias = Literal["fcfs", "shortest", "mlfq"]
+
+LEAST_UNITS = 8.0
+MOST_PREEMPTIONS = 6
+PATIENCE = 5.0
+GAP = 2.0
+"""`shortest`: how many times more a victim has left than the job that takes its place."""
+LEVELS = 5
+QUANTUM_UNITS = 16.0
+"""Of the first level."""
+STARVE_S = 20.0
+T = TypeVar("T")
+
+
+class Policy(Protocol):
+    """What decides. Sets `Job.key`, and reads the times that `StepTime` measures."""
+
+    name: PolicyName
+
+    def enter(self, job: Job) -> None:
+        """Give a new job its key."""
+        ...
+
+    def served(self, job: Job, units: float) -> bool:
+        """A running job was served; returns whether its key is another one now."""
+        ...
+
+    def age(self, job: Job, now: float) -> bool:
+        """A job waits; returns whether its key is another one now."""
+        ...
+
+    def gives_way(self, victim: Job, to: Job) -> bool:
+        """Whether a running job, which may be preempted, makes place for a waiting one."""
+        ...
+
+    def rank(self, victim: Job) -> float:
+        """Of those that give way, the one with the highest rank goes."""
+        ...
+
+
+class Fcfs:
+    """See the module's docstring."""
+
+    name: PolicyName = "fcfs"
+
+    def enter(self, job: Job) -> None:
+        """All keys are equal: arrival decides."""
+        job.key = 0.0
+
+    def served(self, job: Job, units: float) -> bool:
+        """Changes nothing."""
+        return False
+
+    def age(self, job: Job, now: float) -> bool:
+        """Changes nothing."""
+        return False
+
+    def gives_way(self, victim: Job, to: Job) -> bool:
+        """Nobody does."""
+        return False
+
+    def rank(self, victim: Job) -> float:
+        """Nobody goes."""
+        return 0.0
+
+
+class Shortest:
+    """See the module's docstring."""
+
+    name: PolicyName = "shortest"
+
+    def __init__(self, time: StepTime, patience: float = PATIENCE) -> None:
+        self._time = time
+        self._patience = patience
+
+    def units_left(self, job: Job) -> float:
+        """What a job still needs, in units."""
+        return self._time.units(job.left_tokens, job.answer_left)
+
+    def enter(self, job: Job) -> None:
+        """Once: a key that changed with the predicted rest would let a job be overtaken for ever."""
+        units = self._time.units(job.prefill_tokens, job.predicted_tokens)
+        job.key = _finite(job.entered + self._patience * units * self._time.decode_s + job.priority)
+
+    def served(self, job: Job, units: float) -> bool:
+        """Changes nothing."""
+        return False
+
+    def age(self, job: Job, now: float) -> bool:
+        """Changes nothing: those that come later have later keys."""
+        return False
+
+    def gives_way(self, victim: Job, to: Job) -> bool:
+        """For a job of at most half of the rest that comes first by its key too."""
+        return to.key < victim.key and GAP * self.units_left(to) <= self.units_left(victim)
+
+    def rank(self, victim: Job) -> float:
+        """Who has most left."""
+        return self.units_left(victim)
+
+
+class MultiLevel:
+    """See the module's docstring."""
+
+    name: PolicyName = "mlfq"
+
+    def __init__(self, time: StepTime, quantum_units: float = QUANTUM_UNITS, starve_s: float = STARVE_S) -> None:
+        self._time = time
+        self._quantum_units = quantum_units
+        self._starve_s = starve_s
+
+    def quantum(self, level: int) -> float:
+        """Units that a job may be served at a level."""
+        return self._quantum_units * 2.0**level if level < LEVELS - 1 else inf
+
+    def enter(self, job: Job) -> None:
+        """FastServe's skip-join: a long prompt does not push its way through all levels first."""
+        first = self._time.units(job.prefill_tokens, 1.0)
+        job.level = next(level for level in range(LEVELS) if first <= self.quantum(level))
+        job.key = _finite(float(job.level + job.priority))
+
+    def served(self, job: Job, units: float) -> bool:
+        """Fall by a level when the quantum is used up."""
+        job.level_units += units
+        if job.level_units <= self.quantum(job.level):
+            return False
+        job.level, job.level_units = job.level + 1, 0.0
+        job.key += 1.0
+        return True
+
+    def age(self, job: Job, now: float) -> bool:
+        """To the front, before whatever has a priority, after a while."""
+        front = -float(MOST_PRIORITY)
+        if now - job.waiting_since < self._starve_s or job.key <= front:
+            return False
+        job.level, job.level_units, job.waiting_since = 0, 0.0, now
+        job.key = front
+        return True
+
+    def gives_way(self, victim: Job, to: Job) -> bool:
+        """To a job of an earlier level."""
+        return to.key < victim.key
+
+    def rank(self, victim: Job) -> float:
+        """Who is at the last level."""
+        return victim.key
+
+
+def make_policy(name: PolicyName, time: StepTime) -> Policy:
+    """The policy of that name, by measured times. Raises KeyError for an unknown one."""
+    makers: dict[str, type[Shortest] | type[MultiLevel]] = {"shortest": Shortest, "mlfq": MultiLevel}
+    return Fcfs() if name == "fcfs" else makers[name](time)
+
+
+def may_be_preempted(job: Job) -> bool:
+    """The bounds on thrash: see the module's docstring."""
+    return job.since_admission >= LEAST_UNITS and job.preemptions < MOST_PREEMPTIONS
+
+
+def victim_for(policy: Policy, to: Job, running: Iterable[tuple[T, Job]]) -> T | None:
+    """Who of the running jobs makes place for a waiting one; None: nobody. Of equals the last one goes."""
+    chosen: tuple[float, T] | None = None
+    for name, job in running:
+        if may_be_preempted(job) and policy.gives_way(job, to):
+            rank = policy.rank(job)
+            if chosen is None or rank >= chosen[0]:
+                chosen = rank, name
+    return chosen[1] if chosen is not None else None
+
+
+def _finite(key: float) -> float:
+    if not isfinite(key):
+        raise ValueError(f"a key of {key} orders nothing")
+    return key

@@ -1,0 +1,91 @@
+"""A budget holds steps to a target where their time is as the model says, and leaves nobody without a token."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvmanager.scheduling.step_budget import StepBudget
+from kvmanager.scheduling.step_time import Step, StepTime
+
+BLOCK, CEILING = 32, 512
+
+
+def measured(once: float, decode: float, token: float, pair: float, steps: int = 300) -> StepTime:
+    draw, time = random.Random(1), StepTime()
+    for number in range(steps):
+        step = Step()
+        for _ in range(draw.randrange(1, 8)):
+            step = step.plus(1, draw.randrange(20, 800))
+        if number % 2:
+            step = step.plus(draw.randrange(32, 512), draw.randrange(0, 2000))
+        time.took(step, once + decode * step.decodes + token * step.prefill + pair * step.attended, number * 0.05)
+    return time
+
+
+def test_steps_are_learned_and_a_unit_is_a_decoded_token_of_the_usual_batch() -> None:
+    time = measured(4e-3, 4e-4, 5e-5, 2e-9)
+    assert time.coefficients[0] == pytest.approx(4e-3, rel=0.1)
+    assert time.prefill_s == pytest.approx(5e-5, rel=0.2)
+    assert 4e-4 < time.decode_s < 4.4e-3
+    assert time.units(100, 2) == pytest.approx(2 + 100 * time.prefill_s / time.decode_s)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.floats(1e-3, 1e-2), st.floats(1e-4, 1e-3), st.floats(2e-5, 1e-3), st.floats(0, 1e-8),
+    st.integers(1, 8), st.integers(0, 2000), st.floats(0.012, 0.2),
+)  # fmt: skip
+def test_a_step_keeps_to_the_target_or_computes_one_block(
+    once: float, decode: float, token: float, pair: float, decodes: int, context: int, target: float
+) -> None:
+    time = measured(once, decode, token, pair)
+    budget = StepBudget(target, CEILING, BLOCK, time)
+
+    tokens = budget.tokens(decodes, 100 * decodes, context)
+
+    prefill = tokens - decodes
+    assert decodes < tokens <= CEILING
+    step = Step(decodes, 0, 100 * decodes).plus(prefill, context)
+    seconds = once + decode * decodes + token * prefill + pair * step.attended
+    if prefill > BLOCK:
+        assert seconds <= 1.2 * target
+    assert tokens == CEILING or prefill % BLOCK == 0
+
+
+def test_nobody_decodes_or_nothing_is_known_and_a_step_is_as_long_as_ever() -> None:
+    assert StepBudget(0.02, CEILING, BLOCK, StepTime()).tokens(4, 400, 0) == CEILING
+    assert StepBudget(0.02, CEILING, BLOCK, measured(4e-3, 4e-4, 5e-5, 0)).tokens(0, 0, 0) == CEILING
+
+
+def test_whoever_decodes_has_a_token_however_small_the_target() -> None:
+    budget = StepBudget(1e-4, CEILING, BLOCK, measured(4e-3, 4e-4, 5e-5, 0))
+    assert budget.tokens(20, 2000, 0) == 20 + BLOCK
+    assert budget.tokens(CEILING, 2000, 0) == CEILING
+    assert budget.reachable is False
+
+
+def test_slow_steps_and_what_passes_between_them_make_the_next_ones_shorter() -> None:
+    time = measured(4e-3, 4e-4, 5e-5, 0)
+    budget = StepBudget(0.03, CEILING, BLOCK, time)
+    before = budget.tokens(4, 400, 0)
+    draw = random.Random(2)
+    for _ in range(400):
+        budget.took(Step(4, 128, 0), time.seconds(Step(4, 128, 0)) * draw.uniform(0.9, 1.4))
+    slower = budget.tokens(4, 400, 0)
+    for _ in range(20):
+        budget.passed_between(0.01)
+    assert budget.margin == pytest.approx(1.37, abs=0.06), "the 95th percentile"
+    assert before > slower > budget.tokens(4, 400, 0) > 4
+    for _ in range(20):
+        budget.passed_between(100.0)
+    assert budget.room_s >= 0.03 / 2 / budget.margin - 1e-9, "a slice of something else never takes all of it"
+
+
+@pytest.mark.parametrize("bad", [(0.0, 512, 32), (float("nan"), 512, 32), (1.0, 0, 32), (1.0, 512, 0)])
+def test_what_cannot_be_is_refused(bad: tuple[float, int, int]) -> None:
+    with pytest.raises(ValueError, match="no step can be held"):
+        StepBudget(*bad, StepTime())
