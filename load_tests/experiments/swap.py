@@ -58,8 +58,8 @@ class Swap(Experiment):
         "goes through the CPU tier, which holds raw bytes. Medians; lengths are drawn, a band for each row, equal for "
         "all forms and links of a round, which take turns. Links of 1 and 10 Gbit/s are emulated before a Redis on this"
         " machine (`load_tests/harness/emulated_link.py`). KV of random weights; generic codec profile; cachegen at "
-        "level 2; sparse keeps half of every layer (`kv.sparse: 50`). All but raw and lossless are for tolerant prompts "
-        "only, whose attention mass is in every form's CPU tier."
+        "level 2; sparse keeps half of every layer (`kv.sparse: 50`). All but raw and lossless are for tolerant prompts"
+        " only, whose attention mass is in every form's CPU tier."
     )
 
     def values(self, sizes: Sizes, model: str) -> list[Row]:

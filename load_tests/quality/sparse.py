@@ -93,9 +93,7 @@ def sparse_methods(folder: Path | str, model: Any) -> list[Sparse]:
         generic = CodecProfile.generic((layers, heads[0], heads[1]))
         return SparseForm(make_codec("cachegen", CODED_LEVEL, profile if usable else generic))
 
-    rows = [
-        Sparse(f"sparse {level}", masses, Budgets.uniform(level, layers), SparseForm()) for level in UNIFORM
-    ]
+    rows = [Sparse(f"sparse {level}", masses, Budgets.uniform(level, layers), SparseForm()) for level in UNIFORM]
     try:
         budgets = find_budgets(str(folder), LAYERS, layers)
     except ValueError:  # nobody has measured it

@@ -81,7 +81,7 @@ class CodedEngine(TieredEngine):
         if wanted == self._coding:
             await self.begin(codec)
             return False
-        if not _told_apart(self._coding, wanted):
+        if not told_apart(self._coding, wanted):
             await self._store_with(RAW)
         await self._store_with(codec)
         return True
@@ -154,7 +154,7 @@ class CodedEngine(TieredEngine):
         return named and 0 < stored["redis"] < stored["cpu"]
 
 
-def _told_apart(one: Coding, other: Coding) -> bool:
+def told_apart(one: Coding, other: Coding) -> bool:
     """Whether bytes and codecs' names show which of them a prompt was stored with. Raw bytes differ from all others."""
     if RAW_CODING in (one, other):
         return True

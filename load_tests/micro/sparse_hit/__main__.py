@@ -133,7 +133,9 @@ def main(
     rounds: Rounds = 3,
     turns: Annotated[int, typer.Option(min=1, help="Servers of each level; their order rotates.")] = 2,
     model: Annotated[str, typer.Option(help=f"Of {', '.join(MODELS)}.")] = DEMO,
-    levels: Annotated[str | None, typer.Option(help=f"Of {', '.join(LEVELS)}; default: off, layers if any, 50.")] = None,
+    levels: Annotated[
+        str | None, typer.Option(help=f"Of {', '.join(LEVELS)}; default: off, layers if any, 50.")
+    ] = None,
     questions: Annotated[int, typer.Option(min=1, max=11, help="About each round's documents.")] = 11,
     tokens: Annotated[int | None, typer.Option(min=300, help="Of a round's documents.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 9_100_000,
@@ -147,7 +149,9 @@ def main(
         default = [OFF, LAYERS, "50"] if model == DEMO else [OFF, "50"]
         wanted = chosen("level", levels.split(",") if levels else default, LEVELS)
         if LAYERS in wanted and model != DEMO:
-            raise InputError(f"{model} has random weights, so nothing can be calibrated; choose other levels than layers.")
+            raise InputError(
+                f"{model} has random weights, which cannot be calibrated; choose another level than layers."
+            )
         length = tokens or (DEMO_TOKENS if model == DEMO else WORD_TOKENS)
         plan = Plan(model, wanted, turns, rounds, questions, length, seed)
         with progress_bar("rounds") as progress:

@@ -62,5 +62,5 @@ def test_the_latest_result_is_read_and_something_else_is_refused(
     assert read_first_tokens(file) == FirstTokens("a machine", {"int8": [0.1]})
     for text in ('{"other": 1}', "[1]", "no json"):
         file.write_text(text)
-        with pytest.raises(ValueError, match="json|Expecting|result"):
+        with pytest.raises(ValueError, match=r"json|Expecting|result"):
             read_first_tokens(file)
