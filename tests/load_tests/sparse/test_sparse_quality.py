@@ -23,7 +23,7 @@ from load_tests.codec.model import continued, load_model, prefix_kv
 from load_tests.codec.profile_measure import Distributions, level_factors
 from load_tests.codec.questions import DEMO, conversations
 from load_tests.sparse import fresh, profile, table
-from load_tests.sparse.calibrate import calibrate, fits
+from load_tests.sparse.calibrate import calibrate
 from load_tests.sparse.choices import sparse_kv
 from load_tests.sparse.judge import Cost, Held, cost_of, hold
 from load_tests.sparse.layer_groups import group_rows, layer_groups, lowered
@@ -149,18 +149,15 @@ def test_the_search_lowers_the_harmless_layers_first_and_keeps_the_others() -> N
     assert len(ticks) == 6
 
 
-def test_one_kind_of_question_or_a_lost_answer_is_no_price_for_the_others() -> None:
-    assert fits(cost(kl=0.002), 0.002)
-    assert not fits(cost(kl=0.001, worst_kl=0.003), 0.002)
-    assert fits(cost(lost=1), 0.002)
-    assert not fits(cost(lost=2, gained=5), 0.002)
-
-
 def test_a_fresh_seed_that_loses_an_answer_is_told() -> None:
     found = {7: {name: cost(kl=0.001, kept=0.45) for name in (fresh.PLAIN, fresh.CODED)}}
     assert fresh.misses(found) == []
     assert "| 7 | layers | 45.0% | 2.00 | 198 | 0, 0 | 0.00100 | 0.0010 |" in fresh.lines(found)
-    for changed, words in (({"lost": 1}, "loses 1 of 198"), ({"kl": 0.003}, "KL of 0.00300"), ({"kept": 0.51}, "51.0%")):
+    for changed, words in (
+        ({"lost": 1}, "loses 1 of 198"),
+        ({"kl": 0.003}, "KL of 0.00300"),
+        ({"kept": 0.51}, "51.0%"),
+    ):
         (said,) = fresh.misses({7: found[7] | {fresh.PLAIN: cost(**changed)}})
         assert words in said
     assert fresh.misses({7: found[7] | {fresh.CODED: cost(lost=3)}}) == [], "a codec on top loses what it loses"
