@@ -21,7 +21,7 @@ from load_tests.quality.cases import DEMO, KINDS, PROBE, Case, demo_cases, probe
 from load_tests.quality.first_tokens import FirstTokens
 from load_tests.quality.measure import PREFILL, Cell, Row, measure
 from load_tests.quality.methods import methods
-from load_tests.quality.sparse import sparse_methods
+from load_tests.quality.sparse import MaskedKV, sparse_methods
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +98,29 @@ def test_sparse_rows_keep_what_matters_or_lose_it(tokenizer: Any) -> None:
     assert best.kl < 0.01 < 0.1 < least.kl
     assert best.cells["one hop"].right >= whole.cells["one hop"].right - 1
     assert least.cells["one hop"].right < whole.cells["one hop"].right - 2
+
+
+class Loud:
+    """A sparse level whose dropped tokens shout: who keeps to what is kept does not hear them."""
+
+    name, computed = "loud", 0.0
+
+    def __init__(self, level: Any) -> None:
+        self.level, self.bytes_ratio = level, 1.0
+
+    def kv(self, model: Any, case: Case, full: Prefill) -> MaskedKV:
+        """See `Method`."""
+        found: MaskedKV = self.level.kv(model, case, full)
+        kept = found.kept.transpose(1, 2)[:, None, ..., None]
+        return found._replace(kv=torch.where(kept, found.kv, torch.full((), 50.0, dtype=found.kv.dtype)))
+
+
+def test_what_is_dropped_is_not_attended_to(tokenizer: Any) -> None:
+    cases = list(demo_cases(tokenizer, 1, 6))
+    _, quiet, loud = measure(
+        load_model(DEMO), cases, [level := sparse_methods(DEMO, load_model(DEMO))[0], Loud(level)], lambda: None
+    )
+    assert loud.kl == pytest.approx(quiet.kl, abs=1e-9)
 
 
 def test_a_model_that_nobody_calibrated_has_the_uniform_levels(tmp_path: Path) -> None:
