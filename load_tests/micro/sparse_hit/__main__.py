@@ -117,8 +117,9 @@ class Plan:
         """For whoever reads the tables."""
         return [
             machine_line(),
-            f"{self.model}, {default_dtype()}, documents of about {self.tokens:,} tokens, {self.questions} questions "
-            f"each, seed {self.seed}; {self.turns} servers of each level, {self.rounds} rounds on each after one",
+            f"{self.model}, {default_dtype()}, documents of about {self.tokens:,} tokens, seed {self.seed}",
+            f"Questions about each: {self.questions}. Servers of each level: {self.turns}. Rounds on each: {self.rounds}, "
+            "after one that does not count",
         ]
 
 
