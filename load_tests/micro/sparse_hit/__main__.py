@@ -118,8 +118,8 @@ class Plan:
         return [
             machine_line(),
             f"{self.model}, {default_dtype()}, documents of about {self.tokens:,} tokens, seed {self.seed}",
-            f"Questions about each: {self.questions}. Servers of each level: {self.turns}. Rounds on each: {self.rounds},"
-            " after one that does not count",
+            f"Questions about each: {self.questions}. Servers of each level: {self.turns}. "
+            f"Rounds on each: {self.rounds}, after one that does not count",
         ]
 
 
