@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RAW = "raw"
-FORMS = (RAW, "lossless", "int8", "cachegen")
+FORMS = (RAW, "lossless", "int8", "cachegen", "sparse", "sparse + cachegen")
 """How KV is stored in Redis: names that `engines.tiered.CODECS` has. Another form is another name, here and there."""
 CPU_TIER, HERE = "CPU tier", "Redis here"
 LINKS: Mapping[str, float] = {HERE: 0.0, "10 Gbit/s": 1.25e9, "1 Gbit/s": 1.25e8}
@@ -58,7 +58,8 @@ class Swap(Experiment):
         "goes through the CPU tier, which holds raw bytes. Medians; lengths are drawn, a band for each row, equal for "
         "all forms and links of a round, which take turns. Links of 1 and 10 Gbit/s are emulated before a Redis on this"
         " machine (`load_tests/harness/emulated_link.py`). KV of random weights; generic codec profile; cachegen at "
-        "level 2. int8 and cachegen are for tolerant prompts only."
+        "level 2; sparse keeps half of every layer (`kv.sparse: 50`). All but raw and lossless are for tolerant prompts"
+        " only, whose attention mass is in every form's CPU tier."
     )
 
     def values(self, sizes: Sizes, model: str) -> list[Row]:

@@ -66,8 +66,8 @@ class _PlanSource:
         return getattr(self._port, name)
 
 
-def _plan_source(port: ClusterPort, sparse_budgets: Budgets | None) -> Any:
-    return _PlanSource(port, sparse_budgets)
+def _any(source: _PlanSource) -> Any:
+    return source
 
 
 class TieredEngine(Engine):
@@ -94,10 +94,8 @@ class TieredEngine(Engine):
         self._ports = {name: ClusterPort(app, name, node, kv, client) for name in replicas}
         self._gates = {name: GatedPort(port) for name, port in self._ports.items()}
         super().__init__(settings, self._gates[replicas[0]])
-        budgets = self.reuse.sparse_budgets
-        self._plans = {
-            name: PromptPlans(_plan_source(port, budgets), self.block_tokens) for name, port in self._ports.items()
-        }
+        self._sources = {name: _PlanSource(port, self.reuse.sparse_budgets) for name, port in self._ports.items()}
+        self._plans = {name: PromptPlans(_any(source), self.block_tokens) for name, source in self._sources.items()}
         self.fidelity: Fidelity = EXACT
         self.use(replicas[0])
         self.tiers.wait_until_ready(self.keep_alive)
@@ -106,6 +104,11 @@ class TieredEngine(Engine):
         """Act for this replica from now on."""
         self._replica = replica
         self.port = self._gates[replica]
+
+    def plan_sparse(self, budgets: Budgets | None) -> None:
+        """From now on plans are for who presents these budgets; None: dense KV only."""
+        for source in self._sources.values():
+            source.sparse_budgets = budgets
 
     def keep_alive(self) -> list[str]:
         """See `Tiers.keep_alive`."""

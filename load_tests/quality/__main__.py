@@ -6,7 +6,11 @@ model's own answer comes out the same, and the KL divergence of the next token a
 
 Everything is computed in float32 by transformers on the CPU; what is stored is rounded to bfloat16 and goes through the
 server's own codecs. Bytes are of whole coded segments. `computed` is the share of the reused part's prefill, in layers
-times tokens, that a method computes all the same: what of the time to a first token it cannot save.
+times tokens, that a method computes all the same: what of the time to a first token it cannot save. That time is
+measured on a larger model by `load_tests.quality.first_tokens`, whose latest result stands beside.
+
+`make bench-codec` is about codecs alone: their speed, bits and distance from their tables' entropy. Its questions are
+asked of one model at once; here every way to save is asked the same, so that a line in this table can be chosen.
 """
 
 from __future__ import annotations
@@ -33,8 +37,10 @@ from load_tests.measuring import report
 from load_tests.measuring.command import InputError, JsonFile, one_sentence, out, progress_bar
 from load_tests.measuring.plots import new_figure, save
 from load_tests.quality.cases import DEMO, KINDS, PROBE, Case, demo_cases, is_built_in, own_case, probe_cases
+from load_tests.quality.first_tokens import FirstTokens, read_first_tokens
 from load_tests.quality.measure import PREFILL, Row, measure
 from load_tests.quality.methods import methods
+from load_tests.quality.sparse import sparse_methods
 
 SEED = 7_600_000
 CONVERSATIONS = 50
@@ -56,9 +62,14 @@ def rows_of(folder: Path | str, cases: Sequence[Case] | None, conversations: int
     if cases is None:
         make = demo_cases if folder == DEMO else probe_cases
         cases = list(make(AutoTokenizer.from_pretrained(folder), conversations, seed))
+    rows = methods(profile, check_layer, ratio)
+    try:
+        rows += sparse_methods(folder, load_model(folder))
+    except ValueError as error:
+        out.print(f"{folder} has no sparse rows: {error}", markup=False)
     with progress_bar("prompts") as progress:
         task = progress.add_task(Path(folder).name, total=len(cases))
-        return measure(model, cases, methods(profile, check_layer, ratio), lambda: progress.advance(task))
+        return measure(model, cases, rows, lambda: progress.advance(task))
 
 
 def own_cases(folder: Path | str, file: Path, separators: Sequence[str], least_tokens: int, most: int) -> list[Case]:
@@ -68,8 +79,8 @@ def own_cases(folder: Path | str, file: Path, separators: Sequence[str], least_t
     return [own_case(prompt, case_of(model, prompt, ANSWER_TOKENS).answer) for prompt in prompts]
 
 
-def table(by_model: dict[str, list[Row]]) -> str:
-    """In Markdown, one table for all models: methods down."""
+def table(by_model: dict[str, list[Row]], first_tokens: FirstTokens | None = None) -> str:
+    """In Markdown, one table for all models: methods down. `first_tokens` gives a column, of another model's engine."""
     blocks = []
     for model, rows in by_model.items():
         kinds = [kind for kind in KINDS if rows[0].cells[kind].asked]
@@ -77,8 +88,10 @@ def table(by_model: dict[str, list[Row]]) -> str:
         for row in rows:
             cells = [f"{row.cells[kind].right}/{row.cells[kind].asked}" for kind in kinds]
             kl = "" if row.name == PREFILL else f"{row.kl:.5f}"
-            body.append([row.name, f"{row.bytes_ratio:.2f}", f"{row.computed:.0%}", *cells, kl])
-        blocks.append(report.table([model, "bf16 ÷ bytes", "computed", *kinds, "KL"], body))
+            measured = [first_tokens.words(row.name)] if first_tokens else []
+            body.append([row.name, f"{row.bytes_ratio:.2f}", f"{row.computed:.0%}", *measured, *cells, kl])
+        titles = ["TTFT ÷ prefill"] if first_tokens else []
+        blocks.append(report.table([model, "bf16 ÷ bytes", "computed", *titles, *kinds, "KL"], body))
     return "\n\n".join(blocks)
 
 
@@ -139,6 +152,9 @@ def main(
     seed: Annotated[int, typer.Option(min=0, help="Of the built-in questions.")] = SEED,
     separator: Annotated[list[str] | None, typer.Option(help="What a chunk begins with; repeatable.")] = None,
     min_chunk_tokens: Annotated[int, typer.Option(min=1)] = LEAST_CHUNK_TOKENS,
+    first_tokens: Annotated[
+        Path | None, typer.Option(help="What `python -m load_tests.quality.first_tokens` has written.")
+    ] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Where the plot goes.")] = None,
     write_docs: Annotated[bool, typer.Option("--write-docs", help="Write table and plot into the docs.")] = False,
     json_file: JsonFile = None,
@@ -154,21 +170,25 @@ def main(
             elif not is_built_in(folder):
                 raise InputError(f"There are no questions for {model}; give prompts of yours with --prompts.")
             by_model[Path(folder).name] = rows_of(folder, cases, conversations, seed)
-        text = table(by_model) + "\n\n" + intervals(by_model)
+        times = read_first_tokens(first_tokens)
+        text = table(by_model, times) + "\n\n" + intervals(by_model)
         if plot_file:
             plot(by_model, plot_file)
         if write_docs:
             plot(by_model, PLOT)
-            report.write_between(PAGE, BEGIN, END_MARK, _docs(by_model, conversations))
+            report.write_between(PAGE, BEGIN, END_MARK, _docs(by_model, conversations, times))
             out.print(f"{PAGE} and {PLOT} are written")
-    report.deliver(text, as_json(by_model) | {"seed": seed, "conversations": conversations}, json_file)
+    measured = {"first_tokens": times.as_dict() if times else None, "seed": seed, "conversations": conversations}
+    report.deliver(text, as_json(by_model) | measured, json_file)
 
 
-def _docs(by_model: dict[str, list[Row]], conversations: int) -> str:
+def _docs(by_model: dict[str, list[Row]], conversations: int, times: FirstTokens | None) -> str:
+    said = f" TTFT: {times.setting}." if times else ""
     caption = (
-        f"*`make bench-quality`: {conversations} conversations of each model, float32, one seed. {intervals(by_model)}*"
+        f"*`make bench-quality`: {conversations} conversations of each model, float32, one seed. "
+        f"{intervals(by_model)}{said}*"
     )
-    return f"{table(by_model)}\n\n{report.wrapped(caption)}\n\n![answers lost, by method]({PLOT.name})\n"
+    return f"{table(by_model, times)}\n\n{report.wrapped(caption)}\n\n![answers lost, by method]({PLOT.name})\n"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from load_tests.blending.forward import Prefill, prefill
 from load_tests.codec.model import continued, divergence
 from load_tests.quality.cases import Case, Stretch
 from load_tests.quality.methods import Method
+from load_tests.quality.sparse import MaskedKV
 
 Z = 1.96
 """Of a 95 % interval."""
@@ -68,9 +69,12 @@ def measure(model: Any, cases: Iterable[Case], rows: Sequence[Method], tick: Cal
             kv = method.kv(model, case, full)
             if kv is None:
                 continue
+            tokens = (kv.kv if isinstance(kv, MaskedKV) else kv).shape[2]
             # At least the token before the first stretch is computed: its distribution is the first that is judged.
-            stop = min(kv.shape[2], case.stretches[0].first - 1)
-            _judge(row, case, full, continued(model, kv[:, :, :stop], case.ids[stop:]), stop)
+            stop = min(tokens, case.stretches[0].first - 1)
+            rest = case.ids[stop:]
+            read = kv.continued(rest, stop) if isinstance(kv, MaskedKV) else continued(model, kv[:, :, :stop], rest)
+            _judge(row, case, full, read, stop)
         tick()
     for row, method in zip(found[1:], rows, strict=True):
         row.bytes_ratio, row.computed = method.bytes_ratio, method.computed

@@ -1,7 +1,7 @@
 """What is compared: ways to have the KV of a prompt's documents without computing all of it anew.
 
-A method makes KV of the first tokens of a case; what follows is read after it. To add one (a codec, a sparse level, a
-combination), write a class with `name`, `bytes_ratio`, `computed` and `kv`, and put it into `methods`.
+A method makes KV of the first tokens of a case; what follows is read after it. To add one (a codec, a combination),
+write a class with `name`, `bytes_ratio`, `computed` and `kv`, and put it into `methods`. Sparse levels are in `sparse`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from load_tests.blending.forward import Prefill, blend, stored_chunks
 from load_tests.codec.arms import Arm
 from load_tests.codec.model import KV_DTYPE
 from load_tests.quality.cases import Case
+from load_tests.quality.sparse import MaskedKV
 
 BLOCK_TOKENS = 32
 
@@ -25,7 +26,7 @@ class Method(Protocol):
 
     name: str
 
-    def kv(self, model: Any, case: Case, full: Prefill) -> torch.Tensor | None:
+    def kv(self, model: Any, case: Case, full: Prefill) -> torch.Tensor | MaskedKV | None:
         """(layers, 2, tokens, kv_heads, head_dim) of the case's first tokens; None where there is nothing to reuse."""
 
     @property

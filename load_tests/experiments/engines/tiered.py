@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from configs.settings import load_settings
+from deployments.engine.sparse.opening import opener
+from deployments.protocol.kv_port import PlannedLoad
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.segment_codecs import CACHEGEN, LOSSLESS, RAW_CODING, Coding
+from deployments.segment_store.sparse.coding import OFF, SparseCoding
 from kvmanager.segments.format import RAW
 from kvmanager.segments.keys import EXACT, TOLERANT, Fidelity, cache_salt
 from load_tests.experiments.engines.limits import STEP_TOKENS
 from load_tests.harness.emulated_link import EmulatedLink
-from load_tests.harness.engine import PATIENCE_S, SECRET, Timed, prompt
+from load_tests.harness.engine import PATIENCE_S, SECRET, Timed, greedy, prompt, timed
+from load_tests.harness.memory_port import MemoryPort
 from load_tests.harness.tiered_engine import TieredEngine
 from load_tests.harness.tiers import MIB, running
 
@@ -28,21 +32,34 @@ LINK_DELAY_S = 0.0002
 """Of a link whose rate is given: a round trip within a data centre."""
 PROBE_S = 15.0
 """Longest wait for a copy to a Redis tier that has just been started."""
+SPARSE = "50"
+"""The level of `kv.sparse` that needs no measurement of the model, and keeps about as much as a calibrated one."""
 CODECS: dict[str, tuple[Coding, Fidelity]] = {
     RAW: (RAW_CODING, EXACT),
     LOSSLESS: (Coding(LOSSLESS, RAW), EXACT),
     "int8": (Coding(RAW, "int8"), TOLERANT),
+    "cachegen 1": (Coding(RAW, CACHEGEN, 1), TOLERANT),
     CACHEGEN: (Coding(RAW, CACHEGEN, 2), TOLERANT),
+    "cachegen 3": (Coding(RAW, CACHEGEN, 3), TOLERANT),
+    "sparse": (Coding(RAW, RAW, sparse=SPARSE), TOLERANT),
+    "sparse 75": (Coding(RAW, RAW, sparse="75"), TOLERANT),
+    "sparse 20": (Coding(RAW, RAW, sparse="20"), TOLERANT),
+    "sparse + cachegen": (Coding(RAW, CACHEGEN, 2, sparse=SPARSE), TOLERANT),
 }
-"""How Redis stores, and the fidelity of the prompts that it stores so: `kv.redis_codec`, `kv.tolerant_codec`."""
+"""How Redis stores, and the fidelity of the prompts that it stores so: `kv.redis_codec`, `kv.tolerant_codec`,
+`kv.sparse`."""
 SEEDS = itertools.count(1)
+DOCUMENTS, SYSTEM_TOKENS = 6, 40
+"""Of a blended prompt, and the tokens before and behind them."""
 
 
 class CodedEngine(TieredEngine):
     """A `TieredEngine` whose Redis tier stores with the codec, and whose prompts have the fidelity, that is chosen."""
 
     def __init__(self, server: EmbeddedRedis, model: str, dtype: str) -> None:
-        kv = {"cpu_tier_bytes": 128 * MIB, "redis_bytes": 256 * MIB, "load_or_recompute": "load"}
+        kv = {
+            "cpu_tier_bytes": 128 * MIB, "redis_bytes": 256 * MIB, "load_or_recompute": "load", "sparse": SPARSE,
+        }  # fmt: skip
         engine = {"device_blocks": 512, "max_num_seqs": 16, "max_num_batched_tokens": STEP_TOKENS}
         settings = load_settings({"model": model, "dtype": dtype, "engine": engine, "kv": kv})
         self._folder = tempfile.TemporaryDirectory(prefix="crosskv-")
@@ -50,30 +67,50 @@ class CodedEngine(TieredEngine):
         self.link.throttle(0.0)
         super().__init__("experiments", settings, server, link=self.link)
         self._coding = RAW_CODING
+        self._sparse = SparseCoding(self._coding, self.fingerprint)
+        if (why := self.reuse.accept_sparse(self._open_kept)) is not None:
+            raise RuntimeError(f"the engine presents no sparse prefix: {why}")
+        self.plan_sparse(None)
 
     async def choose(self, codec: str) -> bool:
         """Forget everything; from now on Redis stores with `codec` (of `CODECS`), and prompts have its fidelity.
 
         Returns whether the workers were started anew for it, in which whatever is used first is slow.
         """
+        wanted, _ = CODECS[codec]
+        if wanted == self._coding:
+            await self.begin(codec)
+            return False
+        if not told_apart(self._coding, wanted):
+            await self._store_with(RAW)
+        await self._store_with(codec)
+        return True
+
+    async def begin(self, codec: str) -> None:
+        """Prompts are those of the codec; nothing of other ones is there."""
         coding, self.fidelity = CODECS[codec]
         self.salt = cache_salt(SECRET, self.fingerprint, "", self.fidelity)
         await self.forget()
-        if coding == self._coding:
-            return False
-        self._coding = coding
-        await asyncio.to_thread(self.tiers.restart_redis, coding)
+        self._sparse = SparseCoding(coding, self.fingerprint)
+        self.plan_sparse(self._sparse.budgets(len(self.reuse.copier.layers)))
+
+    async def _store_with(self, codec: str) -> None:
+        await self.begin(codec)
+        self._coding, _ = CODECS[codec]
+        await asyncio.to_thread(self.tiers.restart_redis, self._coding)
         self.tiers.wait_until_ready(self.keep_alive)
         end = time.monotonic() + PATIENCE_S
         while not await self._stores_with(codec):
             if time.monotonic() > end:
                 raise TimeoutError(f"Redis does not store with {codec}")
-        return True
 
     def close(self) -> None:
         """See `TieredEngine.close`."""
         super().close()
         self._folder.cleanup()
+
+    def _open_kept(self, sealed: memoryview, load: PlannedLoad, form: bytes) -> Sequence[Any]:
+        return opener(self._sparse, self.reuse.copier)(sealed, load, form)
 
     async def swap_out(
         self, tokens: Sequence[int], max_tokens: int = 1, patience_s: float = PATIENCE_S
@@ -113,7 +150,15 @@ class CodedEngine(TieredEngine):
         await self.forget()
         if codec == RAW:
             return stored["redis"] == stored["cpu"] > 0
-        return codec in known and 0 < stored["redis"] < stored["cpu"]
+        named = self._coding.sparse != OFF or codec.split()[0] in known
+        return named and 0 < stored["redis"] < stored["cpu"]
+
+
+def told_apart(one: Coding, other: Coding) -> bool:
+    """Whether bytes and codecs' names show which of them a prompt was stored with. Raw bytes differ from all others."""
+    if RAW_CODING in (one, other):
+        return True
+    return one.sparse == other.sparse == OFF and (one.exact, one.tolerant) != (other.exact, other.tolerant)
 
 
 class TieredHost:
@@ -133,6 +178,10 @@ class TieredHost:
         `reused`; `out`: seconds until the CPU tier and Redis had it; `bytes`: what it takes there.
         """
         return self._runner.run(self._round(prompt(next(SEEDS), tokens), max_tokens, codec, bytes_per_s))
+
+    def blend(self, tokens: int) -> dict[str, float]:
+        """Seconds to the first token of a prompt of documents, whole (`none`) and `blended` from host memory."""
+        return self._runner.run(self._blend(tokens))
 
     def fill(self, prompts: int, tokens: int) -> dict[str, int]:
         """Serve prompts, one after the other; returns the bytes in the shared tiers once all is stored."""
@@ -166,6 +215,37 @@ class TieredHost:
             await engine.rest()
         engine.port.grants = True
         return found
+
+    async def _blend(self, tokens: int) -> dict[str, float]:
+        engine = self._engine
+        await engine.begin(RAW)
+        tiers, engine.port = engine.port, MemoryPort()
+        try:
+            return await self._blended(tokens)
+        finally:
+            engine.port = tiers
+
+    async def _blended(self, tokens: int) -> dict[str, float]:
+        """Documents in another order than they were stored in, and a question."""
+        engine = self._engine
+        documents = [prompt(next(SEEDS), tokens // DOCUMENTS) for _ in range(DOCUMENTS)]
+        for document in documents:
+            await timed([engine.generate(document, greedy(1))], 1)
+        await asyncio.to_thread(engine.wait_for_saves)
+        chunks, asked = [], prompt(next(SEEDS), SYSTEM_TOKENS)
+        for document in reversed(documents):
+            chunks.append(range(len(asked), len(asked) + len(document)))
+            asked = asked + document
+        asked += prompt(next(SEEDS), SYSTEM_TOKENS)
+        whole = await timed([engine.generate(asked, greedy(1))], 1)
+        await asyncio.to_thread(engine.wait_for_saves)
+        engine.reuse.blends.counters.last = None
+        plan = engine.blend_plan(asked, chunks)
+        found = await timed([engine.blended(asked, greedy(1), plan)], 1)
+        await asyncio.to_thread(engine.wait_for_saves)
+        if engine.reuse.blends.counters.last is None:
+            raise RuntimeError(f"nothing was blended: {dict(engine.reuse.blends.counters.outcomes)}")
+        return {"none": whole.ttft_s, "blended": found.ttft_s}
 
     async def _fill(self, prompts: int, tokens: int) -> dict[str, int]:
         await self._engine.choose(RAW)

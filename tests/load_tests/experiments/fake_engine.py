@@ -12,6 +12,7 @@ from load_tests.experiments.runner import run_points
 from load_tests.experiments.sizes import Sizes
 from load_tests.measuring.journal import Journal
 
+SMALLER = {"raw": 1, "lossless": 1.5, "int8": 2, "cachegen": 7, "sparse": 2, "sparse + cachegen": 14}
 SIZES = Sizes(("10m", "40m", "365m"), {"10m": 2048, "40m": 2048, "365m": 512}, "bfloat16", 2, quick=True)
 
 
@@ -49,7 +50,7 @@ class FakeEngine:
         return {"requests": times, "steps": steps}
 
     def round(self, tokens: int, max_tokens: int, codec: str = "raw", bytes_per_s: float = 0.0) -> Any:
-        stored = tokens * 1000 // {"raw": 1, "lossless": 1.5, "int8": 2, "cachegen": 7}[codec]
+        stored = tokens * 1000 // SMALLER[codec]
         linked = stored / bytes_per_s if bytes_per_s else 0.0
         seconds = {"none": tokens / 1000, "device": 0.01, "cpu": 0.02, "redis": 0.05 + linked}
         found: dict[str, Any] = {

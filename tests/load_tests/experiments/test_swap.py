@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from load_tests.experiments.catalogue import EXPERIMENTS
-from load_tests.experiments.engines.tiered import CODECS
+from load_tests.experiments.engines.tiered import CODECS, told_apart
 from load_tests.experiments.experiment import Point
 from load_tests.experiments.swap import CPU_TIER, FORMS, LINKS, RAW, Swap, least_reused
 from tests.load_tests.experiments.fake_engine import SIZES, FakeEngine
@@ -29,6 +29,15 @@ def measured() -> tuple[FakeEngine, list[dict[str, Any]]]:
 def test_the_engine_stores_in_every_form_that_the_experiment_names() -> None:
     assert set(FORMS) <= set(CODECS)
     assert RAW in FORMS
+
+
+def test_forms_that_bytes_and_names_do_not_tell_apart_have_raw_bytes_between_them() -> None:
+    codings = {name: coding for name, (coding, _) in CODECS.items()}
+    assert all(told_apart(codings[RAW], other) and told_apart(other, codings[RAW]) for other in codings.values())
+    assert told_apart(codings["lossless"], codings["int8"])
+    assert told_apart(codings["int8"], codings["cachegen"])
+    for one, other in (("cachegen 1", "cachegen"), ("cachegen", "sparse"), ("sparse", "sparse + cachegen")):
+        assert not told_apart(codings[one], codings[other])
 
 
 def test_bands_of_lengths_follow_each_other_up_to_the_longest() -> None:

@@ -18,8 +18,10 @@ from load_tests.blending.forward import Prefill
 from load_tests.codec.model import kv_shape, load_model
 from load_tests.quality import __main__ as quality
 from load_tests.quality.cases import DEMO, KINDS, PROBE, Case, demo_cases, probe_cases
+from load_tests.quality.first_tokens import FirstTokens
 from load_tests.quality.measure import PREFILL, Cell, Row, measure
 from load_tests.quality.methods import methods
+from load_tests.quality.sparse import MaskedKV, sparse_methods
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +84,50 @@ def test_exact_kv_loses_nothing_noise_all_and_naive_reuse_what_blending_keeps(pr
     assert probe_rows["noise"].cells["joined hops"].share <= 0.3
 
 
+def test_sparse_rows_keep_what_matters_or_lose_it(tokenizer: Any) -> None:
+    """The calibrated level beside the coarsest uniform one, on the demo model; on top of it a codec."""
+    rows = measure(
+        load_model(DEMO), list(demo_cases(tokenizer, 3, 5)), sparse_methods(DEMO, load_model(DEMO)), lambda: None
+    )
+    found = {row.name: row for row in rows}
+    assert set(found) >= {"sparse layers", "sparse layers, cachegen 2", "sparse 75", "sparse 50", "sparse 20"}
+    whole, best, coded, least = (
+        found[name] for name in (PREFILL, "sparse layers", "sparse layers, cachegen 2", "sparse 20")
+    )
+    assert 2 <= best.bytes_ratio < least.bytes_ratio < coded.bytes_ratio
+    assert best.kl < 0.01 < 0.1 < least.kl
+    assert best.cells["one hop"].right >= whole.cells["one hop"].right - 1
+    assert least.cells["one hop"].right < whole.cells["one hop"].right - 2
+
+
+class Loud:
+    """A sparse level whose dropped tokens shout: who keeps to what is kept does not hear them."""
+
+    name, computed = "loud", 0.0
+
+    def __init__(self, level: Any) -> None:
+        self.level, self.bytes_ratio = level, 1.0
+
+    def kv(self, model: Any, case: Case, full: Prefill) -> MaskedKV:
+        """See `Method`."""
+        found: MaskedKV = self.level.kv(model, case, full)
+        kept = found.kept.transpose(1, 2)[:, None, ..., None]
+        return found._replace(kv=torch.where(kept, found.kv, torch.full((), 50.0, dtype=found.kv.dtype)))
+
+
+def test_what_is_dropped_is_not_attended_to(tokenizer: Any) -> None:
+    cases = list(demo_cases(tokenizer, 1, 6))
+    _, quiet, loud = measure(
+        load_model(DEMO), cases, [level := sparse_methods(DEMO, load_model(DEMO))[0], Loud(level)], lambda: None
+    )
+    assert loud.kl == pytest.approx(quiet.kl, abs=1e-9)
+
+
+def test_a_model_that_nobody_calibrated_has_the_uniform_levels(tmp_path: Path) -> None:
+    names = [row.name for row in sparse_methods(tmp_path, load_model(PROBE))]
+    assert names == ["sparse 75", "sparse 50", "sparse 20", "sparse 50, cachegen 2"]
+
+
 def test_bytes_and_what_is_computed_are_counted(probe_rows: dict[str, Row]) -> None:
     assert 1.3 < probe_rows["exact, lossless"].bytes_ratio < 2
     assert probe_rows["cachegen 3"].bytes_ratio > probe_rows["cachegen 1"].bytes_ratio > 3
@@ -107,6 +153,9 @@ def test_table_intervals_and_plot_hold_every_row(tmp_path: Path) -> None:
     assert "| whole prefill | 1.00 | 100% | 10/10 |  |" in text
     assert "| int8 | 1.88 | 0% | 9/10 | 0.25000 |" in text
     assert "Demo, one hop 72.2% to 100.0%" in quality.intervals(by_model)
+    timed = quality.table(by_model, FirstTokens("a machine", {"int8": [0.125]}))
+    assert "| demo | bf16 ÷ bytes | computed | TTFT ÷ prefill | one hop | KL |" in timed
+    assert "| int8 | 1.88 | 0% | 0.125 | 9/10 | 0.25000 |" in timed
     quality.plot(by_model, tmp_path / "quality.png")
     assert (tmp_path / "quality.png").stat().st_size > 1000
 
@@ -135,7 +184,7 @@ def test_the_page_gets_table_and_plot_and_json_all_numbers(
     assert page.with_name("quality.png").exists()
     found = json.loads((tmp_path / "all.json").read_text())
     assert found["demo"][1]["right"]["one hop"]["right"] == 9
-    assert set(found) == {"demo", "probe", "seed", "conversations"}
+    assert set(found) == {"demo", "probe", "first_tokens", "seed", "conversations"}
 
 
 def test_a_model_without_questions_wants_prompts(command: Callable[..., Any], tmp_path: Path) -> None:

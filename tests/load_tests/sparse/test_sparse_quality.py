@@ -22,7 +22,7 @@ from kvmanager.segments.budgets import EIGHTHS, Budgets
 from load_tests.codec.model import continued, load_model, prefix_kv
 from load_tests.codec.profile_measure import Distributions, level_factors
 from load_tests.codec.questions import DEMO, conversations
-from load_tests.sparse import profile, table
+from load_tests.sparse import fresh, profile, table
 from load_tests.sparse.calibrate import calibrate
 from load_tests.sparse.choices import sparse_kv
 from load_tests.sparse.judge import Cost, Held, cost_of, hold
@@ -147,6 +147,25 @@ def test_the_search_lowers_the_harmless_layers_first_and_keeps_the_others() -> N
     assert [one.kl for one in found.alone] == pytest.approx([0.0006, 0.0012, 0])
     assert found.cost.kl == pytest.approx(0.0007)
     assert len(ticks) == 6
+
+
+def test_a_fresh_seed_that_loses_an_answer_is_told() -> None:
+    found = {7: {name: cost(kl=0.001, kept=0.45) for name in (fresh.PLAIN, fresh.CODED)}}
+    assert fresh.misses(found) == []
+    assert "| 7 | layers | 45.0% | 2.00 | 198 | 0, 0 | 0.00100 | 0.0010 |" in fresh.lines(found)
+    for changed, words in (
+        ({"lost": 1}, "loses 1 of 198"),
+        ({"kl": 0.003}, "KL of 0.00300"),
+        ({"kept": 0.51}, "51.0%"),
+    ):
+        (said,) = fresh.misses({7: found[7] | {fresh.PLAIN: cost(**changed)}})
+        assert words in said
+    assert fresh.misses({7: found[7] | {fresh.CODED: cost(lost=3)}}) == [], "a codec on top loses what it loses"
+
+
+def test_the_page_has_a_place_for_the_fresh_seeds() -> None:
+    whole = fresh.PAGE.read_text()
+    assert whole.index(fresh.BEGIN) < whole.index(fresh.END_MARK)
 
 
 def test_answers_count_beside_the_divergence() -> None:

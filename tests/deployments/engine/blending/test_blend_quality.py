@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ PROBE = PROJECT_ROOT / "models" / "probe"
 PROMPTS = 10
 CHECK_LAYER = 2
 RATIO = 0.15
+LOUD = 30.0
+"""The deviation of noise: keys of 1 are as those of tokens, and the model answers right among some of them."""
 
 
 class Question:
@@ -81,10 +84,10 @@ class Seen:
 
 
 def blend(engine: LiveEngine, question: Question, ratio: float, check_layer: int) -> Seen:
-    """What a blend does not write is noise, not what was there before."""
+    """What a blend does not write is noise, not what was there before, and too loud to be overheard."""
     engine.clear_device()
     for layer in engine.reuse.copier.layers:
-        engine.on_engine_thread(layer.normal_)
+        engine.on_engine_thread(partial(layer.normal_, 0.0, LOUD))
     stored, one = dict(engine.port.segments), question.prompt
     plan = engine.blend_plan(one.tokens, one.chunks, ratio, check_layer)
     outputs = engine.blended(one.tokens, greedy(len(question.answer), logprobs=20), plan)
@@ -165,6 +168,11 @@ def moved_by_one_more(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BlendModel, "shifted", lambda self, layer, keys, by: shifted(self, layer, keys, by + 1))
 
 
+def not_moved(patch: pytest.MonkeyPatch) -> None:
+    shifted = BlendModel.shifted
+    patch.setattr(BlendModel, "shifted", lambda self, layer, keys, by: shifted(self, layer, keys, 0))
+
+
 def share_of_all_rows(patch: pytest.MonkeyPatch) -> None:
     def chosen(change: torch.Tensor, reused: torch.Tensor, ratio: float) -> torch.Tensor:
         return change.topk(round(ratio * len(change))).indices.sort().values
@@ -205,7 +213,9 @@ def any_rows_are_chosen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(choice, "rows_to_compute", drawn)
 
 
-@pytest.mark.parametrize("broken", [chunks_are_swapped, any_rows_are_chosen])
+@pytest.mark.parametrize(
+    "broken", [chunks_are_swapped, any_rows_are_chosen, share_of_all_rows, rows_without_kv_are_dropped]
+)
 def test_of_the_wrong_rows_or_chunks_the_answers_are_much_worse(
     probe: LiveEngine,
     questions: list[Question],
@@ -220,8 +230,8 @@ def test_of_the_wrong_rows_or_chunks_the_answers_are_much_worse(
     assert found.divergence >= 100 * well.divergence
 
 
-@pytest.mark.parametrize("broken", [moved_by_one_more, share_of_all_rows, rows_without_kv_are_dropped])
-def test_what_a_robust_model_answers_all_the_same_is_seen_in_its_kv(
+@pytest.mark.parametrize("broken", [moved_by_one_more, not_moved])
+def test_keys_at_wrong_places_are_seen_in_the_kv(
     probe: LiveEngine,
     questions: list[Question],
     prefilled: list[Seen],
@@ -229,6 +239,7 @@ def test_what_a_robust_model_answers_all_the_same_is_seen_in_its_kv(
     monkeypatch: pytest.MonkeyPatch,
     broken: Any,
 ) -> None:
+    """Not in the answers: behind the check layer this model looks for keys by what they say, hardly by their place."""
     broken(monkeypatch)
     found = judge(probe, questions, prefilled)
     assert found.deviation >= 1.15 * well.deviation
