@@ -37,7 +37,7 @@ class Said:
 
 
 class Cutter:
-    """Streams of one engine. `last`: the last output of the last stream; `entered`: how many tokens it went on behind."""
+    """Streams of one engine. `last`: the last output of the last stream; `entered`: the tokens it went on behind."""
 
     def __init__(self, engine: LiveEngine) -> None:
         self.engine = engine
