@@ -20,6 +20,7 @@ from configs.errors import SettingsError, one_sentence
 from configs.http_section import HTTPSettings
 from configs.kv_section import EMBEDDED_REDIS, KVSettings
 from configs.model_folder import DEMO_MODEL, PROJECT_ROOT, find_model, is_quantized, own_max_tokens
+from configs.roles_section import RolesSettings
 from configs.section import Section
 from configs.sections import (
     CPU_BLOCK_MULTIPLE_TOKENS,
@@ -79,6 +80,9 @@ class Settings(Section):
     blending: BlendSettings = Field(default_factory=BlendSettings, description="KV of chunks that are no prefix.")
     http: HTTPSettings = Field(default_factory=HTTPSettings, description="The HTTP surface.")
     routing: RoutingSettings = Field(default_factory=RoutingSettings, description="How a replica is chosen.")
+    roles: RolesSettings = Field(
+        default_factory=RolesSettings, description="Replicas that prefill, and replicas that decode."
+    )
 
     @cached_property
     def model_source(self) -> str:
@@ -170,6 +174,7 @@ class Settings(Section):
         self._check_block_size()
         self._check_lengths()
         self._check_waits()
+        self._check_roles()
         self._check_redis()
         self._check_budgets()
         self._check_quotas()
@@ -218,6 +223,21 @@ class Settings(Section):
                 f"kv.redis_deadline_s: one answer of Redis may not take longer ({kv.redis_deadline_s} s) than the load "
                 f"that waits for it ({kv.load_deadline_s} s); use at most {kv.load_deadline_s}, or raise "
                 f"kv.load_deadline_s"
+            )
+
+    def _check_roles(self) -> None:
+        roles = self.roles
+        if not roles.on:
+            return
+        if roles.prefill + roles.decode != self.replicas:
+            raise ValueError(
+                f"roles: {roles.prefill} prefill and {roles.decode} decode replicas are not the {self.replicas} that "
+                f"there are; make them add up to replicas, or set replicas to {roles.prefill + roles.decode}"
+            )
+        if not self.kv.enabled or not self.kv.cpu_tier_bytes:
+            raise ValueError(
+                "roles: KV is handed over through the CPU tier, which is off (kv.enabled, kv.cpu_tier_bytes); turn it "
+                "on, or set both roles to 0"
             )
 
     def _check_redis(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 from deployments.protocol.failed_replicas import FailedReplicas
+from kvmanager.routing.roles import Phase
 from kvmanager.segments.keys import EXACT, Fidelity
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ class GenerateRequest:
     `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
     whose KV every prompt may read; empty for an exact one. `blend`: of a blended prompt that has chunks only.
     `save_answer`: whether the KV of what is sampled is stored; not where a template strips such answers from history.
+    `phase`: of a request that prefills here and decodes elsewhere; `store_within_s`: its last output waits so long for
+    the prompt's KV to be stored, seconds; 0: it does not.
     `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the
     ingress, when it was sent; seconds, because clocks differ.
     """
@@ -114,6 +117,8 @@ class GenerateRequest:
     blend: BlendRequest | None = None
     priority: int = 0
     replica_pin: int | None = None
+    phase: Phase = ""
+    store_within_s: float = 0.0
     avoid: tuple[str, ...] = ()
     waited_s: float = 0.0
     reasoning_ended: bool | None = None
