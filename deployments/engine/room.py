@@ -213,6 +213,10 @@ class EngineRoom:
             if plan and self._port and not admitted:
                 self._port.release(plan["lease_id"])
 
+    async def saved(self, within_s: float) -> bool:
+        """Return when all saves started by now have ended, at the latest after `within_s`: whether they have."""
+        return self._service is not None and await self._service.saved(within_s)
+
     def report_rate(self, sample: Sample) -> None:
         """How long a prefill took, as a replica saw it. Returns at once."""
         if self._port is not None:

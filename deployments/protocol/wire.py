@@ -99,8 +99,8 @@ class GenerateRequest:
     `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
     whose KV every prompt may read; empty for an exact one. `blend`: of a blended prompt that has chunks only.
     `save_answer`: whether the KV of what is sampled is stored; not where a template strips such answers from history.
-    `phase`: of a request that prefills here and decodes elsewhere; `store_within_s`: its last output waits so long for
-    the prompt's KV to be stored, seconds; 0: it does not.
+    `phase`: of a request that prefills here and decodes elsewhere. `store_within_s`: one that ends with its first token
+    and goes on elsewhere gives that token at once, and its end when its KV is stored, or so much later; 0: as one.
     `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the
     ingress, when it was sent; seconds, because clocks differ.
     """
