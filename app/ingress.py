@@ -22,6 +22,8 @@ from vllm.usage.usage_lib import UsageContext
 from app.answers.returns import Returns
 from app.backend.health import health_router
 from app.backend.protocols import Backend
+from app.continuation import routes as continuation_api
+from app.continuation.routes import requests_router
 from app.control import api as control_api
 from app.control import layerwise as layerwise_api
 from app.control import moves as kv_moves
@@ -49,7 +51,13 @@ from configs.settings import Settings
 from kvmanager.segments.server_secret import ServerSecret
 
 _COUNTED_PATHS = (
-    openai_api.PATHS | control_api.PATHS | kv_moves.PATHS | layerwise_api.PATHS | openapi_schema.PATHS | OPEN_PATHS
+    openai_api.PATHS
+    | control_api.PATHS
+    | kv_moves.PATHS
+    | layerwise_api.PATHS
+    | continuation_api.PATHS
+    | openapi_schema.PATHS
+    | OPEN_PATHS
 )
 
 
@@ -93,6 +101,7 @@ def create_app(
         ConstraintPool(vllm_config, http.constraint_timeout_s, metrics.count_constraint),
         Suspects(http.poison_refused_s),
         Returns(settings.kv.save_answers),
+        http.resume_most_tokens,
     )
 
     @asynccontextmanager
@@ -118,6 +127,7 @@ def create_app(
     online = add_openai_routes(app, engine, settings)
     app.include_router(control_router(backend.control, online, keys, engine.blends))
     app.include_router(moves_router(backend.control, online, keys, http.tenants))
+    app.include_router(requests_router(engine.live, backend.replicas))
     app.include_router(health_router(backend.health, queue))
     app.include_router(metrics_router(metrics, parts))
     app.include_router(layerwise_api.layerwise_router(parts))

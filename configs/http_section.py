@@ -97,6 +97,12 @@ class HTTPSettings(Section):
         ge=1,
         description="How long a prompt is refused that has ended an engine, or that was in two that ended.",
     )
+    resume_most_tokens: int = Field(
+        8192,
+        ge=0,
+        description="Longest answer that another replica goes on with when the stream's replica is gone. The ingress "
+        "keeps 4 bytes of each of its tokens. 0: none.",
+    )
     debug_headers: bool | None = Field(
         None,
         description="Obey the headers `X-CrossKV-Replica: 0`, which sends a request to one replica, and "

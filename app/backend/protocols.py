@@ -27,11 +27,22 @@ class ReplicaHandle(Protocol):
         ...
 
     async def abort(self, request_id: str) -> None:
-        """The client no longer waits for `request_id`. Idempotent, also for requests that have ended or never began."""
+        """Nobody waits for `request_id` any more: its outputs end, with or without an error. Idempotent.
+
+        Also for requests that have ended or never began.
+        """
         ...
 
     def none_left(self) -> bool:
         """Whether this process knows that no replica can be sent to."""
+        ...
+
+    def only_one(self) -> bool:
+        """Whether this process knows that there is at most one replica to be sent to."""
+        ...
+
+    def rank_of(self, replica: str) -> int | None:
+        """The number of the replica with this unique name; None when not known."""
         ...
 
     def ranks(self) -> Collection[int] | None:

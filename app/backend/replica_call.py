@@ -13,6 +13,7 @@ holds it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from grpc import StatusCode  # type: ignore[import-untyped]
@@ -44,6 +45,7 @@ class ReplicaCall:
         self._running = running
         self._cancelled = False
         self._dead_since: float | None = None
+        self._drains_since: float | None = None
 
     def __aiter__(self) -> ReplicaCall:
         return self
@@ -71,6 +73,19 @@ class ReplicaCall:
             self._dead_since = now
         elif now - self._dead_since >= LAST_OUTPUTS_S:
             self._end()
+
+    def look_for_drain(self, now: float, living: Collection[str], drain_s: float) -> None:
+        """Say so when Serve has taken the replica out of service for `drain_s`, and waits for the calls that it has.
+
+        `living`: names of those that requests are sent to; without any, there is nowhere to go.
+        """
+        name = self._progress.replica
+        if not name or not living or name in living or self._running.is_dead(name):
+            self._drains_since = None
+        elif self._drains_since is None:
+            self._drains_since = now
+        elif now - self._drains_since >= drain_s:
+            self._progress.on_drain()
 
     def _end(self) -> None:
         self._outputs.cancel()

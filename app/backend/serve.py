@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 CLEAR_S = 8.0
 LOOK_S = 0.5
 """Between two looks for calls whose replica is dead."""
+HAND_OVER_SHARE = 0.9
+"""Of a drain: what still streams then goes on elsewhere. No sooner, for with another model than its own it cannot."""
 REROUTE_S = 5.0
 """How long a prompt whose replica is gone may look for another one; without any, Serve would wait for a new one."""
 
@@ -40,7 +43,11 @@ REROUTE_S = 5.0
 class ServeReplicas:
     """The replicas behind their router. One per ingress, on its event loop."""
 
-    def __init__(self, handle: DeploymentHandle, parts: PartsWatch, running: RunningReplicas) -> None:
+    def __init__(
+        self, handle: DeploymentHandle, parts: PartsWatch, running: RunningReplicas, drain_s: float = math.inf
+    ) -> None:
+        """`drain_s`: how long Serve lets a replica that it stops go on with what it has."""
+        self._hand_over_s = HAND_OVER_SHARE * drain_s
         self._handle = handle.options(stream=True)  # starts the router, which tells `running`
         self._parts = parts
         self._running = running
@@ -87,12 +94,14 @@ class ServeReplicas:
             outputs.cancel()
 
     async def _look(self) -> None:
-        """A replica whose machine is gone ends no call."""
+        """A replica whose machine is gone ends no call; one that Serve stops shall be left by its streams."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(LOOK_S)
+            living = self.living() or frozenset()
             for outputs in list(self._live.values()):
                 outputs.look(loop.time())
+                outputs.look_for_drain(loop.time(), living, self._hand_over_s)
 
     def living(self) -> frozenset[str] | None:
         """Names of those that run and live, as Serve, Ray and the requests say; None before Serve has told."""
@@ -103,6 +112,15 @@ class ServeReplicas:
         """See `app.backend.protocols.ReplicaHandle`."""
         living = self.living()
         return living is not None and not living
+
+    def only_one(self) -> bool:
+        """See `app.backend.protocols.ReplicaHandle`."""
+        living = self.living()
+        return living is not None and len(living) < 2
+
+    def rank_of(self, replica: str) -> int | None:
+        """See `app.backend.protocols.ReplicaHandle`."""
+        return self._parts.ranks.get(replica) if self._parts.ranks else None
 
     def ranks(self) -> Collection[int] | None:
         """Ranks as the manager last said, of the replicas that live; None when too little is known."""
@@ -201,7 +219,7 @@ def serve_backend(handle: DeploymentHandle, app_name: str, settings: Settings) -
     manager = ManagerClient(app_name)
     parts = PartsWatch(manager)
     control = ManagerControl(manager)
-    replicas = ServeReplicas(handle, parts, running_replicas(app_name))
+    replicas = ServeReplicas(handle, parts, running_replicas(app_name), settings.http.drain_s)
 
     def metrics() -> list[MetricsSource]:
         names = sorted(replicas.living() or parts.ranks)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.metrics.labels import CHUNKS, GONE_REASONS, OUTCOMES, RETURNS
+from app.metrics.labels import CHUNKS, GONE_REASONS, OUTCOMES, RETURNS, VOLUNTARY
 from app.metrics.stages import STAGES
 from app.metrics.usage import SOURCES
 from deployments.protocol.wire import KVCacheUsage
@@ -70,6 +70,16 @@ class IngressMetrics:
         )  # fmt: skip
         for reason in GONE_REASONS:
             self.retried.labels(reason)
+        self.resumed = Counter(
+            "crosskv_resumed_prompts", "Streams that went on at another replica behind what they had answered.",
+            ["reason"], registry=registry,
+        )  # fmt: skip
+        for reason in GONE_REASONS + VOLUNTARY:
+            self.resumed.labels(reason)
+        self.resume_gap = Histogram(
+            "crosskv_resume_gap_seconds", "From such a stream's last token at one replica to its first at the next.",
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
         self.constraints = Counter(
             "crosskv_constraints_checked", "Structured output constraints that were tried, by what came of it.",
             ["outcome"], registry=registry,
@@ -134,6 +144,12 @@ class IngressMetrics:
     def count_constraint(self, outcome: str) -> None:
         """A constraint has been tried (`app.openai.constraint_worker`)."""
         self.constraints.labels(outcome).inc()
+
+    def count_resumed(self, reason: str, gap_s: float | None) -> None:
+        """A stream went on elsewhere; `gap_s`: its client's pause, None before its first token."""
+        self.resumed.labels(reason).inc()
+        if gap_s is not None:
+            self.resume_gap.observe(gap_s)
 
     def count_refusal(self, reason: str) -> None:
         """One request has been refused, for one of `REFUSALS`."""

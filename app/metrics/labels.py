@@ -5,6 +5,9 @@ ENGINE_DEAD, UNREACHABLE, PROCESS_GONE, STOPPED = GONE_REASONS = (
 )  # fmt: skip
 """Why a replica could not answer (`app.backend.replica_errors`)."""
 
+MOVED, DRAINED = VOLUNTARY = "moved", "drained"
+"""Why a stream left a replica that was well: an administrator's word, or because Serve stops it."""
+
 FITS, REFUSED, TOO_LONG, TOO_LARGE, TOO_SLOW = OUTCOMES = "fits", "refused", "too_long", "too_large", "too_slow"
 """What became of a constraint that was tried out (`app.openai.constraint_worker`)."""
 

@@ -35,6 +35,7 @@ from app.answers.sampled import Sampled
 from app.answers.turns import Answers, Conversation
 from app.backend.protocols import ReplicaHandle
 from app.backend.replica_errors import translate
+from app.continuation.live import LiveRequest, LiveRequests, answer_id
 from app.gate.admission import AdmissionQueue
 from app.gate.errors import UnavailableError
 from app.gate.request_context import PIN_HEADER, RequestContext, current_request
@@ -44,8 +45,8 @@ from app.metrics.usage import prompt_usage
 from app.openai.blend_requests import BlendRequests, may_blend
 from app.openai.chat_renderer import OFFERS_TOOLS
 from app.openai.constraint_pool import ConstraintPool
-from app.openai.prompt_keys import PromptKeys
-from app.openai.retries import Attempts
+from app.openai.prompt_keys import LONG_PROMPT_TOKENS, PromptKeys
+from app.openai.retries import Attempts, NameBlocks
 from app.openai.suspects import Suspects
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from kvmanager.segments.keys import BLENDED
@@ -53,7 +54,6 @@ from kvmanager.segments.keys import BLENDED
 _LONGEST_ID_ECHOED = 64  # characters of the client's own request id that go into ours, for reading logs
 _NOT_ECHOED = re.compile(r"[^!-~]")  # would begin a line in a log, or end a name in what a dying engine leaves behind
 _MOST_ANSWERS = 128  # OpenAI's own limit on `n`
-_LONG_PROMPT_TOKENS = 8192  # hashing so many takes some 1.5 ms
 _NOT_FOR_CLIENTS = ("kv_transfer_params", "ec_transfer_params")
 
 
@@ -76,8 +76,12 @@ class HandleEngineClient(EngineClient):
         constraints: ConstraintPool,
         suspects: Suspects,
         returns: Returns,
+        resume_most_tokens: int,
     ) -> None:
-        """`replica_count`: how many replicas there shall be, and how often a prompt may be sent again, elsewhere."""
+        """`replica_count`: how many replicas there shall be, and how often a prompt may be sent again, elsewhere.
+
+        `resume_most_tokens`: a longer answer is not continued there.
+        """
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
         self.renderer = renderer
@@ -90,6 +94,8 @@ class HandleEngineClient(EngineClient):
         self._constraints = constraints
         self._suspects = suspects
         self.returns = returns
+        self.live = LiveRequests()
+        self._resume_most_tokens = resume_most_tokens
         self.answers: Answers | None = None
         """Where the answers of chats are remembered."""
         self.blends: BlendRequests | None = None
@@ -166,6 +172,7 @@ class HandleEngineClient(EngineClient):
             tenant=self.keys.tag(context.tenant),
             fidelity=fidelity,
             save_answer=saves,
+            fingerprint=self.keys.fingerprint,
             priority=priority,
             replica_pin=context.replica_pin,
             reasoning_ended=reasoning_ended,
@@ -175,7 +182,7 @@ class HandleEngineClient(EngineClient):
         sampled = None
         if self.answers is not None and kind is not None:
             sampled = Sampled(self.answers, Conversation(context.tenant, salt), token_ids, kind)
-        return self._outputs(request, prompt, context, stages, sampled)
+        return self._outputs(request, prompt, context, stages, sampled, answer_id(request_id[:_LONGEST_ID_ECHOED]))
 
     async def _outputs(
         self,
@@ -184,6 +191,7 @@ class HandleEngineClient(EngineClient):
         context: RequestContext,
         stages: RequestStages,
         sampled: Sampled | None,
+        told_id: str,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Wait for a turn, send the request, and yield what a local engine would have yielded."""
         request_id, params = request.request_id, request.sampling_params
@@ -194,9 +202,23 @@ class HandleEngineClient(EngineClient):
                 async with asyncio.timeout_at(context.patience()):
                     await stack.enter_async_context(self._queue.turn(context.tenant, params.n))
                 stages.lap("turn")
-                await self._name_blocks(request, prompt, context)
+                name_blocks = await self._name_blocks(request, prompt, context)
                 stages.lap("hash")
-                attempts = Attempts(request, self._replicas, self.metrics, self._replica_count, self._suspects, queued)
+                attempts = Attempts(
+                    request,
+                    self._replicas,
+                    self.metrics,
+                    self._replica_count,
+                    self._suspects,
+                    queued,
+                    name_blocks,
+                    self._resume_most_tokens,
+                )
+                stack.callback(
+                    self.live.add(
+                        LiveRequest(request_id, told_id, context.tenant, len(request.prompt_token_ids), attempts)
+                    )
+                )
                 if context.spend is not None:
                     context.spend.use(len(request.prompt_token_ids))
                 self.metrics.queue_time.observe(time.monotonic() - queued)
@@ -215,7 +237,8 @@ class HandleEngineClient(EngineClient):
                             self.metrics.time_to_first_token.observe(first_at - context.arrived)
                             context.first_event_sent = functools.partial(self._count_first_event, stages, first_at)
                     if output.finished:
-                        self._count_stages(output, stages, attempts.progress.routed, first_at, context)
+                        routed = 0.0 if attempts.resumed else attempts.progress.routed
+                        self._count_stages(output, stages, routed, first_at, context)
                     self._complete(output, request, prompt, context)
                     if sampled is not None:
                         sampled.hear(output)
@@ -242,25 +265,25 @@ class HandleEngineClient(EngineClient):
         stages.seconds[ANSWER] = seconds = time.monotonic() - first_at
         self.metrics.count_stages({ANSWER: seconds})
 
-    async def _name_blocks(self, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext) -> None:
+    async def _name_blocks(
+        self, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext
+    ) -> NameBlocks:
         """Hash the prompt's blocks and find its chunks; on a thread where that takes long, for other streams' sake.
 
         That is a long prompt, or one that texts are looked for in: those may be made to all but match everywhere.
+        Returns what names the blocks of a longer one.
         """
         blends = self.blends if request.fidelity == BLENDED and may_blend(request.sampling_params) else None
         texts = await blends.texts(context) if blends else None
 
-        def name() -> None:
-            tokens, user_salt = request.prompt_token_ids, prompt.get("cache_salt")
-            request.block_hashes = self.keys.hashes(tokens, request.cache_salt)
-            request.exact_block_hashes = self.keys.twin_hashes(tokens, context.tenant, user_salt, request.fidelity)
-            if blends:
-                request.blend = blends.make(tokens, context.tenant, user_salt, context.kv_cache, texts)
-
-        if len(request.prompt_token_ids) > _LONG_PROMPT_TOKENS or texts is not None:
-            await asyncio.to_thread(name)
-        else:
-            name()
+        tokens, user_salt = request.prompt_token_ids, prompt.get("cache_salt")
+        salts = request.cache_salt, self.keys.twin_salt(context.tenant, user_salt, request.fidelity)
+        request.block_hashes, request.exact_block_hashes = await self.keys.name_blocks(*salts, tokens)
+        if blends:
+            find = functools.partial(blends.make, tokens, context.tenant, user_salt, context.kv_cache, texts)
+            is_long = len(tokens) > LONG_PROMPT_TOKENS or texts is not None
+            request.blend = await asyncio.to_thread(find) if is_long else find()
+        return functools.partial(self.keys.name_blocks, *salts)
 
     def _complete(
         self, output: RequestOutput, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext

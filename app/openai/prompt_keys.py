@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from app.openai.fidelity import FidelityRule
 from kvmanager.segments import keys
 from kvmanager.segments.keys import EXACT, Fidelity
 from kvmanager.segments.server_secret import ServerSecret
+
+LONG_PROMPT_TOKENS = 8192
+"""Hashing so many takes some 1.5 ms."""
 
 
 class PromptKeys:
@@ -40,8 +44,16 @@ class PromptKeys:
         """The hashes, 32 bytes each, of the prompt's full blocks."""
         return list(keys.block_hashes(token_ids, self.block_size, salt))
 
-    def twin_hashes(
-        self, token_ids: Sequence[int], tenant: str, user_salt: str | None, fidelity: Fidelity
-    ) -> list[bytes]:
-        """The hashes that another prompt's tokens have in an exact one, which it may read; none for an exact one."""
-        return [] if fidelity == EXACT else self.hashes(token_ids, self.salt(tenant, user_salt, EXACT))
+    def twin_salt(self, tenant: str, user_salt: str | None, fidelity: Fidelity) -> str | None:
+        """The salt that another prompt's tokens have in an exact one, which it may read; None for an exact one."""
+        return None if fidelity == EXACT else self.salt(tenant, user_salt, EXACT)
+
+    async def name_blocks(
+        self, salt: str, twin_salt: str | None, token_ids: Sequence[int]
+    ) -> tuple[list[bytes], list[bytes]]:
+        """The hashes under a prompt's own salt and under its exact twin's; of a long one on a thread."""
+
+        def name() -> tuple[list[bytes], list[bytes]]:
+            return self.hashes(token_ids, salt), [] if twin_salt is None else self.hashes(token_ids, twin_salt)
+
+        return await asyncio.to_thread(name) if len(token_ids) > LONG_PROMPT_TOKENS else name()

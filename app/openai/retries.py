@@ -1,12 +1,14 @@
-"""Sends a prompt to a replica, and again to another one when the first is gone before it gave anything.
+"""Sends a prompt to a replica, and to another one when the first is gone: again, or behind what it has answered.
 
 Invariants:
 
-* once an output has been yielded there is no further attempt: the client has seen it, and a second answer may differ;
+* once an output has been yielded every further attempt continues it (`app.continuation.answered`), or there is none:
+  the client has seen it, and a second answer may differ;
 * a pinned prompt is never moved: the client asked for that replica;
 * what is the request's own fault (400), an overload (429) or a missed deadline is never tried again;
 * what may have ended its engine is tried again as `app.openai.suspects` says: never when it is guilty, else in its
-turn;
+turn; its continuation is on trial until it has passed the place where the engine died;
+* an order to leave a replica that is well (`leave`) counts as no retry;
 * every attempt has a request id of its own, so that an engine that only looks dead cannot confuse two, and parameters
   and progress of its own;
 * an attempt is closed, and thereby cancelled at its replica, before the next begins.
@@ -22,21 +24,27 @@ import hashlib
 import logging
 import time
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
 from app.backend.protocols import ReplicaHandle
+from app.backend.replica_call import is_cancelled
 from app.backend.replica_errors import replica_gone, witness
+from app.continuation.answered import Answered
 from app.gate.errors import PoisonPromptError, RefusedPromptError
 from app.metrics.ingress import IngressMetrics
-from app.metrics.labels import ENGINE_DEAD, PROCESS_GONE
+from app.metrics.labels import DRAINED, ENGINE_DEAD, PROCESS_GONE, VOLUNTARY
 from app.openai.suspects import Digest, Suspects, Turn, Verdict
 from deployments.protocol.wire import GenerateRequest, Progress
 
 logger = logging.getLogger(__name__)
 
+NameBlocks = Callable[[Sequence[int]], Awaitable[tuple[Sequence[bytes], Sequence[bytes]]]]
+"""From tokens to the hashes of their full blocks: under the request's own salt, and under that of exact prompts."""
+PASSED_TOKENS = 8
+"""Of a continuation: by then it has passed what its last engine had computed and not told."""
 ASK_AGAIN_S = 0.02
 """Between two questions of a suspect for its turn."""
 _PLAIN = SamplingParams()
@@ -59,60 +67,122 @@ class Attempts:
         metrics: IngressMetrics,
         most_retries: int,
         suspects: Suspects,
-        arrived: float | None = None,
+        arrived: float,
+        name_blocks: NameBlocks,
+        most_tokens: int,
     ) -> None:
         """`request` stays as it is: every attempt gets a copy of what its receiver may change.
 
-        `arrived`: when the prompt did, on `time.monotonic`'s clock; None: now.
+        `arrived`: when the prompt did, on `time.monotonic`'s clock. `name_blocks` names those of a continuation.
+        `most_tokens`: a longer answer is not continued.
         """
         self.request_id = request.request_id
-        self._arrived = time.monotonic() if arrived is None else arrived
+        self._arrived = arrived
         self._request = request
         self._replicas = replicas
         self._metrics = metrics
         self._most_retries = most_retries
         self._suspects = suspects
         self._digest = prompt_digest(request)
+        self._name_blocks = name_blocks
+        self._leaving: str | None = None
+        self._aborting: asyncio.Task[None] | None = None
+        self._sent = 0
+        self.answered = Answered(request, most_tokens)
+        self.resumed = 0
+        """How often it went on elsewhere."""
         self.progress = request.progress
         """Of the attempt under way."""
 
+    @property
+    def replica(self) -> str:
+        """The unique name of the one that works on it now; empty: none yet."""
+        return self.progress.replica
+
+    def leave(self, reason: str) -> None:
+        """End the attempt under way and go on elsewhere, although its replica is well.
+
+        Nothing happens to what cannot be moved (`Answered.why_not_moved`), or has no replica yet.
+        """
+        if self._leaving is None and self.replica and self.answered.why_not_moved() is None:
+            self._leaving = reason
+            self._aborting = asyncio.get_running_loop().create_task(self._replicas.abort(self.request_id))
+
     async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
         """What the replica that answers gives. Raises the last attempt's error; the caller keeps the deadline."""
-        retries, answered = 0, False
-        avoid: list[str] = []
+        retries, reason, told_at = 0, "", 0.0
+        gone: list[str] = []
+        left: tuple[str, ...] = ()
         while True:
             await self._wait_for_turn(retries)
-            attempt = self._attempt(retries, tuple(avoid))
+            attempt = await self._attempt((*gone, *left))
             self._suspects.sent(attempt.request_id, self._digest)
             outputs = self._replicas.generate(attempt)
+            resumes, first = self.answered.began, True
+            on_trial = PASSED_TOKENS if resumes else 1
             try:
                 async for output in outputs:
-                    if not answered:
-                        self._suspects.cleared(self._digest)
-                    answered = True
+                    if first and reason and (resumes or reason in VOLUNTARY):
+                        self._went_on(reason, told_at)
+                    if first:
+                        self._suspects.told(attempt.request_id)
+                    first = False
+                    if on_trial > 0:
+                        on_trial -= sum(len(each.token_ids) for each in output.outputs) or 1
+                        if on_trial <= 0 or output.finished:
+                            self._suspects.cleared(self._digest)
+                    if resumes:
+                        self.answered.as_of_the_first(output)
+                    self.answered.hear(output)
+                    told_at = time.monotonic()
                     yield output
-                return
-            except Exception as error:
-                reason = replica_gone(error)
-                if reason is None:
-                    raise
-                self._judge(error, reason, attempt)
-                final = answered or retries >= self._most_retries or self._request.replica_pin is not None
-                if final or self._replicas.none_left():
-                    raise
+                    if output.finished:
+                        return
+                if self._leaving is None:
+                    return
+                reason = self._leaving
+            except (Exception, asyncio.CancelledError) as error:
+                reason = self._why_again(error, attempt, retries)
             finally:
                 self._suspects.ended(attempt.request_id)
                 await _close(outputs)
-            retries += 1
-            failed = attempt.progress.replica
-            avoid += [failed] if failed else []
-            self._metrics.retried.labels(reason).inc()
+            name = attempt.progress.replica
+            left = (name,) if reason in VOLUNTARY else ()
+            if reason not in VOLUNTARY:
+                retries += 1
+                gone += [name] if name else []
+                if not self.answered.began:
+                    self._metrics.retried.labels(reason).inc()
             logger.warning(
-                "request %s: replica %s is gone (%s) before its first output; sent again",
+                "request %s: replica %s is %s after %d tokens; sent again, %s",
                 self.request_id,
-                failed or "(unknown)",
-                reason,
+                name or "(unknown)",
+                f"left ({reason})" if reason in VOLUNTARY else f"gone ({reason})",
+                self.answered.num_tokens,
+                "to go on behind them" if self.answered.began else "to begin anew",
             )
+
+    def _why_again(self, error: BaseException, attempt: GenerateRequest, retries: int) -> str:
+        """The reason for which another attempt follows this one. Raises `error`, or what it means, when none does."""
+        if self._leaving is not None and not is_cancelled():
+            return self._leaving
+        reason = replica_gone(error) if isinstance(error, Exception) else None
+        if reason is None:
+            raise error
+        assert isinstance(error, Exception)
+        self._judge(error, reason, attempt)
+        if retries >= self._most_retries or self._replicas.none_left():
+            raise error
+        if (why := self.answered.why_not()) is not None:
+            if self.answered.began:
+                logger.warning("request %s cannot go on elsewhere: %s", self.request_id, why)
+            raise error
+        return reason
+
+    def _went_on(self, reason: str, told_at: float) -> None:
+        """A continuation has given its first output; the client has had the last one at `told_at` (0.0: none)."""
+        self.resumed += 1
+        self._metrics.count_resumed(reason, time.monotonic() - told_at if told_at else None)
 
     async def _wait_for_turn(self, retries: int) -> None:
         """Until the prompt may be sent, which is at once unless it may have ended an engine.
@@ -156,13 +226,20 @@ class Attempts:
         )
         return PoisonPromptError(self._suspects.refused_s(self._digest, time.monotonic()))
 
-    def _attempt(self, retries: int, avoid: tuple[str, ...]) -> GenerateRequest:
-        self.request_id = self._request.request_id + (f"-retry{retries}" if retries else "")
-        self.progress = Progress()
+    async def _attempt(self, avoid: tuple[str, ...]) -> GenerateRequest:
+        """A copy with an id of its own: of the request, or of what goes on behind what it has answered."""
+        self.request_id = self._request.request_id + (f"-retry{self._sent}" if self._sent else "")
+        self._sent += 1
+        request = self._request
+        if self.answered.num_tokens:
+            tokens = [*request.prompt_token_ids, *self.answered.tokens]
+            request = self.answered.continuation(*await self._name_blocks(tokens))
+        self._leaving = None
+        self.progress = Progress(on_drain=lambda: self.leave(DRAINED))
         return dataclasses.replace(
-            self._request,
+            request,
             request_id=self.request_id,
-            sampling_params=copy.deepcopy(self._request.sampling_params),
+            sampling_params=copy.deepcopy(request.sampling_params),
             avoid=avoid,
             waited_s=time.monotonic() - self._arrived,
             progress=self.progress,

@@ -9,16 +9,19 @@ left out, so that a client which sends the same prompt under a new seed is known
 Invariants:
 
 * a prompt that a witness names alone is guilty at once: no second engine gets it, and it is refused for `refuse_s`;
+  not so an attempt that has answered, which goes on elsewhere and is charged as one of several: most deaths in
+  mid-answer are the engine's own;
 * a prompt that was a suspect of two deaths is guilty, whatever the witnesses; so no prompt is named by three;
 * the suspects of one death are tried again one after another, the plainest first, and each until it has given an
-  output, has ended, or has lived for `TRIAL_S`; when all of them but one are cleared that one is guilty untried;
+  output, has ended, or has lived for `TRIAL_S`; when all of them but one are cleared that one is guilty untried, unless
+  it has answered;
 * when one is found guilty, those that waited with it are no longer suspects, and go at once;
 * who is no suspect by a witness, or was in a process that somebody meant to end, is never charged;
 * memory: at most `MOST` prompts and `MOST_DEATHS` deaths are remembered, the oldest forgotten first, each for
   `refuse_s` at most. O(suspects of a death) per call.
 
-One engine is lost for a prompt that the witness names alone, or whose fellow suspects are cleared first; otherwise two
-at most. Pure; one thread, or one event loop.
+One engine is lost for a prompt that the witness names alone before it has answered, or whose fellow suspects are
+cleared first; otherwise two at most. Pure; one thread, or one event loop.
 """
 
 from __future__ import annotations
@@ -62,6 +65,8 @@ class _Death:
     named: frozenset[Digest] | None = None
     waiting: dict[Digest, tuple[int, int]] = field(default_factory=dict)
     """Suspects to be tried, with how odd each is."""
+    told: frozenset[Digest] = frozenset()
+    """Of the named, those that had answered."""
     cleared: set[Digest] = field(default_factory=set)
     on_trial: Digest | None = None
     tried_at: float = 0.0
@@ -77,6 +82,8 @@ class Suspects:
         self._live: dict[str, Digest] = {}
         self._left: OrderedDict[str, Digest] = OrderedDict()
         """Attempts that are over, which a witness may still name: a client may leave before its engine dies of it."""
+        self._told: set[str] = set()
+        """Of both, those that have answered."""
         self._charges: OrderedDict[Digest, tuple[float, frozenset[str]]] = OrderedDict()
         """Prompt -> when it was last charged, and the deaths that it is a suspect of."""
         self._guilty_until: OrderedDict[Digest, float] = OrderedDict()
@@ -103,7 +110,8 @@ class Suspects:
             return Turn.WAIT
         if digest != min(death.waiting, key=lambda waiting: (death.waiting[waiting], waiting)):
             return Turn.WAIT
-        if death.named is not None and death.named - death.cleared == {digest} and len(death.named) > 1:
+        named = death.named or frozenset()
+        if len(named) > 1 and named - death.cleared == {digest} and digest not in death.told:
             self._condemn(digest, now)
             return Turn.GUILTY
         del death.waiting[digest]
@@ -120,6 +128,11 @@ class Suspects:
         """An attempt at a prompt begins; `ended` must follow."""
         self._live[request_id] = digest
 
+    def told(self, request_id: str) -> None:
+        """The attempt has given its first output."""
+        if request_id in self._live:
+            self._told.add(request_id)
+
     def ended(self, request_id: str) -> None:
         """The attempt is over, in whatever way."""
         digest = self._live.pop(request_id, None)
@@ -127,7 +140,7 @@ class Suspects:
             return
         self._left[request_id] = digest
         while len(self._left) > MOST:
-            self._left.popitem(last=False)
+            self._told.discard(self._left.popitem(last=False)[0])
         death = self._deaths.get(self._line_of.get(digest, ""))
         if death is not None and death.on_trial == digest:
             # It gave nothing and did not die: its client has left, or it was refused. It stays charged.
@@ -168,10 +181,11 @@ class Suspects:
 
     def _hear(self, death: _Death, replica: str, witness: Iterable[str], now: float) -> None:
         """Charge all that the witness names, also those whose clients have left: they may come again."""
-        named = {self._live.get(name) or self._left.get(name) or name.encode() for name in witness}
-        death.named = frozenset(named)
+        digests = {name: self._live.get(name) or self._left.get(name) or name.encode() for name in witness}
+        named = death.named = frozenset(digests.values())
+        death.told = named - {digest for name, digest in digests.items() if name not in self._told}
         for digest in named:
-            if self._charge(digest, replica, now) >= 2 or len(named) == 1:
+            if self._charge(digest, replica, now) >= 2 or (len(named) == 1 and digest not in death.told):
                 self._condemn(digest, now)
 
     def _death(self, replica: str, now: float) -> _Death:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _FULL_ATTENTION = frozenset({"attention", "full_attention"})
+_OUR_SCHEDULERS = "deployments.engine."
 _PLAIN_KV = frozenset({"auto", "bfloat16", "float16", "float32", "half", "float"})
 
 
@@ -46,9 +47,11 @@ def _defects(config: VllmConfig) -> Iterator[str]:
             "vLLM chose its model runner V2, which answers a failed layerwise load with wrong tokens; set "
             "VLLM_USE_V2_MODEL_RUNNER=0, and leave features that need V2 out of engine.extra_args"
         )
-    if scheduler.scheduler_cls is not None or not parallel.worker_cls.startswith("vllm.v1.worker."):
+    named = scheduler.scheduler_cls
+    own_scheduler = named is None or (isinstance(named, str) and named.startswith(_OUR_SCHEDULERS))
+    if not own_scheduler or not parallel.worker_cls.startswith("vllm.v1.worker."):
         yield (
-            f"the scheduler ({scheduler.scheduler_cls}) or the worker ({parallel.worker_cls}) is not vLLM's own; leave "
+            f"the scheduler ({named}) or the worker ({parallel.worker_cls}) is not vLLM's own, or ours; leave "
             "scheduler_cls and worker_cls out of engine.extra_args, and uninstall vLLM plug-ins that bring their own"
         )
     if cache.enable_prefix_caching and cache.prefix_caching_hash_algo != "sha256_cbor":

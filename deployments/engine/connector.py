@@ -152,6 +152,11 @@ class CrossKVConnector(KVConnectorBase_V1):
             for request_id in connector_output.finished_recving or ():
                 self._scheduler_side.finish_load(request_id)
 
+    def usage_so_far(self, request_id: str) -> dict[str, Any] | None:
+        """What `request_finished` will say of a request whose prompt has been computed."""
+        usage = self._scheduler_side.usage_so_far(request_id) if self._scheduler_side else None
+        return dict(usage) if usage else None
+
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Blocks may be freed at once; the usage travels back with the request's last output."""
         usage = self._scheduler_side.finish(request) if self._scheduler_side else None

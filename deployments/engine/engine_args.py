@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SCHEDULER = "deployments.engine.resume.scheduler.ResumingScheduler"
+
 
 def engine_environment(settings: Settings) -> Mapping[str, str]:
     """What must be in a process's environment before it imports vLLM."""
@@ -68,6 +70,7 @@ def engine_args(settings: Settings) -> AsyncEngineArgs:
         "prefix_caching_hash_algo": "sha256_cbor",
         # The connector reads a request's computed tokens as tokens whose KV is written; that holds only without it.
         "async_scheduling": False,
+        "scheduler_cls": SCHEDULER,
         "enable_prompt_tokens_details": True,
     }
     if settings.kv.enabled:

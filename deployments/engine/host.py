@@ -38,6 +38,8 @@ from vllm.v1.executor import Executor
 from deployments.engine.checks import check_engine_config
 from deployments.engine.heartbeat import Beat, Heartbeat
 from deployments.engine.process.surroundings import IDLE_STEP_EVERY_S, prepare_process, tolerant_module_scan
+from deployments.engine.resume.front import hear_what_was_said
+from deployments.engine.resume.runner import let_requests_resume
 from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.step_witness import StepWitness
 
@@ -146,6 +148,7 @@ class EngineThread:
         try:
             core = EngineCore(vllm_config, executor_class, log_stats)
             keep_seeds_exact(core)
+            let_requests_resume(core)
         except BaseException as error:
             self._built.set_exception(error)
             return
@@ -316,6 +319,7 @@ def start_engine(config: VllmConfig, log_stats: bool) -> tuple[AsyncLLM, EngineT
         llm = AsyncLLM(
             vllm_config=config, executor_class=Executor.get_class(config), log_stats=log_stats, log_requests=False
         )
+    hear_what_was_said(llm)
     return llm, threads[0]
 
 

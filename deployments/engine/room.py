@@ -26,6 +26,7 @@ from deployments.engine.model_identity import model_identity, weights_identity
 from deployments.engine.process.core import EngineSpec
 from deployments.engine.process.front import EngineProcess, RemoteService, start_engine_process
 from deployments.engine.process.service import CLEAR_DEVICE, ReuseService
+from deployments.engine.resume.crossing import with_resumed
 from deployments.engine.step_witness import EngineDiedError
 from deployments.engine.wiring import KVReuse, why_not_moved
 from deployments.protocol.kv_port import (
@@ -190,6 +191,7 @@ class EngineRoom:
             **({FIDELITY: request.fidelity, ARRIVED: prompt.arrived} if request.fidelity != EXACT else {}),
         }
         kept = {k: v for k, v in (params.extra_args or {}).items() if k != "kv_transfer_params"}
+        kept = with_resumed(kept, request.resumed_tokens)
         params.extra_args = {**kept, **({"kv_transfer_params": transfer} if transfer else {})} or None
         admitted = False
         self._begun[request.request_id] = False

@@ -84,20 +84,15 @@ class SchedulerSide:
         ttft_target_s: float | None = None,
     ) -> None:
         """`num_running`: requests in the engine's steps now; `max_step_tokens`: what a step computes at most."""
-        self._port = port
-        self._transfer = transfer
+        self._port, self._transfer, self._replica = port, transfer, replica
         self._kv_cache_manager, self._pool = kv_cache_manager, kv_cache_manager.block_pool
         self._block_size, self._blocks_per_segment = block_size, blocks_per_segment
-        self._replica = replica
         self.saves = RequestSaves(
             kv_cache_manager, transfer, layerwise, on_engine_thread, block_size, blocks_per_segment
         )
-        self._layerwise = layerwise
-        self._blends = blends
-        self._num_running, self._max_step_tokens = num_running, max_step_tokens
-        self._load_deadline_s = load_deadline_s
-        self._make_room = make_room
-        self._ttft_target_s = ttft_target_s
+        self._layerwise, self._blends = layerwise, blends
+        self._num_running, self._max_step_tokens, self._make_room = num_running, max_step_tokens, make_room
+        self._load_deadline_s, self._ttft_target_s = load_deadline_s, ttft_target_s
         self.queue: HotnessQueue | None = None
         """The pool's free blocks by hotness; None: vLLM's own order."""
         self.owners = BlockOwners()
@@ -363,6 +358,11 @@ class SchedulerSide:
             self._blends.cancel(request.request_id)
         self.saves.end(request.request_id)
         return {KV_CACHE_USAGE: tracked.usage(self._replica)}
+
+    def usage_so_far(self, request_id: str) -> dict[str, KVCacheUsage] | None:
+        """What `finish` will say of a request whose prompt has been computed."""
+        tracked = self._tracked.get(request_id)
+        return {KV_CACHE_USAGE: tracked.usage(self._replica)} if tracked else None
 
     def tenant_of_block(self, block_hash: bytes) -> str:
         """The tenant whose request has this block; empty: none. O(blocks of all requests here): for rare cases."""

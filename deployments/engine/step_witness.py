@@ -99,7 +99,10 @@ class StepWitness:
         prefilled = [new.req_id for new in step.scheduled_new_reqs]
         running = step.scheduled_cached_reqs
         for name, computed in zip(running.req_ids, running.num_computed_tokens, strict=True):
-            if name in requests and computed < requests[name].num_prompt_tokens:
+            if name not in requests:
+                continue
+            # A continued request is prefilled up to the last token that it has answered.
+            if computed < requests[name].num_prompt_tokens or step.num_scheduled_tokens[name] > 1:
                 prefilled.append(name)
         return prefilled or list(step.num_scheduled_tokens)
 

@@ -70,6 +70,12 @@ class TrackedRequest:
     """Tokens by tier that a blend took as they were stored."""
     sources: dict[str, int] | None = None
     """Tokens by tier when the prompt was first admitted: what usage reports, whatever a preemption does later."""
+    entered_tokens: int = field(init=False)
+    """How many it came with: its prompt's, and those that a continued request had answered before."""
+
+    def __post_init__(self) -> None:
+        """It enters now."""
+        self.entered_tokens = self.request.num_tokens
 
     def note_blended(self, by_tier: Mapping[str, int]) -> None:
         """The load in flight, a blend, has ended well."""
@@ -117,13 +123,13 @@ class TrackedRequest:
         return by_tier
 
     def usage(self, replica: str) -> KVCacheUsage:
-        """Where the prompt's KV came from, as its answer says."""
+        """Where the KV of what it entered with came from: of its prompt, as its answer says."""
         by_tier = self.sources or {}
         usage = KVCacheUsage(
             device=by_tier.get("device", 0),
             cpu=by_tier.get("cpu", 0),
             redis=by_tier.get("redis", 0),
-            recomputed=self.request.num_prompt_tokens - sum(by_tier.values()),
+            recomputed=self.entered_tokens - sum(by_tier.values()),
             replica=replica,
         )
         if self.blended:

@@ -8,6 +8,7 @@ every streamed token would cost O(prompt) bytes per token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
@@ -22,8 +23,15 @@ KV_CACHE_USAGE = "crosskv"
 """Key of `KVCacheUsage` in `RequestOutput.kv_transfer_params` of a request's last output."""
 
 
+FIRST_USAGE = "crosskv_usage"
+"""Attribute of a request's first output: the same `KVCacheUsage`, as far as it is known by then."""
+
+
 class KVCacheUsage(TypedDict):
-    """Where the prompt's KV came from, in tokens; the four counts add up to the prompt's length (DESIGN §6)."""
+    """Where the prompt's KV came from, in tokens; the four counts add up to the prompt's length (DESIGN §6).
+
+    Of a continued request they add up to the tokens that it entered with: `GenerateRequest.num_tokens`.
+    """
 
     device: int
     cpu: int
@@ -42,14 +50,16 @@ class KVCacheUsage(TypedDict):
 class Progress:
     """What the ingress and the router in the same process tell each other about one request; not sent to the replica.
 
-    `replica`: its unique name, once the router has chosen it and it has accepted, which was at `routed` (seconds of
-    `time.monotonic`; 0.0: not yet). `failed`: shared by all requests of one ingress.
+    `on_drain`: to be called when Serve stops the replica while it works on this. `replica`: its unique name, once the
+    router has chosen it and it has accepted, which was at `routed` (seconds of `time.monotonic`; 0.0: not yet).
+    `failed`: shared by all requests of one ingress.
     """
 
     first_token: bool = False
     replica: str = ""
     routed: float = 0.0
     failed: FailedReplicas = field(default_factory=FailedReplicas)
+    on_drain: Callable[[], None] = lambda: None
 
     def __reduce__(self) -> tuple[type[Progress], tuple[()]]:
         """A copy in another process starts anew."""
@@ -99,6 +109,9 @@ class GenerateRequest:
     `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
     whose KV every prompt may read; empty for an exact one. `blend`: of a blended prompt that has chunks only.
     `save_answer`: whether the KV of what is sampled is stored; not where a template strips such answers from history.
+    `resumed_tokens`: what was sampled of the answer elsewhere and has been sent to the client; not empty for a
+    continuation, which goes on behind them as if it had been preempted there. Then the hashes are those of the prompt
+    and these tokens together, and only a model with this `fingerprint` may go on.
     `phase`: of a request that prefills here and decodes elsewhere. `store_within_s`: one that ends with its first token
     and goes on elsewhere gives that token at once, and its end when its KV is stored, or so much later; 0: as one.
     `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the
@@ -115,6 +128,8 @@ class GenerateRequest:
     save_answer: bool = True
     exact_block_hashes: list[bytes] = field(default_factory=list)
     blend: BlendRequest | None = None
+    resumed_tokens: list[int] = field(default_factory=list)
+    fingerprint: bytes = b""
     priority: int = 0
     replica_pin: int | None = None
     phase: Phase = ""
@@ -125,3 +140,8 @@ class GenerateRequest:
     reasoning_parser_kwargs: dict[str, Any] | None = None
     trace_headers: dict[str, str] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that an engine needs KV of before it samples: the prompt, and what was answered before."""
+        return len(self.prompt_token_ids) + len(self.resumed_tokens)

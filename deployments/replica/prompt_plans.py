@@ -109,7 +109,7 @@ class PromptPlan:
         self.short_tokens = plans.short_tokens
         self._plans = plans
         self._request_id = request.request_id
-        self._prompt_tokens = len(request.prompt_token_ids)
+        self._prompt_tokens = request.num_tokens
         self._reason = reason
         self._expected = plan.get("expected", _NOTHING_EXPECTED) if plan else _NOTHING_EXPECTED
         block_tokens = plans.block_tokens
@@ -131,15 +131,20 @@ class PromptPlan:
         self._plans.queued_tokens -= self._queued
         self._queued = 0
 
+    def give_reason(self, usage: KVCacheUsage) -> None:
+        """Say in the usage why so much was reused."""
+        reused = usage["device"] + usage["cpu"] + usage["redis"]
+        if reused - usage.get("blended", 0) < self._planned_tokens or self._is_unblended(usage):
+            self._reason = LOAD_FAILED
+        usage["reason"] = self._reason
+
     def ended(self, output: RequestOutput, fills: FillTimes | None = None) -> None:
         """Complete the usage in the last output, and report what the engine measured: of a fill, to `fills`."""
         usage: KVCacheUsage | None = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE)
         if usage is None:
             return
         loaded = usage["cpu"] + usage["redis"]
-        if usage["device"] + loaded - usage.get("blended", 0) < self._planned_tokens or self._is_unblended(usage):
-            self._reason = LOAD_FAILED
-        usage["reason"] = self._reason
+        self.give_reason(usage)
         logger.debug(
             "%s: %s; tokens: %d device, %d cpu, %d redis, %d recomputed; expected until the first token: %.1f ms with "
             "the plan, %.1f ms without",
@@ -199,7 +204,7 @@ class PromptPlans:
             return PromptPlan(self, request, None, "")
         if request.sampling_params.skip_reading_prefix_cache:
             return PromptPlan(self, request, None, COMPUTED_WHOLE)
-        prompt_tokens = len(request.prompt_token_ids)
+        prompt_tokens = request.num_tokens
         if not request.block_hashes or self._short.skips(time.monotonic(), prompt_tokens):
             return PromptPlan(self, request, None, SHORT)
         plan = await self._source.plan(

@@ -21,13 +21,13 @@ from deployments.port.other_process import OpenThere
 from deployments.protocol.families import labelled
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
-from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, PinnedCall
+from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest, PinnedCall
 from deployments.replica.chunk_fill import ChunkFill
 from deployments.replica.fill_request import filler
 from deployments.replica.fill_times import FillTimes
 from deployments.replica.first_token import goes_on, take_token
 from deployments.replica.manager_link import ManagerLink
-from deployments.replica.prompt_plans import PromptPlans
+from deployments.replica.prompt_plans import PromptPlan, PromptPlans
 from deployments.replica.serve_port import bind_to_node
 
 if TYPE_CHECKING:
@@ -91,8 +91,11 @@ class Replica:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs for one prompt, as they come. Cancelling the call aborts the request in the engine.
 
-        Raises EngineDiedError when the engine is dead, or dies meanwhile.
+        Raises EngineDiedError when the engine is dead, or dies meanwhile; GenerationError for an answer that another
+        model began.
         """
+        from vllm.exceptions import GenerationError
+
         from deployments.engine.room import EnginePrompt
         from deployments.engine.step_witness import EngineDiedError
 
@@ -100,6 +103,8 @@ class Replica:
         if self._room.dead:
             self._end_soon()
             raise EngineDiedError(self._suspects())
+        if request.resumed_tokens and request.fingerprint != self._room.fingerprint:
+            raise GenerationError("The model was replaced while this answer was under way.")
         received = time.monotonic()
         fill = self._fill
         if fill is not None:
@@ -118,7 +123,9 @@ class Replica:
                 prompt = EnginePrompt(request, planned.plan, received - request.waited_s, short_tokens)
                 async for output in self._room.generate(prompt):
                     planned.begun()
-                    yielded_at = yielded_at or time.monotonic()
+                    if not yielded_at:
+                        yielded_at = time.monotonic()
+                        self._sign_first(output, planned)
                     if output.finished:
                         planned.ended(output)
                         self._sign(output)
@@ -164,6 +171,14 @@ class Replica:
                         planned.ended(output, self._fill_times)
             finally:
                 planned.begun()
+
+    def _sign_first(self, output: RequestOutput, planned: PromptPlan) -> None:
+        """The first output says as much as the last one, in case another replica gives that one."""
+        usage: KVCacheUsage | None = getattr(output, FIRST_USAGE, None)
+        if usage is not None:
+            planned.give_reason(usage)
+            usage["replica"] = str(self.rank)
+            usage.pop("load", None)
 
     def _sign(self, output: RequestOutput) -> None:
         """Say in the usage which replica this is by now."""

@@ -123,7 +123,7 @@ class PrefixAffinityRouter(RequestRouter):
         self._expect_no_more(now, internal_id)
         found = self._coverages(request, names)
         hits = self._with_in_flight(request, found)
-        order = self._state.rank(names, hits, len(request.prompt_token_ids), now, request.phase)
+        order = self._state.rank(names, hits, request.num_tokens, now, request.phase)
         failed = request.progress.failed
         order.sort(key=lambda name: name in failed)  # stable
         # Between this choice and `on_request_routed` Serve may ask the replica how many requests it has. Prompts that
@@ -139,7 +139,7 @@ class PrefixAffinityRouter(RequestRouter):
         if not isinstance(request, GenerateRequest):
             return
         name, internal_id = replica_id.unique_id, pending_request.metadata.internal_request_id
-        now, prompt_tokens = time.monotonic(), len(request.prompt_token_ids)
+        now, prompt_tokens = time.monotonic(), request.num_tokens
         request.progress.replica, request.progress.routed = name, now
         choice = self._expected.get(internal_id)
         self._expect_no_more(now, internal_id)
@@ -159,7 +159,7 @@ class PrefixAffinityRouter(RequestRouter):
 
     def _work(self, request: GenerateRequest, hits: TierHits) -> tuple[int, int]:
         """Tokens to prefill and blocks to decode on, where so much is held."""
-        prompt_tokens, block_size = len(request.prompt_token_ids), self._options.block_size
+        prompt_tokens, block_size = request.num_tokens, self._options.block_size
         return max(0, prompt_tokens - sum(hits) * block_size), -(-prompt_tokens // block_size)
 
     def _expect_no_more(self, now: float, internal_id: str) -> None:

@@ -63,9 +63,9 @@ def started_world(folder: Path, settings: Mapping[str, Any], redis_password: str
 class Fault:
     """`inject` causes it on entry and ends it on exit.
 
-    `parked_in`: the tier that holds the requests' KV when it strikes. `breaks_streams`: what has sent tokens may end in
-    an error event. `missing`: the part of /health that must say so while it lasts (empty: nobody's state changes, or
-    too briefly to be seen). `strikes_at_once`: the streams that begin do so while it strikes, and not after it.
+    `parked_in`: the tier that holds the requests' KV when it strikes. `missing`: the part of /health that must say so
+    while it lasts (empty: nobody's state changes, or too briefly to be seen). `strikes_at_once`: the streams that begin
+    do so while it strikes, and not after it.
     `ratio`: of what blended prompts reuse, the share that is computed anew. With 1 every answer equals an exact one's,
     whatever was found of its documents, unless the blend goes wrong. With less it does so only where nothing is found:
     such a fault has to take everything, and strikes while nobody asks.
@@ -75,7 +75,6 @@ class Fault:
     name: str
     inject: Callable[[World], contextlib.AbstractContextManager[Any]]
     parked_in: str = "redis"
-    breaks_streams: bool = False
     missing: str = ""
     strikes_at_once: bool = False
     ratio: float = 1.0
@@ -254,14 +253,14 @@ FAULTS = (
     Fault("manager", "killed", _killed("ray::KVManagerActor"), missing="kv_manager"),
     Fault("manager", "hangs", _hanging("ray::KVManagerActor"), missing="kv_manager"),
     Fault("manager", "replies lost", _called("lose_replies")),
-    Fault("replica", "killed mid-stream", _one_replica_killed, breaks_streams=True, missing="replicas"),
-    Fault("replica", "engine exception", _called("break_engine"), breaks_streams=True, missing="replicas"),
-    Fault("replica", "engine hangs", _called("hang_engine"), breaks_streams=True, missing="replicas"),
+    Fault("replica", "killed mid-stream", _one_replica_killed, strikes_at_once=True, missing="replicas"),
+    Fault("replica", "engine exception", _called("break_engine"), strikes_at_once=True, missing="replicas"),
+    Fault("replica", "engine hangs", _called("hang_engine"), strikes_at_once=True, missing="replicas"),
 )
 
 ENGINE_FAULTS = (
-    Fault("engine", "process killed", _one_engine(signal.SIGKILL), breaks_streams=True, missing="replicas"),
-    Fault("engine", "process stands still", _one_engine(signal.SIGSTOP), breaks_streams=True, missing="replicas"),
+    Fault("engine", "process killed", _one_engine(signal.SIGKILL), strikes_at_once=True, missing="replicas"),
+    Fault("engine", "process stands still", _one_engine(signal.SIGSTOP), strikes_at_once=True, missing="replicas"),
 )
 """Of a server whose engines have processes of their own (`engine.process`)."""
 

@@ -188,7 +188,7 @@ class Trials:
             async with asyncio.timeout(FIRST_TOKENS_S):
                 await asyncio.gather(*(stream.begun.wait() for stream in early))
             striking = asyncio.create_task(asyncio.to_thread(lasting.enter_context, fault.inject(self._world)))
-            if not (fault.breaks_streams or fault.strikes_at_once):
+            if not fault.strikes_at_once:
                 await striking
             tasks += [send(stream) for stream in late]
             await asyncio.gather(striking, *tasks)
@@ -221,7 +221,7 @@ class Trials:
         self._server.clear(*faster)
 
     def _judge(self, outcome: Outcome, fault: Fault, streams: Sequence[Stream], when: str) -> None:
-        """Note every stream that is not right: the same tokens, or, where it may break, the same as far as it came.
+        """Note every stream that is not right: the same tokens, to the last one.
 
         Where a fault has blended prompts reuse what it does not take, only those under it have an exact answer.
         """
@@ -232,10 +232,7 @@ class Trials:
                 outcome.problems.append(f"{when}: wrong tokens")
             elif stream.error:
                 outcome.broken_streams += 1
-                if not (fault.breaks_streams and stream.tokens and when in (STRUCK, UNDER)):
-                    outcome.problems.append(f"{when}: {stream.error} (after {len(stream.tokens)} tokens)")
-                elif "wire format" in stream.error:
-                    outcome.problems.append(f"{when}: {stream.error}")
+                outcome.problems.append(f"{when}: {stream.error} (after {len(stream.tokens)} tokens)")
             elif not stream.ended or len(stream.tokens) != len(answer):
                 outcome.problems.append(f"{when}: the stream ended without an error after {len(stream.tokens)} tokens")
 

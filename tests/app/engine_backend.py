@@ -45,5 +45,11 @@ class EngineReplicas:
     def none_left(self) -> bool:
         return False
 
+    def only_one(self) -> bool:
+        return True
+
+    def rank_of(self, replica: str) -> int | None:
+        return 0
+
     def ranks(self) -> Collection[int]:
         return {0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,11 +41,11 @@ def say(request: GenerateRequest, tokens: Sequence[int], text: str, *, finished:
 
 
 async def speak(request: GenerateRequest) -> AsyncIterator[RequestOutput]:
-    """Say " one two three", word by word in a stream, all at once otherwise."""
+    """Say " one two three", word by word in a stream, all at once otherwise; or what is left of it."""
     if request.sampling_params.output_kind != RequestOutputKind.DELTA:
         yield say(request, [10, 11, 12], " one two three", finished=True)
         return
-    for number, word in enumerate([" one", " two", " three"]):
+    for number, word in list(enumerate([" one", " two", " three"]))[len(request.resumed_tokens) :]:
         await asyncio.sleep(0)
         yield say(request, [10 + number], word, finished=number == 2)
 
@@ -93,14 +93,39 @@ class FakeReplicas:
     known_ranks: Collection[int] | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    _abort: dict[str, asyncio.Event] = field(default_factory=dict)
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         self.requests.append(request)
         request.progress.replica = next((name for name in self.names if name not in request.avoid), self.names[0])
-        return self.script(request)
+        return self._until_aborted(request.request_id, self.script(request))
+
+    async def _until_aborted(
+        self, request_id: str, outputs: AsyncIterator[RequestOutput]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        aborted = self._abort[request_id] = asyncio.Event()
+        stop = asyncio.ensure_future(aborted.wait())
+        try:
+            while True:
+                following = asyncio.ensure_future(anext(outputs, None))
+                await asyncio.wait({following, stop}, return_when=asyncio.FIRST_COMPLETED)
+                if not following.done() or (output := following.result()) is None:
+                    following.cancel()
+                    return
+                yield output
+        finally:
+            stop.cancel()
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
+        if request_id in self._abort:
+            self._abort[request_id].set()
+
+    def only_one(self) -> bool:
+        return len(self.names) < 2
+
+    def rank_of(self, replica: str) -> int | None:
+        return self.names.index(replica) if replica in self.names else None
 
     def none_left(self) -> bool:
         return self.known_ranks is not None and not self.known_ranks

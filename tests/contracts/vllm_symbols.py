@@ -50,6 +50,7 @@ IMPORTED: dict[str, set[str]] = {
     "vllm.exceptions": {"GenerationError", "GracefulHTTPError", "VLLMClientError", "VLLMValidationError"},
     "vllm.forward_context": {"ForwardContext", "set_forward_context"},
     "vllm.inputs": {"EngineInput"},
+    "vllm.logprobs": {"append_logprobs_for_next_position"},
     "vllm.lora.request": {"LoRARequest"},
     "vllm.model_executor.layers.attention": {"Attention"},
     "vllm.model_executor.layers.rotary_embedding": {
@@ -66,7 +67,7 @@ IMPORTED: dict[str, set[str]] = {
     "vllm.renderers": {"BaseRenderer", "ChatParams", "TokenizeParams", "renderer_from_config"},
     "vllm.renderers.chat_utils": {"ConversationMessage", "has_non_text_content", "load_chat_template"},
     "vllm.renderers.online_renderer": {"OnlineRenderer"},
-    "vllm.sampling_params": {"RequestOutputKind", "SamplingParams", "StructuredOutputsParams"},
+    "vllm.sampling_params": {"RequestOutputKind", "SamplingParams", "SamplingType", "StructuredOutputsParams"},
     "vllm.tokenizers": {"cached_tokenizer_from_config"},
     "vllm.usage.usage_lib": {"UsageContext"},
     "vllm.utils.async_utils": {"make_async"},
@@ -82,6 +83,7 @@ IMPORTED: dict[str, set[str]] = {
         "make_block_hash_with_group_id",
     },
     "vllm.v1.core.sched.output": {"SchedulerOutput"},
+    "vllm.v1.core.sched.scheduler": {"Scheduler"},
     "vllm.v1.engine": {
         "EngineCoreOutput",
         "EngineCoreOutputs",
@@ -100,6 +102,7 @@ IMPORTED: dict[str, set[str]] = {
     "vllm.v1.outputs": {"KVConnectorOutput"},
     "vllm.v1.request": {"Request", "RequestStatus"},
     "vllm.v1.structured_output": {"StructuredOutputManager"},
+    "vllm.v1.worker.gpu_input_batch": {"CachedRequestState"},
 }
 """From module to names; an empty set: the module itself."""
 
@@ -133,9 +136,19 @@ USED: dict[str, set[str]] = {
     "vllm.v1.core.sched.output:SchedulerOutput": {
         "num_scheduled_tokens", "scheduled_cached_reqs", "scheduled_new_reqs", "total_num_scheduled_tokens",
     },
+    "vllm.outputs:RequestOutput": {"add", "kv_transfer_params", "num_cached_tokens"},
     "vllm.v1.core.sched.scheduler:Scheduler": {
-        "connector", "has_requests", "kv_cache_manager", "kv_event_publisher", "requests", "running", "schedule",
+        "_handle_blocked_waiting_request", "add_request", "connector", "grammar_compile_error_reqs", "has_requests",
+        "kv_cache_manager", "kv_event_publisher", "max_model_len", "requests", "running", "schedule",
+        "structured_output_manager", "update_from_output",
     },
+    "vllm.v1.engine:EngineCoreOutput": {"kv_transfer_params", "prefill_stats", "request_id"},
+    "vllm.v1.engine.async_llm:AsyncLLM": {"output_processor"},
+    "vllm.v1.engine.detokenizer:IncrementalDetokenizer": {"get_next_output_text", "num_output_tokens", "update"},
+    "vllm.v1.engine.logprobs:LogprobsProcessor": {"logprobs", "num_logprobs"},
+    "vllm.v1.engine.output_processor:OutputProcessor": {"add_request", "request_states"},
+    "vllm.v1.engine.output_processor:RequestOutputCollector": {"put"},
+    "vllm.v1.engine.output_processor:RequestState": {"detokenizer", "logprobs_processor", "sent_tokens_offset"},
     "vllm.v1.engine.core:EngineCore": {
         "abort_requests", "add_request", "async_scheduling", "get_supported_tasks", "model_executor", "post_step",
         "preprocess_add_request", "reset_prefix_cache", "scheduler", "shutdown", "step_fn",
@@ -162,13 +175,16 @@ USED: dict[str, set[str]] = {
     "vllm.v1.metrics.stats:RequestStateStats": {"first_token_ts", "scheduled_ts"},
     "vllm.v1.request:Request": {
         "arrival_time", "block_hashes", "cache_salt", "kv_transfer_params", "lora_request", "mm_features",
-        "num_computed_tokens", "num_prompt_tokens", "num_tokens", "prompt_embeds", "prompt_token_ids", "request_id",
-        "sampling_params", "skip_reading_prefix_cache", "status", "update_block_hashes",
+        "append_output_token_ids", "max_tokens", "num_computed_tokens", "num_output_tokens", "num_preemptions",
+        "num_prompt_tokens", "num_tokens", "output_token_ids", "pooling_params", "prompt_embeds", "prompt_token_ids",
+        "request_id", "resumable", "sampling_params", "skip_reading_prefix_cache", "status", "update_block_hashes",
     },
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": {
         "_bookkeeping_sync", "_build_attention_metadata", "_sample", "attn_groups", "device", "discard_request_mask",
-        "get_model", "input_batch", "requests", "vllm_config",
+        "get_model", "input_batch", "requests", "sampler", "vllm_config",
     },
+    "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler": {"forward", "forward_cpu", "use_fp64_gumbel"},
+    "vllm.v1.structured_output:StructuredOutputManager": {"accept_tokens"},
     "vllm.v1.worker.block_table:BlockTable": {"block_size"},
     "vllm.v1.worker.gpu_input_batch:InputBatch": {"block_table", "num_computed_tokens_cpu", "req_ids"},
     "vllm.v1.worker.utils:AttentionGroup": {

@@ -36,6 +36,7 @@ from deployments.engine.process import channel
 from deployments.engine.process.flight_recorder import FlightRecorder
 from deployments.engine.process.service import ReuseService
 from deployments.engine.process.surroundings import IDLE_STEP_EVERY_S, prepare_process, tolerant_module_scan
+from deployments.engine.resume.runner import let_requests_resume
 from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.step_witness import StepWitness
 from deployments.engine.wiring import KVReuse, why_not_moved
@@ -122,6 +123,7 @@ class ReplicaEngineCore(EngineCoreProc):
         """Build crosskv's parts around vLLM's."""
         spec = self.spec
         keep_seeds_exact(self)
+        let_requests_resume(self)
         self.heartbeat = Heartbeat(beat=self.recorder.beat)
         self.heartbeat.watch(self.scheduler)
         self.heartbeat.hear_compilation()

@@ -28,6 +28,7 @@ from deployments.engine.metrics import port_families
 from deployments.engine.process import channel
 from deployments.engine.process.core import PULSE_EVERY_S, EngineSpec, Ready, run
 from deployments.engine.process.flight_recorder import FlightRecorder
+from deployments.engine.resume.front import hear_what_was_said
 from deployments.engine.step_witness import sender_id
 from deployments.protocol.families import added
 
@@ -150,6 +151,7 @@ def start_engine_process(config: VllmConfig, spec: EngineSpec) -> tuple[AsyncLLM
         if not isinstance(said, Ready):
             raise _why(said) or RuntimeError("the engine's process ended while the cache's parts were built")
         unless_started.pop_all()
+    hear_what_was_said(llm)
     return llm, EngineProcess(llm, recorder, ours), said
 
 

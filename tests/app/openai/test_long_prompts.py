@@ -10,7 +10,7 @@ import pytest
 from fake_backend import FakeReplicas, speak
 from ingress_server import COMPLETION
 
-from app.openai import engine_client
+from app.openai import engine_client, prompt_keys
 from app.openai.prompt_keys import PromptKeys
 from deployments.protocol.wire import GenerateRequest
 
@@ -37,7 +37,8 @@ def test_a_long_prompt_is_hashed_off_the_loop(
         return speak(request)
 
     monkeypatch.setattr(PromptKeys, "hashes", noted)
-    monkeypatch.setattr(engine_client, "_LONG_PROMPT_TOKENS", limit)
+    monkeypatch.setattr(engine_client, "LONG_PROMPT_TOKENS", limit)
+    monkeypatch.setattr(prompt_keys, "LONG_PROMPT_TOKENS", limit)
     replicas = FakeReplicas(script)
     server = start(replicas)
     with server.http() as client:

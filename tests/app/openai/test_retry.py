@@ -1,4 +1,4 @@
-"""A replica that is gone before its first output costs nobody an answer; one that is gone later ends the stream."""
+"""A replica that is gone before its first output costs nobody an answer; `tests/app/continuation`: one gone later."""
 
 from __future__ import annotations
 
@@ -69,19 +69,6 @@ def test_what_has_given_nothing_is_answered_by_another_replica(
     assert retried(server) == {**dict.fromkeys(GONE_REASONS, 0), reason: 1}
     assert len([record for record in caplog.records if "sent again" in record.message]) == 1
     check_all_is_free(server)
-
-
-@pytest.mark.parametrize("error", [DIED, through_ray(EngineDeadError())], ids=["died", "engine"])
-def test_what_has_given_a_token_ends_in_an_error_event_and_is_never_sent_again(start, error: Exception):
-    replicas = FakeReplicas(gone_at("a", error=error, after_words=1))
-    server = start(replicas)
-    answer = ask(server, stream=True)
-    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
-    assert events[-1] == "[DONE]"
-    assert json.loads(events[-2])["error"]["code"] == 503
-    assert sum(" word" in event for event in events) == 1
-    assert len(replicas.requests) == 1
-    assert sum(retried(server).values()) == 0
 
 
 def test_a_prompt_outlives_two_replicas_that_were_ended_and_goes_back_to_neither(start):
@@ -184,7 +171,7 @@ def test_a_stream_that_ends_its_engine_after_a_token_is_refused_when_it_comes_ag
     events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
     assert json.loads(events[-2])["error"]["code"] == 500
     assert ask(server, stream=True).status_code == 503
-    assert len(replicas.requests) == 1
+    assert len(replicas.requests) == 2, "most such deaths are the engine's own, so one continuation is risked"
 
 
 def test_of_two_suspects_the_plain_one_is_answered_and_the_odd_one_is_given_to_no_other_engine(start):

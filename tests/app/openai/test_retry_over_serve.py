@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -24,6 +24,8 @@ from prometheus_client import CollectorRegistry
 from ray import cloudpickle, serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.backend.replica_errors import replica_gone, witness
@@ -58,15 +60,27 @@ def take(note: Path, name: str) -> str:
     return text
 
 
+def word(name: str, request_id: str, tokens: Sequence[int] = (), finished: bool = False) -> RequestOutput:
+    """An output that says who gave it, in the place of the prompt."""
+    answer = CompletionOutput(0, "", list(tokens), None, None, finish_reason="length" if finished else None)
+    return RequestOutput(request_id, name, None, None, [answer], finished)
+
+
+def told(outputs: Sequence[RequestOutput]) -> list[tuple[str, str]]:
+    """By whom, and under which id."""
+    return [(output.prompt or "", output.request_id) for output in outputs]
+
+
 class Voice:
     """Says its own name and the id it was asked under; the first one to read a fatal note does what it says."""
 
-    async def generate(self, request: GenerateRequest) -> AsyncIterator[tuple[str, str]]:
+    async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         note = (request.trace_headers or {}).get("note")
         name = serve.get_replica_context().replica_id.unique_id
         fatal = take(Path(note), name) if note else ""
+        said = len(request.resumed_tokens)
         if fatal == "speak and die":
-            yield name, request.request_id
+            yield word(name, request.request_id, [7])
             await asyncio.sleep(0.5)  # the word is on its way
         if fatal.endswith("die"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -78,7 +92,7 @@ class Voice:
             raise ValueError("no such thing")
         if fatal.endswith("be still"):
             if fatal.startswith("speak"):
-                yield name, request.request_id
+                yield word(name, request.request_id, [7])
             try:
                 await asyncio.sleep(PATIENCE_S)
             finally:
@@ -89,9 +103,10 @@ class Voice:
             hanging_up = asyncio.ensure_future(server.stop(0))
             await asyncio.sleep(PATIENCE_S)
             await hanging_up
-        yield name, request.request_id
-        if fatal == "speak at length":
-            yield name, "x" * 20_000_000 + str(len(request.prompt_token_ids))
+        at_length = fatal == "speak at length"
+        yield word(name, request.request_id, [8] if said else [], finished=not at_length)
+        if at_length:
+            yield word(name, "x" * 20_000_000 + str(len(request.prompt_token_ids)), finished=True)
 
 
 class Nobody:
@@ -156,14 +171,22 @@ def voices(serve_port: int) -> Iterator[Voices]:
     voices.end()
 
 
-def ask(note: Path | None, request_id: str = "r") -> GenerateRequest:
-    params: Any = None
+def ask(note: Path | None, request_id: str = "r", streams: bool = False) -> GenerateRequest:
+    kind = RequestOutputKind.DELTA if streams else RequestOutputKind.FINAL_ONLY
+    params = SamplingParams(output_kind=kind)
     headers = {"note": str(note)} if note else {}
     return GenerateRequest(request_id, [1, 2, 3], params, "salt", [], trace_headers=headers)
 
 
-async def answer(replicas: ServeReplicas, metrics: IngressMetrics, request: GenerateRequest) -> list[Any]:
-    return [output async for output in Attempts(request, replicas, metrics, REPLICAS, Suspects(600.0)).outputs()]
+def attempts(replicas: ServeReplicas, metrics: IngressMetrics, request: GenerateRequest) -> Attempts:
+    async def names(tokens: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
+        return [], []
+
+    return Attempts(request, replicas, metrics, REPLICAS, Suspects(600.0), time.monotonic(), names, 100)
+
+
+async def answer(replicas: ServeReplicas, metrics: IngressMetrics, request: GenerateRequest) -> list[tuple[str, str]]:
+    return told([output async for output in attempts(replicas, metrics, request).outputs()])
 
 
 def written(folder: Path, text: str) -> Path:
@@ -209,15 +232,39 @@ def test_a_killed_replicas_prompt_is_answered_by_the_other(voices: Voices, tmp_p
     voices.run(check)
 
 
-def test_a_replica_killed_in_mid_stream_ends_the_stream_with_its_loss(voices: Voices, tmp_path: Path) -> None:
+def resumed(metrics: IngressMetrics) -> dict[str, float]:
+    (family,) = metrics.resumed.collect()
+    return {s.labels["reason"]: s.value for s in family.samples if s.name.endswith("_total") and s.value}
+
+
+def test_the_stream_of_a_replica_killed_in_mid_stream_goes_on_at_the_other(voices: Voices, tmp_path: Path) -> None:
     async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
-        note, outputs = written(tmp_path, "speak and die"), []
-        with pytest.raises(Exception) as error:  # noqa: PT012, PT011 (what Ray raises is read below)
-            async for output in Attempts(ask(note), replicas, metrics, REPLICAS, Suspects(600.0)).outputs():
-                outputs.append(output)  # noqa: PERF401 (they are wanted in spite of the error)
-        assert outputs == [(reader(note), "r")]
-        assert replica_gone(error.value) == "process_gone"
-        assert retries(metrics) == {}
+        note = written(tmp_path, "speak and die")
+        stream = attempts(replicas, metrics, ask(note, streams=True))
+        outputs = [output async for output in stream.outputs()]
+        (first, first_id), (second, second_id) = told(outputs)
+        assert (first, first_id, second_id) == (reader(note), "r", "r-retry1")
+        assert second not in ("", first)
+        assert [list(output.outputs[0].token_ids) for output in outputs] == [[7], [8]]
+        assert (retries(metrics), resumed(metrics)) == ({}, {"process_gone": 1})
+
+    voices.run(check)
+
+
+def test_a_stream_is_moved_away_from_a_replica_that_is_well(voices: Voices, tmp_path: Path) -> None:
+    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
+        note = written(tmp_path, "speak and be still")
+        (tmp_path / "note.waits").touch()
+        stream = attempts(replicas, metrics, ask(note, streams=True))
+        outputs = []
+        async for output in stream.outputs():
+            outputs.append(output)
+            stream.leave("moved")  # once it has ended there is nothing to leave
+        (first, _), (second, _) = told(outputs)
+        assert first == reader(note) != second
+        assert resumed(metrics) == {"moved": 1}
+        assert {first, second} <= (replicas.living() or set()), "both are well"
+        await until(lambda: not (tmp_path / "note.waits").exists())
 
     voices.run(check)
 
@@ -284,7 +331,7 @@ def test_long_prompts_and_long_outputs_fit(voices: Voices, tmp_path: Path) -> No
     async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
         request = ask(written(tmp_path, "speak at length"))
         request.prompt_token_ids = list(range(2_000_000))
-        _, (_, text) = await read(replicas, request)
+        _, (_, text) = told(await read(replicas, request))
         assert len(text) == 20_000_007
 
     voices.run(check)

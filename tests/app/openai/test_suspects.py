@@ -48,6 +48,36 @@ def test_a_prompt_that_is_named_alone_is_guilty_at_once_and_refused_for_a_while(
     assert book.turn("p") is Turn.GO
 
 
+def test_who_has_answered_and_is_named_alone_goes_on_once_and_is_guilty_the_second_time() -> None:
+    book = Book("p")
+    book.suspects.told("p")
+    assert book.died("p", "r1", ["p"]) is Verdict.SUSPECT
+    assert not book.refused("p")
+    book.now += SETTLE_S
+    assert book.turn("p") is Turn.GO
+    book.send("p", "p2")
+    book.suspects.told("p2")
+    assert book.died("p2", "r2", ["p2"]) is Verdict.GUILTY
+    assert book.refused("p")
+
+
+def test_of_those_who_have_answered_the_last_one_is_tried_like_the_others() -> None:
+    book = Book("a", "b")
+    for prompt in "ab":
+        book.suspects.told(prompt)
+    assert {book.died(prompt, "r1", ["a", "b"]) for prompt in "ab"} == {Verdict.SUSPECT}
+    book.now += SETTLE_S
+    assert (book.turn("a"), book.turn("b")) == (Turn.GO, Turn.WAIT)
+    book.suspects.cleared(b"a")
+    assert book.turn("b") is Turn.GO
+
+
+def test_a_copy_that_has_answered_does_not_excuse_one_that_was_being_prefilled() -> None:
+    book = Book("p1", "p2")
+    book.suspects.told("p1")
+    assert book.died("p1", "r1", ["p1", "p2"]) is Verdict.GUILTY
+
+
 def test_copies_of_one_prompt_are_one_suspect() -> None:
     book = Book("p1", "p2")
     assert book.died("p1", "r1", ["p1", "p2"]) is Verdict.GUILTY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 import shutil
 import signal
@@ -13,15 +14,17 @@ from typing import Any
 import psutil
 import pytest
 from live_room import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveRoom, hang_while_computing, refused_port, until_gone
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from deployments.engine.room import EnginePrompt
 from deployments.engine.step_witness import EngineDiedError
+from deployments.protocol.wire import GenerateRequest
 from load_tests.faults.inside_engine import die_of, in_engine
 from load_tests.harness.engine import greedy, prompt, until
 
 TOKENS = prompt(900, 2 * SEGMENT_BLOCKS * BLOCK + 5)
 DEADLY = [7, 8, 9, 7, 8]
+REGEX = StructuredOutputsParams(regex="([a-z]{3} [0-9]{2};){8}")
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,30 @@ def mortal(demo_model: Path) -> Iterator[LiveRoom]:
     yield live
     live.close()
     until_gone(process)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0.0}, {"temperature": 1.0, "seed": 7}, {"temperature": 0.0, "structured_outputs": REGEX}],
+    ids=["greedy", "seeded", "structured"],
+)
+def test_an_answer_that_began_elsewhere_goes_on_there(live: LiveRoom, options: dict[str, Any]) -> None:
+    def request(resumed: list[int]) -> GenerateRequest:
+        params = SamplingParams(max_tokens=30, output_kind=RequestOutputKind.DELTA, **options)
+        return dataclasses.replace(live.request(TOKENS, params), resumed_tokens=resumed)
+
+    async def read(resumed: list[int]) -> tuple[list[int], str]:
+        outputs = [output async for output in live.room.generate(EnginePrompt(request(resumed), None, 0.0))]
+        answers = [output.outputs[0] for output in outputs]
+        return [token for answer in answers for token in answer.token_ids], "".join(answer.text for answer in answers)
+
+    tokens, text = live.run(read([]))
+    for after in (1, 13):
+        live.run(live.room.carry_out({"kind": "clear_device"}))
+        rest, rest_text = live.run(read(tokens[:after]))
+        assert rest == tokens[after:]
+        assert text.endswith(rest_text)
+        assert rest_text
 
 
 def test_what_was_saved_there_is_loaded_there_and_changes_no_token(live: LiveRoom, tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""GET /api/v1/requests and POST /api/v1/requests/{id}/move: see what runs where, and move a stream to another replica.
+
+For administrators: the list shows every tenant's requests, though nothing of what they say.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.exceptions import GracefulHTTPError
+
+from app.backend.protocols import ReplicaHandle
+from app.continuation.live import LiveRequests
+from app.gate.auth import require_admin
+from app.gate.json_route import JsonRoute
+from app.gate.request_context import current_request
+from app.metrics.labels import MOVED
+
+PREFIX = "/api/v1/requests"
+PATHS = frozenset({PREFIX})
+
+ACCEPTED: Any = {"status_code": HTTPStatus.ACCEPTED, "response_model": dict[str, Any]}
+_REFUSED: dict[int | str, dict[str, Any]] = {
+    HTTPStatus.NOT_FOUND.value: {"model": ErrorResponse, "description": "No live request has this id."},
+    HTTPStatus.CONFLICT.value: {"model": ErrorResponse, "description": "It cannot be moved; the sentence says why."},
+}
+
+
+class NotMovedError(GracefulHTTPError):
+    """An answer in OpenAI's shape, with a sentence."""
+
+
+def requests_router(live: LiveRequests, replicas: ReplicaHandle) -> APIRouter:
+    """The routes under /api/v1/requests."""
+    router = APIRouter(prefix=PREFIX, route_class=JsonRoute)
+
+    @router.get("")
+    async def requests() -> dict[str, Any]:
+        """The prompts that are being answered now, the oldest first. For administrators.
+
+        `replica` is the number of the one that works on it; `tokens` have been answered; `resumed` says how often it
+        went on at another replica, and `not_movable` why it cannot be moved (null: it can).
+        """
+        require_admin(current_request().caller)
+        return {"requests": [one.report(replicas.rank_of) for one in live.all()]}
+
+    @router.post("/{request_id}/move", **ACCEPTED, responses=_REFUSED)
+    async def move(request_id: str) -> JSONResponse:
+        """Stop a stream at its replica, and go on with it at another one. For administrators.
+
+        `request_id` is the list's `id`, or the id that the client sees in its answer. The client sees a pause.
+        """
+        require_admin(current_request().caller)
+        found = live.find(request_id)
+        if not found:
+            raise NotMovedError("No live request has this id.", HTTPStatus.NOT_FOUND)
+        if len(found) > 1:
+            raise NotMovedError(f"{len(found)} live requests have this id; name one by its `id`.", HTTPStatus.CONFLICT)
+        (one,) = found
+        attempts = one.attempts
+        why = attempts.answered.why_not_moved()
+        if why is None and not attempts.replica:
+            why = "no replica works on it yet"
+        if why is None and replicas.only_one():
+            why = "there is no other replica"
+        if why is not None:
+            raise NotMovedError(f"The request cannot be moved: {why}.", HTTPStatus.CONFLICT)
+        source = replicas.rank_of(attempts.replica)
+        attempts.leave(MOVED)
+        answer = {"id": one.request_id, "source": source, "tokens": attempts.answered.num_tokens}
+        return JSONResponse(answer, status_code=HTTPStatus.ACCEPTED)
+
+    return router

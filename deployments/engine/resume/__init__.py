@@ -1,0 +1,1 @@
+"""A request enters an engine with tokens already answered, as if it had been preempted there."""

@@ -1,0 +1,74 @@
+"""A continued request in vLLM's model runner: known there before its first step, as a preempted one is.
+
+A seeded request's generator stands where it would after as many tokens. On a CPU vLLM draws one integer a token
+(`TopKTopPSampler.forward_cpu`), on CUDA four words of the generator's stream, by which it turns one back, too.
+
+Leans on vLLM: `GPUModelRunner.requests`, which `_update_states` reads for a resumed request and from which
+`finished_req_ids` removes one that never ran; `CachedRequestState`; `SamplingParams.sampling_type`;
+`runner.sampler.topk_topp_sampler` with `forward` and `use_fp64_gumbel`.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.sampling_params import SamplingType
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+from deployments.engine.resume.scheduler import ResumingScheduler
+from deployments.engine.seeded_sampling import model_runner
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.request import Request
+
+logger = logging.getLogger(__name__)
+
+_CUDA_OFFSET = 4
+"""What a token takes of a CUDA generator's stream (vLLM's `_bookkeeping_sync` turns back as much)."""
+
+
+def let_requests_resume(core: EngineCore) -> None:
+    """Open the scheduler's entrance for continued requests. On the engine thread, before the first step."""
+    scheduler: Any = core.scheduler
+    if isinstance(scheduler, ResumingScheduler):
+        scheduler.enter_runner = partial(_enter, model_runner(core))
+    else:
+        logger.warning("answers cannot be continued here: the engine's scheduler is %s", type(scheduler).__name__)
+
+
+def _enter(runner: Any, request: Request) -> None:
+    """Raises ValueError where the generator cannot be brought to where it was."""
+    params = request.sampling_params
+    assert params is not None
+    tokens = list(request.output_token_ids)
+    seeded = params.sampling_type == SamplingType.RANDOM_SEED and params.seed is not None
+    runner.requests[request.request_id] = CachedRequestState(
+        req_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids,
+        mm_features=[],
+        sampling_params=params,
+        generator=_generator(runner, params.seed or 0, len(tokens)) if seeded else None,
+        block_ids=([],),
+        num_computed_tokens=0,
+        output_token_ids=tokens,
+        lora_request=request.lora_request,
+    )
+
+
+def _generator(runner: Any, seed: int, drawn: int) -> torch.Generator:
+    sampler = runner.sampler.topk_topp_sampler
+    device = torch.device(runner.device)
+    generator = torch.Generator(device=device)
+    generator.manual_seed(seed)
+    if device.type == "cuda":
+        generator.set_offset(generator.get_offset() + _CUDA_OFFSET * drawn)
+    elif device.type == "cpu" and sampler.forward.__name__ == "forward_cpu" and not sampler.use_fp64_gumbel:
+        for _ in range(drawn):
+            torch.randint(0, 2**31, (1,), generator=generator, dtype=torch.long)
+    else:
+        raise ValueError(f"how a seeded request draws on {device.type} is not known here")
+    return generator
