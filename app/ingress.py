@@ -23,6 +23,7 @@ from app.answers.returns import Returns
 from app.backend.health import health_router
 from app.backend.protocols import Backend
 from app.continuation import routes as continuation_api
+from app.continuation.handover import Handovers
 from app.continuation.routes import requests_router
 from app.control import api as control_api
 from app.control import layerwise as layerwise_api
@@ -103,6 +104,11 @@ def create_app(
         Returns(settings.kv.save_answers),
         http.resume_most_tokens,
     )
+
+    if settings.roles.on:
+        engine.handovers = Handovers(
+            settings.roles, backend.replicas.lacking_tokens, metrics.count_handover, http.resume_most_tokens
+        )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

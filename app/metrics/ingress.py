@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.metrics.labels import CHUNKS, GONE_REASONS, OUTCOMES, RETURNS, VOLUNTARY
+from app.metrics.labels import CHUNKS, GONE_REASONS, HANDOVERS, OUTCOMES, RETURNS, VOLUNTARY
 from app.metrics.stages import STAGES
 from app.metrics.usage import SOURCES
 from deployments.protocol.wire import KVCacheUsage
@@ -80,6 +80,12 @@ class IngressMetrics:
             "crosskv_resume_gap_seconds", "From such a stream's last token at one replica to its first at the next.",
             buckets=_SECONDS, registry=registry,
         )  # fmt: skip
+        self.handovers = Counter(
+            "crosskv_handovers", "Prompts that could be prefilled on one replica and decoded on another, by outcome.",
+            ["outcome"], registry=registry,
+        )  # fmt: skip
+        for outcome in HANDOVERS:
+            self.handovers.labels(outcome)
         self.constraints = Counter(
             "crosskv_constraints_checked", "Structured output constraints that were tried, by what came of it.",
             ["outcome"], registry=registry,
@@ -150,6 +156,10 @@ class IngressMetrics:
         self.resumed.labels(reason).inc()
         if gap_s is not None:
             self.resume_gap.observe(gap_s)
+
+    def count_handover(self, outcome: str) -> None:
+        """What became of a prompt that could be handed over; one of `app.metrics.labels.HANDOVERS`."""
+        self.handovers.labels(outcome).inc()
 
     def count_refusal(self, reason: str) -> None:
         """One request has been refused, for one of `REFUSALS`."""

@@ -35,6 +35,7 @@ from app.answers.sampled import Sampled
 from app.answers.turns import Answers, Conversation
 from app.backend.protocols import ReplicaHandle
 from app.backend.replica_errors import translate
+from app.continuation.handover import Handovers
 from app.continuation.live import LiveRequest, LiveRequests, answer_id
 from app.gate.admission import AdmissionQueue
 from app.gate.errors import UnavailableError
@@ -96,6 +97,8 @@ class HandleEngineClient(EngineClient):
         self.returns = returns
         self.live = LiveRequests()
         self._resume_most_tokens = resume_most_tokens
+        self.handovers: Handovers | None = None
+        """None: replicas have no roles."""
         self.answers: Answers | None = None
         """Where the answers of chats are remembered."""
         self.blends: BlendRequests | None = None
@@ -213,14 +216,12 @@ class HandleEngineClient(EngineClient):
                     queued,
                     name_blocks,
                     self._resume_most_tokens,
+                    self.handovers,
                 )
-                stack.callback(
-                    self.live.add(
-                        LiveRequest(request_id, told_id, context.tenant, len(request.prompt_token_ids), attempts)
-                    )
-                )
+                prompt_tokens = len(request.prompt_token_ids)
+                stack.callback(self.live.add(LiveRequest(request_id, told_id, context.tenant, prompt_tokens, attempts)))
                 if context.spend is not None:
-                    context.spend.use(len(request.prompt_token_ids))
+                    context.spend.use(prompt_tokens)
                 self.metrics.queue_time.observe(time.monotonic() - queued)
                 context.live[request_id] = lambda: self._abort_soon(attempts.request_id)
                 stack.callback(self._abort_if_live, request_id, context)
@@ -237,8 +238,7 @@ class HandleEngineClient(EngineClient):
                             self.metrics.time_to_first_token.observe(first_at - context.arrived)
                             context.first_event_sent = functools.partial(self._count_first_event, stages, first_at)
                     if output.finished:
-                        routed = 0.0 if attempts.resumed else attempts.progress.routed
-                        self._count_stages(output, stages, routed, first_at, context)
+                        self._count_stages(output, stages, attempts.routed, first_at, context)
                     self._complete(output, request, prompt, context)
                     if sampled is not None:
                         sampled.hear(output)
