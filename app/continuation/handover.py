@@ -1,7 +1,7 @@
 """Prompts that are prefilled on one replica and decoded on another, where replicas have roles (`roles`).
 
 The first attempt goes to a prefill replica, which samples one token and ends; the client has it at once. The second is
-a continuation behind that token on a decode replica, which finds the prompt's KV in the tiers. No further protocol: what
+a continuation behind that token on a decode replica, which finds the prompt's KV in the tiers. No protocol beyond: what
 is not there is computed, and whatever fails is tried elsewhere as any stream is (`app.openai.retries`).
 
 A prompt stays whole on a decode replica where a hand-over does not pay (`kvmanager.routing.handover`). Other requests
@@ -104,9 +104,9 @@ class Handover:
         return dataclasses.replace(attempt, phase="prefill", store_within_s=self._all.deadline_s)
 
     def takes(self, attempt: GenerateRequest, output: RequestOutput) -> bool:
-        """Whether this output ends the prefill, and a decode replica goes on. If it has a token, that is for the client.
+        """Whether this output ends the prefill, and a decode replica goes on.
 
-        The end itself is not: such an output is made one of an answer that goes on.
+        If it has a token, that is for the client, as an output of an answer that goes on.
         """
         if attempt.phase != "prefill" or not output.finished:
             return False

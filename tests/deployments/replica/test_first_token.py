@@ -49,6 +49,9 @@ class Room:
     def report_rate(self, sample: Any) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     async def saved(self, within_s: float) -> bool:
         self.asked.append(within_s)
         await self.stored.wait()
@@ -63,6 +66,7 @@ def _numbered(monkeypatch: pytest.MonkeyPatch) -> None:
 def replica(room: Room) -> Any:
     made: Any = object.__new__(Replica)
     made._room, made._plans = room, PromptPlans(room, 32)  # type: ignore[arg-type]
+    made._link = None
     return made
 
 
