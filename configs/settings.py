@@ -20,11 +20,11 @@ from configs.errors import SettingsError, one_sentence
 from configs.http_section import HTTPSettings
 from configs.kv_section import EMBEDDED_REDIS, KVSettings
 from configs.model_folder import DEMO_MODEL, PROJECT_ROOT, find_model, is_quantized, own_max_tokens
-from configs.roles_section import RolesSettings
 from configs.section import Section
 from configs.sections import (
     CPU_BLOCK_MULTIPLE_TOKENS,
     EngineSettings,
+    RolesSettings,
     RoutingSettings,
 )
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from vllm import SamplingParams
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer, FastIncrementalDetokenizer
 
 from deployments.protocol.kv_port import SHORT_TOKENS
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
@@ -129,10 +131,15 @@ def test_an_answer_that_is_whole_is_one_output_and_waits_for_nothing(reason: str
         ({"stop": ["wxyz"], "include_stop_str_in_output": True}, "abcdef"),
     ],
 )
-def test_what_may_still_become_a_stop_string_is_held_back(options: dict[str, Any], shown: str) -> None:
-    output = last_output("abcdef")
+def test_what_may_still_become_a_stop_string_is_held_back_as_vllm_does(options: dict[str, Any], shown: str) -> None:
+    output, params = last_output("abcdef"), SamplingParams(**options)
     assert goes_on(output)
-    assert take_token(output, SamplingParams(**options)).outputs[0].text == shown
+    assert take_token(output, params).outputs[0].text == shown
+    request: Any = SimpleNamespace(sampling_params=params)
+    detokenizer = BaseIncrementalDetokenizer.__new__(FastIncrementalDetokenizer)
+    BaseIncrementalDetokenizer.__init__(detokenizer, request)
+    detokenizer.output_text = "abcdef"
+    assert detokenizer.get_next_output_text(False, True) == shown
 
 
 def test_short_tokens_are_the_managers_for_other_prompts() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvmanager.routing.handover import LEAST_SAMPLES, PROBE_EVERY, HandoverChoice
+from kvmanager.loading.handover_choice import LEAST_SAMPLES, PROBE_EVERY, HandoverChoice
 
 
-def measured(prefill_s_per_token, gap_s, least_tokens=100, samples=8):
-    choice = HandoverChoice(least_tokens)
+def measured(prefill_s_per_token, gap_s, least_tokens=100, samples=8, **options):
+    choice = HandoverChoice(least_tokens, **options)
     for number in range(samples):
         choice.prefilled(float(number), 1000 + 50 * number, prefill_s_per_token * (1000 + 50 * number))
         choice.handed_over(float(number), 1000, gap_s)
@@ -58,3 +58,10 @@ def test_nonsense_is_not_learned_from():
         choice.prefilled(0.0, 10, 0.0)
         choice.handed_over(0.0, 1000, -1.0)
     assert choice.break_even_tokens(1000) == 100
+
+
+def test_where_it_is_not_to_be_measured_the_setting_decides_for_ever():
+    choice = measured(1e-3, 5.0, measures=False)
+    assert choice.break_even_tokens(1000) == 100
+    assert choice.pays(100, 1000)
+    assert not choice.pays(99, 1000)

@@ -20,8 +20,9 @@ PROBE_EVERY = 32
 class HandoverChoice:
     """See the module's docstring."""
 
-    def __init__(self, least_tokens: int) -> None:
-        """``least_tokens``: fewer uncached ones are never handed over."""
+    def __init__(self, least_tokens: int, measures: bool = True) -> None:
+        """``least_tokens``: fewer uncached ones are never handed over; not ``measures``: as many always are."""
+        self._measures = measures
         self._least_tokens = least_tokens
         self._prefill = ChangingTime(1, HALF_LIFE_SAMPLES, HALF_LIFE_S)
         self._gap = ChangingTime(1, HALF_LIFE_SAMPLES, HALF_LIFE_S)
@@ -40,7 +41,7 @@ class HandoverChoice:
     def break_even_tokens(self, prompt_tokens: int) -> int:
         """From how many uncached tokens on a prompt of this length is handed over."""
         prefill_s = self._prefill.coefficients[1]
-        if min(self._prefill.samples, self._gap.samples) < LEAST_SAMPLES or prefill_s <= 0:
+        if not self._measures or min(self._prefill.samples, self._gap.samples) < LEAST_SAMPLES or prefill_s <= 0:
             return self._least_tokens
         gap_s = self._gap.seconds(float(prompt_tokens)) - self._prefill.coefficients[0]
         return max(self._least_tokens, int(gap_s / prefill_s))
