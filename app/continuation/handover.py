@@ -4,9 +4,9 @@ The first attempt goes to a prefill replica, which samples one token and ends; t
 a continuation behind that token on a decode replica, which finds the prompt's KV in the tiers. No protocol beyond: what
 is not there is computed, and whatever fails is tried elsewhere as any stream is (`app.openai.retries`).
 
-A prompt stays whole on a decode replica where a hand-over does not pay (`kvmanager.loading.handover_choice`). Other requests
-than these go to any replica, as without roles: several answers, prompt logprobs, pinned, not exact, not streamed, or
-whose answer is of one token anyhow. On the ingress's event loop.
+A prompt stays whole on a decode replica where a hand-over does not pay (`kvmanager.loading.handover_choice`). Other
+requests than these go to any replica, as without roles: several answers, prompt logprobs, pinned, not exact, not
+streamed, or whose answer is of one token anyhow. On the ingress's event loop.
 """
 
 from __future__ import annotations
