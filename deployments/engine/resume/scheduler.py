@@ -16,6 +16,7 @@ the finish reason "error"; `EngineCoreOutput.prefill_stats`, which only a reques
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from deployments.engine.resume.crossing import RESUMED, resumed_tokens
+
+logger = logging.getLogger(__name__)
 
 
 class ResumingScheduler(Scheduler):
@@ -32,10 +35,17 @@ class ResumingScheduler(Scheduler):
     """Makes a continued request known to the model runner; None: nothing can be continued here."""
 
     def add_request(self, request: Request) -> None:
-        """See vLLM's. Raises ValueError for a continuation that cannot be computed."""
+        """See vLLM's. A continuation that cannot be computed is ended with an error in the next step.
+
+        It must not raise: that would end an engine in a process of its own.
+        """
         tokens = resumed_tokens(request.sampling_params)
         if tokens:
-            self._resume(request, tokens)
+            try:
+                self._resume(request, tokens)
+            except Exception:
+                logger.exception("request %s cannot go on here", request.request_id)
+                self._refuse(request)
         super().add_request(request)
 
     def _resume(self, request: Request, tokens: list[int]) -> None:
@@ -54,14 +64,19 @@ class ResumingScheduler(Scheduler):
             request.status = RequestStatus.PREEMPTED
         self.enter_runner(request)
 
+    def _refuse(self, request: Request) -> None:
+        request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        self.grammar_compile_error_reqs.add(request.request_id)
+
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        if request.request_id in self.grammar_compile_error_reqs:
+            return False
         had_no_grammar = request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
         ready: bool = super()._handle_blocked_waiting_request(request)
         if not (ready and had_no_grammar and request.num_output_tokens):
             return ready
         if not self.structured_output_manager.accept_tokens(request, list(request.output_token_ids)):
-            request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
-            self.grammar_compile_error_reqs.add(request.request_id)
+            self._refuse(request)
             return False
         request.status = RequestStatus.PREEMPTED
         return True

@@ -69,6 +69,8 @@ def test_an_answer_that_began_elsewhere_goes_on_there(live: LiveRoom, options: d
         return [token for answer in answers for token in answer.token_ids], "".join(answer.text for answer in answers)
 
     tokens, text = live.run(read([]))
+    refused = request([20] * 30)  # as long as it may be
+    assert live.run(live.answer(refused)).outputs[0].finish_reason == "error"
     for after in (1, 13):
         live.run(live.room.carry_out({"kind": "clear_device"}))
         rest, rest_text = live.run(read(tokens[:after]))

@@ -28,6 +28,7 @@ KINDS: dict[str, SamplingParams] = {
     "greedy": greedy(45),
     "logprobs": greedy(40, logprobs=2),
     "presence and frequency": greedy(45, presence_penalty=0.7, frequency_penalty=0.9),
+    "strong penalties": greedy(45, presence_penalty=1.6, frequency_penalty=1.9),
     "repetition": greedy(45, repetition_penalty=1.3),
     "seeded": sampled(temperature=1.0, seed=11),
     "seeded top-p top-k": sampled(temperature=0.8, seed=12, top_p=0.9, top_k=20),
@@ -80,7 +81,7 @@ def test_its_kv_may_come_from_the_device_the_tiers_or_nowhere(cutter: Any, keep:
         cutter.forget()
 
 
-@pytest.mark.parametrize("kind", ["presence and frequency", "seeded", "structured"])
+@pytest.mark.parametrize("kind", ["strong penalties", "seeded", "structured"])
 @pytest.mark.parametrize("after", [5, 12, 33])
 def test_as_a_longer_prompt_it_would_be_wrong(cutter: Any, kind: str, after: int) -> None:
     undisturbed = cutter.whole(PROMPT, KINDS[kind])
