@@ -30,7 +30,7 @@ from math import exp2
 from kvmanager.index.locations import Tier
 from kvmanager.routing.in_flight import InFlightPrefixes
 from kvmanager.routing.mirror import TierHits
-from kvmanager.routing.roles import Phase, Role
+from kvmanager.routing.roles import Phase
 from kvmanager.segments.keys import BlockHash
 
 STARTING_CREDITS = {Tier.DEVICE: 1.0, Tier.CPU: 0.75, Tier.REDIS: 0.5}
@@ -121,7 +121,7 @@ class RoutingState:
         load = self._loads.get(replica)
         recent = load.recent(now) if load else 0.0
         cost = self.wait(replica, hits, prompt_tokens, phase) + self._balance_weight * recent
-        if phase == Role.DECODE:
+        if phase == "decode":
             return cost
         return cost + (self._work_weight - 1.0) * self._new(replica, hits, prompt_tokens)
 
@@ -131,7 +131,7 @@ class RoutingState:
         new = self._new(replica, hits, prompt_tokens)
         if load is None:
             return new
-        decodes = 0.0 if phase == Role.PREFILL else self._decode_weight * load.decode_blocks
+        decodes = 0.0 if phase == "prefill" else self._decode_weight * load.decode_blocks
         return load.prefill_tokens + new + decodes
 
     def with_in_flight(self, replica: str, hits: TierHits, hashes: Sequence[BlockHash]) -> TierHits:
