@@ -41,12 +41,13 @@ class Handovers:
         self,
         roles: RolesSettings,
         lacking_tokens: Callable[[GenerateRequest], int | None],
-        count: Callable[[str], None],
+        count: Callable[[str, float | None], None],
         most_tokens: int,
     ) -> None:
         """`lacking_tokens`: what the best decode replica lacks of a prompt, None while there are no roles to speak of.
 
-        `count` hears an outcome for each prompt that could have been handed over. `most_tokens`: of an answer that is
+        `count` hears an outcome for each prompt that could have been handed over, and the gap of one that was, in
+        seconds. `most_tokens`: of an answer that is
         continued; 0: none is.
         """
         self.deadline_s = roles.handover_deadline_s
@@ -74,7 +75,7 @@ class Handovers:
             return None
         splits = self.choice.pays(lacking, len(request.prompt_token_ids))
         if not splits:
-            self.count(HANDOVER_WHOLE)
+            self.count(HANDOVER_WHOLE, None)
         return Handover(self, splits)
 
     def _lacks(self, request: GenerateRequest) -> int | None:
@@ -127,7 +128,7 @@ class Handover:
         """The decode replica has given its first output, so long after the client had the prefill's."""
         logger.info("a prompt of %d tokens was handed over to %s in %.0f ms", prompt_tokens, replica, 1e3 * gap_s)
         self._all.choice.handed_over(time.monotonic(), prompt_tokens, gap_s)
-        self._end(HANDED_OVER)
+        self._end(HANDED_OVER, gap_s)
 
     def failed(self) -> None:
         """An attempt has failed before the decode replica said anything; the next one is as any other."""
@@ -138,7 +139,7 @@ class Handover:
         if self._told is not None and output.finished:
             output.kv_transfer_params = self._told
 
-    def _end(self, outcome: str) -> None:
+    def _end(self, outcome: str, gap_s: float | None = None) -> None:
         if self._splits:
             self._splits = False
-            self._all.count(outcome)
+            self._all.count(outcome, gap_s)

@@ -86,6 +86,10 @@ class IngressMetrics:
         )  # fmt: skip
         for outcome in HANDOVERS:
             self.handovers.labels(outcome)
+        self.handover_gap = Histogram(
+            "crosskv_handover_gap_seconds", "From a prompt's first token at a prefill replica to the next at a decode one.",
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
         self.constraints = Counter(
             "crosskv_constraints_checked", "Structured output constraints that were tried, by what came of it.",
             ["outcome"], registry=registry,
@@ -157,9 +161,14 @@ class IngressMetrics:
         if gap_s is not None:
             self.resume_gap.observe(gap_s)
 
-    def count_handover(self, outcome: str) -> None:
-        """What became of a prompt that could be handed over; one of `app.metrics.labels.HANDOVERS`."""
+    def count_handover(self, outcome: str, gap_s: float | None = None) -> None:
+        """What became of a prompt that could be handed over; one of `app.metrics.labels.HANDOVERS`.
+
+        `gap_s`: its client's pause behind the first token, of one that was.
+        """
         self.handovers.labels(outcome).inc()
+        if gap_s is not None:
+            self.handover_gap.observe(gap_s)
 
     def count_refusal(self, reason: str) -> None:
         """One request has been refused, for one of `REFUSALS`."""

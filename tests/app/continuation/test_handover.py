@@ -109,6 +109,8 @@ def test_a_long_prompt_is_prefilled_at_one_replica_and_goes_on_at_another(start,
     assert (first.resumed_tokens, second.resumed_tokens) == ([], [10])
     assert second.avoid == (), "nobody has failed"
     assert outcomes(server) == {"done": 1}
+    with server.http() as client:
+        assert "crosskv_handover_gap_seconds_count 1.0" in client.get("/metrics").text
     assert outcomes(server, "crosskv_resumed_prompts") == {}
     assert outcomes(server, "crosskv_retried_prompts") == {}
     check_all_is_free(server)
