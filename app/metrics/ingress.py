@@ -87,7 +87,7 @@ class IngressMetrics:
         for outcome in HANDOVERS:
             self.handovers.labels(outcome)
         self.handover_gap = Histogram(
-            "crosskv_handover_gap_seconds", "From a prompt's first token at a prefill replica to the next at a decode one.",
+            "crosskv_handover_gap_seconds", "From a prompt's first token at one replica to its second at another.",
             buckets=_SECONDS, registry=registry,
         )  # fmt: skip
         self.constraints = Counter(
