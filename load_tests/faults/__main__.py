@@ -34,6 +34,7 @@ SETTINGS = {"dtype": "float32", "http": {"debug_headers": True}}
 
 def main(
     only: Annotated[list[str] | None, typer.Option(help="Faults with this in their name; repeatable.")] = None,
+    times: Annotated[int, typer.Option(min=1, help="How often each; a row for each time.")] = 1,
     seed: int = 0,
     json_file: JsonFile = None,
 ) -> None:
@@ -43,6 +44,7 @@ def main(
     if not chosen:
         out.print(f"no fault contains {only!r}; there are: " + ", ".join(f"{f.part}: {f.name}" for f in known))
         raise typer.Exit(EXIT_INPUT)
+    chosen *= times
     outcomes: list[Outcome] = []
     with contextlib.ExitStack() as stack, progress_bar() as progress:
         bar = progress.add_task("starting a server", total=len(chosen))

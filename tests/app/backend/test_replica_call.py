@@ -167,6 +167,32 @@ def test_a_call_of_a_dead_replica_that_does_not_end_is_ended(monkeypatch: pytest
     run(check, monkeypatch)
 
 
+def test_a_replica_that_is_taken_out_of_service_is_left_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    async def check() -> None:
+        scene = Scene(silent)
+        scene.call._progress.on_drain = lambda: told.append("drains")
+
+        def look(now: float, *living: str) -> int:
+            scene.call.look_for_drain(now, living, 10.0)
+            return len(told)
+
+        assert look(0.0, "a", "b") == 0, "it runs"
+        assert look(1.0, "b") == 0
+        assert look(10.9, "b") == 0, "its answers have time to end by themselves"
+        assert look(11.0, "b") == 1
+        assert look(11.5) == 1, "there is nowhere to go"
+        assert look(30.0, "a", "b") == 1, "it runs again"
+        assert look(31.0, "b") == 1
+        assert look(41.0, "b") == 2
+        scene.actor.die()
+        assert look(60.0, "b") == 2, "the dead end by themselves"
+
+    run(check, monkeypatch)
+    assert told == ["drains"] * 2
+
+
 def test_a_call_that_was_taken_and_not_yet_read_is_cancelled_at_its_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     cancelled: list[str] = []
 

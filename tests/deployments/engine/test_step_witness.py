@@ -71,6 +71,16 @@ def test_who_is_prefilled_is_a_suspect_before_who_decodes(planned: Any, suspects
     assert witness.suspects() == [], "what dies between two steps was ended by no request"
 
 
+def test_a_continued_request_is_a_suspect_until_all_that_it_has_answered_is_computed() -> None:
+    planned = step(c=55, d=60)
+    planned.num_scheduled_tokens["c-00000000"] = 20
+    watched = scheduler(planned, c=(55, 50), d=(60, 50))
+    witness = StepWitness()
+    witness.watch(watched)
+    watched.schedule()
+    assert witness.suspects() == ["c"], "its prompt is there, and 25 tokens of its answer are computed anew"
+
+
 def test_a_death_in_the_planning_names_what_was_not_computed_yet() -> None:
     witness, watched = StepWitness(), scheduler(None, p=(0, 50), d=(60, 50))
 

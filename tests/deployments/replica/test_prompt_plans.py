@@ -150,6 +150,18 @@ def test_without_an_answer_or_without_a_cache_that_is_said() -> None:
     assert "reason" not in ended(PromptPlans(None, BLOCK), output())
 
 
+def test_a_continued_answer_is_planned_and_measured_with_what_it_has_answered() -> None:
+    port = FakePort(planned(4, "hit"))
+    plans = PromptPlans(port, BLOCK)
+    wanted = replace(request(), resumed_tokens=[1] * 100)
+    plan = asyncio.run(plans.ask(wanted))
+    assert port.asked == [(PROMPT_TOKENS + 100, 0)]
+    assert plans.queued_tokens == PROMPT_TOKENS + 100 - 4 * BLOCK
+    plan.begun()
+    plan.ended(output(PROMPT_TOKENS + 100, redis=4 * BLOCK))
+    assert port.samples == [("prefill", PROMPT_TOKENS + 100 - 4 * BLOCK, 0.25, 4 * BLOCK)]
+
+
 def test_short_prompts_are_not_planned_once_the_break_even_is_known() -> None:
     port = FakePort(planned(0, "cold", short_tokens=100))
     plans = PromptPlans(port, BLOCK)  # type: ignore[arg-type]
