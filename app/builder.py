@@ -31,6 +31,7 @@ from deployments.replica.replica import Replica
 from deployments.replica.serve_options import SERVE_OPTIONS
 from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions
 from deployments.scaling.config import replica_options
+from kvmanager.routing.roles import RoleShares
 from kvmanager.segments.server_secret import ServerSecret
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ def _manager(settings: Settings, secret: ServerSecret) -> DeploymentActorConfig:
             "config": replace(manager_config(settings), tenant_pin_bytes=pin_shares(settings, secret)),
             "with_redis": settings.kv.enabled and settings.kv.redis_url is not None,
             "quotas": tenant_quotas(settings, secret),
+            "roles": RoleShares(settings.roles.prefill, settings.roles.decode),
         },
         actor_options={"num_cpus": 0, "max_concurrency": MANAGER_CONCURRENCY},
     )

@@ -24,6 +24,7 @@ from app.answers.returns import Returns
 from app.backend.health import health_router
 from app.backend.protocols import Backend
 from app.continuation import routes as continuation_api
+from app.continuation.handover import Handovers
 from app.continuation.routes import requests_router
 from app.control import api as control_api
 from app.control import fills as kv_fills
@@ -110,6 +111,11 @@ def create_app(
         ExpectedLengths(http.tenants, keys.block_size, settings.blocks_per_segment, metrics),
         http.resume_most_tokens,
     )
+
+    if settings.roles.on:
+        engine.handovers = Handovers(
+            settings.roles, backend.replicas.lacking_tokens, metrics.count_handover, http.resume_most_tokens
+        )
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

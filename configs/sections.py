@@ -1,4 +1,4 @@
-"""The sections engine, routing and scaling of the settings tree; `configs.kv_section` and `http_section` have theirs.
+"""The sections engine, routing, scaling and roles of the settings tree; `kv_section`, `http_section` hold others.
 
 `configs.settings` joins and cross-checks them.
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from configs.engine_arguments import check_extra_args
 from configs.section import Section
@@ -148,3 +148,45 @@ def _whole(value: Any, name: str) -> int:
     if value < 1:
         raise ValueError(f"{name} must be greater than or equal to 1, not {value}")
     return int(value)
+
+
+class RolesSettings(Section):
+    """Replicas that prefill prompts and replicas that decode answers (docs/concepts/roles.md); off by default."""
+
+    prefill: int = Field(
+        0, ge=0, description="Replicas that prefill. With `roles.decode` it adds up to `replicas`; both 0: no roles."
+    )
+    decode: int = Field(0, ge=0, description="Replicas that decode.")
+    handover_deadline_s: float = Field(
+        0.5,
+        gt=0,
+        le=60,
+        description="How long a first token's answer may wait for its KV to be stored, before the decode replica goes "
+        "on. What is not stored by then is computed again. The client has the token meanwhile.",
+    )
+    split: Literal["auto", "always"] = Field(
+        "auto",
+        description="Which prompts are handed over. `auto`: where computing them takes longer than a hand-over, as "
+        "measured. `always`: all of which `least_tokens` are to be computed.",
+    )
+    least_tokens: int = Field(
+        256,
+        ge=1,
+        description="A prompt of which fewer tokens are to be computed stays whole on a decode replica, whatever was "
+        "measured.",
+    )
+
+    @property
+    def on(self) -> bool:
+        """Whether there are roles."""
+        return self.prefill > 0
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> RolesSettings:
+        if (self.prefill > 0) != (self.decode > 0):
+            missing, there = ("decode", "prefill") if self.prefill else ("prefill", "decode")
+            raise ValueError(
+                f"a server with {there} replicas needs {missing} replicas too; set {missing} to at least 1, or both to "
+                f"0"
+            )
+        return self

@@ -25,6 +25,7 @@ from configs.sections import (
     CPU_BLOCK_MULTIPLE_TOKENS,
     EngineSettings,
     ReplicaBounds,
+    RolesSettings,
     RoutingSettings,
     ScalingSettings,
     replica_count,
@@ -89,6 +90,9 @@ class Settings(Section):
     blending: BlendSettings = Field(default_factory=BlendSettings, description="KV of chunks that are no prefix.")
     http: HTTPSettings = Field(default_factory=HTTPSettings, description="The HTTP surface.")
     routing: RoutingSettings = Field(default_factory=RoutingSettings, description="How a replica is chosen.")
+    roles: RolesSettings = Field(
+        default_factory=RolesSettings, description="Replicas that prefill, and replicas that decode."
+    )
 
     @property
     def min_replicas(self) -> int:
@@ -201,6 +205,7 @@ class Settings(Section):
         self._check_scaling()
         self._check_lengths()
         self._check_waits()
+        self._check_roles()
         self._check_redis()
         self._check_budgets()
         self._check_quotas()
@@ -257,6 +262,25 @@ class Settings(Section):
                 f"kv.redis_deadline_s: one answer of Redis may not take longer ({kv.redis_deadline_s} s) than the load "
                 f"that waits for it ({kv.load_deadline_s} s); use at most {kv.load_deadline_s}, or raise "
                 f"kv.load_deadline_s"
+            )
+
+    def _check_roles(self) -> None:
+        roles = self.roles
+        if not roles.on:
+            return
+        if self.scales:
+            raise ValueError(
+                "roles: they are shared out among a fixed number of replicas; make replicas a number, or set both to 0"
+            )
+        if roles.prefill + roles.decode != self.max_replicas:
+            raise ValueError(
+                f"roles: {roles.prefill} prefill and {roles.decode} decode replicas are not the "
+                f"{self.max_replicas} that there are; make them add up to replicas, or set replicas to {roles.prefill + roles.decode}"
+            )
+        if not self.kv.enabled or not self.kv.cpu_tier_bytes:
+            raise ValueError(
+                "roles: KV is handed over through the CPU tier, which is off (kv.enabled, kv.cpu_tier_bytes); turn it "
+                "on, or set both roles to 0"
             )
 
     def _check_redis(self) -> None:

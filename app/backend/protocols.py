@@ -45,6 +45,10 @@ class ReplicaHandle(Protocol):
         """The number of the replica with this unique name; None when not known."""
         ...
 
+    def lacking_tokens(self, request: GenerateRequest) -> int | None:
+        """What the best decode replica would have to compute of a prompt; None while there are no roles."""
+        ...
+
     def ranks(self) -> Collection[int] | None:
         """The ranks of the replicas that can be sent to now, from local knowledge; None when not known."""
         ...

@@ -24,6 +24,7 @@ from configs.settings import Settings
 from deployments.protocol.failed_replicas import FailedReplicas
 from deployments.protocol.manager_client import ManagerClient
 from deployments.protocol.wire import GenerateRequest, PinnedCall, Progress
+from deployments.router.decode_view import DecodeView, decode_view
 from deployments.router.metrics import router_families
 from deployments.router.running_replicas import RunningReplicas, running_replicas
 from kvmanager.moves.directives import DirectiveKind
@@ -45,9 +46,15 @@ class ServeReplicas:
     """The replicas behind their router. One per ingress, on its event loop."""
 
     def __init__(
-        self, handle: DeploymentHandle, parts: PartsWatch, running: RunningReplicas, drain_s: float = math.inf
+        self,
+        handle: DeploymentHandle,
+        parts: PartsWatch,
+        running: RunningReplicas,
+        drain_s: float = math.inf,
+        decoders: DecodeView | None = None,
     ) -> None:
         """`drain_s`: how long Serve lets a replica that it stops go on with what it has."""
+        self._decoders = decoders or DecodeView()
         self._hand_over_s = HAND_OVER_SHARE * drain_s
         self._handle = handle.options(stream=True)  # starts the router, which tells `running`
         self._parts = parts
@@ -122,6 +129,10 @@ class ServeReplicas:
     def rank_of(self, replica: str) -> int | None:
         """See `app.backend.protocols.ReplicaHandle`."""
         return self._parts.ranks.get(replica) if self._parts.ranks else None
+
+    def lacking_tokens(self, request: GenerateRequest) -> int | None:
+        """See `app.backend.protocols.ReplicaHandle`."""
+        return self._decoders.lacking_tokens(request)
 
     def ranks(self) -> Collection[int] | None:
         """Ranks as the manager last said, of the replicas that live; None when too little is known."""
@@ -227,7 +238,7 @@ def serve_backend(handle: DeploymentHandle, app_name: str, settings: Settings) -
     parts = PartsWatch(manager)
     control = ManagerControl(manager)
     running = running_replicas(app_name)
-    replicas = ServeReplicas(handle, parts, running, settings.http.drain_s)
+    replicas = ServeReplicas(handle, parts, running, settings.http.drain_s, decode_view(app_name))
 
     def metrics() -> list[MetricsSource]:
         names = sorted(replicas.living() or parts.ranks)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.metrics.labels import CHUNKS, GONE_REASONS, OUTCOMES, RANKED, RETURNS, VOLUNTARY
+from app.metrics.labels import CHUNKS, GONE_REASONS, HANDOVERS, OUTCOMES, RANKED, RETURNS, VOLUNTARY
 from app.metrics.stages import STAGES
 from app.metrics.usage import SOURCES
 from deployments.protocol.wire import KVCacheUsage
@@ -78,6 +78,16 @@ class IngressMetrics:
             self.resumed.labels(reason)
         self.resume_gap = Histogram(
             "crosskv_resume_gap_seconds", "From such a stream's last token at one replica to its first at the next.",
+            buckets=_SECONDS, registry=registry,
+        )  # fmt: skip
+        self.handovers = Counter(
+            "crosskv_handovers", "Prompts that could be prefilled on one replica and decoded on another, by outcome.",
+            ["outcome"], registry=registry,
+        )  # fmt: skip
+        for outcome in HANDOVERS:
+            self.handovers.labels(outcome)
+        self.handover_gap = Histogram(
+            "crosskv_handover_gap_seconds", "From a prompt's first token at one replica to its second at another.",
             buckets=_SECONDS, registry=registry,
         )  # fmt: skip
         self.constraints = Counter(
@@ -168,6 +178,15 @@ class IngressMetrics:
         self.resumed.labels(reason).inc()
         if gap_s is not None:
             self.resume_gap.observe(gap_s)
+
+    def count_handover(self, outcome: str, gap_s: float | None = None) -> None:
+        """What became of a prompt that could be handed over; one of `app.metrics.labels.HANDOVERS`.
+
+        `gap_s`: its client's pause behind the first token, of one that was.
+        """
+        self.handovers.labels(outcome).inc()
+        if gap_s is not None:
+            self.handover_gap.observe(gap_s)
 
     def count_refusal(self, reason: str) -> None:
         """One request has been refused, for one of `REFUSALS`."""

@@ -8,6 +8,10 @@ ENGINE_DEAD, UNREACHABLE, PROCESS_GONE, STOPPED = GONE_REASONS = (
 MOVED, DRAINED = VOLUNTARY = "moved", "drained"
 """Why a stream left a replica that was well: an administrator's word, or because Serve stops it."""
 
+HANDED_OVER, HANDOVER_WHOLE, HANDOVER_NOT_NEEDED, HANDOVER_FAILED = HANDOVERS = "done", "whole", "ended", "failed"
+"""What became of a prompt that could be handed over: it was; it stayed whole, for less is lost so; its answer ended
+with its first token; a replica failed, and it went on as any stream does (`app.continuation.handover`)."""
+
 FITS, REFUSED, TOO_LONG, TOO_LARGE, TOO_SLOW = OUTCOMES = "fits", "refused", "too_long", "too_large", "too_slow"
 """What became of a constraint that was tried out (`app.openai.constraint_worker`)."""
 

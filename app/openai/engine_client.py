@@ -36,6 +36,7 @@ from app.answers.turns import Answers, Conversation
 from app.backend.engine_elsewhere import EngineElsewhere
 from app.backend.protocols import ReplicaHandle
 from app.backend.replica_errors import translate
+from app.continuation.handover import Handovers
 from app.continuation.live import LiveRequest, LiveRequests, answer_id
 from app.gate.admission import AdmissionQueue
 from app.gate.errors import UnavailableError
@@ -95,6 +96,8 @@ class HandleEngineClient(EngineElsewhere):
         self._lengths = lengths
         self.live = LiveRequests()
         self._resume_most_tokens = resume_most_tokens
+        self.handovers: Handovers | None = None
+        """None: replicas have no roles."""
         self.answers: Answers | None = None
         """Where the answers of chats are remembered."""
         self.blends: BlendRequests | None = None
@@ -208,11 +211,9 @@ class HandleEngineClient(EngineElsewhere):
                 stages.lap("turn")
                 attempts = self.attempts(request, queued, name_blocks)
                 prompt_tokens = len(request.prompt_token_ids)
-                stack.callback(
-                    self.live.add(LiveRequest(request_id, told_id, context.tenant, prompt_tokens, attempts))
-                )
+                stack.callback(self.live.add(LiveRequest(request_id, told_id, context.tenant, prompt_tokens, attempts)))
                 if context.spend is not None:
-                    context.spend.use(len(request.prompt_token_ids))
+                    context.spend.use(prompt_tokens)
                 self.metrics.queue_time.observe(time.monotonic() - queued)
                 context.live[request_id] = lambda: self._abort_soon(attempts.request_id)
                 stack.callback(self._abort_if_live, request_id, context)
@@ -229,8 +230,7 @@ class HandleEngineClient(EngineElsewhere):
                             self.metrics.time_to_first_token.observe(first_at - context.arrived)
                             context.first_event_sent = functools.partial(self._count_first_event, stages, first_at)
                     if output.finished:
-                        routed = 0.0 if attempts.resumed else attempts.progress.routed
-                        self._count_stages(output, stages, routed, first_at, context)
+                        self._count_stages(output, stages, attempts.routed, first_at, context)
                     expected.hear(output)
                     self._complete(output, request, prompt, context)
                     if sampled is not None:
@@ -256,6 +256,7 @@ class HandleEngineClient(EngineElsewhere):
             arrived,
             name_blocks,
             self._resume_most_tokens,
+            self.handovers,
         )
 
     def _count_stages(

@@ -8,7 +8,8 @@ Invariants:
 * what is the request's own fault (400), an overload (429) or a missed deadline is never tried again;
 * what may have ended its engine is tried again as `app.openai.suspects` says: never when it is guilty, else in its
 turn; its continuation is on trial until it has passed the place where the engine died;
-* an order to leave a replica that is well (`leave`) counts as no retry;
+* an order to leave a replica that is well (`leave`) counts as no retry, and neither does a hand-over
+  (`app.continuation.handover`), which is the first attempt's way to end;
 * every attempt has a request id of its own, so that an engine that only looks dead cannot confuse two, and parameters
   and progress of its own;
 * an attempt is closed, and thereby cancelled at its replica, before the next begins.
@@ -33,9 +34,10 @@ from app.backend.protocols import ReplicaHandle
 from app.backend.replica_call import is_cancelled
 from app.backend.replica_errors import replica_gone, witness
 from app.continuation.answered import Answered
+from app.continuation.handover import Handover, Handovers
 from app.gate.errors import PoisonPromptError, RefusedPromptError
 from app.metrics.ingress import IngressMetrics
-from app.metrics.labels import DRAINED, ENGINE_DEAD, PROCESS_GONE, VOLUNTARY
+from app.metrics.labels import DRAINED, ENGINE_DEAD, HANDED_OVER, PROCESS_GONE, VOLUNTARY
 from app.openai.suspects import Digest, Suspects, Turn, Verdict
 from deployments.protocol.wire import GenerateRequest, Progress
 
@@ -70,11 +72,12 @@ class Attempts:
         arrived: float,
         name_blocks: NameBlocks,
         most_tokens: int,
+        handovers: Handovers | None = None,
     ) -> None:
         """`request` stays as it is: every attempt gets a copy of what its receiver may change.
 
         `arrived`: when the prompt did, on `time.monotonic`'s clock. `name_blocks` names those of a continuation.
-        `most_tokens`: a longer answer is not continued.
+        `most_tokens`: a longer answer is not continued. `handovers`: None where replicas have no roles.
         """
         self.request_id = request.request_id
         self._arrived = arrived
@@ -88,6 +91,7 @@ class Attempts:
         self._leaving: str | None = None
         self._aborting: asyncio.Task[None] | None = None
         self._sent = 0
+        self._handover: Handover | None = handovers.begin(request) if handovers is not None else None
         self.answered = Answered(request, most_tokens)
         self.resumed = 0
         """How often it went on elsewhere."""
@@ -98,6 +102,13 @@ class Attempts:
     def replica(self) -> str:
         """The unique name of the one that works on it now; empty: none yet."""
         return self.progress.replica
+
+    @property
+    def routed(self) -> float:
+        """When the replica that computed the prompt had taken it; 0.0: not yet, or its last output says other times."""
+        if self.resumed:
+            return 0.0
+        return (self._handover.routed if self._handover is not None else 0.0) or self.progress.routed
 
     def leave(self, reason: str) -> None:
         """End the attempt under way and go on elsewhere, although its replica is well.
@@ -118,11 +129,18 @@ class Attempts:
             attempt = await self._attempt((*gone, *left))
             self._suspects.sent(attempt.request_id, self._digest)
             outputs = self._replicas.generate(attempt)
-            resumes, first = self.answered.began, True
+            resumes, first, handed_over = self.answered.began, True, False
             on_trial = PASSED_TOKENS if resumes else 1
             try:
                 async for output in outputs:
-                    if first and reason and (resumes or reason in VOLUNTARY):
+                    if self._handover is not None and self._handover.takes(attempt, output):
+                        handed_over = True
+                        if not output.outputs[0].token_ids:
+                            break
+                    if first and reason == HANDED_OVER and self._handover is not None:
+                        prompt_tokens = len(attempt.prompt_token_ids)
+                        self._handover.went_on(prompt_tokens, time.monotonic() - told_at, attempt.progress.replica)
+                    elif first and reason and (resumes or reason in VOLUNTARY):
                         self._went_on(reason, told_at)
                     if first:
                         self._suspects.told(attempt.request_id)
@@ -133,11 +151,18 @@ class Attempts:
                             self._suspects.cleared(self._digest)
                     if resumes:
                         self.answered.as_of_the_first(output)
+                    if self._handover is not None and not self.resumed:
+                        self._handover.as_of_the_prefill(output)
                     self.answered.hear(output)
                     told_at = time.monotonic()
                     yield output
                     if output.finished:
                         return
+                    if handed_over:
+                        break
+                if handed_over:
+                    reason = HANDED_OVER
+                    continue
                 if self._leaving is None:
                     return
                 reason = self._leaving
@@ -146,6 +171,8 @@ class Attempts:
             finally:
                 self._suspects.ended(attempt.request_id)
                 await _close(outputs)
+            if self._handover is not None:
+                self._handover.failed()
             name = attempt.progress.replica
             left = (name,) if reason in VOLUNTARY else ()
             if reason not in VOLUNTARY:
@@ -236,7 +263,7 @@ class Attempts:
             request = self.answered.continuation(*await self._name_blocks(tokens))
         self._leaving = None
         self.progress = Progress(on_drain=lambda: self.leave(DRAINED))
-        return dataclasses.replace(
+        attempt = dataclasses.replace(
             request,
             request_id=self.request_id,
             sampling_params=copy.deepcopy(request.sampling_params),
@@ -244,6 +271,7 @@ class Attempts:
             waited_s=time.monotonic() - self._arrived,
             progress=self.progress,
         )
+        return attempt if self._handover is None else self._handover.of_attempt(attempt, is_first=self._sent == 1)
 
 
 def prompt_digest(request: GenerateRequest) -> Digest:

@@ -240,6 +240,10 @@ class EngineRoom:
         blocks = usage["blocks"] - 1  # vLLM keeps one for itself, the null block
         return 1.0 - usage["free_blocks"] / blocks if blocks > 0 else None
 
+    async def saved(self, within_s: float) -> bool:
+        """Return when all saves started by now have ended, at the latest after `within_s`: whether they have."""
+        return self._service is not None and await self._service.saved(within_s)
+
     def report_rate(self, sample: Sample) -> None:
         """How long a prefill took, as a replica saw it. Returns at once."""
         if self._port is not None:

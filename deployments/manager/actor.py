@@ -33,18 +33,19 @@ from deployments.manager.index_watch import IndexWatch
 from deployments.manager.prompt_planner import PromptPlanner
 from deployments.manager.redis_renewer import RedisRenewer
 from deployments.manager.replica_seat import ReplicaSeat, silent, succeeded_by, warn_of_another_model
-from deployments.manager.reports import Reports
+from deployments.manager.reports import Reports, RouterNews
 from deployments.manager.tier_registry import TierRegistry
 from deployments.protocol.call_batches import carry_out
 from deployments.protocol.kv_port import BlendQuery, OfferedBlocks, PlanDict, Promotion
 from kvmanager.config import ManagerConfig
-from kvmanager.index.deltas import Deltas, Position
+from kvmanager.index.deltas import Position
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.loading.load_rates import LateSample, Sample
 from kvmanager.manager import KVManager
 from kvmanager.moves.chunk_fills import ChunkFills
 from kvmanager.moves.directives import evict
 from kvmanager.moves.saves import Offer
+from kvmanager.routing.roles import RoleBook, RoleShares
 from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.forms import DENSE
 from kvmanager.segments.keys import BlockHash, SegmentKey
@@ -55,15 +56,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MOST_DELTAS = 4096
-"""Segments and blocks in the events of one answer to a router; the rest follows in the next."""
-
 
 class KVManagerActor:
     """See the module's docstring. `now` is this process's monotonic clock everywhere."""
 
     def __init__(
-        self, config: ManagerConfig, with_redis: bool = False, quotas: Mapping[Tier, Mapping[str, int]] | None = None
+        self,
+        config: ManagerConfig,
+        with_redis: bool = False,
+        quotas: Mapping[Tier, Mapping[str, int]] | None = None,
+        roles: RoleShares = RoleShares(),  # noqa: B008  # frozen
     ) -> None:
         """`quotas`: by tier, the bytes that belong to each tenant, named by its tag."""
         self._brain = KVManager(config, epoch=random.getrandbits(48))
@@ -80,8 +82,10 @@ class KVManagerActor:
         self._control = Control(self._brain, self._replicas, self._directives, self._seats, self._watch)
         self._loads = load_choice(config)
         self._prompts = PromptPlanner(self._brain, self._loads, config.block_tokens)
-        self._reports = Reports(self._brain, self._replicas, self._ended, self._loads, self._directives, self._seats)
         self._fills = ChunkFills(config.deadly_chunk_s)
+        self._roles = RoleBook(roles)
+        known = self._replicas, self._ended, self._roles
+        self._reports = Reports(self._brain, *known, self._loads, self._directives, self._seats, self._watch)
         self._garbage = GcFreeze()
         self._housekeeping = asyncio.get_event_loop().create_task(keep_house(self._tidy))
 
@@ -100,6 +104,8 @@ class KVManagerActor:
         for other in succeeded_by(self._replicas, replica, rank, time.monotonic()):
             self._forget_replica(other)
         self._replicas[replica] = ReplicaSeat(rank, node_id, time.monotonic())
+        if role := self._roles.seat(replica):
+            logger.info("replica %s (rank %d) has the role %s", replica, rank, role)
         self._brain.device_cleared(replica)
         self._brain.device_stored(replica, device_hashes)
         self._watch.wake()
@@ -325,14 +331,9 @@ class KVManagerActor:
 
     # Routers and people.
 
-    async def deltas(self, seen: Position, wait_s: float) -> tuple[Deltas, dict[str, int], dict[str, dict[str, float]]]:
-        """What comes after `seen`, as soon as there are any, every replica's rank, and the measured credits."""
-        found = self._brain.deltas_since(seen, MOST_DELTAS)
-        if not found.events and found.part is None:
-            await self._watch.changed(wait_s)
-            found = self._brain.deltas_since(seen, MOST_DELTAS)
-        ranks = {replica: seat.rank for replica, seat in self._replicas.items()}
-        return found, ranks, self._loads.credits(time.monotonic())
+    async def deltas(self, seen: Position, wait_s: float) -> RouterNews:
+        """What comes after `seen`, as soon as there is anything."""
+        return await self._reports.router_news(seen, wait_s)
 
     async def lookup(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
         """See `deployments.manager.reports.Reports`, as for those that follow."""
@@ -384,6 +385,7 @@ class KVManagerActor:
         for chunk in self._fills.forget_replica(time.monotonic(), replica, blamed):
             logger.error("replica %s ended with chunk %s, not to be computed alone for now", replica, chunk.hex()[:16])
         del self._replicas[replica]
+        self._roles.leave(replica)
         self._brain.forget_replica(replica)
         self._directives.forget_replica(replica)
         self._loads.forget_replica(replica)

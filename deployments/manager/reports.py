@@ -1,4 +1,4 @@
-"""What the manager tells people: where a prompt lies, the books, who is registered.
+"""What the manager tells people, and routers: where a prompt lies, the books, who is registered, what has changed.
 
 On the manager's event loop.
 """
@@ -7,16 +7,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from deployments.manager.directive_sender import DirectiveSender
+from deployments.manager.index_watch import IndexWatch
 from deployments.manager.replica_seat import ReplicaSeat, names_by_rank
 from deployments.manager.tier_registry import TierRegistry
+from kvmanager.index.deltas import Deltas, Position
 from kvmanager.loading.load_choice import LoadChoice
 from kvmanager.loading.load_rates import ALL_REPLICAS
 from kvmanager.manager import KVManager
+from kvmanager.routing.roles import RoleBook
 from kvmanager.scaling.book import ScalingBook
 from kvmanager.segments.keys import BlockHash
+
+MOST_DELTAS = 4096
+"""Segments and blocks in the events of one answer to a router; the rest follows in the next."""
+
+
+class RouterNews(NamedTuple):
+    """One answer to a router's long poll.
+
+    `ranks` and `roles` are by replica's name, `credits` by that or `ALL_REPLICAS`, and then by tier.
+    """
+
+    deltas: Deltas
+    ranks: dict[str, int]
+    credits: dict[str, dict[str, float]]
+    roles: dict[str, str]
 
 
 class Reports:
@@ -27,9 +45,11 @@ class Reports:
         brain: KVManager,
         replicas: Mapping[str, ReplicaSeat],
         ended: Mapping[str, int],
+        roles: RoleBook,
         loads: LoadChoice,
         directives: DirectiveSender,
         tiers: TierRegistry,
+        watch: IndexWatch,
     ) -> None:
         self._brain = brain
         self._replicas = replicas
@@ -38,6 +58,8 @@ class Reports:
         self._directives = directives
         self._tiers = tiers
         self.scaling = ScalingBook()
+        self._roles = roles
+        self._watch = watch
 
     def lookup(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
         """Where the leading blocks of a prompt lie. Replicas are named by rank."""
@@ -53,6 +75,8 @@ class Reports:
         """The brain's books, and every tier's own count beside them."""
         stats = self._brain.stats(time.monotonic())
         stats["replicas"] = {str(rank): name for rank, name in sorted(names_by_rank(self._replicas).items())}
+        roles = self._roles.roles
+        stats["roles"] = {rank: roles[name] for rank, name in stats["replicas"].items() if name in roles}
         stats["replicas_ended"] = dict(self._ended)
         stats["credits"] = self._loads.credits(time.monotonic()).get(ALL_REPLICAS, {})
         stats["load_or_recompute"] = self._loads.describe()
@@ -70,3 +94,12 @@ class Reports:
             "redis": self._tiers.redis_report(),
             "scaling": self.scaling.report(now),
         }
+
+    async def router_news(self, seen: Position, wait_s: float) -> RouterNews:
+        """What comes after `seen`, as soon as there is anything, at the latest after `wait_s`."""
+        found = self._brain.deltas_since(seen, MOST_DELTAS)
+        if not found.events and found.part is None:
+            await self._watch.changed(wait_s)
+            found = self._brain.deltas_since(seen, MOST_DELTAS)
+        ranks = {replica: seat.rank for replica, seat in self._replicas.items()}
+        return RouterNews(found, ranks, self._loads.credits(time.monotonic()), self._roles.roles)

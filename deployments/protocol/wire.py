@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict
 
 from deployments.protocol.failed_replicas import FailedReplicas
+from kvmanager.routing.roles import Phase
 from kvmanager.segments.keys import EXACT, Fidelity
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ class GenerateRequest:
     `resumed_tokens`: what was sampled of the answer elsewhere and has been sent to the client; not empty for a
     continuation, which goes on behind them as if it had been preempted there. Then the hashes are those of the prompt
     and these tokens together, and only a model with this `fingerprint` may go on.
+    `phase`: of a request that prefills here and decodes elsewhere. `store_within_s`: one that ends with its first token
+    and goes on elsewhere gives that token at once, and its end when its KV is stored, or so much later; 0: as one.
     `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the
     ingress, when it was sent; seconds, because clocks differ.
     """
@@ -138,6 +141,8 @@ class GenerateRequest:
     priority: int = 0
     predicted_tokens: int | None = None
     replica_pin: int | None = None
+    phase: Phase = ""
+    store_within_s: float = 0.0
     avoid: tuple[str, ...] = ()
     waited_s: float = 0.0
     reasoning_ended: bool | None = None

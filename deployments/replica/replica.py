@@ -25,6 +25,7 @@ from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateReque
 from deployments.replica.chunk_fill import NOT_BLENDED, ChunkFill, ChunkRefusedError
 from deployments.replica.fill_request import fill_output, filler
 from deployments.replica.fill_times import FillTimes
+from deployments.replica.first_token import goes_on, take_token
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlan, PromptPlans
 from deployments.replica.serve_port import bind_to_node
@@ -122,7 +123,9 @@ class Replica:
                 fill.planned(request, filled, planned.plan is not None and "blend" in planned.plan)
             planned_at, yielded_at = time.monotonic(), 0.0
             try:
-                prompt = EnginePrompt(request, planned.plan, received - request.waited_s, planned.short_tokens)
+                # What is to be decoded elsewhere shall be stored, however short it is.
+                short_tokens = 1 if request.store_within_s else planned.short_tokens
+                prompt = EnginePrompt(request, planned.plan, received - request.waited_s, short_tokens)
                 async for output in self._room.generate(prompt):
                     planned.begun()
                     if not yielded_at:
@@ -134,6 +137,10 @@ class Replica:
                         _stamp(output, received, planned_at, yielded_at)
                         if fill is not None:
                             fill.after(request, planned.own_tokens)
+                        if request.store_within_s and goes_on(output):
+                            yield take_token(output, request.sampling_params)
+                            if not await self._room.saved(request.store_within_s):
+                                logger.info("request %s is handed over before its KV is stored", request.request_id)
                     else:
                         output.metrics = None  # only the last output's are read; they are half of unpickling one
                     yield output

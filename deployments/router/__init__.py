@@ -2,6 +2,7 @@
 
 `prefix_affinity` translates between Serve and `kvmanager.routing`, which ranks the replicas; `placement_feed` keeps the
 mirror of the manager's index up to date by a long poll; `running_replicas` names the replicas of a handle;
+`decode_view` tells the ingress what decode replicas lack of a prompt;
 `taken_calls` keeps Serve from sending twice what a replica has begun.
 No call to the manager on a request's path.
 

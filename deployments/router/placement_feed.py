@@ -28,13 +28,18 @@ MOVE_DEADLINE_S = 10.0
 
 
 class PlacementFeed:
-    """`mirror`, `ranks` (replica id to its number) and `credits` as of the last answer. One per router, on its loop."""
+    """`mirror`, `ranks` (replica id to its number), `credits` and `roles` as of the last answer.
+
+    One per router, on its loop.
+    """
 
     def __init__(self, app_name: str, blocks_per_segment: int) -> None:
         self.mirror = PlacementMirror(blocks_per_segment)
         self.ranks: dict[str, int] = {}
         self.credits: dict[str, dict[Tier, float]] = {}
         """By replica id, and under `ALL_REPLICAS`; only what has been measured."""
+        self.roles: dict[str, str] = {}
+        """`kvmanager.routing.roles.Role` by replica id; empty without roles. The last ones known, without a manager."""
         self._metrics = router_metrics()
         self._manager = ManagerClient(app_name)
         self._task = asyncio.get_running_loop().create_task(self._follow())
@@ -58,13 +63,17 @@ class PlacementFeed:
             self._manager.tell("replicas_drain", gone, running)
 
     def hear(
-        self, deltas: Deltas, ranks: Mapping[str, int], credits: Mapping[str, Mapping[str, float]] | None = None
+        self,
+        deltas: Deltas,
+        ranks: Mapping[str, int],
+        credits: Mapping[str, Mapping[str, float]] | None = None,
+        roles: Mapping[str, str] | None = None,
     ) -> None:
         """Take in an answer of the manager; one that has measured nothing yet sends no credits.
 
         ``credits`` are by replica id or `ALL_REPLICAS`, and then by tier.
         """
-        self.ranks = dict(ranks)
+        self.ranks, self.roles = dict(ranks), dict(roles or {})
         self.credits = {name: _of_tiers(shares) for name, shares in (credits or {}).items()}
         for tier, share in self.credits.get(ALL_REPLICAS, {}).items():
             self._metrics.credit.labels(tier.value).set(share)

@@ -22,6 +22,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, R
 
 from configs.settings import Settings
 from deployments.protocol.wire import GenerateRequest, PinnedCall
+from deployments.router.decode_view import decode_view
 from deployments.router.placement_feed import PlacementFeed
 from deployments.router.running_replicas import running_replicas
 from deployments.router.taken_calls import use_taken_calls
@@ -29,6 +30,7 @@ from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import ALL_REPLICAS
 from kvmanager.routing.cost import RoutingState
 from kvmanager.routing.mirror import TierHits
+from kvmanager.routing.roles import fit_for, in_use
 from kvmanager.routing.spreading import Spreading
 from kvmanager.segments.keys import BlockHash
 
@@ -114,13 +116,14 @@ class PrefixAffinityRouter(RequestRouter):
             return [[replica] for name, replica in by_name.items() if feed.ranks.get(name) == request.replica_pin]
         self._note_first_tokens()
         names = [name for name in by_name if name not in request.avoid] or list(by_name)
+        names = fit_for(names, request.phase, feed.roles)
         self._state.credits = {**self._starting_credits, **feed.credits.get(ALL_REPLICAS, {})}
         self._state.credits_of = feed.credits
         now, internal_id = time.monotonic(), pending_request.metadata.internal_request_id
         self._expect_no_more(now, internal_id)
         found = self._coverages(request, names)
         hits = self._with_in_flight(request, found)
-        order = self._state.rank(names, hits, request.num_tokens, now)
+        order = self._state.rank(names, hits, request.num_tokens, now, request.phase)
         failed = request.progress.failed
         order.sort(key=lambda name: name in failed)  # stable
         # Between this choice and `on_request_routed` Serve may ask the replica how many requests it has. Prompts that
@@ -140,12 +143,13 @@ class PrefixAffinityRouter(RequestRouter):
         request.progress.replica, request.progress.routed = name, now
         choice = self._expected.get(internal_id)
         self._expect_no_more(now, internal_id)
-        names = {name, *(replica.unique_id for replica in self._replicas)}
+        running = [replica.unique_id for replica in self._replicas]
+        names = {name, *fit_for(running, request.phase, self._follow_placement().roles)}
         found = choice.found if choice is not None else {}
         if lacking := names - found.keys():
             found = {**found, **self._coverages(request, list(lacking))}
         hits = self._with_in_flight(request, {other: found[other] for other in names})
-        waits = {other: self._state.wait(other, held, prompt_tokens) for other, held in hits.items()}
+        waits = {other: self._state.wait(other, held, prompt_tokens, request.phase) for other, held in hits.items()}
         hashes = _hashes(request)
         for move in () if request.fills else self._spreading.consider(now, hashes, name, waits, hits):
             self._follow_placement().order(move)
@@ -197,7 +201,16 @@ class PrefixAffinityRouter(RequestRouter):
         """Start the mirror on the first request: only then is there a loop that will stay."""
         if self._feed is None:
             self._feed = PlacementFeed(self._deployment_id.app_name, self._options.blocks_per_segment)
+            decode_view(self._deployment_id.app_name).tell(self._decoders_lack)
         return self._feed
+
+    def _decoders_lack(self, request: GenerateRequest) -> int | None:
+        """What the best decode replica would have to compute of a prompt, in tokens; None: there are no roles."""
+        names, roles = [replica.unique_id for replica in self._replicas], self._follow_placement().roles
+        if not in_use(names, roles):
+            return None
+        hits = self._with_in_flight(request, self._coverages(request, fit_for(names, "decode", roles)))
+        return min(self._work(request, held)[0] for held in hits.values())
 
     def _coverages(self, request: GenerateRequest, names: list[str]) -> dict[str, TierHits]:
         """What is held of a prompt. Dear for a long one that many replicas hold: once per request."""

@@ -1,4 +1,7 @@
-"""A save of device blocks that are held by reference count until they have been copied. On the engine thread."""
+"""A save of device blocks that are held by reference count until they have been copied. On the engine thread.
+
+`after_saves` tells when those before it have ended.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,17 @@ from kvmanager.segments.format import EXACT
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
+
+
+_NO_BLOCKS = OfferedBlocks([], 0, 0, 0, "")
+
+
+def after_saves(transfer: KVTransfer, call: Callable[[], None]) -> bool:
+    """Have `call` called when all saves that were submitted so far have ended, or are dropped. From any thread.
+
+    It is called from the save thread, and must not block or raise. False: it will not be called, for a tier hangs.
+    """
+    return transfer.submit_save(SaveJob(_NO_BLOCKS, (), lambda: None, lambda stored: call()))
 
 
 def submit_held_save(

@@ -329,7 +329,7 @@ class KVTransfer:
             copied: list[tuple[SegmentSpan, Any]] = []
             grant: SaveGrant | None = None
             try:
-                grant = self._port.offer(job.offered, self._segment_bytes(job))
+                grant = self._port.offer(job.offered, self._segment_bytes(job)) if job.num_blocks else None
                 if grant is not None:
                     copied = self._copy(job, grant)
             except StepDiscardedError:

@@ -14,6 +14,9 @@ second device and drives other KV out: a replica busy for the share u of its tim
 ties, of which a half idle server has many, add up to lasting differences unless something remembers them:
 ``recent_prefill`` is what a replica was sent lately, decayed, and breaks what is nearly a tie.
 
+Where replicas have roles (`kvmanager.routing.roles`), a prompt to prefill waits for no decodes, which end there with
+their first token, and what follows elsewhere is work of one replica, done once: ``new`` counts without its weight.
+
 The load of a replica is what this router has sent there and not heard the end of; it counts from the moment of choice,
 before any replica reports it, or a burst of equal prompts would herd to one. What is on its way to a device in that
 manner counts as being there (`RoutingState.with_in_flight`). Ties go to the replica that was used least recently.
@@ -27,6 +30,7 @@ from math import exp2
 from kvmanager.index.locations import Tier
 from kvmanager.routing.in_flight import InFlightPrefixes
 from kvmanager.routing.mirror import TierHits
+from kvmanager.routing.roles import Phase
 from kvmanager.segments.keys import BlockHash
 
 STARTING_CREDITS = {Tier.DEVICE: 1.0, Tier.CPU: 0.75, Tier.REDIS: 0.5}
@@ -90,7 +94,14 @@ class RoutingState:
         self._loads: dict[str, _Load] = {}
         self._routed = 0
 
-    def rank(self, replicas: Sequence[str], hits: Mapping[str, TierHits], prompt_tokens: int, now: float) -> list[str]:
+    def rank(
+        self,
+        replicas: Sequence[str],
+        hits: Mapping[str, TierHits],
+        prompt_tokens: int,
+        now: float,
+        phase: Phase = "",
+    ) -> list[str]:
         """Return ``replicas``, cheapest first.
 
         ``hits``: what each would find of the prompt, in blocks; ``now``: seconds on a clock that does not jump.
@@ -100,22 +111,28 @@ class RoutingState:
 
         def order(replica: str) -> tuple[float, int]:
             load = self._loads.get(replica)
-            return self.cost(replica, hits.get(replica), prompt_tokens, now), load.last_used if load else 0
+            cost = self.cost(replica, hits.get(replica), prompt_tokens, now, phase)
+            return cost, load.last_used if load else 0
 
         return sorted(replicas, key=order)
 
-    def cost(self, replica: str, hits: TierHits | None, prompt_tokens: int, now: float) -> float:
+    def cost(self, replica: str, hits: TierHits | None, prompt_tokens: int, now: float, phase: Phase = "") -> float:
         """Return what is lost, in prefill tokens, when ``replica`` gets the prompt."""
         load = self._loads.get(replica)
         recent = load.recent(now) if load else 0.0
-        new = self._new(replica, hits, prompt_tokens)
-        return self.wait(replica, hits, prompt_tokens) + (self._work_weight - 1.0) * new + self._balance_weight * recent
+        cost = self.wait(replica, hits, prompt_tokens, phase) + self._balance_weight * recent
+        if phase == "decode":
+            return cost
+        return cost + (self._work_weight - 1.0) * self._new(replica, hits, prompt_tokens)
 
-    def wait(self, replica: str, hits: TierHits | None, prompt_tokens: int) -> float:
+    def wait(self, replica: str, hits: TierHits | None, prompt_tokens: int, phase: Phase = "") -> float:
         """Return the work, in prefill tokens, before ``replica`` has the prompt's first token."""
         load = self._loads.get(replica)
         new = self._new(replica, hits, prompt_tokens)
-        return new if load is None else load.prefill_tokens + new + self._decode_weight * load.decode_blocks
+        if load is None:
+            return new
+        decodes = 0.0 if phase == "prefill" else self._decode_weight * load.decode_blocks
+        return load.prefill_tokens + new + decodes
 
     def with_in_flight(self, replica: str, hits: TierHits, hashes: Sequence[BlockHash]) -> TierHits:
         """Return ``hits`` with what requests in flight will leave on the device of ``replica`` counted as being there.

@@ -1,5 +1,7 @@
 """`python -m kvmanager.simulator`: replays a trace through the manager that serves; docs/tools/simulator.md.
 
+With `roles` as its first word it simulates engines step by step instead (`kvmanager.simulator.steps`).
+
 Exit codes: 0 done, 1 a replay broke off or a result could not be written, 2 something in the command or in a file that
 it names cannot work (one sentence on stderr says what; nothing was written).
 """
@@ -18,8 +20,11 @@ from kvmanager.simulator.options import Job, OptionError, check_output, make_job
 from kvmanager.simulator.plot import plot, plot_formats
 from kvmanager.simulator.report import as_data, print_table
 from kvmanager.simulator.runs import Result, RunError, run
+from kvmanager.simulator.steps.command import roles
 
 EXIT_FAILED, EXIT_INPUT = 1, 2
+COMMANDS = {"roles": roles}
+"""By the first word; without one of these a trace is replayed."""
 WIDTH_ELSEWHERE = 200
 """Columns where the output is no terminal, which could tell its own."""
 
@@ -120,5 +125,13 @@ def _write(rows: Sequence[dict[str, Any]], plot_file: str | None, json_file: str
             Path(json_file).write_text(text)
 
 
+def main(words: Sequence[str]) -> None:
+    """Run what a command line's words say."""
+    command = COMMANDS.get(words[0]) if words else None
+    app = typer.Typer(add_completion=False)
+    app.command()(command or simulate)
+    app(args=list(words[1:] if command else words), prog_name="python -m kvmanager.simulator")
+
+
 if __name__ == "__main__":
-    typer.run(simulate)
+    main(sys.argv[1:])

@@ -137,7 +137,7 @@ class _Scene:
         """A router that knows nothing learns all."""
         mirror = PlacementMirror(SEGMENT_BLOCKS)
         while True:
-            deltas, _, _ = await self.manager.deltas(mirror.position, 0.0)
+            deltas, *_ = await self.manager.deltas(mirror.position, 0.0)
             mirror.apply(pickle.loads(pickle.dumps(deltas)))
             if not deltas.more:
                 return

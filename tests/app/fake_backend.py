@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from app.backend.protocols import Backend, HealthReport
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
+from kvmanager.routing.roles import fit_for
 
 Script = Callable[[GenerateRequest], AsyncIterator[RequestOutput]]
 
@@ -93,11 +94,15 @@ class FakeReplicas:
     known_ranks: Collection[int] | None = None
     requests: list[GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    lacking: int | None = None
+    """Of every prompt at the best decode replica; None: there are no roles."""
+    roles: Mapping[str, str] = field(default_factory=dict)
     _abort: dict[str, asyncio.Event] = field(default_factory=dict)
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         self.requests.append(request)
-        request.progress.replica = next((name for name in self.names if name not in request.avoid), self.names[0])
+        names = fit_for([name for name in self.names if name not in request.avoid], request.phase, self.roles)
+        request.progress.replica = (names or list(self.names))[0]
         return self._until_aborted(request.request_id, self.script(request))
 
     async def _until_aborted(
@@ -126,6 +131,9 @@ class FakeReplicas:
 
     def rank_of(self, replica: str) -> int | None:
         return self.names.index(replica) if replica in self.names else None
+
+    def lacking_tokens(self, request: GenerateRequest) -> int | None:
+        return self.lacking
 
     def none_left(self) -> bool:
         return self.known_ranks is not None and not self.known_ranks

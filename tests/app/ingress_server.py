@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import openai
@@ -41,8 +42,9 @@ def engine_args(**more: object) -> AsyncEngineArgs:
     )
 
 
-def settings_with(**http: object) -> Settings:
-    return load_settings({"max_model_len": CONTEXT, "http": http})
+def settings_with(roles: Mapping[str, Any] | None = None, **http: object) -> Settings:
+    shared = {"roles": roles, "replicas": roles["prefill"] + roles["decode"]} if roles else {}
+    return load_settings({"max_model_len": CONTEXT, "http": http, **shared})
 
 
 @dataclass

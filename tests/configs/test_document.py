@@ -33,7 +33,7 @@ def test_every_setting_is_described_on_the_page() -> None:
     sections = {name for name, field in Settings.model_fields.items() if _is_section(field.annotation)}
     for name in field_names(Settings):
         assert f"`{name}`" in page
-    assert sections == {"engine", "kv", "http", "routing", "blending", "scaling"}
+    assert sections == {"engine", "kv", "http", "routing", "roles", "blending", "scaling"}
     assert "| None |" not in page
 
 

@@ -21,7 +21,7 @@ from configs.settings import Settings
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PAGE = re.compile(r"(?<![\w/.])docs/[\w/.-]+?\.md(?:#[\w-]+)?")
-_SETTING = re.compile(r"(?:kv|blending|http|engine|routing|scaling|faults)(?:\.[a-z][a-z_]*)+")
+_SETTING = re.compile(r"(?:kv|blending|http|engine|roles|routing|scaling|faults)(?:\.[a-z][a-z_]*)+")
 _METRIC = re.compile(r"crosskv_[a-z_]+")
 _MODULE = re.compile(r"python -m ([a-z_]+(?:\.[a-z_]+)*)")
 _TARGET = re.compile(r"(?:^|`)make ([a-z-]+)", re.MULTILINE)

@@ -101,6 +101,10 @@ class RemoteService:
         """See `ReuseService`."""
         return await self._asker.ask("carry_out", directive)
 
+    async def saved(self, within_s: float) -> bool:
+        """See `ReuseService`."""
+        return bool(await self._asker.ask("saved", within_s))
+
     async def look_after_tier(self) -> None:
         """The replica's port starts a tier where there is none; the engine's finds it."""
         await asyncio.to_thread(self._port.look_after_tier)

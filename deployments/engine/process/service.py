@@ -8,6 +8,7 @@ belong to one event loop, which is never the engine's thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from deployments.engine.directive_runner import DirectiveRunner
 from deployments.engine.metrics import directive_families, port_families, transfer_families
 from deployments.engine.scheduling.metrics import scheduling_families
+from deployments.transfer.held_save import after_saves
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -60,6 +62,20 @@ class ReuseService:
             result = await self._directives.carry_out(directive)
         await asyncio.to_thread(self._port.flush)
         return result
+
+    async def saved(self, within_s: float) -> bool:
+        """Return when all saves that have been started by now have ended, at the latest after `within_s`: have they."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(ended.set)
+
+        if not after_saves(self._reuse.transfer, tell):
+            return False
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), within_s)
+        return ended.is_set()
 
     async def look_after_tier(self) -> None:
         """See to it that there is a CPU tier, and that the port knows it (`ClusterPort.look_after_tier`)."""

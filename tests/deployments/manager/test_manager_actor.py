@@ -362,9 +362,9 @@ def test_a_router_that_waits_for_changes_is_woken_by_each_kind(managed: Any) -> 
             polling = asyncio.create_task(manager.deltas(mirror.position, 3600.0))
             await asyncio.sleep(0)
             await change
-            deltas, ranks, _ = await polling
+            deltas, ranks, *_ = await polling
             while not deltas.events:  # woken a little early
-                deltas, ranks, _ = await manager.deltas(mirror.position, 3600.0)
+                deltas, ranks, *_ = await manager.deltas(mirror.position, 3600.0)
             assert mirror.apply(deltas)
             assert ranks == {REPLICA: 0}
             return mirror.coverage(hashes, REPLICA)
@@ -381,7 +381,7 @@ def test_a_router_that_waits_for_changes_is_woken_by_each_kind(managed: Any) -> 
 def test_a_poll_ends_empty_when_nothing_changes(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         seen = (await manager.deltas(NOTHING_SEEN, 0.0))[0].last
-        deltas, _, _ = await manager.deltas(Position(seen), 0.05)
+        deltas, *_ = await manager.deltas(Position(seen), 0.05)
         assert deltas.events == []
 
     managed(check)

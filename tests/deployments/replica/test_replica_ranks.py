@@ -70,7 +70,7 @@ def test_a_replacement_beside_a_draining_predecessor_and_the_next_one_forget_nob
         await poll_all("B", "D", "E")
 
         assert {name: members[name].forgotten for name in "BDE"} == {"B": 0, "D": 0, "E": 0}
-        (_, known, _) = await manager.deltas(NOTHING_SEEN, 0.0)
+        _, known, *_ = await manager.deltas(NOTHING_SEEN, 0.0)
         assert {name: known[name] for name in "BDE"} == {name: members[name].rank for name in "BDE"}
         assert len({known[name] for name in "BDE"}) == 3
         manager._housekeeping.cancel()
