@@ -274,8 +274,8 @@ class Settings(Section):
             )
         if roles.prefill + roles.decode != self.max_replicas:
             raise ValueError(
-                f"roles: {roles.prefill} prefill and {roles.decode} decode replicas are not the "
-                f"{self.max_replicas} that there are; make them add up to replicas, or set replicas to {roles.prefill + roles.decode}"
+                f"roles: {roles.prefill} prefill and {roles.decode} decode replicas are not the {self.max_replicas} "
+                f"that there are; make them add up to replicas, or set replicas to {roles.prefill + roles.decode}"
             )
         if not self.kv.enabled or not self.kv.cpu_tier_bytes:
             raise ValueError(

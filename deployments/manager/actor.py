@@ -4,10 +4,10 @@ One asyncio actor, so every method below runs to its first `await` without inter
 It waits for others only where their answer is needed (evictions before an offer is granted, `clear`), never on the
 path of a plan.
 
-* Replicas register, ask for plans, offer segments, report their device pool, and long-poll `take_directives`.
+* Replicas register, ask for plans, offer segments, report their device pool, and long-poll `take_directives`; routers
+  long-poll `deltas`.
 * Tiers register and report what they hold; evictions and demotions are sent to them.
 * The Redis tier does too; what lies in Redis is forgotten with its registration, and indexed anew by the next.
-* Routers long-poll `deltas`.
 
 State is rebuilt, not stored: a new manager answers "unknown" to heartbeats, and replicas and tiers then tell it
 everything again (DESIGN §4, rule 9).
@@ -82,8 +82,7 @@ class KVManagerActor:
         self._control = Control(self._brain, self._replicas, self._directives, self._seats, self._watch)
         self._loads = load_choice(config)
         self._prompts = PromptPlanner(self._brain, self._loads, config.block_tokens)
-        self._fills = ChunkFills(config.deadly_chunk_s)
-        self._roles = RoleBook(roles)
+        self._fills, self._roles = ChunkFills(config.deadly_chunk_s), RoleBook(roles)
         known = self._replicas, self._ended, self._roles
         self._reports = Reports(self._brain, *known, self._loads, self._directives, self._seats, self._watch)
         self._garbage = GcFreeze()
@@ -386,9 +385,8 @@ class KVManagerActor:
             logger.error("replica %s ended with chunk %s, not to be computed alone for now", replica, chunk.hex()[:16])
         del self._replicas[replica]
         self._roles.leave(replica)
-        self._brain.forget_replica(replica)
-        self._directives.forget_replica(replica)
-        self._loads.forget_replica(replica)
+        for book in (self._brain, self._directives, self._loads):
+            book.forget_replica(replica)
         self._watch.wake()
 
     def _tidy(self, now: float) -> None:

@@ -160,8 +160,7 @@ def main(
             found = plan.measured(lambda: progress.advance(bar))
         page = markdown(found, plan.setting(), model == DEMO)
         if docs:
-            marks = [mark.format(model=model) for mark in (BEGIN, END)]
-            write_between(PAGE, *marks, page)
+            write_between(PAGE, BEGIN.format(model=model), END.format(model=model), page)
     deliver(page, as_json(found, plan.setting()), json_file)
     if misses(found):
         raise typer.Exit(EXIT_FELL_SHORT)
