@@ -42,8 +42,8 @@ def requests_router(live: LiveRequests, replicas: ReplicaHandle) -> APIRouter:
     async def requests() -> dict[str, Any]:
         """The prompts that are being answered now, the oldest first. For administrators.
 
-        `replica` is the number of the one that works on it; `tokens` have been answered; `resumed` says how often it
-        went on at another replica, and `not_movable` why it cannot be moved (null: it can).
+        `replica` is the number of the one that works on it. `tokens` have been answered. `resumed` says how often it
+        went on at another replica. `not_movable` says why it cannot be moved; null: it can.
         """
         require_admin(current_request().caller)
         return {"requests": [one.report(replicas.rank_of) for one in live.all()]}

@@ -44,6 +44,7 @@ _ERRORS = "its errors carry their HTTP status, and vLLM's own handlers turn them
 VLLM_ELSEWHERE: dict[str, str] = {
     "app.backend.replica_errors": _ERRORS,
     "app.blending.separators": "documents are rendered as for an answer, to see what begins them",
+    "app.continuation.routes": _ERRORS,
     "app.control.api": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.moves": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.prompt_param": "a prompt is checked and rendered as the OpenAI routes do it",

@@ -61,7 +61,7 @@ def mortal(demo_model: Path) -> Iterator[LiveRoom]:
 def test_an_answer_that_began_elsewhere_goes_on_there(live: LiveRoom, options: dict[str, Any]) -> None:
     def request(resumed: list[int]) -> GenerateRequest:
         params = SamplingParams(max_tokens=30, output_kind=RequestOutputKind.DELTA, **options)
-        return dataclasses.replace(live.request(TOKENS, params), resumed_tokens=resumed)
+        return dataclasses.replace(live.request(prompt(901, 300), params), resumed_tokens=resumed)
 
     async def read(resumed: list[int]) -> tuple[list[int], str]:
         outputs = [output async for output in live.room.generate(EnginePrompt(request(resumed), None, 0.0))]

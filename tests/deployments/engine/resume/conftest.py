@@ -37,11 +37,12 @@ class Said:
 
 
 class Cutter:
-    """Streams of one engine. `last`: the last output of the last stream that ended."""
+    """Streams of one engine. `last`: the last output of the last stream; `entered`: the tokens it went on behind."""
 
     def __init__(self, engine: LiveEngine) -> None:
         self.engine = engine
         self.last: Any = None
+        self.entered = 0
 
     def whole(self, prompt: Sequence[int], params: SamplingParams) -> Said:
         """The undisturbed run, of which the device keeps nothing."""
@@ -59,6 +60,7 @@ class Cutter:
         elif keep == "tiers":
             self.engine.settle()
             self.engine.clear_device()
+        self.entered = len(said.tokens)  # outputs that come while nobody reads are one
         self.engine.run(self._read(said, prompt, params, list(said.tokens)))
         return said
 
