@@ -183,7 +183,7 @@ class EngineRoom:
         salt = request.cache_salt
         if sparse:
             salt = sparse_salt(salt, sparse["loads"][-1].key, sparse["digest"])
-        predicted = getattr(request, "predicted_tokens", None)
+        predicted = request.predicted_tokens
         # Whatever a client put there must not reach the connector: a plan comes from the manager only.
         transfer = {
             **({PLAN: plan} if plan else {}),

@@ -112,8 +112,7 @@ class KVManagerActor:
     async def replica_ends(self, replica: str, why: str = "", blamed: Sequence[BlockHash] | None = ()) -> None:
         """A replica's last words: its engine is "dead" or "hung", perhaps of chunks that it computed alone, `blamed`;
         None: it does not know. Without a reason nothing is wrong, and Serve has taken it away."""
-        if why:
-            self._ended[why] += 1
+        self._ended.update([why] if why else [])
         if replica in self._replicas:
             self._forget_replica(replica, blamed)
 
