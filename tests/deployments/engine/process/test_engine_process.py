@@ -55,7 +55,11 @@ def mortal(demo_model: Path) -> Iterator[LiveRoom]:
 
 @pytest.mark.parametrize(
     "options",
-    [{"temperature": 0.0}, {"temperature": 1.0, "seed": 7}, {"temperature": 0.0, "structured_outputs": REGEX}],
+    [
+        {"temperature": 0.0, "ignore_eos": True},
+        {"temperature": 1.0, "seed": 7, "ignore_eos": True},
+        {"temperature": 0.0, "structured_outputs": REGEX},
+    ],
     ids=["greedy", "seeded", "structured"],
 )
 def test_an_answer_that_began_elsewhere_goes_on_there(live: LiveRoom, options: dict[str, Any]) -> None:
