@@ -154,8 +154,8 @@ class Attempts:
                     if self._handover is not None and not self.resumed:
                         self._handover.as_of_the_prefill(output)
                     self.answered.hear(output)
-                    told_at = time.monotonic()
                     yield output
+                    told_at = time.monotonic()  # asked for the next: how slowly a client reads is no gap of ours
                     if output.finished:
                         return
                     if handed_over:

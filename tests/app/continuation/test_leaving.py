@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import types
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -69,5 +70,31 @@ def test_what_piled_up_while_it_was_told_to_leave_is_neither_lost_nor_said_again
                 one.leave(MOVED)
         assert said == ALL
         assert one.resumed == 1
+
+    run(test)
+
+
+def test_a_client_that_reads_slowly_makes_no_hand_over_look_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests' hand-overs are chosen by the gaps that were seen: one client's pauses are no business of theirs."""
+    now, gaps = [100.0], []
+    monkeypatch.setattr("app.openai.retries.time", types.SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def script(request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+        if request.phase == "prefill":
+            yield say(request, [0], "", finished=False)
+            yield say(request, [], "", finished=True)
+            return
+        now[0] += 0.5  # the gap
+        yield say(request, ALL[1:], "", finished=True)
+
+    async def test() -> None:
+        roles = RolesSettings(prefill=1, decode=1, least_tokens=1)
+        handovers = Handovers(roles, lambda request: 3, lambda outcome, gap_s: gaps.append((outcome, gap_s)), 70)
+        one, said = attempts(script, 70, handovers, roles={"a": "prefill", "b": "decode"}), []
+        async for output in one.outputs():
+            said += output.outputs[0].token_ids
+            now[0] += 60.0  # nobody reads
+        assert said == ALL
+        assert gaps == [("done", 0.5)]
 
     run(test)
