@@ -210,6 +210,7 @@ class HandleEngineClient(EngineElsewhere):
                     expected.bill = await stack.enter_async_context(turn)
                 stages.lap("turn")
                 attempts = self.attempts(request, queued, name_blocks)
+                stack.callback(lambda: expected.left() if attempts.replica else None)
                 prompt_tokens = len(request.prompt_token_ids)
                 stack.callback(self.live.add(LiveRequest(request_id, told_id, context.tenant, prompt_tokens, attempts)))
                 if context.spend is not None:
