@@ -7,8 +7,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from fake_backend import FakeReplicas, say
-from ingress_server import CHAT, COMPLETION
+from failed_replicas import leave
+from fake_backend import FakeReplicas, say, think_for_ever
+from ingress_server import CHAT, COMPLETION, wait_until
 from prometheus_client import CollectorRegistry
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -242,3 +243,15 @@ def test_costs_of_tenants_are_counted_by_their_tag(start):
     assert len(costs) == 1
     assert costs[0].endswith(f" {100 + 3 * ANSWER_COST}")
     assert "alice" not in costs[0]
+
+
+def test_a_client_that_leaves_before_its_whole_answer_pays_for_it(start):
+    server = start(FakeReplicas(think_for_ever))
+    body = {**COMPLETION, "prompt": [5] * 100, "max_tokens": 3}
+    leave(server.url, body, lambda: server.replicas.requests, "/v1/completions")
+
+    def costs() -> str:
+        with server.http() as client:
+            return client.get("/metrics").text
+
+    wait_until(lambda: f'crosskv_tenant_cost_total{{tenant=""}} {100 + 3 * ANSWER_COST}' in costs())

@@ -1,4 +1,4 @@
-"""Streams that leave a replica whose last outputs their client has yet to read: the attempts alone, without a server."""
+"""Streams that leave a replica whose last outputs their client has yet to read: attempts alone, without a server."""
 
 from __future__ import annotations
 
