@@ -131,6 +131,17 @@ class ExpectedAnswer:
         except Exception:
             self._lengths.note_defect()
 
+    def left(self) -> None:
+        """It ends; where a replica had it and gave nothing, nobody knows how much was computed. Raises nothing.
+
+        Then nothing was reused, and what is told at its end only was all sampled: else who leaves in time would have
+        new prompts at the price of cached ones, and long answers for nothing.
+        """
+        if self.bill is not None and not self._heard:
+            self.bill.prompt_was(0)
+            if self.params.output_kind.name != "DELTA":
+                self.bill.sampled((self.tokens or 0) * self.params.n)
+
     def _charge(self, output: RequestOutput, sampled: int) -> None:
         if self.bill is not None:
             if not self._heard:

@@ -41,6 +41,9 @@ class Answered:
         self._cached_tokens: int | None = None
         self.began = False
         """An output has been yielded."""
+        self.leaves = False
+        """It has been told to leave its replica. All is kept until it has, for it goes on behind what comes meanwhile:
+        with a client that reads slowly that may be much."""
         self.num_tokens = 0
 
     @property
@@ -59,7 +62,7 @@ class Answered:
         tokens = output.outputs[0].token_ids
         self.num_tokens += len(tokens)
         if self._tokens is not None:
-            if self.num_tokens > self._most_tokens:
+            if self.num_tokens > self._most_tokens and not self.leaves:
                 self._tokens = None
             else:
                 self._tokens.extend(tokens)
@@ -103,7 +106,12 @@ class Answered:
         return self._tokens.tolist() if self._tokens is not None else []
 
     def continuation(self, own_hashes: Sequence[bytes], exact_hashes: Sequence[bytes]) -> GenerateRequest:
-        """The request that goes on; the hashes are those of the prompt and the answer together."""
+        """The request that goes on; the hashes are those of the prompt and the answer together.
+
+        Raises RuntimeError where nothing is kept: the client would read the answer's beginning again.
+        """
+        if self._tokens is None:
+            raise RuntimeError("an answer of which nothing is kept cannot go on elsewhere")
         return dataclasses.replace(
             self._request,
             resumed_tokens=self.tokens,

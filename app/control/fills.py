@@ -104,7 +104,12 @@ def fills_router(engine: HandleEngineClient, renderer: OnlineRenderer, jobs: Job
             chunks = await chunks_of(body, renderer, engine.blends, bounds)
             order = _Order(chunks, engine.keys.salt(tenant, body.cache_salt), engine.keys.tag(tenant),
                            body.deadline_s, _reserved(chunks))  # fmt: skip
-            job = jobs.start("fill", context.tenant, lambda: fills.run(order, context.tenant), order.progress)
+            try:
+                job = jobs.start("fill", context.tenant, lambda: fills.run(order, context.tenant), order.progress)
+            except BaseException:  # nobody else settles what is reserved
+                if order.spend is not None:
+                    order.spend.settle()
+                raise
             keep()
         return accepted(job)
 

@@ -54,7 +54,9 @@ from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from kvmanager.segments.keys import BLENDED
 
 _LONGEST_ID_ECHOED = 64  # characters of the client's own request id that go into ours, for reading logs
-_NOT_ECHOED = re.compile(r"[^!-~]")  # would begin a line in a log, or end a name in what a dying engine leaves behind
+_NOT_ECHOED = re.compile(r"[^!-~]|[/?#%\\]")
+"""Would begin a line in a log, end a name in what a dying engine leaves behind, or be no one part of a URL's path: who
+chose such an id could not be moved (`app.continuation.routes`)."""
 _MOST_ANSWERS = 128  # OpenAI's own limit on `n`
 _NOT_FOR_CLIENTS = ("kv_transfer_params", "ec_transfer_params")
 
@@ -210,6 +212,7 @@ class HandleEngineClient(EngineElsewhere):
                     expected.bill = await stack.enter_async_context(turn)
                 stages.lap("turn")
                 attempts = self.attempts(request, queued, name_blocks)
+                stack.callback(lambda: expected.left() if attempts.replica else None)
                 prompt_tokens = len(request.prompt_token_ids)
                 stack.callback(self.live.add(LiveRequest(request_id, told_id, context.tenant, prompt_tokens, attempts)))
                 if context.spend is not None:

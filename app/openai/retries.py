@@ -116,7 +116,7 @@ class Attempts:
         Nothing happens to what cannot be moved (`Answered.why_not_moved`), or has no replica yet.
         """
         if self._leaving is None and self.replica and self.answered.why_not_moved() is None:
-            self._leaving = reason
+            self._leaving, self.answered.leaves = reason, True
             self._aborting = asyncio.get_running_loop().create_task(self._replicas.abort(self.request_id))
 
     async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
@@ -154,8 +154,8 @@ class Attempts:
                     if self._handover is not None and not self.resumed:
                         self._handover.as_of_the_prefill(output)
                     self.answered.hear(output)
-                    told_at = time.monotonic()
                     yield output
+                    told_at = time.monotonic()  # asked for the next: how slowly a client reads is no gap of ours
                     if output.finished:
                         return
                     if handed_over:
@@ -261,7 +261,7 @@ class Attempts:
         if self.answered.num_tokens:
             tokens = [*request.prompt_token_ids, *self.answered.tokens]
             request = self.answered.continuation(*await self._name_blocks(tokens))
-        self._leaving = None
+        self._leaving, self.answered.leaves = None, False
         self.progress = Progress(on_drain=lambda: self.leave(DRAINED))
         attempt = dataclasses.replace(
             request,

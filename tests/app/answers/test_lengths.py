@@ -7,11 +7,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from fake_backend import FakeReplicas, say
-from ingress_server import CHAT, COMPLETION
+from failed_replicas import leave
+from fake_backend import FakeReplicas, say, think_for_ever
+from ingress_server import CHAT, COMPLETION, wait_until
 from prometheus_client import CollectorRegistry
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.sampling_params import SamplingParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from app.answers.lengths import MOST_NODES, ExpectedLengths
 from app.metrics.ingress import IngressMetrics
@@ -139,6 +140,35 @@ def test_its_bill_follows_the_outputs():
     assert counters.counter("") == pytest.approx(320 * 0.02 + 2 * ANSWER_COST)
 
 
+@pytest.mark.parametrize(("kind", "share"), [(RequestOutputKind.DELTA, 0), (RequestOutputKind.FINAL_ONLY, 1)])
+def test_who_leaves_before_an_output_pays_what_may_have_been_computed_for_it(kind: RequestOutputKind, share: int):
+    """Else a client that clears its KV, asks again and leaves in time has prompts computed at the price of cached ones,
+    and long answers that it never reads for nothing."""
+    one, counters = lengths(), VirtualCounters([""])
+    asked = request(1, max_tokens=10, n=2)
+    asked.sampling_params.output_kind = kind
+    answer(one, "", request(1, max_tokens=10), 10)
+    expected = one.of("", asked)
+    assert expected.work.cached_tokens == 320
+    expected.bill = Bill(counters, "", expected.work)
+    expected.bill.send()
+    expected.left()
+    expected.bill.close()
+    assert counters.counter("") == 320 + share * expected.work.answer_tokens * ANSWER_COST
+
+
+def test_who_leaves_behind_an_output_pays_what_it_had():
+    one, counters = lengths(), VirtualCounters([""])
+    expected = one.of("", request(1, max_tokens=10))
+    expected.bill = Bill(counters, "", expected.work)
+    expected.bill.send()
+    expected.hear(output(1, None, finished=False, cached=320))
+    expected.left()
+    expected.bill.close()
+    assert counters.counter("") == pytest.approx(320 * 0.02 + ANSWER_COST)
+    one.of("", request(1)).left()
+
+
 def test_a_defect_is_counted_and_nothing_is_expected_then(caplog: pytest.LogCaptureFixture):
     one = lengths()
     one._tries.clear()
@@ -213,3 +243,15 @@ def test_costs_of_tenants_are_counted_by_their_tag(start):
     assert len(costs) == 1
     assert costs[0].endswith(f" {100 + 3 * ANSWER_COST}")
     assert "alice" not in costs[0]
+
+
+def test_a_client_that_leaves_before_its_whole_answer_pays_for_it(start):
+    server = start(FakeReplicas(think_for_ever))
+    body = {**COMPLETION, "prompt": [5] * 100, "max_tokens": 3}
+    leave(server.url, body, lambda: server.replicas.requests, "/v1/completions")
+
+    def costs() -> str:
+        with server.http() as client:
+            return client.get("/metrics").text
+
+    wait_until(lambda: f'crosskv_tenant_cost_total{{tenant=""}} {100 + 3 * ANSWER_COST}' in costs())

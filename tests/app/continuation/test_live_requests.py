@@ -179,6 +179,14 @@ def test_without_another_replica_it_stays(start, threads):
         assert move(server, listed(server)[0]["id"]).status_code == 202
 
 
+def test_no_client_chooses_an_id_by_which_its_stream_cannot_be_moved(start, threads):
+    server = start(FakeReplicas(stay), api_keys=KEYS)
+    stream, reading = begin(threads, server, request_id="a/../b?c#d%2f\\e")
+    assert move(server, listed(server)[0]["id"]).status_code == 202
+    reading.result(30)
+    assert (stream.text, stream.error) == (" one two three", "")
+
+
 def test_a_name_that_two_have_is_ambiguous(start, threads):
     replicas = FakeReplicas(stay)
     server = start(replicas, api_keys=KEYS)

@@ -18,6 +18,8 @@ from vllm.config import VllmConfig
 from vllm.outputs import RequestOutput
 
 from app.control import fills
+from app.control.jobs import Jobs
+from app.gate.errors import OverloadedError
 from configs.settings import load_settings
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.wire import GenerateRequest
@@ -27,6 +29,7 @@ from kvmanager.segments import keys
 PATH = "/api/v1/kv/fill"
 KEYS = {
     "key-a": "alice", "key-b": "bob", "key-l": "limited", "key-r": {"tenant": "root", "admin": True},
+    "key-m": "modest",
 }  # fmt: skip
 DOC, END, BLOCK = 6, 2, 32
 FIRST, SECOND, SHORT = ([DOC, *range(base, base + tokens)] for base, tokens in ((100, 79), (300, 69), (500, 20)))
@@ -89,7 +92,7 @@ def running(vllm_config: VllmConfig) -> Iterator[Filling]:
             "settings_with",
             lambda **http: load_settings({"max_model_len": CONTEXT, "http": http, **sections}),
         )
-        limits = {"tenant_tokens_per_minute": {"limited": 200}}
+        limits = {"tenant_tokens_per_minute": {"limited": 200, "modest": 200}}
         with serve(vllm_config, backend(replicas), api_keys=KEYS, **limits) as server:
             made = Filling(server, replicas)
             replicas.script = made.script
@@ -244,6 +247,16 @@ def test_its_tokens_count_in_the_callers_rate_but_for_what_was_stored_already(fi
     assert refused.status_code == 429
     assert "Rate limit reached: 200 tokens per minute" in refused.json()["error"]["message"]
     assert len(filling.sent) == 2
+
+
+def test_an_order_for_which_there_is_no_room_costs_no_tokens(filling: Filling, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> None:
+        raise OverloadedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Jobs, "start", full)
+        assert filling.post({"chunks": [[7] * 150]}, "key-m").status_code == 429
+    assert filling.job({"chunks": [[7] * 150]}, "key-m")["outcome"] == "done"
 
 
 def test_only_an_administrator_names_another_tenant(filling: Filling) -> None:

@@ -1,0 +1,100 @@
+"""Streams that leave a replica whose last outputs their client has yet to read: attempts alone, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+from fake_backend import FakeReplicas, Script, say
+from prometheus_client import CollectorRegistry
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from app.continuation.handover import Handovers
+from app.metrics.ingress import IngressMetrics
+from app.metrics.labels import MOVED
+from app.openai.retries import Attempts
+from app.openai.suspects import Suspects
+from configs.sections import RolesSettings
+from deployments.protocol.wire import GenerateRequest
+
+ALL = list(range(100))
+
+
+async def no_names(tokens: Sequence[int]) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    return [], []
+
+
+def attempts(script: Script, most_tokens: int, handovers: Handovers | None = None, **replicas: Any) -> Attempts:
+    params = SamplingParams(max_tokens=len(ALL), output_kind=RequestOutputKind.DELTA)
+    request = GenerateRequest("r", [1, 2, 3], params, "", [])
+    behind = FakeReplicas(script, **replicas)
+    metrics = IngressMetrics(CollectorRegistry())
+    return Attempts(request, behind, metrics, 3, Suspects(60.0), 0.0, no_names, most_tokens, handovers)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 20))
+
+
+@pytest.mark.parametrize("piled_up", [3, 10, 80])
+def test_what_piled_up_while_it_was_told_to_leave_is_neither_lost_nor_said_again(piled_up: int) -> None:
+    """Also where that is more than `most_tokens` has room for: the client reads slowly, and all of it comes at once."""
+
+    async def script(request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+        rest = ALL[len(request.resumed_tokens) :]
+        if request.progress.replica != "a":
+            yield say(request, rest, "", finished=True)
+            return
+        yield say(request, rest[:1], "", finished=False)
+        yield say(request, rest[1 : 1 + piled_up], "", finished=False)
+        await asyncio.Event().wait()
+
+    class Piled(FakeReplicas):
+        """As `app.backend.merged_outputs`: what was read before the abort is told before the end."""
+
+        async def abort(self, request_id: str) -> None:
+            await asyncio.sleep(0.01)
+            await super().abort(request_id)
+
+    async def test() -> None:
+        one = attempts(script, most_tokens=70)
+        one._replicas = Piled(script)
+        said: list[int] = []
+        async for output in one.outputs():
+            said += output.outputs[0].token_ids
+            if len(said) == 1:
+                one.leave(MOVED)
+        assert said == ALL
+        assert one.resumed == 1
+
+    run(test)
+
+
+def test_a_client_that_reads_slowly_makes_no_hand_over_look_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests' hand-overs are chosen by the gaps that were seen: one client's pauses are no business of theirs."""
+    now, gaps = [100.0], []
+    monkeypatch.setattr("app.openai.retries.time", types.SimpleNamespace(monotonic=lambda: now[0]))
+
+    async def script(request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+        if request.phase == "prefill":
+            yield say(request, [0], "", finished=False)
+            yield say(request, [], "", finished=True)
+            return
+        now[0] += 0.5  # the gap
+        yield say(request, ALL[1:], "", finished=True)
+
+    async def test() -> None:
+        roles = RolesSettings(prefill=1, decode=1, least_tokens=1)
+        handovers = Handovers(roles, lambda request: 3, lambda outcome, gap_s: gaps.append((outcome, gap_s)), 70)
+        one, said = attempts(script, 70, handovers, roles={"a": "prefill", "b": "decode"}), []
+        async for output in one.outputs():
+            said += output.outputs[0].token_ids
+            now[0] += 60.0  # nobody reads
+        assert said == ALL
+        assert gaps == [("done", 0.5)]
+
+    run(test)
