@@ -101,11 +101,10 @@ class StepWatch:
         self.budget_tokens = self._scheduler.max_num_scheduled_tokens = min(self._ceiling, max(1, tokens))
         if budget.reachable is False and not self._warned:
             self._warned = True
-            once, decode, _, _ = self.time.coefficients
             logger.warning(
                 "engine.tpot_target_s: %.4g s cannot be kept: a step that only decodes takes %.4g s here; "
                 "prompts are prefilled a block a step",
-                budget.target_s, once + decode,
+                budget.target_s, self.time.decodes_s(1, 0),
             )  # fmt: skip
 
     def _planned(self, planned: Any) -> None:
