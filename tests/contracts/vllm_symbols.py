@@ -136,7 +136,8 @@ USED: dict[str, set[str]] = {
     },
     "vllm.v1.core.sched.output:NewRequestData": {"num_computed_tokens", "req_id"},
     "vllm.v1.core.sched.output:SchedulerOutput": {
-        "num_scheduled_tokens", "scheduled_cached_reqs", "scheduled_new_reqs", "total_num_scheduled_tokens",
+        "has_sync_kv_loads", "num_scheduled_tokens", "scheduled_cached_reqs", "scheduled_new_reqs",
+        "total_num_scheduled_tokens",
     },
     "vllm.outputs:RequestOutput": {"add", "kv_transfer_params", "num_cached_tokens"},
     "vllm.v1.core.sched.scheduler:Scheduler": {

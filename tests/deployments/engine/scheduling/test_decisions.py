@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -160,6 +161,32 @@ def test_the_next_two_preempted_ones_are_brought_ahead() -> None:
     made._lost = {"1": 100, "3": 100, "4": 100}
     made._bring_ahead()
     assert made.connector.ahead == ["1", "3"]
+
+
+def test_what_a_preempted_request_was_about_to_compute_is_in_nobodys_prefix_cache() -> None:
+    made = scheduler()
+    one = runs(made, request("a", 10 * BLOCK))
+    made.running.remove(one)
+    one.num_computed_tokens = 4 * BLOCK + 7  # and in this step the rest, which vLLM has let into its cache already
+    evicted: set[int] = set()
+    pool = SimpleNamespace(
+        blocks=[SimpleNamespace(block_id=n, block_hash=n if n < 19 else None) for n in range(30)],
+        evict_blocks=evicted.update,
+    )
+    freed: list[str] = []
+    made.kv_cache_manager = SimpleNamespace(
+        block_pool=pool, get_block_ids=lambda name: (list(range(10, 20)),), free=lambda r: freed.append(r.request_id)
+    )
+    made.encoder_cache_manager = SimpleNamespace(free=lambda r: None)
+    made.aux_output_connector, made._inflight_prefills, made.log_stats = None, set(), False
+    made.reset_preempted_req_ids, made.prev_step_scheduled_req_ids = set(), {"a"}
+    made.preempted, made._why = Counter(), BY_POLICY
+
+    made._preempt_request(one, 1.0)
+
+    assert evicted == set(range(14, 19))
+    assert freed == ["a"]
+    assert made.waiting.peek_request() is one
 
 
 def test_levels_are_counted_of_whoever_waits() -> None:
