@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from kvmanager.scheduling.step_time import Step, StepTime
 
-QUANTILE = 0.95
-"""Of measured over expected time; so many steps shall keep to the target."""
+QUANTILE = 0.98
+"""Of measured over expected time; so many steps with a prefill shall keep to the target."""
 RATE = 0.05
 """How far one step moves the margin. Prompts are few."""
 MOST_MARGIN = 2.0
@@ -44,7 +44,7 @@ class StepBudget:
 
         One that only decodes says nothing: it is short, and a hiccup of the machine is much of it.
         """
-        if not (step.decodes and step.prefill and self._time.known and seconds > 0):
+        if not (step.decodes and step.prefill and self._time.most_prefill and self._time.known and seconds > 0):
             return
         expected = self._time.seconds(step)
         if expected <= 0:
