@@ -6,9 +6,9 @@ running request for a waiting one, so that is done here, before it plans a step,
 Leans on vLLM's `Scheduler` (sync scheduling, policy "priority"): `schedule`, `add_request`, `_preempt_request`, which
 frees the blocks and puts the request back, `_free_request`; `waiting`, a heap that must not see a key change,
 `kv_holding_waiting`, drained first, `running`, `requests`, `finished_recving_kv_req_ids`,
-`_is_blocked_waiting_status`, `_request_blocks_can_be_freed`, `max_num_active_reqs`, `num_waiting_for_streaming_input`,
-`prev_step_scheduled_req_ids`, `kv_cache_manager` (`block_pool`, `get_block_ids`), `block_size`, `connector`; of a
-`Request` `num_output_tokens`, `num_tokens`, `max_tokens`, `is_prefill_chunk`, `priority`, `arrival_time`, `status`.
+`_is_blocked_waiting_status`, `_request_blocks_can_be_freed`, `_holds_kv_blocks`, `max_num_active_reqs`,
+`num_waiting_for_streaming_input`, `prev_step_scheduled_req_ids`, `kv_cache_manager` (`block_pool`, `get_block_ids`),
+`block_size`, `connector`; of a `Request` `num_output_tokens`, `num_tokens`, `max_tokens`, `is_prefill_chunk`, `priority`, `arrival_time`, `status`.
 `tests/deployments/engine/scheduling` holds it on a live engine.
 """
 
@@ -207,6 +207,8 @@ class PolicyScheduler(ResumingScheduler):
         if self.connector is not None and self.connector.has_pending_block_frees():
             return False
         needed = -(-(request.num_tokens + 1) // self.block_size)
+        if self._holds_kv_blocks(request):
+            needed -= len(self.kv_cache_manager.get_block_ids(request.request_id)[0])
         return self.kv_cache_manager.block_pool.get_num_free_blocks() < needed
 
     def _bring_ahead(self) -> None:

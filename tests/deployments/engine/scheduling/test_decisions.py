@@ -105,6 +105,21 @@ def test_want_of_blocks_is_want_of_room_unless_a_save_is_about_to_free_some() ->
     assert made._victim() is None
 
 
+def test_who_has_its_blocks_already_wants_only_the_rest() -> None:
+    made = scheduler(free_blocks=3)
+    long = runs(made, request("b", 2000, 900))
+    loaded = request("l", 10 * BLOCK)
+    loaded.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+    loaded.priority = made._enter(loaded)
+    made.requests["l"] = loaded
+    made.kv_holding_waiting.add_request(loaded)
+    made.finished_recving_kv_req_ids = {"l"}
+    made.kv_cache_manager.get_block_ids = lambda name: (list(range(9)),)
+    assert made._victim() is None
+    made.kv_cache_manager.get_block_ids = lambda name: (list(range(2)),)
+    assert made._victim() is long
+
+
 def test_who_waits_for_a_load_a_plan_or_a_grammar_is_not_the_first_and_whose_load_has_ended_is() -> None:
     made = scheduler()
     one, other, grammar = (waits(made, request(name, at=at)) for name, at in (("a", 1.0), ("b", 2.0), ("g", 0.0)))
