@@ -142,9 +142,9 @@ USED: dict[str, set[str]] = {
     "vllm.outputs:RequestOutput": {"add", "kv_transfer_params", "num_cached_tokens"},
     "vllm.v1.core.sched.scheduler:Scheduler": {
         "_free_request", "_handle_blocked_waiting_request", "_holds_kv_blocks", "_is_blocked_waiting_status",
-        "_preempt_request", "_request_blocks_can_be_freed", "add_request", "block_size", "connector", "finished_recving_kv_req_ids",
-        "grammar_compile_error_reqs", "has_requests", "kv_cache_manager", "kv_event_publisher", "kv_holding_waiting",
-        "max_model_len", "max_num_active_reqs", "max_num_scheduled_tokens", "num_waiting_for_streaming_input",
+        "_preempt_request", "_request_blocks_can_be_freed", "add_request", "block_size", "connector",
+        "finished_recving_kv_req_ids", "grammar_compile_error_reqs", "has_requests", "kv_cache_manager", "kv_event_publisher",
+        "kv_holding_waiting", "max_model_len", "max_num_active_reqs", "max_num_scheduled_tokens", "num_waiting_for_streaming_input",
         "prev_step_scheduled_req_ids", "requests", "running", "schedule", "scheduler_config",
         "structured_output_manager", "update_from_output", "vllm_config", "waiting",
     },
