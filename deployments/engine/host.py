@@ -150,10 +150,10 @@ class EngineThread:
             core = EngineCore(vllm_config, executor_class, log_stats)
             keep_seeds_exact(core)
             let_requests_resume(core)
+            watch_steps(core.scheduler)
         except BaseException as error:
             self._built.set_exception(error)
             return
-        watch_steps(core.scheduler)
         self.heartbeat.watch(core.scheduler)
         self.witness.watch(core.scheduler)
         forget_compilation = self.heartbeat.hear_compilation()

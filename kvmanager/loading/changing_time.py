@@ -62,22 +62,26 @@ class ChangingTime:
         constant, *rates = self.coefficients
         return constant + sum(rate * amount for rate, amount in zip(rates, amounts, strict=True))
 
-    def add(self, amounts: Sequence[float], seconds: float, now: float, changed: bool = False) -> None:
+    def add(
+        self, amounts: Sequence[float], seconds: float, now: float, changed: bool = False, besides: float = 0.0
+    ) -> None:
         """Note that ``amounts`` took ``seconds``, at time ``now`` on any clock that does not jump.
 
-        ``changed``: this is a change, whatever came before.
+        ``changed``: this is a change, whatever came before. ``besides``: so much of it is explained by something else;
+        errors and changes are those of the whole.
         """
         seconds = min(max(seconds, _LEAST_S), _MOST_S)
-        expected = self.seconds(*amounts) if self.samples else 0.0
+        expected = besides + self.seconds(*amounts) if self.samples else 0.0
         self._fade(now)
         if expected > _LEAST_S:
             if self._has_changed(seconds / expected) or changed:
-                self._rescale(seconds / expected)
+                self._rescale(seconds - besides, expected - besides)
                 expected = seconds
             seconds = min(max(seconds, expected / MOST_DEVIATION), expected * MOST_DEVIATION)
         else:
             expected = seconds
         weight = 1.0 / expected**2
+        seconds -= besides
         row = (1.0, *amounts)
         for i, left in enumerate(row):
             self._moments[i] += weight * left * seconds
@@ -105,9 +109,12 @@ class ChangingTime:
         self._slower = self._faster = 0.0
         return True
 
-    def _rescale(self, ratio: float) -> None:
-        """Let all earlier samples have taken ``ratio`` times as long, and count as one."""
+    def _rescale(self, seconds: float, expected: float) -> None:
+        """Let all earlier samples have taken ``seconds / expected`` times as long, and count as one."""
         self._scale(min(1.0, LEAST_WEIGHT / self._weight))
+        if min(seconds, expected) <= _LEAST_S:
+            return
+        ratio = seconds / expected
         for i in range(len(self._moments)):
             self._moments[i] /= ratio  # times `ratio`, and weights are by relative error: over its square
             for j in range(len(self._moments)):

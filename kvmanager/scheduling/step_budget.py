@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from kvmanager.scheduling.step_time import Step, StepTime
 
-QUANTILE = 0.95
-"""Of measured over expected time; so many steps shall keep to the target."""
-RATE = 0.02
-"""How far one step moves the margin."""
+QUANTILE = 0.98
+"""Of measured over expected time; so many steps with a prefill shall keep to the target."""
+RATE = 0.05
+"""How far one step moves the margin. Prompts are few."""
 MOST_MARGIN = 2.0
 BETWEEN_KEPT = 0.75
 """What the time between steps is worth after the next one. It changes at once when directives or blends come."""
+MOST_GROWTH = 2
+"""How much longer than the longest that was measured a prefill may be: nothing is known of longer ones."""
 LARGEST_BETWEEN = 0.5
 """Share of the target that the time between steps may take from it."""
 
@@ -38,8 +40,11 @@ class StepBudget:
         self._between_s = 0.0
 
     def took(self, step: Step, seconds: float) -> None:
-        """A step has ended: how far is what it took from what is expected? Before `StepTime.took` hears of it."""
-        if not (step.decodes and self._time.known and seconds > 0):
+        """A step has ended: how far is what it took from what is expected? Before `StepTime.took` hears of it.
+
+        One that only decodes says nothing: it is short, and a hiccup of the machine is much of it.
+        """
+        if not (step.decodes and step.prefill and self._time.most_prefill and self._time.known and seconds > 0):
             return
         expected = self._time.seconds(step)
         if expected <= 0:
@@ -66,13 +71,15 @@ class StepBudget:
         """
         if not decodes or not self._time.known:
             return self._ceiling
-        once, decode, token, pair = self._time.coefficients
-        rest = self.room_s - once - decode * decodes - pair * decode_context
+        once, token, pair = self._time.prefill_adds
+        rest = self.room_s - self._time.decodes_s(decodes, decode_context) - once
         # A chunk attends to what is before it and to half of itself: twice, for its length is not known at first.
         chunk = float(self._ceiling)
         for _ in range(2):
             each = token + pair * (prefill_context + min(chunk, self._ceiling) / 2)
             chunk = rest / each if each > 0 else float(self._ceiling)
+        if self._time.most_prefill:
+            chunk = min(chunk, float(MOST_GROWTH * self._time.most_prefill))
         chunk = min(max(chunk, 0.0), float(self._ceiling))
         blocks = max(1, int(chunk) // self._block)
         return min(self._ceiling, max(decodes + blocks * self._block, decodes + 1))
@@ -82,5 +89,4 @@ class StepBudget:
         """Whether a step that decodes alone keeps to the target; None: not known yet."""
         if not self._time.known:
             return None
-        once, decode, _, _ = self._time.coefficients
-        return once + decode <= self.target_s
+        return self._time.decodes_s(1, 0) <= self.target_s

@@ -1,8 +1,11 @@
-"""How long an engine step takes, measured while it runs: ``a + c·decodes + b·prefill tokens + d·attended pairs``.
+"""How long an engine step takes, measured while it runs: what its decodes take, and what a prefill adds to that.
 
-A *decode* is a request that gets one token in the step. *Attended pairs* are the pairs of a computed token and one
-before it, of prefills and decodes alike. The fit is `kvmanager.loading.changing_time`, so a machine that becomes slower
-is noticed within a few steps, and a single slow step is not taken for one.
+Decodes: ``a + c·requests + e·tokens before them``, from steps that only decode; a *decode* gets one token in the step.
+A prefill adds ``f + b·tokens + d·attended pairs``, pairs of a computed token and one before it, from steps with one.
+
+Two fits (`kvmanager.loading.changing_time`), so that a machine that becomes slower is noticed within a few steps, and a
+single slow step is not taken for one. In a single fit the first long prompt looked like a machine ten times slower, the
+next decode like one ten times faster, and prefills were never learned; thousands of decodes made it forget them, too.
 
 What jobs are charged is made of it: a *unit* is the time of one decoded token in a batch of the usual size. O(1) per
 step. One thread.
@@ -32,21 +35,26 @@ class Step:
     decodes: int = 0
     prefill: int = 0
     attended: int = 0
+    decode_context: int = 0
+    """What of `attended` the decodes do."""
 
     def plus(self, tokens: int, context: int) -> Step:
         """With `tokens` of one more request, after `context` others."""
         attended = self.attended + tokens * context + tokens * (tokens + 1) // 2
         if tokens == 1:
-            return Step(self.decodes + 1, self.prefill, attended)
-        return Step(self.decodes, self.prefill + tokens, attended)
+            return Step(self.decodes + 1, self.prefill, attended, self.decode_context + context + 1)
+        return Step(self.decodes, self.prefill + tokens, attended, self.decode_context)
 
 
 class StepTime:
     """See the module's docstring."""
 
     def __init__(self) -> None:
-        # Prefill comes first: where all steps are alike the fit puts all down to it.
-        self._time = ChangingTime(3, HALF_LIFE_SAMPLES, HALF_LIFE_S)
+        # What is named first is what all is put down to where all steps are alike.
+        self._decode = ChangingTime(2, HALF_LIFE_SAMPLES, HALF_LIFE_S)
+        self._prefill = ChangingTime(2, HALF_LIFE_SAMPLES, HALF_LIFE_S)
+        self.most_prefill = 0
+        """Tokens of the longest prefill that was measured: beyond it nothing is known."""
         self._batch = 1.0
         self._unfitted = 0
 
@@ -56,40 +64,52 @@ class StepTime:
             return
         if step.decodes:
             self._batch += (1.0 - _BATCH_KEPT) * (step.decodes - self._batch)
-        if not step.prefill and self._time.samples >= ENOUGH:
-            self._unfitted += 1
-            if self._unfitted < EVERY_NTH_DECODE_STEP:
-                return
-        if not step.prefill:
+        if step.prefill:
+            self.most_prefill = max(self.most_prefill, step.prefill)
+            attended = step.attended - step.decode_context
+            besides = self.decodes_s(step.decodes, step.decode_context)
+            self._prefill.add((step.prefill, attended), seconds, now, besides=besides)
+            return
+        self._unfitted += 1
+        if self._decode.samples < ENOUGH or self._unfitted >= EVERY_NTH_DECODE_STEP:
             self._unfitted = 0
-        self._time.add((step.prefill, step.decodes, step.attended), seconds, now)
+            self._decode.add((step.decodes, step.decode_context), seconds, now)
 
     @property
     def known(self) -> bool:
         """Whether there are samples enough."""
-        return self._time.samples >= ENOUGH
+        return self._decode.samples + self._prefill.samples >= ENOUGH
 
     def seconds(self, step: Step) -> float:
         """How long a step takes, by the samples so far; 0 without any."""
-        return self._time.seconds(step.prefill, step.decodes, step.attended)
+        seconds = self.decodes_s(step.decodes, step.decode_context)
+        if step.prefill:
+            seconds += self._prefill.seconds(step.prefill, step.attended - step.decode_context)
+        return seconds
+
+    def decodes_s(self, requests: int, context: float) -> float:
+        """What decoding takes, with so many tokens before all of them; 0 where nothing is measured, or to be done."""
+        return self._decode.seconds(requests, context) if requests else 0.0
 
     @property
-    def coefficients(self) -> tuple[float, float, float, float]:
-        """Seconds per step, per decode, per prefill token, per attended pair; zeros without a sample."""
-        once, prefill, decode, pair = self._time.coefficients
-        return once, decode, prefill, pair
+    def prefill_adds(self) -> tuple[float, float, float]:
+        """Seconds that a prefill adds: for being there, per token, per attended pair. Unmeasured: rather too many."""
+        if not self._prefill.samples:
+            return 0.0, self.prefill_s, 0.0
+        once, token, pair = self._prefill.coefficients
+        return once, token, pair
 
     @property
     def decode_s(self) -> float:
         """What one decoded token takes of the engine's time, in a batch of the usual size: the *unit*."""
-        once, decode, _, _ = self.coefficients
+        once, decode, _ = self._decode.coefficients
         seconds = (once + decode * self._batch) / max(1.0, self._batch)
         return seconds if self.known and seconds > 0 else FIRST_DECODE_S
 
     @property
     def prefill_s(self) -> float:
         """What one prefill token takes."""
-        prefill = self.coefficients[2]
+        prefill = self._prefill.coefficients[1]
         return prefill if self.known and prefill > 0 else FIRST_PREFILL_S * self.decode_s / FIRST_DECODE_S
 
     def units(self, prefill_tokens: float, decoded_tokens: float) -> float:

@@ -6,9 +6,10 @@ running request for a waiting one, so that is done here, before it plans a step,
 Leans on vLLM's `Scheduler` (sync scheduling, policy "priority"): `schedule`, `add_request`, `_preempt_request`, which
 frees the blocks and puts the request back, `_free_request`; `waiting`, a heap that must not see a key change,
 `kv_holding_waiting`, drained first, `running`, `requests`, `finished_recving_kv_req_ids`,
-`_is_blocked_waiting_status`, `_request_blocks_can_be_freed`, `max_num_active_reqs`, `num_waiting_for_streaming_input`,
-`prev_step_scheduled_req_ids`, `kv_cache_manager.block_pool`, `block_size`, `connector`; of a `Request`
-`num_output_tokens`, `num_tokens`, `max_tokens`, `is_prefill_chunk`, `priority`, `arrival_time`.
+`_is_blocked_waiting_status`, `_request_blocks_can_be_freed`, `_holds_kv_blocks`, `max_num_active_reqs`,
+`num_waiting_for_streaming_input`, `prev_step_scheduled_req_ids`, `kv_cache_manager` (`block_pool`, `get_block_ids`),
+`block_size`, `connector`; of a `Request` `num_output_tokens`, `num_tokens`, `max_tokens`, `is_prefill_chunk`,
+`priority`, `arrival_time`, `status`.
 `tests/deployments/engine/scheduling` holds it on a live engine.
 """
 
@@ -18,10 +19,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from heapq import nsmallest
 from typing import Any, TypeVar
 
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
+from deployments.engine.pool.hidden_blocks import hide_blocks
 from deployments.engine.resume.crossing import resumed_tokens
 from deployments.engine.resume.scheduler import ResumingScheduler
 from deployments.engine.scheduling.options import SchedulingOptions
@@ -111,6 +114,7 @@ class PolicyScheduler(ResumingScheduler):
         before = getattr(self.connector, "before_preemption", None)
         if before is not None and not drop_stale_output:
             self._fenced(lambda: before(request), None)
+        self._forget_uncomputed(request)
         super()._preempt_request(request, timestamp, drop_stale_output)
         # In the step in which it was preempted it may come back, as after `reset_prefix_cache`.
         self.prev_step_scheduled_req_ids.discard(request.request_id)
@@ -120,6 +124,15 @@ class PolicyScheduler(ResumingScheduler):
         if job is not None:
             job.preemptions += 1
             job.since_admission, job.waiting_since = 0.0, timestamp
+
+    def _forget_uncomputed(self, request: Request) -> None:
+        """vLLM lets blocks into its prefix cache when it plans the step that is to compute them.
+
+        By priority it also takes back what it has planned in this step; whoever then found such a block would use
+        whatever was in it before. (First come, first served, vLLM preempts only whom it has not come to.)
+        """
+        block_ids = self.kv_cache_manager.get_block_ids(request.request_id)[0]
+        hide_blocks(self.kv_cache_manager.block_pool, block_ids[request.num_computed_tokens // self.block_size :])
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> Any:
         self.jobs.pop(request.request_id, None)
@@ -195,6 +208,8 @@ class PolicyScheduler(ResumingScheduler):
         if self.connector is not None and self.connector.has_pending_block_frees():
             return False
         needed = -(-(request.num_tokens + 1) // self.block_size)
+        if self._holds_kv_blocks(request):
+            needed -= len(self.kv_cache_manager.get_block_ids(request.request_id)[0])
         return self.kv_cache_manager.block_pool.get_num_free_blocks() < needed
 
     def _bring_ahead(self) -> None:
@@ -202,13 +217,11 @@ class PolicyScheduler(ResumingScheduler):
         ahead = getattr(self.connector, "bring_ahead", None)
         if ahead is None:
             return
-        count = 0
-        for request in self.waiting:
-            if request.request_id in self._lost:
-                ahead(request)
-                count += 1
-                if count == AHEAD:
-                    return
+        # Not by going through the queue, which may be long, in every step.
+        lost = (self.requests[request_id] for request_id in self._lost)
+        waiting = (r for r in lost if r.status in (RequestStatus.PREEMPTED, RequestStatus.WAITING))
+        for request in nsmallest(AHEAD, waiting):
+            ahead(request)
 
     def _charge(self, planned: Any) -> None:
         running = planned.scheduled_cached_reqs

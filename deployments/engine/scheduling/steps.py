@@ -5,8 +5,8 @@ somebody decodes, is *between* steps: calls, directives, slices of blends.
 
 Leans on vLLM's `Scheduler`: `schedule`, `update_from_output`, `running`, `max_num_scheduled_tokens`, which each
 `schedule` reads anew (buffers are sized by `max_num_batched_tokens`, which stays), `scheduler_config`, `block_size`;
-`SchedulerOutput.num_scheduled_tokens`, `scheduled_new_reqs`, `scheduled_cached_reqs`; `Request.is_prefill_chunk`,
-`num_computed_tokens`. On the engine thread.
+`SchedulerOutput.num_scheduled_tokens`, `scheduled_new_reqs`, `scheduled_cached_reqs`, `has_sync_kv_loads`;
+`Request.is_prefill_chunk`, `num_computed_tokens`. On the engine thread.
 """
 
 from __future__ import annotations
@@ -101,16 +101,17 @@ class StepWatch:
         self.budget_tokens = self._scheduler.max_num_scheduled_tokens = min(self._ceiling, max(1, tokens))
         if budget.reachable is False and not self._warned:
             self._warned = True
-            once, decode, _, _ = self.time.coefficients
             logger.warning(
                 "engine.tpot_target_s: %.4g s cannot be kept: a step that only decodes takes %.4g s here; "
                 "prompts are prefilled a block a step",
-                budget.target_s, once + decode,
+                budget.target_s, self.time.decodes_s(1, 0),
             )  # fmt: skip
 
     def _planned(self, planned: Any) -> None:
         tokens, running = planned.num_scheduled_tokens, planned.scheduled_cached_reqs
         step = Step()
+        if planned.has_sync_kv_loads:
+            return  # it waits for bytes, too: that is not what computing takes
         for new in planned.scheduled_new_reqs:
             step = step.plus(tokens[new.req_id], new.num_computed_tokens)
         for request_id, computed in zip(running.req_ids, running.num_computed_tokens, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,21 @@ def test_want_of_blocks_is_want_of_room_unless_a_save_is_about_to_free_some() ->
     assert made._victim() is None
 
 
+def test_who_has_its_blocks_already_wants_only_the_rest() -> None:
+    made = scheduler(free_blocks=3)
+    long = runs(made, request("b", 2000, 900))
+    loaded = request("l", 10 * BLOCK)
+    loaded.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+    loaded.priority = made._enter(loaded)
+    made.requests["l"] = loaded
+    made.kv_holding_waiting.add_request(loaded)
+    made.finished_recving_kv_req_ids = {"l"}
+    made.kv_cache_manager.get_block_ids = lambda name: (list(range(9)),)
+    assert made._victim() is None
+    made.kv_cache_manager.get_block_ids = lambda name: (list(range(2)),)
+    assert made._victim() is long
+
+
 def test_who_waits_for_a_load_a_plan_or_a_grammar_is_not_the_first_and_whose_load_has_ended_is() -> None:
     made = scheduler()
     one, other, grammar = (waits(made, request(name, at=at)) for name, at in (("a", 1.0), ("b", 2.0), ("g", 0.0)))
@@ -160,6 +176,32 @@ def test_the_next_two_preempted_ones_are_brought_ahead() -> None:
     made._lost = {"1": 100, "3": 100, "4": 100}
     made._bring_ahead()
     assert made.connector.ahead == ["1", "3"]
+
+
+def test_what_a_preempted_request_was_about_to_compute_is_in_nobodys_prefix_cache() -> None:
+    made = scheduler()
+    one = runs(made, request("a", 10 * BLOCK))
+    made.running.remove(one)
+    one.num_computed_tokens = 4 * BLOCK + 7  # and in this step the rest, which vLLM has let into its cache already
+    evicted: set[int] = set()
+    pool = SimpleNamespace(
+        blocks=[SimpleNamespace(block_id=n, block_hash=n if n < 19 else None) for n in range(30)],
+        evict_blocks=evicted.update,
+    )
+    freed: list[str] = []
+    made.kv_cache_manager = SimpleNamespace(
+        block_pool=pool, get_block_ids=lambda name: (list(range(10, 20)),), free=lambda r: freed.append(r.request_id)
+    )
+    made.encoder_cache_manager = SimpleNamespace(free=lambda r: None)
+    made.aux_output_connector, made._inflight_prefills, made.log_stats = None, set(), False
+    made.reset_preempted_req_ids, made.prev_step_scheduled_req_ids = set(), {"a"}
+    made.preempted, made._why = Counter(), BY_POLICY
+
+    made._preempt_request(one, 1.0)
+
+    assert evicted == set(range(14, 19))
+    assert freed == ["a"]
+    assert made.waiting.peek_request() is one
 
 
 def test_levels_are_counted_of_whoever_waits() -> None:

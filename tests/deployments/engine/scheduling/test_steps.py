@@ -29,6 +29,7 @@ class FakeScheduler:
         self.running = [SimpleNamespace(is_prefill_chunk=False, num_computed_tokens=100) for _ in range(decoders)]
         self.running.append(SimpleNamespace(is_prefill_chunk=True, num_computed_tokens=0))
         self.took: list[float] = []
+        self.loads = False
 
     def schedule(self) -> Any:
         decoders = len(self.running) - 1
@@ -36,7 +37,12 @@ class FakeScheduler:
         names = list(tokens)
         computed = [r.num_computed_tokens for r in self.running]
         cached = SimpleNamespace(req_ids=names, num_computed_tokens=computed, resumed_req_ids=set())
-        return SimpleNamespace(num_scheduled_tokens=tokens, scheduled_new_reqs=[], scheduled_cached_reqs=cached)
+        return SimpleNamespace(
+            num_scheduled_tokens=tokens,
+            scheduled_new_reqs=[],
+            scheduled_cached_reqs=cached,
+            has_sync_kv_loads=self.loads,
+        )
 
     def update_from_output(self, planned: Any) -> str:
         prefill = planned.num_scheduled_tokens["p"]
@@ -65,6 +71,14 @@ def test_steps_come_to_the_target_and_stay_below_the_ceiling() -> None:
     assert min(scheduler.took[20:]) >= 0.012
     assert (watch.budget_tokens - 4) % 32 == 0
     assert watch.slice_s() == 0.01
+
+
+def test_a_step_that_waits_for_a_load_says_nothing_of_what_computing_takes() -> None:
+    scheduler, watch = watched(0.02)
+    scheduler.loads = True
+    for _ in range(20):
+        scheduler.update_from_output(scheduler.schedule())
+    assert not watch.time.known
 
 
 def test_a_step_without_decoders_is_as_long_as_ever() -> None:
