@@ -110,16 +110,18 @@ class FakeReplicas:
     ) -> AsyncGenerator[RequestOutput, None]:
         aborted = self._abort[request_id] = asyncio.Event()
         stop = asyncio.ensure_future(aborted.wait())
+        following: asyncio.Future[Any] | None = None
         try:
             while True:
                 following = asyncio.ensure_future(anext(outputs, None))
                 await asyncio.wait({following, stop}, return_when=asyncio.FIRST_COMPLETED)
                 if not following.done() or (output := following.result()) is None:
-                    following.cancel()
                     return
                 yield output
         finally:
             stop.cancel()
+            if following is not None:
+                following.cancel()  # a script that nobody hears goes no further
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
