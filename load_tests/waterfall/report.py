@@ -14,7 +14,7 @@ from load_tests.measuring.spread import percentile
 from load_tests.waterfall.measure import CASES, Found
 
 STAGES = (
-    "proxy", "parse", "render", "tokenize", "check", "turn", "hash", "route", "handle", "plan", "queue", "load", "step",
+    "proxy", "parse", "render", "tokenize", "check", "hash", "turn", "route", "handle", "plan", "queue", "load", "step",
     "output", "back", "answer",
 )  # fmt: skip
 """`proxy` is the time to the first token that no stage has: Serve's HTTP proxy, the network, the client."""

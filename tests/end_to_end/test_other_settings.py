@@ -154,8 +154,9 @@ def test_answers_that_are_handed_over_are_the_undisturbed_ones(private_server: R
     server.wait_until_idle()
 
     with ThreadPoolExecutor(1) as pool:
+        computed = server.metric("vllm:prompt_tokens_total")
         struck = pool.submit(ask_all, server, "struck")
-        server.wait_until(lambda: server.metric("vllm:num_requests_running") > 0, "they run")
+        server.wait_until(lambda: server.metric("vllm:prompt_tokens_total") > computed, "they run")
         server.processes("ray::ServeReplica:crosskv:Replica")[0].send_signal(signal.SIGKILL)
         assert seen(struck.result()) == undisturbed
     assert seen(ask_all(server, "one role is empty")) == undisturbed

@@ -18,6 +18,7 @@ BASES: dict[str, dict[str, Any]] = {
     "/api/v1/kv/pin": {"tokens": TOKENS},
     "/api/v1/kv/unpin": {"tokens": TOKENS},
     "/api/v1/kv/prefetch": {"tokens": TOKENS, "replica": 0},
+    "/api/v1/kv/fill": {"chunks": [TOKENS]},
     "/api/v1/kv/move": {"tokens": TOKENS, "source": 0, "target": 1},
 }
 """A valid body of each route that takes one."""

@@ -89,6 +89,6 @@ def test_a_load_asks_for_no_segment_that_brings_nothing(first: int, end: int, en
         PlannedLoad(bytes([end]) * 32, start, end - start, "cpu", "node", 100)
         for start, end in ((0, 5), (5, 8), (3, 10))
     ]
-    request: Any = None
+    request: Any = SimpleNamespace(num_tokens=160)
     tracked = TrackedRequest(request, overlapping, lease_id=1, saved_blocks=0, load_within_s=1.0)
     assert [load.end_block for load in tracked.loads_between(first, end)] == ends

@@ -106,12 +106,12 @@ def test_who_is_renumbered_when_another_is_scaled_away_shares_its_number_with_no
         members["D"].rank = ranks.assign_rank("D")
         assert (members["B"].rank, members["D"].rank) == (1, 1), "B does not know yet that it is 0"
         await poll("B", "D")
-        (_, known, _) = await manager.deltas(NOTHING_SEEN, 0.0)
+        known = (await manager.deltas(NOTHING_SEEN, 0.0)).ranks
         assert set(known) == {"B", "D"}
         members["B"].rank = ranks.get_rank("B")  # Serve has told its process, and its next poll says so
         await poll("B", "D")
 
-        (_, known, _) = await manager.deltas(NOTHING_SEEN, 0.0)
+        known = (await manager.deltas(NOTHING_SEEN, 0.0)).ranks
         assert known == {"B": 0, "D": 1}
         assert [members[name].forgotten for name in "BD"] == [0, 0], "neither was forgotten"
         assert manager._brain.offloads.device_blocks("B", blocks) == 4, "and B's device is known all the while"

@@ -148,7 +148,7 @@ def computed(device: Device, planned: Sequence[SegmentSpan]) -> Any:
     }
     request = SimpleNamespace(
         request_id="r", kv_transfer_params={PLAN: plan, FIDELITY: TOLERANT}, block_hashes=hashes_of(TOLERANT),
-        num_prompt_tokens=len(TOKENS), num_computed_tokens=len(TOKENS), mm_features=[],
+        num_prompt_tokens=len(TOKENS), num_tokens=len(TOKENS), num_computed_tokens=len(TOKENS), mm_features=[],
     )  # fmt: skip
     side.add(request)  # type: ignore[arg-type]
     side.save_progress(["r"])

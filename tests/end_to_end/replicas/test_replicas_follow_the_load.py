@@ -123,7 +123,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 @pytest.mark.parametrize("private_server", [SETTINGS], indirect=True, ids=["scaling"])
 def test_replicas_come_and_go_under_streams_and_nothing_is_lost(private_server: RunningServer) -> None:
     server = private_server
-    server.wait_until(lambda: server.health()["status"] == "ok", "all is well", 60.0)
+    server.wait_until(lambda: server.health()["parts"]["replicas"]["running"] == [0], "it has its number", 60.0)
     watch = Watch(server)
 
     async def scenario() -> Streams:

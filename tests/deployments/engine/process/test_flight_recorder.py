@@ -59,7 +59,8 @@ def test_more_names_than_there_is_room_for_are_left_out_whole() -> None:
 
 
 def planned(new: str = "", tokens: int = 1, answered: int = 3, **running: int) -> Any:
-    scheduled = {**dict.fromkeys(new, 1), **dict.fromkeys(running, tokens)}
+    """Of those that run, the first one computes `tokens`, the others decode."""
+    scheduled = {**dict.fromkeys([*new, *running], 1), **dict.fromkeys(list(running)[:1], tokens)}
     return SimpleNamespace(
         num_scheduled_tokens=scheduled,
         total_num_scheduled_tokens=sum(scheduled.values()),
