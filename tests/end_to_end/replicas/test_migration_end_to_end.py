@@ -15,7 +15,7 @@ from load_tests.harness.running_server import RunningServer
 
 pytestmark = pytest.mark.server
 
-ANSWER_TOKENS = 60
+ANSWER_TOKENS = 240
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "seeded": {"temperature": 0.9, "seed": 7, "top_p": 0.95},
