@@ -53,8 +53,7 @@ class Cutter:
 
     def cut(self, prompt: Sequence[int], params: SamplingParams, after: int, keep: str = "nothing") -> Said:
         """Streams until `after` tokens, ends there, and goes on; `keep`: what is left of the KV meanwhile."""
-        said = Said()
-        self.engine.run(self._read(said, prompt, params, [], after))
+        said = self._begun(prompt, params, after)
         if keep == "nothing":
             self.forget()
         elif keep == "tiers":
@@ -66,12 +65,21 @@ class Cutter:
 
     def naive(self, prompt: Sequence[int], params: SamplingParams, after: int) -> Said:
         """The same with the answered tokens as a part of a new prompt."""
-        said = Said()
-        self.engine.run(self._read(said, prompt, params, [], after))
+        said = self._begun(prompt, params, after)
         self.forget()
         params = copy.deepcopy(params)
         params.max_tokens = (params.max_tokens or 0) - len(said.tokens)
         self.engine.run(self._read(said, [*prompt, *said.tokens], params, []))
+        return said
+
+    def _begun(self, prompt: Sequence[int], params: SamplingParams, after: int) -> Said:
+        """Its first `after` tokens or some more; on a busy machine it may be at its end before anybody reads: again."""
+        for _ in range(10):
+            said = Said()
+            self.engine.run(self._read(said, prompt, params, [], after))
+            if not said.ended and len(said.tokens) < (params.max_tokens or 0):
+                break
+            self.forget()
         return said
 
     def forget(self) -> None:
