@@ -95,6 +95,8 @@ class Attempts:
         self.answered = Answered(request, most_tokens)
         self.resumed = 0
         """How often it went on elsewhere."""
+        self._engines_ended = 0
+        """Engines that may have died of it while it answered; after the second one it ends."""
         self.progress = request.progress
         """Of the attempt under way."""
 
@@ -198,7 +200,10 @@ class Attempts:
             raise error
         assert isinstance(error, Exception)
         self._judge(error, reason, attempt)
-        if retries >= self._most_retries or self._replicas.none_left():
+        named = witness(error)
+        if self.answered.began and reason == ENGINE_DEAD and (named is None or attempt.request_id in named):
+            self._engines_ended += 1
+        if retries >= self._most_retries or self._engines_ended > 1 or self._replicas.none_left():
             raise error
         if (why := self.answered.why_not()) is not None:
             if self.answered.began:

@@ -9,8 +9,8 @@ left out, so that a client which sends the same prompt under a new seed is known
 Invariants:
 
 * a prompt that a witness names alone is guilty at once: no second engine gets it, and it is refused for `refuse_s`;
-  not so an attempt that has answered, which goes on elsewhere and is charged as one of several: most deaths in
-  mid-answer are the engine's own;
+  not so an attempt that has answered, which goes on elsewhere: most deaths in mid-answer are the engine's own. It stays
+  charged, whatever it answers there: the second engine that ends with it alone is the last;
 * a prompt that was a suspect of two deaths is guilty, whatever the witnesses; so no prompt is named by three;
 * the suspects of one death are tried again one after another, the plainest first, and each until it has given an
   output, has ended, or has lived for `TRIAL_S`; when all of them but one are cleared that one is guilty untried, unless
@@ -152,8 +152,9 @@ class Suspects:
         name = self._line_of.pop(digest, None)
         if name is None:
             return
-        self._acquit(digest, name)
         death = self._deaths.get(name)
+        if death is None or death.named != {digest}:  # who was alone in a step that ended an engine stays charged
+            self._acquit(digest, name)
         if death is not None:
             death.cleared.add(digest)
             if death.on_trial == digest:

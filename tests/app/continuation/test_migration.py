@@ -14,6 +14,7 @@ from ingress_server import CHAT, COMPLETION, Server
 from prometheus_client.parser import text_string_to_metric_families
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from app.openai.retries import PASSED_TOKENS
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.wire import FIRST_USAGE, GenerateRequest
 from kvmanager.segments import keys
@@ -206,6 +207,17 @@ def test_a_prompt_that_kills_engines_while_it_answers_ends_no_third_one(start):
     with server.http() as client:
         again = client.post("/v1/completions", json={**COMPLETION, "stream": True})
     assert again.status_code == 503, "it is refused for a while"
+
+
+def test_a_prompt_that_kills_engines_beside_others_late_in_its_answer_ends_no_third_one(start):
+    async def script(request: GenerateRequest) -> AsyncIterator[Any]:
+        for _ in range(PASSED_TOKENS + 1):
+            yield say(request, [10], " word", finished=False)
+        raise through_ray(EngineDiedError((request.request_id, "somebody else")))
+
+    replicas = FakeReplicas(script, names=("a", "b", "c"))
+    assert error_of(stream_of(start(replicas), max_tokens=60)) is not None
+    assert len(replicas.requests) == 2
 
 
 def test_an_innocent_stream_goes_on_however_often_others_kill_its_engine_up_to_the_number_of_replicas(start):

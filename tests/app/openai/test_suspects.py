@@ -61,6 +61,19 @@ def test_who_has_answered_and_is_named_alone_goes_on_once_and_is_guilty_the_seco
     assert book.refused("p")
 
 
+def test_who_was_alone_with_an_engine_that_died_stays_charged_however_much_it_answers_elsewhere() -> None:
+    book = Book("p")
+    book.suspects.told("p")
+    assert book.died("p", "r1", ["p"]) is Verdict.SUSPECT
+    book.now += SETTLE_S
+    assert book.turn("p") is Turn.GO
+    book.send("p", "p2")
+    book.suspects.told("p2")
+    book.suspects.cleared(b"p")
+    assert book.died("p2", "r2", ["p2"]) is Verdict.GUILTY
+    assert book.refused("p")
+
+
 def test_of_those_who_have_answered_the_last_one_is_tried_like_the_others() -> None:
     book = Book("a", "b")
     for prompt in "ab":
