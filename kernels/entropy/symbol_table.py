@@ -73,13 +73,13 @@ class SymbolTable:
         floors = np.maximum(np.floor(scaled), 1)
         frequencies = np.where(large, floors + (scaled > 1 / np.log1p(1 / floors)), small).astype(np.int64)
         left = SLOTS - int(frequencies.sum())
-        # What is left over or lacking is less than a slot per symbol rounded down or up: none changes by more than one.
-        if left > 0:
+        # What is left over or lacking is less than a slot per symbol; a frequent one may well give or take two.
+        for _ in range(left):
             gain = np.where(coded, counts * np.log1p(1 / np.maximum(frequencies, 1)), -1.0)
-            frequencies[np.argsort(-gain, kind="stable")[:left]] += 1
-        elif left < 0:
+            frequencies[np.argmax(gain)] += 1
+        for _ in range(-left):
             loss = np.where(frequencies > 1, counts * np.log1p(1 / np.maximum(frequencies - 1, 1)), np.inf)
-            frequencies[np.argsort(loss, kind="stable")[:-left]] -= 1
+            frequencies[np.argmin(loss)] -= 1
         return cls(frequencies.astype(np.uint16))
 
     def entropy_bits(self, counts: np.ndarray) -> float:

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kernels.entropy.symbol_table import SymbolTable
@@ -22,9 +22,9 @@ def test_frequencies_fill_the_slots_and_leave_out_only_what_they_may(values, str
 
 
 @settings(deadline=None, max_examples=100)
+@example([6, 6, 6, 6, 9339])  # the frequent one has two slots to give
 @given(counts_lists)
 def test_no_slot_is_better_given_to_another_symbol(values):
-    """Within a ten-thousandth of the bits: what is left over by rounding is dealt out all at once."""
     counts = np.array(values, dtype=np.float64)
     table = SymbolTable.from_counts(counts)
     frequencies = table.frequencies.astype(float)
@@ -33,7 +33,7 @@ def test_no_slot_is_better_given_to_another_symbol(values):
         loss = np.where(frequencies > 1, counts * np.log2(frequencies / (frequencies - 1)), np.inf)
     best = gain[:, None] - loss[None, :]
     np.fill_diagonal(best, 0)
-    assert best.max() <= 1e-4 * max(table.entropy_bits(counts), 1.0)
+    assert best.max() <= 1e-9 * max(table.entropy_bits(counts), 1.0)
 
 
 def test_entropy_is_the_bits_of_ideal_coding():
