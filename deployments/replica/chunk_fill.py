@@ -40,6 +40,8 @@ STORED_POLL_S, LONGEST_POLL_S = 0.01, 0.16
 """Pauses between two questions, each twice as long as the one before: a question carries all names of the chunks."""
 STORED_WAIT_S, STORED_WAIT_SHARE = 0.25, 0.25
 """How long a prompt waits until its chunks are stored: so long, and this share of what computing them took."""
+LOOK_UPS, LOOK_UP_PAUSE_S = 4, 0.25
+"""Idle work asks again, after a pause that doubles, when the manager does not say in time what is stored."""
 BACK_OFF_S = 60.0
 KNOWN_S = 30.0
 """A chunk that was found, filled or given up is not looked at again for so long."""
@@ -125,7 +127,7 @@ class ChunkFill:
         if not chunks:
             return False
         cold = await self._unknown(request, chunks)
-        if not cold:
+        if not cold:  # or nobody says so in time
             return False
         began = self._clock()
         joined = [self._join(chunk) for chunk in cold]
@@ -226,8 +228,8 @@ class ChunkFill:
 
     async def _unknown(
         self, request: GenerateRequest, chunks: Sequence[ColdChunk], own_tokens: int | None = None
-    ) -> list[ColdChunk]:
-        """Those of a prompt's chunks that are not stored, and not in its own beginning; none without an answer.
+    ) -> list[ColdChunk] | None:
+        """Those of a prompt's chunks that are not stored, and not in its own beginning; None without an answer.
 
         `own_tokens`: how long that is; None: as long as what is stored under the prompt's own names.
         """
@@ -236,7 +238,7 @@ class ChunkFill:
         own = [request.block_hashes, request.exact_block_hashes] if own_tokens is None else []
         found = await self._source.stored_chunks([*own, *(chunk.block_hashes for chunk in chunks)])
         if found is None or len(found) != len(own) + len(chunks):
-            return []
+            return None
         reached = max(found[: len(own)]) * self._block_tokens if own_tokens is None else own_tokens
         ends = {}
         for place in request.blend.chunks if request.blend is not None else ():
@@ -253,7 +255,13 @@ class ChunkFill:
         return cold
 
     async def _look_up(self, request: GenerateRequest, chunks: Sequence[ColdChunk], own_tokens: int) -> None:
-        for chunk in await self._unknown(request, chunks, own_tokens):
+        cold, pause_s = await self._unknown(request, chunks, own_tokens), LOOK_UP_PAUSE_S
+        for _ in range(LOOK_UPS - 1):
+            if cold is not None:
+                break
+            await asyncio.sleep(pause_s)
+            cold, pause_s = await self._unknown(request, chunks, own_tokens), 2 * pause_s
+        for chunk in cold or ():
             self._idle.add(chunk)
 
     def _is_known(self, key: bytes) -> bool:

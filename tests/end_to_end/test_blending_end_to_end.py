@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,8 @@ import httpx
 import pytest
 
 from app.demo.documents import FACTS
-from load_tests.harness.running_server import RunningServer, started
+from deployments.replica.chunk_fill import KNOWN_S
+from load_tests.harness.running_server import RunningServer, ServerError, started
 
 pytestmark = pytest.mark.server
 
@@ -109,9 +111,13 @@ def test_documents_in_another_order_are_answered_from_their_kv(filling: RunningS
 
 
 def test_in_idle_time_documents_are_stored_by_themselves_after_their_prompt_was(server: RunningServer) -> None:
-    first = body(range(6), next(iter(QUESTIONS)), "idle", **BLENDED)
-    ask(server, first)
-    server.wait_until(lambda: min(stored_chunks(server, first)) >= 256, "each document is stored by itself")
+    for order in ((0, 1, 2, 3, 4, 5), (5, 4, 3, 2, 1, 0), (2, 1, 0, 5, 4, 3)):
+        asked = body(order, next(iter(QUESTIONS)), "idle", **BLENDED)
+        ask(server, asked)
+        with contextlib.suppress(ServerError):  # a busy machine may lose a save, and a later prompt looks again
+            server.wait_until(lambda: min(stored_chunks(server, asked)) >= 256, "stored", KNOWN_S + 5)  # noqa: B023
+            break
+    assert min(stored_chunks(server, asked)) >= 256, "each document is stored by itself"
 
 
 def test_documents_are_filled_by_order_before_anybody_asks(server: RunningServer) -> None:

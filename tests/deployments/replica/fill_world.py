@@ -33,12 +33,17 @@ class World:
         self.goes = asyncio.Event()
         self.goes.set()
         self.stores = self.answers = True
+        self.silent = 0
+        """Questions that are not answered, from now on."""
         self.error: Exception | None = None
         self.fill = ChunkFill(mode, self, self.compute, BLOCK, clock=lambda: self.now)
 
     async def stored_chunks(self, sequences: Any) -> list[int] | None:
         self.asked.append([hashes[-1] for hashes in sequences if hashes])
         self.now += 0.01
+        if self.silent:
+            self.silent -= 1
+            return None
         return [self.stored.get(hashes[-1], 0) if hashes else 0 for hashes in sequences] if self.answers else None
 
     async def compute(self, chunk: ColdChunk) -> None:

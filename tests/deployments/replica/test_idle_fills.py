@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import pytest
 from fill_world import BLOCK, CHUNK, World, asked, by_hand, key, run
 
-from deployments.replica import idle_fills
-from deployments.replica.chunk_fill import ChunkRefusedError
+from deployments.replica import chunk_fill, idle_fills
+from deployments.replica.chunk_fill import LOOK_UPS, ChunkRefusedError
 from deployments.replica.fill_queue import ColdChunk
 from deployments.replica.fill_request import fill_request
 from deployments.replica.idle_fills import MOST_TRIES
@@ -42,6 +42,23 @@ def test_in_idle_time_chunks_are_filled_one_at_a_time_after_the_prompt(monkeypat
         await asyncio.sleep(0.05)
         assert len(world.computed) == 2
 
+    run(check, monkeypatch)
+
+
+def test_idle_time_is_used_also_when_the_manager_says_late_what_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        world = World("idle")
+        world.silent = LOOK_UPS - 1
+        await world.prompt(asked("a", "b"))
+        await world.until(lambda: len(world.computed) == 2)
+        before, world.silent = len(world.asked), 2 * LOOK_UPS
+        await world.prompt(asked("c", "d"))
+        await world.until(lambda: len(world.asked) == before + LOOK_UPS)
+        await asyncio.sleep(0.05)
+        assert len(world.asked) == before + LOOK_UPS, "then it is given up"
+        assert len(world.computed) == 2
+
+    monkeypatch.setattr(chunk_fill, "LOOK_UP_PAUSE_S", 0.0)
     run(check, monkeypatch)
 
 

@@ -295,7 +295,8 @@ def test_a_read_that_ends_early_has_not_asked_for_what_lies_far_ahead(
     monkeypatch.setattr(tier_reader, "WINDOW_BYTES", 2 * SEGMENT_BYTES)
     before = sum(tiers.ask_tier("stats")["loads_by_workers"].values())
     assert tiers.load(hashes) == [expected(15, 8)[0], None]
-    assert sum(tiers.ask_tier("stats")["loads_by_workers"].values()) - before == 2
+    asked = sum(tiers.ask_tier("stats")["loads_by_workers"].values()) - before
+    assert asked in (2, 3), "the first two of four windows; once more for the lost one, where its chain is to be kept"
     until(lambda: tiers.ask("lookup", hashes)["redis"] == 4, "what hangs on the lost one is not planned")
 
 
