@@ -16,7 +16,8 @@ class Client:
         self.asked: list[str] = []
 
     async def ask(self, method: str, *args: Any, timeout_s: float) -> str:
-        return self.ask_blocking(method, *args, timeout_s=timeout_s)
+        self.asked.append(method)
+        return "answer"
 
     def ask_blocking(self, method: str, *args: Any, timeout_s: float) -> str:
         self.asked.append(method)
