@@ -7,8 +7,8 @@ SHELL := /bin/bash
 
 VENV := .venv
 RUN := $(VENV)/bin/python
-# Whole servers in one process, everything else in the other: tests/conftest.py.
-IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# Whole servers in one process, everything else in the other: tests/conftest.py. What fails is run once more, and listed.
+IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder --reruns 1 -rR
 
 # What `make serve` replaces in serve_config.yaml; empty leaves the file's value.
 PORT ?=
