@@ -28,7 +28,8 @@ PolicyName: TypeAlias = Literal["fcfs", "shortest", "mlfq"]
 
 LEAST_UNITS = 8.0
 MOST_PREEMPTIONS = 6
-PATIENCE = 5.0
+PATIENCE = 12.0
+"""Units are engine time: a job that shares its steps with three others is there four times as long as it is served."""
 GAP = 2.0
 """`shortest`: how many times more a victim has left than the job that takes its place."""
 LEVELS = 5

@@ -7,8 +7,9 @@ Two fits (`kvmanager.loading.changing_time`), so that a machine that becomes slo
 single slow step is not taken for one. In a single fit the first long prompt looked like a machine ten times slower, the
 next decode like one ten times faster, and prefills were never learned; thousands of decodes made it forget them, too.
 
-What jobs are charged is made of it: a *unit* is the time of one decoded token in a batch of the usual size. O(1) per
-step. One thread.
+What jobs are charged is in *units*, the time of one decoded token in a batch of the usual size. Units are decayed sums
+of seconds over sums of tokens, and not taken from the fits: a fit's single coefficients jump by ten times from one step
+to the next where steps are alike, and keys that were made of them would order nothing. O(1) per step. One thread.
 """
 
 from __future__ import annotations
@@ -25,7 +26,25 @@ EVERY_NTH_DECODE_STEP = 8
 """Steps that only decode are alike: one in so many is fitted, for a fit takes 0.1 ms."""
 FIRST_DECODE_S, FIRST_PREFILL_S = 0.01, 0.001
 """What a decoded token and a prefill token count while nothing is measured; only their ratio matters then."""
-_BATCH_KEPT = 0.95
+_DECODES_KEPT, _PREFILLS_KEPT = 0.999, 0.98
+"""Of the sums for units, with each step of the kind: the last 1,000 steps that only decode, and 50 with a prefill."""
+
+
+class _Rate:
+    """Seconds a token: a decayed sum of seconds over one of tokens."""
+
+    def __init__(self, kept: float) -> None:
+        self._kept = kept
+        self._seconds = self._tokens = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        self._seconds = self._kept * self._seconds + seconds
+        self._tokens = self._kept * self._tokens + tokens
+
+    @property
+    def each_s(self) -> float:
+        """0 without a sample."""
+        return self._seconds / self._tokens if self._tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +74,21 @@ class StepTime:
         self._prefill = ChangingTime(2, HALF_LIFE_SAMPLES, HALF_LIFE_S)
         self.most_prefill = 0
         """Tokens of the longest prefill that was measured: beyond it nothing is known."""
-        self._batch = 1.0
+        self._decoded, self._prefilled = _Rate(_DECODES_KEPT), _Rate(_PREFILLS_KEPT)
         self._unfitted = 0
 
     def took(self, step: Step, seconds: float, now: float) -> None:
         """A step has ended, at ``now`` on any clock that does not jump. What cannot be is ignored."""
         if not (step.decodes or step.prefill) or not 0 < seconds < inf:
             return
-        if step.decodes:
-            self._batch += (1.0 - _BATCH_KEPT) * (step.decodes - self._batch)
         if step.prefill:
             self.most_prefill = max(self.most_prefill, step.prefill)
             attended = step.attended - step.decode_context
             besides = self.decodes_s(step.decodes, step.decode_context)
             self._prefill.add((step.prefill, attended), seconds, now, besides=besides)
+            self._prefilled.add(step.prefill, max(0.0, seconds - besides))
             return
+        self._decoded.add(step.decodes, seconds)
         self._unfitted += 1
         if self._decode.samples < ENOUGH or self._unfitted >= EVERY_NTH_DECODE_STEP:
             self._unfitted = 0
@@ -102,15 +121,14 @@ class StepTime:
     @property
     def decode_s(self) -> float:
         """What one decoded token takes of the engine's time, in a batch of the usual size: the *unit*."""
-        once, decode, _ = self._decode.coefficients
-        seconds = (once + decode * self._batch) / max(1.0, self._batch)
-        return seconds if self.known and seconds > 0 else FIRST_DECODE_S
+        each_s = self._decoded.each_s
+        return each_s if self.known and each_s > 0 else FIRST_DECODE_S
 
     @property
     def prefill_s(self) -> float:
-        """What one prefill token takes."""
-        prefill = self._prefill.coefficients[1]
-        return prefill if self.known and prefill > 0 else FIRST_PREFILL_S * self.decode_s / FIRST_DECODE_S
+        """What one prefill token takes, its share of what a prefill takes for being there included."""
+        each_s = self._prefilled.each_s
+        return each_s if self.known and each_s > 0 else FIRST_PREFILL_S * self.decode_s / FIRST_DECODE_S
 
     def units(self, prefill_tokens: float, decoded_tokens: float) -> float:
         """What computing these tokens costs, in decoded tokens."""

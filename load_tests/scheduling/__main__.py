@@ -50,7 +50,8 @@ def main(
     alternations: Annotated[int, typer.Option(min=1, help="How often each arm has its turn, with new seeds.")] = 2,
     load: Annotated[float, typer.Option(min=0.1, help="Arrivals over what the slots hold.")] = 1.2,
     long_prompts: Annotated[int, typer.Option(min=2, help="Of each measurement of gaps.")] = 12,
-    model: Annotated[str, typer.Option(help="demo, 10m or 40m.")] = DEMO,
+    model: Annotated[str, typer.Option(help="Of the policies: demo, 10m or 40m.")] = DEMO,
+    target_model: Annotated[str, typer.Option(help="Of the target; steps of demo are too short for a client.")] = "40m",
     first_seed: Annotated[int, typer.Option()] = 1,
     start_s: Annotated[float, typer.Option(min=1, help="Longest start of a server, in seconds.")] = 300.0,
     json_file: JsonFile = None,
@@ -63,11 +64,11 @@ def main(
     with one_sentence(ModelError, ServerError, SettingsError, ValueError), tempfile.TemporaryDirectory() as logs:
         wanted = chosen("part", parts.split(","), (POLICIES, TARGET))
         names = chosen("arm", f"{FCFS},{arms}".split(","), (FCFS, SHORTEST, MLFQ))
-        folder = PROJECT_ROOT / "models" / DEMO if model == DEMO else model_folder(model)
         if POLICIES in wanted:
-            _policies(found, names, str(folder), jobs, seeds, alternations, load, first_seed, start_s, Path(logs))
+            served = _folder(model)
+            _policies(found, names, served, jobs, seeds, alternations, load, first_seed, start_s, Path(logs))
         if TARGET in wanted:
-            _target(found, str(folder), long_prompts, alternations, first_seed, start_s, Path(logs))
+            _target(found, _folder(target_model), long_prompts, alternations, first_seed, start_s, Path(logs))
         whole = (found.runs, found.counts, found.wrong, found.target_s, found.without, found.held)
         said = report.misses(*whole)
         text = []
@@ -81,6 +82,10 @@ def main(
             report.write_docs("\n\n".join([*text[:-1], f"*{text[-1]}*"]))
     if said:
         raise typer.Exit(EXIT_FELL_SHORT)
+
+
+def _folder(model: str) -> str:
+    return str(PROJECT_ROOT / "models" / DEMO if model == DEMO else model_folder(model))
 
 
 def _policies(

@@ -34,6 +34,23 @@ def test_steps_are_learned_and_a_unit_is_a_decoded_token_of_the_usual_batch() ->
     assert time.units(100, 2) == pytest.approx(2 + 100 * time.prefill_s / time.decode_s)
 
 
+def test_a_unit_does_not_jump_where_steps_are_alike_and_noisy() -> None:
+    time, draw = StepTime(), random.Random(7)
+    units = []
+    for number in range(2_000):
+        noise = draw.lognormvariate(0.0, 0.3) * (5.0 if draw.random() < 0.01 else 1.0)
+        if number % 50 == 49:
+            time.took(Step().plus(100, 0).plus(1, 500).plus(1, 500), (0.006 + 0.009) * noise, number * 0.005)
+        else:
+            decodes = draw.choice((3, 4, 4, 4))
+            step = Step(decodes, 0, 2_000 + number, 2_000 + number)
+            time.took(step, (0.004 + 0.0005 * decodes) * noise, number * 0.005)
+        if number > 200:
+            units.append((time.decode_s, time.prefill_s))
+    for found in zip(*units, strict=True):
+        assert max(found) < 1.6 * min(found), "keys are made of it, and compared"
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     st.floats(1e-3, 1e-2), st.floats(1e-4, 1e-3), st.floats(2e-5, 1e-3), st.floats(0, 1e-8),
