@@ -5,7 +5,8 @@
   arrive within `PATIENCE` times its own length: what waits ages by itself. It preempts for a job of at most half of
   what the victim has left. Covers shortest-job-first with predictions (Sequence Scheduling, arXiv 2305.13144).
 * `mlfq`: FastServe (arXiv 2305.05920): a job joins the first level whose quantum holds its first iteration, falls by
-  one level for each quantum that it has used up, and goes to the front after `STARVE_S` of waiting. Quanta double.
+  one level for each quantum that it has used up, and goes to the front after `STARVE_S` of waiting. Each quantum is four
+  times the one before: long jobs soon run one after the other, where doubling would have all of them end late.
 
 Work is counted in time, by measured rates (`kvmanager.scheduling.step_time`), not in tokens: a decoded token costs as
 much as 3 to 40 prefill tokens.
@@ -28,13 +29,14 @@ PolicyName: TypeAlias = Literal["fcfs", "shortest", "mlfq"]
 
 LEAST_UNITS = 8.0
 MOST_PREEMPTIONS = 6
-PATIENCE = 12.0
+PATIENCE = 16.0
 """Units are engine time: a job that shares its steps with three others is there four times as long as it is served."""
 GAP = 2.0
 """`shortest`: how many times more a victim has left than the job that takes its place."""
 LEVELS = 5
 QUANTUM_UNITS = 16.0
 """Of the first level."""
+QUANTUM_GROWTH = 4.0
 STARVE_S = 20.0
 T = TypeVar("T")
 
@@ -138,7 +140,7 @@ class MultiLevel:
 
     def quantum(self, level: int) -> float:
         """Units that a job may be served at a level."""
-        return self._quantum_units * 2.0**level if level < LEVELS - 1 else inf
+        return self._quantum_units * QUANTUM_GROWTH**level if level < LEVELS - 1 else inf
 
     def enter(self, job: Job) -> None:
         """FastServe's skip-join: a long prompt does not push its way through all levels first."""

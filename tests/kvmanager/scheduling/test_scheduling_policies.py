@@ -126,9 +126,9 @@ def test_a_job_joins_the_first_level_that_holds_its_first_iteration_and_falls_by
     short, long, endless = new_job(0.0, 10, 10), new_job(0.0, 300, 10), new_job(0.0, 100_000, 10)
     for job in (short, long, endless):
         policy.enter(job)
-    assert (short.level, long.level, endless.level) == (0, 1, LEVELS - 1), "31 units are more than 16 and less than 32"
-    changed = [policy.served(short, 1.0) for _ in range(50)]
-    assert (sum(changed), short.level, short.key) == (2, 2, 2.0), "after 16 units and 32 more"
+    assert (short.level, long.level, endless.level) == (0, 1, LEVELS - 1), "31 units are more than 16 and less than 64"
+    changed = [policy.served(short, 1.0) for _ in range(82)]
+    assert (sum(changed), short.level, short.key) == (2, 2, 2.0), "after 16 units and 64 more"
     assert not any(policy.served(endless, 1e6) for _ in range(3))
 
 
