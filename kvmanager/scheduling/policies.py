@@ -5,8 +5,8 @@
   arrive within `PATIENCE` times its own length: what waits ages by itself. It preempts for a job of at most half of
   what the victim has left. Covers shortest-job-first with predictions (Sequence Scheduling, arXiv 2305.13144).
 * `mlfq`: FastServe (arXiv 2305.05920): a job joins the first level whose quantum holds its first iteration, falls by
-  one level for each quantum that it has used up, and goes to the front after `STARVE_S` of waiting. Each quantum is four
-  times the one before: long jobs soon run one after the other, where doubling would have all of them end late.
+  one level for each quantum that it has used up, and goes to the front after `STARVE_S` of waiting. Each quantum is
+  four times the one before: long jobs soon run one after the other, where doubling would have all of them end late.
 
 Work is counted in time, by measured rates (`kvmanager.scheduling.step_time`), not in tokens: a decoded token costs as
 much as 3 to 40 prefill tokens.
