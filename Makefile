@@ -16,14 +16,16 @@ MODEL ?=
 REPLICAS ?=
 DEVICE_BLOCKS ?=
 MAX_MODEL_LEN ?=
+SCENARIO ?=
 OVERRIDES = $(if $(PORT),--port '$(PORT)') $(if $(MODEL),--model '$(MODEL)') $(if $(REPLICAS),--replicas '$(REPLICAS)') \
-	$(if $(DEVICE_BLOCKS),--device-blocks '$(DEVICE_BLOCKS)') $(if $(MAX_MODEL_LEN),--max-model-len '$(MAX_MODEL_LEN)')
+	$(if $(DEVICE_BLOCKS),--device-blocks '$(DEVICE_BLOCKS)') $(if $(MAX_MODEL_LEN),--max-model-len '$(MAX_MODEL_LEN)') \
+	$(if $(SCENARIO),--scenario '$(SCENARIO)')
 
 help: ## List the commands
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  make serve takes PORT=, MODEL= (a folder, a Hugging Face id, or a preset of configs/models),'
-	@echo '  REPLICAS=, DEVICE_BLOCKS= (KV blocks per replica) and MAX_MODEL_LEN=.'
+	@echo '  REPLICAS=, DEVICE_BLOCKS= (KV blocks per replica), MAX_MODEL_LEN= and SCENARIO= (docs/guide/scenarios.md).'
 	@echo '  make demo takes PORT= and ARGS=; it restarts that server once unless ARGS=--no-restart.'
 
 serve: install ## Start the server in the foreground; Ctrl-C stops it, SIGHUP restarts it

@@ -143,7 +143,7 @@ def create_app(
     app.include_router(moves_router(backend.control, online, keys, jobs))
     app.include_router(fills_router(engine, online, jobs, settings))
     app.include_router(requests_router(engine.live, backend.replicas))
-    app.include_router(health_router(backend.health, queue))
+    app.include_router(health_router(backend.health, queue, settings.scenario))
     app.include_router(metrics_router(metrics, parts))
     app.include_router(layerwise_api.layerwise_router(parts))
     openapi_schema.add_description(app, OPEN_PATHS - {METRICS})

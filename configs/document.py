@@ -1,20 +1,28 @@
-"""Writes docs/guide/settings.md from the settings: `python -m configs.document`; with `--check` it only compares."""
+"""Writes docs/guide/settings.md and scenarios.md from configs/: `python -m configs.document`.
+
+With `--check` it only compares.
+"""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
 import typing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
+from configs.errors import field_names
 from configs.model_folder import PROJECT_ROOT
+from configs.presets import SCENARIOS, find_scenario, scenario_names
 from configs.settings import Settings
 
-PAGE = PROJECT_ROOT / "docs" / "guide" / "settings.md"
+GUIDE = PROJECT_ROOT / "docs" / "guide"
 
 _HEAD = """# Settings
 
@@ -24,6 +32,21 @@ starts, and names a wrong setting in one sentence.
 A name's ending is its unit. Sizes in bytes may carry one of their own, such as `512MiB`. A default that is *empty*
 is chosen when the server starts; the last column says how. `python -m configs.document` writes this page from
 `configs/`.
+"""
+_SCENARIOS_HEAD = """# Scenarios
+
+`scenario: rag` below `args:` in `serve_config.yaml`, or `make serve SCENARIO=rag`, says what a server is for. It
+chooses defaults for compression, layerwise transfer, blending, retention and the scheduler.
+
+- Whatever you set yourself stays as you set it. A scenario fills only the rest.
+- Without one all defaults are those of [settings](settings.md).
+- No scenario decides whose prompts may be answered with loss. An exact prompt stays exact under each of them. Codecs
+  with loss, sparse KV and blending are for prompts that ask for them: by `kv_cache.fidelity` in the request, by
+  `kv.tenant_fidelity` or by `kv.fidelity`. See [compression](../concepts/compression.md).
+- `GET /health` shows administrators the scenario.
+
+[Measured](../measured/scenarios.md) says what each one brought, and where it brought nothing.
+`python -m configs.document` writes this page from `configs/scenarios/`.
 """
 _PAGE = re.compile(r"\b(docs/[\w/]+\.md)\b")
 _PLAIN_BOUNDS = (None, 0, 1)
@@ -35,17 +58,60 @@ def settings_page() -> str:
     return "\n".join([_HEAD, _table(Settings, ""), *_sections(Settings, "")])
 
 
+def scenarios_page() -> str:
+    """docs/guide/scenarios.md as it has to be."""
+    names = ["short", "chat", "long-document", "rag", "cross-node", "cost"]
+    names += [name for name in scenario_names() if name not in names]
+    chosen = {name: dict(_leaves(find_scenario(name) or {})) for name in names}
+    uses = ["| scenario | for |", "|---|---|", *(f"| `{name}` | {_said(name)} |" for name in names)]
+    table = [
+        "| setting | default | " + " | ".join(f"`{name}`" for name in names) + " |",
+        "|---|---|" + "---|" * len(names),
+    ]
+    for setting in field_names(Settings):
+        cells = [f"`{chosen[name][setting]}`" if setting in chosen[name] else "" for name in names]
+        if any(cells):
+            table.append(f"| `{setting}` | {_default(_field(setting))} | " + " | ".join(cells) + " |")
+    return "\n".join(
+        [_SCENARIOS_HEAD, *uses, "", "## What each one sets", "", *table, "", "An empty cell is the default.", ""]
+    )
+
+
 def main(arguments: list[str]) -> int:
-    """Write the page, or with `--check` say whether it is up to date."""
-    page = settings_page()
-    if arguments != ["--check"]:
-        PAGE.parent.mkdir(parents=True, exist_ok=True)
-        PAGE.write_text(page)
-        return 0
-    if PAGE.is_file() and PAGE.read_text() == page:
-        return 0
-    print(f"{PAGE.relative_to(PROJECT_ROOT)} is not up to date; run `python -m configs.document`.", file=sys.stderr)
-    return 1
+    """Write the pages, or with `--check` say whether they are up to date."""
+    stale = 0
+    for name, page in {"settings.md": settings_page(), "scenarios.md": scenarios_page()}.items():
+        path = GUIDE / name
+        if arguments != ["--check"]:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(page)
+        elif not path.is_file() or path.read_text() != page:
+            stale = 1
+            print(f"docs/guide/{name} is not up to date; run `python -m configs.document`.", file=sys.stderr)
+    return stale
+
+
+def _leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """A fragment of `args:` as dotted names and values."""
+    for name, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _said(scenario: str) -> str:
+    """The words above a scenario's file."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), (SCENARIOS / f"{scenario}.yaml").open())
+    return " ".join(line.strip("# \n") for line in lines)
+
+
+def _field(dotted: str) -> FieldInfo:
+    tree: type[BaseModel] = Settings
+    *sections, name = dotted.split(".")
+    for section in sections:
+        tree = typing.cast(type[BaseModel], tree.model_fields[section].annotation)
+    return tree.model_fields[name]
 
 
 def _sections(tree: type[BaseModel], prefix: str) -> list[str]:
@@ -69,7 +135,7 @@ def _table(tree: type[BaseModel], prefix: str) -> str:
 
 
 def _link(match: re.Match[str]) -> str:
-    path = os.path.relpath(PROJECT_ROOT / match[1], PAGE.parent)
+    path = os.path.relpath(PROJECT_ROOT / match[1], GUIDE)
     return f"[{Path(path).stem}]({path})"
 
 

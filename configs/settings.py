@@ -20,6 +20,7 @@ from configs.errors import SettingsError, one_sentence
 from configs.http_section import HTTPSettings
 from configs.kv_section import EMBEDDED_REDIS, KVSettings
 from configs.model_folder import DEMO_MODEL, PROJECT_ROOT, find_model, is_quantized, own_max_tokens
+from configs.presets import require_scenario, with_scenario
 from configs.section import Section
 from configs.sections import (
     CPU_BLOCK_MULTIPLE_TOKENS,
@@ -57,6 +58,12 @@ class Settings(Section):
         DEMO_MODEL,
         min_length=1,
         description="A folder in Hugging Face's format (relative to the project), or a Hugging Face id.",
+    )
+    scenario: str | None = Field(
+        None,
+        description="What the server is for: `chat`, `long-document`, `rag`, `short`, `cross-node` or `cost`. It "
+        "chooses defaults of other settings (docs/guide/scenarios.md); whatever you set yourself stays. Empty: the "
+        "defaults of this page.",
     )
     served_model_name: str | None = Field(
         None, min_length=1, description="The name that clients ask for. Empty: the model's own."
@@ -180,6 +187,18 @@ class Settings(Section):
     def blocks_per_segment(self) -> int:
         """KV blocks in a full segment."""
         return self.kv.segment_tokens // self.block_size_tokens
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scenario_fills_what_is_not_set(cls, given: Any) -> Any:
+        return with_scenario(given)
+
+    @field_validator("scenario")
+    @classmethod
+    def _scenario_is_known(cls, value: str | None) -> str | None:
+        if value is not None:
+            require_scenario(value)
+        return value
 
     @field_validator("replicas", mode="before")
     @classmethod

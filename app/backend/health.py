@@ -23,9 +23,13 @@ TIMEOUT_S = 2.0
 
 
 class Health(BaseModel):
-    """`status`: ok, degraded (it serves, and a part is not well) or unavailable; `parts`: for administrators only."""
+    """`status`: ok, degraded (it serves, and a part is not well) or unavailable; the rest: for administrators only.
+
+    `scenario`: the setting of that name, where there is one.
+    """
 
     status: Literal["ok", "degraded", "unavailable"]
+    scenario: str | None = None
     parts: dict[str, dict[str, Any]] = {}
 
 
@@ -41,7 +45,9 @@ def with_part(
     return health
 
 
-def health_router(probe: Callable[[], Awaitable[HealthReport]], queue: AdmissionQueue) -> APIRouter:
+def health_router(
+    probe: Callable[[], Awaitable[HealthReport]], queue: AdmissionQueue, scenario: str | None = None
+) -> APIRouter:
     """200 while requests can be served, also when the cache cannot (`degraded`); 503 when they cannot."""
     router = APIRouter()
 
@@ -58,7 +64,8 @@ def health_router(probe: Callable[[], Awaitable[HealthReport]], queue: Admission
         well = all(part.get("state") == "ok" for part in parts.values())
         status = ("ok" if well else "degraded") if report.serving else "unavailable"
         code = HTTPStatus.OK if report.serving else HTTPStatus.SERVICE_UNAVAILABLE
-        shown = {"parts": parts} if current_request().caller.admin else {}
+        shown: dict[str, Any] = {"scenario": scenario} if scenario else {}
+        shown = {**shown, "parts": parts} if current_request().caller.admin else {}
         return JSONResponse({"status": status, **shown}, status_code=code.value)
 
     return router

@@ -31,11 +31,12 @@ def launch(
     replicas: Annotated[str | None, typer.Option(help="Engines that serve the model side by side.")] = None,
     device_blocks: Annotated[str | None, typer.Option(help="KV blocks per replica.")] = None,
     max_model_len: Annotated[str | None, typer.Option(help="Longest prompt and answer together, in tokens.")] = None,
+    scenario: Annotated[str | None, typer.Option(help="What the server is for: docs/guide/scenarios.md.")] = None,
 ) -> None:
     """Serve in the foreground until Ctrl-C; SIGHUP restarts."""
     try:
         overrides = Overrides.parse(
-            model, port=port, replicas=replicas, device_blocks=device_blocks, max_model_len=max_model_len
+            model, scenario, port=port, replicas=replicas, device_blocks=device_blocks, max_model_len=max_model_len
         )
         plan: LaunchPlan | None = make_plan(config, overrides)
     except SettingsError as error:

@@ -28,11 +28,14 @@ class Overrides:
     replicas: int | None = None
     device_blocks: int | None = None
     max_model_len: int | None = None
+    scenario: str | None = None
 
     @classmethod
-    def parse(cls, model: str | None, **numbers: str | None) -> Overrides:
+    def parse(cls, model: str | None, scenario: str | None = None, **numbers: str | None) -> Overrides:
         """From a command line's words. Raises SettingsError, as `make_plan` does."""
-        return cls(model=model, **{name: _whole_number(name, text) for name, text in numbers.items()})
+        return cls(
+            model=model, scenario=scenario, **{name: _whole_number(name, text) for name, text in numbers.items()}
+        )
 
     def as_args(self) -> dict[str, Any]:
         """The overrides as a fragment of `args:`. A preset's name brings the preset's own settings along."""
@@ -45,6 +48,8 @@ class Overrides:
             args["replicas"] = self.replicas
         if self.max_model_len is not None:
             args["max_model_len"] = self.max_model_len
+        if self.scenario is not None:
+            args["scenario"] = self.scenario
         return args
 
 

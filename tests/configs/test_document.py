@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from pydantic import BaseModel
 
 from configs import document
 from configs.errors import field_names
+from configs.presets import scenario_names
 from configs.settings import Settings
 
 
@@ -19,11 +21,12 @@ def test_the_page_is_up_to_date() -> None:
 def test_a_stale_page_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(document, "PROJECT_ROOT", tmp_path)
-    monkeypatch.setattr(document, "PAGE", tmp_path / "settings.md")
-    document.PAGE.write_text("old")
-    assert document.main(["--check"]) == 1
-    assert "python -m configs.document" in capsys.readouterr().err
+    monkeypatch.setattr(document, "GUIDE", tmp_path)
+    for name in ("settings.md", "scenarios.md"):
+        document.main([])
+        (tmp_path / name).write_text("old")
+        assert document.main(["--check"]) == 1
+        assert f"docs/guide/{name} is not up to date; run `python -m configs.document`" in capsys.readouterr().err
     assert document.main([]) == 0
     assert document.main(["--check"]) == 0
 
@@ -35,6 +38,14 @@ def test_every_setting_is_described_on_the_page() -> None:
         assert f"`{name}`" in page
     assert sections == {"engine", "kv", "http", "routing", "roles", "blending", "scaling"}
     assert "| None |" not in page
+
+
+def test_every_scenario_and_all_it_sets_is_on_the_page() -> None:
+    page = document.scenarios_page()
+    for name in scenario_names():
+        assert re.search(rf"^\| `{name}` \| [A-Z]", page, re.MULTILINE), name
+    assert "| `kv.save_answers` | `auto` | `never` | `always` |" in page
+    assert "| `kv.layerwise.enabled` | `auto` | `off` |  | `on` | `on` |" in page
 
 
 def _is_section(annotation: object) -> bool:

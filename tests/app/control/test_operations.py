@@ -158,6 +158,12 @@ def test_health_says_whether_requests_can_be_served(start, monkeypatch, probe, c
     assert (answer.status_code, answer.json()["status"]) == (code, status)
 
 
+def test_health_names_the_scenario_where_there_is_one(start):
+    for scenario in (None, "rag"):
+        with start(scenario=scenario).http() as client:
+            assert client.get("/health").json().get("scenario") == scenario
+
+
 def samples(text: str) -> dict[str, float]:
     found = {}
     for family in text_string_to_metric_families(text):

@@ -41,7 +41,8 @@ def control() -> FakeControl:
 
 @pytest.fixture
 def keyed(start: Any, control: FakeControl) -> Server:
-    return start(behind=backend(FakeReplicas(), control, metrics=lambda: [families]), api_keys=KEYS)
+    behind = backend(FakeReplicas(), control, metrics=lambda: [families])
+    return start(behind=behind, scenario="cost", api_keys=KEYS)
 
 
 def test_a_tenants_clear_is_of_its_own_kv_and_an_administrators_of_all(keyed: Server, control: FakeControl):
@@ -96,7 +97,9 @@ def test_health_tells_a_stranger_whether_it_serves_and_an_administrator_the_part
     with keyed.http() as client:
         for headers in ({}, ALICE, {"authorization": "Bearer wrong"}):
             assert client.get("/health", headers=headers).json() == {"status": "ok"}
-        assert {"ingress", "replicas"} <= client.get("/health", headers=OPS).json()["parts"].keys()
+        told = client.get("/health", headers=OPS).json()
+    assert {"ingress", "replicas"} <= told["parts"].keys()
+    assert told["scenario"] == "cost"
 
 
 def test_who_has_no_key_is_told_the_same_of_every_path(keyed: Server):

@@ -55,6 +55,15 @@ def test_a_presets_name_brings_its_settings_and_other_overrides_win(tmp_path: Pa
     assert plan.settings.http.debug_headers
 
 
+def test_a_scenario_from_the_command_line_leaves_what_the_file_says(tmp_path: Path, model_folder: Path) -> None:
+    config = write_config(tmp_path, model_folder, kv={"save_answers": "auto"})
+    plan = make_plan(config, Overrides.parse(None, "short"))
+    assert plan.serve_config["applications"][0]["args"]["scenario"] == plan.settings.scenario == "short"
+    assert (plan.settings.kv.save_answers, plan.settings.kv.redis_codec) == ("auto", "raw")
+    with pytest.raises(SettingsError, match=r"^scenario: there is no scenario 'shrt'; use one of chat, "):
+        make_plan(config, Overrides.parse(None, "shrt"))
+
+
 def test_sections_merge_and_values_do_not() -> None:
     below = {"a": {"x": 1, "y": 2}, "b": [1]}
     assert merge(below, {"a": {"y": 3}, "b": [2]}) == {"a": {"x": 1, "y": 3}, "b": [2]}
