@@ -62,18 +62,21 @@ async def run_workload(
     api_key: str | None = None,
     timeout_s: float = REQUEST_TIMEOUT_S,
     extra_body: Mapping[str, Any] | None = None,
+    answers: dict[int, str] | None = None,
 ) -> list[Measured]:
     """Send all requests; what was measured comes in the order of their numbers.
 
-    `base_url` without `/v1`; `extra_body` goes into every request. Raises ServerError when no server answers there, it
-    wants another API key, or it does not have the model.
+    `base_url` without `/v1`; `extra_body` goes into every request; `answers` gets each answer's text by number.
+    Raises ServerError when no server answers there, it wants another API key, or it does not have the model.
     """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout, limits=limits) as http:
         await _require_model(http, base_url, model)
-        run = _Run(http, model, workload, on_done, timeout_s, dict(extra_body or {}))
+        run = _Run(
+            http, model, workload, on_done, timeout_s, dict(extra_body or {}), {} if answers is None else answers
+        )
         async with asyncio.TaskGroup() as tasks:
             sent = [tasks.create_task(run.send(request)) for request in workload.requests]
         return [task.result() for task in sent]
@@ -105,6 +108,7 @@ class _Run:
         on_done: Callable[[Measured], None] | None,
         timeout_s: float,
         extra_body: dict[str, Any],
+        answers: dict[int, str],
     ) -> None:
         self._http = http
         self._model = model
@@ -116,7 +120,7 @@ class _Run:
         self._slots = asyncio.Semaphore(workload.concurrency) if workload.concurrency else None
         self._turn = asyncio.Lock()  # given in the order of asking, which is that of the requests
         self._ended = {request.number: asyncio.Event() for request in workload.requests}
-        self._answers: dict[int, str] = {}
+        self._answers = answers
         self._began = time.perf_counter()
 
     async def send(self, request: Request) -> Measured:
