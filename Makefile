@@ -22,7 +22,7 @@ OVERRIDES = $(if $(PORT),--port '$(PORT)') $(if $(MODEL),--model '$(MODEL)') $(i
 	$(if $(SCENARIO),--scenario '$(SCENARIO)')
 
 help: ## List the commands
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo '  make serve takes PORT=, MODEL= (a folder, a Hugging Face id, or a preset of configs/models),'
 	@echo '  REPLICAS=, DEVICE_BLOCKS= (KV blocks per replica), MAX_MODEL_LEN= and SCENARIO= (docs/guide/scenarios.md).'
