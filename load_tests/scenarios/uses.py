@@ -17,7 +17,7 @@ LONGEST = 2_048
 """Tokens of the longest prompt with its answer."""
 DEVICE_TOKENS = 2 * LONGEST
 DEFAULTS, SCENARIO = "defaults", "scenario"
-SAME_PROMPTS = "defaults, asked as the scenario is"
+SAME_PROMPTS = "defaults, same prompts"
 
 
 @dataclass(frozen=True)
