@@ -1,10 +1,12 @@
 """`make bench-scenarios`: each scenario beside the defaults, on a workload that fits it; see the room's README.
 
-Exit codes: 0 measured, 2 something is missing or wrong (one sentence says what), 130 interrupted.
+What is interrupted is reported as far as all arms have it. Exit codes: 0 measured, 2 something is missing or wrong (one
+sentence says what), 130 interrupted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import tempfile
 from collections.abc import Callable
@@ -20,7 +22,15 @@ from load_tests.bench.choice import default_dtype
 from load_tests.harness.client import ServerError as ClientError
 from load_tests.harness.models import SHAPES, ModelError, model_folder, token_counter
 from load_tests.harness.running_server import RunningServer, ServerError, started
-from load_tests.measuring.command import JsonFile, Rounds, chosen, one_sentence, progress_bar, stop_by_signal
+from load_tests.measuring.command import (
+    EXIT_STOPPED,
+    JsonFile,
+    Rounds,
+    chosen,
+    one_sentence,
+    progress_bar,
+    stop_by_signal,
+)
 from load_tests.measuring.processes import machine_line
 from load_tests.measuring.report import deliver, write_between
 from load_tests.measuring.turns import turns
@@ -64,10 +74,10 @@ class Plan:
         }
 
     def measured(self, use: Use, advance: Callable[[], object]) -> Found:
-        """Both servers of one scenario. Raises ServerError."""
+        """Both servers of one scenario; interrupted, what was complete by then. Raises ServerError."""
         text = Words(token_counter(self.folder))
         rounds: dict[str, list[Round]] = {arm: [] for arm in use.arms}
-        with ExitStack() as stack:
+        with ExitStack() as stack, contextlib.suppress(KeyboardInterrupt):
             plain, special = (self._server(stack, scenario) for scenario in (None, use.scenario))
             for turn in turns(use.arms, self.rounds, warm_up=1):
                 workload = use.workload(random.Random(f"{self.seed}/{use.scenario}/{turn.round}"), text)
@@ -76,15 +86,18 @@ class Plan:
                 if turn.counts:
                     rounds[turn.arm].append(one)
                 advance()
-        return Found(use, rounds)
+        complete = min(map(len, rounds.values()))
+        if not complete:
+            raise KeyboardInterrupt
+        return Found(use, {arm: own[:complete] for arm, own in rounds.items()})
 
     def _server(self, stack: ExitStack, scenario: str | None) -> RunningServer:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="crosskv-scenario-"))
         return stack.enter_context(started(Path(folder), self.settings(scenario)))
 
-    def setting(self) -> list[str]:
+    def setting(self, rounds: int) -> list[str]:
         """For whoever reads the tables."""
-        return [machine_line(), f"{self.model}, {self.dtype}, one replica, {self.rounds} rounds, seed {self.seed}"]
+        return [machine_line(), f"{self.model}, {self.dtype}, one replica, {rounds} rounds, seed {self.seed}"]
 
 
 def main(
@@ -108,12 +121,17 @@ def main(
             for name in wanted:
                 progress.update(bar, description=name)
                 found = plan.measured(USES[name], lambda: progress.advance(bar))
-                page = found.markdown(plan.setting())
+                page = found.markdown(plan.setting(found.complete))
                 if docs:
                     write_between(PAGE, BEGIN.format(name=name), END.format(name=name), page)
                 pages.append(f"## {name}\n\n{page}")
                 documents.append(found.as_dict())
-    deliver("\n\n".join(pages), {"setting": plan.setting(), "base": DEFAULTS, "scenarios": documents}, json_file)
+                if found.complete < rounds:
+                    break
+    setting = plan.setting(rounds)
+    deliver("\n\n".join(pages), {"setting": setting, "base": DEFAULTS, "scenarios": documents}, json_file)
+    if any(one["complete"] < rounds for one in documents):
+        raise typer.Exit(EXIT_STOPPED)
 
 
 if __name__ == "__main__":

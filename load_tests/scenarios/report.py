@@ -33,6 +33,11 @@ class Found:
     use: Use
     rounds: Mapping[str, Sequence[Round]]
 
+    @property
+    def complete(self) -> int:
+        """Rounds, of each arm."""
+        return len(self.rounds[DEFAULTS])
+
     def comparisons(self) -> dict[str, Comparison]:
         """By figure."""
         return {
@@ -95,6 +100,7 @@ class Found:
         """For `--json`, without texts."""
         return {
             "scenario": self.use.scenario,
+            "complete": self.complete,
             "verdict": self.verdict(),
             "comparisons": [one.as_dict() for one in self.comparisons().values() if all(one.values[DEFAULTS])],
             "equal_answers": {arm: self.equal_answers(arm) for arm in self.rounds if arm != DEFAULTS},

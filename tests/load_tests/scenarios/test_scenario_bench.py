@@ -12,6 +12,7 @@ from configs.presets import find_scenario, scenario_names
 from configs.settings import load_settings
 from load_tests.harness.client import Measured
 from load_tests.harness.models import token_counter
+from load_tests.scenarios import __main__ as command
 from load_tests.scenarios.__main__ import BEGIN, END, PAGE, Plan
 from load_tests.scenarios.measure import Round, firsts, reused_share, throughput
 from load_tests.scenarios.report import Found
@@ -116,3 +117,19 @@ def test_answers_are_counted_where_they_differ_and_no_text_is_in_the_json() -> N
     assert told.equal_answers(SCENARIO) == (6, 12)
     assert "Answers equal to the defaults': scenario 6 of 12." in " ".join(told.markdown(["m"]).split())
     assert "changed" not in json.dumps(told.as_dict())
+
+
+def test_an_interrupted_run_reports_what_all_arms_have(monkeypatch: pytest.MonkeyPatch, text: Words) -> None:
+    done = iter([one_round(1.0, 1.0)] * 6)
+
+    def round_or_interrupt(*arguments: object) -> Round:
+        try:
+            return next(done)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(command, "one_round", round_or_interrupt)
+    monkeypatch.setattr(Plan, "_server", lambda *arguments: None)
+    assert PLAN.measured(USES["chat"], lambda: None).complete == 2, "six turns: a round that does not count, and two"
+    with pytest.raises(KeyboardInterrupt):
+        PLAN.measured(USES["chat"], lambda: None)
