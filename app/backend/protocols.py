@@ -69,6 +69,17 @@ class ControlPlane(Protocol):
         """What a tenant, here and below by its tag, may know of them (`KVManager.tenant_stats`)."""
         ...
 
+    async def trie(self, tenant: str | None, root: bytes | None, depth: int, most: int) -> dict[str, Any] | None:
+        """The index as a tree (`kvmanager.views.tree`), of one tenant or of all; None: there is no such root."""
+        ...
+
+    async def live(self, seen: int, tenants: Sequence[str]) -> dict[str, Any]:
+        """What changes from second to second (`deployments.manager.people.calls`), with these tenants' own.
+
+        `seen`: the number of the last order that was heard of; -1: none.
+        """
+        ...
+
     async def clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
         """Forget all KV in these tiers (`device`, `cpu`, `redis`), or a tenant's; returns what was cleared."""
         ...
@@ -82,6 +93,42 @@ class ControlPlane(Protocol):
 
     async def unpin(self, hashes: Sequence[bytes], tenant: str) -> dict[str, Any]:
         """End a tenant's pin."""
+        ...
+
+    async def pin_node(self, node: bytes, ttl_s: float | None, whose: str | None) -> dict[str, Any]:
+        """The same for a segment and all that it follows on, of a tenant or, None, of all; without a time: unpin."""
+        ...
+
+    async def would_clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
+        """What `clear` would take, by tier."""
+        ...
+
+    async def evict(
+        self,
+        hashes: Sequence[bytes],
+        node: bytes | None,
+        whose: str | None,
+        tiers: Collection[str],
+        replica: int | None,
+        deadline_s: float,
+        dry_run: bool,
+    ) -> dict[str, Any]:
+        """Take what only one prompt needs out of tiers (`deployments.manager.people.orders`), or say what would go.
+
+        Answers as `prefetch` does, with amounts by tier; or, where nothing was begun, as a pin does.
+        """
+        ...
+
+    async def would_move(self, hashes: Sequence[bytes], source: int, target: int) -> dict[str, Any]:
+        """What `move` would do; refused as a pin is."""
+        ...
+
+    async def compress(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+        """Let a prompt's segments be copied to Redis now; how far that is, or refused as a pin is."""
+        ...
+
+    async def compressed(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+        """How far that is (`kvmanager.moves.prompt_orders.Compressed`)."""
         ...
 
     async def prefetch(self, hashes: Sequence[bytes], replica: int, deadline_s: float) -> dict[str, Any]:

@@ -1,0 +1,4 @@
+"""What people see of the index: the hottest part of the trie, in bounded work. Nothing here changes anything.
+
+On the manager's thread. May import `index` and `segments`.
+"""
