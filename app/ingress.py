@@ -37,7 +37,7 @@ from app.control.moves import moves_router
 from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
 from app.gate.body_limit import BodyLimitMiddleware
-from app.gate.errors import DefectMiddleware, RetryAfterMiddleware, answer_router_error
+from app.gate.errors import DefectMiddleware, RetryAfterMiddleware
 from app.gate.rate_limits import RateLimitMiddleware, RateLimits
 from app.gate.request_context import RequestContextMiddleware, RequestLimits
 from app.metrics.ingress import IngressMetrics, MetricsMiddleware
@@ -52,10 +52,15 @@ from app.openai.prompt_keys import PromptKeys
 from app.openai.suspects import Suspects
 from app.openai.tokenize_lap import time_tokenizing
 from app.openai.user_text import keep_user_text
+from app.protocols import routes as protocols
+from app.protocols.anthropic_errors import AnthropicErrorMiddleware
+from app.protocols.routes import add_protocol_routes
+from app.protocols.unserved import answer_unserved
 from configs.settings import Settings
 from kvmanager.segments.server_secret import ServerSecret
 
 _COUNTED_PATHS = openai_api.PATHS.union(
+    protocols.PATHS,
     control_api.PATHS,
     kv_moves.PATHS,
     kv_fills.PATHS,
@@ -129,6 +134,7 @@ def create_app(
         lifespan=lifespan,
         middleware=[
             Middleware(MetricsMiddleware, metrics, _COUNTED_PATHS),
+            Middleware(AnthropicErrorMiddleware),
             Middleware(DefectMiddleware),
             Middleware(RetryAfterMiddleware, http.retry_after_s),
             Middleware(AuthMiddleware, ApiKeys(http.keys), http.metrics_key, loopback, metrics.count_refusal),
@@ -138,6 +144,7 @@ def create_app(
         ],
     )
     online = add_openai_routes(app, engine, settings)
+    add_protocol_routes(app, engine, online, settings)
     app.include_router(control_router(backend.control, online, keys, engine.blends))
     jobs = Jobs(http.tenants)
     app.include_router(moves_router(backend.control, online, keys, jobs))
@@ -147,7 +154,7 @@ def create_app(
     app.include_router(metrics_router(metrics, parts))
     app.include_router(layerwise_api.layerwise_router(parts))
     openapi_schema.add_description(app, OPEN_PATHS - {METRICS})
-    app.add_exception_handler(HTTPException, answer_router_error)
+    app.add_exception_handler(HTTPException, answer_unserved)
     return app
 
 

@@ -63,12 +63,15 @@ _ROUTES: dict[str, tuple[Callable[..., Any], type[BaseModel], bool]] = {
     "/detokenize": (detokenize, DetokenizeResponse, False),
 }
 
-_EVENT = {
+EVENT = {
     "type": "object",
     "description": "A server-sent event.",
     "properties": {"data": {"type": "string", "description": "A chunk or an error as JSON, at last `[DONE]`."}},
     "required": ["data"],
 }
+
+ERROR_EVENT = 'data: {"error"'
+"""How an error begins among a stream's events."""
 
 ResponseT = TypeVar("ResponseT", ChatCompletionResponse, CompletionResponse)
 
@@ -160,7 +163,7 @@ async def _open_stream(
     pending = asyncio.ensure_future(anext(events))
     try:
         await asyncio.wait({pending}, timeout=keep_alive_s)
-        if pending.done() and (first := pending.result()).startswith('data: {"error"'):
+        if pending.done() and (first := pending.result()).startswith(ERROR_EVENT):
             await events.aclose()
             return ErrorResponse.model_validate(json.loads(first.removeprefix("data: ")))
     except BaseException:
@@ -236,7 +239,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     for path, (endpoint, answer, streams) in _ROUTES.items():
         success: dict[str, Any] = {"model": answer, "description": "The answer."}
         if streams:
-            success["content"] = {"text/event-stream": {"schema": _EVENT}}
+            success["content"] = {"text/event-stream": {"schema": EVENT}}
         routes.add_api_route(
             path,
             endpoint,
