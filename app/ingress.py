@@ -1,7 +1,7 @@
 """The ingress as one ASGI application. Pure: no Ray in here, everything behind it is a `Backend`.
 
-Middlewares, outermost first: count the request, answer defects, add Retry-After, check the key, hold its tenant to its
-rate, limit the body, give the request its context.
+Middlewares, outermost first: count the request, answer browsers' preflights, give errors a protocol's shape, answer
+defects, add Retry-After, check the key, hold its tenant to its rate, limit the body, give the request its context.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ from app.openai.tokenize_lap import time_tokenizing
 from app.openai.user_text import keep_user_text
 from app.protocols import routes as protocols
 from app.protocols.anthropic_errors import AnthropicErrorMiddleware
+from app.protocols.cors import cors
 from app.protocols.routes import add_protocol_routes
 from app.protocols.unserved import answer_unserved
 from configs.settings import Settings
@@ -134,6 +135,7 @@ def create_app(
         lifespan=lifespan,
         middleware=[
             Middleware(MetricsMiddleware, metrics, _COUNTED_PATHS),
+            *cors(http.cors_origins),
             Middleware(AnthropicErrorMiddleware),
             Middleware(DefectMiddleware),
             Middleware(RetryAfterMiddleware, http.retry_after_s),
