@@ -116,7 +116,8 @@ class HTTPSettings(Section):
     cors_origins: list[str] = Field(
         default_factory=list,
         description="Origins, such as `https://chat.example.org`, whose pages may use this server from a browser "
-        "(CORS), with a key in a header; cookies are never allowed. `*`: every page, on a server with keys. Empty: none.",
+        "(CORS), with a key in a header; cookies are never allowed. `*`: every page, on a server with keys. Empty: "
+        "none.",
     )
     debug_headers: bool | None = Field(
         None,
@@ -134,13 +135,6 @@ class HTTPSettings(Section):
         ByteSize(64 * 1024**2),
         ge=1024**2,
         description="Memory of the ingress for the tokens of sampled answers, some 4 bytes each.",
-    )
-    tool_call_parser: str | None = Field(
-        None, description="vLLM's parser for the model's tool calls, such as `hermes`. Empty: no automatic tool choice."
-    )
-    reasoning_parser: str | None = Field(
-        None,
-        description="vLLM's parser for the model's reasoning, such as `qwen3`. Empty: reasoning stays in the answer.",
     )
 
     @property

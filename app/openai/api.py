@@ -186,7 +186,7 @@ async def _open_stream(
 
 def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settings) -> OnlineRenderer:
     """Build vLLM's serving classes into `app.state`, and add their routes and exception handlers."""
-    http = settings.http
+    http, engine_settings = settings.http, settings.engine
     chat_template = load_chat_template(PROJECT_ROOT / settings.chat_template if settings.chat_template else None)
     models = OpenAIServingModels(
         engine, [BaseModelPath(name=settings.model_name, model_path=settings.model_name)], lora_modules=None
@@ -197,9 +197,9 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         request_logger=None,
         chat_template=chat_template,
         chat_template_content_format="auto",
-        enable_auto_tools=http.tool_call_parser is not None,
-        tool_parser=http.tool_call_parser,
-        reasoning_parser=http.reasoning_parser,
+        enable_auto_tools=engine_settings.auto_tool_choice,
+        tool_parser=engine_settings.tool_call_parser,
+        reasoning_parser=engine_settings.reasoning_parser,
     )
     renderer.warmup()
     renderer.keys = engine.keys
@@ -221,9 +221,9 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         request_logger=None,
         chat_template=chat_template,
         chat_template_content_format="auto",
-        enable_auto_tools=http.tool_call_parser is not None,
-        tool_parser=http.tool_call_parser,
-        reasoning_parser=http.reasoning_parser or "",
+        enable_auto_tools=engine_settings.auto_tool_choice,
+        tool_parser=engine_settings.tool_call_parser,
+        reasoning_parser=engine_settings.reasoning_parser or "",
         enable_prompt_tokens_details=True,
     )
     app.state.openai_serving_completion = CompletionServing(

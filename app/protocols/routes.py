@@ -36,21 +36,21 @@ _ROUTES: dict[str, tuple[Any, Any, bool]] = {
 
 def add_protocol_routes(app: FastAPI, engine: HandleEngineClient, renderer: OnlineRenderer, settings: Settings) -> None:
     """Serve them beside the routes of `app.openai.api.add_openai_routes`, with the renderer that it gave."""
-    http = settings.http
+    parsed = settings.engine
     shared: dict[str, Any] = {
         "online_renderer": renderer,
         "request_logger": None,
         "chat_template": renderer.chat_template,
         "chat_template_content_format": "auto",
-        "enable_auto_tools": http.tool_call_parser is not None,
-        "tool_parser": http.tool_call_parser,
-        "reasoning_parser": http.reasoning_parser or "",
+        "enable_auto_tools": parsed.auto_tool_choice,
+        "tool_parser": parsed.tool_call_parser,
+        "reasoning_parser": parsed.reasoning_parser or "",
         "enable_prompt_tokens_details": True,
     }
     models = app.state.openai_serving_models
     app.state.openai_serving_responses = ResponsesServing(engine, models, **shared)
     app.state.anthropic_serving_messages = MessagesServing(engine, models, "assistant", **shared)
-    app.state.anthropic_serving_messages.keep_alive_s = http.keep_alive_s
+    app.state.anthropic_serving_messages.keep_alive_s = settings.http.keep_alive_s
     routes = APIRouter(route_class=JsonRoute)
     for path, (endpoint, answer, streams) in _ROUTES.items():
         success: dict[str, Any] = {"model": answer, "description": "The answer."}

@@ -67,6 +67,8 @@ def load(model_folder: Path) -> Any:
         ({"http": {"cors_origins": ["https://a.org/"]}}, "http.cors_origins", "without a path"),
         ({"http": {"cors_origins": ["null"]}}, "http.cors_origins", "https://chat.example.org"),
         ({"http": {"cors_origins": ["a.org"]}}, "http.cors_origins", "https://chat.example.org"),
+        ({"engine": {"enable_auto_tool_choice": True}}, "engine", "tool_call_parser"),
+        ({"http": {"tool_call_parser": "hermes"}}, "http.tool_call_parser", "engine.tool_call_parser"),
         ({"kv": 3}, "kv", "dictionary"),
         ({"kv": {"segment_tokens": 100}}, "kv.segment_tokens", "128"),
         ({"kv": {"cpu_tier_bytes": "5GiB"}}, "kv.cpu_tier_bytes", "3072MiB"),

@@ -211,7 +211,7 @@ def test_tools_are_rendered_and_called(start):
     async def call(request: Any) -> Any:
         yield say(request, [10], '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>', finished=True)
 
-    server = start(FakeReplicas(call), tool_call_parser="hermes")
+    server = start(FakeReplicas(call), engine={"tool_call_parser": "hermes"})
     answer = claude(server).messages.create(**ASKED, tools=[TOOL])
     assert [(block.type, block.name) for block in answer.content] == [("tool_use", "look")]
     used = [
