@@ -54,7 +54,7 @@ class ChatRenderer(OnlineRenderer):
         messages = list(request.messages)
         rendered = await super().render_chat(request, skip_mm_cache=skip_mm_cache)
         if self.answers is not None and not isinstance(rendered, ErrorResponse):
-            (prompt,) = rendered[1]
+            prompt: Any = rendered[1][0]
             if prompt["type"] == "token" and request.truncate_prompt_tokens is None:
                 is_answered = request.add_generation_prompt or request.continue_final_message
                 if is_answered and current_request().parsed:  # else the control API only asks
