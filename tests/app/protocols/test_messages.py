@@ -101,9 +101,15 @@ def test_what_is_wrong_is_400_in_anthropics_shape(server, more: dict[str, Any], 
     assert len(server.replicas.requests) == before
 
 
-def test_media_are_refused_before_they_are_counted(server):
-    with pytest.raises(anthropic.BadRequestError, match="text only"):
-        claude(server).messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": [IMAGE]}])
+RETURNED = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a"}, IMAGE]}
+
+
+@pytest.mark.parametrize("content", [[IMAGE], [RETURNED]])
+def test_media_are_refused_before_they_are_looked_at_or_counted(server, content: list[Any]):
+    with pytest.raises(anthropic.BadRequestError, match="text only: images"):
+        claude(server).messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": content}])
+    with pytest.raises(anthropic.BadRequestError, match="text only: images"):
+        claude(server).messages.create(**{**ASKED, "messages": [{"role": "user", "content": content}]})
 
 
 def test_parts_of_anthropic_in_a_chat_are_still_400(server):
@@ -115,10 +121,17 @@ def test_parts_of_anthropic_in_a_chat_are_still_400(server):
         assert client.post("/v1/chat/completions", json=body).status_code == 400
 
 
-@pytest.mark.parametrize("header", ["x-api-key", "authorization"])
-def test_keys_are_those_of_tenants_and_a_wrong_one_is_401_in_anthropics_shape(start, header: str):
+def test_the_header_of_other_clients_of_anthropic_holds_a_key_too(start):
+    server = start(api_keys={"key-a": "alice"})
+    with server.http(headers={"x-api-key": "key-a"}) as client:
+        assert client.post(PATH, json=ASKED).status_code == 200
+    with server.http(headers={"x-api-key": "key-b"}) as client:
+        assert client.post(PATH, json=ASKED).status_code == 401
+
+
+@pytest.mark.parametrize("name", ["api_key", "auth_token"])
+def test_keys_are_those_of_tenants_and_a_wrong_one_is_401_in_anthropics_shape(start, name: str):
     server = start(api_keys={"key-a": "alice", "key-b": "bob"})
-    name = "api_key" if header == "x-api-key" else "auth_token"
     for key in ("key-a", "key-b"):
         client = anthropic.Anthropic(base_url=server.url, max_retries=0, **{name: key})
         client.messages.create(**ASKED)
