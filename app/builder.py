@@ -44,12 +44,14 @@ DRAIN_POLL_S = 1.0
 
 def build(args: Mapping[str, Any]) -> Application:
     """The application: ingress → router → replicas, with the KV-manager actor beside them."""
+    from app.protocols.parsers import require_parsers
     from app.serve_ingress import Ingress
 
     settings = load_settings(args)
     require_policy(settings)
     require_redis(settings)
     check_cluster(settings)
+    require_parsers(settings.engine)
     logger.info("%s computes in %s", settings.model_name, settings.dtype_said)
     chosen = {**args, "dtype": settings.engine_dtype}  # here, for all nodes: KV of two types is not shared
     plain = sealed(chosen, settings.http.api_keys, settings.http.metrics_key)

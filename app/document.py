@@ -27,6 +27,7 @@ MARKER = "<!-- Written by `python -m app.document` from here on. The routes in a
 MOST_EXPLAINED_FIELDS = 10
 """A body with more fields is vLLM's own: its fields are named, and /docs of a running server explains them."""
 _GROUPS = (
+    ("Anthropic's API", ("/v1/messages",)),
     ("OpenAI's API", ("/v1/", "/tokenize", "/detokenize")),
     ("The cache", ("/api/v1/kv/",)),
     ("The server's state", ("/",)),

@@ -1,7 +1,7 @@
 """The ingress as one ASGI application. Pure: no Ray in here, everything behind it is a `Backend`.
 
-Middlewares, outermost first: count the request, answer defects, add Retry-After, check the key, hold its tenant to its
-rate, limit the body, give the request its context.
+Middlewares, outermost first: count the request, answer browsers' preflights, give errors a protocol's shape, answer
+defects, add Retry-After, check the key, hold its tenant to its rate, limit the body, give the request its context.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from app.events import api as events_api
 from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
 from app.gate.body_limit import BodyLimitMiddleware
-from app.gate.errors import DefectMiddleware, RetryAfterMiddleware, answer_router_error
+from app.gate.errors import DefectMiddleware, RetryAfterMiddleware
 from app.gate.rate_limits import RateLimitMiddleware, RateLimits
 from app.gate.request_context import RequestContextMiddleware, RequestLimits
 from app.metrics.ingress import IngressMetrics, MetricsMiddleware
@@ -61,10 +61,16 @@ from app.openai.prompt_keys import PromptKeys
 from app.openai.suspects import Suspects
 from app.openai.tokenize_lap import time_tokenizing
 from app.openai.user_text import keep_user_text
+from app.protocols import routes as protocols
+from app.protocols.anthropic_errors import AnthropicErrorMiddleware
+from app.protocols.cors import cors
+from app.protocols.routes import add_protocol_routes
+from app.protocols.unserved import answer_unserved
 from configs.settings import Settings
 from kvmanager.segments.server_secret import ServerSecret
 
 _COUNTED_PATHS = openai_api.PATHS.union(
+    protocols.PATHS,
     control_api.PATHS,
     kv_moves.PATHS,
     kv_fills.PATHS,
@@ -142,6 +148,8 @@ def create_app(
         lifespan=lifespan,
         middleware=[
             Middleware(MetricsMiddleware, metrics, _COUNTED_PATHS),
+            *cors(http.cors_origins),
+            Middleware(AnthropicErrorMiddleware),
             Middleware(DefectMiddleware),
             Middleware(RetryAfterMiddleware, http.retry_after_s),
             Middleware(AuthMiddleware, ApiKeys(http.keys), http.metrics_key, loopback, metrics.count_refusal),
@@ -151,6 +159,7 @@ def create_app(
         ],
     )
     online = add_openai_routes(app, engine, settings)
+    add_protocol_routes(app, engine, online, settings)
     app.include_router(control_router(backend.control, online, keys, engine.blends))
     jobs = Jobs(http.tenants)
     app.include_router(moves_router(backend.control, online, keys, jobs))
@@ -164,7 +173,7 @@ def create_app(
     app.include_router(metrics_router(metrics, parts))
     app.include_router(layerwise_api.layerwise_router(parts))
     openapi_schema.add_description(app, OPEN_PATHS - {METRICS})
-    app.add_exception_handler(HTTPException, answer_router_error)
+    app.add_exception_handler(HTTPException, answer_unserved)
     return app
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,8 @@ from pydantic import ByteSize, Field, ValidationError, field_validator
 
 from configs.api_keys import DIGEST_PREFIX, FARTHEST_PRIORITY, ApiKey, key_digest
 from configs.section import Section
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._~\[\]:-]+(?<!:)")
 
 Rate = Annotated[int, Field(ge=0)]
 Weight = Annotated[float, Field(ge=0.01, le=100)]
@@ -110,6 +113,12 @@ class HTTPSettings(Section):
         description="Longest answer that another replica goes on with when the stream's replica is gone. The ingress "
         "keeps 4 bytes of each of its tokens. 0: none.",
     )
+    cors_origins: list[str] = Field(
+        default_factory=list,
+        description="Origins, such as `https://chat.example.org`, whose pages may use this server from a browser "
+        "(CORS), with a key in a header; cookies are never allowed. `*`: every page, on a server with keys. Empty: "
+        "none.",
+    )
     debug_headers: bool | None = Field(
         None,
         description="Obey the headers `X-CrossKV-Replica: 0`, which sends a request to one replica, and "
@@ -126,13 +135,6 @@ class HTTPSettings(Section):
         ByteSize(64 * 1024**2),
         ge=1024**2,
         description="Memory of the ingress for the tokens of sampled answers, some 4 bytes each.",
-    )
-    tool_call_parser: str | None = Field(
-        None, description="vLLM's parser for the model's tool calls, such as `hermes`. Empty: no automatic tool choice."
-    )
-    reasoning_parser: str | None = Field(
-        None,
-        description="vLLM's parser for the model's reasoning, such as `qwen3`. Empty: reasoning stays in the answer.",
     )
 
     @property
@@ -183,6 +185,17 @@ class HTTPSettings(Section):
                 raise ValueError("one key, plain and as its digest, stands for two; leave it in once")
         return value
 
+    @field_validator("cors_origins")
+    @classmethod
+    def _origins_are_what_browsers_send(cls, value: list[str]) -> list[str]:
+        for origin in value:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    "an origin is a scheme, a host and at most a port, in small letters and without a path, such as "
+                    "`https://chat.example.org` or `http://localhost:3000`"
+                )
+        return value
+
     @field_validator("metrics_key")
     @classmethod
     def _metrics_key_is_one(cls, value: str | None) -> str | None:
@@ -197,6 +210,11 @@ class HTTPSettings(Section):
             raise ValueError(
                 f"http.max_ongoing_requests: {len(self.tenants)} tenants cannot each have room among {room} requests; "
                 f"use at least {len(self.tenants)}"
+            )
+        if "*" in self.cors_origins and not self.keys:
+            raise ValueError(
+                "http.cors_origins: '*' would let every web page use a server without keys; name the origins, or set "
+                "http.api_keys"
             )
         if self.metrics_key is not None and key_digest(self.metrics_key) in self.keys:
             raise ValueError("http.metrics_key: it is a tenant's key too, and would open more; make one of its own")

@@ -72,11 +72,35 @@ class EngineSettings(Section):
         "Its replica is then replaced. Raise it where the machine itself stands still for seconds.",
     )
     log_stats: bool = Field(True, description="Let vLLM count its own metrics, which /metrics then shows.")
+    tool_call_parser: str | None = Field(
+        None, min_length=1, description="vLLM's parser for the model's tool calls, such as `hermes`. Empty: none."
+    )
+    enable_auto_tool_choice: bool | None = Field(
+        None,
+        description="Let the model choose whether it calls a tool (`tool_choice: auto`); needs `tool_call_parser`. "
+        "Empty: where there is one.",
+    )
+    reasoning_parser: str | None = Field(
+        None,
+        min_length=1,
+        description="vLLM's parser for the model's reasoning, such as `qwen3`. Empty: reasoning stays in the answer.",
+    )
     extra_args: dict[str, Any] = Field(
         default_factory=dict,
         description="Anything else for vLLM's AsyncEngineArgs, by vLLM's own names. "
         "What would undo the exactness of shared KV is refused.",
     )
+
+    @property
+    def auto_tool_choice(self) -> bool:
+        """Whether the model may choose to call a tool."""
+        return self.tool_call_parser is not None and self.enable_auto_tool_choice is not False
+
+    @model_validator(mode="after")
+    def _automatic_calls_can_be_parsed(self) -> EngineSettings:
+        if self.enable_auto_tool_choice and self.tool_call_parser is None:
+            raise ValueError("enable_auto_tool_choice needs tool_call_parser; name the model's, such as 'hermes'")
+        return self
 
     @field_validator("extra_args")
     @classmethod

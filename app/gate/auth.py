@@ -30,7 +30,10 @@ CALLER = "crosskv.caller"
 """Key of the `Caller` in an ASGI scope."""
 
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
-_KEY_NEEDED = "A valid API key is needed: send the header 'Authorization: Bearer YOUR_KEY'."
+_KEY_NEEDED = (
+    "A valid API key is needed: send the header 'Authorization: Bearer YOUR_KEY', or 'x-api-key: YOUR_KEY' as "
+    "Anthropic's clients do."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ class AuthMiddleware:
 
     def _caller(self, scope: Scope, headers: Headers) -> Caller | None:
         if self.keys:
-            return self.keys.caller(headers.get("authorization"))
+            return self.keys.caller(_authorization(headers))
         return Caller("", admin=self.loopback and from_this_machine(scope, headers))
 
     def _opens_metrics(self, headers: Headers) -> bool:
@@ -201,6 +204,12 @@ def _host_of(url: str) -> str | None:
         return urlsplit(url).hostname
     except ValueError:
         return None
+
+
+def _authorization(headers: Headers) -> str | None:
+    """What the request gives as its key: `Authorization` where there is one, else Anthropic's `x-api-key`."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization", None if key is None else f"Bearer {key}")
 
 
 def _is_bearer(authorization: str | None) -> bool:

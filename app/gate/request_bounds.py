@@ -27,20 +27,37 @@ MOST_PROMPTS = 1024
 MOST_MESSAGES = 4096
 _LONGEST_LISTS = {
     "messages": MOST_MESSAGES,
+    "input": MOST_MESSAGES,
+    "system": MOST_MESSAGES,
     "tools": 128,
     "documents": 1024,
     "stop_token_ids": 1024,
     "logit_bias": 1024,
     "bad_words": 128,
     "stop": 128,
+    "stop_sequences": 128,
+    "metadata": 128,
 }
 _LARGEST_BYTES = {
     "response_format": 64 * 1024,
     "structured_outputs": 64 * 1024,
+    "output_config": 64 * 1024,
+    "text": 64 * 1024,
+    "tool_choice": 64 * 1024,
+    "metadata": 64 * 1024,
     "tools": 256 * 1024,
     "chat_template_kwargs": 64 * 1024,
     "vllm_xargs": 16 * 1024,
 }
+_CONVERSATIONS = ("messages", "input", "system", "instructions")
+"""Of chats, Responses and Anthropic's Messages: what a prompt is rendered from."""
+_TEXT_BLOCKS = frozenset(
+    {
+        "tool_use", "tool_result", "redacted_thinking", "tool_addition", "tool_removal",  # Anthropic's
+        "reasoning_text", "summary_text",  # of Responses
+    }
+)  # fmt: skip
+"""Parts of messages that are text, beside those that vLLM's function knows."""
 _LONGEST_TEXTS = {"model": 1024, "user": 1024, "session_id": 1024, "request_id": 256, "cache_salt": 128}
 
 
@@ -68,14 +85,16 @@ class RequestBounds:
             self._check_length("prompt", prompt)
         for name in ("text", "tokens"):
             self._check_length(name, request.get(name))
-        messages = request.get("messages")
-        if has_non_text_content(messages):  # before anything of it is looked at
-            raise VLLMValidationError(
-                "This server takes text only: images, audio and video are never fetched or decoded.",
-                parameter="messages",
-            )
+        for param in _CONVERSATIONS:
+            value = request.get(param)
+            if _holds_media([{"content": value}] if param == "system" else value):  # before anything is looked at
+                raise VLLMValidationError(
+                    "This server takes text only: images, audio and video are never fetched or decoded.",
+                    parameter=param,
+                )
         if size > self.most_characters:
-            for param, value in (("messages", messages), (CHUNKS, chunk_texts(request))):
+            texts = [(param, request.get(param)) for param in _CONVERSATIONS]
+            for param, value in (*texts, (CHUNKS, chunk_texts(request))):
                 if _characters(value) > self.most_characters:
                     raise self._too_long(param)
 
@@ -113,6 +132,22 @@ def _check_sizes(request: Mapping[str, Any]) -> None:
     for name, most in _LARGEST_BYTES.items():
         if isinstance(request.get(name), list | dict) and len(json.dumps(request[name])) > most:
             raise VLLMValidationError(f"`{name}` is larger than {most} bytes.", parameter=name)
+
+
+def _holds_media(messages: Any) -> bool:
+    """Whether messages, or items of Responses, hold more than text, in what a tool returned too."""
+    if not isinstance(messages, list):
+        return False
+    contents = [one.get(name) for one in messages if isinstance(one, dict) for name in ("content", "output")]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    returned = [part.get("content") for part in parts if isinstance(part, dict) and part.get("type") == "tool_result"]
+    parts += [part for content in returned if isinstance(content, list) for part in content]
+    known = [{**part, "type": "text"} if _is_text_block(part) else part for part in parts]
+    return has_non_text_content([{"content": known}])
+
+
+def _is_text_block(part: Any) -> bool:
+    return isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind in _TEXT_BLOCKS
 
 
 def _characters(value: Any) -> int:

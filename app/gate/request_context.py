@@ -26,7 +26,7 @@ from app.gate.rate_limits import SPEND, Spend
 from app.metrics.stages import RequestStages
 from app.metrics.usage import RequestKVUsage
 
-GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 PIN_HEADER = "X-CrossKV-Replica"
 STAGES_HEADER = "X-CrossKV-Stages"
 """With any value but 0: the usage says where the time went."""

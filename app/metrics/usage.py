@@ -56,12 +56,13 @@ class RequestKVUsage:
 
     def write_to(self, usage: UsageInfo) -> None:
         """Add our fields to vLLM's usage of the same request. No prompt counted: leaves it as it is."""
-        if not self._replicas:
+        told = self.fields()
+        if told is None:
             return
         details = usage.prompt_tokens_details or PromptTokenUsageInfo()
-        details.cached_tokens = sum(self._tokens[source] for source in SOURCES if source != "recomputed")
+        details.cached_tokens = self.cached_tokens
         usage.prompt_tokens_details = details
-        setattr(usage, "kv_cache", self._fields())  # noqa: B010 (an extra field, unknown to the type)
+        setattr(usage, "kv_cache", told)  # noqa: B010 (an extra field, unknown to the type)
 
     def write_to_event(self, event: str) -> str:
         """The stream's event with our fields added, if it is the one that carries the request's usage."""
@@ -75,7 +76,15 @@ class RequestKVUsage:
         chunk["usage"] = usage.model_dump(exclude_none=True, exclude_unset=True)
         return f"{_EVENT_PREFIX}{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
-    def _fields(self) -> dict[str, Any]:
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompts that were not computed."""
+        return sum(self._tokens[source] for source in SOURCES if source != "recomputed")
+
+    def fields(self) -> dict[str, Any] | None:
+        """Our field `kv_cache` of any protocol's usage; None: no prompt was counted."""
+        if not self._replicas:
+            return None
         return {
             **self._tokens,
             **({"blended": self._blended} if self.fidelity == BLENDED else {}),

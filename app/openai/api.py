@@ -63,12 +63,15 @@ _ROUTES: dict[str, tuple[Callable[..., Any], type[BaseModel], bool]] = {
     "/detokenize": (detokenize, DetokenizeResponse, False),
 }
 
-_EVENT = {
+EVENT = {
     "type": "object",
     "description": "A server-sent event.",
     "properties": {"data": {"type": "string", "description": "A chunk or an error as JSON, at last `[DONE]`."}},
     "required": ["data"],
 }
+
+ERROR_EVENT = 'data: {"error"'
+"""How an error begins among a stream's events."""
 
 ResponseT = TypeVar("ResponseT", ChatCompletionResponse, CompletionResponse)
 
@@ -160,7 +163,7 @@ async def _open_stream(
     pending = asyncio.ensure_future(anext(events))
     try:
         await asyncio.wait({pending}, timeout=keep_alive_s)
-        if pending.done() and (first := pending.result()).startswith('data: {"error"'):
+        if pending.done() and (first := pending.result()).startswith(ERROR_EVENT):
             await events.aclose()
             return ErrorResponse.model_validate(json.loads(first.removeprefix("data: ")))
     except BaseException:
@@ -183,7 +186,7 @@ async def _open_stream(
 
 def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settings) -> OnlineRenderer:
     """Build vLLM's serving classes into `app.state`, and add their routes and exception handlers."""
-    http = settings.http
+    http, engine_settings = settings.http, settings.engine
     chat_template = load_chat_template(PROJECT_ROOT / settings.chat_template if settings.chat_template else None)
     models = OpenAIServingModels(
         engine, [BaseModelPath(name=settings.model_name, model_path=settings.model_name)], lora_modules=None
@@ -194,9 +197,9 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         request_logger=None,
         chat_template=chat_template,
         chat_template_content_format="auto",
-        enable_auto_tools=http.tool_call_parser is not None,
-        tool_parser=http.tool_call_parser,
-        reasoning_parser=http.reasoning_parser,
+        enable_auto_tools=engine_settings.auto_tool_choice,
+        tool_parser=engine_settings.tool_call_parser,
+        reasoning_parser=engine_settings.reasoning_parser,
     )
     renderer.warmup()
     renderer.keys = engine.keys
@@ -218,9 +221,9 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         request_logger=None,
         chat_template=chat_template,
         chat_template_content_format="auto",
-        enable_auto_tools=http.tool_call_parser is not None,
-        tool_parser=http.tool_call_parser,
-        reasoning_parser=http.reasoning_parser or "",
+        enable_auto_tools=engine_settings.auto_tool_choice,
+        tool_parser=engine_settings.tool_call_parser,
+        reasoning_parser=engine_settings.reasoning_parser or "",
         enable_prompt_tokens_details=True,
     )
     app.state.openai_serving_completion = CompletionServing(
@@ -236,7 +239,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     for path, (endpoint, answer, streams) in _ROUTES.items():
         success: dict[str, Any] = {"model": answer, "description": "The answer."}
         if streams:
-            success["content"] = {"text/event-stream": {"schema": _EVENT}}
+            success["content"] = {"text/event-stream": {"schema": EVENT}}
         routes.add_api_route(
             path,
             endpoint,

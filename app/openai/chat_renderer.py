@@ -1,10 +1,12 @@
-"""vLLM's renderer of chats, which puts sampled answers back (`app.answers`): for the chat route and the control API.
+"""vLLM's renderer of chats, which puts sampled answers back (`app.answers`): for all routes of conversations and the
+control API.
 
 Left as the template renders it, on purpose: prompts that are truncated, whose tokens' logprobs or offsets the client
 wants to see, or that would no longer leave room for the answer; and /tokenize, which tells what the tokenizer does.
 
-Leans on vLLM: `OnlineRenderer.render_chat` is what `OpenAIServingChat.render_chat_request` calls; it returns an
-`ErrorResponse`, or a conversation and one input, a dictionary in which further keys travel to `EngineClient.generate`.
+Leans on vLLM: `OnlineRenderer.render_chat` is what `OpenAIServingChat.render_chat_request` calls, `render_responses`
+what `OpenAIServingResponses` does; they return an `ErrorResponse`, or messages and one input, a dictionary in which
+further keys travel to `EngineClient.generate`.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ import logging
 from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.exceptions import VLLMValidationError
 from vllm.inputs import EngineInput
 from vllm.renderers import BaseRenderer
 from vllm.renderers.chat_utils import ConversationMessage
-from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.renderers.online_renderer import OnlineRenderer, ResponsesRenderResult
 
 from app.answers.divergence import History
 from app.answers.memory import AnswerMemory
@@ -50,30 +54,48 @@ class ChatRenderer(OnlineRenderer):
         messages = list(request.messages)
         rendered = await super().render_chat(request, skip_mm_cache=skip_mm_cache)
         if self.answers is not None and not isinstance(rendered, ErrorResponse):
-            (prompt,) = rendered[1]
+            prompt: Any = rendered[1][0]
             if prompt["type"] == "token" and request.truncate_prompt_tokens is None:
-                self._give_answers_back(self.answers, request, messages, prompt)
+                is_answered = request.add_generation_prompt or request.continue_final_message
+                if is_answered and current_request().parsed:  # else the control API only asks
+                    prompt[OFFERS_TOOLS] = bool(request.tools)
+                if request.prompt_logprobs is None and not request.return_token_offsets:
+                    asked = request.max_completion_tokens or vars(request)["max_tokens"]
+                    self._give_answers_back(self.answers, request, messages, prompt, asked)
+        return rendered
+
+    async def render_responses(self, request: ResponsesRequest, **how: Any) -> ResponsesRenderResult | ErrorResponse:
+        """See vLLM's."""
+        try:
+            rendered = await super().render_responses(request, **how)
+        except (AttributeError, LookupError, AssertionError) as error:  # it reads items that it has not validated
+            raise VLLMValidationError("`input` has an item of the wrong shape.", parameter="input") from error
+        if self.answers is not None and not isinstance(rendered, ErrorResponse):
+            prompt: Any = rendered.engine_input
+            if prompt["type"] == "token" and request.truncation in (None, "disabled"):
+                prompt[OFFERS_TOOLS] = bool(request.tools)
+                messages = list(rendered.messages)
+                self._give_answers_back(self.answers, request, messages, prompt, request.max_output_tokens)
         return rendered
 
     def _give_answers_back(
-        self, answers: Answers, request: ChatCompletionRequest, messages: list[Any], prompt: Any
+        self,
+        answers: Answers,
+        request: ChatCompletionRequest | ResponsesRequest,
+        messages: list[Any],
+        prompt: Any,
+        asked: int | None,
     ) -> None:
         context = current_request()
         fidelity = self.keys.fidelity.of(context.tenant, read_field((request.model_extra or {}).get(FIELD)))
         whose = Conversation(context.tenant, self.keys.salt(context.tenant, request.cache_salt, fidelity))
-        is_for_an_answer = context.parsed  # the control API only asks
-        if is_for_an_answer and (request.add_generation_prompt or request.continue_final_message):
-            prompt[OFFERS_TOOLS] = bool(request.tools)
-        if request.prompt_logprobs is not None or request.return_token_offsets:
-            return
         rendered = list(prompt["prompt_token_ids"])
         try:
-            spliced = answers.splice(whose, rendered, History(messages) if is_for_an_answer else None)
+            spliced = answers.splice(whose, rendered, History(messages) if context.parsed else None)
         except Exception:  # it is only for speed, and no request fails for it
             answers.note_defect()
             return
-        asked = request.max_completion_tokens or vars(request)["max_tokens"] or 1
-        longest = max(len(rendered), self.model_config.max_model_len - asked)
+        longest = max(len(rendered), self.model_config.max_model_len - (asked or 1))
         if len(spliced) <= longest:
             prompt["prompt_token_ids"] = spliced
 

@@ -5,7 +5,7 @@
 FastAPI describes each route's parameters, body and success. What every route has in common is added here: the answers
 of the middlewares, errors in OpenAI's shape, the API key. The page needs no script and no other host.
 
-Leans on vLLM: its handlers answer 400 where FastAPI would answer 422, and `ErrorResponse`.
+Leans on vLLM: its handlers answer 400 where FastAPI would answer 422, `ErrorResponse` and `AnthropicErrorResponse`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import HTMLResponse, JSONResponse
+from vllm.entrypoints.anthropic.protocol import AnthropicErrorResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 PATHS = frozenset({"/openapi.json", "/docs"})
@@ -47,8 +48,10 @@ _TYPES = {
     "string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "object": "object",
 }  # fmt: skip
 _REF = "#/components/schemas/{model}"
-_DESCRIPTION = """OpenAI's API, the cache's control API and the server's own state. Request bodies are JSON in UTF-8.
-A streamed answer is a `text/event-stream` of OpenAI's chunks; an error after its first event is an event of its own.
+_ANTHROPICS = "/v1/messages"
+_DESCRIPTION = """OpenAI's and Anthropic's APIs, the cache's control API and the server's own state. Request bodies are
+JSON in UTF-8. A streamed answer is a `text/event-stream` of the protocol's events; an error after its first event is
+an event of its own.
 Prompts are text: parts of a message that are images, audio or video are refused and their URLs never fetched.
 In a chat, special tokens that a client writes are text; in /v1/completions and /tokenize they are what they name."""
 
@@ -95,27 +98,32 @@ def describe(app: FastAPI, open_paths: Collection[str]) -> dict[str, Any]:
     schemas = components.setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    error = ErrorResponse.model_json_schema(ref_template=_REF)
-    schemas.update(error.pop("$defs"))
-    schemas["ErrorResponse"] = error
-    components["securitySchemes"] = {"ApiKey": {"type": "http", "scheme": "bearer"}}
+    for model in (ErrorResponse, AnthropicErrorResponse):
+        error = model.model_json_schema(ref_template=_REF)
+        schemas.update(error.pop("$defs"))
+        schemas[model.__name__] = error
+    components["securitySchemes"] = {
+        "ApiKey": {"type": "http", "scheme": "bearer"},
+        "AnthropicsKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
     for path, _, operation in _operations(schema):
         operation.setdefault("description", _VLLM_ROUTES.get(path, ""))
         is_open = path in open_paths
         if not is_open:
-            operation["security"] = [{"ApiKey": []}]
+            operation["security"] = [{"ApiKey": []}, {"AnthropicsKey": []}]
         responses = operation["responses"]
         responses.pop("422", None)
         statuses = [*_ALWAYS, *(() if is_open else _WITH_A_KEY), *(_WITH_A_BODY if "requestBody" in operation else ())]
         for status in statuses:
-            responses.setdefault(str(status.value), _error(status))
+            responses.setdefault(str(status.value), _error(status, path.startswith(_ANTHROPICS)))
     return schema
 
 
-def _error(status: HTTPStatus) -> dict[str, Any]:
+def _error(status: HTTPStatus, anthropics: bool) -> dict[str, Any]:
+    shape = AnthropicErrorResponse if anthropics else ErrorResponse
     answer: dict[str, Any] = {
         "description": status.phrase,
-        "content": {"application/json": {"schema": {"$ref": _REF.format(model="ErrorResponse")}}},
+        "content": {"application/json": {"schema": {"$ref": _REF.format(model=shape.__name__)}}},
     }
     if status in (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE):
         answer["headers"] = {

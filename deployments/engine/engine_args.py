@@ -73,6 +73,7 @@ def engine_args(settings: Settings) -> AsyncEngineArgs:
         "async_scheduling": False,
         "scheduler_cls": SCHEDULER,
         "enable_prompt_tokens_details": True,
+        "reasoning_parser": settings.engine.reasoning_parser,  # where constraints of an answer begin
     }
     if settings.kv.enabled:
         args["kv_transfer_config"] = KVTransferConfig(

@@ -42,9 +42,16 @@ def engine_args(**more: object) -> AsyncEngineArgs:
     )
 
 
-def settings_with(roles: Mapping[str, Any] | None = None, scenario: str | None = None, **http: object) -> Settings:
+def settings_with(
+    roles: Mapping[str, Any] | None = None,
+    engine: Mapping[str, Any] | None = None,
+    scenario: str | None = None,
+    **http: object,
+) -> Settings:
     shared = {"roles": roles, "replicas": roles["prefill"] + roles["decode"]} if roles else {}
-    return load_settings({"max_model_len": CONTEXT, "scenario": scenario, "http": http, **shared})
+    return load_settings(
+        {"max_model_len": CONTEXT, "scenario": scenario, "http": http, "engine": dict(engine or {}), **shared}
+    )
 
 
 @dataclass

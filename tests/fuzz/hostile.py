@@ -12,6 +12,9 @@ MESSAGES = [{"role": "user", "content": "Where is the red ball?"}]
 BASES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "demo", "messages": MESSAGES, "max_tokens": 3},
     "/v1/completions": {"model": "demo", "prompt": "The red ball", "max_tokens": 3},
+    "/v1/responses": {"model": "demo", "input": MESSAGES, "max_output_tokens": 3},
+    "/v1/messages": {"model": "demo", "messages": MESSAGES, "max_tokens": 3},
+    "/v1/messages/count_tokens": {"model": "demo", "messages": MESSAGES},
     "/tokenize": {"prompt": "The red ball"},
     "/detokenize": {"tokens": [5, 6, 7]},
     "/api/v1/kv/clear": {"tiers": ["cpu"]},
@@ -49,6 +52,16 @@ VALUES: list[Any] = [
     {"fidelity": "blended", "chunks": ["\0", "a" * 300]}, {"fidelity": "blended", "chunks": [[5]]}, {"chunks": ["a"]},
     {"recompute_ratio": 10**300}, {"5": 1e308}, {"99999999": 1}, {"x": 1}, {"-1": 1},
     {"chat_template": "{{ 1/0 }}"}, {"tokenize": True}, {"return_dict": True}, {"add_generation_prompt": 5},
+    [{"type": "function_call_output", "call_id": "1", "output": [{"type": "input_image"}]}], [{"type": "reasoning"}],
+    [{"type": "message", "role": "assistant", "content": []}], [{"type": "function_call", "name": "f"}],
+    [{"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "a"}]}],
+    [{"type": "custom_tool_call", "call_id": "1"}], [{"type": "item_reference", "id": "a"}],
+    [{"role": "user", "content": [{"type": "tool_result", "content": [{"type": "image"}, 5]}]}],
+    [{"role": "assistant", "content": [{"type": "tool_use", "input": {"a": 1}}, {"type": "thinking"}]}],
+    [{"role": "system", "content": [{"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}}]}],
+    [{"type": "web_search"}], [{"type": "namespace", "name": "a", "tools": []}], [{"type": "custom", "name": "a"}],
+    [{"name": "f", "input_schema": {}}], {"type": "any"}, {"type": "tool", "name": "f"}, {"type": "disabled"},
+    {"format": {"type": "json_schema", "name": "a", "schema": {"$ref": "#"}}}, {"effort": "low"},
     {"messages": []}, {"tools": 5}, {"crosskv_plan": "x"}, {"documents": [{}]},
 ]  # fmt: skip
 FIELDS = [
@@ -58,6 +71,9 @@ FIELDS = [
     "cache_salt", "request_id", "repetition_detection", "thinking_token_budget", "prompt_embeds", "suffix",
     "continue_final_message", "add_generation_prompt", "mm_processor_kwargs", "media_io_kwargs", "reasoning_effort",
     "include_reasoning", "parallel_tool_calls", "bad_words", "allowed_token_ids", "min_tokens", "stop_token_ids",
+    "input", "instructions", "previous_response_id", "background", "store", "conversation", "prompt", "text",
+    "truncation", "reasoning", "include", "max_tool_calls", "enable_response_messages", "previous_input_messages",
+    "system", "stop_sequences", "thinking", "output_config", "metadata",
     "return_tokens_as_token_ids", "return_token_ids", "kv_transfer_params", "use_beam_search", "seed", "temperature",
 ]  # fmt: skip
 PLAUSIBLE: dict[str, list[Any]] = {

@@ -51,7 +51,7 @@ def test_a_presets_name_brings_its_settings_and_other_overrides_win(tmp_path: Pa
     plan = make_plan(config, Overrides(model="Qwen2.5-0.5B-Instruct", max_model_len=1024))
     assert plan.settings.model == "Qwen/Qwen2.5-0.5B-Instruct"
     assert plan.settings.max_model_len == 1024
-    assert plan.settings.http.tool_call_parser == "hermes"
+    assert plan.settings.engine.tool_call_parser == "hermes"
     assert plan.settings.http.debug_headers
 
 

@@ -323,7 +323,7 @@ def test_a_bad_description_of_a_chat_is_400(server, query: dict[str, str]):
 
 def test_tools_are_rendered_as_the_chat_route_does(start):
     control = FakeControl()
-    server = start(behind=backend(Sampling(), control), tool_call_parser="hermes")
+    server = start(behind=backend(Sampling(), control), engine={"tool_call_parser": "hermes"})
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     messages = [{"role": "user", "content": "The red ball belongs to Anna. " * 8}]
     ask(server, messages, tools=[tool])

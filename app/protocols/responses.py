@@ -1,0 +1,93 @@
+"""POST /v1/responses: vLLM's class for OpenAI's Responses, and what of it a server without a store cannot do.
+
+Nothing is stored, neither for a tenant nor for all: OpenAI's clients ask for it by default (`store`), so that is let
+pass and answered with `"store": false`. What needs a stored response is refused, as are tools that would be run here.
+
+Leans on vLLM: `OpenAIServingResponses` calls `_preflight` before `_render_resolved_response_inputs`, and
+`EngineClient.generate` only within the generator that it returns; `store` becomes false where `enable_store` is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+from fastapi import Request
+from vllm.entrypoints.openai.responses.protocol import (
+    ResponsesRequest,
+    ResponsesResponse,
+    StreamingResponsesResponse,
+)
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.exceptions import VLLMValidationError
+
+from app.gate.kv_cache_field import FIELD, read_field
+from app.gate.request_context import current_request
+from app.openai.engine_client import HandleEngineClient
+
+KEEPS_NOTHING = "This server keeps no responses: send the whole conversation as `input`."
+_NEED_A_STORE = ("previous_response_id", "previous_input_messages", "conversation", "prompt")
+_TOOLS = ("function", "namespace", "custom")
+"""Tools whose calls the client answers."""
+
+
+class ResponsesServing(OpenAIServingResponses):
+    """vLLM's Responses, with `usage.kv_cache`; stateless."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.enable_store = False  # whatever vLLM's environment variable says: its store has neither bounds nor owners
+
+    async def create_responses(
+        self, request: ResponsesRequest, raw_request: Request | None = None
+    ) -> AsyncGenerator[StreamingResponsesResponse, None] | ResponsesResponse | ErrorResponse:
+        """See vLLM's."""
+        context = current_request()
+        context.parsed = True
+        context.stages.lap("parse")
+        context.max_tokens = request.max_output_tokens
+        context.streams = bool(request.stream)
+        context.kv_cache = read_field((request.model_extra or {}).get(FIELD))
+        _refuse_what_is_not_done(request)
+        answer = await super().create_responses(request, raw_request)
+        if isinstance(answer, ResponsesResponse):
+            write_usage(answer)
+        return answer
+
+    async def _render_resolved_response_inputs(
+        self, request: ResponsesRequest, prev_response: ResponsesResponse | None, *, skip_mm_cache: bool = False
+    ) -> Any:
+        rendered = await super()._render_resolved_response_inputs(request, prev_response, skip_mm_cache=skip_mm_cache)
+        current_request().stages.lap("render")
+        if not isinstance(rendered, ErrorResponse):
+            await cast(HandleEngineClient, self.engine_client).check_constraint(request.extract_structured_outputs())
+        return rendered
+
+
+def write_usage(answer: ResponsesResponse) -> None:
+    """Add our fields to the usage of an answer that has ended."""
+    told = current_request().kv_usage.fields()
+    if told is None or answer.usage is None:
+        return
+    answer.usage.input_tokens_details.cached_tokens = current_request().kv_usage.cached_tokens
+    setattr(answer.usage, FIELD, told)  # an extra field, unknown to the type
+
+
+def _refuse_what_is_not_done(request: ResponsesRequest) -> None:
+    """Raise VLLMValidationError (400) for what the client would believe to have been obeyed."""
+    if request.background:
+        raise VLLMValidationError(f"`background` is not possible. {KEEPS_NOTHING}", parameter="background")
+    given = {**(request.model_extra or {}), **vars(request)}
+    for name in _NEED_A_STORE:
+        if given.get(name):
+            raise VLLMValidationError(f"`{name}` is not possible. {KEEPS_NOTHING}", parameter=name)
+    if not request.input:
+        raise VLLMValidationError("`input` must hold a text or at least one item.", parameter="input")
+    for tool in request.tools:
+        if tool.type not in _TOOLS:
+            raise VLLMValidationError(
+                f"This server runs no tools, such as {tool.type[:64]!r}: give tools of the type `function`, whose "
+                "calls the client answers.",
+                parameter="tools",
+            )

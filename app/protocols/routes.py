@@ -1,0 +1,67 @@
+"""Builds vLLM's classes for the further protocols into `app.state`, and adds their routes.
+
+Leans on vLLM: `OpenAIServingResponses` and `AnthropicServingMessages`, with the arguments that
+`vllm.entrypoints.launchers.api_server.app_state.init_app_state` gives them.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI
+from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensResponse
+from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
+from vllm.entrypoints.serve.utils.api_utils import validate_json_request
+from vllm.renderers.online_renderer import OnlineRenderer
+
+from app.gate.json_route import JsonRoute
+from app.openai.api import EVENT
+from app.openai.engine_client import HandleEngineClient
+from app.protocols.anthropic_errors import MESSAGES
+from app.protocols.messages import MessagesResponse, MessagesServing, count_tokens, create_message
+from app.protocols.responses import ResponsesServing
+from app.protocols.responses_route import create_response
+from configs.settings import Settings
+
+RESPONSES, COUNT_TOKENS = "/v1/responses", f"{MESSAGES}/count_tokens"
+PATHS = frozenset({RESPONSES, MESSAGES, COUNT_TOKENS})
+_ROUTES: dict[str, tuple[Any, Any, bool]] = {
+    RESPONSES: (create_response, ResponsesResponse, True),
+    MESSAGES: (create_message, MessagesResponse, True),
+    COUNT_TOKENS: (count_tokens, AnthropicCountTokensResponse, False),
+}
+"""Path -> what answers it, with what, and whether that may be a stream."""
+
+
+def add_protocol_routes(app: FastAPI, engine: HandleEngineClient, renderer: OnlineRenderer, settings: Settings) -> None:
+    """Serve them beside the routes of `app.openai.api.add_openai_routes`, with the renderer that it gave."""
+    parsed = settings.engine
+    shared: dict[str, Any] = {
+        "online_renderer": renderer,
+        "request_logger": None,
+        "chat_template": renderer.chat_template,
+        "chat_template_content_format": "auto",
+        "enable_auto_tools": parsed.auto_tool_choice,
+        "tool_parser": parsed.tool_call_parser,
+        "reasoning_parser": parsed.reasoning_parser or "",
+        "enable_prompt_tokens_details": True,
+    }
+    models = app.state.openai_serving_models
+    app.state.openai_serving_responses = ResponsesServing(engine, models, **shared)
+    app.state.anthropic_serving_messages = MessagesServing(engine, models, "assistant", **shared)
+    app.state.anthropic_serving_messages.keep_alive_s = settings.http.keep_alive_s
+    routes = APIRouter(route_class=JsonRoute)
+    for path, (endpoint, answer, streams) in _ROUTES.items():
+        success: dict[str, Any] = {"model": answer, "description": "The answer."}
+        if streams:
+            success["content"] = {"text/event-stream": {"schema": EVENT}}
+        routes.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            dependencies=[Depends(validate_json_request)],
+            response_model=None,
+            responses={HTTPStatus.OK.value: success},
+        )
+    app.include_router(routes)

@@ -1,0 +1,63 @@
+"""Tools and reasoning: the parsers that the settings name, and what requests get without one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from fake_backend import FakeReplicas, say
+from ingress_server import CHAT, settings_with
+
+from app.protocols.parsers import require_parsers
+from configs.errors import SettingsError
+from deployments.engine.engine_args import engine_args
+
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("setting", ["tool_call_parser", "reasoning_parser"])
+def test_a_parser_that_vllm_does_not_have_is_one_sentence(setting: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^engine\.{setting}: vLLM has no 'qwen_3'") as refused:
+        require_parsers(settings_with(engine={setting: "qwen_3"}).engine)
+    assert "did you mean 'qwen3" in str(refused.value)
+
+
+def test_those_that_it_has_are_taken_and_none_is_needed() -> None:
+    require_parsers(settings_with(engine={"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}).engine)
+    require_parsers(settings_with().engine)
+
+
+def test_the_engine_heeds_the_reasoning_parser() -> None:
+    assert engine_args(settings_with(engine={"reasoning_parser": "qwen3"})).reasoning_parser == "qwen3"
+    assert not engine_args(settings_with()).reasoning_parser
+
+
+async def call(request: Any) -> Any:
+    yield say(request, [10], '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>', finished=True)
+
+
+@pytest.mark.parametrize("engine", [{}, {"tool_call_parser": "hermes", "enable_auto_tool_choice": False}])
+def test_without_automatic_tool_choice_asking_for_it_is_400(start, engine: dict[str, Any]):
+    server = start(FakeReplicas(call), engine=engine)
+    with pytest.raises(openai.BadRequestError):
+        server.client().chat.completions.create(**CHAT, tools=[TOOL], tool_choice="auto")
+    assert not server.replicas.requests
+
+
+def test_reasoning_is_told_apart_in_every_protocol(start):
+    async def think(request: Any) -> Any:
+        yield say(request, [10], "<think>Hm.</think>In Oslo.", finished=True)
+
+    server = start(FakeReplicas(think), engine={"reasoning_parser": "qwen3"})
+    asked = {"model": CHAT["model"], "max_tokens": 3, "messages": CHAT["messages"]}
+    with server.http() as client:
+        chat = client.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]
+        response = client.post("/v1/responses", json={"model": CHAT["model"], "input": "Where?"}).json()["output"]
+        message = client.post("/v1/messages", json=asked).json()["content"]
+    assert (chat["reasoning"], chat["content"]) == ("Hm.", "In Oslo.")
+    assert [item["type"] for item in response] == ["reasoning", "message"]
+    assert [(block["type"], block.get("thinking") or block.get("text")) for block in message] == [
+        ("thinking", "Hm."),
+        ("text", "In Oslo."),
+    ]
