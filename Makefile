@@ -84,6 +84,7 @@ lint: install-dev ## ruff, mypy, hadolint, and whether the generated pages in do
 	$(RUN) -m mypy
 	$(RUN) -m configs.document --check
 	$(RUN) -m app.document --check
+	$(RUN) -m app.metrics.document --check
 	$(VENV)/bin/hadolint Dockerfile
 
 format: install-dev ## Format the code and write the generated pages in docs/guide
@@ -91,6 +92,7 @@ format: install-dev ## Format the code and write the generated pages in docs/gui
 	$(RUN) -m ruff format .
 	$(RUN) -m configs.document
 	$(RUN) -m app.document
+	$(RUN) -m app.metrics.document
 
 lock: install-dev ## Refresh the pins; LOCK_ARGS='-P name' or LOCK_ARGS=--upgrade moves packages
 	requirements/lock.sh $(VENV)/bin/uv $(LOCK_ARGS)
