@@ -61,7 +61,7 @@ _WORDS_OF_UNITS = ("seconds", "bytes", "tokens", "blocks", "segments")
 
 @dataclass(frozen=True)
 class Described:
-    """One metric. `name` is what `/metrics` names its samples by; of a histogram without `_bucket`, `_sum`, `_count`."""
+    """One metric. `name` is what `/metrics` names its samples by; a histogram's have endings (`samples`)."""
 
     name: str
     part: str
@@ -122,7 +122,13 @@ def _parts() -> Iterator[tuple[str, Iterable[Any], frozenset[str]]]:
 def _of_a_replica() -> Iterator[Any]:
     from deployments.engine.blending.counters import BlendCounters
     from deployments.engine.directive_runner import StepTimes
-    from deployments.engine.metrics import directive_families, port_families, sharing_family, transfer_families
+    from deployments.engine.metrics import (
+        POOL_TEXTS,
+        directive_families,
+        port_families,
+        sharing_family,
+        transfer_families,
+    )
     from deployments.engine.scheduling.metrics import scheduling_families
     from deployments.port.port_waits import PortWaits
     from deployments.replica.chunk_fill import fill_families
@@ -140,7 +146,7 @@ def _of_a_replica() -> Iterator[Any]:
         recomputed_tokens=0,
         waiting_by_level=dict,
     )
-    yield from transfer_families(TransferCounters(), Counter())
+    yield from transfer_families(TransferCounters(), dict.fromkeys(POOL_TEXTS, 0))
     yield from port_families(cast(Any, port))
     yield from _collectors(waits.registry)
     yield from directive_families(cast(Any, directives))

@@ -42,8 +42,8 @@ class IngressMetrics:
         )  # fmt: skip
         self._stage_times = {stage: stage_time.labels(stage) for stage in STAGES}
         self.prompt_tokens = Counter(
-            "crosskv_prompt_tokens", "Prompt tokens by where their KV came from; all but `recomputed` are reuse.", ["source"],
-            registry=registry,
+            "crosskv_prompt_tokens", "Prompt tokens by where their KV came from; all but `recomputed` are reuse.",
+            ["source"], registry=registry,
         )  # fmt: skip
         self.blended_tokens = Counter(
             "crosskv_blended_tokens", "Reused prompt tokens that were blended (docs/concepts/blending.md).",
@@ -72,7 +72,8 @@ class IngressMetrics:
         for reason in GONE_REASONS:
             self.retried.labels(reason)
         self.resumed = Counter(
-            "crosskv_resumed_prompts", "Streams that went on at another replica; `moved` by hand, `drained`: Serve stops theirs.",
+            "crosskv_resumed_prompts",
+            "Streams that went on at another replica; `moved` by hand, `drained`: Serve stops theirs.",
             ["reason"], registry=registry,
         )  # fmt: skip
         for reason in GONE_REASONS + VOLUNTARY:
@@ -82,7 +83,8 @@ class IngressMetrics:
             buckets=_SECONDS, registry=registry,
         )  # fmt: skip
         self.handovers = Counter(
-            "crosskv_handovers", "Prompts that could be handed from prefill to decode, by outcome (docs/concepts/roles.md).",
+            "crosskv_handovers",
+            "Prompts that could be handed from prefill to decode, by outcome (docs/concepts/roles.md).",
             ["outcome"], registry=registry,
         )  # fmt: skip
         for outcome in HANDOVERS:
@@ -98,14 +100,16 @@ class IngressMetrics:
         for outcome in OUTCOMES:
             self.constraints.labels(outcome)
         self.poison_prompts = Counter(
-            "crosskv_poison_prompts", "Prompts that ended an engine: answered 500, and refused for a while. The log has digests.",
+            "crosskv_poison_prompts",
+            "Prompts that ended an engine: answered 500, and refused for a while. The log has their digests.",
             registry=registry,
         )  # fmt: skip
         self.poison_refusals = Counter(
             "crosskv_poison_refusals", "Requests refused because their prompt had ended an engine.", registry=registry
         )
         self.returned = Counter(
-            "crosskv_answers_returned", "Answers by what the next prompt had in their place (docs/concepts/routing.md).",
+            "crosskv_answers_returned",
+            "Answers by what the next prompt had in their place (docs/concepts/routing.md).",
             ["outcome"], registry=registry,
         )  # fmt: skip
         for outcome in RETURNS:
@@ -129,7 +133,8 @@ class IngressMetrics:
             registry=registry,
         )  # fmt: skip
         self.tenant_cost = Counter(
-            "crosskv_tenant_cost", "What tenants were served, as fair shares count it: computed tokens, twice those sampled.",
+            "crosskv_tenant_cost",
+            "What tenants were served, as fair shares count it: computed tokens, twice those sampled.",
             ["tenant"], registry=registry,
         )  # fmt: skip
         self.missing_sources = Counter(

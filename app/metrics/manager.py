@@ -59,6 +59,8 @@ _REDIS_GAUGES = {
 _CIRCUIT = {"closed": 0, "half_open": 1, "open": 2}
 _CIRCUIT_TEXT = "Circuit breaker in front of a tier, by node: 0 closed, 1 half-open, 2 open."
 _CHUNKS_TEXT = "Tokens in chunks of blended prompts with two chunks or more, and those found stored."
+_ENDED_TEXT = "Replicas that ended because their engine was `dead` (an exception, a lost process) or `hung`."
+_HIT_RATE_TEXT = "Of the tokens in chunks of blended prompts, the share that was found stored; none before the first."
 _OTHER_TEXT = "Counted by a manager of another version."
 _FAILURES_TEXT = "Segments that did not come from Redis, or not as they were stored; they were recomputed."
 
@@ -82,7 +84,7 @@ class _Stats:
             rate = found / asked if asked else None
             yield _gauge(
                 "blend_hit_rate",
-                "Of the tokens in chunks of blended prompts, the share that was found stored; none before the first.",
+                _HIT_RATE_TEXT,
                 [],
                 [((), rate)],
             )
@@ -97,7 +99,7 @@ class _Stats:
         ended = [((why,), count) for why, count in _mapping(self._stats.get("replicas_ended")).items()]
         yield _counter(
             "replicas_ended",
-            "Replicas that ended because their engine was `dead` (an exception, a lost process) or `hung`.",
+            _ENDED_TEXT,
             ["why"],
             ended,
         )

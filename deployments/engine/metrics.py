@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from deployments.port.cluster_port import ClusterPort
     from deployments.transfer.threads import TransferCounters
 
-_POOL = {
+POOL_TEXTS = {
     "blocks": "KV blocks of the device pool, one of vLLM's own among them.",
     "free_blocks": "KV blocks that no request holds; what they cache may be found again.",
     "cached_blocks": "KV blocks that a prompt could find.",
@@ -61,8 +61,8 @@ def transfer_families(counters: TransferCounters, pool: Mapping[str, int]) -> It
         ("saves_dropped", "Segments not saved for lack of room or of an answer.", counters.saves_dropped),
     ):
         yield CounterMetricFamily(f"crosskv_{name}", text, value=value)
-    for name, text in _POOL.items():
-        yield GaugeMetricFamily(f"crosskv_device_{name}", text, value=pool[name])
+    for name, value in pool.items():
+        yield GaugeMetricFamily(f"crosskv_device_{name}", POOL_TEXTS[name], value=value)
 
 
 def port_families(port: ClusterPort) -> Iterable[Metric]:
