@@ -61,6 +61,7 @@ _CIRCUIT_TEXT = "Circuit breaker in front of a tier, by node: 0 closed, 1 half-o
 _CHUNKS_TEXT = "Tokens in chunks of blended prompts with two chunks or more, and those found stored."
 _ENDED_TEXT = "Replicas that ended because their engine was `dead` (an exception, a lost process) or `hung`."
 _HIT_RATE_TEXT = "Of the tokens in chunks of blended prompts, the share that was found stored; none before the first."
+_ENDS = ("dead", "hung")
 _OTHER_TEXT = "Counted by a manager of another version."
 _FAILURES_TEXT = "Segments that did not come from Redis, or not as they were stored; they were recomputed."
 
@@ -96,7 +97,9 @@ class _Stats:
             for tag, share in _mapping(place.get("tenants")).items()
         ]
         yield _gauge("tenant_bytes", "Bytes of a tenant with a quota.", ["tier", "holder", "tenant"], tenants)
-        ended = [((why,), count) for why, count in _mapping(self._stats.get("replicas_ended")).items()]
+        counts = self._stats.get("replicas_ended")
+        known = dict.fromkeys(_ENDS, 0) if isinstance(counts, Mapping) else {}  # an alert needs the 0 before the first
+        ended = [((why,), count) for why, count in {**known, **_mapping(counts)}.items()]
         yield _counter(
             "replicas_ended",
             _ENDED_TEXT,
