@@ -1,7 +1,7 @@
 """The ingress as one ASGI application. Pure: no Ray in here, everything behind it is a `Backend`.
 
-Middlewares, outermost first: count the request, answer defects, add Retry-After, check the key, hold its tenant to its
-rate, limit the body, give the request its context.
+Middlewares, outermost first: name the request, count it, answer defects, add Retry-After, check the key, hold its
+tenant to its rate, limit the body, give the request its context.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from app.gate.body_limit import BodyLimitMiddleware
 from app.gate.errors import DefectMiddleware, RetryAfterMiddleware, answer_router_error
 from app.gate.rate_limits import RateLimitMiddleware, RateLimits
 from app.gate.request_context import RequestContextMiddleware, RequestLimits
+from app.gate.request_id import RequestIdMiddleware
 from app.metrics.ingress import IngressMetrics, MetricsMiddleware
 from app.metrics.parts import PartsMetrics, metrics_router
 from app.openai import api as openai_api
@@ -75,12 +76,14 @@ def create_app(
     *,
     loopback: bool,
     registry: CollectorRegistry | None = None,
+    behind_serve: bool = False,
 ) -> FastAPI:
     """The whole HTTP surface.
 
     `vllm_config` is the replicas' configuration (`frontend_config`): model, lengths and block size must be theirs, or
     the keys computed here are not the keys of their blocks. `fingerprint` is `ModelIdentity.fingerprint()`, theirs too.
     `secret` keys the names of all KV. `loopback`: only this machine can reach the server.
+    `behind_serve`: Ray Serve tells clients their requests' ids.
     Call it in the process, and use it on the event loop, that serves it; loads the tokenizer, no weights.
     """
     http = settings.http
@@ -128,6 +131,7 @@ def create_app(
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=[
+            Middleware(RequestIdMiddleware, behind_serve, http.log_format == "json"),
             Middleware(MetricsMiddleware, metrics, _COUNTED_PATHS),
             Middleware(DefectMiddleware),
             Middleware(RetryAfterMiddleware, http.retry_after_s),
