@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help serve demo demo-model bench experiments load-test bench-manager bench-kernels bench-codec bench-quality bench-sparse \
+.PHONY: help serve demo observe demo-model bench experiments load-test bench-manager bench-kernels bench-codec bench-quality bench-sparse \
 	profile-codec profile-blend profile-sparse test test-long fuzz lint format lock install install-bench install-dev clean
 
 VENV := .venv
@@ -34,6 +34,9 @@ demo: install ## Show on a running server what the shared cache saves
 
 demo-model: install ## Train the embedded demo model again
 	@exec $(RUN) -m models.training $(ARGS)
+
+observe: install ## Prometheus and Grafana beside a running server, where they are installed; PORT=
+	@exec $(RUN) -m app.observe $(if $(PORT),--port '$(PORT)')
 
 bench: install-bench ## crosskv beside plain vLLM and Ray Serve LLM on this machine; ARGS=, such as ARGS=--quick
 	@exec $(RUN) -m load_tests.bench $(ARGS)
