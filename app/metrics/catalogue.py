@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -169,10 +169,11 @@ def _collectors(registry: CollectorRegistry) -> Iterator[Any]:
 
 def _manager_stats() -> Mapping[str, Any]:
     """As `KVManagerActor.stats` has them: what decides which families there are."""
-    from kvmanager.index.counters import Counters
+    from kvmanager.config import ManagerConfig
+    from kvmanager.manager import KVManager
 
     return {
-        "counters": {field.name: 0 for field in fields(Counters)},
+        **KVManager(ManagerConfig(blocks_per_segment=1), epoch=1).stats(0.0),
         "redis": {},
         "scaling": {"desired": 0, "target": 0, "running": 0},
     }

@@ -12,6 +12,7 @@ COUNTER_TEXTS = {
     "refused_colder": "Offered segments for which nothing colder could be evicted, or that exceed the budget.",
     "refused_unknown_parent": "Offered segments whose parent is not stored there, nor about to be.",
     "refused_other_cut": "Offered segments that are stored elsewhere in another cut.",
+    "refused_twins": "Segments not indexed because too many begin with their first block.",
     "committed_segments": "Segments that a CPU tier has stored.",
     "refused_commits": "Commits that the manager did not expect or has no room for; the tier frees the bytes.",
     "evicted_segments": "Segments ordered evicted, for whatever reason.",
