@@ -6,6 +6,7 @@ tenant to its rate, limit the body, give the request its context.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -43,6 +44,7 @@ from app.gate.request_context import RequestContextMiddleware, RequestLimits
 from app.gate.request_id import RequestIdMiddleware
 from app.metrics.ingress import IngressMetrics, MetricsMiddleware
 from app.metrics.parts import PartsMetrics, metrics_router
+from app.observe.traces import open_traces
 from app.openai import api as openai_api
 from app.openai import openapi_schema
 from app.openai.api import add_openai_routes
@@ -115,6 +117,8 @@ def create_app(
         http.resume_most_tokens,
     )
 
+    if http.otlp_endpoint is not None:
+        engine.traces = open_traces(http.otlp_endpoint)
     if settings.roles.on:
         engine.handovers = Handovers(
             settings.roles, backend.replicas.lacking_tokens, metrics.count_handover, http.resume_most_tokens
@@ -124,6 +128,8 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         engine.shutdown()
+        if engine.traces is not None:
+            await asyncio.to_thread(engine.traces.close)
 
     limits = RequestLimits(http.request_timeout_s, http.stream_timeout_s, http.stream_silence_s)
     app = FastAPI(
