@@ -4,7 +4,8 @@ A prompt's spans are made when it has ended, of the laps that `app.metrics.stage
 and a request pays nothing before. They say how much and how long, and hold no text.
 
 A client's `traceparent` is a link from the prompt's span to the client's own, and no more: it chooses neither our
-trace's id nor whether there is one. Spans wait in a bounded queue for a thread that sends them; what finds it full is dropped.
+trace's id nor whether there is one. Spans wait in a bounded queue for a thread that sends them; what finds it full is
+dropped.
 
 Leans on OpenTelemetry's SDK 1.45, which comes with vLLM and is imported when traces are wanted.
 """
