@@ -16,7 +16,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncGenerator, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from app.metrics.stages import ANSWER, RequestStages
 from deployments.protocol.log_lines import REQUEST_ID
@@ -174,7 +174,7 @@ def _reuse(usage: KVCacheUsage | None) -> dict[str, Any]:
 
 
 def _tokens(usage: KVCacheUsage | None, source: str) -> int:
-    return int((usage or {}).get(source, 0))  # type: ignore[call-overload]
+    return int(cast(Any, usage or {}).get(source, 0))
 
 
 def _links(traceparent: str) -> Iterator[Any]:
