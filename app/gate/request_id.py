@@ -50,9 +50,6 @@ class RequestIdMiddleware:
             return
         given = Headers(scope=scope).get(HEADER, "")
         request_id = given if is_request_id(given) else uuid.uuid4().hex
-        if not given:
-            scope["headers"] = [*(one for one in scope["headers"] if one[0] != HEADER.encode()),
-                                (HEADER.encode(), request_id.encode())]  # fmt: skip
         status, began = 499, time.monotonic()  # the client went away
 
         async def send_with_id(message: Message) -> None:
