@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help serve demo demo-model bench bench-scenarios experiments load-test bench-manager bench-kernels bench-codec bench-quality bench-sparse \
+.PHONY: help serve demo observe demo-model bench bench-scenarios experiments load-test bench-manager bench-kernels bench-codec bench-quality bench-sparse \
 	profile-codec profile-blend profile-sparse test test-long fuzz lint format lock install install-bench install-dev clean
 
 VENV := .venv
@@ -36,6 +36,9 @@ demo: install ## Show on a running server what the shared cache saves
 
 demo-model: install ## Train the embedded demo model again
 	@exec $(RUN) -m models.training $(ARGS)
+
+observe: install ## Prometheus and Grafana beside a running server, where they are installed; PORT=
+	@exec $(RUN) -m app.observe $(if $(PORT),--port '$(PORT)')
 
 bench: install-bench ## crosskv beside plain vLLM and Ray Serve LLM on this machine; ARGS=, such as ARGS=--quick
 	@exec $(RUN) -m load_tests.bench $(ARGS)
@@ -89,6 +92,7 @@ lint: install-dev ## ruff, mypy, hadolint, and whether the generated pages in do
 	$(RUN) -m mypy
 	$(RUN) -m configs.document --check
 	$(RUN) -m app.document --check
+	$(RUN) -m app.metrics.document --check
 	$(VENV)/bin/hadolint Dockerfile
 
 format: install-dev ## Format the code and write the generated pages in docs/guide
@@ -96,6 +100,7 @@ format: install-dev ## Format the code and write the generated pages in docs/gui
 	$(RUN) -m ruff format .
 	$(RUN) -m configs.document
 	$(RUN) -m app.document
+	$(RUN) -m app.metrics.document
 
 lock: install-dev ## Refresh the pins; LOCK_ARGS='-P name' or LOCK_ARGS=--upgrade moves packages
 	requirements/lock.sh $(VENV)/bin/uv $(LOCK_ARGS)

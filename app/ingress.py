@@ -1,11 +1,12 @@
 """The ingress as one ASGI application. Pure: no Ray in here, everything behind it is a `Backend`.
 
-Middlewares, outermost first: count the request, answer browsers' preflights, give errors a protocol's shape, answer
-defects, add Retry-After, check the key, hold its tenant to its rate, limit the body, give the request its context.
+Middlewares, outermost first: name the request, count it, answer browsers' preflights, give errors a protocol's shape,
+answer defects, add Retry-After, check the key, hold its tenant to its rate, limit the body, give the request its context.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -49,8 +50,10 @@ from app.gate.body_limit import BodyLimitMiddleware
 from app.gate.errors import DefectMiddleware, RetryAfterMiddleware
 from app.gate.rate_limits import RateLimitMiddleware, RateLimits
 from app.gate.request_context import RequestContextMiddleware, RequestLimits
+from app.gate.request_id import RequestIdMiddleware
 from app.metrics.ingress import IngressMetrics, MetricsMiddleware
 from app.metrics.parts import PartsMetrics, metrics_router
+from app.observe.traces import open_traces
 from app.openai import api as openai_api
 from app.openai import openapi_schema
 from app.openai.api import add_openai_routes
@@ -94,12 +97,14 @@ def create_app(
     *,
     loopback: bool,
     registry: CollectorRegistry | None = None,
+    behind_serve: bool = False,
 ) -> FastAPI:
     """The whole HTTP surface.
 
     `vllm_config` is the replicas' configuration (`frontend_config`): model, lengths and block size must be theirs, or
     the keys computed here are not the keys of their blocks. `fingerprint` is `ModelIdentity.fingerprint()`, theirs too.
     `secret` keys the names of all KV. `loopback`: only this machine can reach the server.
+    `behind_serve`: Ray Serve tells clients their requests' ids.
     Call it in the process, and use it on the event loop, that serves it; loads the tokenizer, no weights.
     """
     http = settings.http
@@ -131,6 +136,8 @@ def create_app(
         http.resume_most_tokens,
     )
 
+    if http.otlp_endpoint is not None:
+        engine.traces = open_traces(http.otlp_endpoint)
     if settings.roles.on:
         engine.handovers = Handovers(
             settings.roles, backend.replicas.lacking_tokens, metrics.count_handover, http.resume_most_tokens
@@ -140,6 +147,8 @@ def create_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         engine.shutdown()
+        if engine.traces is not None:
+            await asyncio.to_thread(engine.traces.close)
 
     limits = RequestLimits(http.request_timeout_s, http.stream_timeout_s, http.stream_silence_s)
     app = FastAPI(
@@ -147,6 +156,7 @@ def create_app(
         redirect_slashes=False,
         lifespan=lifespan,
         middleware=[
+            Middleware(RequestIdMiddleware, behind_serve, http.log_format == "json"),
             Middleware(MetricsMiddleware, metrics, _COUNTED_PATHS),
             *cors(http.cors_origins),
             Middleware(AnthropicErrorMiddleware),

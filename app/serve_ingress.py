@@ -12,6 +12,7 @@ from ray import serve
 from configs.settings import Settings, load_settings
 from deployments.engine.engine_args import engine_args, engine_environment
 from deployments.engine.model_identity import model_identity, why_not_shared
+from deployments.protocol.log_lines import write_json_lines
 from deployments.replica.serve_port import bind_to_node
 from kvmanager.segments.server_secret import ServerSecret
 
@@ -32,6 +33,8 @@ class Ingress:
         self._settings = load_settings(args)
         self._secret = secret
         self._replicas = replicas
+        if self._settings.http.log_format == "json":
+            write_json_lines()
         os.environ.update(engine_environment(self._settings))
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
@@ -45,7 +48,8 @@ class Ingress:
         config = frontend_config(engine_args(settings))
         backend = backend_as_shared(self._replicas, serve.get_replica_context().app_name, settings, config)
         fingerprint = model_identity(config, settings).fingerprint()
-        return create_app(settings, config, backend, fingerprint, self._secret, loopback=is_loopback(host))
+        only_here = is_loopback(host)
+        return create_app(settings, config, backend, fingerprint, self._secret, loopback=only_here, behind_serve=True)
 
 
 def backend_as_shared(replicas: DeploymentHandle, app_name: str, settings: Settings, config: VllmConfig) -> Backend:

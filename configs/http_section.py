@@ -125,6 +125,17 @@ class HTTPSettings(Section):
         "`X-CrossKV-Stages: 1`, which asks where its time went. Empty: obey them from administrators, on a server "
         "bound to loopback.",
     )
+    log_format: Literal["text", "json"] = Field(
+        "text",
+        description="The log of ingress and replicas: lines of text, or JSON objects. These name the request by the "
+        "`x-request-id` that its client is told, and there is one for each request that has ended.",
+    )
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern=r"^https?://[^\s/]+(/\S*)?$",
+        description="Where the ingress sends a trace of each prompt, by OTLP over HTTP, such as "
+        "`http://127.0.0.1:4318/v1/traces`. Spans hold times and counts, and no text. Empty: no traces.",
+    )
     splice_answers: Literal["auto", "always", "never"] = Field(
         "auto",
         description="Put an answer's sampled tokens into the conversation's next prompt where its text comes back, so "

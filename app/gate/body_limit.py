@@ -12,12 +12,12 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.gate.errors import error_response
+from app.gate.request_id import LONGEST_REQUEST_ID, is_request_id
 
 _LONGEST_LENGTH = 18  # digits; a longer Content-Length is over any limit, and not worth converting
 MOST_PATH_BYTES = 8 * 1024
 MOST_QUERY_BYTES = 1024 * 1024  # GET /api/v1/kv/lookup takes a prompt there
 MOST_HEADER_BYTES = 64 * 1024
-LONGEST_REQUEST_ID = 256  # bytes of X-Request-Id, which vLLM repeats in every event of a stream
 
 
 class RefusedBodyError(Exception):
@@ -89,6 +89,8 @@ def _check_head(scope: Scope) -> None:
         raise RefusedBodyError(
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"X-Request-Id is longer than {LONGEST_REQUEST_ID} bytes."
         )
+    if not all(is_request_id(value.decode("latin-1")) for name, value in scope["headers"] if name == b"x-request-id"):
+        raise RefusedBodyError(HTTPStatus.BAD_REQUEST, "X-Request-Id must be printable ASCII characters, no spaces.")
     if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADER_BYTES:
         raise RefusedBodyError(
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"The headers are larger than {MOST_HEADER_BYTES} bytes."

@@ -28,6 +28,8 @@ from app.metrics.usage import RequestKVUsage
 
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 PIN_HEADER = "X-CrossKV-Replica"
+LONGEST_TRACEPARENT = 256
+"""Characters. Today's have 55; later versions may have more."""
 STAGES_HEADER = "X-CrossKV-Stages"
 """With any value but 0: the usage says where the time went."""
 
@@ -51,6 +53,8 @@ class RequestContext:
     streams: bool = False
     """The body asks for a stream."""
     replica_pin: int | None = None
+    traceparent: str = ""
+    """Of W3C's Trace Context, as the client says it: no more than a link (`app.observe.traces`)."""
     spend: Spend | None = None
     """What its tokens are counted in; None: its tenant has no limit."""
     max_tokens: int | None = None
@@ -148,6 +152,7 @@ class RequestContextMiddleware:
             spend=scope.get(SPEND),
             limits=self.limits,
             replica_pin=pin,
+            traceparent=Headers(scope=scope).get("traceparent", "")[:LONGEST_TRACEPARENT],
             shows_stages=shows_stages,
         )
         token = _current.set(context)

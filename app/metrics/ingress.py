@@ -37,13 +37,14 @@ class IngressMetrics:
             buckets=_SECONDS, registry=registry,
         )  # fmt: skip
         stage_time = Histogram(
-            "crosskv_stage_seconds", "Of the time to a prompt's first token, by stage (docs/guide/operations.md).",
+            "crosskv_stage_seconds", "Of the time to a prompt's first token, by stage.",
             ["stage"], buckets=_STAGE_SECONDS, registry=registry,
         )  # fmt: skip
         self._stage_times = {stage: stage_time.labels(stage) for stage in STAGES}
         self.prompt_tokens = Counter(
-            "crosskv_prompt_tokens", "Prompt tokens by where their KV came from.", ["source"], registry=registry
-        )
+            "crosskv_prompt_tokens", "Prompt tokens by where their KV came from; all but `recomputed` are reuse.",
+            ["source"], registry=registry,
+        )  # fmt: skip
         self.blended_tokens = Counter(
             "crosskv_blended_tokens", "Reused prompt tokens that were blended (docs/concepts/blending.md).",
             registry=registry,
@@ -71,17 +72,19 @@ class IngressMetrics:
         for reason in GONE_REASONS:
             self.retried.labels(reason)
         self.resumed = Counter(
-            "crosskv_resumed_prompts", "Streams that went on at another replica behind what they had answered.",
+            "crosskv_resumed_prompts",
+            "Streams that went on at another replica; `moved` by hand, `drained`: Serve stops theirs.",
             ["reason"], registry=registry,
         )  # fmt: skip
         for reason in GONE_REASONS + VOLUNTARY:
             self.resumed.labels(reason)
         self.resume_gap = Histogram(
-            "crosskv_resume_gap_seconds", "From such a stream's last token at one replica to its first at the next.",
+            "crosskv_resume_gap_seconds", "From a resumed stream's last token at one replica to its first at the next.",
             buckets=_SECONDS, registry=registry,
         )  # fmt: skip
         self.handovers = Counter(
-            "crosskv_handovers", "Prompts that could be prefilled on one replica and decoded on another, by outcome.",
+            "crosskv_handovers",
+            "Prompts that could be handed from prefill to decode, by outcome (docs/concepts/roles.md).",
             ["outcome"], registry=registry,
         )  # fmt: skip
         for outcome in HANDOVERS:
@@ -97,14 +100,16 @@ class IngressMetrics:
         for outcome in OUTCOMES:
             self.constraints.labels(outcome)
         self.poison_prompts = Counter(
-            "crosskv_poison_prompts", "Prompts that ended an engine: answered 500, and refused for a while.",
+            "crosskv_poison_prompts",
+            "Prompts that ended an engine: answered 500, and refused for a while. The log has their digests.",
             registry=registry,
         )  # fmt: skip
         self.poison_refusals = Counter(
             "crosskv_poison_refusals", "Requests refused because their prompt had ended an engine.", registry=registry
         )
         self.returned = Counter(
-            "crosskv_answers_returned", "Answers by what the conversation's next prompt had in their place.",
+            "crosskv_answers_returned",
+            "Answers by what the next prompt had in their place (docs/concepts/routing.md).",
             ["outcome"], registry=registry,
         )  # fmt: skip
         for outcome in RETURNS:
@@ -128,14 +133,16 @@ class IngressMetrics:
             registry=registry,
         )  # fmt: skip
         self.tenant_cost = Counter(
-            "crosskv_tenant_cost", "What tenants were served, by tag: uncached prompt tokens, twice those sampled.",
+            "crosskv_tenant_cost",
+            "What tenants were served, as fair shares count it: computed tokens, twice those sampled.",
             ["tenant"], registry=registry,
         )  # fmt: skip
         self.missing_sources = Counter(
             "crosskv_metrics_sources_missing", "Times that a part did not give its metrics.", registry=registry
         )
         self.refused = Counter(
-            "crosskv_refused_requests", "Requests refused for their key or their number (docs/guide/operations.md).",
+            "crosskv_refused_requests",
+            "Requests refused for a key (`no_key`, `forbidden`), for room (`full`, `tenant_share`), or for a rate.",
             ["reason"],
             registry=registry,
         )  # fmt: skip

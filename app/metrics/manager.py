@@ -12,13 +12,14 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from app.metrics.codecs import codec_families
+from app.metrics.manager_counters import COUNTER_TEXTS
 from app.metrics.scaling import scaling_families
 
 _INDEX_GAUGES = {
     "nodes": "Segments that the index knows, ghosts included.",
     "ghosts": "Evicted segments whose use count is remembered.",
-    "leases": "Plans whose segments must not be evicted now.",
-    "reservations": "Saves under way.",
+    "leases": "Plans whose segments must not be evicted now; 0 when nothing runs.",
+    "reservations": "Saves under way; 0 when nothing runs.",
     "demotions": "Moves from the CPU tier to Redis under way.",
     "demotion_queue": "Segments that wait to be copied to Redis.",
     "pins": "Pinned prompts.",
@@ -58,6 +59,10 @@ _REDIS_GAUGES = {
 _CIRCUIT = {"closed": 0, "half_open": 1, "open": 2}
 _CIRCUIT_TEXT = "Circuit breaker in front of a tier, by node: 0 closed, 1 half-open, 2 open."
 _CHUNKS_TEXT = "Tokens in chunks of blended prompts with two chunks or more, and those found stored."
+_ENDED_TEXT = "Replicas that ended because their engine was `dead` (an exception, a lost process) or `hung`."
+_HIT_RATE_TEXT = "Of the tokens in chunks of blended prompts, the share that was found stored; none before the first."
+_ENDS = ("dead", "hung")
+_OTHER_TEXT = "Counted by a manager of another version."
 _FAILURES_TEXT = "Segments that did not come from Redis, or not as they were stored; they were recomputed."
 
 
@@ -78,19 +83,29 @@ class _Stats:
         yield _counter("chunk_tokens", _CHUNKS_TEXT, ["outcome"], tokens)
         if isinstance(asked, int) and isinstance(found, int):
             rate = found / asked if asked else None
-            yield _gauge("blend_hit_rate", "Of these, the share that was found.", [], [((), rate)])
+            yield _gauge(
+                "blend_hit_rate",
+                _HIT_RATE_TEXT,
+                [],
+                [((), rate)],
+            )
         for name, value in counters.items():
-            yield _counter(f"manager_{name}", "See kvmanager/index/counters.py.", [], [((), value)])
+            yield _counter(f"manager_{name}", COUNTER_TEXTS.get(name, _OTHER_TEXT), [], [((), value)])
         tenants = [
             ((place["tier"], place["holder"][:8], tag), share.get("bytes"))
             for place in locations
             for tag, share in _mapping(place.get("tenants")).items()
         ]
-        yield _gauge(
-            "tenant_bytes", "Bytes of a tenant with a quota, by its tag.", ["tier", "holder", "tenant"], tenants
+        yield _gauge("tenant_bytes", "Bytes of a tenant with a quota.", ["tier", "holder", "tenant"], tenants)
+        counts = self._stats.get("replicas_ended")
+        known = dict.fromkeys(_ENDS, 0) if isinstance(counts, Mapping) else {}  # an alert needs the 0 before the first
+        ended = [((why,), count) for why, count in {**known, **_mapping(counts)}.items()]
+        yield _counter(
+            "replicas_ended",
+            _ENDED_TEXT,
+            ["why"],
+            ended,
         )
-        ended = [((why,), count) for why, count in _mapping(self._stats.get("replicas_ended")).items()]
-        yield _counter("replicas_ended", "Replicas that ended because their engine was dead or hung.", ["why"], ended)
         yield from scaling_families(_mapping(self._stats.get("scaling")))
         yield from self._directives()
         yield from self._nodes()

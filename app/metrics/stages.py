@@ -15,6 +15,8 @@ from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps, stage_s
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
+    from deployments.protocol.wire import KVCacheUsage
+
 ANSWER = "answer"
 STAGES = (
     "parse", "render", "tokenize", "check", "hash", "turn", "route", "handle", "plan", "queue", "load", "step",
@@ -26,11 +28,13 @@ STAGES = (
 class RequestStages:
     """The laps of one prompt. One after the other, but for `tokenize`, which runs inside `render`."""
 
-    __slots__ = ("_last", "seconds")
+    __slots__ = ("_last", "seconds", "usage")
 
     def __init__(self, began: float, seconds: dict[str, float] | None = None) -> None:
         self._last = began
         self.seconds = seconds if seconds is not None else {}
+        self.usage: KVCacheUsage | None = None
+        """Where the prompt's KV came from, once it has ended."""
 
     def copy(self) -> RequestStages:
         """Of one prompt more of the same HTTP request, which has come as far as this."""

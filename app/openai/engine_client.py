@@ -45,13 +45,14 @@ from app.gate.request_context import PIN_HEADER, RequestContext, current_request
 from app.metrics.ingress import IngressMetrics
 from app.metrics.stages import ANSWER, RequestStages
 from app.metrics.usage import prompt_usage
+from app.observe.traces import Traces
 from app.openai.blend_requests import BlendRequests, may_blend
 from app.openai.chat_renderer import OFFERS_TOOLS
 from app.openai.constraint_pool import ConstraintPool
 from app.openai.prompt_keys import LONG_PROMPT_TOKENS, PromptKeys
 from app.openai.retries import Attempts, NameBlocks
 from app.openai.suspects import Suspects
-from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
+from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
 from kvmanager.segments.keys import BLENDED
 
 _LONGEST_ID_ECHOED = 64  # characters of the client's own request id that go into ours, for reading logs
@@ -106,6 +107,8 @@ class HandleEngineClient(EngineElsewhere):
         """Where the answers of chats are remembered."""
         self.blends: BlendRequests | None = None
         """What finds the chunks of blended prompts."""
+        self.traces: Traces | None = None
+        """Where prompts' spans go."""
         self._aborts: set[asyncio.Task[None]] = set()
 
     @property
@@ -188,7 +191,8 @@ class HandleEngineClient(EngineElsewhere):
         sampled = None
         if self.answers is not None and kind is not None:
             sampled = Sampled(self.answers, Conversation(context.tenant, salt), token_ids, kind)
-        return self._outputs(request, prompt, context, stages, sampled, answer_id(request_id[:_LONGEST_ID_ECHOED]))
+        outputs = self._outputs(request, prompt, context, stages, sampled, answer_id(request_id[:_LONGEST_ID_ECHOED]))
+        return outputs if self.traces is None else self.traces.follow(outputs, request, context, stages)
 
     async def _outputs(
         self,
@@ -239,7 +243,7 @@ class HandleEngineClient(EngineElsewhere):
                         self._count_stages(output, stages, attempts.routed, first_at, context)
                     expected.hear(output)
                     decision.hear(output, attempts.replica)
-                    self._complete(output, request, prompt, context)
+                    stages.usage = self._complete(output, request, prompt, context)
                     if sampled is not None:
                         sampled.hear(output)
                     yield output
@@ -301,8 +305,8 @@ class HandleEngineClient(EngineElsewhere):
 
     def _complete(
         self, output: RequestOutput, request: GenerateRequest, prompt: dict[str, Any], context: RequestContext
-    ) -> None:
-        """Put back what did not cross the wire, and take out what is ours.
+    ) -> KVCacheUsage | None:
+        """Put back what did not cross the wire, and take out what is ours: where the KV came from, of the last output.
 
         Raises what the engine means by the finish reason "error", which vLLM's classes would answer with a 500.
         """
@@ -316,12 +320,14 @@ class HandleEngineClient(EngineElsewhere):
         self.metrics.generated_tokens.inc(generated)
         if context.spend is not None:
             context.spend.use(generated)
+        usage = None
         if output.finished:
             context.live.pop(request.request_id, None)
             usage = prompt_usage(output, len(request.prompt_token_ids))
             context.kv_usage.add(usage)
             self.metrics.count_prompt(usage)
         output.kv_transfer_params = None  # vLLM would show it to the client
+        return usage
 
     async def check_constraint(self, constraint: StructuredOutputsParams | None) -> None:
         """Raise what the engine would raise for this constraint, or would be held up by

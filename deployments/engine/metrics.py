@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from deployments.port.cluster_port import ClusterPort
     from deployments.transfer.threads import TransferCounters
 
+POOL_TEXTS = {
+    "blocks": "KV blocks of the device pool, one of vLLM's own among them.",
+    "free_blocks": "KV blocks that no request holds; what they cache may be found again.",
+    "cached_blocks": "KV blocks that a prompt could find.",
+}
 _CIRCUIT_STATES = {"closed": 0, "half_open": 1, "open": 2}
 
 
@@ -57,13 +62,15 @@ def transfer_families(counters: TransferCounters, pool: Mapping[str, int]) -> It
     ):
         yield CounterMetricFamily(f"crosskv_{name}", text, value=value)
     for name, value in pool.items():
-        yield GaugeMetricFamily(f"crosskv_device_{name}", "KV blocks of the device pool.", value=value)
+        yield GaugeMetricFamily(f"crosskv_device_{name}", POOL_TEXTS[name], value=value)
 
 
 def port_families(port: ClusterPort) -> Iterable[Metric]:
     """What of the cluster was gone, late or wrong, and how long it was waited for."""
     degraded = CounterMetricFamily(
-        "crosskv_degradations", "Times that a part of the cache was gone, late or wrong.", labels=["kind"]
+        "crosskv_degradations",
+        "Times that a part of the cache was gone, late or wrong; each kind is logged once.",
+        labels=["kind"],
     )
     for kind, value in sorted(port.counters.items()):
         degraded.add_metric([kind], value)

@@ -19,7 +19,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -191,13 +191,7 @@ class ChunkFill:
 
     def families(self) -> list[Metric]:
         """What an operator sees of it."""
-        fills = CounterMetricFamily(
-            "crosskv_chunk_fills", "Chunks computed alone, by how that ended.", labels=["outcome"]
-        )
-        for outcome, count in sorted(self.outcomes.items()):
-            fills.add_metric([outcome], count)
-        waiting = GaugeMetricFamily("crosskv_chunks_waiting", "Chunks that wait for idle time.", value=len(self._idle))
-        return [fills, waiting]
+        return fill_families(self.outcomes, len(self._idle))
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -342,3 +336,15 @@ class ChunkFill:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def fill_families(outcomes: Mapping[str, int], waiting: int) -> list[Metric]:
+    """Chunks by how their computation ended, and those that wait."""
+    fills = CounterMetricFamily(
+        "crosskv_chunk_fills",
+        "Chunks computed alone, by how that ended; `refused`: they may have ended a replica, or another one does it.",
+        labels=["outcome"],
+    )
+    for outcome, count in sorted(outcomes.items()):
+        fills.add_metric([outcome], count)
+    return [fills, GaugeMetricFamily("crosskv_chunks_waiting", "Chunks that wait for idle time.", value=waiting)]

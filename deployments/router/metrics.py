@@ -43,7 +43,9 @@ class RouterMetrics:
             f"{PREFIX}moves", "Hot prefixes that the router asked the manager to bring to one more replica.",
             registry=registry,
         )  # fmt: skip
-        self.lost_moves = Counter(f"{PREFIX}lost_moves", "Of these, not told to the manager.", registry=registry)
+        self.lost_moves = Counter(
+            f"{PREFIX}lost_moves", "Moves of hot prefixes that did not reach the manager.", registry=registry
+        )
         self.credit = Gauge(
             f"{PREFIX}credit", "Share of the prefill that a reused token saves, by tier; measured.", ["tier"],
             registry=registry,

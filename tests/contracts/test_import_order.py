@@ -17,7 +17,7 @@ FLOORS: dict[str, list[list[str]]] = {
         ["app.demo"],
         ["app.launch", "app.control"],
         ["app.openai"],
-        ["app.answers", "app.blending", "app.continuation", "app.events"],
+        ["app.answers", "app.blending", "app.continuation", "app.events", "app.observe"],
         ["app.backend"],
         ["app.gate"],
         ["app.metrics"],

@@ -54,6 +54,7 @@ def test_ended_replicas_are_counted_by_why():
     found = samples({**brain_stats(), "replicas_ended": {"dead": 1, "hung": 2}})
     assert found["crosskv_replicas_ended_total{why=dead}"] == 1
     assert found["crosskv_replicas_ended_total{why=hung}"] == 2
+    assert samples({"replicas_ended": {}})["crosskv_replicas_ended_total{why=dead}"] == 0, "before the first, too"
 
 
 def test_every_node_says_how_it_gets_on_with_redis():

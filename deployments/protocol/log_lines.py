@@ -1,0 +1,51 @@
+"""Log lines as JSON objects, one a line, for `http.log_format: json`: with the id of the HTTP request that they are of.
+
+{"time": "2026-01-31T12:00:00.123Z", "level": "WARNING", "logger": "app.…", "message": "…", "request_id": "…"}
+
+`request_id` is there where a request is known, `exception` where there is one, and what a line was given as `fields`
+beside its message.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from contextvars import ContextVar
+from typing import Any
+
+REQUEST_ID: ContextVar[str] = ContextVar("crosskv_request_id", default="")
+"""What the client of the HTTP request that is worked for is told as `x-request-id`."""
+FIELDS = "crosskv_fields"
+"""Key in `extra` of a mapping that a line shows beside its message."""
+_OURS = ("app", "configs", "deployments", "kernels", "kvmanager")
+
+
+class JsonLines(logging.Formatter):
+    """See the module's docstring."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, whatever stands in the message."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id := REQUEST_ID.get():
+            line["request_id"] = request_id
+        line |= getattr(record, FIELDS, {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def write_json_lines(handler: logging.Handler | None = None) -> None:
+    """From now on this process's log of the project's own packages is such lines, on stderr or at `handler`."""
+    handler = handler or logging.StreamHandler()
+    handler.setFormatter(JsonLines())
+    for name in _OURS:
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.INFO)
