@@ -23,6 +23,7 @@ from kvmanager.moves.plans import Planner
 from kvmanager.moves.redis_forms import RedisForms
 from kvmanager.moves.renewals import Renewals
 from kvmanager.moves.saves import Saves
+from kvmanager.views.tree import Views
 
 
 class ManagerParts:
@@ -59,3 +60,4 @@ class ManagerParts:
         self.snapshots = Snapshots(self.catalog, self.devices)
         self.offloads = Offloads(self.catalog, self.planner, self.devices, self.clock, config.blocks_per_segment)
         self.due = DueEvictions(self.counters)
+        self.views = Views(self.trie, self.devices, self.clock, config.block_tokens)

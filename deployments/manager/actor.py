@@ -30,6 +30,7 @@ from deployments.manager.directive_sender import DirectiveSender
 from deployments.manager.gc_freeze import GcFreeze
 from deployments.manager.housekeeping import keep_house
 from deployments.manager.index_watch import IndexWatch
+from deployments.manager.people.calls import PeopleCalls
 from deployments.manager.prompt_planner import PromptPlanner
 from deployments.manager.redis_renewer import RedisRenewer
 from deployments.manager.replica_seat import ReplicaSeat, silent, succeeded_by, warn_of_another_model
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class KVManagerActor:
+class KVManagerActor(PeopleCalls):
     """See the module's docstring. `now` is this process's monotonic clock everywhere."""
 
     def __init__(
@@ -78,7 +79,7 @@ class KVManagerActor:
         self._seats = TierRegistry(self._brain, with_redis, self._watch.wake)
         self._demoter = Demoter(self._brain, self._seats)
         self._renewer = RedisRenewer(self._brain, self._seats, lambda keys: self._drop_and_evict(REDIS, keys))
-        self._directives = DirectiveSender(self._brain, self._replicas)
+        self._directives = DirectiveSender(self._brain, self._replicas, self._seats.news)
         self._control = Control(self._brain, self._replicas, self._directives, self._seats, self._watch)
         self._loads = load_choice(config)
         self._prompts = PromptPlanner(self._brain, self._loads, config.block_tokens)
@@ -270,6 +271,7 @@ class KVManagerActor:
         offer = self._brain.promote(time.monotonic(), replica, location, keys)
         if not await self._has_room(location, offer):
             return Promotion()
+        self._seats.news.note("promote", (Tier.REDIS.value, ""), (Tier.CPU.value, node_id), len(offer.keys))
         return Promotion(offer.save_id, offer.keys, offer.above)
 
     async def commit(self, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> list[bytes]:
@@ -327,43 +329,11 @@ class KVManagerActor:
         if self._seats.is_redis(incarnation):
             self._seats.lose_redis(state)
 
-    # Routers and people.
+    # Routers; what people ask for is in `PeopleCalls`.
 
     async def deltas(self, seen: Position, wait_s: float) -> RouterNews:
         """What comes after `seen`, as soon as there is anything."""
         return await self._reports.router_news(seen, wait_s)
-
-    async def lookup(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
-        """See `deployments.manager.reports.Reports`, as for those that follow."""
-        return self._reports.lookup(hashes)
-
-    async def stats(self) -> dict[str, Any]:
-        """The brain's books, and every tier's own count beside them."""
-        return await self._reports.stats()
-
-    async def tenant_stats(self, tenant: str) -> dict[str, Any]:
-        """What a tenant (by tag) may know of the cache: its own share, and nothing of where it lies."""
-        return self._brain.tenant_stats(time.monotonic(), tenant)
-
-    async def parts(self) -> dict[str, Any]:
-        """Who is registered, for /health."""
-        return self._reports.parts()
-
-    async def pin(self, hashes: Sequence[BlockHash], ttl_s: float, tenant: str = "") -> dict[str, Any]:
-        """See `deployments.manager.control.Control`, as for all that follow."""
-        return self._control.pin(hashes, ttl_s, tenant)
-
-    async def unpin(self, hashes: Sequence[BlockHash], tenant: str = "") -> dict[str, Any]:
-        """End a tenant's pin."""
-        return self._control.unpin(hashes, tenant)
-
-    async def clear(self, tiers: Sequence[str], deadline_s: float, tenant: str | None = None) -> dict[str, Any]:
-        """Empty tiers everywhere, or of what one tenant has there."""
-        return await self._control.clear(tiers, deadline_s, tenant)
-
-    async def direct(self, kind: str, replica: str | int, *args: Any, **options: Any) -> dict[str, Any]:
-        """Order one directive for a replica's device."""
-        return await self._control.direct(kind, replica, *args, **options)
 
     async def _has_room(self, location: Location, offer: Offer) -> bool:
         """Make room for what is to be stored: the tier refuses what does not fit. False: the offer is abandoned."""

@@ -14,7 +14,7 @@ import logging
 import time
 
 from deployments.manager.tier_registry import TierRegistry
-from kvmanager.index.locations import REDIS
+from kvmanager.index.locations import REDIS, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.demotions import Demotion
 from kvmanager.segments.forms import DENSE
@@ -85,6 +85,9 @@ class Demoter:
             self._free += 1
             if reason:
                 self._paused_until = time.monotonic() + PAUSE_S
+            source = demotion.source.tier.value, demotion.source.holder
+            outcome = f"failed ({reason})" if reason else "done"
+            self._seats.news.note("demote", source, (Tier.REDIS.value, ""), len(stored), outcome)
             self._brain.forms.note({key: forms.get(key, DENSE) for key in stored})
             due = self._brain.finish_demotion(time.monotonic(), demotion.demotion_id, stored)
             self.wake()

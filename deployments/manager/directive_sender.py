@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from deployments.manager.people.news import News
 from deployments.manager.plan_answer import planned_loads
 from deployments.manager.replica_seat import ReplicaSeat
 from kvmanager.index.locations import Location, Tier
@@ -55,8 +56,9 @@ class Ended:
 class DirectiveSender:
     """See the module's docstring. `seats` are the registered replicas, by their unique names."""
 
-    def __init__(self, brain: KVManager, seats: Mapping[str, ReplicaSeat]) -> None:
+    def __init__(self, brain: KVManager, seats: Mapping[str, ReplicaSeat], news: News | None = None) -> None:
         self._brain = brain
+        self._news = news or News()
         self._seats = seats
         self._ledger = DirectiveLedger(GRACE_S)
         self._waiting: dict[int, asyncio.Future[Ended]] = {}
@@ -118,6 +120,8 @@ class DirectiveSender:
         if ended.outcome is Outcome.DONE and not keep:
             await self.evict(source, hashes, deadline - time.monotonic())
         self._ledger.count(DirectiveKind.MOVE, ended.outcome)
+        moved = self._place(source), self._place(target), ended.segments, ended.outcome.value
+        self._news.note(DirectiveKind.MOVE.value, *moved)
         return ended
 
     async def clear_device(self, replica: str, tenant: str | None, deadline_s: float) -> int | None:
@@ -217,6 +221,17 @@ class DirectiveSender:
         task.add_done_callback(self._tasks.discard)
 
     async def _send(self, kind: DirectiveKind, replica: str, deadline_s: float, order: Mapping[str, Any]) -> Ended:
+        place = self._place(replica)  # it may be gone when the directive has ended
+        ended = await self._sent(kind, replica, deadline_s, order)
+        source, target = (None, place) if kind is DirectiveKind.PROMOTE else (place, None)
+        self._news.note(kind.value, source, target, ended.segments, ended.outcome.value)
+        return ended
+
+    def _place(self, replica: str) -> tuple[str, str] | None:
+        seat = self._seats.get(replica)
+        return None if seat is None else (Tier.DEVICE.value, str(seat.rank))
+
+    async def _sent(self, kind: DirectiveKind, replica: str, deadline_s: float, order: Mapping[str, Any]) -> Ended:
         seat = self._seats.get(replica)
         if seat is None:
             return Ended(self._ledger.count(kind, Outcome.REFUSED_GONE))

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deployments.manager.eviction_queue import EvictionQueue
+from deployments.manager.people.news import News
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.directives import Directive
@@ -63,6 +64,7 @@ class TierRegistry:
     def __init__(self, brain: KVManager, with_redis: bool, changed: Callable[[], None]) -> None:
         self.cpu: dict[str, TierSeat] = {}
         self._redis = RedisSeat(None, "", float("-inf"), EvictionQueue(None, _nothing)) if with_redis else None
+        self.news = News()
         self._brain = brain
         self._changed = changed
 
@@ -188,6 +190,8 @@ class TierRegistry:
             seat = self._seat(directive.source)
             if seat is not None and seat.incarnation:  # else it is forgotten as a whole already
                 seat.evictions.add(directive.keys)
+                tier, holder = directive.source
+                self.news.note(directive.kind.value, (tier.value, holder), None, len(directive.keys))
         if directives:
             self._changed()
 

@@ -87,6 +87,8 @@ class Catalog:
     def use(self, node: Node) -> float:
         """Count one use of a node; return its hotness."""
         node.score = self.clock.used(node.score)
+        if node.previous_sibling is not None:
+            self.trie.bring_forward(node)
         if self.reuse is not None:
             self.reuse.used(node)
         copy = node.copies

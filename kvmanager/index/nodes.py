@@ -60,6 +60,7 @@ class Node(Run):
         "nbytes",
         "next_sibling",
         "num_blocks",
+        "num_children",
         "parent",
         "pins",
         "position",
@@ -87,7 +88,9 @@ class Node(Run):
         self.parent: Node | None = None
         self.first_child: Node | None = None
         self.next_sibling: Node | None = None
+        """The roots of a tenant are siblings too."""
         self.previous_sibling: Node | None = None
+        self.num_children = 0
         self.copies: Copy | None = None
         """First of a linked list: a node has few copies, nearly always one."""
         self.position = OUTSIDE

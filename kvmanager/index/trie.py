@@ -2,7 +2,8 @@
 
 The key of a node is a hash of the whole prefix, so finding it needs no walk from the root: the trie is one dict, and
 an index of what begins with which block (`kvmanager.index.run_index`). The links serve only to go up to the ancestors
-and, for the rare case that a subtree must go, down to the children.
+and down to the children: for the rare case that a subtree must go, and to show people the hottest of it
+(`kvmanager.views`). So siblings stand in the order of their last use, the latest first; the roots of a tenant too.
 
 Invariants: the parent of each node is in the trie, holds the block before the node's first (a node may leave its parent
 inside it), and has the same tenant; no node crosses a multiple of ``blocks_per_segment``; at most `MOST_TWINS` nodes
@@ -43,6 +44,9 @@ class PrefixTrie:
         """``forgotten`` is told of each node that leaves the trie."""
         self.nodes: dict[SegmentKey | BlockHash, Node] = {}
         self.runs: RunIndex[Node] = RunIndex()
+        self.roots: dict[str, Node] = {}
+        """By tenant, the first of its nodes without a parent."""
+        self.num_roots: dict[str, int] = {}
         self.twins_refused = 0
         """Nodes that were not made, because too many begin with their first block."""
         self.num_ghosts = 0
@@ -109,6 +113,20 @@ class PrefixTrie:
         """Note that the score of the ghost ``node`` has grown."""
         self._leaf_ghosts.update(node, node.score)
 
+    def bring_forward(self, node: Node) -> None:
+        """Note a use of ``node``: it stands before its siblings then, unless somebody is on the way through some."""
+        if self.cursors or node.previous_sibling is None:
+            return
+        parent = node.parent
+        first = self.roots[node.tenant] if parent is None else parent.first_child
+        node.previous_sibling.next_sibling = node.next_sibling
+        if node.next_sibling is not None:
+            node.next_sibling.previous_sibling = node.previous_sibling
+        node.previous_sibling, node.next_sibling = None, first
+        if first is not None:
+            first.previous_sibling = node
+        self._set_first(node.tenant, parent, node)
+
     def forget_coldest_ghosts(self) -> None:
         """Forget ghosts, coldest leaf first, until no more than ``max_ghosts`` are left, `MOST_FORGOTTEN` in a call."""
         for _ in range(min(self.num_ghosts - self._max_ghosts, MOST_FORGOTTEN)):
@@ -163,28 +181,45 @@ class PrefixTrie:
     def _link(self, node: Node, parent: Node | None) -> None:
         node.parent = parent
         if parent is None:
-            return
-        self._leaf_ghosts.discard(parent)
-        node.next_sibling = parent.first_child
-        if parent.first_child is not None:
-            parent.first_child.previous_sibling = node
-        parent.first_child = node
+            first = self.roots.get(node.tenant)
+            self.num_roots[node.tenant] = self.num_roots.get(node.tenant, 0) + 1
+        else:
+            self._leaf_ghosts.discard(parent)
+            first = parent.first_child
+            parent.num_children += 1
+        node.next_sibling = first
+        if first is not None:
+            first.previous_sibling = node
+        self._set_first(node.tenant, parent, node)
 
     def _unlink(self, node: Node) -> None:
         parent, before, after = node.parent, node.previous_sibling, node.next_sibling
-        if parent is None:
-            return
         if self.cursors and (stopped := self.cursors.pop(node, None)):
             for cursor in stopped:
                 cursor.next_child = after
             if after is not None:
                 self.cursors.setdefault(after, []).extend(stopped)
         if before is None:
-            parent.first_child = after
+            self._set_first(node.tenant, parent, after)
         else:
             before.next_sibling = after
         if after is not None:
             after.previous_sibling = before
         node.parent = node.previous_sibling = node.next_sibling = None
+        if parent is None:
+            self.num_roots[node.tenant] -= 1
+            if not self.num_roots[node.tenant]:
+                del self.num_roots[node.tenant]
+            return
+        parent.num_children -= 1
         if parent.copies is None:
             self._may_forget(parent)
+
+    def _set_first(self, tenant: str, parent: Node | None, first: Node | None) -> None:
+        """Let ``first`` be the first child of ``parent``, or the first root of a tenant; None: there is none left."""
+        if parent is not None:
+            parent.first_child = first
+        elif first is not None:
+            self.roots[tenant] = first
+        else:
+            del self.roots[tenant]

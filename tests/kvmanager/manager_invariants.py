@@ -31,6 +31,7 @@ def check(world):
     resident_is_what_was_committed_and_nothing_is_orphaned(world)
     exactly_the_free_leaves_may_be_evicted(world)
     budgets_and_counts_hold(world)
+    the_tree_that_people_see_is_all_of_it(world)
 
 
 def resident_is_what_was_committed_and_nothing_is_orphaned(world):
@@ -101,3 +102,26 @@ def end(world):
         shares = ("", *world.naive.quotas.get(location.tier, {}))
         for share in shares:
             assert world.naive.used_of(location, share) <= world.naive.budget_of(location, share)
+
+
+def the_tree_that_people_see_is_all_of_it(world):
+    """With room for all nodes each is in the tree of its tenant once, behind its parent, and nothing is hidden."""
+    known, views = world.naive.known, world.manager.views
+    tree = views.tree(None, None, 16, 2000)
+    keys = [one.node.key for one in tree.shown]
+    deep = any(one.level == 16 for one in tree.shown)
+    assert len(keys) == len(set(keys))
+    assert deep or (set(keys) == known.keys() and not tree.hidden_roots)
+    below = dict.fromkeys(known, 0)
+    for span in known.values():
+        while span.parent is not None:
+            below[span.parent] += 1
+            span = known[span.parent]
+    for one in tree.shown:
+        assert one.complete
+        assert one.segments_below == below[one.node.key]
+        assert one.node.num_children == sum(span.parent == one.node.key for span in known.values())
+        assert deep or not one.hidden
+    for tenant in ("", "tenant1", "tenant2"):
+        own = {one.node.key for one in views.tree(tenant, None, 16, 2000).shown}
+        assert own == {key for key in keys if known[key].tenant == tenant}
