@@ -69,6 +69,17 @@ class ControlPlane(Protocol):
         """What a tenant, here and below by its tag, may know of them (`KVManager.tenant_stats`)."""
         ...
 
+    async def trie(self, tenant: str | None, root: bytes | None, depth: int, most: int) -> dict[str, Any] | None:
+        """The index as a tree (`kvmanager.views.tree`), of one tenant or of all; None: there is no such root."""
+        ...
+
+    async def live(self, seen: int, tenants: Sequence[str]) -> dict[str, Any]:
+        """What changes from second to second (`deployments.manager.people.calls`), with these tenants' own.
+
+        `seen`: the number of the last order that was heard of; -1: none.
+        """
+        ...
+
     async def clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
         """Forget all KV in these tiers (`device`, `cpu`, `redis`), or a tenant's; returns what was cleared."""
         ...

@@ -163,6 +163,17 @@ class ManagerControl:
         stats: dict[str, Any] = await self._manager.ask("tenant_stats", tenant, timeout_s=PARTS_ANSWER_S)
         return stats
 
+    async def trie(self, tenant: str | None, root: bytes | None, depth: int, most: int) -> dict[str, Any] | None:
+        """See `app.backend.protocols.ControlPlane`."""
+        asked = tenant, root, depth, most
+        found: dict[str, Any] | None = await self._manager.ask("trie", *asked, timeout_s=PARTS_ANSWER_S)
+        return found
+
+    async def live(self, seen: int, tenants: Sequence[str]) -> dict[str, Any]:
+        """See `app.backend.protocols.ControlPlane`."""
+        found: dict[str, Any] = await self._manager.ask("live", seen, tenants, timeout_s=PARTS_ANSWER_S)
+        return found
+
     async def clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
         """See `app.backend.protocols.ControlPlane`."""
         cleared: dict[str, Any] = await self._manager.ask(

@@ -38,6 +38,7 @@ from app.backend.protocols import ReplicaHandle
 from app.backend.replica_errors import translate
 from app.continuation.handover import Handovers
 from app.continuation.live import LiveRequest, LiveRequests, answer_id
+from app.events.decisions import Decisions
 from app.gate.admission import AdmissionQueue
 from app.gate.errors import UnavailableError
 from app.gate.request_context import PIN_HEADER, RequestContext, current_request
@@ -97,6 +98,7 @@ class HandleEngineClient(EngineElsewhere):
         self.returns = returns
         self._lengths = lengths
         self.live = LiveRequests()
+        self.decisions = Decisions()
         self._resume_most_tokens = resume_most_tokens
         self.handovers: Handovers | None = None
         """None: replicas have no roles."""
@@ -220,6 +222,7 @@ class HandleEngineClient(EngineElsewhere):
                 self.metrics.queue_time.observe(time.monotonic() - queued)
                 context.live[request_id] = lambda: self._abort_soon(attempts.request_id)
                 stack.callback(self._abort_if_live, request_id, context)
+                decision = self.decisions.of(request, context.tenant, told_id)
                 outputs = attempts.outputs()
                 stack.push_async_callback(outputs.aclose)
                 while True:
@@ -235,6 +238,7 @@ class HandleEngineClient(EngineElsewhere):
                     if output.finished:
                         self._count_stages(output, stages, attempts.routed, first_at, context)
                     expected.hear(output)
+                    decision.hear(output, attempts.replica)
                     self._complete(output, request, prompt, context)
                     if sampled is not None:
                         sampled.hear(output)

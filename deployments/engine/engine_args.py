@@ -120,11 +120,12 @@ def engine_config(settings: Settings) -> VllmConfig:
     cache = config.cache_config
     if (current_platform.is_cpu() or other_kv) and settings.device_blocks and cache.kv_cache_memory_bytes is None:
         # Without it the CPU backend reserves a share of the whole machine's memory, once per replica.
-        cache.kv_cache_memory_bytes = settings.device_blocks * _block_bytes(config)
+        cache.kv_cache_memory_bytes = settings.device_blocks * block_bytes(config)
     return config
 
 
-def _block_bytes(config: VllmConfig) -> int:
+def block_bytes(config: VllmConfig) -> int:
+    """Bytes of KV that a block holds, in all layers of one rank."""
     model, parallel = config.model_config, config.parallel_config
     dtype: Any = model.dtype
     per_token = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * dtype.itemsize

@@ -144,12 +144,25 @@ class FakeReplicas:
         return self.known_ranks
 
 
+def live_figures(seen: int, tenants: Sequence[str]) -> dict[str, Any]:
+    """As the manager answers `live`: an empty cache of one CPU tier and one replica."""
+    return {
+        "epoch": 1, "last": max(seen, 0), "directives": [], "missed_directives": 0, "ranks": {"a": 0},
+        "locations": [{"tier": "cpu", "holder": "node", "segments": 2, "bytes": 20, "budget_bytes": 100}],
+        "nodes": 2, "ghosts": 0, "pins": 0, "device_blocks": {0: 3}, "prefill_s": None,
+        "tenants": {tag: {"tiers": {"cpu": {"segments": 1, "bytes": 10, "quota_bytes": None}}} for tag in tenants},
+    }  # fmt: skip
+
+
 @dataclass
 class FakeControl:
     """A `ControlPlane` that answers what it was asked, or raises `error`."""
 
     error: Exception | None = None
     looked_up: list[list[bytes]] = field(default_factory=list)
+    looked_at: list[tuple[Any, ...]] = field(default_factory=list)
+    tree: dict[str, Any] | None = field(default_factory=lambda: {"nodes": [], "hidden": 0})
+    alive: Callable[[int, Sequence[str]], dict[str, Any]] = live_figures
     cleared: list[list[str]] = field(default_factory=list)
     cleared_of: list[str | None] = field(default_factory=list)
     orders: list[tuple[Any, ...]] = field(default_factory=list)
@@ -177,6 +190,15 @@ class FakeControl:
             "redis": 2,
             "segments": [segment, {**segment, "start": 8, "num_blocks": 4, "end": 12}],
         }
+
+    async def trie(self, tenant: str | None, root: bytes | None, depth: int, most: int) -> dict[str, Any] | None:
+        self._fail()
+        self.looked_at.append((tenant, root, depth, most))
+        return self.tree
+
+    async def live(self, seen: int, tenants: Sequence[str]) -> dict[str, Any]:
+        self._fail()
+        return self.alive(seen, tenants)
 
     async def stats(self) -> dict[str, Any]:
         self._fail()

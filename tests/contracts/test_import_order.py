@@ -17,7 +17,7 @@ FLOORS: dict[str, list[list[str]]] = {
         ["app.demo"],
         ["app.launch", "app.control"],
         ["app.openai"],
-        ["app.answers", "app.blending", "app.continuation"],
+        ["app.answers", "app.blending", "app.continuation", "app.events"],
         ["app.backend"],
         ["app.gate"],
         ["app.metrics"],
@@ -32,7 +32,7 @@ FLOORS: dict[str, list[list[str]]] = {
     "kvmanager": [
         ["kvmanager.simulator"],
         ["kvmanager"],
-        ["kvmanager.scheduling"],
+        ["kvmanager.scheduling", "kvmanager.views"],
         ["kvmanager.loading"],
         ["kvmanager.moves", "kvmanager.routing", "kvmanager.eviction", "kvmanager.scaling"],
         ["kvmanager.index"],

@@ -1,0 +1,88 @@
+"""GET /api/v1/kv/trie: the index as a tree, the hottest part of it.
+
+The manager does bounded work for each call (`kvmanager.views.tree`). Here calls are held apart: one at a time reaches
+it, with a pause after each, and of each tenant only a few wait. So a client in a loop takes no more of the manager than
+one that looks now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query
+
+from app.backend.protocols import ControlPlane
+from app.control.api import ask, owner_only
+from app.control.moves import PREFIX, UNKNOWN, RefusedError
+from app.gate.errors import OverloadedError
+from app.gate.json_route import JsonRoute
+from app.gate.request_context import current_request
+from app.openai.prompt_keys import PromptKeys
+from kvmanager.views.tree import MOST_DEPTH, MOST_NODES
+
+PATHS = frozenset({f"{PREFIX}/trie"})
+MOST_WAITING = 4
+"""Calls of one tenant, or of its administrators."""
+PAUSE_S = 0.05
+
+
+def trie_router(control: ControlPlane, keys: PromptKeys) -> APIRouter:
+    """The route."""
+    router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
+    looks = Looks()
+
+    @router.get("/trie", responses=UNKNOWN)
+    async def trie(
+        root: Annotated[
+            str | None,
+            Query(pattern="^([0-9a-fA-F]{2}){1,64}$", description="A node's `id`; absent: all without a parent."),
+        ] = None,
+        depth: Annotated[int, Query(ge=1, le=MOST_DEPTH, description="Levels below `root`.")] = 3,
+        most: Annotated[int, Query(ge=1, le=MOST_NODES, description="Nodes that are returned at most.")] = 300,
+    ) -> dict[str, Any]:
+        """The index as a tree: the hottest subtrees, of the caller's prompts or, for an administrator, of all.
+
+        `nodes` are segments, parents before their children, and among siblings the hottest first. `tokens` and `bytes`
+        are the segment's own, `bytes` in all shared tiers. `tiers` says which replicas' devices have it, and its bytes
+        in the others. `uses` have decayed. `hotness` is the same between 0 and 1. `children` are those that it has,
+        `hidden` those of them that are not returned; beside `nodes`, `hidden` counts roots. `tokens_below` and
+        `segments_below` are of all that follows on it; unless `below_complete`, there is more.
+        """
+        caller = current_request().caller
+        whose = None if caller.admin else keys.tag(caller.tenant)
+        key = None if root is None else bytes.fromhex(root)
+        async with looks.turn(caller.tenant):
+            found = await ask(control.trie(whose, key, depth, most))
+        if found is None:
+            raise RefusedError("There is no such node (any more).", HTTPStatus.NOT_FOUND)
+        return {"object": "crosskv.trie", "root": None if root is None else root.lower(), **found}
+
+    return router
+
+
+class Looks:
+    """Who looks, and who waits to. On one event loop."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._waiting: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def turn(self, tenant: str) -> AsyncIterator[None]:
+        """Wait for a turn, and pause after it. Raises OverloadedError: too many of this tenant wait already."""
+        if self._waiting[tenant] >= MOST_WAITING:
+            raise OverloadedError("You are looking at the tree already. Please try again in a moment.")
+        self._waiting[tenant] += 1
+        try:
+            async with self._lock:
+                yield
+                await asyncio.sleep(PAUSE_S)
+        finally:
+            self._waiting[tenant] -= 1
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]

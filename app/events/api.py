@@ -1,0 +1,78 @@
+"""GET /api/v1/events: figures every second, routing decisions as they fall, and the manager's orders, as a stream."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from app.events.watchers import Event, Watcher, Watchers
+from app.gate.auth import require_owner
+from app.gate.request_context import current_request
+
+PATHS = frozenset({"/api/v1/events"})
+HEARTBEAT_S = 10.0
+LONGEST_S = 3600.0
+"""Then a stream ends, and its client comes again: what was forgotten anywhere on the way is not held for ever."""
+_STREAM: Any = {
+    200: {
+        "description": "Server-sent events.",
+        "content": {"text/event-stream": {"schema": {"type": "object", "description": "A server-sent event."}}},
+    }
+}
+_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class _Watched(StreamingResponse):
+    """A stream that gives its watcher's place back, however it ends, and also if it never begins."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, watcher: Watcher, held: ExitStack) -> None:
+        super().__init__(_events(watcher), headers=_HEADERS)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See Starlette's."""
+        with self._held:
+            await super().__call__(scope, receive, send)
+
+
+def events_router(watchers: Watchers) -> APIRouter:
+    """The route."""
+    router = APIRouter()
+
+    @router.get("/api/v1/events", response_class=StreamingResponse, responses=_STREAM)
+    async def events() -> StreamingResponse:
+        """What the cache does, live, as server-sent events; a tenant is told of its own prompts and bytes only.
+
+        `cache` comes about once a second, with `manager`: `ok` or `away`. Its `tiers` have used and budget bytes, hit
+        tokens and hit rates. Its `replicas` have the prompts under way, and those without a token yet.
+        `route`, with a prompt's first token: its replica, the reason, its tokens by source. `directive`, for
+        administrators: what the KV manager has ordered. `dropped`: what this client was too slow for.
+        """
+        caller = current_request().caller
+        require_owner(caller)
+        held = ExitStack()
+        return _Watched(held.enter_context(watchers.one_more(caller)), held)
+
+    return router
+
+
+async def _events(watcher: Watcher) -> AsyncIterator[str]:
+    end = time.monotonic() + LONGEST_S
+    yield ": the cache, live\nretry: 2000\n\n"
+    while time.monotonic() < end:
+        found = await watcher.next(HEARTBEAT_S)
+        yield "".join(map(_written, found)) or ": nothing new\n\n"
+
+
+def _written(event: Event) -> str:
+    name, said = event
+    return f"event: {name}\ndata: {json.dumps(said, separators=(',', ':'))}\n\n"

@@ -1,0 +1,85 @@
+"""What a prompt says of where it was sent and why, as soon as it is known: with its first output.
+
+Later outputs tell only that it has gone on at another replica. At the prompt's end its tokens are counted in what was
+saved. Nothing here raises into an answer's way, and nothing is remembered of a prompt but what its task holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from app.events.savings import AllSavings
+from app.events.watchers import Watchers
+from app.metrics.usage import SOURCES, prompt_usage
+from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
+
+class Decisions:
+    """One per ingress."""
+
+    def __init__(self) -> None:
+        self.watchers = Watchers()
+        self.savings = AllSavings()
+        self.rank_of: Callable[[str], int | None] = lambda replica: None
+        """From a replica's unique name to its number."""
+
+    def of(self, request: GenerateRequest, tenant: str, answer_id: str) -> Decision:
+        """What will tell of a prompt that is about to be sent."""
+        return Decision(self, request, tenant, answer_id)
+
+
+class Decision:
+    """Of one prompt. `hear` is called with each output, before anything is taken out of it."""
+
+    def __init__(self, all_of_them: Decisions, request: GenerateRequest, tenant: str, answer_id: str) -> None:
+        self._all = all_of_them
+        self._request = request
+        self._tenant = tenant
+        self._answer_id = answer_id
+        self._since = time.monotonic()
+        self._replica = ""
+        self._usage: KVCacheUsage | None = None
+
+    def hear(self, output: RequestOutput, replica: str) -> None:
+        """An output has come from this replica (its unique name)."""
+        if output.finished:
+            usage = prompt_usage(output, len(self._request.prompt_token_ids))
+            self._all.savings.count(self._tenant, usage)
+            if self._usage is None:
+                self._tell(replica, usage)
+                return
+        if self._usage is None:
+            usage_so_far = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE) or getattr(output, FIRST_USAGE, None)
+            if usage_so_far is not None:
+                self._tell(replica, usage_so_far)
+        elif replica != self._replica:
+            self._tell(replica, None)
+
+    def _tell(self, replica: str, usage: KVCacheUsage | None) -> None:
+        """`usage` None: it goes on at another replica, with what it had."""
+        moved, self._replica = usage is None, replica
+        self._usage = usage or self._usage
+        if not len(self._all.watchers) or self._usage is None:
+            return
+        request, rank = self._request, self._all.rank_of(replica)
+        said: dict[str, Any] = {
+            "id": request.request_id,
+            "answer_id": self._answer_id,
+            "replica": str(rank) if rank is not None else self._usage["replica"] or None,
+            "reason": "moved" if moved else self._usage.get("reason"),
+            "tokens": None if moved else _tokens(self._usage),
+            "prompt_tokens": len(request.prompt_token_ids),
+            "fidelity": request.fidelity,
+            "seconds": round(time.monotonic() - self._since, 4),
+        }
+        self._all.watchers.tell(self._tenant, "route", said, {"tenant": self._tenant})
+
+
+def _tokens(usage: KVCacheUsage) -> dict[str, int]:
+    found = {source: int(usage[source]) for source in SOURCES}  # type: ignore[literal-required]
+    return {**found, "blended": int(usage.get("blended", 0))}
