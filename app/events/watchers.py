@@ -1,9 +1,9 @@
 """Who watches, and what waits to be sent to each.
 
 Invariants: at most `MOST_WATCHERS` watch, `MOST_OF_A_TENANT` of one tenant; for each wait at most `MOST_WAITING`
-events, of which the oldest is dropped, and the watcher is told how many were (`dropped`); of the figures of a second only the
-newest wait. A watcher is told of its own tenant only, an administrator of all. Telling costs O(watchers). One event
-loop.
+events, of which the oldest is dropped, and the watcher is told how many were (`dropped`); of the figures of a second
+only the newest wait. A watcher is told of its own tenant only, an administrator of all. Telling costs O(watchers). One
+event loop.
 """
 
 from __future__ import annotations
