@@ -52,7 +52,7 @@ class KVManager:
         self._catalog, self._trie, self._due, self._planner = parts.catalog, parts.trie, parts.due, parts.planner
         self._leases, self._saves, self._demotions = parts.leases, parts.saves, parts.demotions
         self._pins, self._quotas, self._devices = parts.pins, parts.quotas, parts.devices
-        self.views = parts.views  # the index as a tree, and what an order would change; for reading only
+        self.views, self.orders = parts.views, parts.orders  # what people see of the index, and order of a prompt
         self.offloads = parts.offloads  # what devices hold and no shared tier has; for reading only
         self.renewals = parts.renewals  # what Redis shall keep from expiring, and what the index says of it
         self.forms = parts.forms  # of what Redis has: for whoever commits or adopts there

@@ -20,6 +20,7 @@ from kvmanager.moves.due_evictions import DueEvictions
 from kvmanager.moves.leases import Leases
 from kvmanager.moves.offloads import Offloads
 from kvmanager.moves.plans import Planner
+from kvmanager.moves.prompt_orders import PromptOrders
 from kvmanager.moves.redis_forms import RedisForms
 from kvmanager.moves.renewals import Renewals
 from kvmanager.moves.saves import Saves
@@ -60,4 +61,5 @@ class ManagerParts:
         self.snapshots = Snapshots(self.catalog, self.devices)
         self.offloads = Offloads(self.catalog, self.planner, self.devices, self.clock, config.blocks_per_segment)
         self.due = DueEvictions(self.counters)
+        self.orders = PromptOrders(self.catalog.stores, self.planner, self.demotions, self.due)
         self.views = Views(self.trie, self.devices, self.clock, config.block_tokens)

@@ -1,8 +1,8 @@
 """Demotions: which segments of a CPU tier are copied to Redis, and which leave the CPU tier once they are there.
 
-Two reasons to copy. *Earned*: the segment was used often enough (`kvmanager.index.demotion_queue`). *Room*: a CPU tier
-is above its high-water mark, its coldest leaf is next to go, and Redis lacks it. The reasons take turns, so that
-neither starves the other. Each partition of a tier (`kvmanager.index.stores`) has a mark of its own, the same share of
+Three reasons to copy. *Ordered*: somebody wants it there now (`order`); that goes first. *Earned*: the segment was used often enough (`kvmanager.index.demotion_queue`). *Room*: a CPU tier
+is above its high-water mark, its coldest leaf is next to go, and Redis lacks it. These two take turns, so that neither
+starves the other. Each partition of a tier (`kvmanager.index.stores`) has a mark of its own, the same share of
 its budget.
 What a segment continues goes with it, as far as Redis lacks that too: each location keeps whole chains.
 
@@ -17,9 +17,10 @@ leased, and whatever ends it ends the leases. ``now`` never goes backwards, so d
 they were made. One thread.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 from kvmanager.index.catalog import Catalog
 from kvmanager.index.counters import Counters
@@ -33,6 +34,10 @@ from kvmanager.segments.keys import SegmentKey
 
 MOST_CONSIDERED = 256
 """Entries of the queue that one call looks at: it holds up requests meanwhile. More wait for the next call."""
+
+
+MOST_ORDERED = 10_000
+"""Segments that wait because somebody has ordered it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,26 @@ class _InFlight:
     makes_room: bool
 
 
+class _Ordered:
+    """Keys that somebody has ordered, first in first out, each once."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[SegmentKey, None] = {}
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def add(self, keys: Iterable[SegmentKey]) -> None:
+        room = MOST_ORDERED - len(self.waiting)
+        self.waiting |= dict.fromkeys(islice(keys, max(0, room)))
+
+    def first(self) -> SegmentKey:
+        return next(iter(self.waiting))
+
+    def pop(self) -> None:
+        del self.waiting[self.first()]
+
+
 class _Added(Enum):
     WHOLE = "all of the chain that Redis lacks is in the batch"
     FULL = "the batch has no room for the rest of the chain"
@@ -78,8 +103,9 @@ class Demotions:
     def __init__(
         self, catalog: Catalog, queue: DemotionQueue, counters: Counters, cpu_high_water: float, patience_s: float
     ) -> None:
-        self._catalog = catalog
+        self.catalog = self._catalog = catalog
         self._queue = queue
+        self._ordered = _Ordered()
         self._counters = counters
         self._cpu_high_water = cpu_high_water
         self._patience_s = patience_s
@@ -92,6 +118,15 @@ class Demotions:
     def __len__(self) -> int:
         return len(self._in_flight)
 
+    def order(self, keys: Iterable[SegmentKey]) -> None:
+        """Let segments be copied before all others, as far as `MOST_ORDERED` allow; parents first. O(keys)."""
+        if self._redis() is not None:
+            self._ordered.add(keys)
+
+    def is_ordered(self, key: SegmentKey) -> bool:
+        """Return whether a segment waits because somebody has ordered it."""
+        return key in self._ordered.waiting
+
     def next(self, now: float, most_bytes: int) -> Demotion | None:
         """Reserve the next segments to copy, ``most_bytes`` in all or a single larger one; None if there are none now.
 
@@ -101,9 +136,12 @@ class Demotions:
         redis = self._redis()
         if redis is None:
             return None
+        if self._ordered.waiting:
+            batch = self._earned(redis, most_bytes, self._ordered)
+            if batch.targets:
+                return self._depart(_InFlight(now + self._patience_s, batch, makes_room=False))
         for makes_room in (not self._last_made_room, self._last_made_room):
-            choose = self._coldest if makes_room else self._earned
-            batch = choose(redis, most_bytes)
+            batch = self._coldest(redis, most_bytes) if makes_room else self._earned(redis, most_bytes, self._queue)
             if batch.targets:
                 self._last_made_room = makes_room
                 return self._depart(_InFlight(now + self._patience_s, batch, makes_room))
@@ -204,9 +242,9 @@ class Demotions:
                 break
         return batch
 
-    def _earned(self, redis: Store, most_bytes: int) -> _Batch:
-        """Choose the first of the queue, as long as they lie in one CPU tier."""
-        batch, queue = _Batch(), self._queue
+    def _earned(self, redis: Store, most_bytes: int, queue: "DemotionQueue | _Ordered") -> _Batch:
+        """Choose the first of a queue, as long as they lie in one CPU tier."""
+        batch = _Batch()
         for _ in range(min(len(queue), MOST_CONSIDERED)):
             node = self._catalog.trie.nodes.get(queue.first())
             source = None if node is None or node.copy_at(redis) is not None else _at_cpu(node)

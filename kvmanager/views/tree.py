@@ -109,7 +109,7 @@ class Views:
         for copy in node.all_copies():
             if copy.resident:
                 sizes[copy.store.location.tier] += copy.nbytes
-        tiers: dict[str, Any] = {"device": [rank for rank, held in devices.items() if node.key in held]}
+        tiers: dict[str, Any] = {"device": [rank for rank, held in devices.items() if BlockHash(node.key) in held]}
         tiers |= {tier.value: nbytes for tier, nbytes in sizes.items()}
         uses = self._clock.uses(node.score)
         return {
