@@ -30,12 +30,14 @@ from app.control import api as control_api
 from app.control import fills as kv_fills
 from app.control import layerwise as layerwise_api
 from app.control import moves as kv_moves
+from app.control import orders as kv_orders
 from app.control import trie as kv_trie
 from app.control.api import control_router
 from app.control.fills import fills_router
 from app.control.jobs import Jobs
 from app.control.live import live_router
 from app.control.moves import moves_router
+from app.control.orders import orders_router
 from app.control.trie import trie_router
 from app.events import api as events_api
 from app.gate.admission import AdmissionQueue
@@ -63,6 +65,7 @@ _COUNTED_PATHS = openai_api.PATHS.union(
     control_api.PATHS,
     kv_moves.PATHS,
     kv_fills.PATHS,
+    kv_orders.PATHS,
     kv_trie.PATHS,
     events_api.PATHS,
     layerwise_api.PATHS,
@@ -147,6 +150,7 @@ def create_app(
     app.include_router(control_router(backend.control, online, keys, engine.blends))
     jobs = Jobs(http.tenants)
     app.include_router(moves_router(backend.control, online, keys, jobs))
+    app.include_router(orders_router(backend.control, online, keys, jobs))
     app.include_router(trie_router(backend.control, keys))
     app.include_router(live_router(engine, backend, queue, parts, vllm_config))
     app.include_router(fills_router(engine, online, jobs, settings))

@@ -95,6 +95,42 @@ class ControlPlane(Protocol):
         """End a tenant's pin."""
         ...
 
+    async def pin_node(self, node: bytes, ttl_s: float | None, whose: str | None) -> dict[str, Any]:
+        """The same for a segment and all that it follows on, of a tenant or, None, of all; without a time: unpin."""
+        ...
+
+    async def would_clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
+        """What `clear` would take, by tier."""
+        ...
+
+    async def evict(
+        self,
+        hashes: Sequence[bytes],
+        node: bytes | None,
+        whose: str | None,
+        tiers: Collection[str],
+        replica: int | None,
+        deadline_s: float,
+        dry_run: bool,
+    ) -> dict[str, Any]:
+        """Take what only one prompt needs out of tiers (`deployments.manager.people.orders`), or say what would go.
+
+        Answers as `prefetch` does, with amounts by tier; or, where nothing was begun, as a pin does.
+        """
+        ...
+
+    async def would_move(self, hashes: Sequence[bytes], source: int, target: int) -> dict[str, Any]:
+        """What `move` would do; refused as a pin is."""
+        ...
+
+    async def compress(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+        """Let a prompt's segments be copied to Redis now; how far that is, or refused as a pin is."""
+        ...
+
+    async def compressed(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+        """How far that is (`kvmanager.moves.prompt_orders.Compressed`)."""
+        ...
+
     async def prefetch(self, hashes: Sequence[bytes], replica: int, deadline_s: float) -> dict[str, Any]:
         """Bring a prompt's known beginning to a replica's device.
 

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import contextvars
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import Metric
 
+from app.backend.manager_control import ManagerControl
 from app.backend.merged_outputs import merged
-from app.backend.parts_watch import PARTS_ANSWER_S, PartsWatch, health_probe
+from app.backend.parts_watch import PartsWatch, health_probe
 from app.backend.protocols import Backend
 from app.backend.replica_call import ReplicaCall, is_cancelled
 from app.backend.replica_errors import replica_gone
@@ -27,13 +28,11 @@ from deployments.protocol.wire import GenerateRequest, PinnedCall, Progress
 from deployments.router.decode_view import DecodeView, decode_view
 from deployments.router.metrics import router_families
 from deployments.router.running_replicas import RunningReplicas, running_replicas
-from kvmanager.moves.directives import DirectiveKind
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from vllm.outputs import RequestOutput
 
-CLEAR_S = 8.0
 LOOK_S = 0.5
 """Between two looks for calls whose replica is dead."""
 HAND_OVER_SHARE = 0.9
@@ -140,76 +139,6 @@ class ServeReplicas:
         if living is None or not ranks:
             return None
         return frozenset(rank for name, rank in ranks.items() if name in living)
-
-
-class ManagerControl:
-    """The control API's calls, to the manager actor."""
-
-    def __init__(self, manager: ManagerClient) -> None:
-        self._manager = manager
-
-    async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        found: dict[str, Any] = await self._manager.ask("lookup", hashes, timeout_s=PARTS_ANSWER_S)
-        return found
-
-    async def stats(self) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        stats: dict[str, Any] = await self._manager.ask("stats", timeout_s=PARTS_ANSWER_S)
-        return stats
-
-    async def tenant_stats(self, tenant: str) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        stats: dict[str, Any] = await self._manager.ask("tenant_stats", tenant, timeout_s=PARTS_ANSWER_S)
-        return stats
-
-    async def trie(self, tenant: str | None, root: bytes | None, depth: int, most: int) -> dict[str, Any] | None:
-        """See `app.backend.protocols.ControlPlane`."""
-        asked = tenant, root, depth, most
-        found: dict[str, Any] | None = await self._manager.ask("trie", *asked, timeout_s=PARTS_ANSWER_S)
-        return found
-
-    async def live(self, seen: int, tenants: Sequence[str]) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        found: dict[str, Any] = await self._manager.ask("live", seen, tenants, timeout_s=PARTS_ANSWER_S)
-        return found
-
-    async def clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        cleared: dict[str, Any] = await self._manager.ask(
-            "clear", list(tiers), CLEAR_S, tenant, timeout_s=CLEAR_S + 1.0
-        )
-        return cleared
-
-    async def pin(self, hashes: Sequence[bytes], ttl_s: float, tenant: str) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        answer: dict[str, Any] = await self._manager.ask("pin", hashes, ttl_s, tenant, timeout_s=PARTS_ANSWER_S)
-        return answer
-
-    async def unpin(self, hashes: Sequence[bytes], tenant: str) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        answer: dict[str, Any] = await self._manager.ask("unpin", hashes, tenant, timeout_s=PARTS_ANSWER_S)
-        return answer
-
-    async def prefetch(self, hashes: Sequence[bytes], replica: int, deadline_s: float) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        answer: dict[str, Any] = await self._manager.ask(
-            "direct", DirectiveKind.PROMOTE.value, replica, hashes, deadline_s, timeout_s=deadline_s + PARTS_ANSWER_S
-        )
-        return answer
-
-    async def move(self, hashes: Sequence[bytes], source: int, target: int, deadline_s: float) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        answer: dict[str, Any] = await self._manager.ask(
-            "direct",
-            DirectiveKind.MOVE.value,
-            source,
-            hashes,
-            deadline_s,
-            target,
-            timeout_s=deadline_s + PARTS_ANSWER_S,
-        )  # fmt: skip
-        return answer
 
 
 async def _as_they_come(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:

@@ -17,6 +17,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.protocols import ControlPlane
 from app.blending.recognition import Span
+from app.control.audit import audited
 from app.control.prompt_param import ChatFields, PromptChoice
 from app.gate.auth import require_owner
 from app.gate.errors import OverloadedError, UnavailableError
@@ -43,6 +44,7 @@ class ClearRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     tiers: list[Literal["device", "cpu", "redis"]] = Field(min_length=1, description="The tiers to empty.")
+    dry_run: bool = Field(False, description="Say what would go, and change nothing.")
 
 
 def owner_only() -> None:
@@ -115,14 +117,21 @@ def control_router(
         """Forget the caller's KV in these tiers, or all tenants' for an administrator.
 
         Running requests are not disturbed. Each tenant clears once at a time; a second clear is answered 429.
+        `dry_run` answers `would`: by tier the segments and bytes, on devices the blocks, which are null for a tenant.
         """
         caller = current_request().caller
         whose = None if caller.admin else keys.tag(caller.tenant)
+        tiers = list(dict.fromkeys(request.tiers))
+        if request.dry_run:
+            return {"dry_run": True, "would": await ask(control.would_clear(tiers, whose))}
         if whose in clearing:
             raise OverloadedError("A clear is under way already. Please try again when it has ended.")
         clearing.add(whose)
         try:
-            return await ask(control.clear(list(dict.fromkeys(request.tiers)), whose))
+            with audited(caller, "clear", tiers=tiers) as line:
+                cleared = await ask(control.clear(tiers, whose))
+                line.came_of_it(cleared)
+                return cleared
         finally:
             clearing.discard(whose)
 

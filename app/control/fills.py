@@ -26,6 +26,7 @@ from vllm.sampling_params import SamplingParams
 
 from app.backend.replica_errors import translate
 from app.control.api import owner_only
+from app.control.audit import audited_work
 from app.control.fill_chunks import FillBody, chunks_of
 from app.control.jobs import Jobs
 from app.control.moves import ACCEPTED, PREFIX, RefusedError, accepted
@@ -105,7 +106,8 @@ def fills_router(engine: HandleEngineClient, renderer: OnlineRenderer, jobs: Job
             order = _Order(chunks, engine.keys.salt(tenant, body.cache_salt), engine.keys.tag(tenant),
                            body.deadline_s, _reserved(chunks))  # fmt: skip
             try:
-                job = jobs.start("fill", context.tenant, lambda: fills.run(order, context.tenant), order.progress)
+                work = audited_work(context.caller, "fill", lambda: fills.run(order, context.tenant), whose=order.tag)
+                job = jobs.start("fill", context.tenant, work, order.progress)
             except BaseException:  # nobody else settles what is reserved
                 if order.spend is not None:
                     order.spend.settle()

@@ -14,8 +14,9 @@ from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.protocols import ControlPlane
 from app.control.api import ask, owner_only
+from app.control.audit import audited, audited_work
 from app.control.jobs import Job, Jobs
-from app.control.prompt_param import PromptChoice
+from app.control.prompt_param import PromptChoice, PromptOrNode
 from app.gate.json_route import JsonRoute
 from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys
@@ -28,11 +29,15 @@ Rank = Annotated[int, Field(ge=0, lt=100_000, strict=True)]
 
 DEADLINE = "Seconds after which a move that has not ended is given up."
 
+DRY_RUN = "Say what would go, and change nothing: answered 200 with `would`, and no job."
+
 # Why the manager refuses, and the status that says so.
 REFUSALS = {
     "unknown_key": HTTPStatus.NOT_FOUND,
     "no_replica": HTTPStatus.NOT_FOUND,
     "pin_budget": HTTPStatus.CONFLICT,
+    "pinned": HTTPStatus.CONFLICT,
+    "no_redis": HTTPStatus.CONFLICT,
     "bad_value": HTTPStatus.BAD_REQUEST,
 }
 
@@ -50,7 +55,7 @@ class RefusedError(GracefulHTTPError):
     """The manager will not do it: an answer in OpenAI's shape, with its sentence."""
 
 
-class PinBody(PromptChoice):
+class PinBody(PromptOrNode):
     """Body of POST /api/v1/kv/pin."""
 
     ttl_s: float = Field(3600.0, gt=0, le=86_400, description="Seconds that the pin lasts.")
@@ -69,55 +74,71 @@ class MoveBody(PromptChoice):
     source: Rank = Field(description="The number of the replica that has it.")
     target: Rank = Field(description="The number of the replica that gets it.")
     deadline_s: float = Field(10.0, gt=0, le=60, description=DEADLINE)
+    dry_run: bool = Field(False, description=DRY_RUN)
 
 
 def moves_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys, jobs: Jobs) -> APIRouter:
     """The routes for orders, under /api/v1/kv, each for the prompts of the tenant who asks."""
     router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
 
-    async def hashes_of(prompt: PromptChoice) -> list[bytes]:
-        hashes = await prompt.hashes(renderer, keys)
-        if not hashes:
-            message = f"The prompt has no full block of {keys.block_size} tokens, so no KV of it is kept."
-            raise RefusedError(message, HTTPStatus.BAD_REQUEST)
-        return hashes
-
     def tag_of_caller() -> str:
         return keys.tag(current_request().tenant)
+
+    def whose() -> str | None:
+        caller = current_request().caller
+        return None if caller.admin else keys.tag(caller.tenant)
 
     @router.post("/pin", responses=REFUSED)
     async def pin(body: PinBody) -> dict[str, Any]:
         """Keep the KV of a prompt's known beginning in the shared tiers for `ttl_s` seconds."""
-        return granted(await ask(control.pin(await hashes_of(body), body.ttl_s, tag_of_caller())))
+        node = body.node_key()
+        hashes = [] if node is not None else await hashes_of(body, renderer, keys)
+        with audited(current_request().caller, "pin", node=body.node, blocks=len(hashes), ttl_s=body.ttl_s) as line:
+            if node is not None:
+                answer = await ask(control.pin_node(node, body.ttl_s, whose()))
+            else:
+                answer = await ask(control.pin(hashes, body.ttl_s, tag_of_caller()))
+            line.came_of_it(answer)
+            return granted(answer)
 
     @router.post("/unpin", responses=REFUSED)
-    async def unpin(body: PromptChoice) -> dict[str, Any]:
+    async def unpin(body: PromptOrNode) -> dict[str, Any]:
         """End what `pin` began. A prompt that is not pinned stays as it is."""
-        return granted(await ask(control.unpin(await hashes_of(body), tag_of_caller())))
+        node = body.node_key()
+        hashes = [] if node is not None else await hashes_of(body, renderer, keys)
+        with audited(current_request().caller, "unpin", node=body.node, blocks=len(hashes)) as line:
+            if node is not None:
+                answer = await ask(control.pin_node(node, None, whose()))
+            else:
+                answer = await ask(control.unpin(hashes, tag_of_caller()))
+            line.came_of_it(answer)
+            return granted(answer)
 
     @router.post("/prefetch", **ACCEPTED)
     async def prefetch(body: PrefetchBody) -> JSONResponse:
         """Bring the KV of a prompt's known beginning to a replica's device, ahead of its requests."""
-        hashes = await hashes_of(body)
-        return accepted(
-            jobs.start(
-                "prefetch", current_request().tenant, lambda: control.prefetch(hashes, body.replica, body.deadline_s)
-            )
-        )
+        hashes, caller = await hashes_of(body, renderer, keys), current_request().caller
 
-    @router.post("/move", **ACCEPTED)
+        async def work() -> dict[str, Any]:
+            return await control.prefetch(hashes, body.replica, body.deadline_s)
+
+        asked = {"blocks": len(hashes), "replica": body.replica}
+        return accepted(jobs.start("prefetch", caller.tenant, audited_work(caller, "prefetch", work, **asked)))
+
+    @router.post("/move", responses=REFUSED, **ACCEPTED)
     async def move(body: MoveBody) -> JSONResponse:
         """Move the KV of a prompt's known beginning from one replica's device to another's."""
         if body.source == body.target:
             raise RefusedError("`source` and `target` are the same replica.", HTTPStatus.BAD_REQUEST)
-        hashes = await hashes_of(body)
-        return accepted(
-            jobs.start(
-                "move",
-                current_request().tenant,
-                lambda: control.move(hashes, body.source, body.target, body.deadline_s),
-            )
-        )
+        hashes, caller = await hashes_of(body, renderer, keys), current_request().caller
+        if body.dry_run:
+            return would(granted(await ask(control.would_move(hashes, body.source, body.target))))
+
+        async def work() -> dict[str, Any]:
+            return await control.move(hashes, body.source, body.target, body.deadline_s)
+
+        asked = {"blocks": len(hashes), "source": body.source, "target": body.target}
+        return accepted(jobs.start("move", caller.tenant, audited_work(caller, "move", work, **asked)))
 
     @router.get("/jobs/{job_id}", responses=UNKNOWN)
     async def job(job_id: str) -> dict[str, Any]:
@@ -128,6 +149,20 @@ def moves_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKe
         return found.report()
 
     return router
+
+
+async def hashes_of(prompt: PromptChoice, renderer: OnlineRenderer, keys: PromptKeys) -> list[bytes]:
+    """The hashes of a prompt's full blocks. Raises RefusedError (400) where there are none."""
+    hashes = await prompt.hashes(renderer, keys)
+    if not hashes:
+        message = f"The prompt has no full block of {keys.block_size} tokens, so no KV of it is kept."
+        raise RefusedError(message, HTTPStatus.BAD_REQUEST)
+    return hashes
+
+
+def would(answer: dict[str, Any]) -> JSONResponse:
+    """200, and what an order would do."""
+    return JSONResponse({"dry_run": True, "would": answer})
 
 
 def accepted(job: Job) -> JSONResponse:

@@ -116,3 +116,22 @@ class PromptChoice(ChatFields):
     def fidelity(self, keys: PromptKeys) -> Fidelity:
         """What the prompt's requests would be computed under. Raises VLLMValidationError (400) for a bad `kv_cache`."""
         return keys.fidelity.of(current_request().tenant, read_field(self.kv_cache))
+
+
+class PromptOrNode(PromptChoice):
+    """A prompt of the tenant who asks, or a segment of the index with all that it follows on."""
+
+    node: str | None = Field(
+        None,
+        pattern="^([0-9a-fA-F]{2}){1,64}$",
+        description="In place of a prompt: the `id` of a node of `GET /api/v1/kv/trie`.",
+    )
+
+    def node_key(self) -> bytes | None:
+        """The node's key; None: a prompt is named. Raises VLLMValidationError where both are."""
+        if self.node is None:
+            return None
+        given = next((name for name in PromptChoice.model_fields if getattr(self, name) is not None), None)
+        if given is not None:
+            raise VLLMValidationError(f"`{given}` is of a prompt: give one, or `node`.", parameter=given)
+        return bytes.fromhex(self.node)

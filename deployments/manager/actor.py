@@ -31,6 +31,7 @@ from deployments.manager.gc_freeze import GcFreeze
 from deployments.manager.housekeeping import keep_house
 from deployments.manager.index_watch import IndexWatch
 from deployments.manager.people.calls import PeopleCalls
+from deployments.manager.people.orders import Orders
 from deployments.manager.prompt_planner import PromptPlanner
 from deployments.manager.redis_renewer import RedisRenewer
 from deployments.manager.replica_seat import ReplicaSeat, silent, succeeded_by, warn_of_another_model
@@ -81,6 +82,7 @@ class KVManagerActor(PeopleCalls):
         self._renewer = RedisRenewer(self._brain, self._seats, lambda keys: self._drop_and_evict(REDIS, keys))
         self._directives = DirectiveSender(self._brain, self._replicas, self._seats.news)
         self._control = Control(self._brain, self._replicas, self._directives, self._seats, self._watch)
+        self._orders = Orders(self._brain, self._replicas, self._directives, self._seats, self._ordered)
         self._loads = load_choice(config)
         self._prompts = PromptPlanner(self._brain, self._loads, config.block_tokens)
         self._fills, self._roles = ChunkFills(config.deadly_chunk_s), RoleBook(roles)
@@ -342,6 +344,11 @@ class KVManagerActor(PeopleCalls):
         if not settled:
             self._brain.abandon(offer.save_id)
         return settled
+
+    def _ordered(self) -> None:
+        """Somebody has ordered what is done in the background."""
+        self._watch.wake()
+        self._demoter.wake()
 
     def _drop_and_evict(self, location: Location, keys: Sequence[SegmentKey]) -> None:
         """Free segments that cannot be used, and what hangs on them."""

@@ -14,7 +14,7 @@ from deployments.manager.directive_sender import DirectiveSender, Ended
 from deployments.manager.index_watch import IndexWatch
 from deployments.manager.replica_seat import ReplicaSeat, names_by_rank
 from deployments.manager.tier_registry import TierRegistry
-from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
+from kvmanager.eviction.pins import PinBudgetError, PinReport, UnknownKeyError
 from kvmanager.index.locations import Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.directives import DirectiveKind, Outcome
@@ -56,6 +56,11 @@ class Control:
             return _refused("pin_budget", str(error))
         except ValueError as error:
             return _refused("bad_value", str(error))
+        return self.pinned(report)
+
+    @staticmethod
+    def pinned(report: PinReport) -> dict[str, Any]:
+        """What a pin answers."""
         return {
             "segments": report.segments, "bytes": report.nbytes, "pinned_bytes": report.pinned_bytes,
             "budget_bytes": report.budget_bytes,

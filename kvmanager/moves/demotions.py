@@ -1,8 +1,9 @@
 """Demotions: which segments of a CPU tier are copied to Redis, and which leave the CPU tier once they are there.
 
-Three reasons to copy. *Ordered*: somebody wants it there now (`order`); that goes first. *Earned*: the segment was used often enough (`kvmanager.index.demotion_queue`). *Room*: a CPU tier
-is above its high-water mark, its coldest leaf is next to go, and Redis lacks it. These two take turns, so that neither
-starves the other. Each partition of a tier (`kvmanager.index.stores`) has a mark of its own, the same share of
+Three reasons to copy. *Ordered*: somebody wants it there now (`order`); that goes first. *Earned*: the segment was used
+often enough (`kvmanager.index.demotion_queue`). *Room*: a CPU tier is above its high-water mark, its coldest leaf is
+next to go, and Redis lacks it. These two take turns, so that neither starves the other. Each partition of a tier
+(`kvmanager.index.stores`) has a mark of its own, the same share of
 its budget.
 What a segment continues goes with it, as far as Redis lacks that too: each location keeps whole chains.
 

@@ -20,7 +20,7 @@ from kvmanager.index.stores import Store
 from kvmanager.moves.demotions import Demotions
 from kvmanager.moves.due_evictions import DueEvictions
 from kvmanager.moves.plans import Planner
-from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.keys import BlockHash, SegmentKey
 
 MOST_COUNTED = 8_192
 
@@ -75,7 +75,7 @@ class PromptOrders:
 
     def own_from(self, hashes: Sequence[BlockHash]) -> int:
         """Return the first block of a prompt that no other known prompt shares; 0 for a prompt that is not known."""
-        path = self._whole_path(hashes)
+        path = self.path_of(hashes)
         if not path:
             return 0
         node = path[-1]
@@ -83,16 +83,33 @@ class PromptOrders:
             node = node.parent
         return node.start_block
 
-    def would_evict(self, tier: Tier, hashes: Sequence[BlockHash]) -> Amount:
-        """Return what `evict` would take from a tier. Raises `PinnedError`. O(segments of the prompt), and bounded."""
-        return sum((_below(head) for head in self._heads(tier, hashes)), Amount())
+    def path_of(self, hashes: Sequence[BlockHash]) -> list[Node]:
+        """Return the known segments that lie wholly in a prompt, parents first. O(segments of the prompt)."""
+        path, ends = self._planner.known_path(hashes)
+        return [node for node, end in zip(path, ends, strict=True) if node.end_block == end]
 
-    def evict(self, tier: Tier, hashes: Sequence[BlockHash]) -> Amount:
-        """Take what only this prompt needs out of a tier; `KVManager.expire` orders it. Returns how much, at least.
+    def path_to(self, key: SegmentKey, tenant: str | None) -> list[Node]:
+        """Return a known segment of a tenant (by tag; None: of anybody) behind all that it follows on.
 
-        Raises `PinnedError`.
+        Empty: there is none. O(result).
         """
-        heads = self._heads(tier, hashes)
+        node = self._demotions.catalog.trie.nodes.get(key)
+        path: list[Node] = []
+        while node is not None and tenant in (None, node.tenant):
+            path.append(node)
+            node = node.parent
+        return path[::-1]
+
+    def would_evict(self, tier: Tier, path: Sequence[Node]) -> Amount:
+        """Return what `evict` would take from a tier. Raises `PinnedError`. O(segments of the prompt), and bounded."""
+        return sum((_below(head) for head in self._heads(tier, path)), Amount())
+
+    def evict(self, tier: Tier, path: Sequence[Node]) -> Amount:
+        """Take what only the prompt of a path needs out of a tier; `KVManager.expire` orders it.
+
+        Returns how much, at least. Raises `PinnedError`.
+        """
+        heads = self._heads(tier, path)
         amount = sum(map(_below, heads), Amount())
         for head in heads:
             self._due.add(self._demotions.catalog.uproot(head, bytes_lost=False))
@@ -103,14 +120,14 @@ class PromptOrders:
         redis = self._stores.get(REDIS)
         if redis is None or not redis.budget_bytes:
             raise NoRedisError("there is no Redis to copy to")
-        self._demotions.order(node.key for node in self._whole_path(hashes) if node.copy_at(redis) is None)
+        self._demotions.order(node.key for node in self.path_of(hashes) if node.copy_at(redis) is None)
         return self.compressed(hashes)
 
     def compressed(self, hashes: Sequence[BlockHash]) -> Compressed:
         """Return how far that is. O(segments of the prompt)."""
         redis = self._stores.get(REDIS)
         segments = stored = waiting = raw_bytes = coded_bytes = 0
-        for node in self._whole_path(hashes):
+        for node in self.path_of(hashes):
             there = None if redis is None else node.copy_at(redis)
             if there is not None and there.resident:
                 stored += 1
@@ -125,13 +142,7 @@ class PromptOrders:
             segments += 1
         return Compressed(segments, stored, waiting, raw_bytes, coded_bytes)
 
-    def _whole_path(self, hashes: Sequence[BlockHash]) -> list[Node]:
-        """Return the known segments that lie wholly in a prompt, parents first."""
-        path, ends = self._planner.known_path(hashes)
-        return [node for node, end in zip(path, ends, strict=True) if node.end_block == end]
-
-    def _heads(self, tier: Tier, hashes: Sequence[BlockHash]) -> list[Copy]:
-        path = self._whole_path(hashes)
+    def _heads(self, tier: Tier, path: Sequence[Node]) -> list[Copy]:
         found = (_head(store, path) for location, store in self._stores.items() if location.tier is tier)
         return [head for head in found if head is not None]
 

@@ -226,7 +226,25 @@ class FakeControl:
     async def move(self, hashes: Sequence[bytes], source: int, target: int, deadline_s: float) -> dict[str, Any]:
         return await self._order("move", hashes, source, target, deadline_s)
 
-    async def _order(self, kind: str, hashes: Sequence[bytes], *rest: Any) -> dict[str, Any]:
+    async def pin_node(self, node: bytes, ttl_s: float | None, whose: str | None) -> dict[str, Any]:
+        return await self._order("pin_node", node, ttl_s, whose)
+
+    async def would_clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
+        return await self._order("would_clear", list(tiers), tenant)
+
+    async def evict(self, hashes: Sequence[bytes], *asked: Any) -> dict[str, Any]:
+        return await self._order("evict", hashes, *asked)
+
+    async def would_move(self, hashes: Sequence[bytes], source: int, target: int) -> dict[str, Any]:
+        return await self._order("would_move", hashes, source, target)
+
+    async def compress(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+        return await self._order("compress", hashes)
+
+    async def compressed(self, hashes: Sequence[bytes]) -> dict[str, Any]:
+        return await self._order("compressed", hashes)
+
+    async def _order(self, kind: str, hashes: Sequence[Any], *rest: Any) -> dict[str, Any]:
         self._fail()
         self.orders.append((kind, len(hashes), *rest))
         if self.obeys is not None and kind in ("prefetch", "move"):

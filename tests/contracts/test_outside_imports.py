@@ -50,6 +50,7 @@ VLLM_ELSEWHERE: dict[str, str] = {
     "app.control.fill_chunks": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.fills": _ERRORS + "; a chunk is a request with its sampling parameters",
     "app.control.moves": _ERRORS + "; prompts are rendered as for an answer",
+    "app.control.orders": "prompts are rendered as for an answer",
     "app.control.prompt_param": "a prompt is checked and rendered as the OpenAI routes do it",
     "app.gate.admission": _ERRORS,
     "app.gate.auth": _ERRORS,

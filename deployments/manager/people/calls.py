@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.manager.control import Control
+from deployments.manager.people.orders import Orders
 from deployments.manager.replica_seat import ReplicaSeat, names_by_rank
 from deployments.manager.reports import Reports
 from deployments.manager.tier_registry import TierRegistry
 from kvmanager.loading.load_choice import LoadChoice
 from kvmanager.manager import KVManager
-from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.keys import BlockHash, SegmentKey
 
 DESCRIBED_AT_ONCE = 128
 """Nodes of the tree that are put into words before somebody else gets the event loop: a millisecond or two."""
@@ -25,6 +26,7 @@ class PeopleCalls:
     _brain: KVManager
     _control: Control
     _loads: LoadChoice
+    _orders: Orders
     _replicas: Mapping[str, ReplicaSeat]
     _reports: Reports
     _seats: TierRegistry
@@ -91,6 +93,30 @@ class PeopleCalls:
     async def unpin(self, hashes: Sequence[BlockHash], tenant: str = "") -> dict[str, Any]:
         """End a tenant's pin."""
         return self._control.unpin(hashes, tenant)
+
+    async def pin_node(self, key: SegmentKey, ttl_s: float | None, whose: str | None) -> dict[str, Any]:
+        """See `deployments.manager.people.orders.Orders`, as for those that follow up to `compressed`."""
+        return self._orders.pin_node(key, ttl_s, whose, self._control)
+
+    async def would_clear(self, tiers: Sequence[str], tenant: str | None = None) -> dict[str, Any]:
+        """What `clear` would take."""
+        return self._orders.would_clear(tiers, tenant)
+
+    async def evict_prompt(self, *asked: Any) -> dict[str, Any]:
+        """Take what only one prompt needs out of tiers, or say what would go."""
+        return await self._orders.evict(*asked)
+
+    async def would_move(self, hashes: Sequence[BlockHash], source: int, target: int) -> dict[str, Any]:
+        """What a move between two replicas' devices would do."""
+        return self._orders.would_move(hashes, source, target)
+
+    async def compress(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
+        """Let a prompt be copied to Redis now."""
+        return self._orders.compress(hashes)
+
+    async def compressed(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
+        """How far that is."""
+        return self._orders.compressed(hashes)
 
     async def clear(self, tiers: Sequence[str], deadline_s: float, tenant: str | None = None) -> dict[str, Any]:
         """Empty tiers everywhere, or of what one tenant has there."""

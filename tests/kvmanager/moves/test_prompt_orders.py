@@ -7,9 +7,13 @@ from kvmanager.moves import prompt_orders
 from kvmanager.moves.prompt_orders import NoRedisError, PinnedError
 
 
+def path(brain, text):
+    return brain.manager.orders.path_of(brain.hashes(text))
+
+
 def evict(brain, text, tier=Tier.CPU):
     """Evict a prompt and return what it took and what the tiers are ordered to free."""
-    amount = brain.manager.orders.evict(tier, brain.hashes(text))
+    amount = brain.manager.orders.evict(tier, path(brain, text))
     while brain.manager.sweeping:
         brain.manager.sweep(brain.now)
     return amount, brain.evicted()
@@ -18,7 +22,7 @@ def evict(brain, text, tier=Tier.CPU):
 def test_what_only_this_prompt_needs_goes_with_all_that_follows_on_it(brain):
     for text in ("abcdef", "abcdxy", "uv"):
         brain.serve(text)
-    would = brain.manager.orders.would_evict(Tier.CPU, brain.hashes("abcdef"))
+    would = brain.manager.orders.would_evict(Tier.CPU, path(brain, "abcdef"))
     assert (would.segments, would.nbytes, would.complete) == (1, 1, True)
     assert brain.stored("abcdef") == 6, "asking changes nothing"
     amount, freed = evict(brain, "abcdef")
@@ -60,9 +64,9 @@ def test_what_a_pin_keeps_is_refused_and_what_is_leased_goes_when_the_lease_ends
     brain.pin("abcdxy")
     for text in ("abcdxy", "abcd", "ab"):
         with pytest.raises(PinnedError):
-            brain.manager.orders.evict(Tier.CPU, brain.hashes(text))
+            brain.manager.orders.evict(Tier.CPU, path(brain, text))
         with pytest.raises(PinnedError):
-            brain.manager.orders.would_evict(Tier.CPU, brain.hashes(text))
+            brain.manager.orders.would_evict(Tier.CPU, path(brain, text))
     assert brain.stored("abcdxy") == 6
     plan = brain.plan("abcdef")
     amount, freed = evict(brain, "abcdef")
@@ -75,7 +79,7 @@ def test_what_a_pin_keeps_is_refused_and_what_is_leased_goes_when_the_lease_ends
 def test_what_would_go_is_counted_up_to_a_bound(brain, monkeypatch):
     monkeypatch.setattr(prompt_orders, "MOST_COUNTED", 2)
     brain.serve("abcdefgh")
-    would = brain.manager.orders.would_evict(Tier.CPU, brain.hashes("abcdefgh"))
+    would = brain.manager.orders.would_evict(Tier.CPU, path(brain, "abcdefgh"))
     assert (would.segments, would.complete) == (2, False)
 
 
@@ -126,3 +130,12 @@ def test_orders_are_bounded_and_refused_without_redis(brain, tiered, monkeypatch
     tiered.manager.forget_holder(REDIS)
     tiered.manager.set_budget(REDIS, 20)
     assert tiered.manager.orders.compress(tiered.hashes("abcd")).waiting == 1
+
+
+def test_a_segment_names_the_path_to_it_for_its_own_tenant(brain):
+    brain.commit(brain.offer("abcd", tenant="t").keys)
+    orders, key = brain.manager.orders, brain.keys("abcd")[-1]
+    assert [node.key for node in orders.path_to(key, "t")] == list(brain.keys("abcd"))
+    assert orders.path_to(key, None) == orders.path_to(key, "t")
+    assert orders.path_to(key, "another") == orders.path_to(bytes(32), None) == []
+    assert orders.evict(Tier.CPU, orders.path_to(brain.keys("abcd")[0], "t")).segments == 2

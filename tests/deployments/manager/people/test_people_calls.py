@@ -86,3 +86,67 @@ def test_live_figures_ask_nobody_and_tell_orders_once() -> None:
         assert order["outcome"] == refused["outcome"]
 
     with_manager(test, segments=4)
+
+
+def test_an_eviction_is_told_beforehand_and_then_done() -> None:
+    async def test(manager: KVManagerActor) -> None:
+        hashes, spans = sequence(1, 3)
+        await save(manager, spans)
+        asked = hashes, None, None, ["cpu", "redis"], None, 1.0
+        would = await manager.evict_prompt(*asked, True)
+        assert would == {
+            "cpu": {"segments": 3, "bytes": 3 * SEGMENT_BYTES},
+            "redis": {"segments": 0, "bytes": 0},
+        }
+        assert (await manager.lookup(hashes))["cpu"] == len(hashes)
+        assert await manager.evict_prompt(*asked, False) == {**would, "outcome": "done"}
+        assert (await manager.lookup(hashes))["cpu"] == 0
+        (order,) = (await manager.live(0, []))["directives"]
+        assert (order["kind"], order["source"], order["segments"]) == ("evict", ("cpu", NODE), 3)
+
+    with_manager(test)
+
+
+def test_a_node_is_pinned_and_evicted_by_its_owner_or_an_administrator() -> None:
+    async def test(manager: KVManagerActor) -> None:
+        hashes, spans = sequence(1, 3)
+        await save(manager, spans)
+        key = spans[1].key
+        for refused in (
+            await manager.pin_node(key, 10.0, "another"),
+            await manager.pin_node(bytes(32), 10.0, None),
+            await manager.evict_prompt((), key, "another", ["cpu"], None, 1.0, False),
+        ):
+            assert refused["refused"] == "unknown_key"
+        assert (await manager.pin_node(key, 10.0, ""))["segments"] == 2
+        refused = await manager.evict_prompt(hashes[:4], None, None, ["cpu"], None, 1.0, False)
+        assert (refused["refused"], refused["outcome"]) == ("pinned", "pinned")
+        assert (await manager.lookup(hashes))["cpu"] == len(hashes)
+        assert await manager.pin_node(key, None, None) == {"unpinned": 1}
+        evicted = await manager.evict_prompt((), key, "", ["cpu", "device"], None, 1.0, False)
+        assert (evicted["outcome"], evicted["cpu"]["segments"], "device" in evicted) == ("done", 3, False)
+
+    with_manager(test, pin_budget_bytes=10 * SEGMENT_BYTES)
+
+
+def test_what_a_clear_and_a_move_would_do_is_told_and_nothing_is_done() -> None:
+    async def test(manager: KVManagerActor) -> None:
+        hashes, spans = sequence(1, 3)
+        await save(manager, spans)
+        await manager.register_replica("second", 1, NODE, list(hashes[:6]), FINGERPRINT)
+        assert await manager.would_clear(["device", "cpu"]) == {
+            "cpu": {"segments": 3, "bytes": 3 * SEGMENT_BYTES},
+            "device": {"0": {"blocks": 0}, "1": {"blocks": 6}},
+        }
+        assert await manager.would_clear(["device", "cpu", "redis"], "a tenant") == {
+            "cpu": {"segments": 0, "bytes": 0}, "redis": {"segments": 0, "bytes": 0}, "device": None,
+        }  # fmt: skip
+        would = await manager.would_move(hashes, 1, 0)
+        assert (would["source_blocks"], would["target_blocks"], would["blocks"]) == (6, 0, 12)
+        assert would["store"] == {"segments": 0}
+        assert would["load"] == {"segments": 3, "bytes": 3 * SEGMENT_BYTES}
+        assert (await manager.would_move(hashes, 0, 7))["refused"] == "no_replica"
+        assert (await manager.lookup(hashes))["cpu"] == len(hashes)
+        assert (await manager.compress(hashes))["refused"] == "no_redis"
+
+    with_manager(test)

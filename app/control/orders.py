@@ -1,0 +1,117 @@
+"""POST /api/v1/kv/evict and POST /api/v1/kv/compress: what people order of one prompt's KV in its tiers."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, Literal
+
+from fastapi import APIRouter, Depends
+from pydantic import Field
+from starlette.responses import JSONResponse
+from vllm.renderers.online_renderer import OnlineRenderer
+
+from app.backend.protocols import ControlPlane
+from app.control.api import ask, owner_only
+from app.control.audit import audited_work
+from app.control.jobs import Jobs
+from app.control.moves import (
+    ACCEPTED,
+    DRY_RUN,
+    PREFIX,
+    REFUSED,
+    Rank,
+    RefusedError,
+    accepted,
+    granted,
+    hashes_of,
+    would,
+)
+from app.control.prompt_param import PromptChoice, PromptOrNode
+from app.gate.json_route import JsonRoute
+from app.gate.request_context import current_request
+from app.openai.prompt_keys import PromptKeys
+
+PATHS = frozenset(f"{PREFIX}/{name}" for name in ("evict", "compress"))
+POLL_S = 0.25
+"""Between two questions of a job how far the manager is."""
+
+
+class EvictBody(PromptOrNode):
+    """Body of POST /api/v1/kv/evict."""
+
+    tiers: list[Literal["device", "cpu", "redis"]] = Field(
+        min_length=1, description="Where from. A `node` names what is on no `device`."
+    )
+    replica: Rank | None = Field(None, description="With `device`: only on this replica's. Absent: on all.")
+    deadline_s: float = Field(10.0, gt=0, le=60, description="Seconds that replicas have for it.")
+    dry_run: bool = Field(False, description=DRY_RUN)
+
+
+class CompressBody(PromptChoice):
+    """Body of POST /api/v1/kv/compress."""
+
+    deadline_s: float = Field(60.0, gt=0, le=600, description="Seconds after which the job ends; the copying goes on.")
+
+
+def orders_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys, jobs: Jobs) -> APIRouter:
+    """The routes, each for the prompts of the tenant who asks."""
+    router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
+
+    @router.post("/evict", responses=REFUSED, **ACCEPTED)
+    async def evict(body: EvictBody) -> JSONResponse:
+        """Take what only this prompt needs out of tiers: its end, and all that follows on it.
+
+        What it shares with other known prompts stays. What is pinned is refused. What somebody is reading leaves when
+        that has ended. A `node` means what it follows on as well, as far as nothing else follows on that.
+        """
+        node, caller = body.node_key(), current_request().caller
+        if node is not None and "device" in body.tiers:
+            raise RefusedError("A device's blocks cannot be named by a `node`: name a prompt.", HTTPStatus.BAD_REQUEST)
+        hashes = [] if node is not None else await hashes_of(body, renderer, keys)
+        whose, tiers = None if caller.admin else keys.tag(caller.tenant), list(dict.fromkeys(body.tiers))
+        asked = hashes, node, whose, tiers, body.replica, body.deadline_s
+        if body.dry_run:
+            return would(granted(await ask(control.evict(*asked, True))))
+
+        async def work() -> dict[str, Any]:
+            answer = await control.evict(*asked, False)
+            return {"outcome": answer.pop("refused", "done"), **answer}
+
+        said = {"node": body.node, "blocks": len(hashes), "tiers": tiers, "replica": body.replica}
+        return accepted(jobs.start("evict", caller.tenant, audited_work(caller, "evict", work, **said)))
+
+    @router.post("/compress", responses=REFUSED, **ACCEPTED)
+    async def compress(body: CompressBody) -> JSONResponse:
+        """Store a prompt's KV in Redis now, in the coding that the server stores with there.
+
+        Meant is what the CPU tiers have of it; the copies there stay, and `evict` takes them. The job tells of the
+        prompt's `segments` how many are `stored` and `waiting`, and of the stored ones `raw_bytes` and `coded_bytes`.
+        """
+        hashes, caller = await hashes_of(body, renderer, keys), current_request().caller
+        progress = granted(await ask(control.compress(hashes)))
+
+        async def work() -> dict[str, Any]:
+            return await until_compressed(control, hashes, progress, body.deadline_s)
+
+        work_ = audited_work(caller, "compress", work, blocks=len(hashes))
+        return accepted(jobs.start("compress", caller.tenant, work_, progress))
+
+    return router
+
+
+async def until_compressed(
+    control: ControlPlane, hashes: list[bytes], progress: dict[str, Any], deadline_s: float
+) -> dict[str, Any]:
+    """Follow the copying until nothing waits, at the longest for so long; for `Jobs`."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            while progress["waiting"]:
+                await asyncio.sleep(POLL_S)
+                progress.update(await control.compressed(hashes))
+    except TimeoutError:
+        return {**progress, "outcome": "deadline", "message": "Some segments still wait; their copying goes on."}
+    if progress["stored"] < progress["segments"]:
+        message = "Redis has no room for the others that something colder has."
+        return {**progress, "outcome": "refused_full", "message": message}
+    return {**progress, "outcome": "done"}
