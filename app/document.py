@@ -33,7 +33,7 @@ _GROUPS = (
 )
 _SAYS_NOTHING = frozenset({"Successful Response", "The answer.", *(status.phrase for status in HTTPStatus)})
 _PROMPT = "| *a prompt* | {needed} | See [Naming a prompt](#naming-a-prompt). |"
-_IN_ITS_PLACE = "chunks"
+_IN_ITS_PLACE = ("chunks", "node")
 
 
 def http_api_page(written_by_hand: str, schema: dict[str, Any]) -> str:
@@ -98,8 +98,8 @@ def _fields(fields: Sequence[RouteField], of_a_prompt: Container[str]) -> Iterat
     elif fields:
         yield "| field | value | meaning |\n|---|---|---|"
         if names_prompt:
-            other = any(field.name == _IN_ITS_PLACE for field in own)
-            yield _PROMPT.format(needed=f"or `{_IN_ITS_PLACE}`" if other else "required")
+            other = next((field.name for field in own if field.name in _IN_ITS_PLACE), None)
+            yield _PROMPT.format(needed=f"or `{other}`" if other else "required")
         for field in own if names_prompt else fields:
             needed = ", required" if field.required else ""
             yield f"| `{field.name}` | {field.allowed}{needed} | {_flowing(field.text)} |"

@@ -27,12 +27,15 @@ from app.continuation import routes as continuation_api
 from app.continuation.handover import Handovers
 from app.continuation.routes import requests_router
 from app.control import api as control_api
+from app.control import diverge as kv_diverge
 from app.control import fills as kv_fills
 from app.control import layerwise as layerwise_api
 from app.control import moves as kv_moves
 from app.control import orders as kv_orders
 from app.control import trie as kv_trie
 from app.control.api import control_router
+from app.control.audit import audited
+from app.control.diverge import diverge_router
 from app.control.fills import fills_router
 from app.control.jobs import Jobs
 from app.control.live import live_router
@@ -66,6 +69,7 @@ _COUNTED_PATHS = openai_api.PATHS.union(
     kv_moves.PATHS,
     kv_fills.PATHS,
     kv_orders.PATHS,
+    kv_diverge.PATHS,
     kv_trie.PATHS,
     events_api.PATHS,
     layerwise_api.PATHS,
@@ -151,10 +155,11 @@ def create_app(
     jobs = Jobs(http.tenants)
     app.include_router(moves_router(backend.control, online, keys, jobs))
     app.include_router(orders_router(backend.control, online, keys, jobs))
+    app.include_router(diverge_router(backend.control, online, keys))
     app.include_router(trie_router(backend.control, keys))
     app.include_router(live_router(engine, backend, queue, parts, vllm_config))
     app.include_router(fills_router(engine, online, jobs, settings))
-    app.include_router(requests_router(engine.live, backend.replicas))
+    app.include_router(requests_router(engine.live, backend.replicas, audited))
     app.include_router(health_router(backend.health, queue))
     app.include_router(metrics_router(metrics, parts))
     app.include_router(layerwise_api.layerwise_router(parts))

@@ -5,6 +5,8 @@ For administrators: the list shows every tenant's requests, though nothing of wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
 from typing import Any
 
@@ -34,8 +36,12 @@ class NotMovedError(GracefulHTTPError):
     """An answer in OpenAI's shape, with a sentence."""
 
 
-def requests_router(live: LiveRequests, replicas: ReplicaHandle) -> APIRouter:
-    """The routes under /api/v1/requests."""
+def requests_router(
+    live: LiveRequests,
+    replicas: ReplicaHandle,
+    audited: Callable[..., AbstractContextManager[Any]] = lambda *said, **more: nullcontext(),
+) -> APIRouter:
+    """The routes under /api/v1/requests. `audited`: what writes a line of the audit log (`app.control.audit`)."""
     router = APIRouter(prefix=PREFIX, route_class=JsonRoute)
 
     @router.get("")
@@ -70,7 +76,8 @@ def requests_router(live: LiveRequests, replicas: ReplicaHandle) -> APIRouter:
         if why is not None:
             raise NotMovedError(f"The request cannot be moved: {why}.", HTTPStatus.CONFLICT)
         source = replicas.rank_of(attempts.replica)
-        attempts.leave(MOVED)
+        with audited(current_request().caller, "move_request", id=one.request_id, source=source):
+            attempts.leave(MOVED)
         answer = {"id": one.request_id, "source": source, "tokens": attempts.answered.num_tokens}
         return JSONResponse(answer, status_code=HTTPStatus.ACCEPTED)
 

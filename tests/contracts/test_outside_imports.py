@@ -47,6 +47,7 @@ VLLM_ELSEWHERE: dict[str, str] = {
     "app.blending.separators": "documents are rendered as for an answer, to see what begins them",
     "app.continuation.routes": _ERRORS,
     "app.control.api": _ERRORS + "; prompts are rendered as for an answer",
+    "app.control.diverge": "prompts are rendered as for an answer",
     "app.control.fill_chunks": _ERRORS + "; prompts are rendered as for an answer",
     "app.control.fills": _ERRORS + "; a chunk is a request with its sampling parameters",
     "app.control.moves": _ERRORS + "; prompts are rendered as for an answer",

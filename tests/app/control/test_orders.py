@@ -70,7 +70,7 @@ def test_a_node_stands_for_a_prompt_and_is_looked_for_among_the_callers_own(star
                 assert answer.status_code == 200, answer.text
     node = b"\xab\x01"
     assert control.orders[:4] == [
-        ("pin_node", 2, 60.0, TAG), ("pin_node", 2, 60.0, None), ("pin_node", 2, None, TAG), ("pin_node", 2, None, None),
+        ("pin_node", 2, ttl_s, whose) for ttl_s in (60.0, None) for whose in (TAG, None)
     ]  # fmt: skip
     assert [order[2:4] for order in control.orders[4:]] == [(node, TAG), (node, None)]
 

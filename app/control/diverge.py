@@ -1,0 +1,99 @@
+"""POST /api/v1/kv/diverge: where two prompts part, and what that costs of the cache.
+
+A date, a request id or a billing line at a prompt's beginning makes all that follows another prompt. This shows it:
+the first token that differs, the texts around it, and how many tokens of either the cache has now, against how many it
+could share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field
+from vllm.renderers.online_renderer import OnlineRenderer
+
+from app.backend.protocols import ControlPlane
+from app.control.api import ask, in_tokens, owner_only
+from app.control.moves import PREFIX
+from app.control.prompt_param import PromptChoice
+from app.gate.json_route import JsonRoute
+from app.gate.request_bounds import RequestBounds
+from app.gate.request_context import current_request
+from app.openai.prompt_keys import PromptKeys
+
+PATHS = frozenset({f"{PREFIX}/diverge"})
+SHOWN_TOKENS = 24
+"""Of either side of the place where prompts part."""
+
+
+class DivergeBody(BaseModel):
+    """Body of POST /api/v1/kv/diverge."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    first: PromptChoice = Field(description="A prompt, named as for the other routes.")
+    second: PromptChoice = Field(description="Another one.")
+
+
+def diverge_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys) -> APIRouter:
+    """The route, for prompts of the tenant who asks."""
+    router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
+
+    @router.post("/diverge")
+    async def diverge(request: Request, body: DivergeBody) -> dict[str, Any]:
+        """Where two prompts of this tenant part: the first token that differs, and the texts around it.
+
+        `shared_tokens` are before it. `reusable_tokens` are those in full blocks, which one prompt may take from the
+        other's KV: none where `cache_salt` or fidelity keep them apart (`same_namespace`). `lost_tokens` are what it
+        might take more of, were the rest the same too. Either side says what the cache has of it now.
+        """
+        bounds: RequestBounds = request.app.state.request_bounds
+        prompts, tenant = (body.first, body.second), current_request().tenant
+        for one in prompts:
+            given = one.model_dump(exclude_none=True)
+            bounds.check(given, len(str(given)))
+        tokens = [await one.token_ids(renderer) for one in prompts]
+        salts = [keys.salt(tenant, one.cache_salt, one.fidelity(keys)) for one in prompts]
+        shared, together = common(*tokens), salts[0] == salts[1]
+        reusable = shared - shared % keys.block_size if together else 0
+        tokenizer, vocabulary = renderer.renderer.get_tokenizer(), renderer.model_config.get_vocab_size()
+
+        def shown(token_ids: Sequence[int]) -> str:
+            known = [token for token in token_ids if token < vocabulary]  # a client may name any
+            return str(tokenizer.decode(known, skip_special_tokens=False))
+
+        sides = []
+        for token_ids, salt in zip(tokens, salts, strict=True):
+            found = await ask(control.lookup(keys.hashes(token_ids, salt)))
+            sides.append(
+                {
+                    "tokens": len(token_ids),
+                    "text": shown(token_ids[shared : shared + SHOWN_TOKENS]),
+                    "tokens_by_tier": in_tokens(found, keys.block_size)["tokens_by_tier"],
+                }
+            )
+        least = min(map(len, tokens))
+        return {
+            "same": shared == len(tokens[0]) == len(tokens[1]),
+            "same_namespace": together,
+            "shared_tokens": shared,
+            "block": shared // keys.block_size,
+            "block_size_tokens": keys.block_size,
+            "shared_text": shown(tokens[0][max(0, shared - SHOWN_TOKENS) : shared]),
+            "reusable_tokens": reusable,
+            "lost_tokens": least - least % keys.block_size - reusable,
+            "first": sides[0],
+            "second": sides[1],
+        }
+
+    return router
+
+
+def common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many leading tokens are the same."""
+    for position, (one, other) in enumerate(zip(first, second, strict=False)):
+        if one != other:
+            return position
+    return min(len(first), len(second))
