@@ -72,7 +72,8 @@ def test_what_a_prompt_does_is_seen_and_steered(server: RunningServer) -> None:
     compressed = job(server, "compress", PROMPT)
     assert compressed["outcome"] == "done", compressed
     assert compressed["stored"] == compressed["segments"] == len(found["segments"])
-    assert compressed["coded_bytes"] > 0 and compressed["raw_bytes"] > 0
+    assert compressed["coded_bytes"] > 0
+    assert compressed["raw_bytes"] > 0
     assert where()["redis"] == found["blocks"]
 
     evict = {**PROMPT, "tiers": ["cpu", "device"]}
