@@ -85,6 +85,7 @@ def test_token_ids_that_the_model_does_not_have_are_no_500(start):
         {"first": {"text": "a"}, "second": {"tokens": [1] * 600}},
         {"first": {"text": "a"}, "second": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}},
         {"first": {"text": "a"}, "second": {"messages": [{}] * 5000}},
+        {"first": {"text": "a"}, "second": {**chat("Monday"), "tools": TOOLS * 129, "tool_choice": "none"}},
         {"first": {"text": "a"}, "second": {"text": "b", "cache_salt": "s" * 200}},
         {"first": {"text": "a"}, "second": {"text": "b", "node": "ab"}},
         {"first": {"text": "a"}, "second": {"text": "b"}, "third": {"text": "c"}},

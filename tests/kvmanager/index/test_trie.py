@@ -39,9 +39,12 @@ def test_the_coldest_leaves_are_forgotten_and_no_child_outlives_its_parent(seque
         assert trie.num_ghosts == len(expected)
         for span, node in expected.values():
             assert (node.parent.key if node.parent else None) == span.parent
-            assert {child.key for child in node.children()} == {
-                other.key for other, _ in expected.values() if other.parent == span.key
-            }
+            below = [other.key for other, _ in expected.values() if other.parent == span.key]
+            assert sorted(child.key for child in node.children()) == sorted(below)
+            assert node.num_children == len(below)
+        roots = [node for _, node in expected.values() if node.parent is None]
+        assert trie.num_roots.get("", 0) == len(roots)
+        assert {"": node for node in roots}.keys() == trie.roots.keys()
 
 
 def test_a_segment_whose_parent_is_unknown_is_not_known_either():
