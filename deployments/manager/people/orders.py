@@ -18,6 +18,7 @@ from deployments.manager.tier_registry import TierRegistry
 from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
+from kvmanager.moves.directives import Outcome
 from kvmanager.moves.prompt_orders import Amount, NoRedisError, PinnedError
 from kvmanager.segments.keys import BlockHash, SegmentKey
 
@@ -83,6 +84,8 @@ class Orders:
         path = orders.path_of(hashes) if node is None else orders.path_to(node, whose)
         if node is not None and not path:
             return dict(_NO_NODE)
+        if replica is not None and replica not in names_by_rank(self._replicas):
+            return {"refused": "no_replica", "message": f"There is no replica {replica}."}
         shared = [tier for tier in (Tier.CPU, Tier.REDIS) if tier.value in tiers]
         try:
             amounts = {tier: orders.would_evict(tier, path) for tier in shared}  # one may be pinned: before any goes
@@ -108,7 +111,8 @@ class Orders:
         if devices:
             blocks = {str(rank): one.blocks for rank, one in zip(devices, ended, strict=True)}
             answer["device"] = {rank: {"blocks": count} for rank, count in sorted(blocks.items())}
-        failed = next((one.outcome.value for one in ended if one.outcome.value != "done"), None)
+        well = Outcome.DONE, Outcome.REFUSED_GONE  # the latter: it has nothing of it
+        failed = next((one.outcome.value for one in ended if one.outcome not in well), None)
         if failed is not None:
             return {**answer, "outcome": failed, "message": "Not every replica has evicted it in time."}
         return {**answer, "outcome": "done"}

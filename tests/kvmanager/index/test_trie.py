@@ -44,7 +44,7 @@ def test_the_coldest_leaves_are_forgotten_and_no_child_outlives_its_parent(seque
             assert node.num_children == len(below)
         roots = [node for _, node in expected.values() if node.parent is None]
         assert trie.num_roots.get("", 0) == len(roots)
-        assert {"": node for node in roots}.keys() == trie.roots.keys()
+        assert list(trie.roots) == ([""] if roots else [])
 
 
 def test_a_segment_whose_parent_is_unknown_is_not_known_either():

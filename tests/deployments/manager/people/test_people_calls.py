@@ -150,3 +150,30 @@ def test_what_a_clear_and_a_move_would_do_is_told_and_nothing_is_done() -> None:
         assert (await manager.compress(hashes))["refused"] == "no_redis"
 
     with_manager(test)
+
+
+def test_devices_evict_too_and_one_that_has_nothing_of_it_is_no_failure() -> None:
+    async def test(manager: KVManagerActor) -> None:
+        hashes, _ = sequence(1, 2)
+        await manager.register_replica("second", 1, NODE, list(hashes), FINGERPRINT)
+        outcomes = {REPLICA: "refused_gone", "second": "done"}
+
+        async def obey(replica: str) -> None:
+            (order,) = await manager.take_directives(replica, 5.0) or []
+            assert list(order["hashes"]) == list(hashes)
+            blocks = len(hashes) if outcomes[replica] == "done" else 0
+            await manager.acknowledge(order["id"], {"outcome": outcomes[replica], "blocks": blocks})
+
+        asked = hashes, None, None, ["device"]
+        assert (await manager.evict_prompt(*asked, None, 5.0, True))["device"]["1"] == {"blocks": len(hashes)}
+        evicting = asyncio.ensure_future(manager.evict_prompt(*asked, None, 5.0, False))
+        await asyncio.gather(obey(REPLICA), obey("second"))
+        assert await evicting == {"device": {"0": {"blocks": 0}, "1": {"blocks": len(hashes)}}, "outcome": "done"}
+        assert (await manager.evict_prompt(*asked, 7, 5.0, False))["refused"] == "no_replica"
+        outcomes["second"] = "failed"
+        evicting = asyncio.ensure_future(manager.evict_prompt(*asked, 1, 5.0, False))
+        await obey("second")
+        failed = await evicting
+        assert (failed["outcome"], "message" in failed) == ("failed", True)
+
+    with_manager(test)
