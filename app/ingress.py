@@ -61,6 +61,7 @@ from app.openai.prompt_keys import PromptKeys
 from app.openai.suspects import Suspects
 from app.openai.tokenize_lap import time_tokenizing
 from app.openai.user_text import keep_user_text
+from app.page.routes import page_router
 from configs.settings import Settings
 from kvmanager.segments.server_secret import ServerSecret
 
@@ -163,6 +164,7 @@ def create_app(
     app.include_router(health_router(backend.health, queue))
     app.include_router(metrics_router(metrics, parts))
     app.include_router(layerwise_api.layerwise_router(parts))
+    app.include_router(page_router())
     openapi_schema.add_description(app, OPEN_PATHS - {METRICS})
     app.add_exception_handler(HTTPException, answer_router_error)
     return app
