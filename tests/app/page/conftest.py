@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]  # for modules that are no tests
+sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode leaves the modules beside tests unimportable
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from chromium import started_chromium
 from opened_page import OpenedPage, opened
