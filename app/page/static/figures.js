@@ -5,6 +5,28 @@ import { count, make } from "./elements.js";
 export const SOURCES = ["device", "cpu", "redis", "recomputed"];
 export const NAMES = { device: "device", cpu: "CPU", redis: "Redis", recomputed: "recomputed", blended: "blended" };
 
+/** What `reason` means, as docs/concepts/loading.md has it. */
+const REASONS = {
+  hit: "all that is stored was loaded",
+  partial: "the first part was loaded; computing the rest is faster",
+  recompute_faster: "something is stored, and computing is faster",
+  recompute_always: "something is stored; the server is set to compute",
+  blend: "chunks were blended",
+  probe: "a little was loaded, to measure",
+  unmeasured: "stored, where nobody knows yet how long loads take",
+  device: "the device had all that is stored",
+  evicted: "seen before, stored nowhere",
+  cold: "never seen before",
+  short: "too short to be planned",
+  no_plan: "the manager did not answer in time",
+  computed_whole: "the request wants all of it computed",
+  load_failed: "not all that was planned came",
+};
+
+/** A reason, or several, with its meaning. */
+export const why = (reason) =>
+  String(reason).split(",").map((one) => (REASONS[one] ? `${one}: ${REASONS[one]}` : one)).join("; ");
+
 /** A bar of tokens by source; `blended` are some of those that were loaded, and have a line of their own below. */
 export function sourcesBar(kv) {
   const total = SOURCES.reduce((sum, source) => sum + (kv[source] ?? 0), 0);
@@ -43,7 +65,7 @@ export function figures(turn) {
     ["first token", turn.ttftMs === undefined ? "" : `${Math.round(turn.ttftMs)} ms`],
     ["speed", turn.tokensPerS === undefined ? "" : `${turn.tokensPerS.toFixed(1)} tokens/s`],
     ["replica", kv?.replica ?? ""],
-    ["why", kv?.reason ?? ""],
+    ["why", kv?.reason ? why(kv.reason) : ""],
     ["fidelity", kv?.fidelity ?? ""],
     ["prompt", turn.usage ? `${count(turn.usage.prompt_tokens)} tokens` : ""],
     ["answer", turn.usage ? `${count(turn.usage.completion_tokens)} tokens` : ""],

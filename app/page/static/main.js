@@ -3,6 +3,8 @@
 import { call, getJson, key } from "./api.js";
 import { Chat } from "./chat.js";
 import { byId, make } from "./elements.js";
+import { Live } from "./live.js";
+import { nodeActions } from "./node_actions.js";
 import { themes } from "./theme.js";
 import { tour } from "./tour.js";
 
@@ -44,7 +46,11 @@ async function showModels() {
   }
 }
 
+const ranks = () => [...byId("replica").options].slice(1).map((option) => option.value);
+
 async function clear(tiers) {
+  const asked = `Clear ${tiers.join(", ")}? What lies there has to be loaded or computed again; an administrator clears it for everybody.`;
+  if (!confirm(asked)) return false;
   try {
     await call("api/v1/kv/clear", { body: { tiers } });
     chat.say(`Cleared: ${tiers.join(", ")}.`);
@@ -56,16 +62,20 @@ async function clear(tiers) {
 }
 
 const chat = new Chat(settings.read);
-themes(() => {});
-tour(chat, settings, clear, () => [...byId("replica").options].slice(1).map((option) => option.value));
+const say = (words) => chat.say(words);
+const live = new Live({ clear, replicas: settings.replicas, actions: nodeActions(chat.chats, settings.read, ranks, say) });
+themes(() => live.redraw());
+tour(chat, settings, clear, ranks);
 
 byId("api-key").value = key.get();
 byId("api-key").onchange = (event) => {
   key.set(event.target.value.trim());
   showModels();
+  live.restart();
 };
 byId("show-live").onclick = (event) => {
   const shown = document.body.classList.toggle("shows-live");
   event.target.setAttribute("aria-pressed", String(shown));
+  live.readTrie();
 };
 showModels();

@@ -43,8 +43,7 @@ export function tour(chat, settings, clear, others) {
     const item = make("li", {}, button, ` ${what}`);
     button.onclick = async () => {
       if (chat.running) return;
-      await act();
-      item.classList.add("done");
+      if ((await act()) !== false) item.classList.add("done");
     };
     return item;
   });

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,8 +63,14 @@ class OpenedPage:
         assert [url for url in self.asked if not url.startswith(self.url)] == [], "nothing comes from other hosts"
 
 
-def opened(browser: Browser, url: str, may_complain_of: tuple[str, ...] = (), **options: Any) -> OpenedPage:
-    """Open `url` in a new context; `options` are Playwright's for it."""
+def opened(
+    browser: Browser,
+    url: str,
+    may_complain_of: tuple[str, ...] = (),
+    routes: Mapping[str, Callable[[Route], None]] | None = None,
+    **options: Any,
+) -> OpenedPage:
+    """Open `url` in a new context, of Playwright's `options`; `routes` answer in the server's place."""
     context = browser.new_context(**{"viewport": WIDE, "reduced_motion": "reduce", **options})
     page = context.new_page()
     # The browser itself writes a line for each answer of 4xx and 5xx, and the page shows those in words.
@@ -80,6 +87,8 @@ def opened(browser: Browser, url: str, may_complain_of: tuple[str, ...] = (), **
     page.on("console", hear)
     page.on("pageerror", lambda error: made.complaints.append(str(error)))
     page.on("request", note)
+    for pattern, answer in (routes or {}).items():
+        page.route(pattern, answer)
     page.goto(f"{url}/")
     expect(page.locator("#server-state")).not_to_be_empty()
     return made

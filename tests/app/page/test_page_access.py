@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from fake_backend import FakeReplicas
+from live_events import DIRECTIVE, ROUTE, cache, in_the_servers_place, node
 from opened_page import PHONE, WIDE
 from playwright.sync_api import expect
 from scripts import HOSTILE, answering
@@ -20,7 +21,10 @@ def violations(page) -> list[str]:
 @pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
 def test_axe_finds_nothing(start, open_page, scheme: str, viewport: dict[str, int]):
     server = start(FakeReplicas(answering(HOSTILE, blended=3, reason="hit")))
-    opened = open_page(server.url, color_scheme=scheme, viewport=viewport)
+    routes = in_the_servers_place(
+        [("cache", cache("away")), ("route", ROUTE), ("directive", DIRECTIVE)], [node(1), node(2, 1)]
+    )
+    opened = open_page(server.url, color_scheme=scheme, viewport=viewport, routes=routes)
     page = opened.page
     assert violations(page) == [], "before the first question"
     page.locator("#document-file").set_input_files({"name": "a.txt", "mimeType": "text/plain", "buffer": b"Anna."})
@@ -33,7 +37,12 @@ def test_axe_finds_nothing(start, open_page, scheme: str, viewport: dict[str, in
     assert violations(page) == [], "while a turn is edited"
     if viewport is PHONE:
         page.get_by_role("button", name="Cache").click()
-        assert violations(page) == [], "the cache alone"
+    expect(page.get_by_role("application")).to_have_attribute("data-nodes", "2")
+    page.get_by_role("application").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#trie-node")).to_contain_text("256 tokens")
+    expect(page.locator("#routes li").first).to_be_visible()
+    assert violations(page) == [], "with the cache's figures"
 
 
 def test_axe_finds_what_is_wrong(start, open_page):
