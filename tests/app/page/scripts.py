@@ -22,14 +22,14 @@ HOSTILE = (
 
 
 def answering(text: str, **kv: Any) -> Script:
-    """Say `text` in pieces, and report 4, 6 and 2 tokens of the prompt from the tiers; `kv` adds to that usage."""
+    """Say `text` in pieces, and report 2, 4 and 2 tokens of the prompt from the tiers; `kv` adds to that usage."""
 
     async def script(request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         pieces = [text[at : at + 7] for at in range(0, len(text), 7)]
         for number, piece in enumerate(pieces):
             output = say(request, [10 + number], piece, finished=number == len(pieces) - 1)
             if output.kv_transfer_params:
-                counts = {"device": 4, "cpu": 6, "redis": 2, "recomputed": len(request.prompt_token_ids) - 12}
+                counts = {"device": 2, "cpu": 4, "redis": 2, "recomputed": len(request.prompt_token_ids) - 8}
                 output.kv_transfer_params[KV_CACHE_USAGE] = {"replica": "0", **counts, **kv}
             yield output
 

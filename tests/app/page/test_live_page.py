@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from fake_backend import FakeControl, FakeReplicas, backend
 from live_events import DIRECTIVE, ROUTE, Event, cache, in_the_servers_place, node
 from opened_page import OpenedPage
 from playwright.sync_api import expect
+from scripts import answering
 
 
 @pytest.fixture
@@ -137,3 +139,37 @@ def test_two_thousand_nodes_are_drawn_as_far_as_they_are_seen(live_page):
     page.wait_for_function("() => Number(document.querySelector('#trie').dataset.drawn) < 300")
     page.keyboard.press("0")
     page.wait_for_function("() => Number(document.querySelector('#trie').dataset.drawn) > 300")
+
+
+def test_the_servers_own_events_are_shown_and_a_manager_that_is_lost_is_named(start, open_page):
+    control = FakeControl(tree={"nodes": [node(1)], "hidden": 0})
+    opened = open_page(start(behind=backend(FakeReplicas(answering("Yes.", reason="hit")), control)).url)
+    page, state = opened.page, opened.page.locator("#live-state")
+    expect(state).to_have_text("Live.")
+    expect(page.locator("#tier-cpu .text")).to_contain_text("20 B of 100 B")
+    expect(page.get_by_role("application")).to_have_attribute("data-nodes", "1")
+    usages = opened.usages()
+    opened.ask("Where is the red ball?")
+    line = page.locator("#routes li").first
+    expect(line).to_contain_text("hit")
+    kv = usages[0]["kv_cache"]
+    spans = line.locator(".sources span").all()
+    shown = {one.get_attribute("class"): int(one.get_attribute("data-tokens") or -1) for one in spans}
+    assert shown == {source: kv[source] for source in ("device", "cpu", "redis", "recomputed")}
+    control.error = RuntimeError("gone")
+    expect(state).to_contain_text("manager is away")
+    expect(page.locator("#tier-cpu .text")).to_contain_text("20 B of 100 B")
+    opened.ask("And now?")
+    expect(opened.answer().locator(".words")).to_have_text("Yes.")
+    control.error = None
+    expect(state).to_have_text("Live.")
+
+
+def test_who_may_not_watch_reads_why_and_watches_with_a_key(start, open_page):
+    opened = open_page(start(api_keys={"key-a": "alice"}).url)
+    state = opened.page.locator("#live-state")
+    expect(state).to_contain_text("key")
+    opened.page.get_by_label("API key").fill("key-a")
+    opened.page.get_by_label("API key").press("Enter")
+    expect(state).to_have_text("Live.")
+    expect(opened.page.locator("#tier-cpu .text")).to_contain_text("10 B")
