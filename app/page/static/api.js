@@ -31,7 +31,7 @@ export async function call(path, { body, headers = {}, signal } = {}) {
       body: body === undefined ? undefined : JSON.stringify(body),
       signal,
       cache: "no-store",
-      credentials: "omit",
+      credentials: "same-origin",
       redirect: "error",
     });
   } catch (error) {

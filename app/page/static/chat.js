@@ -138,7 +138,7 @@ export class Chat {
     }
     if (first !== undefined) turn.ttftMs = first - sent;
     const tokens = turn.usage?.completion_tokens;
-    if (tokens > 1 && last > first) turn.tokensPerS = (1000 * (tokens - 1)) / (last - first);
+    if (tokens > 1 && last > first + 5) turn.tokensPerS = (1000 * (tokens - 1)) / (last - first);
     this.running = null;
     chat.turns.push(turn);
     this.save();

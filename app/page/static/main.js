@@ -66,6 +66,7 @@ const say = (words) => chat.say(words);
 const live = new Live({ clear, replicas: settings.replicas, actions: nodeActions(chat.chats, settings.read, ranks, say) });
 themes(() => live.redraw());
 tour(chat, settings, clear, ranks);
+byId("tour").open = !chat.turns.length;
 
 byId("api-key").value = key.get();
 byId("api-key").onchange = (event) => {

@@ -17,6 +17,7 @@ export class TriePicture {
     this.hidden = 0;
     this.drawn = 0;
     this.view = { scale: 1, x: 20, y: 20 };
+    this.stretch = 1;
     this.moved = false; // by the reader: the picture no longer fits itself to what comes
     this.canvas.onkeydown = (event) => this.key(event);
     this.canvas.onwheel = (event) => {
@@ -54,6 +55,7 @@ export class TriePicture {
     const { clientWidth, clientHeight } = this.canvas;
     const { width, height } = this.placed;
     const scale = Math.min((clientWidth - 60) / Math.max(width, 1), (clientHeight - 30) / Math.max(height, 1), 1.5);
+    this.stretch = Math.min(4, Math.max(1, (clientWidth - 60) / Math.max(width * scale, 1))); // a tall trie is drawn wide
     this.view = { scale: Math.max(scale, LEAST), x: 20, y: Math.max(15, (clientHeight - height * scale) / 2) };
     this.redraw();
   }
@@ -135,7 +137,7 @@ export class TriePicture {
 
   /** A node's place on the canvas, in CSS pixels. */
   at(node) {
-    return [this.view.x + node.x * this.view.scale, this.view.y + node.y * this.view.scale];
+    return [this.view.x + node.x * this.view.scale * this.stretch, this.view.y + node.y * this.view.scale];
   }
 
   redraw() {
@@ -194,18 +196,19 @@ export class TriePicture {
   }
 
   drawNode(pen, node, [x, y], colours) {
-    const radius = RADIUS * Math.min(1.2, Math.max(0.45, this.view.scale));
+    const size = Math.min(1.2, Math.max(0.45, this.view.scale));
+    const radius = RADIUS * size;
     const tier = tierOf(node);
-    const shape = (size) => {
+    const shape = (half) => {
       pen.beginPath();
-      if (node.kind === "answer") pen.rect(x - size, y - size, 2 * size, 2 * size);
-      else pen.arc(x, y, size, 0, 2 * Math.PI);
+      if (node.kind === "answer") pen.rect(x - half, y - half, 2 * half, 2 * half);
+      else pen.arc(x, y, half, 0, 2 * Math.PI);
     };
     if (node.hotness > 0.02) {
       pen.globalAlpha = Math.min(1, 0.15 + node.hotness);
       pen.strokeStyle = colours.hot;
-      pen.lineWidth = 1 + 2.5 * node.hotness;
-      shape(radius + 2.5);
+      pen.lineWidth = (1 + 2.5 * node.hotness) * size;
+      shape(radius + 2.5 * size);
       pen.stroke();
       pen.globalAlpha = 1;
     }
@@ -215,7 +218,7 @@ export class TriePicture {
     if (tier === "none") pen.stroke();
     else pen.fill();
     if (node.pinned) {
-      shape(radius + 5.5);
+      shape(radius + 5.5 * size);
       pen.stroke();
     }
   }
