@@ -21,6 +21,8 @@ class OpenedPage:
     url: str
     complaints: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
+    sent: list[dict[str, Any]] = field(default_factory=list)
+    """The bodies of its chat requests, since `usages` was called."""
     may_complain_of: tuple[str, ...] = ()
     """Parts of complaints that a test provokes."""
 
@@ -38,6 +40,7 @@ class OpenedPage:
         found: list[dict[str, Any]] = []
 
         def pass_on(route: Route) -> None:
+            self.sent.append(route.request.post_data_json)
             answer = route.fetch()
             events = [json.loads(line[6:]) for line in answer.text().splitlines() if line.startswith("data: {")]
             found.extend(event["usage"] for event in events if event.get("usage"))

@@ -100,7 +100,7 @@ export class Live {
     this.last = { ...cache, tiers };
     showTiers(tiers, this.clear);
     showReplicas(cache.replicas, cache.queue);
-    showSaved(cache.saved_prefill_s);
+    showSaved(cache);
     this.replicas(cache.replicas.map((one) => one.replica));
   }
 

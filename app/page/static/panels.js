@@ -8,10 +8,13 @@ const TIERS = ["device", "cpu", "redis"];
 
 const percent = (rate) => (rate === null || rate === undefined ? "–" : `${(100 * rate).toFixed(0)}%`);
 
-/** One big number: `seconds` of prefill, or null while none is priced. */
-export function showSaved(seconds) {
+/** One big number: the seconds of prefill that were saved, or the tokens while a server that has just begun has no rate. */
+export function showSaved({ saved_prefill_s: seconds, hit_tokens: hits }) {
   const known = typeof seconds === "number";
-  byId("saved-number").textContent = !known ? "–" : seconds < 100 ? seconds.toFixed(2) : count(Math.round(seconds));
+  const tokens = Object.values(hits ?? {}).reduce((sum, one) => sum + one, 0);
+  const shown = known ? (seconds < 100 ? seconds.toFixed(2) : count(Math.round(seconds))) : count(tokens);
+  byId("saved-number").textContent = shown;
+  byId("saved-unit").textContent = known ? "seconds" : "tokens; their seconds are not known yet";
 }
 
 /** `tiers`: by name `{used_bytes, budget_bytes, hit_rate, recent_hit_rate}`; `clear(tier)` empties one. */

@@ -39,6 +39,12 @@ def test_figures_decisions_and_orders_are_shown(live_page):
     expect(page.locator("#replica option")).to_have_text(["the router chooses", "0", "1"])
 
 
+def test_tokens_stand_for_seconds_until_there_is_a_rate(live_page):
+    said = cache(saved_prefill_s=None, hit_tokens={"device": 1000, "cpu": 200, "redis": 34})
+    page = live_page([("cache", said)]).page
+    expect(page.locator("#saved")).to_contain_text("1,234 tokens")
+
+
 def test_lists_of_what_happens_do_not_grow_for_ever(live_page):
     page = live_page([("route", ROUTE)] * 200).page
     expect(page.locator("#routes li")).to_have_count(30)
