@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import Any
 
 import httpx
 import pytest
@@ -26,6 +27,12 @@ def step(page: OpenedPage, number: int) -> None:
     expect(item).to_have_class("done", timeout=PATIENCE_MS)
 
 
+def wait_until_saved(server: RunningServer, chat: dict[str, Any]) -> None:
+    """Until the CPU tier has the prompt of a chat's request, but for its last block."""
+    tokens = httpx.post(f"{server.url}/tokenize", json=chat).json()["tokens"]
+    server.wait_until(lambda: server.lookup(tokens)["cpu"] >= len(tokens) // 32 - 1, "it is saved")
+
+
 def test_the_tour_shows_what_the_cache_does(server: RunningServer) -> None:
     with started_chromium() as browser:
         page = opened(browser, server.url)
@@ -41,8 +48,7 @@ def test_the_tour_shows_what_the_cache_does(server: RunningServer) -> None:
                 assert sum(page.shown_tokens().values()) == usages[-1]["prompt_tokens"]
                 expect(page.answer().locator(".words")).to_have_text("Anna lives in Oslo.")
             if number == 0:
-                tokens = httpx.post(f"{server.url}/tokenize", json=page.sent[0]).json()["tokens"]
-                server.wait_until(lambda: server.lookup(tokens)["cpu"] >= len(tokens) // 32 - 1, "it is saved")
+                wait_until_saved(server, page.sent[0])
         first, again, elsewhere, after_clear = usages
         assert again["kv_cache"]["recomputed"] < first["kv_cache"]["recomputed"] or first["kv_cache"]["device"]
         assert elsewhere["kv_cache"]["replica"] != again["kv_cache"]["replica"]
