@@ -1,4 +1,4 @@
-// What can be ordered of a node: pin, unpin, bring to a device, move. The API names prompts, not nodes: so the page looks
+// What can be ordered of a node. Pins and evictions name the node; what goes to a device names a prompt, so the page looks
 // for a conversation of this browser that leads through the node, and names its tokens up to there.
 
 import { call, getJson } from "./api.js";
@@ -8,16 +8,17 @@ import { make } from "./elements.js";
 const MOST_CHATS = 12;
 const PIN_S = 3600;
 const [POLL_MS, MOST_POLLS] = [300, 100];
+const EVICT = "Evict this node and all that follows on it from the CPU tier and Redis?";
 
-/** Gives buttons for a node. `say` takes a sentence; `ranks()` are the replicas that there are. */
+/** Gives buttons for a node. `ranks()` are the replicas that there are, `say` takes a sentence. */
 export function nodeActions(chats, settings, ranks, say) {
-  const order = (name, node, body) => async (event) => {
+  const order = (name, what) => async (event) => {
     const button = event.currentTarget;
     button.disabled = true;
     try {
-      const tokens = await leadingTo(node, chats, settings());
-      if (!tokens) say("No conversation of this browser leads there, and the API takes prompts: nothing was ordered.");
-      else say(`${name}: ${await ordered(name, { tokens, ...fidelity(settings()), ...body })}`);
+      const body = await what();
+      if (!body) say("No conversation of this browser leads there, and the API takes prompts for devices: nothing was ordered.");
+      else say(`${name}: ${await ordered(name, body)}`);
     } catch (error) {
       say(`${name}: ${error.message}`);
     } finally {
@@ -25,13 +26,21 @@ export function nodeActions(chats, settings, ranks, say) {
     }
   };
   return (node) => {
-    const button = (text, name, body) => make("button", { type: "button", text, onclick: order(name, node, body) });
+    const button = (text, name, what) => make("button", { type: "button", text, onclick: order(name, what) });
     const there = node.tiers.device;
     const lacking = ranks().map(Number).filter((rank) => !there.includes(rank));
+    const prompt = (more) => async () => {
+      const tokens = await leadingTo(node, chats, settings());
+      return tokens && { tokens, ...fidelity(settings()), ...more };
+    };
+    const evict = button("Evict", "evict", () => ({ node: node.id, tiers: ["cpu", "redis"] }));
+    const confirmed = evict.onclick;
+    evict.onclick = (event) => confirm(EVICT) && confirmed(event);
     return [
-      node.pinned ? button("Unpin", "unpin", {}) : button("Pin for an hour", "pin", { ttl_s: PIN_S }),
-      ...lacking.map((replica) => button(`Bring to replica ${replica}`, "prefetch", { replica })),
-      ...(there.length ? lacking.map((target) => button(`Move to replica ${target}`, "move", { source: there[0], target })) : []),
+      node.pinned ? button("Unpin", "unpin", () => ({ node: node.id })) : button("Pin for an hour", "pin", () => ({ node: node.id, ttl_s: PIN_S })),
+      evict,
+      ...lacking.map((replica) => button(`Bring to replica ${replica}`, "prefetch", prompt({ replica }))),
+      ...(there.length ? lacking.map((target) => button(`Move to replica ${target}`, "move", prompt({ source: there[0], target }))) : []),
     ];
   };
 }

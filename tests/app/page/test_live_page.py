@@ -9,7 +9,7 @@ import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
 from live_events import DIRECTIVE, ROUTE, Event, cache, in_the_servers_place, node
 from opened_page import OpenedPage
-from playwright.sync_api import expect
+from playwright.sync_api import Request, expect
 from scripts import answering
 
 
@@ -106,7 +106,7 @@ def test_a_node_is_found_by_mouse_and_keyboard_and_says_what_it_is(live_page):
     for part in ("3.3 uses", "hotness 0.75", "device of replica 0", "CPU 2.0 MiB", "5 follow, 5 of them not shown"):
         assert part in text
     expect(page.locator("#trie-node").get_by_role("button")).to_have_text(
-        ["Open", "Unpin", "Bring to replica 1", "Move to replica 1"]
+        ["Open", "Unpin", "Evict", "Bring to replica 1", "Move to replica 1"]
     )
     place = trie.bounding_box()
     page.mouse.click(place["x"] + 20, place["y"] + place["height"] / 2)
@@ -116,20 +116,47 @@ def test_a_node_is_found_by_mouse_and_keyboard_and_says_what_it_is(live_page):
     expect(page.get_by_role("button", name="Whole trie")).to_be_visible()
 
 
-def test_a_node_is_pinned_by_the_tokens_that_lead_to_it(server, live_page):
+def test_a_node_is_pinned_and_evicted_by_its_name(live_page):
+    chosen = node(5)
+    opened = live_page([("cache", cache())], [chosen])
+    page, sent = opened.page, list[tuple[str, Any]]()
+
+    def note(request: Request) -> None:
+        if request.post_data:
+            sent.append((request.url.rpartition("/")[2], request.post_data_json))
+
+    page.on("request", note)
+    page.on("dialog", lambda box: box.accept())
+    expect(page.get_by_role("application")).to_have_attribute("data-nodes", "1")
+    page.get_by_role("application").focus()
+    page.keyboard.press("ArrowRight")
+    page.get_by_role("button", name="Pin for an hour").click()
+    expect(page.locator("#notice")).to_contain_text("pin: ")
+    page.get_by_role("button", name="Evict").click()
+    expect(page.locator("#notice")).to_have_text("evict: done")
+    assert sent == [
+        ("pin", {"node": chosen["id"], "ttl_s": 3600}),
+        ("evict", {"node": chosen["id"], "tiers": ["cpu", "redis"]}),
+    ]
+
+
+def test_a_node_is_brought_to_a_device_by_the_tokens_that_lead_to_it(live_page):
     """The stand-in's lookup knows two segments, both named 00."""
     opened = live_page([("cache", cache())], [node(0, id="00")])
+    expect(opened.page.get_by_role("application")).to_have_attribute("data-nodes", "1")
     opened.page.get_by_role("application").focus()
     opened.page.keyboard.press("ArrowRight")
-    opened.page.get_by_role("button", name="Pin for an hour").click()
+    button = opened.page.get_by_role("button", name="Bring to replica 1")
+    button.click()
     expect(opened.page.locator("#notice")).to_contain_text("No conversation of this browser leads there")
     opened.ask("word " * 60)
     sent: list[Any] = []
-    opened.page.on("request", lambda one: sent.append(one.post_data_json) if one.url.endswith("/kv/pin") else None)
-    opened.page.get_by_role("button", name="Pin for an hour").click()
-    expect(opened.page.locator("#notice")).to_contain_text("pin: ")
+    opened.page.on("request", lambda one: sent.append(one.post_data_json) if one.url.endswith("/prefetch") else None)
+    button.click()
+    expect(opened.page.locator("#notice")).to_have_text("prefetch: done")
     (body,) = sent
-    assert body["ttl_s"] == 3600
+    assert body["replica"] == 1
+    assert body["tokens"]
     assert len(body["tokens"]) % 32 == 0
 
 
