@@ -7,8 +7,8 @@ import re
 from fake_backend import FakeReplicas, fail_with, speak_for_ever
 from ingress_server import wait_until
 from opened_page import PHONE
+from page_scripts import HOSTILE, answering
 from playwright.sync_api import expect
-from scripts import HOSTILE, answering
 
 
 def test_a_whole_conversation_with_the_figures_of_the_api(start, open_page):

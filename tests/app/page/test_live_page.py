@@ -9,8 +9,8 @@ import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
 from live_events import DIRECTIVE, ROUTE, Event, cache, in_the_servers_place, node
 from opened_page import OpenedPage
+from page_scripts import answering
 from playwright.sync_api import Request, expect
-from scripts import answering
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from axe_playwright_python.sync_playwright import Axe
 from fake_backend import FakeReplicas
 from live_events import DIRECTIVE, ROUTE, cache, in_the_servers_place, node
 from opened_page import PHONE, WIDE
+from page_scripts import HOSTILE, answering
 from playwright.sync_api import expect
-from scripts import HOSTILE, answering
 
 
 def violations(page) -> list[str]:
