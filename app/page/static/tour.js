@@ -8,7 +8,7 @@ const PEOPLE = ["Anna Oslo dentist violin", "Oscar Tokyo guard trumpet", "Jack B
   "Yusuf Jakarta plumber cello", "Umar Brisbane designer saxophone", "Peter Lima potter cello", "Simon Cologne judge cello",
   "Nora Dhaka banker tuba", "Leo Bangkok florist piano", "Amir Toronto teacher flute", "Viktor Dublin sailor clarinet"];
 
-/** Facts about people that the demo model answers questions about, some 400 tokens. */
+/** Facts about people that the demo model answers questions about, some 300 tokens. */
 export const DOCUMENT = PEOPLE.map((row) => {
   const [name, city, job, instrument] = row.split(" ");
   return `${name} lives in ${city}. ${name} is a ${job}. ${name} plays the ${instrument}.`;
