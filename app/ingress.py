@@ -64,6 +64,7 @@ from app.openai.prompt_keys import PromptKeys
 from app.openai.suspects import Suspects
 from app.openai.tokenize_lap import time_tokenizing
 from app.openai.user_text import keep_user_text
+from app.page.routes import page_router
 from app.protocols import routes as protocols
 from app.protocols.anthropic_errors import AnthropicErrorMiddleware
 from app.protocols.cors import cors
@@ -182,6 +183,7 @@ def create_app(
     app.include_router(health_router(backend.health, queue, settings.scenario))
     app.include_router(metrics_router(metrics, parts))
     app.include_router(layerwise_api.layerwise_router(parts))
+    app.include_router(page_router())
     openapi_schema.add_description(app, OPEN_PATHS - {METRICS})
     app.add_exception_handler(HTTPException, answer_unserved)
     return app

@@ -3,7 +3,7 @@
 #
 #   install.sh server    what the server needs: cpu.txt, or cuda.txt where nvidia-smi finds a GPU
 #   install.sh bench     that, and what the benchmarks and the load test need: bench.txt
-#   install.sh dev       both, and what the tests and the linters need: dev.txt
+#   install.sh dev       both, and what the tests and the linters need: dev.txt, and a Chromium (chromium.sh)
 #
 # A stamp in .venv names the lock files' digests: while they match, nothing is asked of the network.
 # PYTHON= chooses the interpreter, ACCELERATOR=cpu|cuda the lock file.
@@ -108,7 +108,13 @@ main() {
     lock=$(lock_file)
     ensure server "$lock"
     case ${1:-server} in bench | dev) ensure bench requirements/bench.txt ;; esac
-    if [ "${1:-server}" = dev ]; then ensure dev requirements/dev.txt; fi
+    if [ "${1:-server}" = dev ]; then
+        ensure dev requirements/dev.txt
+        if ! stamped chromium sought; then
+            requirements/chromium.sh
+            echo sought >"$venv/stamp-chromium"
+        fi
+    fi
 }
 
 main "$@"

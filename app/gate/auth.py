@@ -20,11 +20,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.exceptions import GracefulHTTPError
 
 from app.gate.errors import error_response
+from app.page.files import PATHS as PAGE
 from configs.api_keys import DIGEST_PREFIX, FARTHEST_PRIORITY, ApiKey, key_digest
 
 HEALTH, METRICS = "/health", "/metrics"
-OPEN_PATHS = frozenset({HEALTH, METRICS, "/openapi.json", "/docs"})
-"""They need no tenant's key. Probes hear no more than whether the server serves; /metrics has keys of its own."""
+OPEN_PATHS = frozenset({HEALTH, METRICS, "/openapi.json", "/docs"}) | PAGE
+"""They need no tenant's key. Probes hear no more than whether the server serves; /metrics has keys of its own; the
+page's files say nothing of anybody."""
 
 CALLER = "crosskv.caller"
 """Key of the `Caller` in an ASGI scope."""

@@ -20,7 +20,7 @@ FLOORS: dict[str, list[list[str]]] = {
         ["app.answers", "app.blending", "app.continuation", "app.events", "app.observe"],
         ["app.backend"],
         ["app.gate"],
-        ["app.metrics"],
+        ["app.metrics", "app.page"],
     ],
     "deployments": [
         ["deployments.router", "deployments.replica", "deployments.redis_tier", "deployments.scaling"],

@@ -11,6 +11,7 @@ from ingress_server import FINGERPRINT, SECRET, settings_with
 from app import document
 from app.gate.auth import METRICS, OPEN_PATHS
 from app.ingress import create_app
+from app.page.files import PATHS as PAGE
 
 
 def described(server):
@@ -25,7 +26,8 @@ def test_every_route_is_described_with_its_answers(server, vllm_config):
     app = create_app(settings_with(), vllm_config, backend(FakeReplicas()), FINGERPRINT, SECRET, loopback=True)
     routes = {(route.path, method) for route in app.routes if isinstance(route, APIRoute) for method in route.methods}
     shown = {(path, method.upper()) for path, item in paths.items() for method in item}
-    assert routes - shown == {("/openapi.json", "GET"), ("/docs", "GET")}
+    page = {(path, method) for path in PAGE for method in ("GET", "HEAD")}
+    assert routes - shown == {("/openapi.json", "GET"), ("/docs", "GET")} | page
     for path, item in paths.items():
         for operation in item.values():
             answers = set(operation["responses"])

@@ -1,0 +1,63 @@
+"""The page before the real server: its tour, and its bars beside what the API says."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import httpx
+import pytest
+from chromium import started_chromium
+from opened_page import OpenedPage, opened
+from playwright.sync_api import expect
+
+from app.metrics.usage import SOURCES
+from load_tests.harness.running_server import RunningServer
+
+pytestmark = pytest.mark.server
+
+PATIENCE_MS = 60_000
+
+
+def step(page: OpenedPage, number: int) -> None:
+    """Take a step of the tour, and wait until it is done."""
+    item = page.page.locator("#tour-steps li").nth(number)
+    item.get_by_role("button").click()
+    expect(item).to_have_class("done", timeout=PATIENCE_MS)
+
+
+def wait_until_saved(server: RunningServer, chat: dict[str, Any]) -> None:
+    """Until the CPU tier has the prompt of a chat's request, but for its last block."""
+    tokens = httpx.post(f"{server.url}/tokenize", json=chat).json()["tokens"]
+    server.wait_until(lambda: server.lookup(tokens)["cpu"] >= len(tokens) // 32 - 1, "it is saved")
+
+
+def test_the_tour_shows_what_the_cache_does(server: RunningServer) -> None:
+    with started_chromium() as browser:
+        page = opened(browser, server.url)
+        page.page.on("dialog", lambda box: box.accept())
+        usages = page.usages()
+        expect(page.page.locator("#live-state")).to_have_text("Live.")
+        page.page.wait_for_function("() => document.querySelector('#replica').options.length > 2")
+        for number in range(5):
+            step(page, number)
+            if number != 3:
+                kv = usages[-1]["kv_cache"]
+                assert page.shown_tokens() == {source: kv[source] for source in SOURCES if kv[source]}
+                assert sum(page.shown_tokens().values()) == usages[-1]["prompt_tokens"]
+                expect(page.answer().locator(".words")).to_have_text("Anna lives in Oslo.")
+            if number == 0:
+                wait_until_saved(server, page.sent[0])
+        first, again, elsewhere, after_clear = usages
+        assert again["kv_cache"]["recomputed"] < first["kv_cache"]["recomputed"] or first["kv_cache"]["device"]
+        assert elsewhere["kv_cache"]["replica"] != again["kv_cache"]["replica"]
+        assert after_clear["kv_cache"]["recomputed"] < after_clear["prompt_tokens"] / 2, "the shared tiers had it"
+        expect(page.page.locator("#routes li").first).to_contain_text("tokens")
+        expect(page.page.locator("#saved-number")).to_have_text(re.compile(r"[1-9]"), timeout=PATIENCE_MS)
+        page.page.wait_for_function("() => Number(document.querySelector('#trie').dataset.nodes) > 0")
+        if path := os.environ.get("CROSSKV_SCREENSHOT"):
+            page.page.set_viewport_size({"width": 1280, "height": 1020})
+            page.page.wait_for_timeout(1000)
+            page.page.screenshot(path=path)
+        page.close()
