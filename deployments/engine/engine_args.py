@@ -124,8 +124,13 @@ def engine_config(settings: Settings) -> VllmConfig:
     return config
 
 
-def _block_bytes(config: VllmConfig) -> int:
+def kv_bytes_per_token(config: VllmConfig) -> int:
+    """Bytes of KV of one token in all layers, of a model with plain full attention, in one process."""
     model, parallel = config.model_config, config.parallel_config
     dtype: Any = model.dtype
-    per_token = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * dtype.itemsize
-    return model.get_num_layers(parallel) * per_token * config.cache_config.block_size
+    per_layer = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * dtype.itemsize
+    return model.get_num_layers(parallel) * per_layer
+
+
+def _block_bytes(config: VllmConfig) -> int:
+    return kv_bytes_per_token(config) * config.cache_config.block_size
