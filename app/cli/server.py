@@ -15,7 +15,7 @@ from app.cli.samples import Samples
 CONNECT_S, ANSWER_S = 3.0, 15.0
 """Clearing asks every replica and tier, for which the server itself has ten seconds."""
 
-_REFUSED = {
+_REFUSED: dict[int, str] = {
     httpx.codes.UNAUTHORIZED: f"The server wants an API key, and not this one: set {KEY_VARIABLE}, or give --key-file.",
     httpx.codes.FORBIDDEN: "This key may not do that",
     httpx.codes.TOO_MANY_REQUESTS: "The server has too much to do",

@@ -26,14 +26,14 @@ _STYLES = {"ok": "green", "degraded": "yellow"}
 def status(url: Url = DEFAULT_URL, key_file: KeyFile = None, as_json: AsJson = False) -> None:
     """Show how the server is, and what its tiers hold. Exit code 1: a part is not well."""
     with connect(url, key_file) as server:
-        seen = {"health": server.health(), "stats": _stats(server), "prompt_tokens": _prompt_tokens(server)}
+        health, stats, tokens = server.health(), _stats(server), _prompt_tokens(server)
     console = Console(soft_wrap=True)
     if as_json:
-        print_json(console, seen)
+        print_json(console, {"health": health, "stats": stats, "prompt_tokens": tokens})
     else:
-        for part in _shown(server.url, **seen):
+        for part in _shown(server.url, health, stats, tokens):
             console.print(part)
-    if seen["health"]["status"] != "ok":
+    if health["status"] != "ok":
         raise typer.Exit(NOT_SO)
 
 

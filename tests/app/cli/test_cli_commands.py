@@ -129,15 +129,14 @@ def test_a_refused_pin_is_1_and_says_why(crosskv: Run, server: StandIn) -> None:
 
 def asked(crosskv: Run, monkeypatch: pytest.MonkeyPatch, answer: str) -> Result:
     """`crosskv clear` before a person who answers that."""
-    monkeypatch.setattr(clearing.sys, "stdin", type("Terminal", (), {"isatty": lambda self: True})())
-    monkeypatch.setattr(clearing.typer, "confirm", lambda *_, **__: answer == "y")
-    return crosskv("clear", "cpu", "device", "cpu")
+    monkeypatch.setattr(clearing, "somebody_is_there", lambda: True)
+    return crosskv("clear", "cpu", "device", "cpu", input=answer)
 
 
 def test_clear_says_what_would_go_and_does_it_when_somebody_agrees(
     crosskv: Run, server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = asked(crosskv, monkeypatch, "y")
+    result = asked(crosskv, monkeypatch, "y\n")
     assert result.exit_code == 0, result.output
     assert "all tenants' KV in cpu (19 segments, 12.7 MiB), device" in result.stderr
     assert server.sent("/api/v1/kv/clear") == {"tiers": ["cpu", "device"]}
@@ -146,8 +145,8 @@ def test_clear_says_what_would_go_and_does_it_when_somebody_agrees(
 def test_clear_changes_nothing_when_somebody_does_not_agree(
     crosskv: Run, server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = asked(crosskv, monkeypatch, "n")
-    assert result.exit_code == 1
+    for answer in ("n\n", "\n", ""):
+        assert asked(crosskv, monkeypatch, answer).exit_code == 1
     assert "/api/v1/kv/clear" not in [path for path, _, _ in server.requests]
 
 
@@ -174,7 +173,7 @@ NODES: list[dict[str, Any]] = [
         "tiers": {"device": [0, 1], "cpu": True, "redis": False}, "pinned": True, "children": 2, "hidden": 0,
     },
     {
-        "id": "bb" * 16, "parent": "aa" * 16, "kind": "answer", "tokens": 64, "uses": 1.0, "hotness": 0.5, "bytes": 1024,
+        "id": "bb" * 16, "parent": "aa" * 16, "kind": "answer", "tokens": 64, "uses": 1.0, "hotness": 0.5, "bytes": 99,
         "tiers": {"device": [], "cpu": True, "redis": True}, "pinned": False, "children": 0, "hidden": 0,
     },
     {
@@ -199,12 +198,8 @@ def test_trie_shows_children_below_parents_the_hottest_first(crosskv: Run, serve
 
 
 def test_trie_ends_on_a_circle_and_shows_orphans(crosskv: Run, server: StandIn) -> None:
-    circle = [
-        {"id": "a", "parent": "b"},
-        {"id": "b", "parent": "a"},
-        {"id": "c", "parent": "gone"},
-        {"id": "d", "parent": "d"},
-    ]
+    parents = {"a": "b", "b": "a", "c": "gone", "d": "d"}
+    circle = [{"id": node, "parent": parent} for node, parent in parents.items()]
     server.answers["/api/v1/kv/trie"] = (200, {"nodes": circle})
     result = crosskv("trie")
     assert result.exit_code == 0

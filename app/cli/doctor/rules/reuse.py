@@ -10,8 +10,8 @@ from app.cli.doctor.rules.storage import FULL
 
 LOW_HIT_RATE = 0.3
 """Conversations reach more than that (docs/measured/benchmarks.md); unrelated questions do not."""
-MANY = 0.2
-"""A share of all prompts that is worth a change."""
+MANY, MOST = 0.2, 0.5
+"""Shares of all prompts: worth a change, and the rule rather than the exception."""
 
 
 def blend_chunks(figures: Figures) -> Advice | None:
@@ -24,7 +24,9 @@ def blend_chunks(figures: Figures) -> Advice | None:
     if setup is None or setup.fidelity == "blended" or traffic.hit_rate >= LOW_HIT_RATE:
         return None
     cold = _share(figures, "cold")
-    if cold < 0.5 and not traffic.chunk_tokens:
+    if cold < MOST and not traffic.chunk_tokens:
+        return None
+    if traffic.chunk_tokens >= MOST * traffic.prompt_tokens:  # requests ask for it already
         return None
     evidence = f"{traffic.hit_rate:.0%} of prompt tokens were reused, {cold:.0%} of prompts begin as none before"
     if traffic.chunk_tokens:

@@ -145,6 +145,7 @@ SILENT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("compressing-hot-data", {**HOT_IN_REDIS, "codecs": {"raw": CodecUse(1, 1000, 0.0)}}, {}),
     ("blend-chunks", {**NEVER_SEEN, "tokens": TRAFFIC.tokens}, {}),
     ("blend-chunks", EVICTED, {}),
+    ("blend-chunks", {**NEVER_SEEN, "chunk_tokens": 5000}, {}),
     ("blend-chunks", NEVER_SEEN, {"fidelity": "blended"}),
     ("keep-kv-longer", {**EVICTED, "tokens": TRAFFIC.tokens}, {}),
     ("keep-kv-longer", NEVER_SEEN, {}),
