@@ -11,30 +11,35 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from app.cli.failures import tells_failures
+from app.cli.failures import NOT_SO, CommandError, tells_failures
 from app.cli.options import DEFAULT_URL, AsJson, KeyFile, Url
-from app.cli.server import connect
+from app.cli.server import Server, connect
 from app.cli.terminal import line, plain, print_json, size
 
+PATH = "/api/v1/kv/trie"
+EVERYTHING = {"depth": 16, "most": 2000}
+"""As much as a server shows at once."""
 KEY_CHARACTERS = 12
 
 
 @tells_failures
 def trie(
-    root: Annotated[str | None, typer.Option(help="The id of a node, to see what lies below it.")] = None,
+    root: Annotated[str | None, typer.Option(help="A node's id, or its beginning as it is shown: what lies below it.")] = None,
     depth: Annotated[int | None, typer.Option(min=1, help="Levels below the root.")] = None,
     most: Annotated[int | None, typer.Option(min=1, help="Nodes, the hottest ones.")] = None,
     url: Url = DEFAULT_URL, key_file: KeyFile = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Show the hottest stored prefixes as a tree: tokens, uses, bytes, and the tiers that have them."""
-    params = {"root": root, "depth": depth, "most": most}
     with connect(url, key_file) as server:
-        found = server.get("/api/v1/kv/trie", {name: value for name, value in params.items() if value is not None})
+        params = {"root": None if root is None else _whole_id(server, root), "depth": depth, "most": most}
+        found = server.get(PATH, {name: value for name, value in params.items() if value is not None})
     console = Console(soft_wrap=True)
     if as_json:
         print_json(console, found)
     else:
-        console.print(tree_of(server.url, found.get("nodes") or []))
+        title = server.url if root is None else f"below {root} at {server.url}"
+        hidden = _number(found.get("hidden"))
+        console.print(tree_of(title + (f", +{hidden:.0f} hidden" if hidden else ""), _nodes(found)))
 
 
 def tree_of(title: str, nodes: Sequence[Mapping[str, Any]]) -> Tree:
@@ -57,6 +62,22 @@ def tree_of(title: str, nodes: Sequence[Mapping[str, Any]]) -> Tree:
     return tree
 
 
+def _whole_id(server: Server, beginning: str) -> str:
+    """The id of the one node that is shown so. Raises CommandError: there is none, or there are several."""
+    if len(beginning) > KEY_CHARACTERS:
+        return beginning
+    ids = [str(node.get("id")) for node in _nodes(server.get(PATH, EVERYTHING))]
+    found = [one for one in ids if one.startswith(beginning.lower())]
+    if len(found) != 1:
+        how_many = "Several nodes are" if found else "None of the hottest nodes is"
+        raise CommandError(f"{how_many} shown as {beginning}: give more of the id (--json shows it whole).", NOT_SO)
+    return found[0]
+
+
+def _nodes(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [node for node in found.get("nodes") or () if isinstance(node, Mapping)]
+
+
 def _hottest_first(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return sorted(nodes, key=lambda node: -_number(node.get("hotness")))
 
@@ -70,7 +91,7 @@ def _label(node: Mapping[str, Any]) -> Text:
     ]
     hidden = _number(node.get("hidden"))
     return Text.assemble(
-        (plain(str(node.get("id")), KEY_CHARACTERS), "bold"),
+        (plain(str(node.get("id"))[:KEY_CHARACTERS]), "bold"),
         f" {plain(node.get('kind'))}, {_number(node.get('tokens')):.0f} tokens, {_number(node.get('uses')):.1f} uses, ",
         f"{size(_number(node.get('bytes')))} ",
         (f"[{plain('; '.join(places) or 'stored nowhere')}]", "cyan"),

@@ -185,9 +185,9 @@ NODES: list[dict[str, Any]] = [
 
 def test_trie_shows_children_below_parents_the_hottest_first(crosskv: Run, server: StandIn) -> None:
     server.answers["/api/v1/kv/trie"] = (200, {"nodes": NODES})
-    result = crosskv("trie", "--root", "aa", "--depth", "3", "--most", "50")
+    result = crosskv("trie", "--root", "aa" * 16, "--depth", "3", "--most", "50")
     assert result.exit_code == 0, result.output
-    assert server.sent("/api/v1/kv/trie") == {"root": ["aa"], "depth": ["3"], "most": ["50"]}
+    assert server.sent("/api/v1/kv/trie") == {"root": ["aa" * 16], "depth": ["3"], "most": ["50"]}
     lines = result.output.splitlines()
     assert [next(key for key in ("aa", "bb", "cc") if key * 6 in line) for line in lines[1:]] == ["aa", "cc", "bb"]
     assert "device 0,1; cpu" in lines[1]
@@ -195,6 +195,17 @@ def test_trie_shows_children_below_parents_the_hottest_first(crosskv: Run, serve
     assert "+9 hidden" in lines[2]
     assert "stored nowhere" in lines[2]
     assert lines[2].index("cc") > lines[1].index("aa")
+
+
+@pytest.mark.parametrize(("beginning", "whole"), [("bbbb", "bb" * 16), ("BB", "bb" * 16), ("b1", None), ("", None)])
+def test_a_root_is_named_by_what_is_shown_of_it(
+    crosskv: Run, server: StandIn, beginning: str, whole: str | None
+) -> None:
+    server.answers["/api/v1/kv/trie"] = (200, {"nodes": NODES})
+    result = crosskv("trie", "--root", beginning)
+    assert result.exit_code == (0 if whole else 1)
+    asked_for = [sent.get("root") for _, sent, _ in server.requests]
+    assert asked_for == ([None, [whole]] if whole else [None])
 
 
 def test_trie_ends_on_a_circle_and_shows_orphans(crosskv: Run, server: StandIn) -> None:
