@@ -24,7 +24,7 @@ KEY_CHARACTERS = 12
 
 @tells_failures
 def trie(
-    root: Annotated[str | None, typer.Option(help="A node's id, or its beginning as it is shown: what lies below it.")] = None,
+    root: Annotated[str | None, typer.Option(help="A node's id, or what is shown of it: what lies below.")] = None,
     depth: Annotated[int | None, typer.Option(min=1, help="Levels below the root.")] = None,
     most: Annotated[int | None, typer.Option(min=1, help="Nodes, the hottest ones.")] = None,
     url: Url = DEFAULT_URL, key_file: KeyFile = None, as_json: AsJson = False,

@@ -11,7 +11,7 @@ from app.control.settings_shown import ModelShape, settings_shown
 from app.gate.auth import require_admin
 from app.gate.request_context import current_request
 from configs.settings import Settings
-from deployments.engine.engine_args import kv_bytes_per_token
+from deployments.engine.engine_args import block_bytes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -43,7 +43,8 @@ def _shape(vllm_config: VllmConfig) -> ModelShape | None:
     model = vllm_config.model_config
     try:
         layers = model.get_num_layers(vllm_config.parallel_config)
-        return ModelShape(layers, kv_bytes_per_token(vllm_config), model.max_model_len)
+        per_token = block_bytes(vllm_config) // vllm_config.cache_config.block_size
+        return ModelShape(layers, per_token, model.max_model_len)
     except Exception:
         logger.info("this model's KV per token is not known", exc_info=True)
         return None

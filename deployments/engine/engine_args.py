@@ -120,17 +120,13 @@ def engine_config(settings: Settings) -> VllmConfig:
     cache = config.cache_config
     if (current_platform.is_cpu() or other_kv) and settings.device_blocks and cache.kv_cache_memory_bytes is None:
         # Without it the CPU backend reserves a share of the whole machine's memory, once per replica.
-        cache.kv_cache_memory_bytes = settings.device_blocks * _block_bytes(config)
+        cache.kv_cache_memory_bytes = settings.device_blocks * block_bytes(config)
     return config
 
 
-def kv_bytes_per_token(config: VllmConfig) -> int:
-    """Bytes of KV of one token in all layers, of a model with plain full attention, in one process."""
+def block_bytes(config: VllmConfig) -> int:
+    """Bytes of KV that a block holds, in all layers of one rank."""
     model, parallel = config.model_config, config.parallel_config
     dtype: Any = model.dtype
-    per_layer = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * dtype.itemsize
-    return model.get_num_layers(parallel) * per_layer
-
-
-def _block_bytes(config: VllmConfig) -> int:
-    return kv_bytes_per_token(config) * config.cache_config.block_size
+    per_token = 2 * model.get_num_kv_heads(parallel) * model.get_head_size() * dtype.itemsize
+    return model.get_num_layers(parallel) * per_token * config.cache_config.block_size
