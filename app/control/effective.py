@@ -1,4 +1,7 @@
-"""GET /api/v1/settings: the settings in effect, without secrets, for administrators. `crosskv doctor` reads them."""
+"""GET /api/v1/settings: the settings in effect, without secrets, for administrators. `crosskv doctor` reads them.
+
+Leans on vLLM (0.32.0): `ModelConfig.get_num_layers` and `max_model_len`.
+"""
 
 from __future__ import annotations
 

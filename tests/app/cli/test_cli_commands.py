@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rich.console import Console
 from stand_in import StandIn, error, recorded
-from typer.testing import Result
+from typer.testing import CliRunner, Result
 
 from app.cli import clear as clearing
+from app.cli import top
+from app.cli.main import app
 
 Run = Callable[..., Result]
 
@@ -67,6 +72,35 @@ def test_top_without_a_terminal_prints_one_frame(crosskv: Run, arguments: tuple[
     assert "recomputed" in result.output
     assert result.output.count("crosskv at") == 1
     assert "\x1b" not in result.output
+
+
+def test_top_goes_on_when_the_server_goes_away_and_ends_on_ctrl_c(
+    server: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = server.answers["/metrics"][1]
+    happenings = iter(
+        [
+            (200, metrics.replace('redis"} 1824.0', 'redis"} 1924.0')),
+            error("It ends.", 503),
+            KeyboardInterrupt(),
+        ]
+    )
+
+    def sleep(seconds: float) -> None:
+        happens = next(happenings)
+        if isinstance(happens, KeyboardInterrupt):
+            raise happens
+        server.answers["/metrics"] = happens
+
+    monkeypatch.setattr(top.time, "sleep", sleep)
+    monkeypatch.setattr(top, "Console", lambda: Console(file=sys.stdout, force_terminal=True, width=200))
+    result = CliRunner().invoke(app, ["top", "--url", server.url])
+    assert result.exit_code == 0, result.output
+    frames = result.output.split("crosskv at")[1:]
+    assert len(frames) >= 3
+    assert "1924" not in result.output, "rates, not totals"
+    assert any(re.search(r"redis\s+100\s+100 %", frame) for frame in frames)
+    assert "failed with 503: It ends." in frames[-1]
 
 
 def test_top_as_json(crosskv: Run) -> None:
