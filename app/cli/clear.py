@@ -27,7 +27,7 @@ class ClearedTier(StrEnum):
 
 @tells_failures
 def clear(
-    tiers: Annotated[list[ClearedTier], typer.Argument(metavar="TIER...", help="`device`, `cpu`, `redis`.")],
+    tiers: Annotated[list[ClearedTier], typer.Argument(metavar="TIER", help="`device`, `cpu`, `redis`.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it without a question.")] = False,
     url: Url = DEFAULT_URL, key_file: KeyFile = None, as_json: AsJson = False,
 ) -> None:  # fmt: skip

@@ -43,7 +43,7 @@ def trie(
 
 
 def tree_of(title: str, nodes: Sequence[Mapping[str, Any]]) -> Tree:
-    """The nodes below their parents; those whose parent is not among them, or that form a circle, stay at the top."""
+    """The nodes below their parents, each once; those whose parent is not among them at the top. Ends on circles."""
     ids = {str(node.get("id")) for node in nodes}
     below: dict[str | None, list[Mapping[str, Any]]] = defaultdict(list)
     for node in nodes:

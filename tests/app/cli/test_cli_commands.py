@@ -249,3 +249,6 @@ def test_trie_ends_on_a_circle_and_shows_orphans(crosskv: Run, server: StandIn) 
     result = crosskv("trie")
     assert result.exit_code == 0
     assert len(result.output.splitlines()) == 3
+    twice = [{"id": "a"}, {"id": "b", "parent": "a"}, {"id": "a", "parent": "b"}]
+    server.answers["/api/v1/kv/trie"] = (200, {"nodes": twice})
+    assert len(crosskv("trie").output.splitlines()) == 3

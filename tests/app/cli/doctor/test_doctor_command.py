@@ -134,8 +134,8 @@ def test_a_settings_file_is_looked_at_where_no_server_runs(tmp_path: Path) -> No
 
 def test_a_settings_file_comes_before_the_servers_own(crosskv: Run, server: StandIn, tmp_path: Path) -> None:
     server.answers["/api/v1/settings"] = (200, shown(dtype="float32"))
-    assert crosskv("doctor", "--config", config(tmp_path, dtype="bfloat16")).exit_code == 0
-    assert crosskv("doctor", "--config", config(tmp_path, dtype="float32")).exit_code == 1
+    assert crosskv("doctor", "--config", config(tmp_path, dtype="bfloat16", replicas=1)).exit_code == 0
+    assert crosskv("doctor", "--config", config(tmp_path, dtype="float32", replicas=1)).exit_code == 1
 
 
 @pytest.mark.parametrize(
