@@ -57,7 +57,7 @@ def test_a_prompt_is_looked_up_pinned_and_cleared(server: RunningServer) -> None
     assert crosskv(server, "clear", "device", "cpu", "redis", "--yes").exit_code == 0
     unknown = crosskv(server, "lookup", *prompt)
     assert unknown.exit_code == 1
-    refused = crosskv(server, "pin", *prompt)
+    refused = crosskv(server, "pin", TEXT, "--cache-salt", f"never sent {uuid.uuid4()}")
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert refused.stderr.startswith("The server refused: ")
 
