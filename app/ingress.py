@@ -29,6 +29,7 @@ from app.continuation.handover import Handovers
 from app.continuation.routes import requests_router
 from app.control import api as control_api
 from app.control import diverge as kv_diverge
+from app.control import effective as settings_api
 from app.control import fills as kv_fills
 from app.control import layerwise as layerwise_api
 from app.control import moves as kv_moves
@@ -83,6 +84,7 @@ _COUNTED_PATHS = openai_api.PATHS.union(
     kv_trie.PATHS,
     events_api.PATHS,
     layerwise_api.PATHS,
+    settings_api.PATHS,
     continuation_api.PATHS,
     openapi_schema.PATHS,
     OPEN_PATHS,
@@ -184,6 +186,7 @@ def create_app(
     app.include_router(metrics_router(metrics, parts))
     app.include_router(layerwise_api.layerwise_router(parts))
     app.include_router(page_router())
+    app.include_router(settings_api.settings_router(settings, vllm_config))
     openapi_schema.add_description(app, OPEN_PATHS - {METRICS})
     app.add_exception_handler(HTTPException, answer_unserved)
     return app

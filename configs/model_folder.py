@@ -43,6 +43,25 @@ def own_max_tokens(model: Path | str) -> int | None:
     return int(length) if length is not None else None
 
 
+def kv_shape(model: Path | str) -> tuple[int, int] | None:
+    """Layers, and numbers of KV per token in all of them; None for a hub id or a config.json that does not say.
+
+    As of plain full attention: keys and values of every KV head in every layer.
+    """
+    if isinstance(model, str):
+        return None
+    whole: dict[str, Any] = json.loads((model / "config.json").read_text())
+    config = whole.get("text_config") or whole
+    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_size = config.get("head_dim") or (
+        config["hidden_size"] // heads if heads and "hidden_size" in config else None
+    )
+    if not layers or not kv_heads or not head_size:
+        return None
+    return int(layers), 2 * int(layers) * int(kv_heads) * int(head_size)
+
+
 def is_quantized(model: Path | str) -> bool:
     """Whether the model's config.json says that its weights are quantized; a hub id says nothing."""
     if isinstance(model, str):

@@ -1,4 +1,4 @@
-"""What people order and ask: `/api/v1/kv/*` and `/api/v1/layerwise/stats`.
+"""What people order and ask: `/api/v1/kv/*`, `/api/v1/layerwise/stats`, `/api/v1/settings` (`effective`).
 
 `api` looks up, shows and clears; `trie` shows the index as a tree, `live` feeds the event stream, `diverge` compares
 prompts; `moves` pins, prefetches and moves, `orders` evicts and compresses, as `jobs` that can be polled;

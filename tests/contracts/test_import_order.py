@@ -14,7 +14,7 @@ FLOORS: dict[str, list[list[str]]] = {
     "": [["load_tests"], ["app"], ["deployments"], ["kvmanager", "models"], ["configs", "kernels"]],
     "app": [
         ["app"],
-        ["app.demo"],
+        ["app.demo", "app.cli"],
         ["app.launch", "app.control"],
         ["app.openai"],
         ["app.answers", "app.blending", "app.continuation", "app.events", "app.observe"],

@@ -28,6 +28,11 @@ def test_a_tier_starts_without_the_engines_libraries(module: str) -> None:
     assert run("-c", f"import sys, {module}; print(set(sys.modules) & {set(ENGINE)})") == "set()\n"
 
 
+def test_the_command_line_starts_without_ray_and_the_engines_libraries() -> None:
+    modules = "app.cli.main, app.cli.doctor.settings_file"
+    assert run("-c", f"import sys, {modules}; print(set(sys.modules) & {set(ENGINE) | {'ray'}})") == "set()\n"
+
+
 def test_a_prefetch_worker_starts_and_codes_without_the_engines_libraries() -> None:
     program = Path(__file__).with_name("coding_worker.py")
     loaded = json.loads(run(str(program), *ENGINE))

@@ -194,7 +194,7 @@ USED: dict[str, set[str]] = {
     "vllm.config:ParallelConfig": {
         "decode_context_parallel_size", "num_ubatches", "prefill_context_parallel_size", "world_size",
     },
-    "vllm.config:ModelConfig": {"is_mm_prefix_lm", "rswa_window"},
+    "vllm.config:ModelConfig": {"get_num_layers", "is_mm_prefix_lm", "rswa_window"},
     "vllm.v1.attention.backend:CommonAttentionMetadata": {
         "_num_computed_tokens_cache", "_token_to_req_indices_cache", "block_table_tensor", "replace", "seq_lens",
         "seq_lens_cpu_upper_bound",

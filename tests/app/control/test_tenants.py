@@ -71,6 +71,8 @@ def test_what_is_about_the_whole_server_is_for_administrators(keyed: Server):
         message = refused(client.get("/api/v1/layerwise/stats", headers=ALICE), 403)
         assert "admin: true" in message
         assert client.get("/api/v1/layerwise/stats", headers=OPS).json() == {"layer_times": []}
+        refused(client.get("/api/v1/settings", headers=ALICE), 403)
+        assert client.get("/api/v1/settings", headers=OPS).json()["in_effect"]["model"] == "demo"
 
 
 def test_metrics_need_an_administrators_key_or_their_own(start: Any):
@@ -119,6 +121,7 @@ CONTROL = [
     ("POST", "/api/v1/kv/move", {**TOKENS, "source": 0, "target": 1}),
     ("GET", "/api/v1/kv/jobs/job-1", None),
     ("GET", "/api/v1/layerwise/stats", None),
+    ("GET", "/api/v1/settings", None),
     ("GET", "/metrics", None),
 ]
 

@@ -1,0 +1,118 @@
+"""`crosskv doctor`: looks, and says what to change and why."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import Enum
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from app.cli.doctor.advice import Advice, Severity
+from app.cli.doctor.examination import Diagnosis, examine
+from app.cli.doctor.figures import LEAST_PROMPTS, Figures, Setup
+from app.cli.doctor.gathered import setup_of, traffic_of
+from app.cli.failures import NOT_SO, CommandError, tells_failures
+from app.cli.options import DEFAULT_URL, AsJson, KeyFile, Url
+from app.cli.server import Server, connect
+from app.cli.terminal import line, print_json
+
+SETTINGS = "/api/v1/settings"
+_STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+
+
+@tells_failures
+def doctor(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Look at the settings of this file, not at the server's; the server may be away then."),
+    ] = None,
+    url: Url = DEFAULT_URL, key_file: KeyFile = None, as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Say what to change and why, from live figures. Exit code 0: nothing, 1: advice, 2: it could not look."""
+    with connect(url, key_file) as server:
+        figures, notes = _look(server, config)
+    diagnosis = examine(figures)
+    if as_json:
+        print_json(Console(), _as_data(server.url, figures, diagnosis, notes))
+    else:
+        _show(Console(soft_wrap=True), figures, diagnosis, notes)
+    if diagnosis.advice:
+        raise typer.Exit(NOT_SO)
+
+
+def _look(server: Server, config: Path | None) -> tuple[Figures, list[str]]:
+    """The figures, and what could not be seen, in words. Raises CommandError."""
+    notes: list[str] = []
+    setup = None
+    if config is not None:
+        from app.cli.doctor.settings_file import setup_from  # reads the model's files; a server's answer needs none
+
+        setup = setup_from(config)
+    else:
+        setup = _ask_settings(server, notes)
+    try:
+        metrics, stats = server.metrics(), server.get("/api/v1/kv/stats")
+        if "tenant" in stats:
+            raise CommandError("The doctor looks at all tenants' figures: give it an administrator's key.")
+    except CommandError as error:
+        if config is None:
+            raise
+        return Figures(setup=setup), [f"{error} Only the settings were looked at."]
+    return Figures(traffic_of(metrics, stats, setup), setup), notes
+
+
+def _ask_settings(server: Server, notes: list[str]) -> Setup | None:
+    """None, with a note, of a server that does not tell its settings yet."""
+    try:
+        return setup_of(server.get(SETTINGS))
+    except CommandError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        notes.append("The server does not tell its settings: give --config, or there is little to advise.")
+        return None
+
+
+def _as_data(url: str, figures: Figures, diagnosis: Diagnosis, notes: list[str]) -> dict[str, Any]:
+    traffic = figures.traffic
+    return {
+        "url": url,
+        "seen": {"prompts": traffic.prompts, "hit_rate": traffic.hit_rate, "ttft_s": traffic.ttft_s},
+        "advice": [asdict(one, dict_factory=_plain_values) for one in diagnosis.advice],
+        "not_enough_seen": list(diagnosis.not_enough_seen),
+        "notes": notes,
+    }
+
+
+def _plain_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value.value if isinstance(value, Enum) else value for name, value in pairs}
+
+
+def _show(console: Console, figures: Figures, diagnosis: Diagnosis, notes: list[str]) -> None:
+    traffic = figures.traffic
+    ttft = "" if traffic.ttft_s is None else f", first token after {traffic.ttft_s:.2f} s"
+    console.print(line(f"{traffic.prompts} prompts, {traffic.hit_rate:.0%} of their tokens reused{ttft}"))
+    for note in notes:
+        console.print(line(note))
+    for one in diagnosis.advice:
+        console.print()
+        _show_one(console, one)
+    if diagnosis.not_enough_seen:
+        unseen = ", ".join(diagnosis.not_enough_seen)
+        console.print()
+        console.print(line(f"not enough seen yet ({LEAST_PROMPTS} prompts are needed) for: {unseen}"))
+    elif not diagnosis.advice:
+        console.print(line("nothing to change"))
+
+
+def _show_one(console: Console, one: Advice) -> None:
+    head = Text.assemble((one.severity.value, _STYLES[one.severity]), " ", (one.name, "bold"))
+    console.print(head)
+    for name, value in (
+        ("seen", one.evidence), ("set", f"{one.setting}: {one.value}"), ("why", one.why), ("more", one.page),
+    ):  # fmt: skip
+        console.print(Text.assemble((f"  {name:<5}", "dim"), line(value)))

@@ -1,0 +1,112 @@
+"""The hit rate is low: chunks that are no prefix, KV that left too soon, or tiers that are slower than computing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from app.cli.doctor.advice import Advice, Severity
+from app.cli.doctor.figures import Figures, Setup, TierFill
+from app.cli.doctor.rules.storage import FULL
+
+LOW_HIT_RATE = 0.3
+"""Conversations reach more than that (docs/measured/benchmarks.md); unrelated questions do not."""
+MANY, MOST = 0.2, 0.5
+"""Shares of all prompts: worth a change, and the rule rather than the exception."""
+
+
+def blend_chunks(figures: Figures) -> Advice | None:
+    """Few tokens are found, most prompts begin as none before, and they hold chunks, which blending finds anywhere.
+
+    Chunks are seen where some prompts are blended already, or where the separators are set. Else nobody can tell from
+    outside, and it is a hint.
+    """
+    traffic, setup = figures.traffic, figures.setup
+    if setup is None or setup.fidelity == "blended" or traffic.hit_rate >= LOW_HIT_RATE:
+        return None
+    cold = _share(figures, "cold")
+    if cold < MOST and not traffic.chunk_tokens:
+        return None
+    if traffic.chunk_tokens >= MOST * traffic.prompt_tokens:  # requests ask for it already
+        return None
+    evidence = f"{traffic.hit_rate:.0%} of prompt tokens were reused, {cold:.0%} of prompts begin as none before"
+    if traffic.chunk_tokens:
+        severity, seen = Severity.WARNING, f"{traffic.chunk_tokens} tokens came in prompts of several chunks"
+        why = "Prompts hold several chunks. Blended, a prompt reuses each of them at any place and in any order."
+    elif setup.separators:
+        severity, seen = Severity.WARNING, f"{len(setup.separators)} separators are set, and no prompt was blended"
+        why = "Separators say where chunks begin, but only blended prompts use them, at any place and in any order."
+    else:
+        severity, seen = Severity.INFO, "no prompt was blended"
+        why = "If prompts hold documents in changing order, blending reuses each. Larger tiers would not find them."
+    return Advice(
+        "blend-chunks", severity, f"{evidence}, {seen}", "kv.fidelity", "blended", why, "docs/concepts/blending.md"
+    )
+
+
+def keep_kv_longer(figures: Figures) -> Advice | None:
+    """Few tokens are found, and many prompts were there before: their KV has left every tier."""
+    setup, evicted = figures.setup, _share(figures, "evicted")
+    if setup is None or figures.traffic.hit_rate >= LOW_HIT_RATE or evicted < MANY:
+        return None
+    changed = _more_room(setup, figures.traffic.tiers)
+    if changed is None:
+        return None
+    setting, value, why = changed
+    fills = ", ".join(f"{tier} {of.fill:.0%}" for tier, of in figures.traffic.tiers.items())
+    return Advice(
+        "keep-kv-longer",
+        Severity.WARNING,
+        f"{figures.traffic.hit_rate:.0%} of prompt tokens were reused; {evicted:.0%} of prompts had been there, and "
+        f"their KV had left; full: {fills or 'unknown'}",
+        setting,
+        value,
+        why,
+        "docs/concepts/eviction.md#between-the-tiers",
+    )
+
+
+def _more_room(setup: Setup, tiers: Mapping[str, TierFill]) -> tuple[str, str, str] | None:
+    """What keeps KV longer: a tier more, a larger one, or one that forgets later."""
+    redis = tiers.get("redis")
+    if setup.redis is None:
+        if setup.cpu_tier_bytes:
+            return "kv.redis_url", "embedded", "There is no Redis tier: what leaves the CPU tier is gone."
+        return "kv.cpu_tier_bytes", "1GiB", "There is no shared tier at all: what leaves a device is gone."
+    if redis is not None and redis.fill >= FULL and setup.redis_bytes:
+        return "kv.redis_bytes", str(2 * setup.redis_bytes), "Redis is full: it keeps more with twice the room."
+    if setup.redis_min_uses is not None and setup.redis_min_uses > 1:
+        return "kv.redis_min_uses", "1", "KV that was used once is not copied to Redis, so it goes with the CPU tier."
+    if setup.redis_expire_s:
+        return (
+            "kv.redis_expire_s",
+            str(4 * setup.redis_expire_s),
+            "Redis has room, and forgets by time: let it keep longer.",
+        )
+    return None
+
+
+def tier_slower_than_recompute(figures: Figures) -> Advice | None:
+    """A tier's loads save nothing beside computing, as measured."""
+    setup, credits = figures.setup, figures.traffic.credits
+    slow = [tier for tier in ("redis", "cpu") if tier in credits and credits[tier] <= 0]
+    if setup is None or not slow:
+        return None
+    tier = slow[0]
+    faster = figures.traffic.plans.get("recompute_faster", 0)
+    evidence = (
+        f"a token from {tier} saves {max(credits[tier], 0.0):.0%} of its prefill; {faster} prompts computed instead"
+    )
+    name, page = "tier-slower-than-recompute", "docs/concepts/loading.md#load-or-recompute"
+    if setup.load_or_recompute == "load":
+        why = "Everything is loaded, though computing is faster. `auto` loads what brings the first token sooner."
+        return Advice(name, Severity.WARNING, evidence, "kv.load_or_recompute", "auto", why, page)
+    if tier == "redis":
+        why = "What lies in Redis is not worth loading here: give its memory back, or use a faster Redis or link."
+        return Advice(name, Severity.INFO, evidence, "kv.redis_url", "null", why, page)
+    why = "What lies in the CPU tier is not worth loading here: a smaller one, or none, leaves its memory to others."
+    return Advice(name, Severity.INFO, evidence, "kv.cpu_tier_bytes", "0", why, page)
+
+
+def _share(figures: Figures, reason: str) -> float:
+    prompts = figures.traffic.prompts
+    return figures.traffic.plans.get(reason, 0) / prompts if prompts else 0.0

@@ -1,0 +1,253 @@
+"""Every piece of advice: figures that provoke it, and figures close by where it is silent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.cli.doctor.advice import Advice, Severity
+from app.cli.doctor.examination import RULES, examine
+from app.cli.doctor.figures import LEAST_PROMPTS, CodecUse, Figures, Setup, TierFill, Traffic
+from app.cli.doctor.rules.ordinary_text import times_in_ordinary_text
+from configs.errors import field_names
+from configs.model_folder import PROJECT_ROOT
+from configs.settings import Settings, load_settings
+
+MIB = 1024**2
+
+TRAFFIC = Traffic(
+    plans={"hit": 60, "cold": 30, "device": 10},
+    tokens={"device": 3000, "cpu": 2000, "redis": 1000, "recomputed": 4000},
+    ttft_s=0.5,
+    load_share=0.1,
+    tiers={"cpu": TierFill(300 * MIB, 1024 * MIB), "redis": TierFill(300 * MIB, 1024 * MIB)},
+    codecs={"lossless": CodecUse(encoded=100, decoded=20, decoding_s=0.2)},
+    credits={"cpu": 0.9, "redis": 0.5},
+    device_pool_bytes=100 * MIB,
+)
+SETUP = Setup(
+    accelerator="cpu",
+    cores=4,
+    cpu_dtype="bfloat16",
+    dtype="bfloat16",
+    threads=1,
+    replicas=2,
+    block_tokens=32,
+    device_blocks=256,
+    layers=8,
+    kv_bytes_per_token=8 * 1024,
+    longest_request_tokens=4096,
+    layerwise="auto",
+    layers_per_group=1,
+    redis="embedded",
+    redis_codec="lossless",
+    tolerant_codec="cachegen",
+    sparse="off",
+    redis_bytes=1024 * MIB,
+    redis_expire_s=604_800,
+    redis_min_uses=1.0,
+    cpu_tier_bytes=1024 * MIB,
+    load_or_recompute="auto",
+    prefetch_workers=2,
+    ttft_target_s=2.0,
+)
+WELL = Figures(TRAFFIC, SETUP)
+
+LOW = {"tokens": {"device": 100, "cpu": 50, "redis": 50, "recomputed": 9800}}
+NEVER_SEEN = {**LOW, "plans": {"cold": 90, "hit": 10}}
+EVICTED = {**LOW, "plans": {"evicted": 40, "hit": 60}}
+FULL_REDIS = {"tiers": {"redis": TierFill(1000 * MIB, 1024 * MIB)}}
+HOT_IN_REDIS = {
+    "codecs": {"lossless": CodecUse(100, 1000, 9.5), "raw": CodecUse(0, 5, 0.0)},
+    "tokens": {"device": 10, "cpu": 10, "redis": 9000, "recomputed": 100},
+}
+LATE = {"ttft_s": 5.0, "load_share": 0.6}
+
+
+def figures(traffic: dict[str, Any] | None = None, setup: dict[str, Any] | None = None) -> Figures:
+    return Figures(replace(TRAFFIC, **(traffic or {})), replace(SETUP, **(setup or {})))
+
+
+def advice(name: str, seen: Figures) -> Advice | None:
+    return next((one for one in examine(seen).advice if one.name == name), None)
+
+
+PROVOKED: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
+    ("compress-cold-data", FULL_REDIS, {"redis_codec": "raw"}, "kv.redis_codec", "lossless"),
+    ("compress-cold-data", {"refused_demotions": 3}, {"redis_codec": "raw"}, "kv.redis_codec", "lossless"),
+    ("compress-cold-data", FULL_REDIS, {}, "kv.tenant_fidelity", "{TENANT: tolerant}"),
+    (
+        "compress-cold-data",
+        FULL_REDIS,
+        {"fidelity": "tolerant", "tolerant_codec": "int8"},
+        "kv.tolerant_codec",
+        "cachegen",
+    ),
+    ("compress-cold-data", FULL_REDIS, {"tenant_fidelity": {"a": "tolerant"}}, "kv.sparse", "layers"),
+    ("compressing-hot-data", HOT_IN_REDIS, {}, "kv.cpu_tier_bytes", str(2048 * MIB)),
+    ("blend-chunks", {**NEVER_SEEN, "chunk_tokens": 500}, {}, "kv.fidelity", "blended"),
+    ("blend-chunks", NEVER_SEEN, {"separators": ["<|doc|>"]}, "kv.fidelity", "blended"),
+    ("blend-chunks", NEVER_SEEN, {}, "kv.fidelity", "blended"),
+    ("keep-kv-longer", EVICTED, {"redis": None}, "kv.redis_url", "embedded"),
+    ("keep-kv-longer", EVICTED, {"redis": None, "cpu_tier_bytes": 0}, "kv.cpu_tier_bytes", "1GiB"),
+    ("keep-kv-longer", {**EVICTED, **FULL_REDIS}, {}, "kv.redis_bytes", str(2048 * MIB)),
+    ("keep-kv-longer", EVICTED, {"redis_min_uses": 2.0}, "kv.redis_min_uses", "1"),
+    ("keep-kv-longer", EVICTED, {}, "kv.redis_expire_s", str(4 * 604_800)),
+    ("tier-slower-than-recompute", {"credits": {"redis": 0.0, "cpu": 0.9}}, {}, "kv.redis_url", "null"),
+    ("tier-slower-than-recompute", {"credits": {"cpu": -0.2}}, {}, "kv.cpu_tier_bytes", "0"),
+    (
+        "tier-slower-than-recompute",
+        {"credits": {"redis": 0.0}},
+        {"load_or_recompute": "load"},
+        "kv.load_or_recompute",
+        "auto",
+    ),
+    ("hide-loads", LATE, {}, "kv.layerwise.enabled", "on"),
+    ("hide-loads", LATE, {"layerwise": "off"}, "kv.layerwise.enabled", "auto"),
+    ("hide-loads", {**LATE, "tokens": {"cpu": 10, "redis": 90}}, {}, "kv.prefetch_workers", "4"),
+    ("separator-in-ordinary-text", {}, {"separators": [[17], "\n\n"]}, "blending.separators", '["<|doc|>"]'),
+    (
+        "layerwise-buffer-below-a-layer",
+        {},
+        {"layerwise_buffer_bytes": 4 * MIB - 1},
+        "kv.layerwise.buffer_bytes",
+        str(4 * MIB),
+    ),
+    (
+        "layerwise-buffer-below-a-layer",
+        {},
+        {"layerwise_buffer_bytes": 5 * MIB, "layers_per_group": 2},
+        "kv.layerwise.buffer_bytes",
+        str(8 * MIB),
+    ),
+    ("cpu-tier-below-device-pool", {}, {"cpu_tier_bytes": 199 * MIB}, "kv.cpu_tier_bytes", str(200 * MIB)),
+    (
+        "cpu-tier-below-device-pool",
+        {"device_pool_bytes": None},
+        {"cpu_tier_bytes": 127 * MIB},
+        "kv.cpu_tier_bytes",
+        str(128 * MIB),
+    ),
+    ("slow-dtype", {}, {"dtype": "float32"}, "dtype", "auto"),
+    ("slow-dtype", {}, {"cpu_dtype": "float32"}, "dtype", "auto"),
+    ("more-threads-than-cores", {}, {"threads": 3}, "engine.threads", "2"),
+    ("more-threads-than-cores", {}, {"replicas": 5}, "replicas", "4"),
+]
+
+SILENT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("compress-cold-data", {}, {"redis_codec": "raw"}),
+    ("compress-cold-data", FULL_REDIS, {"fidelity": "tolerant", "sparse": "layers"}),
+    ("compress-cold-data", {"tiers": {}}, {"redis_codec": "raw"}),
+    ("compressing-hot-data", {"codecs": HOT_IN_REDIS["codecs"]}, {}),
+    ("compressing-hot-data", {"tokens": HOT_IN_REDIS["tokens"]}, {}),
+    ("compressing-hot-data", {**HOT_IN_REDIS, "codecs": {"raw": CodecUse(1, 1000, 0.0)}}, {}),
+    ("blend-chunks", {**NEVER_SEEN, "tokens": TRAFFIC.tokens}, {}),
+    ("blend-chunks", EVICTED, {}),
+    ("blend-chunks", {**NEVER_SEEN, "chunk_tokens": 5000}, {}),
+    ("blend-chunks", NEVER_SEEN, {"fidelity": "blended"}),
+    ("keep-kv-longer", {**EVICTED, "tokens": TRAFFIC.tokens}, {}),
+    ("keep-kv-longer", NEVER_SEEN, {}),
+    ("keep-kv-longer", EVICTED, {"redis_expire_s": 0}),
+    ("tier-slower-than-recompute", {"credits": {}}, {}),
+    ("hide-loads", {**LATE, "ttft_s": 1.9}, {}),
+    ("hide-loads", {**LATE, "load_share": 0.29}, {}),
+    ("hide-loads", LATE, {"layerwise": "on"}),
+    ("hide-loads", {**LATE, "tokens": {"redis": 90}}, {"prefetch_workers": 64}),
+    ("separator-in-ordinary-text", {}, {"separators": ["<|doc|>", " # # ", [17, 4]]}),
+    ("layerwise-buffer-below-a-layer", {}, {"layerwise_buffer_bytes": 4 * MIB}),
+    ("layerwise-buffer-below-a-layer", {}, {"layerwise_buffer_bytes": 1, "layerwise": "off"}),
+    ("layerwise-buffer-below-a-layer", {}, {"layerwise_buffer_bytes": 1, "layers": None}),
+    ("cpu-tier-below-device-pool", {}, {"cpu_tier_bytes": 200 * MIB}),
+    ("cpu-tier-below-device-pool", {"nodes": 2}, {"cpu_tier_bytes": 100 * MIB}),
+    ("cpu-tier-below-device-pool", {}, {"cpu_tier_bytes": 0}),
+    ("slow-dtype", {}, {"dtype": "float16"}),
+    ("slow-dtype", {}, {"dtype": "float32", "accelerator": "cuda"}),
+    ("slow-dtype", {}, {"dtype": "float32", "cpu_dtype": "float32"}),
+    ("more-threads-than-cores", {}, {"threads": 2}),
+    ("more-threads-than-cores", {"nodes": 2}, {"threads": 4}),
+    ("more-threads-than-cores", {}, {"threads": 64, "accelerator": "cuda"}),
+]
+
+
+@pytest.mark.parametrize(("name", "traffic", "setup", "setting", "value"), PROVOKED)
+def test_advice_is_given(name: str, traffic: dict[str, Any], setup: dict[str, Any], setting: str, value: str) -> None:
+    given = advice(name, figures(traffic, setup))
+    assert given is not None
+    assert given.setting == setting
+    assert given.value.startswith(value)
+    assert given.evidence
+    assert given.why
+
+
+@pytest.mark.parametrize(("name", "traffic", "setup"), SILENT)
+def test_close_by_it_is_silent(name: str, traffic: dict[str, Any], setup: dict[str, Any]) -> None:
+    assert advice(name, figures(traffic, setup)) is None
+
+
+def test_every_rule_is_provoked_and_silenced() -> None:
+    names = {rule.name for rule in RULES}
+    assert names == {one[0] for one in PROVOKED} == {one[0] for one in SILENT}
+
+
+def test_a_server_that_is_well_gets_no_advice() -> None:
+    assert examine(WELL).advice == ()
+
+
+@pytest.mark.parametrize(("name", "traffic", "setup"), [one[:3] for one in PROVOKED])
+def test_on_too_little_traffic_only_settings_are_judged(
+    name: str, traffic: dict[str, Any], setup: dict[str, Any]
+) -> None:
+    (rule,) = [one for one in RULES if one.name == name]
+    few = figures({**traffic, "plans": {"evicted": LEAST_PROMPTS - 1}}, setup)
+    assert (advice(name, few) is None) == rule.needs_traffic
+    assert (name in examine(few).not_enough_seen) == rule.needs_traffic
+    assert name not in examine(figures(traffic, setup)).not_enough_seen
+
+
+def test_without_settings_and_without_traffic_nothing_is_said() -> None:
+    assert examine(Figures(replace(TRAFFIC, **FULL_REDIS, credits={"cpu": 0.0}))).advice == ()
+    assert examine(Figures()).advice == ()
+    assert examine(Figures(Traffic(), Setup())).advice == ()
+
+
+def test_the_gravest_comes_first() -> None:
+    seen = figures(NEVER_SEEN, {"dtype": "float32", "layerwise_buffer_bytes": 1})
+    assert [one.severity for one in examine(seen).advice] == [Severity.CRITICAL, Severity.WARNING, Severity.INFO]
+
+
+def test_what_is_advised_can_be_set_and_read_about() -> None:
+    settings = set(field_names(Settings))
+    for name, traffic, setup, *_ in PROVOKED:
+        given = advice(name, figures(traffic, setup))
+        assert given is not None
+        assert given.setting in settings
+        assert (PROJECT_ROOT / given.page.partition("#")[0]).is_file()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"kv": {"redis_codec": "lossless", "tolerant_codec": "cachegen", "sparse": "layers", "fidelity": "blended"}},
+        {"kv": {"redis_url": "embedded", "cpu_tier_bytes": str(256 * MIB), "redis_bytes": str(512 * MIB)}},
+        {"kv": {"redis_min_uses": "1", "redis_expire_s": "2419200", "load_or_recompute": "auto"}},
+        {"kv": {"redis_url": None, "cpu_tier_bytes": "0", "prefetch_workers": "4"}},
+        {"kv": {"layerwise": {"enabled": "on", "buffer_bytes": str(8 * MIB)}}, "engine": {"threads": "2"}},
+        {"dtype": "auto", "replicas": "4", "blending": {"separators": ["<|doc|>"]}},
+    ],
+)
+def test_the_advised_values_are_taken(args: dict[str, Any]) -> None:
+    load_settings(args)
+
+
+@pytest.mark.parametrize(
+    "separator", ["\n\n", "\n", "---", "***", "# ", "## ", "Document ", "document", "Question:", ". "]
+)
+def test_separators_of_ordinary_text_are_known(separator: str) -> None:
+    assert times_in_ordinary_text(separator)
+
+
+@pytest.mark.parametrize("separator", ["<|doc|>", "[DOC]", " # # ", "<<<doc>>>", "\x1e", "@@@"])
+def test_separators_that_nobody_writes_are_left_alone(separator: str) -> None:
+    assert not times_in_ordinary_text(separator)
