@@ -123,12 +123,12 @@ def test_who_outlives_its_prediction_is_not_taken_for_nearly_done() -> None:
 
 def test_a_job_joins_the_first_level_that_holds_its_first_iteration_and_falls_by_one_for_each_quantum() -> None:
     policy = MultiLevel(StepTime())
-    short, long, endless = new_job(0.0, 10, 10), new_job(0.0, 300, 10), new_job(0.0, 100_000, 10)
+    short, long, endless = new_job(0.0, 10, 10), new_job(0.0, 600, 10), new_job(0.0, 1_000_000, 10)
     for job in (short, long, endless):
         policy.enter(job)
-    assert (short.level, long.level, endless.level) == (0, 1, LEVELS - 1), "31 units are more than 16 and less than 64"
-    changed = [policy.served(short, 1.0) for _ in range(82)]
-    assert (sum(changed), short.level, short.key) == (2, 2, 2.0), "after 16 units and 64 more"
+    assert (short.level, long.level, endless.level) == (0, 1, LEVELS - 1), "61 units are more than 32 and less than 256"
+    changed = [policy.served(short, 1.0) for _ in range(290)]
+    assert (sum(changed), short.level, short.key) == (2, 2, 2.0), "after 32 units and 256 more"
     assert not any(policy.served(endless, 1e6) for _ in range(3))
 
 
