@@ -1,7 +1,7 @@
 """The ingress as one ASGI application. Pure: no Ray in here, everything behind it is a `Backend`.
 
 Middlewares, outermost first: name the request, count it, answer browsers' preflights, give errors a protocol's shape,
-answer defects, add Retry-After, check the key, hold its tenant to its rate, limit the body, give the request its context.
+answer defects, add Retry-After, check the key, hold its tenant to its rate, limit the body, give it its context.
 """
 
 from __future__ import annotations
