@@ -177,15 +177,16 @@ def test_who_goes_gives_the_place_back_and_too_many_are_refused(start, monkeypat
     server = start()
     with server.http() as client, server.http() as second:
         with client.stream("GET", "/api/v1/events") as answer:
-            first(events(answer), "cache")
+            found = events(answer)  # held: the connection ends with it, and then nobody is refused
+            first(found, "cache")
             refused = second.get("/api/v1/events")
             assert refused.status_code == 429
             assert refused.headers["retry-after"]
             assert refused.json()["error"]["code"] == 429
 
         def again() -> bool:
-            with second.stream("GET", "/api/v1/events") as found:
-                return found.status_code == 200
+            with second.stream("GET", "/api/v1/events") as one_more:
+                return one_more.status_code == 200
 
         wait_until(again)
 
