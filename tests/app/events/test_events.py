@@ -147,8 +147,7 @@ def test_a_route_is_told_with_the_first_token_where_the_replica_says_it_then(sta
         told = {"device": 0, "cpu": tokens - 1, "redis": 0, "recomputed": 1, "replica": "0", "reason": "hit"}
         setattr(output, FIRST_USAGE, told)
         yield output
-        while not ended.is_set():
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(ended.wait, 60)
         yield say(request, [11], " two", finished=True)
 
     ended = threading.Event()  # set by the test's thread, whether or not the script has come to wait for it
