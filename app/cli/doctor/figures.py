@@ -83,6 +83,8 @@ class Setup:
     kv_enabled: bool = True
     accelerator: str | None = None
     cores: int | None = None
+    memory_bytes: int | None = None
+    """Of the ingress's machine, as `cores`."""
     cpu_dtype: str | None = None
     """What the processor computes fast: bfloat16 or float32."""
     dtype: str | None = None
@@ -112,6 +114,24 @@ class Setup:
     prefetch_workers: int | None = None
     ttft_target_s: float | None = None
     """Wanted time to the first token."""
+
+    def cpu_tier_within(self, nbytes: int) -> int | None:
+        """So many bytes for the CPU tier, or as many as a server with this memory starts with; None: it has those."""
+        beside = (self.redis_bytes or 0) if self.redis == "embedded" else 0
+        return self._within(nbytes, beside, self.cpu_tier_bytes or 0)
+
+    def redis_within(self, nbytes: int) -> int | None:
+        """The same for Redis, whose memory is this machine's only where it is embedded."""
+        if self.redis != "embedded":
+            return nbytes
+        return self._within(nbytes, self.cpu_tier_bytes or 0, self.redis_bytes or 0)
+
+    def _within(self, nbytes: int, beside: int, now: int) -> int | None:
+        if self.memory_bytes is None:
+            return nbytes
+        # What `configs.settings` refuses above: half of the memory for both; in whole MiB
+        most = (self.memory_bytes // 2 - beside) // 1024**2 * 1024**2
+        return min(nbytes, most) if most > now else None
 
 
 @dataclass(frozen=True, slots=True)

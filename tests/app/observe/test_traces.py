@@ -217,7 +217,7 @@ def test_spans_arrive_at_an_otlp_endpoint(start) -> None:
         def log_message(self, *_: object) -> None:
             pass
 
-    collector = HTTPServer(("127.0.0.1", free_port()), Collector)
+    collector = HTTPServer(("127.0.0.1", 0), Collector)
     threading.Thread(target=collector.serve_forever, daemon=True).start()
     try:
         server = start(otlp_endpoint=f"http://127.0.0.1:{collector.server_port}/v1/traces")

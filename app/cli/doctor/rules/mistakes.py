@@ -35,7 +35,9 @@ def layerwise_buffer_below_a_layer(figures: Figures) -> Advice | None:
         return None
     if not setup.kv_bytes_per_token or not setup.layers or not setup.longest_request_tokens:
         return None
-    a_layer = setup.longest_request_tokens * setup.kv_bytes_per_token // setup.layers
+    block = setup.block_tokens or 1
+    tokens = -(-setup.longest_request_tokens // block) * block  # KV moves in whole blocks
+    a_layer = tokens * setup.kv_bytes_per_token // setup.layers
     least = a_layer * (setup.layers_per_group or 1)
     if setup.layerwise_buffer_bytes >= least:
         return None
@@ -62,14 +64,15 @@ def cpu_tier_below_device_pool(figures: Figures) -> Advice | None:
     if pool is None:
         return None
     of_a_node = -(-setup.replicas // traffic.nodes) * pool
-    if setup.cpu_tier_bytes >= of_a_node:
+    larger = setup.cpu_tier_within(_round_up(of_a_node))
+    if setup.cpu_tier_bytes >= of_a_node or larger is None:
         return None
     return Advice(
         "cpu-tier-below-device-pool",
         Severity.WARNING,
         f"kv.cpu_tier_bytes is {setup.cpu_tier_bytes}; the device pools of a node hold {of_a_node} bytes",
         "kv.cpu_tier_bytes",
-        str(_round_up(of_a_node)),
+        str(larger),
         "KV is shared, and reaches Redis, through the CPU tier. A smaller one loses what the devices still have.",
         "docs/concepts/eviction.md#between-the-tiers",
     )

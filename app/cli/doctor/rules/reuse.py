@@ -38,6 +38,7 @@ def blend_chunks(figures: Figures) -> Advice | None:
     else:
         severity, seen = Severity.INFO, "no prompt was blended"
         why = "If prompts hold documents in changing order, blending reuses each. Larger tiers would not find them."
+    why = f"{why} Blended answers may differ from exact ones: try it on a tenant (kv.tenant_fidelity) first."
     return Advice(
         "blend-chunks", severity, f"{evidence}, {seen}", "kv.fidelity", "blended", why, "docs/concepts/blending.md"
     )
@@ -73,7 +74,10 @@ def _more_room(setup: Setup, tiers: Mapping[str, TierFill]) -> tuple[str, str, s
             return "kv.redis_url", "embedded", "There is no Redis tier: what leaves the CPU tier is gone."
         return "kv.cpu_tier_bytes", "1GiB", "There is no shared tier at all: what leaves a device is gone."
     if redis is not None and redis.fill >= FULL and setup.redis_bytes:
-        return "kv.redis_bytes", str(2 * setup.redis_bytes), "Redis is full: it keeps more with twice the room."
+        larger = setup.redis_within(2 * setup.redis_bytes)
+        if larger is None:
+            return None
+        return "kv.redis_bytes", str(larger), "Redis is full: it keeps more with more room."
     if setup.redis_min_uses is not None and setup.redis_min_uses > 1:
         return "kv.redis_min_uses", "1", "KV that was used once is not copied to Redis, so it goes with the CPU tier."
     if setup.redis_expire_s:
@@ -89,7 +93,7 @@ def tier_slower_than_recompute(figures: Figures) -> Advice | None:
     """A tier's loads save nothing beside computing, as measured."""
     setup, credits = figures.setup, figures.traffic.credits
     slow = [tier for tier in ("redis", "cpu") if tier in credits and credits[tier] <= 0]
-    if setup is None or not slow:
+    if setup is None or not slow or setup.load_or_recompute == "recompute":  # then all credits are 0, unmeasured
         return None
     tier = slow[0]
     faster = figures.traffic.plans.get("recompute_faster", 0)
@@ -103,6 +107,8 @@ def tier_slower_than_recompute(figures: Figures) -> Advice | None:
     if tier == "redis":
         why = "What lies in Redis is not worth loading here: give its memory back, or use a faster Redis or link."
         return Advice(name, Severity.INFO, evidence, "kv.redis_url", "null", why, page)
+    if setup.redis is not None:  # KV reaches Redis through the CPU tier: a server with the one needs the other
+        return None
     why = "What lies in the CPU tier is not worth loading here: a smaller one, or none, leaves its memory to others."
     return Advice(name, Severity.INFO, evidence, "kv.cpu_tier_bytes", "0", why, page)
 

@@ -62,6 +62,9 @@ def compressing_hot_data(figures: Figures) -> Advice | None:
         return None
     if from_redis <= tokens.get("cpu", 0) + tokens.get("device", 0):
         return None
+    larger = setup.cpu_tier_within(2 * setup.cpu_tier_bytes)
+    if larger is None:
+        return None
     spent = sum(use.decoding_s for use in coded)
     return Advice(
         "compressing-hot-data",
@@ -69,7 +72,7 @@ def compressing_hot_data(figures: Figures) -> Advice | None:
         f"{decoded} segments were decoded and {encoded} encoded, {spent:.1f} s in all; {from_redis} tokens came from "
         f"Redis, {tokens.get('cpu', 0)} from the CPU tier",
         "kv.cpu_tier_bytes",
-        str(2 * setup.cpu_tier_bytes),
+        str(larger),
         "KV that is used again and again lies coded in Redis. In a larger CPU tier it stays raw: nothing is decoded.",
         _PAGE,
     )
