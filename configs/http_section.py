@@ -133,6 +133,7 @@ class HTTPSettings(Section):
     otlp_endpoint: str | None = Field(
         None,
         pattern=r"^https?://[^\s/]+(/\S*)?$",
+        repr=False,  # may hold a password
         description="Where the ingress sends a trace of each prompt, by OTLP over HTTP, such as "
         "`http://127.0.0.1:4318/v1/traces`. Spans hold times and counts, and no text. Empty: no traces.",
     )

@@ -176,7 +176,7 @@ def from_this_machine(scope: Scope, headers: Headers) -> bool:
 
     Its peer is a loopback address. It was not forwarded for somebody else, as far as the headers say: they can only
     take this right away. It was not sent by a browser for a page of another site: `Host` and `Origin` name this
-    machine.
+    machine. A page's picture or script names no `Origin`; `Sec-Fetch-Site` says whose it is.
     """
     client = scope.get("client")
     if not client or not is_loopback(str(client[0])):
@@ -185,6 +185,8 @@ def from_this_machine(scope: Scope, headers: Headers) -> bool:
         return False
     origin = headers.get("origin")
     if origin is not None and not is_loopback(_host_of(origin)):
+        return False
+    if origin is None and headers.get("sec-fetch-site") == "cross-site":
         return False
     return is_loopback(_host_of(f"//{headers.get('host', '')}"))
 

@@ -20,6 +20,7 @@ from vllm.renderers.chat_utils import has_non_text_content
 
 from app.gate.bounded_json import RefusedJsonError, read_json
 from app.gate.kv_cache_field import CHUNKS, chunk_texts
+from app.gate.request_id import is_request_id
 
 MOST_OTHER_VALUES = 100_000
 MOST_PROMPTS = 1024
@@ -129,6 +130,9 @@ def _check_sizes(request: Mapping[str, Any]) -> None:
     for name, most in _LONGEST_TEXTS.items():
         if isinstance(request.get(name), str) and len(request[name]) > most:
             raise VLLMValidationError(f"`{name}` is longer than {most} characters.", parameter=name)
+    request_id = request.get("request_id")
+    if isinstance(request_id, str) and not is_request_id(request_id):  # logs and answers repeat it
+        raise VLLMValidationError("`request_id` must be printable ASCII characters, no spaces.", parameter="request_id")
     for name, most in _LARGEST_BYTES.items():
         if isinstance(request.get(name), list | dict) and len(json.dumps(request[name])) > most:
             raise VLLMValidationError(f"`{name}` is larger than {most} bytes.", parameter=name)
@@ -140,8 +144,9 @@ def _holds_media(messages: Any) -> bool:
         return False
     contents = [one.get(name) for one in messages if isinstance(one, dict) for name in ("content", "output")]
     parts = [part for content in contents if isinstance(content, list) for part in content]
-    returned = [part.get("content") for part in parts if isinstance(part, dict) and part.get("type") == "tool_result"]
-    parts += [part for content in returned if isinstance(content, list) for part in content]
+    for part in parts:  # which grows: what a tool returned may hold what another one did
+        if isinstance(part, dict) and part.get("type") == "tool_result" and isinstance(part.get("content"), list):
+            parts += part["content"]
     known = [{**part, "type": "text"} if _is_text_block(part) else part for part in parts]
     return has_non_text_content([{"content": known}])
 

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.gate.auth import route_path
 
 MESSAGES = "/v1/messages"
-_TYPES = {
+_TYPES: dict[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
     HTTPStatus.NOT_FOUND: "not_found_error",
@@ -68,7 +68,7 @@ def _is_anthropics(scope: Scope) -> bool:
 
 
 def _error(status: int, message: str) -> bytes:
-    kind = _TYPES.get(HTTPStatus(status), "invalid_request_error" if status < 500 else "api_error")
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return json.dumps({"type": "error", "error": {"type": kind, "message": message}}, ensure_ascii=False).encode()
 
 

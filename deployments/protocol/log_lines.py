@@ -38,7 +38,7 @@ class JsonLines(logging.Formatter):
         line |= getattr(record, FIELDS, {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str)
+        return json.dumps(line, default=str)  # ASCII: terminals obey some other characters, readers end lines at some
 
 
 def write_json_lines(handler: logging.Handler | None = None) -> None:

@@ -6,10 +6,10 @@ import { make } from "./elements.js";
 const DEEPEST = 6; // lists and quotes in each other
 const LONGEST_RICH = 20000; // characters of a paragraph; what is longer is shown as it is
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/;
+const HEADING = /^ {0,3}(#{1,6})\s(.*)$/s; // no two repeats that can share spaces: such take cubic time
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const QUOTE = /^ {0,3}> ?/;
-const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
+const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/s;
 const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 
 /** A fragment with the elements of a Markdown text. */
@@ -59,7 +59,14 @@ function heading(lines, at) {
   const found = HEADING.exec(lines[at]);
   if (!found) return null;
   const level = Math.min(found[1].length + 3, 6); // below the page's own, and the turn's
-  return { element: make(`h${level}`, {}, ...inline(found[2])), next: at + 1 };
+  return { element: make(`h${level}`, {}, ...inline(closed(found[2]))), next: at + 1 };
+}
+
+/** A heading's words, without the marks that may close it. */
+function closed(words) {
+  let end = words.trimEnd().length;
+  while (words[end - 1] === "#") end -= 1;
+  return words.slice(0, end).trim();
 }
 
 function quote(lines, at, depth) {

@@ -19,7 +19,11 @@ def test_nothing_secret_is_shown() -> None:
     settings = load_settings(
         {
             "kv": {"redis_url": f"redis://:{SECRET}@127.0.0.1:6379/0"},
-            "http": {"api_keys": {f"{SECRET}1": {"tenant": "acme", "admin": True}}, "metrics_key": f"{SECRET}2"},
+            "http": {
+                "api_keys": {f"{SECRET}1": {"tenant": "acme", "admin": True}},
+                "metrics_key": f"{SECRET}2",
+                "otlp_endpoint": f"http://crosskv:{SECRET}@collector:4318/v1/traces",
+            },
             "engine": {"extra_args": {"hf_token": SECRET, "max_logprobs": 5}},
         }
     )

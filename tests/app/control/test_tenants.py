@@ -136,6 +136,7 @@ CONTROL = [
         (True, {"host": "rebound.example"}),
         (True, {"origin": "https://page.example"}),
         (True, {"origin": "null"}),
+        (True, {"sec-fetch-site": "cross-site"}),
     ],
     ids=str,
 )
@@ -240,6 +241,10 @@ def test_what_is_loopback(address: str | None, loopback: bool):
         (("127.0.0.1", 5), {"host": "localhost", "via": "1.1 proxy"}, False),
         (("127.0.0.1", 5), {"host": "localhost", "origin": "http://127.0.0.1:8000"}, True),
         (("127.0.0.1", 5), {"host": "localhost@evil.example"}, False),
+        (("127.0.0.1", 5), {"host": "localhost", "sec-fetch-site": "same-origin"}, True),
+        (("127.0.0.1", 5), {"host": "localhost", "sec-fetch-site": "none"}, True),
+        (("127.0.0.1", 5), {"host": "localhost", "sec-fetch-site": "cross-site"}, False),
+        (("127.0.0.1", 5), {"host": "localhost", "sec-fetch-site": "cross-site", "origin": "http://127.0.0.1"}, True),
     ],
 )
 def test_who_works_on_this_machine(client: Any, headers: dict[str, str], own: bool):

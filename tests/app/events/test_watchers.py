@@ -12,7 +12,7 @@ from app.events.watchers import Watchers
 from app.gate.auth import Caller
 from app.gate.errors import OverloadedError
 
-ALICE, BOB, ADMIN = Caller("alice"), Caller("bob"), Caller("operator", admin=True)
+ALICE, BOB, CAROL, ADMIN = Caller("alice"), Caller("bob"), Caller("carol"), Caller("operator", admin=True)
 
 
 def test_a_tenant_is_told_of_itself_and_an_administrator_of_all():
@@ -58,10 +58,24 @@ def test_there_are_so_many_and_of_each_tenant_so_many_and_a_place_is_given_back(
             two.enter_context(watchers.one_more(ALICE))
             with pytest.raises(OverloadedError), watchers.one_more(ALICE):
                 pass
-            with watchers.one_more(BOB), pytest.raises(OverloadedError), watchers.one_more(ADMIN):
+            with watchers.one_more(BOB), pytest.raises(OverloadedError), watchers.one_more(CAROL):
                 pass
         with watchers.one_more(ALICE):
             assert len(watchers) == 1
         assert changes == [1, 2, 3, 2, 1, 0, 1, 0]
+
+    asyncio.run(scenario())
+
+
+def test_tenants_together_do_not_keep_an_administrator_out(monkeypatch):
+    monkeypatch.setattr(module, "MOST_WATCHERS", 2)
+    monkeypatch.setattr(module, "MOST_OF_A_TENANT", 1)
+
+    async def scenario() -> None:
+        watchers = Watchers()
+        with watchers.one_more(ALICE), watchers.one_more(BOB), watchers.one_more(ADMIN):
+            assert len(watchers) == 3
+            with pytest.raises(OverloadedError), watchers.one_more(ADMIN):
+                pass
 
     asyncio.run(scenario())

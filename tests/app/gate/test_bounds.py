@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
-from ingress_server import CHAT, COMPLETION, CONTEXT
+from ingress_server import CHAT, COMPLETION, CONTEXT, MODEL
 from vllm.exceptions import VLLMValidationError
 
 from app.gate.body_limit import MOST_HEADER_BYTES, MOST_PATH_BYTES, BodyLimitMiddleware
@@ -52,6 +52,8 @@ def test_a_lookup_beyond_the_context_is_400_and_hashes_nothing(start):
         ("/v1/completions", {**COMPLETION, "prompt": TOO_LONG * 50, "truncate_prompt_tokens": 5}),
         ("/v1/completions", {**COMPLETION, "logit_bias": {str(token): 1 for token in range(1025)}}),
         ("/v1/completions", {**COMPLETION, "request_id": "x" * 257}),
+        ("/v1/completions", {**COMPLETION, "request_id": "x\nERROR forged"}),
+        ("/v1/responses", {"model": MODEL, "input": "Hi", "request_id": "x\x9b2J"}),
         ("/v1/chat/completions", {**CHAT, "messages": CHAT["messages"] * (MOST_MESSAGES + 1)}),
         ("/v1/chat/completions", {**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}] * 129}),
         ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"x": "x" * 70_000}}),

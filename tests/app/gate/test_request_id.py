@@ -136,6 +136,15 @@ def test_a_path_begins_no_line_of_its_own(start, lines: io.StringIO) -> None:
     assert line["path"].startswith("/a\n")
 
 
+def test_what_ends_lines_or_commands_terminals_is_escaped(start, lines: io.StringIO) -> None:
+    server = start(log_format="json")
+    with server.http() as http:
+        http.get("/a%E2%80%A8%C2%85%C2%9B2J")
+    (line,) = ended(lines)
+    assert line["path"] == "/a\u2028\x85\x9b2J"
+    assert lines.getvalue().isascii()
+
+
 def test_without_the_setting_no_request_is_a_line(start, lines: io.StringIO) -> None:
     server = start()
     with server.http() as http:

@@ -44,6 +44,15 @@ def test_blended_tokens_are_shown_as_part_of_those_that_were_loaded(start, open_
     expect(opened.answer().locator(".sources")).to_have_attribute("aria-label", re.compile("of these 5 blended"))
 
 
+def test_spaces_in_a_heading_do_not_hold_up_the_page(start, open_page):
+    """A pattern that tries all ways to part them would: 3,000 are seconds, twice as many eight times that."""
+    opened = open_page(start(FakeReplicas(answering("## a" + " " * 6_000 + "b ##\n\nThe end."))).url)
+    opened.ask("Make room.")
+    expect(opened.answer().locator(".words")).to_contain_text("The end.")
+    expect(opened.answer().locator("h5")).to_contain_text("b")
+    expect(opened.answer().locator("h5")).not_to_contain_text("#")
+
+
 def test_what_a_model_says_never_becomes_markup(start, open_page):
     opened = open_page(start(FakeReplicas(answering(HOSTILE))).url)
     opened.ask("<script>window.caught = 6</script><b>hi</b>")

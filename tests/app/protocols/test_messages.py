@@ -104,7 +104,7 @@ def test_what_is_wrong_is_400_in_anthropics_shape(server, more: dict[str, Any], 
 RETURNED = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a"}, IMAGE]}
 
 
-@pytest.mark.parametrize("content", [[IMAGE], [RETURNED]])
+@pytest.mark.parametrize("content", [[IMAGE], [RETURNED], [{**RETURNED, "content": [RETURNED]}]])
 def test_media_are_refused_before_they_are_looked_at_or_counted(server, content: list[Any]):
     with pytest.raises(anthropic.BadRequestError, match="text only: images"):
         claude(server).messages.count_tokens(model=MODEL, messages=[{"role": "user", "content": content}])
