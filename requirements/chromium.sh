@@ -30,7 +30,8 @@ echo "installing a Chromium for the tests of the page (log: $log)"
 PLAYWRIGHT_BROWSERS_PATH=$browsers timeout 300 .venv/bin/python -m playwright install --only-shell chromium >>"$log" 2>&1
 if [ -n "$(found)" ]; then exit 0; fi
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends chromium; } >>"$log" 2>&1
+    { timeout 120 apt-get update &&
+        DEBIAN_FRONTEND=noninteractive timeout 400 apt-get install --yes --no-install-recommends chromium; } >>"$log" 2>&1
     if [ -n "$(found)" ]; then exit 0; fi
 fi
 echo "crosskv: NO CHROMIUM could be found or installed (see $log): the tests of the page will be skipped" >&2
