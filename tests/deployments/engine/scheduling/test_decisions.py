@@ -107,7 +107,7 @@ def test_want_of_blocks_is_want_of_room_unless_a_save_is_about_to_free_some() ->
 
 def test_who_has_its_blocks_already_wants_only_the_rest() -> None:
     made = scheduler(free_blocks=3)
-    long = runs(made, request("b", 2000, 900))
+    long = runs(made, request("b", 4000, 900))
     loaded = request("l", 10 * BLOCK)
     loaded.status = RequestStatus.WAITING_FOR_REMOTE_KVS
     loaded.priority = made._enter(loaded)
@@ -209,7 +209,7 @@ def test_levels_are_counted_of_whoever_waits() -> None:
     assert made.waiting_by_level() == {0: 0}
     for number, prompt in enumerate((10, 20, 4000)):
         waits(made, request(f"{number}", prompt))
-    assert made.waiting_by_level() == {0: 2, 4: 1}
+    assert made.waiting_by_level() == {0: 2, 2: 1}
 
 
 def test_a_decision_that_fails_is_counted_and_has_an_answer() -> None:
