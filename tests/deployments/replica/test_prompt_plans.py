@@ -105,7 +105,7 @@ def ended(plans: PromptPlans, last: Any, wanted: GenerateRequest | None = None) 
     plan.ended(last)
     usage = RequestKVUsage()
     usage.add(prompt_usage(last, len((wanted or request()).prompt_token_ids)))
-    return usage._fields()
+    return usage.fields()
 
 
 @pytest.mark.parametrize("reason", list(PlanReason))
@@ -121,7 +121,7 @@ def test_several_prompts_of_one_request_have_their_reasons_side_by_side() -> Non
         last = output()
         last.kv_transfer_params[KV_CACHE_USAGE]["reason"] = reason
         usage.add(prompt_usage(last, PROMPT_TOKENS))
-    assert usage._fields()["reason"] == "hit,cold"
+    assert usage.fields()["reason"] == "hit,cold"
 
 
 def test_a_load_that_brought_less_than_planned_says_so() -> None:
