@@ -33,8 +33,9 @@ from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys
 
 PATHS = frozenset(f"{PREFIX}/{name}" for name in ("evict", "compress"))
-POLL_S = 0.25
-"""Between two questions of a job how far the manager is."""
+POLL_S, LONGEST_POLL_S = 0.25, 4.0
+"""Between two questions of a job how far the manager is; each pause is twice the one before, for a question carries all
+hashes of the prompt."""
 
 
 class EvictBody(PromptOrNode):
@@ -104,10 +105,12 @@ async def until_compressed(
     control: ControlPlane, hashes: list[bytes], progress: dict[str, Any], deadline_s: float
 ) -> dict[str, Any]:
     """Follow the copying until nothing waits, at the longest for so long; for `Jobs`."""
+    pause_s = POLL_S
     try:
         async with asyncio.timeout(deadline_s):
             while progress["waiting"]:
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_POLL_S)
                 progress.update(await control.compressed(hashes))
     except TimeoutError:
         return {**progress, "outcome": "deadline", "message": "Some segments still wait; their copying goes on."}
