@@ -57,6 +57,35 @@ class Stored:
         return self.arm.ratio if self.arm.raw_bytes else 1.0
 
 
+class FourBits:
+    """The prefix's whole blocks in 4 bits a value, with a float16 scale and zero per token and head.
+
+    No codec of the server: it stands for what is published of quantized KV.
+    """
+
+    name = "int4, no codec of the server"
+    computed = 0.0
+
+    def __init__(self) -> None:
+        self._head_dim = 0
+
+    def kv(self, model: Any, case: Case, full: Prefill) -> torch.Tensor | None:
+        """See `Method`."""
+        stop = case.prefix // BLOCK_TOKENS * BLOCK_TOKENS
+        if not stop:
+            return None
+        values = full.kv[:, :, :stop].float()
+        self._head_dim = values.shape[-1]
+        zero = values.amin(-1, keepdim=True).half().float()
+        scale = ((values.amax(-1, keepdim=True) - zero) / 15).half().float().clamp(min=torch.finfo(torch.half).tiny)
+        return (((values - zero) / scale).round().clamp(0, 15) * scale + zero).to(KV_DTYPE)
+
+    @property
+    def bytes_ratio(self) -> float:
+        """See `Method`."""
+        return 16 / (4 + 32 / self._head_dim) if self._head_dim else 1.0
+
+
 class Blended:
     """The documents, each computed alone, joined at a check layer and a ratio.
 
@@ -100,7 +129,7 @@ def methods(profile: CodecProfile, check_layer: int, ratio: float) -> list[Metho
     def arm(codec: str, level: int = 0) -> Arm:
         return Arm(make_codec(codec, level, profile) if level else make_codec(codec))
 
-    stored: list[Method] = [Stored(arm("lossless"), "exact, lossless"), Stored(arm("int8"), "int8")]
+    stored: list[Method] = [Stored(arm("lossless"), "exact, lossless"), Stored(arm("int8"), "int8"), FourBits()]
     stored += [Stored(arm("cachegen", level), f"cachegen {level}") for level in LEVELS]
     said = f"check layer {check_layer}, ratio {ratio:g}"
     blended: list[Method] = [

@@ -20,7 +20,7 @@ from load_tests.quality import __main__ as quality
 from load_tests.quality.cases import DEMO, KINDS, PROBE, Case, demo_cases, probe_cases
 from load_tests.quality.first_tokens import FirstTokens
 from load_tests.quality.measure import PREFILL, Cell, Row, measure
-from load_tests.quality.methods import methods
+from load_tests.quality.methods import FourBits, methods
 from load_tests.quality.sparse import MaskedKV, sparse_methods
 
 
@@ -45,6 +45,20 @@ class Noise:
     def kv(self, model: Any, case: Case, full: Prefill) -> torch.Tensor | None:
         """See `Method`."""
         return torch.randn(*full.kv.shape[:2], case.prefix, *full.kv.shape[3:])
+
+
+def test_four_bits_move_a_value_by_half_a_step_at_most() -> None:
+    prompt = Case(ids=list(range(70)), prefix=67, chunks=[], stretches=[])
+    values = torch.randn(2, 2, 70, 3, 64).bfloat16()
+    method = FourBits()
+    found = method.kv(None, prompt, Prefill(hidden=[], kv=values, logits=torch.empty(0)))
+    assert found is not None
+    whole = values[:, :, :64].float()
+    step = (whole.amax(-1) - whole.amin(-1)).unsqueeze(-1) / 15
+    moved = (found.float() - whole).abs()
+    assert (moved <= 0.51 * step + 0.02).all()
+    assert max(vector.unique().numel() for vector in found.flatten(0, 3)) <= 16
+    assert method.bytes_ratio == pytest.approx(3.56, abs=0.01)
 
 
 def test_stretches_are_the_answers(tokenizer: Any) -> None:
