@@ -22,7 +22,18 @@ from load_tests.measuring.command import (
 )
 from load_tests.measuring.report import deliver, write_between
 from load_tests.measuring.turns import turns
-from load_tests.tenants.report import ALONE, BESIDE, HELD, NOT_HELD, ONE_TENANT, Found, Shares, modest, throughput
+from load_tests.tenants.report import (
+    ALONE,
+    BESIDE,
+    FITTING,
+    HELD,
+    NOT_HELD,
+    ONE_TENANT,
+    Found,
+    Shares,
+    modest,
+    throughput,
+)
 from load_tests.tenants.servers import Scenario, Tenants
 
 PAGE = PROJECT_ROOT / "docs" / "measured" / "scheduling.md"
@@ -54,7 +65,7 @@ def main(
 
 
 def _measure(plan: Scenario, wanted: tuple[str, ...], rounds: int, seed: int) -> Found:
-    p95: dict[str, list[float]] = {ALONE: [], BESIDE: [], ONE_TENANT: []}
+    p95: dict[str, list[float]] = {ALONE: [], FITTING: [], BESIDE: [], ONE_TENANT: []}
     rates: dict[str, list[float]] = {NOT_HELD: [], HELD: []}
     shares = []
     arms = [*(p95 if "modest" in wanted else ()), *(rates if "throughput" in wanted else ())]
@@ -66,9 +77,10 @@ def _measure(plan: Scenario, wanted: tuple[str, ...], rounds: int, seed: int) ->
                 for tenants in (2, 1)
             )
             measures = {
-                ALONE: lambda: two.modest(flooded=False),
-                BESIDE: lambda: two.modest(flooded=True),
-                ONE_TENANT: lambda: one.modest(flooded=True),
+                ALONE: lambda: two.modest(beside=0),
+                FITTING: lambda: two.modest(beside=plan.replicas * plan.slots - 1),
+                BESIDE: lambda: two.modest(beside=plan.flood),
+                ONE_TENANT: lambda: one.modest(beside=plan.flood),
                 HELD: two.throughput,
                 NOT_HELD: one.throughput,
             }

@@ -102,7 +102,9 @@ async def arrivals(client: Client, per_s: float, seconds: float) -> list[Done]:
     return list(await asyncio.gather(*tasks))
 
 
-async def beside(flood: Client, at_once: int, modest: Callable[[], Awaitable[list[Done]]], lead_s: float) -> list[Done]:
+async def flooding(
+    flood: Client, at_once: int, modest: Callable[[], Awaitable[list[Done]]], lead_s: float
+) -> list[Done]:
     """What `modest` gives while `flood` keeps so many requests under way, from `lead_s` before on.
 
     Ends when all are answered: what a client leaves behind would be in the way of the next arm.

@@ -11,6 +11,8 @@ from load_tests.measuring.comparison import COLUMNS, Bound, Comparison
 from load_tests.tenants.servers import Scenario
 
 ALONE, BESIDE, ONE_TENANT = "alone", "beside a flood", "beside a flood, as one tenant"
+FITTING = "beside what leaves a slot free"
+"""The other tenant never waits: what sharing an engine costs, without any line."""
 HELD, NOT_HELD = "two tenants", "one tenant"
 MOST_SHARE_ERROR = 0.1
 TARGET = f"within {MOST_SHARE_ERROR:.0%} of 1"

@@ -14,7 +14,7 @@ import httpx
 from load_tests.harness.conversations import text
 from load_tests.harness.running_server import RunningServer, ServerError
 from load_tests.measuring.spread import percentile
-from load_tests.tenants.load import MODEL, Client, Done, Sizes, arrivals, beside, closed_loop, connection
+from load_tests.tenants.load import MODEL, Client, Done, Sizes, arrivals, closed_loop, connection, flooding
 from load_tests.tenants.shares import window_ratios
 
 A, B = "a", "b"
@@ -59,8 +59,8 @@ class Tenants:
         self._rng = Random(seed)
         self._words = _tokenize(server.url, text(Random(seed), _WORDS))
 
-    def modest(self, flooded: bool) -> float:
-        """The 95th percentile of a modest tenant's requests, in seconds, while the other one floods or is away."""
+    def modest(self, beside: int) -> float:
+        """The 95th percentile of a modest tenant's requests, in seconds; the other one keeps `beside` under way."""
 
         async def run() -> list[Done]:
             async with connection(self._url) as http:
@@ -70,7 +70,7 @@ class Tenants:
                 async def ask() -> list[Done]:
                     return await arrivals(modest, plan.modest_per_s, plan.modest_s)
 
-                return await (beside(flood, plan.flood, ask, _LEAD_S) if flooded else ask())
+                return await (flooding(flood, beside, ask, _LEAD_S) if beside else ask())
 
         return percentile([done.seconds for done in asyncio.run(run())], 95)
 
