@@ -115,6 +115,7 @@ def create_app(
     backend.follow_replicas(queue.follow)
     metrics = IngressMetrics(registry or CollectorRegistry())
     metrics.show_queue(lambda: queue.ongoing, lambda: queue.waiting)
+    metrics.show_replicas(settings.min_replicas)
     queue.count_refusal = metrics.count_refusal
     queue.count_cost = lambda tenant, cost: metrics.tenant_cost.labels(keys.tag(tenant)).inc(cost)
     parts = PartsMetrics(metrics, backend.metrics, http.metrics_max_age_s)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, field_validator
 
 from configs.layerwise_section import LayerwiseSettings
 from configs.model_folder import PROJECT_ROOT
-from configs.section import Section
+from configs.section import Section, word_of_yaml
 
 EMBEDDED_REDIS = "embedded"
 """Value of `kv.redis_url`: the server starts a Redis of its own."""
@@ -213,6 +213,11 @@ class KVSettings(Section):
     def redis_embedded(self) -> bool:
         """Whether the server starts a Redis of its own."""
         return self.redis_url == EMBEDDED_REDIS
+
+    @field_validator("sparse", mode="before")
+    @classmethod
+    def _sparse_may_be_unquoted(cls, value: Any) -> Any:
+        return word_of_yaml(value)
 
     @field_validator("redis_namespace")
     @classmethod

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, field_validator
 
-from configs.section import Section
+from configs.section import Section, word_of_yaml
 
 GROUPS = 8
 """Groups of layers that a model has where `group_layers` does not say: an eighth is what cannot hide."""
@@ -30,6 +30,11 @@ class LayerwiseSettings(Section):
     group_layers: int | None = Field(
         None, ge=1, description="Layers that move together. Empty: an eighth of the model's, at least one."
     )
+
+    @field_validator("enabled", mode="before")
+    @classmethod
+    def _enabled_may_be_unquoted(cls, value: Any) -> Any:
+        return word_of_yaml(value)
 
     def saves(self, on_cuda: bool) -> bool:
         """Whether KV is saved layerwise too. On the CPU backend that brings nothing (docs/concepts/loading.md)."""

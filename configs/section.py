@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -10,3 +12,10 @@ class Section(BaseModel):
 
     # pydantic's own messages quote what was given, which may be a password; `configs.errors` quotes what may be shown.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+
+def word_of_yaml(value: Any) -> Any:
+    """A word that YAML takes for something else unless it is quoted: `on`, `off`, `75`."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value) if isinstance(value, int) else value

@@ -30,7 +30,8 @@ def layerwise_router(parts: PartsMetrics) -> APIRouter:
     async def stats() -> dict[str, Any]:
         """How long layers took in layerwise loads, by replica and layer. For administrators.
 
-        A replica that does not answer is left out.
+        `count`: loads that brought the layer. `load_ms` and `wait_ms` are null while there is nothing to average.
+        A replica that does not answer, or shares no KV, is left out.
         """
         require_admin(current_request().caller)
         return {"layer_times": layer_times(await parts.families())}
@@ -39,7 +40,10 @@ def layerwise_router(parts: PartsMetrics) -> APIRouter:
 
 
 def layer_times(families: Iterable[Metric]) -> list[dict[str, Any]]:
-    """By replica and layer: how many loads, the mean milliseconds that the layer took, and that the engine waited."""
+    """By replica and layer: how many loads, the mean milliseconds that the layer took, and that the engine waited.
+
+    None for the mean of nothing.
+    """
     sums: dict[tuple[int, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for family in families:
         if family.name.startswith(_PREFIX):
@@ -51,8 +55,8 @@ def layer_times(families: Iterable[Metric]) -> list[dict[str, Any]]:
             "replica": replica,
             "layer": layer,
             "count": int(of["loads"]),
-            "load_ms": of["load_ms"] / of["loads"] if of["loads"] else 0.0,
-            "wait_ms": of["wait_ms"] / of["waits"] if of["waits"] else 0.0,
+            "load_ms": of["load_ms"] / of["loads"] if of["loads"] else None,
+            "wait_ms": of["wait_ms"] / of["waits"] if of["waits"] else None,
         }
         for (replica, layer), of in sorted(sums.items())
     ]

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from app.launch.memory import replica_bytes, shared_memory_free_bytes
 from configs import machine
 from configs.settings import Settings
 
@@ -28,7 +29,10 @@ class ModelShape:
 
 
 def settings_shown(settings: Settings, model: ModelShape | None) -> dict[str, Any]:
-    """`settings`: the tree; `in_effect`: what the empty ones come to here; `model`: None where its shape is unknown."""
+    """`settings`: the tree; `in_effect`: what the empty ones come to here; `model`: None where its shape is unknown.
+
+    `replica_bytes`: of main memory, by type; an estimate.
+    """
     tree = settings.model_dump(mode="json", exclude=_secrets(Settings))
     tree["engine"]["extra_args"] = sorted(settings.engine.extra_args)
     layerwise = settings.kv.layerwise
@@ -44,6 +48,8 @@ def settings_shown(settings: Settings, model: ModelShape | None) -> dict[str, An
             "engine_process": settings.engine_process,
             "redis": _redis(settings),
             "redis_codec": settings.redis_codec,
+            "tenants": len(settings.http.tenants),
+            "replica_bytes": {dtype: replica_bytes(settings, dtype) for dtype in (*_BYTES_OF, settings.engine_dtype)},
             "layers_per_group": layerwise.layers_per_group(model.layers) if model else None,
         },
         "model": asdict(model) if model else None,
@@ -51,6 +57,7 @@ def settings_shown(settings: Settings, model: ModelShape | None) -> dict[str, An
             "accelerator": machine.accelerator(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "memory_bytes": machine.memory_bytes(),
+            "shared_memory_free_bytes": shared_memory_free_bytes(),
             "cpu_dtype": machine.cpu_dtype(),
         },
     }

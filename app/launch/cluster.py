@@ -74,8 +74,17 @@ def ray_environment(settings: Settings, token: Path) -> dict[str, str]:
 
 def object_store_bytes(settings: Settings) -> int:
     """Size of Ray's object store, which holds the CPU tier and what is on its way."""
-    tier_bytes = int(settings.kv.cpu_tier_bytes) if settings.kv.enabled else 0
+    return store_bytes(int(settings.kv.cpu_tier_bytes) if settings.kv.enabled else 0)
+
+
+def store_bytes(tier_bytes: int) -> int:
+    """The same for a CPU tier of so many bytes."""
     return int(tier_bytes * (1 + _STORE_HEADROOM_SHARE)) + _STORE_HEADROOM_BYTES
+
+
+def tier_bytes_within(nbytes: int) -> int:
+    """The largest CPU tier that an object store of so many bytes holds; below 0 where none does."""
+    return int((nbytes - _STORE_HEADROOM_BYTES) / (1 + _STORE_HEADROOM_SHARE))
 
 
 def ray_options(settings: Settings, folder: Path) -> dict[str, Any]:

@@ -27,22 +27,23 @@ _ENGINE_PROCESS_BYTES = 500 * 1024**2
 """What an engine in a process of its own adds, without the model; measured there too."""
 _EVERYTHING_ELSE_BYTES = 1024**3
 """Ray's daemons, Serve's controller and proxy, the manager, the tiers and their workers."""
+BESIDE_REPLICAS_BYTES = _REPLICA_PROCESS_BYTES + _EVERYTHING_ELSE_BYTES
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def check_memory(settings: Settings) -> None:
     """Raise SettingsError for a server whose parts are together more than this machine's memory."""
-    replica = _replica_bytes(settings)
+    replica = replica_bytes(settings, settings.engine_dtype)
     store = object_store_bytes(settings)
     redis = int(settings.kv.redis_bytes) if settings.kv.enabled and settings.kv.redis_embedded else 0
-    needed = settings.max_replicas * replica + _REPLICA_PROCESS_BYTES + _EVERYTHING_ELSE_BYTES + store + redis
+    needed = settings.max_replicas * replica + BESIDE_REPLICAS_BYTES + store + redis
     there = machine.memory_bytes()
     if needed > there:
         raise SettingsError(
             f"the server needs about {_gib(needed)} and this machine has {_gib(there)}: "
             f"{settings.max_replicas} replicas of {_gib(replica)} each, {_gib(store)} for the CPU tier "
             f"(kv.cpu_tier_bytes), {_gib(redis)} for Redis "
-            f"(kv.redis_bytes), {_gib(_REPLICA_PROCESS_BYTES + _EVERYTHING_ELSE_BYTES)} for the rest; lower replicas, "
+            f"(kv.redis_bytes), {_gib(BESIDE_REPLICAS_BYTES)} for the rest; lower replicas, "
             f"engine.device_blocks, kv.cpu_tier_bytes or kv.redis_bytes."
         )
 
@@ -52,12 +53,11 @@ def shared_memory_warning(settings: Settings, running: Settings | None = None) -
 
     Raises SettingsError for one that Ray refuses to put on a disk.
     """
-    try:
-        filesystem = os.statvfs(SHARED_MEMORY)
-    except OSError:
+    free = shared_memory_free_bytes()
+    if free is None:
         return None  # Ray has its own word for a system without it
     needed = object_store_bytes(settings)
-    free = filesystem.f_bavail * filesystem.f_frsize + (object_store_bytes(running) if running else 0)
+    free += object_store_bytes(running) if running else 0
     if needed <= free:
         return None
     what_works = f"lower kv.cpu_tier_bytes, or give the container more: docker run --shm-size={-(-needed // 1024**3)}g"
@@ -70,8 +70,17 @@ def shared_memory_warning(settings: Settings, running: Settings | None = None) -
     return f"{said}, and lies on a disk now, where loading is slow. Better {what_works}."
 
 
-def _replica_bytes(settings: Settings) -> int:
-    """Of main memory: on a GPU's machine weights and KV lie on the GPU."""
+def shared_memory_free_bytes() -> int | None:
+    """What is free where Ray wants its object store; None: this system has no such place."""
+    try:
+        filesystem = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return None
+    return filesystem.f_bavail * filesystem.f_frsize
+
+
+def replica_bytes(settings: Settings, dtype: str) -> int:
+    """Of main memory, with weights and KV of this type: on a GPU's machine they lie on the GPU."""
     process = _REPLICA_PROCESS_BYTES + (_ENGINE_PROCESS_BYTES if settings.engine_process == "process" else 0)
     folder = find_model(settings.model)
     if machine.accelerator() != "cpu" or not isinstance(folder, Path):
@@ -79,7 +88,7 @@ def _replica_bytes(settings: Settings) -> int:
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     config = config.get("text_config") or config
     saved = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-    used = saved if settings.engine_dtype == "auto" else settings.engine_dtype
+    used = saved if dtype == "auto" else dtype
     item = _ITEM_BYTES.get(used, 2)
     weights = _weight_bytes(folder) * item // _ITEM_BYTES.get(saved, item)
     return process + weights + _pool_tokens(settings) * _token_bytes(config, item)

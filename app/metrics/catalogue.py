@@ -111,6 +111,7 @@ def _parts() -> Iterator[tuple[str, Iterable[Any], frozenset[str]]]:
     ingress, router = CollectorRegistry(), CollectorRegistry()
     metrics = IngressMetrics(ingress)
     metrics.show_queue(int, int)
+    metrics.show_replicas(0)
     metrics.show_answers(int, int, int)
     RouterMetrics(router)
     yield "Requests", _collectors(ingress), frozenset()

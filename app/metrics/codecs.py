@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
@@ -11,16 +12,19 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from deployments.segment_store.codec_meter import BUCKETS_S
+from kvmanager.segments.format import RAW
 
 _LABELS = ["codec", "node"]
 _ENDS = [*(f"{end:g}" for end in BUCKETS_S), "+Inf"]
+_RATIO_TEXT = (
+    "Bytes of segments in memory over their bytes in Redis, of all that a node has written; `raw` is 1. "
+    "NaN: none was written with the codec."
+)
 
 
 def codec_families(nodes: Mapping[str, Any]) -> Iterator[Metric]:
     """The metric families, of what `nodes` report by codec. A node's report that is none is left out."""
-    ratio = GaugeMetricFamily(
-        "crosskv_compression_ratio", "Bytes of segments in memory over their bytes in Redis.", labels=_LABELS
-    )
+    ratio = GaugeMetricFamily("crosskv_compression_ratio", _RATIO_TEXT, labels=_LABELS)
     encoding = HistogramMetricFamily(
         "crosskv_compression_duration_seconds", "Encoding a segment for Redis.", labels=_LABELS
     )
@@ -32,11 +36,16 @@ def codec_families(nodes: Mapping[str, Any]) -> Iterator[Metric]:
             with contextlib.suppress(KeyError, TypeError, ValueError):  # of another version
                 labels = [str(codec), node]
                 histograms = [_histogram(counts[what]) for what in ("encoding", "decoding")]
-                if counts["coded_bytes"]:
-                    ratio.add_metric(labels, counts["raw_bytes"] / counts["coded_bytes"])
+                ratio.add_metric(labels, _ratio(str(codec), counts["raw_bytes"], counts["coded_bytes"]))
                 encoding.add_metric(labels, *histograms[0])
                 decoding.add_metric(labels, *histograms[1])
     yield from (ratio, encoding, decoding)
+
+
+def _ratio(codec: str, raw_bytes: int, coded_bytes: int) -> float:
+    if codec == RAW:  # whether there is a segment yet or not
+        return 1.0
+    return raw_bytes / coded_bytes if coded_bytes else math.nan
 
 
 def _histogram(durations: Mapping[str, Any]) -> tuple[list[tuple[str, float]], float]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.metrics.labels import CHUNKS, GONE_REASONS, HANDOVERS, OUTCOMES, RANKED, RETURNS, VOLUNTARY
@@ -159,14 +161,22 @@ class IngressMetrics:
         ):
             Gauge(name, text, registry=self.registry).set_function(value)
 
+    def show_replicas(self, least: int) -> None:
+        """How many the settings want; that does not change while the ingress lives."""
+        Gauge(
+            "crosskv_replicas_least", "Replicas that are set; the lower bound where their number follows the load.",
+            registry=self.registry,
+        ).set(least)  # fmt: skip
+
     def show_answers(self, nbytes: Callable[[], int], places: Callable[[], int], forgotten: Callable[[], int]) -> None:
         """Ask the memory of sampled answers when somebody looks."""
         for name, text, value in (
             ("crosskv_answer_memory_bytes", "Bytes of remembered answers (http.answer_memory_bytes).", nbytes),
             ("crosskv_answer_memory_prompts", "Prompts whose answers are remembered.", places),
-            ("crosskv_answer_memory_forgotten", "Prompts whose answers made room for others, so far.", forgotten),
         ):
             Gauge(name, text, registry=self.registry).set_function(value)
+        name, text = "crosskv_answer_memory_forgotten", "Prompts whose answers made room for others."
+        self.registry.register(_CountElsewhere(name, text, forgotten))
 
     def count_returned(self, outcome: str) -> None:
         """An answer's conversation has gone on; one of `app.metrics.labels.RETURNS`."""
@@ -213,6 +223,17 @@ class IngressMetrics:
         self.blended_tokens.inc(usage.get("blended", 0))
         if reason := usage.get("reason"):
             self.plans.labels(reason).inc()
+
+
+class _CountElsewhere(Collector):
+    """A counter whose value somebody else keeps, who is asked when somebody looks."""
+
+    def __init__(self, name: str, text: str, count: Callable[[], int]) -> None:
+        self._name, self._text, self._count = name, text, count
+
+    def collect(self) -> Iterable[Metric]:
+        """The one family."""
+        yield CounterMetricFamily(self._name, self._text, value=self._count())
 
 
 class MetricsMiddleware:

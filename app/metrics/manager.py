@@ -6,6 +6,7 @@ number, is left out, and the rest is shown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -60,7 +61,10 @@ _CIRCUIT = {"closed": 0, "half_open": 1, "open": 2}
 _CIRCUIT_TEXT = "Circuit breaker in front of a tier, by node: 0 closed, 1 half-open, 2 open."
 _CHUNKS_TEXT = "Tokens in chunks of blended prompts with two chunks or more, and those found stored."
 _ENDED_TEXT = "Replicas that ended because their engine was `dead` (an exception, a lost process) or `hung`."
-_HIT_RATE_TEXT = "Of the tokens in chunks of blended prompts, the share that was found stored; none before the first."
+_HIT_RATE_TEXT = (
+    "Of the tokens in chunks of blended prompts with two chunks or more, the share that was found stored. "
+    "NaN: there was no such prompt."
+)
 _ENDS = ("dead", "hung")
 _OTHER_TEXT = "Counted by a manager of another version."
 _FAILURES_TEXT = "Segments that did not come from Redis, or not as they were stored; they were recomputed."
@@ -82,13 +86,8 @@ class _Stats:
         tokens = [(("asked",), asked), (("found",), found)]
         yield _counter("chunk_tokens", _CHUNKS_TEXT, ["outcome"], tokens)
         if isinstance(asked, int) and isinstance(found, int):
-            rate = found / asked if asked else None
-            yield _gauge(
-                "blend_hit_rate",
-                _HIT_RATE_TEXT,
-                [],
-                [((), rate)],
-            )
+            rate = found / asked if asked else math.nan
+            yield _gauge("blend_hit_rate", _HIT_RATE_TEXT, [], [((), rate)])
         for name, value in counters.items():
             yield _counter(f"manager_{name}", COUNTER_TEXTS.get(name, _OTHER_TEXT), [], [((), value)])
         tenants = [

@@ -57,7 +57,7 @@ class PrefetchWorker:
 
     def __init__(self, endpoint: RedisEndpoint, label: str = "") -> None:
         keep_freed_memory()
-        self._meter = CodecMeter()
+        self._meter = CodecMeter(endpoint.coding.codecs)
         self._store = open_coded_store(endpoint, self._meter)
         self._connection = threading.Lock()
         self._deadline_s = endpoint.deadline_s

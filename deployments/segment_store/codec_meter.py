@@ -41,8 +41,9 @@ class CodecCount:
 class CodecMeter:
     """Safe from any thread."""
 
-    def __init__(self) -> None:
-        self._counts: dict[str, CodecCount] = {}
+    def __init__(self, codecs: Iterable[str] = ()) -> None:
+        """`codecs`: those that will be used, reported before they are."""
+        self._counts = {codec: CodecCount() for codec in codecs}
         self._lock = threading.Lock()
 
     def encoded(self, codec: str, raw_bytes: int, coded_bytes: int, seconds: float) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from kernels.dtypes import DTYPES
-from kvmanager.segments.format import RAW, MismatchReason, SegmentHeader, SegmentMismatch
+from kvmanager.segments.format import RAW, SPARSE, MismatchReason, SegmentHeader, SegmentMismatch
 from kvmanager.segments.keys import TOLERANT
 
 if TYPE_CHECKING:
@@ -43,6 +43,12 @@ class Coding:
     profile: bytes = b""
     sparse: str = "off"
     model: str = ""
+
+    @property
+    def codecs(self) -> tuple[str, ...]:
+        """With which segments are written; each once."""
+        sparse = () if self.sparse == "off" else (SPARSE,)
+        return tuple(dict.fromkeys((self.exact, self.tolerant, *sparse)))
 
 
 RAW_CODING = Coding(RAW, RAW)

@@ -52,7 +52,7 @@ class LayerTimes:
             self.layers[layer].wait_ms += 1000 * seconds
 
     def collect(self) -> Iterable[Metric]:
-        """The sums behind the means, by layer."""
+        """The sums behind the means, by layer: of every layer, so that a rate begins at 0."""
         for name, text in (
             ("loads", "Layerwise loads that brought the layer."),
             ("load_ms", "Milliseconds that the layer took after the one before it, over all loads."),
@@ -61,6 +61,5 @@ class LayerTimes:
         ):
             family = CounterMetricFamily(f"crosskv_layerwise_layer_{name}", text, labels=["layer"])
             for number, layer in enumerate(self.layers):
-                if layer.loads or layer.waits:
-                    family.add_metric([str(number)], getattr(layer, name))
+                family.add_metric([str(number)], getattr(layer, name))
             yield family

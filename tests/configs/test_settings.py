@@ -154,6 +154,15 @@ def test_sizes_take_units(load: Any) -> None:
     assert load(kv={"cpu_tier_bytes": 4096}).kv.cpu_tier_bytes == 4096
 
 
+def test_words_that_yaml_takes_for_something_else_need_no_quotes(load: Any) -> None:
+    found = load(**yaml.safe_load("kv: {sparse: off, layerwise: {enabled: on}}")).kv
+    assert (found.sparse, found.layerwise.enabled) == ("off", "on")
+    found = load(**yaml.safe_load("kv: {sparse: 75, layerwise: {enabled: off}}")).kv
+    assert (found.sparse, found.layerwise.enabled) == ("75", "off")
+    with pytest.raises(SettingsError, match=r"kv\.sparse"):
+        load(kv={"sparse": 76})
+
+
 def test_the_advice_about_budgets_works(load: Any) -> None:
     assert load(kv={"cpu_tier_bytes": "3GiB", "redis_bytes": "1GiB"})
     assert load(kv={"cpu_tier_bytes": "2GiB", "redis_bytes": "2GiB"})

@@ -15,7 +15,8 @@ FLOORS: dict[str, list[list[str]]] = {
     "app": [
         ["app"],
         ["app.demo", "app.cli"],
-        ["app.launch", "app.control"],
+        ["app.control"],
+        ["app.launch"],
         ["app.openai"],
         ["app.answers", "app.blending", "app.continuation", "app.events", "app.observe"],
         ["app.backend"],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 from app.cli.doctor.figures import Figures
@@ -35,6 +35,8 @@ class Advice:
     why: str
     page: str
     """Where the documentation says more: `docs/….md#section`."""
+    also: Mapping[str, str] = field(default_factory=dict)
+    """What has to be set with it, by dotted name: without these a server would not start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import Enum
 from http import HTTPStatus
 from pathlib import Path
@@ -16,12 +16,13 @@ from app.cli.doctor.advice import Advice, Severity
 from app.cli.doctor.examination import Diagnosis, examine
 from app.cli.doctor.figures import LEAST_PROMPTS, Figures, Setup
 from app.cli.doctor.gathered import setup_of, traffic_of
+from app.cli.doctor.rules.ordinary_text import PAGE
 from app.cli.failures import NOT_SO, CommandError, tells_failures
 from app.cli.options import DEFAULT_URL, AsJson, KeyFile, Url
 from app.cli.server import Server, connect
 from app.cli.terminal import line, print_json
 
-SETTINGS = "/api/v1/settings"
+SETTINGS, TOKENIZE = "/api/v1/settings", "/tokenize"
 _STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
 
 
@@ -55,6 +56,10 @@ def _look(server: Server, config: Path | None) -> tuple[Figures, list[str]]:
         setup = setup_from(config)
     else:
         setup = _ask_settings(server, notes)
+        if setup is not None and setup.separators_of_tokens:
+            setup = replace(setup, page_tokens=_ask_page_tokens(server))
+    if setup is not None and setup.separators_of_tokens and setup.page_tokens is None:
+        notes.append("Separators that are token ids were not judged: nobody told the tokens of a page of text.")
     try:
         metrics, stats = server.metrics(), server.get("/api/v1/kv/stats")
         if "tenant" in stats:
@@ -62,7 +67,7 @@ def _look(server: Server, config: Path | None) -> tuple[Figures, list[str]]:
     except CommandError as error:
         if config is None:
             raise
-        return Figures(setup=setup), [f"{error} Only the settings were looked at."]
+        return Figures(setup=setup), [*notes, f"{error} Only the settings were looked at."]
     return Figures(traffic_of(metrics, stats, setup), setup), notes
 
 
@@ -75,6 +80,15 @@ def _ask_settings(server: Server, notes: list[str]) -> Setup | None:
             raise
         notes.append("The server does not tell its settings: give --config, or there is little to advise.")
         return None
+
+
+def _ask_page_tokens(server: Server) -> list[int] | None:
+    """A page of ordinary text as the model's tokens; None of a server that does not tell, or has no room for it."""
+    try:
+        told = server.post(TOKENIZE, {"prompt": PAGE, "add_special_tokens": False}).get("tokens")
+    except CommandError:
+        return None
+    return told if isinstance(told, list) else None
 
 
 def _as_data(url: str, figures: Figures, diagnosis: Diagnosis, notes: list[str]) -> dict[str, Any]:
@@ -113,6 +127,10 @@ def _show_one(console: Console, one: Advice) -> None:
     head = Text.assemble((one.severity.value, _STYLES[one.severity]), " ", (one.name, "bold"))
     console.print(head)
     for name, value in (
-        ("seen", one.evidence), ("set", f"{one.setting}: {one.value}"), ("why", one.why), ("more", one.page),
+        ("seen", one.evidence),
+        ("set", f"{one.setting}: {one.value}"),
+        *(("with", f"{name}: {value}") for name, value in one.also.items()),
+        ("why", one.why),
+        ("more", one.page),
     ):  # fmt: skip
         console.print(Text.assemble((f"  {name:<5}", "dim"), line(value)))

@@ -85,11 +85,19 @@ class Setup:
     cores: int | None = None
     memory_bytes: int | None = None
     """Of the ingress's machine, as `cores`."""
+    shared_memory_bytes: int | None = None
+    """That is free for Ray's object store."""
+    replica_bytes: Mapping[str, int] = field(default_factory=dict)
+    """By dtype, a replica's main memory."""
     cpu_dtype: str | None = None
     """What the processor computes fast: bfloat16 or float32."""
     dtype: str | None = None
     threads: int | None = None
     replicas: int | None = None
+    """At most."""
+    least_replicas: int | None = None
+    roles: bool = False
+    tenants: int = 0
     block_tokens: int | None = None
     device_blocks: int | None = None
     layers: int | None = None
@@ -99,10 +107,16 @@ class Setup:
     layerwise_buffer_bytes: int | None = None
     layers_per_group: int | None = None
     separators: Sequence[object] | None = None
+    """Texts, or lists of token ids."""
+    page_tokens: Sequence[int] | None = None
+    """A page of ordinary text as the model's tokens; None: it was not asked for, or could not be had."""
     fidelity: str = "exact"
     tenant_fidelity: Mapping[str, str] = field(default_factory=dict)
     redis: str | None = None
     """`embedded`, `external`, or None: there is none."""
+    redis_required: bool = False
+    redis_deadline_s: float | None = None
+    load_deadline_s: float | None = None
     redis_codec: str | None = None
     tolerant_codec: str | None = None
     sparse: str | None = None
@@ -110,28 +124,31 @@ class Setup:
     redis_expire_s: int | None = None
     redis_min_uses: float | None = None
     cpu_tier_bytes: int | None = None
+    tenant_cpu_bytes: Mapping[str, int] = field(default_factory=dict)
     load_or_recompute: str | None = None
     prefetch_workers: int | None = None
     ttft_target_s: float | None = None
     """Wanted time to the first token."""
 
-    def cpu_tier_within(self, nbytes: int) -> int | None:
-        """So many bytes for the CPU tier, or as many as a server with this memory starts with; None: it has those."""
-        beside = (self.redis_bytes or 0) if self.redis == "embedded" else 0
-        return self._within(nbytes, beside, self.cpu_tier_bytes or 0)
+    @property
+    def separators_of_tokens(self) -> bool:
+        """Whether there are separators that only the model's tokenizer can read."""
+        return any(isinstance(one, list) for one in self.separators or ())
 
-    def redis_within(self, nbytes: int) -> int | None:
-        """The same for Redis, whose memory is this machine's only where it is embedded."""
-        if self.redis != "embedded":
-            return nbytes
-        return self._within(nbytes, self.cpu_tier_bytes or 0, self.redis_bytes or 0)
+    @property
+    def layerwise_least_bytes(self) -> int | None:
+        """A group of layers of the longest prompt: the least layerwise buffer with which a replica starts."""
+        layer = self.longest_layer_bytes
+        return None if layer is None else layer * (self.layers_per_group or 1)
 
-    def _within(self, nbytes: int, beside: int, now: int) -> int | None:
-        if self.memory_bytes is None:
-            return nbytes
-        # What `configs.settings` refuses above: half of the memory for both; in whole MiB
-        most = (self.memory_bytes // 2 - beside) // 1024**2 * 1024**2
-        return min(nbytes, most) if most > now else None
+    @property
+    def longest_layer_bytes(self) -> int | None:
+        """A layer of the longest prompt; KV moves in whole blocks."""
+        if not self.kv_bytes_per_token or not self.layers or not self.longest_request_tokens:
+            return None
+        block = self.block_tokens or 1
+        tokens = -(-self.longest_request_tokens // block) * block
+        return tokens * self.kv_bytes_per_token // self.layers
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def setup_of(shown: Mapping[str, Any]) -> Setup:
     settings, effect, machine = (_mapping(shown.get(part)) for part in ("settings", "in_effect", "machine"))
     model = _mapping(shown.get("model"))
     kv, engine = _mapping(settings.get("kv")), _mapping(settings.get("engine"))
-    layerwise = _mapping(kv.get("layerwise"))
+    layerwise, roles = _mapping(kv.get("layerwise")), _mapping(settings.get("roles"))
     target = kv.get("ttft_target_s")
     return Setup(
         kv_enabled=bool(kv.get("enabled", True)),
@@ -48,7 +48,12 @@ def setup_of(shown: Mapping[str, Any]) -> Setup:
         cpu_dtype=machine.get("cpu_dtype"),
         dtype=effect.get("dtype"),
         threads=engine.get("threads"),
+        shared_memory_bytes=machine.get("shared_memory_free_bytes"),
+        replica_bytes=_mapping(effect.get("replica_bytes")),
         replicas=effect.get("replicas"),
+        least_replicas=_mapping(settings.get("replicas")).get("min"),
+        roles=bool(roles.get("prefill") or roles.get("decode")),
+        tenants=_int(effect.get("tenants")),
         block_tokens=effect.get("block_size_tokens"),
         device_blocks=effect.get("device_blocks"),
         layers=model.get("layers"),
@@ -61,6 +66,9 @@ def setup_of(shown: Mapping[str, Any]) -> Setup:
         fidelity=str(kv.get("fidelity", "exact")),
         tenant_fidelity=_mapping(kv.get("tenant_fidelity")),
         redis=effect.get("redis"),
+        redis_required=bool(kv.get("redis_required")),
+        redis_deadline_s=kv.get("redis_deadline_s"),
+        load_deadline_s=kv.get("load_deadline_s"),
         redis_codec=effect.get("redis_codec"),
         tolerant_codec=kv.get("tolerant_codec"),
         sparse=kv.get("sparse"),
@@ -68,6 +76,7 @@ def setup_of(shown: Mapping[str, Any]) -> Setup:
         redis_expire_s=kv.get("redis_expire_s"),
         redis_min_uses=kv.get("redis_min_uses"),
         cpu_tier_bytes=kv.get("cpu_tier_bytes"),
+        tenant_cpu_bytes=_mapping(kv.get("tenant_cpu_bytes")),
         load_or_recompute=kv.get("load_or_recompute"),
         prefetch_workers=kv.get("prefetch_workers"),
         ttft_target_s=target if target is not None else _mapping(settings.get("scaling")).get("ttft_target_s"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 
 from app.cli.doctor.figures import Setup
 from app.cli.doctor.gathered import setup_of
+from app.cli.doctor.rules.ordinary_text import PAGE
 from app.cli.failures import CommandError
 from app.control.settings_shown import settings_shown, shape_of_kv
 from configs.model_folder import find_model, kv_shape, own_max_tokens
@@ -21,7 +23,22 @@ def setup_from(config: Path) -> Setup:
         settings = load_settings(_arguments(config))
     except SettingsError as error:
         raise CommandError(f"{config}: {error}") from None
-    return setup_of(settings_shown(settings, _shape(settings)))
+    setup = setup_of(settings_shown(settings, _shape(settings)))
+    return replace(setup, page_tokens=_page_tokens(settings)) if setup.separators_of_tokens else setup
+
+
+def _page_tokens(settings: Settings) -> list[int] | None:
+    """None of a hub's model, or one whose tokenizer is of another kind."""
+    file = Path(settings.model_source) / "tokenizer.json"
+    if not file.is_absolute() or not file.is_file():
+        return None
+    import tokenizers
+
+    try:
+        encoded = tokenizers.Tokenizer.from_file(str(file)).encode(PAGE, add_special_tokens=False)
+    except Exception:  # what it raises for a file that is no tokenizer is no class of its own
+        return None
+    return list(encoded.ids)
 
 
 def _shape(settings: Settings) -> Any:

@@ -5,6 +5,7 @@ Arms take turns within a round, and each round has documents of its own.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -177,4 +178,4 @@ def _reused(kv_cache: dict[str, Any]) -> int:
 
 def _server_rate(server: RunningServer) -> float | None:
     found = [value for name, _, value in server.metrics() if name == "crosskv_blend_hit_rate"]
-    return found[0] if found else None
+    return found[0] if found and not math.isnan(found[0]) else None

@@ -121,6 +121,6 @@ def test_the_shipped_models_token_is_counted_as_vllm_does() -> None:
 
 def test_an_engine_in_a_process_of_its_own_needs_more() -> None:
     thread, process = (
-        memory._replica_bytes(load_settings({"engine": {"process": mode}})) for mode in ("thread", "process")
+        memory.replica_bytes(load_settings({"engine": {"process": mode}}), "float32") for mode in ("thread", "process")
     )
     assert process - thread == memory._ENGINE_PROCESS_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from app.metrics.manager import manager_families
 from deployments.cpu_tier import codec_reports
 from deployments.cpu_tier.codec_reports import CodecReports
 from deployments.segment_store.codec_meter import CodecMeter, added_up
+from deployments.segment_store.segment_codecs import RAW_CODING, Coding
 
 NODE = "0123456789abcdef"
 
@@ -43,6 +45,20 @@ def test_ratio_and_durations_are_shown_by_codec() -> None:
     assert found["crosskv_decompression_duration_seconds_bucket cachegen 0.0005"] == 1
     assert found["crosskv_decompression_duration_seconds_bucket cachegen 2.5"] == 1
     assert found["crosskv_decompression_duration_seconds_bucket cachegen +Inf"] == 2
+
+
+def test_a_codec_is_there_before_its_first_segment_and_its_ratio_is_not_made_up() -> None:
+    found = samples(CodecMeter(Coding("raw", "cachegen", sparse="layers").codecs).report())
+    assert found["crosskv_compression_ratio raw"] == 1, "that is what raw means"
+    for codec in ("cachegen", "sparse"):
+        assert math.isnan(found[f"crosskv_compression_ratio {codec}"])
+        assert found[f"crosskv_compression_duration_seconds_count {codec}"] == 0
+        assert found[f"crosskv_decompression_duration_seconds_bucket {codec} +Inf"] == 0
+
+
+def test_codecs_that_are_written_with_are_each_named_once() -> None:
+    assert RAW_CODING.codecs == ("raw",)
+    assert Coding("lossless", "cachegen").codecs == ("lossless", "cachegen")
 
 
 @pytest.mark.parametrize(

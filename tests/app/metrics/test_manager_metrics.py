@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -119,7 +120,10 @@ def test_chunks_asked_for_and_found_are_shown_with_their_rate():
     assert found["crosskv_chunk_tokens_total{outcome=found}"] == 150
     assert found["crosskv_blend_hit_rate{}"] == 0.75
     assert not [name for name in found if name.startswith("crosskv_manager_chunk")]
-    assert "crosskv_blend_hit_rate{}" not in samples(brain_stats()), "there is none before the first"
+
+
+def test_a_share_of_nothing_is_shown_as_what_it_is():
+    assert math.isnan(samples(brain_stats())["crosskv_blend_hit_rate{}"])
 
 
 def test_how_many_replicas_are_wanted_and_why():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from pathlib import Path
 
@@ -57,15 +59,28 @@ def families(text: str) -> dict[str, Metric]:
 
 @pytest.mark.parametrize("what", ["compression_ratio", "blend_hit_rate", "layerwise_load_latency"])
 def test_what_a_user_greps_for_is_there_after_any_traffic(text: str, what: str) -> None:
-    """`curl -s localhost:8000/metrics | grep …`."""
-    assert [line for line in text.splitlines() if what in line]
+    """`curl -s localhost:8000/metrics | grep …` finds a sample, not only what it would mean."""
+    assert [line for line in text.splitlines() if what in line and not line.startswith("#")]
 
 
-def test_the_layers_of_layerwise_loads_are_told(server: RunningServer) -> None:
-    """`curl -s localhost:8000/api/v1/layerwise/stats | jq '.layer_times'`."""
+def test_the_codec_that_redis_is_written_with_has_a_ratio(families: dict[str, Metric]) -> None:
+    """Not yet measured, or of real segments: never smaller than raw, for such a segment is stored raw."""
+    ratios = {s.labels["codec"]: s.value for s in families["crosskv_compression_ratio"].samples}
+    assert "lossless" in ratios
+    assert all(math.isnan(ratio) or ratio >= 1 for ratio in ratios.values())
+
+
+def test_every_layer_of_every_replica_is_told(server: RunningServer, families: dict[str, Metric]) -> None:
+    """`curl -s localhost:8000/api/v1/layerwise/stats | jq '.layer_times'`, layers that no load brought included."""
     layers = httpx.get(f"{server.url}/api/v1/layerwise/stats", timeout=10).json()["layer_times"]
-    assert isinstance(layers, list)
-    assert all({"replica", "layer", "count", "load_ms", "wait_ms"} == one.keys() for one in layers)
+    shape = json.loads((PROJECT_ROOT / "models" / "demo" / "config.json").read_text())
+    places = [(one["replica"], one["layer"]) for one in layers]
+    assert places == [(replica, layer) for replica in (0, 1) for layer in range(shape["num_hidden_layers"])]
+    for one in layers:
+        assert one.keys() == {"replica", "layer", "count", "load_ms", "wait_ms"}
+        assert (one["load_ms"] is None) == (one["count"] == 0)
+    brought = sum(s.value for s in families["crosskv_loads_layerwise_total"].samples)
+    assert brought or not any(one["count"] for one in layers)
 
 
 def test_the_page_lists_every_metric_of_the_server_with_its_labels(families: dict[str, Metric]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from app.cli.doctor.advice import Advice, Severity
-from app.cli.doctor.figures import Figures
-from app.cli.doctor.rules.ordinary_text import times_in_ordinary_text
+from app.cli.doctor.figures import Figures, Setup
+from app.cli.doctor.room import MIB, cpu_tier_within, replicas_fit
+from app.cli.doctor.rules.ordinary_text import times_in_ordinary_text, times_in_tokens
 
-_MIB = 1024**2
+_SIZES = {"float32": 4, "bfloat16": 2}
 _ON_CPU = "docs/guide/settings.md#engine"
 
 
@@ -14,15 +15,19 @@ def separator_in_ordinary_text(figures: Figures) -> Advice | None:
     """A separator that stands in ordinary text cuts documents into pieces that no other prompt has."""
     setup = figures.setup
     for separator in (setup.separators or ()) if setup else ():
-        times = times_in_ordinary_text(separator) if isinstance(separator, str) else 0
+        if isinstance(separator, list):
+            times, shown = times_in_tokens(separator, (setup and setup.page_tokens) or ()), f"the tokens {separator}"
+        else:
+            times, shown = times_in_ordinary_text(str(separator)), repr(separator)
         if times:
             return Advice(
                 "separator-in-ordinary-text",
                 Severity.WARNING,
-                f"blending.separators has {separator!r}, which stands {times} times in a page of ordinary text",
+                f"blending.separators has {shown}: {times} times in a page of ordinary text",
                 "blending.separators",
-                '["<|doc|>"], or another special token of the model',
-                "Each place where it stands begins a chunk. Many are too short to be stored, and documents are cut.",
+                "null",
+                "Each place where it stands begins a chunk. Many are too short to be stored, and documents are cut. "
+                "Empty, chunks begin with special tokens of the model, which no text holds.",
                 "docs/concepts/blending.md#how-chunks-are-recognized",
             )
     return None
@@ -31,21 +36,17 @@ def separator_in_ordinary_text(figures: Figures) -> Advice | None:
 def layerwise_buffer_below_a_layer(figures: Figures) -> Advice | None:
     """The layerwise buffer does not hold a group of layers of the longest prompt: a replica refuses to start so."""
     setup = figures.setup
-    if setup is None or setup.layerwise == "off" or setup.layerwise_buffer_bytes is None:
+    if setup is None or not setup.kv_enabled or setup.layerwise == "off" or setup.layerwise_buffer_bytes is None:
         return None
-    if not setup.kv_bytes_per_token or not setup.layers or not setup.longest_request_tokens:
-        return None
-    block = setup.block_tokens or 1
-    tokens = -(-setup.longest_request_tokens // block) * block  # KV moves in whole blocks
-    a_layer = tokens * setup.kv_bytes_per_token // setup.layers
-    least = a_layer * (setup.layers_per_group or 1)
-    if setup.layerwise_buffer_bytes >= least:
+    least = setup.layerwise_least_bytes
+    if least is None or setup.layerwise_buffer_bytes >= least:
         return None
     return Advice(
         "layerwise-buffer-below-a-layer",
         Severity.CRITICAL,
         f"kv.layerwise.buffer_bytes is {setup.layerwise_buffer_bytes}; a layer of the longest prompt, "
-        f"{setup.longest_request_tokens} tokens, has {a_layer} bytes, and {setup.layers_per_group or 1} move together",
+        f"{setup.longest_request_tokens} tokens, has {setup.longest_layer_bytes} bytes, "
+        f"and {setup.layers_per_group or 1} move together",
         "kv.layerwise.buffer_bytes",
         str(_round_up(least)),
         "Such a prompt could not be loaded layer by layer, so a replica refuses to start.",
@@ -64,7 +65,7 @@ def cpu_tier_below_device_pool(figures: Figures) -> Advice | None:
     if pool is None:
         return None
     of_a_node = -(-setup.replicas // traffic.nodes) * pool
-    larger = setup.cpu_tier_within(_round_up(of_a_node))
+    larger = cpu_tier_within(figures, _round_up(of_a_node))
     if setup.cpu_tier_bytes >= of_a_node or larger is None:
         return None
     return Advice(
@@ -84,6 +85,8 @@ def slow_dtype(figures: Figures) -> Advice | None:
     if setup is None or setup.accelerator != "cpu" or {setup.dtype, setup.cpu_dtype} != {"float32", "bfloat16"}:
         return None
     native = setup.cpu_dtype == "bfloat16"
+    if not replicas_fit(figures, str(setup.cpu_dtype)):
+        return None
     why = (
         "This processor has instructions for bfloat16: it computes faster, and KV takes half the room."
         if native
@@ -97,7 +100,17 @@ def slow_dtype(figures: Figures) -> Advice | None:
         "auto",
         f"{why} Stored KV is of one type, so the cache starts cold.",
         "docs/guide/operations.md#what-makes-the-cache-cold",
+        _buffer_for(setup, str(setup.cpu_dtype)),
     )
+
+
+def _buffer_for(setup: Setup, dtype: str) -> dict[str, str]:
+    """The layerwise buffer that KV of another type needs, where the one that is set is too small for it."""
+    least, buffer_bytes = setup.layerwise_least_bytes, setup.layerwise_buffer_bytes
+    if least is None or buffer_bytes is None or setup.layerwise == "off" or not setup.kv_enabled:
+        return {}
+    then = least * _SIZES[dtype] // _SIZES[str(setup.dtype)]
+    return {"kv.layerwise.buffer_bytes": str(_round_up(then))} if buffer_bytes < then else {}
 
 
 def more_threads_than_cores(figures: Figures) -> Advice | None:
@@ -110,16 +123,26 @@ def more_threads_than_cores(figures: Figures) -> Advice | None:
         return None
     threads = max(1, cores // setup.replicas)
     fewer_threads = setup.threads > threads
+    setting, value, also = "engine.threads", str(threads), {}
+    if not fewer_threads:
+        setting, value = "replicas", _replicas(cores // setup.threads, setup.least_replicas)
+        also = {"roles.prefill": "0", "roles.decode": "0"} if setup.roles else {}  # they add up to the replicas
     return Advice(
         "more-threads-than-cores",
         Severity.WARNING,
         f"{setup.replicas} replicas of {setup.threads} threads each, and {cores} cores",
-        "engine.threads" if fewer_threads else "replicas",
-        str(threads if fewer_threads else cores // setup.threads),
+        setting,
+        value,
         "Threads without a core of their own spin while others wait for them: requests become several times slower.",
         _ON_CPU,
+        also,
     )
 
 
+def _replicas(most: int, least: int | None) -> str:
+    """Bounds where their number follows the load, and still can."""
+    return str(most) if least is None or least >= most else f"{{min: {least}, max: {most}}}"
+
+
 def _round_up(nbytes: int) -> int:
-    return -(-nbytes // _MIB) * _MIB
+    return -(-nbytes // MIB) * MIB

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-_PAGE = """# Report
+from collections.abc import Sequence
+
+PAGE = """# Report
 
 The harbour was closed for three days. "Nobody was hurt," said the mayor; ships waited outside (some of them since
 Monday). Costs: about 5 % more than last year - see below.
@@ -47,4 +49,10 @@ Assistant: Hello, how can I help?
 
 def times_in_ordinary_text(separator: str) -> int:
     """How often it stands in that page, whatever its case; blanks around it count, for they are part of it."""
-    return _PAGE.lower().count(separator.lower())
+    return PAGE.lower().count(separator.lower())
+
+
+def times_in_tokens(separator: Sequence[object], page: Sequence[int]) -> int:
+    """How often these token ids stand in `page`, which is `PAGE` as a model's tokens."""
+    size, wanted = len(separator), list(separator)
+    return sum(list(page[at : at + size]) == wanted for at in range(len(page) - size + 1)) if size else 0

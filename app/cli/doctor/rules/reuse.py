@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from app.cli.doctor.advice import Advice, Severity
-from app.cli.doctor.figures import Figures, Setup, TierFill
+from app.cli.doctor.figures import Figures, Setup
+from app.cli.doctor.room import MIB, cpu_tier_within, redis_within
 from app.cli.doctor.rules.storage import FULL
 
 LOW_HIT_RATE = 0.3
 """Conversations reach more than that (docs/measured/benchmarks.md); unrelated questions do not."""
 MANY, MOST = 0.2, 0.5
 """Shares of all prompts: worth a change, and the rule rather than the exception."""
+_NEW_TIER_BYTES, _LEAST_TIER_BYTES = 1024 * MIB, 64 * MIB
+"""Of a tier where there is none yet: what it has by default, and what is too little to be worth it."""
 
 
 def blend_chunks(figures: Figures) -> Advice | None:
@@ -49,10 +50,10 @@ def keep_kv_longer(figures: Figures) -> Advice | None:
     setup, evicted = figures.setup, _share(figures, "evicted")
     if setup is None or figures.traffic.hit_rate >= LOW_HIT_RATE or evicted < MANY:
         return None
-    changed = _more_room(setup, figures.traffic.tiers)
+    changed = _more_room(figures, setup)
     if changed is None:
         return None
-    setting, value, why = changed
+    setting, value, why, also = changed
     fills = ", ".join(f"{tier} {of.fill:.0%}" for tier, of in figures.traffic.tiers.items())
     return Advice(
         "keep-kv-longer",
@@ -63,30 +64,50 @@ def keep_kv_longer(figures: Figures) -> Advice | None:
         value,
         why,
         "docs/concepts/eviction.md#between-the-tiers",
+        also,
     )
 
 
-def _more_room(setup: Setup, tiers: Mapping[str, TierFill]) -> tuple[str, str, str] | None:
-    """What keeps KV longer: a tier more, a larger one, or one that forgets later."""
-    redis = tiers.get("redis")
-    if setup.redis is None:
-        if setup.cpu_tier_bytes:
-            return "kv.redis_url", "embedded", "There is no Redis tier: what leaves the CPU tier is gone."
-        return "kv.cpu_tier_bytes", "1GiB", "There is no shared tier at all: what leaves a device is gone."
-    if redis is not None and redis.fill >= FULL and setup.redis_bytes:
-        larger = setup.redis_within(2 * setup.redis_bytes)
-        if larger is None:
+def _more_room(figures: Figures, setup: Setup) -> tuple[str, str, str, dict[str, str]] | None:
+    """What keeps KV longer: a tier more, a larger one, or one that forgets later. And what has to be set with it."""
+    redis = figures.traffic.tiers.get("redis")
+    if setup.redis is None and not setup.cpu_tier_bytes:
+        tier = cpu_tier_within(figures, _NEW_TIER_BYTES)
+        if tier is None or tier < _LEAST_TIER_BYTES:
             return None
-        return "kv.redis_bytes", str(larger), "Redis is full: it keeps more with more room."
+        return "kv.cpu_tier_bytes", str(tier), "There is no shared tier at all: what leaves a device is gone.", {}
+    if setup.redis is None:
+        return _a_redis(figures, setup)
+    if redis is not None and redis.fill >= FULL and setup.redis_bytes:
+        larger = 2 * setup.redis_bytes
+        found = redis_within(figures, larger, setup.redis_bytes) if setup.redis == "embedded" else larger
+        if found is None:
+            return None
+        return "kv.redis_bytes", str(found), "Redis is full: it keeps more with more room.", {}
     if setup.redis_min_uses is not None and setup.redis_min_uses > 1:
-        return "kv.redis_min_uses", "1", "KV that was used once is not copied to Redis, so it goes with the CPU tier."
+        why = "KV that was used once is not copied to Redis, so it goes with the CPU tier."
+        return "kv.redis_min_uses", "1", why, {}
     if setup.redis_expire_s:
-        return (
-            "kv.redis_expire_s",
-            str(4 * setup.redis_expire_s),
-            "Redis has room, and forgets by time: let it keep longer.",
-        )
+        why = "Redis has room, and forgets by time: let it keep longer."
+        return "kv.redis_expire_s", str(4 * setup.redis_expire_s), why, {}
     return None
+
+
+def _a_redis(figures: Figures, setup: Setup) -> tuple[str, str, str, dict[str, str]]:
+    """One of the server's own where this machine has room for it."""
+    also = {}
+    deadline, load_s = setup.redis_deadline_s, setup.load_deadline_s
+    if deadline is not None and load_s is not None and deadline > load_s:
+        also["kv.redis_deadline_s"] = f"{load_s}"
+    wanted = setup.redis_bytes or _NEW_TIER_BYTES
+    found = redis_within(figures, wanted, 0)
+    why = "There is no Redis tier: what leaves the CPU tier is gone."
+    if found is None or found < min(wanted, _LEAST_TIER_BYTES):
+        why = f"{why} This machine has no room for one beside the CPU tier, so it has to be another's."
+        return "kv.redis_url", "redis://HOST:6379/0", why, also
+    if found < wanted:
+        also["kv.redis_bytes"] = str(found)
+    return "kv.redis_url", "embedded", why, also
 
 
 def tier_slower_than_recompute(figures: Figures) -> Advice | None:
@@ -106,8 +127,10 @@ def tier_slower_than_recompute(figures: Figures) -> Advice | None:
         return Advice(name, Severity.WARNING, evidence, "kv.load_or_recompute", "auto", why, page)
     if tier == "redis":
         why = "What lies in Redis is not worth loading here: give its memory back, or use a faster Redis or link."
-        return Advice(name, Severity.INFO, evidence, "kv.redis_url", "null", why, page)
-    if setup.redis is not None:  # KV reaches Redis through the CPU tier: a server with the one needs the other
+        also = {"kv.redis_required": "false"} if setup.redis_required else {}
+        return Advice(name, Severity.INFO, evidence, "kv.redis_url", "null", why, page, also)
+    # KV reaches Redis, and is handed over between roles, through the CPU tier; quotas are parts of it
+    if setup.redis is not None or setup.roles or setup.tenant_cpu_bytes:
         return None
     why = "What lies in the CPU tier is not worth loading here: a smaller one, or none, leaves its memory to others."
     return Advice(name, Severity.INFO, evidence, "kv.cpu_tier_bytes", "0", why, page)

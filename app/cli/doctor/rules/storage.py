@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from app.cli.doctor.advice import Advice, Severity
-from app.cli.doctor.figures import Figures
+from app.cli.doctor.figures import Figures, Setup
+from app.cli.doctor.room import cpu_tier_within
 
 FULL = 0.85
 """Share of its budget above which a tier counts as full: below the CPU tier's high water, 0.9."""
@@ -18,7 +19,7 @@ def compress_cold_data(figures: Figures) -> Advice | None:
     if setup is None or redis is None or (redis.fill < FULL and not refused):
         return None
     tolerant = "tolerant" in (setup.fidelity, *setup.tenant_fidelity.values())
-    smaller = _smaller(setup.redis_codec, tolerant, setup.tolerant_codec, setup.sparse)
+    smaller = _smaller(setup, tolerant)
     if smaller is None:
         return None
     severity, setting, value, why = smaller
@@ -33,19 +34,19 @@ def compress_cold_data(figures: Figures) -> Advice | None:
     )
 
 
-def _smaller(
-    codec: str | None, tolerant: bool, tolerant_codec: str | None, sparse: str | None
-) -> tuple[Severity, str, str, str] | None:
+def _smaller(setup: Setup, tolerant: bool) -> tuple[Severity, str, str, str] | None:
     """The next step that makes KV in Redis smaller: the one that costs no answers first."""
-    if codec == "raw":
+    if setup.redis_codec == "raw":
         why = "KV in Redis is cold: coded without loss it takes less room, and answers stay what they are, bit by bit."
         return Severity.WARNING, "kv.redis_codec", "lossless", why
     if not tolerant:
         why = "Exact KV does not get smaller than this. Where answers may differ a little, KV with loss takes far less."
+        if not setup.tenants:
+            return Severity.INFO, "kv.fidelity", "tolerant", why
         return Severity.INFO, "kv.tenant_fidelity", "{TENANT: tolerant}", why
-    if tolerant_codec == "int8":
+    if setup.tolerant_codec == "int8":
         return Severity.INFO, "kv.tolerant_codec", "cachegen", "CacheGen's codec takes less room than 8-bit integers."
-    if sparse == "off":
+    if setup.sparse == "off":
         why = "Of tolerant prompts, each layer then keeps what it attends to (measure it first: make profile-sparse)."
         return Severity.INFO, "kv.sparse", "layers", why
     return None
@@ -62,7 +63,7 @@ def compressing_hot_data(figures: Figures) -> Advice | None:
         return None
     if from_redis <= tokens.get("cpu", 0) + tokens.get("device", 0):
         return None
-    larger = setup.cpu_tier_within(2 * setup.cpu_tier_bytes)
+    larger = cpu_tier_within(figures, 2 * setup.cpu_tier_bytes)
     if larger is None:
         return None
     spent = sum(use.decoding_s for use in coded)

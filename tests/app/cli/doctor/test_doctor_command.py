@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import yaml
 from stand_in import StandIn, error, recorded
 from typer.testing import CliRunner, Result
@@ -17,6 +18,7 @@ from app.cli.main import app
 from app.cli.samples import Samples
 from app.control.settings_shown import ModelShape, settings_shown
 from configs import machine
+from configs.model_folder import PROJECT_ROOT
 from configs.settings import load_settings
 
 Run = Callable[..., Result]
@@ -86,7 +88,7 @@ def test_advice_is_1_and_says_what_and_why(crosskv: Run, server: StandIn) -> Non
     said = json.loads(crosskv("doctor", "--json").stdout)
     assert [one["name"] for one in said["advice"]] == ["slow-dtype", "blend-chunks", "keep-kv-longer"]
     assert said["advice"][0]["severity"] == "warning"
-    assert set(said["advice"][0]) == {"name", "severity", "evidence", "setting", "value", "why", "page"}
+    assert set(said["advice"][0]) == {"name", "severity", "evidence", "setting", "value", "why", "page", "also"}
     assert said["not_enough_seen"] == []
     assert said["seen"]["prompts"] == 100
 
@@ -100,6 +102,52 @@ def test_a_hostile_setting_is_shown_as_it_is(crosskv: Run, server: StandIn) -> N
     assert result.exit_code == 1
     assert "'\\n'" in result.output
     assert "\x1b" not in result.output
+
+
+def of_tokens(*separators: list[int]) -> dict[str, Any]:
+    return shown(blending={"separators": list(separators)})
+
+
+def test_separators_of_token_ids_are_looked_for_in_what_the_model_makes_of_a_page(
+    crosskv: Run, server: StandIn
+) -> None:
+    server.answers["/api/v1/settings"] = (200, of_tokens([7, 8]))
+    server.answers["/tokenize"] = (200, {"tokens": [1, 7, 8, 2, 7, 8], "count": 6})
+    result = crosskv("doctor")
+    assert result.exit_code == 1
+    assert "blending.separators has the tokens [7, 8]: 2 times" in result.output
+    assert server.sent("/tokenize")["add_special_tokens"] is False
+    server.answers["/tokenize"] = (200, {"tokens": [7, 1, 8]})
+    assert crosskv("doctor").exit_code == 0
+
+
+@pytest.mark.parametrize("said", [error("That is longer than the model's context.", 400), (200, {"tokens": "many"})])
+def test_where_nobody_tells_a_pages_tokens_that_is_said(crosskv: Run, server: StandIn, said: Any) -> None:
+    server.answers["/api/v1/settings"] = (200, of_tokens([7, 8]))
+    server.answers["/tokenize"] = said
+    result = crosskv("doctor")
+    assert result.exit_code == 0
+    assert "Separators that are token ids were not judged" in result.output
+
+
+def test_a_settings_files_token_ids_are_read_by_its_models_tokenizer(tmp_path: Path) -> None:
+    demo = tokenizers.Tokenizer.from_file(str(PROJECT_ROOT / "models" / "demo" / "tokenizer.json"))
+    special, ordinary = [demo.get_added_tokens_decoder().popitem()[0]], demo.encode(".", add_special_tokens=False).ids
+    for separator, code in ((special, 0), (ordinary, 1)):
+        file = config(tmp_path, replicas=1, dtype="bfloat16", blending={"separators": [separator]})
+        result = CliRunner().invoke(app, ["doctor", "--config", file, "--url", "http://127.0.0.1:9"])
+        assert result.exit_code == code, result.output
+
+
+def test_what_has_to_be_set_with_it_is_shown(crosskv: Run, server: StandIn) -> None:
+    layerwise = {"enabled": "on", "buffer_bytes": 2_097_152}
+    server.answers["/api/v1/settings"] = (200, shown(dtype="bfloat16", kv={"layerwise": layerwise}))
+    server.answers["/api/v1/settings"][1]["machine"]["cpu_dtype"] = "float32"
+    result = crosskv("doctor")
+    assert "set  dtype: auto" in result.output
+    assert "with kv.layerwise.buffer_bytes: 4194304" in result.output
+    (advice,) = json.loads(crosskv("doctor", "--json").stdout)["advice"]
+    assert advice["also"] == {"kv.layerwise.buffer_bytes": "4194304"}
 
 
 @pytest.mark.parametrize("said", [{}, {"settings": [], "in_effect": None}, {"settings": {"kv": {"layerwise": 3}}}])

@@ -13,7 +13,7 @@ from app.cli.doctor.figures import LEAST_PROMPTS, CodecUse, Figures, Setup, Tier
 from app.cli.doctor.rules.ordinary_text import times_in_ordinary_text
 from configs.errors import field_names
 from configs.model_folder import PROJECT_ROOT
-from configs.settings import Settings, load_settings
+from configs.settings import Settings
 
 MIB = 1024**2
 
@@ -77,7 +77,8 @@ def advice(name: str, seen: Figures) -> Advice | None:
 PROVOKED: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     ("compress-cold-data", FULL_REDIS, {"redis_codec": "raw"}, "kv.redis_codec", "lossless"),
     ("compress-cold-data", {"refused_demotions": 3}, {"redis_codec": "raw"}, "kv.redis_codec", "lossless"),
-    ("compress-cold-data", FULL_REDIS, {}, "kv.tenant_fidelity", "{TENANT: tolerant}"),
+    ("compress-cold-data", FULL_REDIS, {"tenants": 2}, "kv.tenant_fidelity", "{TENANT: tolerant}"),
+    ("compress-cold-data", FULL_REDIS, {}, "kv.fidelity", "tolerant"),
     (
         "compress-cold-data",
         FULL_REDIS,
@@ -91,7 +92,8 @@ PROVOKED: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     ("blend-chunks", NEVER_SEEN, {"separators": ["<|doc|>"]}, "kv.fidelity", "blended"),
     ("blend-chunks", NEVER_SEEN, {}, "kv.fidelity", "blended"),
     ("keep-kv-longer", EVICTED, {"redis": None}, "kv.redis_url", "embedded"),
-    ("keep-kv-longer", EVICTED, {"redis": None, "cpu_tier_bytes": 0}, "kv.cpu_tier_bytes", "1GiB"),
+    ("keep-kv-longer", EVICTED, {"redis": None, "cpu_tier_bytes": 0}, "kv.cpu_tier_bytes", str(1024 * MIB)),
+    ("keep-kv-longer", EVICTED, {"redis": None, "memory_bytes": 2100 * MIB}, "kv.redis_url", "redis://HOST:6379/0"),
     ("keep-kv-longer", {**EVICTED, **FULL_REDIS}, {}, "kv.redis_bytes", str(2048 * MIB)),
     ("keep-kv-longer", EVICTED, {"redis_min_uses": 2.0}, "kv.redis_min_uses", "1"),
     ("keep-kv-longer", EVICTED, {}, "kv.redis_expire_s", str(4 * 604_800)),
@@ -107,7 +109,14 @@ PROVOKED: list[tuple[str, dict[str, Any], dict[str, Any], str, str]] = [
     ("hide-loads", LATE, {}, "kv.layerwise.enabled", "on"),
     ("hide-loads", LATE, {"layerwise": "off"}, "kv.layerwise.enabled", "auto"),
     ("hide-loads", {**LATE, "tokens": {"cpu": 10, "redis": 90}}, {}, "kv.prefetch_workers", "4"),
-    ("separator-in-ordinary-text", {}, {"separators": [[17], "\n\n"]}, "blending.separators", '["<|doc|>"]'),
+    ("separator-in-ordinary-text", {}, {"separators": [[17], "\n\n"]}, "blending.separators", "null"),
+    (
+        "separator-in-ordinary-text",
+        {},
+        {"separators": [[5, 6]], "page_tokens": [1, 5, 5, 6, 2]},
+        "blending.separators",
+        "null",
+    ),
     (
         "layerwise-buffer-below-a-layer",
         {},
@@ -176,14 +185,18 @@ SILENT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("tier-slower-than-recompute", {"credits": {}}, {}),
     ("tier-slower-than-recompute", {"credits": {"cpu": 0.0, "redis": 0.0}}, {"load_or_recompute": "recompute"}),
     ("tier-slower-than-recompute", {"credits": {"cpu": 0.0, "redis": 0.5}}, {}),
+    ("tier-slower-than-recompute", {"credits": {"cpu": -0.2}}, {"redis": None, "roles": True}),
+    ("tier-slower-than-recompute", {"credits": {"cpu": -0.2}}, {"redis": None, "tenant_cpu_bytes": {"acme": 1}}),
     ("hide-loads", {**LATE, "ttft_s": 1.9}, {}),
     ("hide-loads", {**LATE, "load_share": 0.29}, {}),
     ("hide-loads", LATE, {"layerwise": "on"}),
     ("hide-loads", {**LATE, "tokens": {"redis": 90}}, {"prefetch_workers": 64}),
     ("separator-in-ordinary-text", {}, {"separators": ["<|doc|>", " # # ", [17, 4]]}),
+    ("separator-in-ordinary-text", {}, {"separators": [[5, 6]], "page_tokens": [1, 5, 2, 6, 5]}),
     ("layerwise-buffer-below-a-layer", {}, {"layerwise_buffer_bytes": 4 * MIB}),
     ("layerwise-buffer-below-a-layer", {}, {"layerwise_buffer_bytes": 1, "layerwise": "off"}),
     ("layerwise-buffer-below-a-layer", {}, {"layerwise_buffer_bytes": 1, "layers": None}),
+    ("layerwise-buffer-below-a-layer", {}, {"layerwise_buffer_bytes": 1, "kv_enabled": False}),
     ("cpu-tier-below-device-pool", {}, {"cpu_tier_bytes": 200 * MIB}),
     ("cpu-tier-below-device-pool", {"nodes": 2}, {"cpu_tier_bytes": 100 * MIB}),
     ("cpu-tier-below-device-pool", {}, {"cpu_tier_bytes": 0}),
@@ -191,6 +204,7 @@ SILENT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("compressing-hot-data", HOT_IN_REDIS, {"memory_bytes": 4096 * MIB}),
     ("keep-kv-longer", {**EVICTED, **FULL_REDIS}, {"memory_bytes": 4096 * MIB}),
     ("slow-dtype", {}, {"dtype": "float16"}),
+    ("slow-dtype", {}, {"cpu_dtype": "float32", "memory_bytes": 8192 * MIB, "replica_bytes": {"float32": 2048 * MIB}}),
     ("slow-dtype", {}, {"dtype": "float32", "accelerator": "cuda"}),
     ("slow-dtype", {}, {"dtype": "float32", "cpu_dtype": "float32"}),
     ("more-threads-than-cores", {}, {"threads": 2}),
@@ -207,6 +221,37 @@ def test_advice_is_given(name: str, traffic: dict[str, Any], setup: dict[str, An
     assert given.value.startswith(value)
     assert given.evidence
     assert given.why
+
+
+@pytest.mark.parametrize(
+    ("name", "traffic", "setup", "also"),
+    [
+        ("slow-dtype", {}, {"cpu_dtype": "float32", "layerwise_buffer_bytes": 4 * MIB},
+         {"kv.layerwise.buffer_bytes": str(8 * MIB)}),
+        ("slow-dtype", {}, {"cpu_dtype": "float32", "layerwise_buffer_bytes": 8 * MIB}, {}),
+        ("hide-loads", LATE, {"layerwise": "off", "layerwise_buffer_bytes": 1},
+         {"kv.layerwise.buffer_bytes": str(4 * MIB)}),
+        ("tier-slower-than-recompute", {"credits": {"redis": 0.0}}, {"redis_required": True},
+         {"kv.redis_required": "false"}),
+        ("more-threads-than-cores", {}, {"replicas": 5, "roles": True}, {"roles.prefill": "0", "roles.decode": "0"}),
+        ("keep-kv-longer", EVICTED, {"redis": None, "memory_bytes": 3000 * MIB}, {"kv.redis_bytes": str(476 * MIB)}),
+        ("keep-kv-longer", EVICTED, {"redis": None, "redis_deadline_s": 3.0, "load_deadline_s": 2.0},
+         {"kv.redis_deadline_s": "2.0"}),
+    ],
+)  # fmt: skip
+def test_what_has_to_be_set_with_it_is_named(
+    name: str, traffic: dict[str, Any], setup: dict[str, Any], also: dict[str, str]
+) -> None:
+    given = advice(name, figures(traffic, setup))
+    assert given is not None
+    assert given.also == also
+
+
+def test_bounds_of_replicas_stay_bounds_where_they_can() -> None:
+    for least, value in ((2, "{min: 2, max: 4}"), (4, "4"), (None, "4")):
+        given = advice("more-threads-than-cores", figures({}, {"replicas": 5, "least_replicas": least}))
+        assert given is not None
+        assert given.value == value
 
 
 @pytest.mark.parametrize(("name", "traffic", "setup"), SILENT)
@@ -252,21 +297,6 @@ def test_what_is_advised_can_be_set_and_read_about() -> None:
         assert given is not None
         assert given.setting in settings
         assert (PROJECT_ROOT / given.page.partition("#")[0]).is_file()
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        {"kv": {"redis_codec": "lossless", "tolerant_codec": "cachegen", "sparse": "layers", "fidelity": "blended"}},
-        {"kv": {"redis_url": "embedded", "cpu_tier_bytes": str(256 * MIB), "redis_bytes": str(512 * MIB)}},
-        {"kv": {"redis_min_uses": "1", "redis_expire_s": "2419200", "load_or_recompute": "auto"}},
-        {"kv": {"redis_url": None, "cpu_tier_bytes": "0", "prefetch_workers": "4"}},
-        {"kv": {"layerwise": {"enabled": "on", "buffer_bytes": str(8 * MIB)}}, "engine": {"threads": "2"}},
-        {"dtype": "auto", "replicas": "4", "blending": {"separators": ["<|doc|>"]}},
-    ],
-)
-def test_the_advised_values_are_taken(args: dict[str, Any]) -> None:
-    load_settings(args)
 
 
 @pytest.mark.parametrize(
