@@ -53,7 +53,11 @@ def test_the_tour_shows_what_the_cache_does(server: RunningServer) -> None:
         assert again["kv_cache"]["recomputed"] < first["kv_cache"]["recomputed"] or first["kv_cache"]["device"]
         assert elsewhere["kv_cache"]["replica"] != again["kv_cache"]["replica"]
         assert after_clear["kv_cache"]["recomputed"] < after_clear["prompt_tokens"] / 2, "the shared tiers had it"
-        expect(page.page.locator("#routes li").first).to_contain_text("tokens")
+        lines = page.page.locator("#routes li")
+        expect(lines).to_have_count(4)
+        for line, usage in zip(lines.all(), reversed(usages), strict=True):
+            kv = usage["kv_cache"]
+            expect(line).to_contain_text(f"replica {kv['replica']}, {kv['reason']}, {usage['prompt_tokens']:,} tokens")
         expect(page.page.locator("#saved-number")).to_have_text(re.compile(r"[1-9]"), timeout=PATIENCE_MS)
         page.page.wait_for_function("() => Number(document.querySelector('#trie').dataset.nodes) > 0")
         if path := os.environ.get("CROSSKV_SCREENSHOT"):
