@@ -110,6 +110,10 @@ class PeopleCalls:
         """What a move between two replicas' devices would do."""
         return self._orders.would_move(hashes, source, target)
 
+    async def hashes_to(self, key: SegmentKey, whose: str | None) -> dict[str, Any]:
+        """What a node and all that it follows on is called, for orders that name a prompt by its blocks."""
+        return await self._orders.hashes_to(key, whose)
+
     async def compress(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
         """Let a prompt be copied to Redis now."""
         return self._orders.compress(hashes)
