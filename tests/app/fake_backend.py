@@ -149,7 +149,7 @@ def live_figures(seen: int, tenants: Sequence[str]) -> dict[str, Any]:
     return {
         "epoch": 1, "last": max(seen, 0), "directives": [], "missed_directives": 0, "ranks": {"a": 0},
         "locations": [{"tier": "cpu", "holder": "node", "segments": 2, "bytes": 20, "budget_bytes": 100}],
-        "nodes": 2, "ghosts": 0, "pins": 0, "device_blocks": {0: 3}, "prefill_s": None,
+        "nodes": 2, "ghosts": 0, "pins": 0, "device_blocks": {0: 3}, "prefill_s": None, "early_prefill_s": None,
         "tenants": {tag: {"tiers": {"cpu": {"segments": 1, "bytes": 10, "quota_bytes": None}}} for tag in tenants},
     }  # fmt: skip
 
