@@ -45,6 +45,11 @@ def test_tokens_stand_for_seconds_until_there_is_a_rate(live_page):
     expect(page.locator("#saved")).to_contain_text("1,234 tokens")
 
 
+def test_seconds_by_few_measurements_say_so(live_page):
+    page = live_page([("cache", cache(saved_prefill_s=0.31, saved_is_early=True))]).page
+    expect(page.locator("#saved")).to_have_text("0.31 seconds, by the first measurements")
+
+
 def test_lists_of_what_happens_do_not_grow_for_ever(live_page):
     page = live_page([("route", ROUTE)] * 200).page
     expect(page.locator("#routes li")).to_have_count(30)

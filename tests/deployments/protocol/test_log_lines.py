@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import threading
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,13 +16,13 @@ from deployments.protocol.log_lines import CLIENT_REQUEST, JsonLines, engine_req
 
 
 @pytest.fixture
-def log() -> Iterator[tuple[logging.Logger, io.StringIO]]:
+def log() -> tuple[logging.Logger, io.StringIO]:
     """A logger of JSON lines, and what it has written."""
     stream, logger = io.StringIO(), logging.Logger("here")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
     logger.addHandler(handler)
-    yield logger, stream
+    return logger, stream
 
 
 def ids(stream: io.StringIO) -> list[str | None]:
