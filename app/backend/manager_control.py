@@ -66,6 +66,11 @@ class ManagerControl:
         answer: dict[str, Any] = await self._manager.ask("pin_node", node, ttl_s, whose, timeout_s=PARTS_ANSWER_S)
         return answer
 
+    async def hashes_to(self, node: bytes, whose: str | None) -> dict[str, Any]:
+        """See `app.backend.protocols.ControlPlane`."""
+        answer: dict[str, Any] = await self._manager.ask("hashes_to", node, whose, timeout_s=PARTS_ANSWER_S)
+        return answer
+
     async def would_clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
         """See `app.backend.protocols.ControlPlane`."""
         answer: dict[str, Any] = await self._manager.ask("would_clear", list(tiers), tenant, timeout_s=PARTS_ANSWER_S)

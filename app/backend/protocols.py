@@ -99,6 +99,10 @@ class ControlPlane(Protocol):
         """The same for a segment and all that it follows on, of a tenant or, None, of all; without a time: unpin."""
         ...
 
+    async def hashes_to(self, node: bytes, whose: str | None) -> dict[str, Any]:
+        """The `hashes` of a segment's blocks and of all that it follows on, `whose` as for `pin_node`; or refused."""
+        ...
+
     async def would_clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
         """What `clear` would take, by tier."""
         ...

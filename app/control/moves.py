@@ -16,6 +16,7 @@ from app.backend.protocols import ControlPlane
 from app.control.api import ask, owner_only
 from app.control.audit import audited, audited_work
 from app.control.jobs import Job, Jobs
+from app.control.looks import Looks
 from app.control.prompt_param import PromptChoice, PromptOrNode
 from app.gate.json_route import JsonRoute
 from app.gate.request_context import current_request
@@ -37,6 +38,7 @@ REFUSALS = {
     "no_replica": HTTPStatus.NOT_FOUND,
     "pin_budget": HTTPStatus.CONFLICT,
     "pinned": HTTPStatus.CONFLICT,
+    "not_named": HTTPStatus.CONFLICT,
     "no_redis": HTTPStatus.CONFLICT,
     "bad_value": HTTPStatus.BAD_REQUEST,
 }
@@ -61,14 +63,14 @@ class PinBody(PromptOrNode):
     ttl_s: float = Field(3600.0, gt=0, le=86_400, description="Seconds that the pin lasts.")
 
 
-class PrefetchBody(PromptChoice):
+class PrefetchBody(PromptOrNode):
     """Body of POST /api/v1/kv/prefetch: bring the prompt's KV to this replica's device."""
 
     replica: Rank = Field(description="The number of the replica whose device gets it.")
     deadline_s: float = Field(10.0, gt=0, le=60, description=DEADLINE)
 
 
-class MoveBody(PromptChoice):
+class MoveBody(PromptOrNode):
     """Body of POST /api/v1/kv/move: from one replica's device to another's."""
 
     source: Rank = Field(description="The number of the replica that has it.")
@@ -81,12 +83,23 @@ def moves_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKe
     """The routes for orders, under /api/v1/kv, each for the prompts of the tenant who asks."""
     router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
 
+    looks = Looks()
+
     def tag_of_caller() -> str:
         return keys.tag(current_request().tenant)
 
     def whose() -> str | None:
         caller = current_request().caller
         return None if caller.admin else keys.tag(caller.tenant)
+
+    async def blocks_of(body: PromptOrNode) -> list[bytes]:
+        """The hashes of what is named. Raises RefusedError for a node that is not known, another's, or has no names."""
+        node = body.node_key()
+        if node is None:
+            return await hashes_of(body, renderer, keys)
+        async with looks.turn(current_request().tenant):
+            hashes: list[bytes] = granted(await ask(control.hashes_to(node, whose())))["hashes"]
+        return hashes
 
     @router.post("/pin", responses=REFUSED)
     async def pin(body: PinBody) -> dict[str, Any]:
@@ -114,30 +127,36 @@ def moves_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKe
             line.came_of_it(answer)
             return granted(answer)
 
-    @router.post("/prefetch", **ACCEPTED)
+    @router.post("/prefetch", responses=REFUSED, **ACCEPTED)
     async def prefetch(body: PrefetchBody) -> JSONResponse:
-        """Bring the KV of a prompt's known beginning to a replica's device, ahead of its requests."""
-        hashes, caller = await hashes_of(body, renderer, keys), current_request().caller
+        """Bring the KV of a prompt's known beginning to a replica's device, ahead of its requests.
+
+        A `node` means what it follows on as well; 409 where only Redis has a part of that.
+        """
+        hashes, caller = await blocks_of(body), current_request().caller
 
         async def work() -> dict[str, Any]:
             return await control.prefetch(hashes, body.replica, body.deadline_s)
 
-        asked = {"blocks": len(hashes), "replica": body.replica}
+        asked = {"node": body.node, "blocks": len(hashes), "replica": body.replica}
         return accepted(jobs.start("prefetch", caller.tenant, audited_work(caller, "prefetch", work, **asked)))
 
     @router.post("/move", responses=REFUSED, **ACCEPTED)
     async def move(body: MoveBody) -> JSONResponse:
-        """Move the KV of a prompt's known beginning from one replica's device to another's."""
+        """Move the KV of a prompt's known beginning from one replica's device to another's.
+
+        A `node` means what it follows on as well; 409 where only Redis has a part of that.
+        """
         if body.source == body.target:
             raise RefusedError("`source` and `target` are the same replica.", HTTPStatus.BAD_REQUEST)
-        hashes, caller = await hashes_of(body, renderer, keys), current_request().caller
+        hashes, caller = await blocks_of(body), current_request().caller
         if body.dry_run:
             return would(granted(await ask(control.would_move(hashes, body.source, body.target))))
 
         async def work() -> dict[str, Any]:
             return await control.move(hashes, body.source, body.target, body.deadline_s)
 
-        asked = {"blocks": len(hashes), "source": body.source, "target": body.target}
+        asked = {"node": body.node, "blocks": len(hashes), "source": body.source, "target": body.target}
         return accepted(jobs.start("move", caller.tenant, audited_work(caller, "move", work, **asked)))
 
     @router.get("/jobs/{job_id}", responses=UNKNOWN)

@@ -1,16 +1,10 @@
 """GET /api/v1/kv/trie: the index as a tree, the hottest part of it.
 
-The manager does bounded work for each call (`kvmanager.views.tree`). Here calls are held apart: one at a time reaches
-it, with a pause after each, and of each tenant only a few wait. So a client in a loop takes no more of the manager than
-one that looks now and then.
+The manager does bounded work for each call (`kvmanager.views.tree`), and calls are held apart (`app.control.looks`).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -18,17 +12,14 @@ from fastapi import APIRouter, Depends, Query
 
 from app.backend.protocols import ControlPlane
 from app.control.api import ask, owner_only
+from app.control.looks import Looks
 from app.control.moves import PREFIX, UNKNOWN, RefusedError
-from app.gate.errors import OverloadedError
 from app.gate.json_route import JsonRoute
 from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys
 from kvmanager.views.tree import MOST_DEPTH, MOST_NODES
 
 PATHS = frozenset({f"{PREFIX}/trie"})
-MOST_WAITING = 4
-"""Calls of one tenant, or of its administrators."""
-PAUSE_S = 0.05
 
 
 def trie_router(control: ControlPlane, keys: PromptKeys) -> APIRouter:
@@ -63,26 +54,3 @@ def trie_router(control: ControlPlane, keys: PromptKeys) -> APIRouter:
         return {"object": "crosskv.trie", "root": None if root is None else root.lower(), **found}
 
     return router
-
-
-class Looks:
-    """Who looks, and who waits to. On one event loop."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._waiting: Counter[str] = Counter()
-
-    @asynccontextmanager
-    async def turn(self, tenant: str) -> AsyncIterator[None]:
-        """Wait for a turn, and pause after it. Raises OverloadedError: too many of this tenant wait already."""
-        if self._waiting[tenant] >= MOST_WAITING:
-            raise OverloadedError("You are looking at the tree already. Please try again in a moment.")
-        self._waiting[tenant] += 1
-        try:
-            async with self._lock:
-                yield
-                await asyncio.sleep(PAUSE_S)
-        finally:
-            self._waiting[tenant] -= 1
-            if not self._waiting[tenant]:
-                del self._waiting[tenant]

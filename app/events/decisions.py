@@ -54,7 +54,8 @@ class Decision:
                 self._tell(replica, usage)
                 return
         if self._usage is None:
-            usage_so_far = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE) or getattr(output, FIRST_USAGE, None)
+            # A first output has both; of these the replica has signed the former, with its reason.
+            usage_so_far = getattr(output, FIRST_USAGE, None) or (output.kv_transfer_params or {}).get(KV_CACHE_USAGE)
             if usage_so_far is not None:
                 self._tell(replica, usage_so_far)
         elif replica != self._replica:

@@ -88,7 +88,8 @@ class Feed:
                 logger.warning("the KV manager is away: %r", error)
         self._heard = dataclasses.replace(self._heard, manager=manager)
         self._heard_at = now = time.monotonic()
-        self._savings.tick(now, None if manager is None else manager["prefill_s"])
+        rates = (None, None) if manager is None else (manager["prefill_s"], manager["early_prefill_s"])
+        self._savings.tick(now, *rates)
         if manager is not None:
             self._tell_directives(manager)
         if any(watcher.admin for watcher in self._watchers) and now - self._sized_at > SIZES_EVERY_S:

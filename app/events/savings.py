@@ -2,8 +2,9 @@
 
 A reused token's seconds are what its replica would have computed it in, by the prefill rate that the KV manager has
 measured (`kvmanager.loading.load_rates.PrefillTime`): its own, and those of its pairs with the tokens before it. What
-is not priced yet waits for a rate, and is never priced twice, so the number only grows. It counts computation, not
-time to the first token: what the loads took instead is not subtracted. One event loop.
+is not priced yet waits for a rate, and is never priced twice. Until there are samples enough for a rate, the first ones
+say what it is about (`early`): that is shown, and not kept. So the number only grows once it is not early. It counts
+computation, not time to the first token: what the loads took instead is not subtracted. One event loop.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Savings:
     seconds: float = 0.0
     unpriced_tokens: int = 0
     unpriced_pairs: float = 0.0
+    early_prefill_s: Mapping[str, float] | None = None
+    """What the first samples of the rate say, as far as known."""
     _marks: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
     """When, and the tokens by then: of the last `WINDOW_S`."""
 
@@ -48,8 +51,7 @@ class Savings:
     def price(self, prefill_s: Mapping[str, float] | None) -> None:
         """Turn what waits into seconds, by the rate in force; None: there is none yet."""
         if prefill_s is not None:
-            self.seconds += prefill_s["per_token"] * self.unpriced_tokens
-            self.seconds += prefill_s["per_pair"] * self.unpriced_pairs
+            self.seconds += self._worth(prefill_s)
             self.unpriced_tokens, self.unpriced_pairs = 0, 0.0
 
     def mark(self, now: float) -> None:
@@ -59,14 +61,20 @@ class Savings:
         self._marks.append((now, dict(self.tokens)))
 
     def report(self) -> dict[str, Any]:
-        """`saved_prefill_s` is None while nothing reused has been priced."""
-        unknown = not self.seconds and self.unpriced_tokens
+        """`saved_prefill_s` is None while no prefill was measured at all; `saved_is_early`: few were."""
+        waits, early = self.unpriced_tokens > 0, self.early_prefill_s
+        seconds = self.seconds + (self._worth(early) if waits and early is not None else 0.0)
         return {
             "prompts": self.prompts,
             "tokens": dict(self.tokens),
             "hit_tokens": {source: self.tokens[source] for source in _REUSED},
-            "saved_prefill_s": None if unknown else round(self.seconds, 3),
+            "saved_prefill_s": None if waits and not seconds else round(seconds, 3),
+            "saved_is_early": waits and early is not None,
         }
+
+    def _worth(self, prefill_s: Mapping[str, float]) -> float:
+        """Seconds that what waits would have taken."""
+        return prefill_s["per_token"] * self.unpriced_tokens + prefill_s["per_pair"] * self.unpriced_pairs
 
     def hit_rates(self) -> dict[str, tuple[float | None, float | None]]:
         """By tier the share of all prompts' tokens that it gave: ever, and lately; None: there were no prompts."""
@@ -91,9 +99,15 @@ class AllSavings:
         """A tenant's own. As many are remembered as there are tenants with keys."""
         return self._of.setdefault(tenant, Savings())
 
-    def tick(self, now: float, prefill_s: Mapping[str, float] | None) -> None:
-        """A second has passed while somebody watches. O(tenants)."""
+    def tick(
+        self, now: float, prefill_s: Mapping[str, float] | None, early_prefill_s: Mapping[str, float] | None = None
+    ) -> None:
+        """A second has passed while somebody watches. O(tenants).
+
+        `prefill_s`: the rate, `early_prefill_s`: what few samples say of it; None: not known, or the manager is away.
+        """
         for savings in self._all():
+            savings.early_prefill_s = early_prefill_s or savings.early_prefill_s
             savings.price(prefill_s)
             savings.mark(now)
 

@@ -52,6 +52,7 @@ from app.openai.constraint_pool import ConstraintPool
 from app.openai.prompt_keys import LONG_PROMPT_TOKENS, PromptKeys
 from app.openai.retries import Attempts, NameBlocks
 from app.openai.suspects import Suspects
+from deployments.protocol.log_lines import REQUEST_ID
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
 from kvmanager.segments.keys import BLENDED
 
@@ -187,6 +188,7 @@ class HandleEngineClient(EngineElsewhere):
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
             trace_headers=dict(trace_headers or {}),
+            client_request_id=REQUEST_ID.get(),
         )
         sampled = None
         if self.answers is not None and kind is not None:

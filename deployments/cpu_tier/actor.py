@@ -91,6 +91,14 @@ class CPUTier:
         """References to segments, None for what is not here. A reference keeps its object alive at the reader."""
         return [entry[0] if (entry := self._segments.get(key)) else None for key in keys]
 
+    async def block_hashes(self, keys: Sequence[bytes]) -> list[bytes]:
+        """The hashes of the blocks of segments, joined, as their heads have them; of what is not here none."""
+        found: list[bytes] = []
+        for key in keys:
+            entry = self._segments.get(key)
+            found.append(b"" if entry is None else read_header((await entry[0]).data).block_hashes)
+        return found
+
     async def promote(
         self, replica: str, loads: Sequence[tuple[bytes, int]], late: bytes | None = None
     ) -> list[ray.ObjectRef[Any] | None]:

@@ -43,6 +43,7 @@ from deployments.engine.resume.runner import let_requests_resume
 from deployments.engine.scheduling.steps import watch_steps
 from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.step_witness import StepWitness
+from deployments.protocol.log_lines import engine_request_id, lines_of
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -281,7 +282,10 @@ class InProcessClient:
                 prepared, wave = core.preprocess_add_request(request)
                 core.add_request(prepared, wave)
             except Exception:
-                logger.exception("the engine cannot take request %s", request.request_id)
+                params = request.sampling_params
+                extra = (params.extra_args if params is not None else None) or {}
+                with lines_of(engine_request_id(extra.get("kv_transfer_params"))):
+                    logger.exception("the engine cannot take request %s", request.request_id)
                 refused = EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ERROR)
                 self._post(EngineCoreOutputs(outputs=[refused]))
 

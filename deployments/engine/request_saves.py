@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from deployments.engine.sparse.queries import QueryWatch
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.kv_port import OfferedBlocks
+from deployments.protocol.log_lines import names_request
 from deployments.transfer.held_save import submit_held_save
 from deployments.transfer.layerwise_save import HostBuffer, StepProgress
 from deployments.transfer.layerwise_step import LayerwiseStep
@@ -54,6 +55,7 @@ class RequestSaves:
         if self.queries is not None:
             self.queries.forget(request_id)
 
+    @names_request
     def save(
         self,
         tracked: TrackedRequest,

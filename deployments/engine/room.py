@@ -43,6 +43,7 @@ from deployments.protocol.kv_port import (
     BlendTerms,
     PlanDict,
 )
+from deployments.protocol.log_lines import CLIENT_REQUEST
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.keys import EXACT, TOLERANT, sparse_salt
@@ -103,6 +104,7 @@ class EngineRoom:
         self._judged = False
         self._begun: dict[str, bool] = {}
         self._port: ClusterPort | None = None
+        self._names_requests = settings.http.log_format == "json"
         self._service: ReuseService | RemoteService | None = None
         config = engine_config(settings)
         identity = model_identity(config, settings)
@@ -192,6 +194,7 @@ class EngineRoom:
             **({SHORT_TOKENS: prompt.short_tokens} if prompt.short_tokens else {}),
             **({PLAIN_SALT: request.cache_salt} if sparse else {}),
             **({} if request.save_answer else {ANSWER_GOES: True}),
+            **({CLIENT_REQUEST: request.client_request_id} if self._port and self._names_requests else {}),
             **({FIDELITY: request.fidelity, ARRIVED: prompt.arrived} if request.fidelity != EXACT else {}),
         }
         kept = {k: v for k, v in (params.extra_args or {}).items() if k != "kv_transfer_params"}

@@ -49,6 +49,7 @@ from deployments.protocol.kv_port import (
     PlanDict,
     PlannedLoad,
 )
+from deployments.protocol.log_lines import names_request
 from deployments.protocol.wire import KV_CACHE_USAGE, KVCacheUsage
 from deployments.transfer.jobs import load_parts
 from deployments.transfer.layerwise_step import LayerwiseStep
@@ -106,6 +107,7 @@ class SchedulerSide:
         self._shared = SharedLoads()
         self._repeated = RepeatedBlocks()
 
+    @names_request
     def add(self, request: Request) -> None:
         """A request has entered the scheduler, with its plan."""
         transfer = request.kv_transfer_params or {}
@@ -140,6 +142,7 @@ class SchedulerSide:
                 tracked.scores, tracked.now, tracked.epoch = plan["scores"], plan["now"], plan["epoch"]
             score_blocks(self.queue, tracked, cached_blocks(self._pool, request.block_hashes))
 
+    @names_request
     def tokens_to_load(self, request: Request, device_tokens: int) -> tuple[int | None, bool]:
         """How many tokens after the first `device_tokens` a planned load brings, and whether asynchronously.
 
@@ -202,6 +205,7 @@ class SchedulerSide:
             return 0
         return end
 
+    @names_request
     def start_load(self, request: Request, block_ids: list[int], num_tokens: int) -> None:
         """vLLM has given the request `block_ids`; bring `num_tokens` tokens after those it has on the device."""
         tracked = self._tracked.get(request.request_id)
@@ -339,6 +343,7 @@ class SchedulerSide:
         prompt = tracked.request.num_prompt_tokens // self._block_size
         self.saves.save(tracked, prompt if end >= prompt else end - end % self._blocks_per_segment, in_this_step=True)
 
+    @names_request
     def finish(self, request: Request) -> dict[str, KVCacheUsage] | None:
         """The request ends; its blocks are still its own. Save the rest and say where the prompt's KV came from."""
         tracked = self._tracked.pop(request.request_id, None)

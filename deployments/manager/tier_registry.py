@@ -111,6 +111,18 @@ class TierRegistry:
         """Whether segments may be saved in the node's tier now."""
         return node_id in self.cpu and self.cpu[node_id].told
 
+    async def block_hashes(self, node_id: str, keys: Sequence[SegmentKey]) -> list[bytes]:
+        """What a CPU tier says that the blocks of segments are called, joined for each; nothing when it does not."""
+        seat = self.cpu.get(node_id)
+        if seat is None:
+            return []
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return list(await seat.handle.block_hashes.remote(list(keys)))
+        except Exception as error:
+            logger.warning("the CPU tier %s does not name its segments: %r", node_id[:8], error)
+            return []
+
     # Redis.
 
     @property

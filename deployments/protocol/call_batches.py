@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextvars import Context
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class CallQueue:
         self._waiting.append((method, arguments, answer))
         if self._under_way < MOST_UNDER_WAY:
             self._under_way += 1
-            task = loop.create_task(self._send_all())
+            task = loop.create_task(self._send_all(), context=Context())  # it is of all, not of who came first
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return answer

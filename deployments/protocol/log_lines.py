@@ -3,19 +3,29 @@
 {"time": "2026-01-31T12:00:00.123Z", "level": "WARNING", "logger": "app.…", "message": "…", "request_id": "…"}
 
 `request_id` is there where a request is known, `exception` where there is one, and what a line was given as `fields`
-beside its message.
+beside its message. In a replica the id comes with the prompt (`GenerateRequest.client_request_id`); the engine is given
+it in the request's `kv_transfer_params`, and the transfer threads run in the context of who gave them their work.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
 
 REQUEST_ID: ContextVar[str] = ContextVar("crosskv_request_id", default="")
 """What the client of the HTTP request that is worked for is told as `x-request-id`."""
+CLIENT_REQUEST = "crosskv_client_request"
+"""Key of that id in vLLM's `kv_transfer_params` of a request, where lines name requests."""
 FIELDS = "crosskv_fields"
 """Key in `extra` of a mapping that a line shows beside its message."""
 _OURS = ("app", "configs", "deployments", "kernels", "kvmanager")
@@ -49,3 +59,30 @@ def write_json_lines(handler: logging.Handler | None = None) -> None:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.INFO)
+
+
+@contextmanager
+def lines_of(request_id: str) -> Iterator[None]:
+    """Lines that this task or thread writes meanwhile are of this HTTP request; empty: of none."""
+    token = REQUEST_ID.set(request_id)
+    try:
+        yield
+    finally:
+        REQUEST_ID.reset(token)
+
+
+def engine_request_id(transfer: dict[str, Any] | None) -> str:
+    """The id that the `kv_transfer_params` of an engine's request name; empty: none."""
+    return str((transfer or {}).get(CLIENT_REQUEST, ""))
+
+
+def names_request(method: Callable[Concatenate[S, Any, P], R]) -> Callable[Concatenate[S, Any, P], R]:
+    """Let a method's lines be of the vLLM `Request` that it is given first, or that what it is given has."""
+
+    @functools.wraps(method)
+    def named(self: S, subject: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+        request = getattr(subject, "request", subject)
+        with lines_of(engine_request_id(request.kv_transfer_params)):
+            return method(self, subject, *args, **kwargs)
+
+    return named

@@ -121,6 +121,7 @@ class GenerateRequest:
     and these tokens together, and only a model with this `fingerprint` may go on.
     `phase`: of a request that prefills here and decodes elsewhere. `store_within_s`: one that ends with its first token
     and goes on elsewhere gives that token at once, and its end when its KV is stored, or so much later; 0: as one.
+    `client_request_id`: what the client of its HTTP request is told as `x-request-id`, for lines of the log.
     `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the
     ingress, when it was sent; seconds, because clocks differ.
     """
@@ -148,6 +149,7 @@ class GenerateRequest:
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None
     trace_headers: dict[str, str] = field(default_factory=dict)
+    client_request_id: str = ""
     progress: Progress = field(default_factory=Progress)
 
     @property

@@ -19,7 +19,7 @@ from deployments.engine.engine_args import engine_environment
 from deployments.port.cluster_port import ClusterPort
 from deployments.port.other_process import OpenThere
 from deployments.protocol.families import labelled
-from deployments.protocol.log_lines import write_json_lines
+from deployments.protocol.log_lines import lines_of, write_json_lines
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest, PinnedCall
@@ -121,7 +121,8 @@ class Replica:
             filled = fill is not None and await fill.before(request)
             if self._room.dead:
                 raise EngineDiedError(self._suspects())
-            planned = await self._plans.ask(request)
+            with lines_of(request.client_request_id):
+                planned = await self._plans.ask(request)
             if fill is not None:
                 fill.planned(request, filled, planned.plan is not None and "blend" in planned.plan)
             planned_at, yielded_at = time.monotonic(), 0.0
@@ -135,7 +136,8 @@ class Replica:
                         yielded_at = time.monotonic()
                         self._sign_first(output, planned)
                     if output.finished:
-                        planned.ended(output)
+                        with lines_of(request.client_request_id):
+                            planned.ended(output)
                         self._sign(output)
                         _stamp(output, received, planned_at, yielded_at)
                         if fill is not None:
@@ -143,7 +145,8 @@ class Replica:
                         if request.store_within_s and goes_on(output):
                             yield take_token(output, request.sampling_params)
                             if not await self._room.saved(request.store_within_s):
-                                logger.info("request %s is handed over before its KV is stored", request.request_id)
+                                with lines_of(request.client_request_id):
+                                    logger.info("request %s is handed over before its KV is stored", request.request_id)
                     else:
                         output.metrics = None  # only the last output's are read; they are half of unpickling one
                     yield output

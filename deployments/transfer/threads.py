@@ -25,6 +25,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextvars import Context, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +88,7 @@ class KVTransfer:
         self._finished: set[str] = set()
         self._failed_blocks: set[int] = set()
         self._loads: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._saves: queue.SimpleQueue[SaveJob | None] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[tuple[SaveJob, Context] | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._run_loads, name=f"crosskv-load-{number}", daemon=True)
             for number in range(LOAD_THREADS)
@@ -136,7 +137,7 @@ class KVTransfer:
     def _submit(self, run: Callable[[], None]) -> None:
         with self._lock:
             self._loads_under_way += 1
-        self._loads.put(run)
+        self._loads.put(partial(copy_context().run, run))
 
     def count_shared(self, tokens: int) -> None:
         """Note a request that waited for another one's load, which brought so many of its tokens."""
@@ -184,7 +185,7 @@ class KVTransfer:
             if not goes_alone and self._held_blocks + job.num_blocks > self._max_held_blocks:
                 return False
             self._held_blocks += job.num_blocks
-        self._saves.put(job)
+        self._saves.put((job, copy_context()))
         return True
 
     def blocks_that_fit(self) -> int:
@@ -197,8 +198,8 @@ class KVTransfer:
         """Give the blocks of all saves back that have not begun: a request needs them. Any thread."""
         dropped: list[SaveJob] = []
         with contextlib.suppress(queue.Empty):
-            while (job := self._saves.get_nowait()) is not None:
-                dropped.append(job)
+            while (waiting := self._saves.get_nowait()) is not None:
+                dropped.append(waiting[0])
             self._saves.put(None)  # the thread shall end, as it was told
         for job in dropped:
             with self._lock:
@@ -325,37 +326,41 @@ class KVTransfer:
         self._on_rate(sample)
 
     def _run_saves(self) -> None:
-        while (job := self._saves.get()) is not None:
-            copied: list[tuple[SegmentSpan, Any]] = []
-            grant: SaveGrant | None = None
-            try:
-                grant = self._port.offer(job.offered, self._segment_bytes(job)) if job.num_blocks else None
-                if grant is not None:
-                    copied = self._copy(job, grant)
-            except StepDiscardedError:
-                copied.clear()
-            except Exception:
-                logger.exception("a save failed")
-                copied.clear()
-            finally:
-                with self._lock:
-                    self._held_blocks -= job.num_blocks
-                job.give_back()
-            kept = 0
-            self._storing_since = time.monotonic()
-            try:
-                if grant is not None:
-                    kept = self._port.store(grant, [(span, self._with_mass(job, sealed)) for span, sealed in copied])
-            except Exception:
-                logger.exception("a save failed")
-            finally:
-                self._storing_since = math.inf
-            wanted = self._segments(job) if grant is None else len(grant.spans)
+        while (waiting := self._saves.get()) is not None:
+            job, context = waiting
+            context.run(self._run_save, job)
+
+    def _run_save(self, job: SaveJob) -> None:
+        copied: list[tuple[SegmentSpan, Any]] = []
+        grant: SaveGrant | None = None
+        try:
+            grant = self._port.offer(job.offered, self._segment_bytes(job)) if job.num_blocks else None
+            if grant is not None:
+                copied = self._copy(job, grant)
+        except StepDiscardedError:
+            copied.clear()
+        except Exception:
+            logger.exception("a save failed")
+            copied.clear()
+        finally:
             with self._lock:
-                self.counters.saves_dropped += wanted - kept
-                self.counters.segments_saved += kept
-                self.counters.bytes_saved += sum(buffer.nbytes for _, buffer in copied[:kept])
-            job.on_end(None if grant is None or len(copied) < len(grant.spans) else kept)
+                self._held_blocks -= job.num_blocks
+            job.give_back()
+        kept = 0
+        self._storing_since = time.monotonic()
+        try:
+            if grant is not None:
+                kept = self._port.store(grant, [(span, self._with_mass(job, sealed)) for span, sealed in copied])
+        except Exception:
+            logger.exception("a save failed")
+        finally:
+            self._storing_since = math.inf
+        wanted = self._segments(job) if grant is None else len(grant.spans)
+        with self._lock:
+            self.counters.saves_dropped += wanted - kept
+            self.counters.segments_saved += kept
+            self.counters.bytes_saved += sum(buffer.nbytes for _, buffer in copied[:kept])
+        job.on_end(None if grant is None or len(copied) < len(grant.spans) else kept)
 
     def _copy(self, job: SaveJob, grant: SaveGrant) -> list[tuple[SegmentSpan, Any]]:
         """The granted segments, sealed. Raises StepDiscardedError when the step that computes them does not count."""

@@ -281,13 +281,11 @@ class LoadChoice:
 
     def describe(self) -> dict[str, Any]:
         """Return the rates of all replicas together, and plans by reason, for the control API."""
-        prefill = self._rates.prefill(ALL_REPLICAS)
         times = {tier: self._rates.tier(ALL_REPLICAS, tier).tier_time(tier) for tier in _SHARED}
         return {
             "mode": self._mode.value,
-            "prefill_s": None if prefill is None else {
-                "fixed": prefill.fixed_s, "per_token": prefill.per_token_s, "per_pair": prefill.per_pair_s,
-            },
+            "prefill_s": _described(self._rates.prefill(ALL_REPLICAS)),
+            "early_prefill_s": _described(self._rates.early_prefill()),
             "tiers": {
                 tier.value: {"latency_s": time.latency_s, "bytes_per_s": None if time.per_s == inf else time.per_s}
                 for tier, time in times.items()
@@ -379,3 +377,9 @@ class LoadChoice:
         loss_s = max(queue_s, load_s) + after_s - split.seconds
         measured_at = self._rates.tier(choice.replica, tier).sampled_at(tier)
         return self._probes.tier_is_due(choice.replica, tier, choice.now, split.seconds - queue_s, loss_s, measured_at)
+
+
+def _described(prefill: PrefillTime | None) -> dict[str, float] | None:
+    if prefill is None:
+        return None
+    return {"fixed": prefill.fixed_s, "per_token": prefill.per_token_s, "per_pair": prefill.per_pair_s}

@@ -128,6 +128,10 @@ class LoadRates:
         """Return what computing takes, None while there are too few samples."""
         return PrefillTime(*self._prefill.coefficients) if self._prefill.samples >= ENOUGH else None
 
+    def early_prefill(self) -> PrefillTime | None:
+        """Return what the samples say that there are, few as they may be; None without any. No choice rests on it."""
+        return PrefillTime(*self._prefill.coefficients) if self._prefill.samples else None
+
     def prefill_tokens_per_s(self) -> float | None:
         """Return the rate of a prefill of typical length without a context, None while there are too few samples."""
         prefill, tokens = self.prefill(), self._prefill_size.tokens
@@ -225,6 +229,10 @@ class ClusterRates:
         """Return what computing takes at a replica, or where it has too few samples, at all of them."""
         own = self._rates.get(replica)
         return (own.prefill() if own else None) or self._rates[ALL_REPLICAS].prefill()
+
+    def early_prefill(self) -> PrefillTime | None:
+        """Return what computing takes at all replicas, by however few samples; None without any."""
+        return self._rates[ALL_REPLICAS].early_prefill()
 
     def tier(self, replica: str, tier: Tier) -> LoadRates:
         """Return the rates to judge a tier by: the replica's own, or where it has too few samples, those of all."""

@@ -1,4 +1,6 @@
-"""What people see of the index: the hottest part of the trie, in bounded work. Nothing here changes anything.
+"""What people see of the index: the hottest part of the trie, in bounded work, and how a chain's blocks are called.
+
+Nothing here changes anything.
 
 On the manager's thread. May import `index` and `segments`.
 """

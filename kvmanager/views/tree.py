@@ -23,6 +23,7 @@ from kvmanager.index.locations import Tier
 from kvmanager.index.nodes import Node
 from kvmanager.index.trie import PrefixTrie
 from kvmanager.segments.keys import BlockHash, SegmentKey
+from kvmanager.views.chains import Chain
 
 MOST_NODES = 2_000
 MOST_DEPTH = 16
@@ -98,6 +99,13 @@ class Views:
         """
         devices = {rank: self._devices.held(name) for rank, name in sorted(replicas.items())}
         return [self._describe(one, devices, with_tenants) for one in shown]
+
+    def chain(self, path: Sequence[Node]) -> Chain:
+        """Return the blocks of a chain of segments, with the names that devices know. O(blocks of devices)."""
+        chain = Chain(path)
+        if chain.unnamed():
+            chain.hear_devices(self._devices)
+        return chain
 
     def device_blocks(self, replica: str) -> int:
         """Return how many blocks a replica's device holds."""

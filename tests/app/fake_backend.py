@@ -149,7 +149,7 @@ def live_figures(seen: int, tenants: Sequence[str]) -> dict[str, Any]:
     return {
         "epoch": 1, "last": max(seen, 0), "directives": [], "missed_directives": 0, "ranks": {"a": 0},
         "locations": [{"tier": "cpu", "holder": "node", "segments": 2, "bytes": 20, "budget_bytes": 100}],
-        "nodes": 2, "ghosts": 0, "pins": 0, "device_blocks": {0: 3}, "prefill_s": None,
+        "nodes": 2, "ghosts": 0, "pins": 0, "device_blocks": {0: 3}, "prefill_s": None, "early_prefill_s": None,
         "tenants": {tag: {"tiers": {"cpu": {"segments": 1, "bytes": 10, "quota_bytes": None}}} for tag in tenants},
     }  # fmt: skip
 
@@ -168,6 +168,8 @@ class FakeControl:
     orders: list[tuple[Any, ...]] = field(default_factory=list)
     answer: dict[str, Any] = field(default_factory=lambda: {"outcome": "done", "blocks": 2})
     """To every order."""
+    named: list[bytes] = field(default_factory=lambda: [b"1" * 32, b"2" * 32, b"3" * 32])
+    """The blocks of every node."""
     obeys: asyncio.Event | None = None
     """Moves end when this is set; None: at once."""
 
@@ -228,6 +230,10 @@ class FakeControl:
 
     async def pin_node(self, node: bytes, ttl_s: float | None, whose: str | None) -> dict[str, Any]:
         return await self._order("pin_node", node, ttl_s, whose)
+
+    async def hashes_to(self, node: bytes, whose: str | None) -> dict[str, Any]:
+        found = await self._order("hashes_to", node, whose)
+        return found if "refused" in found else {"hashes": self.named}
 
     async def would_clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
         return await self._order("would_clear", list(tiers), tenant)

@@ -58,16 +58,24 @@ function legend(kv) {
   return make("ul", { className: "legend", "aria-label": "The prompt's tokens by source" }, ...items);
 }
 
+/** How much of a prompt was not computed, in words. */
+export function reused(kv) {
+  const total = SOURCES.reduce((sum, source) => sum + (kv[source] ?? 0), 0);
+  const given = total - (kv.recomputed ?? 0);
+  return `${count(given)} of ${count(total)} prompt tokens${total ? ` (${Math.floor((100 * given) / total)}%)` : ""}`;
+}
+
 /** Below an answer. `turn`: with `usage`, `ttftMs`, `tokensPerS` as far as they are known. */
 export function figures(turn) {
   const kv = turn.usage?.kv_cache;
   const rows = [
+    ["reused", kv ? reused(kv) : ""],
     ["first token", turn.ttftMs === undefined ? "" : `${Math.round(turn.ttftMs)} ms`],
     ["speed", turn.tokensPerS === undefined ? "" : `${turn.tokensPerS.toFixed(1)} tokens/s`],
     ["replica", kv?.replica ?? ""],
     ["why", kv?.reason ? why(kv.reason) : ""],
     ["fidelity", kv?.fidelity ?? ""],
-    ["prompt", turn.usage ? `${count(turn.usage.prompt_tokens)} tokens` : ""],
+    ["prompt", turn.usage && !kv ? `${count(turn.usage.prompt_tokens)} tokens` : ""],
     ["answer", turn.usage ? `${count(turn.usage.completion_tokens)} tokens` : ""],
   ];
   const list = make("dl");

@@ -117,6 +117,7 @@ export class Live {
     } finally {
       this.reading = false;
     }
+    if (root !== this.root) this.readTrie(); // another one was opened meanwhile
   }
 
   openNode(node) {

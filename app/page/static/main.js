@@ -63,7 +63,7 @@ async function clear(tiers) {
 
 const chat = new Chat(settings.read);
 const say = (words) => chat.say(words);
-const live = new Live({ clear, replicas: settings.replicas, actions: nodeActions(chat.chats, settings.read, ranks, say) });
+const live = new Live({ clear, replicas: settings.replicas, actions: nodeActions(ranks, say) });
 themes(() => live.redraw());
 tour(chat, settings, clear, ranks);
 byId("tour").open = !chat.turns.length;

@@ -9,12 +9,12 @@ const TIERS = ["device", "cpu", "redis"];
 const percent = (rate) => (rate === null || rate === undefined ? "–" : `${(100 * rate).toFixed(0)}%`);
 
 /** One big number: the seconds of prefill that were saved, or the tokens while a server that has just begun has no rate. */
-export function showSaved({ saved_prefill_s: seconds, hit_tokens: hits }) {
+export function showSaved({ saved_prefill_s: seconds, saved_is_early: early, hit_tokens: hits }) {
   const known = typeof seconds === "number";
   const tokens = Object.values(hits ?? {}).reduce((sum, one) => sum + one, 0);
   const shown = known ? (seconds < 100 ? seconds.toFixed(2) : count(Math.round(seconds))) : count(tokens);
   byId("saved-number").textContent = shown;
-  byId("saved-unit").textContent = known ? "seconds" : "tokens; their seconds are not known yet";
+  byId("saved-unit").textContent = known ? (early ? "seconds, by the first measurements" : "seconds") : "tokens; no prefill was measured yet";
 }
 
 /** `tiers`: by name `{used_bytes, budget_bytes, hit_rate, recent_hit_rate}`; `clear(tier)` empties one. */
@@ -35,7 +35,7 @@ function tierRow(tier, clear) {
   const meter = make("div", { className: "meter", "aria-hidden": "true" }, make("span", { className: tier }));
   const button = make("button", { type: "button", text: "Clear", "aria-label": `Clear the ${NAMES[tier]} tier` });
   button.onclick = () => clear(tier);
-  return make("div", { className: "tier", id: `tier-${tier}` }, make("span", { className: "name", text: NAMES[tier] }), meter, button, make("span", { className: "text" }));
+  return make("div", { className: "tier", id: `tier-${tier}` }, make("span", { className: "name" }, make("i", { className: tier, "aria-hidden": "true" }), NAMES[tier]), meter, button, make("span", { className: "text" }));
 }
 
 /** `replicas`: `{replica, ongoing, waiting, waiting_tokens, used_bytes, budget_bytes}` each; empty where one may not know. */

@@ -1,6 +1,7 @@
 // Example prompts that lead through what the cache does, each with a button that does it.
 
 import { byId, make } from "./elements.js";
+import { reused } from "./figures.js";
 
 const PEOPLE = ["Anna Oslo dentist violin", "Oscar Tokyo guard trumpet", "Jack Bristol porter guitar", "Maria Edinburgh manager harp",
   "Tara Marseille composer cello", "Charlie Caracas writer bagpipes", "Adam Tunis clerk tuba", "Berta Toulouse farmer guitar",
@@ -16,20 +17,33 @@ export const DOCUMENT = PEOPLE.map((row) => {
 
 const QUESTION = "Where does Anna live?";
 
+/** What a step has shown, in words; of what was no question, or has failed, nothing. */
+function came(turn) {
+  const kv = turn?.usage?.kv_cache;
+  if (!kv) return "";
+  const first = turn.ttftMs === undefined ? "" : `first token after ${Math.round(turn.ttftMs)} ms, `;
+  return `: ${first}reused ${reused(kv)}`;
+}
+
 /** `chat`: the Chat; `settings.replica(rank)` chooses one; `clear(tiers)` empties tiers; `others()` names replicas' ranks. */
 export function tour(chat, settings, clear, others) {
   const again = async () => {
     chat.switch(() => chat.chats.begin());
     if (!chat.chats.current.documents.length) chat.documents.add("people", DOCUMENT);
     await chat.send(QUESTION);
+    return chat.turns.at(-1);
   };
   const elsewhere = async () => {
     const last = chat.chats.all.flatMap((one) => one.turns).find((turn) => turn.usage?.kv_cache)?.usage.kv_cache.replica;
     const other = others().find((rank) => rank !== last);
-    if (other === undefined) return chat.say("There is no other replica to ask.");
+    if (other === undefined) {
+      chat.say("There is no other replica to ask.");
+      return false;
+    }
     settings.replica(other);
-    await again();
+    const turn = await again();
     settings.replica("");
+    return turn;
   };
   const steps = [
     ["Ask about a document", "all of it is computed", again],
@@ -40,10 +54,13 @@ export function tour(chat, settings, clear, others) {
   ];
   const list = steps.map(([name, what, act]) => {
     const button = make("button", { type: "button", text: name });
-    const item = make("li", {}, button, ` ${what}`);
+    const result = make("span", { className: "result" });
+    const item = make("li", {}, button, ` ${what}`, result);
     button.onclick = async () => {
       if (chat.running) return;
-      if ((await act()) !== false) item.classList.add("done");
+      const done = await act();
+      result.textContent = came(done);
+      if (done !== false) item.classList.add("done");
     };
     return item;
   });

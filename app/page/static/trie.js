@@ -1,11 +1,12 @@
-// The trie on a canvas: colour by tier, a ring by hotness, circles for prompts and squares for answers.
+// The trie on a canvas, and how it is walked through. A frame's work is that of what it shows, not of what there is.
 
 import { byId } from "./elements.js";
-import { layout, neighbour, tierOf } from "./trie_layout.js";
+import { drawTrie } from "./trie_drawing.js";
+import { layout, neighbour, visible } from "./trie_layout.js";
 
-const RADIUS = 5;
 const NEAR = 12; // pixels within which a click means a node
-const [LEAST, MOST] = [0.05, 6]; // zoom
+const [LEAST, MOST, MOST_FITTED] = [0.05, 6, 1.5]; // pixels per unit of layout, downwards
+const [MOST_ACROSS, MOST_ACROSS_FITTED] = [1.5, 4]; // and across
 
 export class TriePicture {
   /** `chosen(node)` is called with the node that the reader has chosen, `open(node)` when it is to be the root. */
@@ -14,10 +15,9 @@ export class TriePicture {
     this.open = open;
     this.canvas = byId("trie");
     this.placed = layout([]);
-    this.hidden = 0;
-    this.drawn = 0;
-    this.view = { scale: 1, x: 20, y: 20 };
-    this.stretch = 1;
+    this.seen = []; // what the last frame has shown: `[node, parent]` each
+    this.view = { x: 20, y: 20, scale: 1, across: 1 };
+    this.fitted = this.view;
     this.moved = false; // by the reader: the picture no longer fits itself to what comes
     this.canvas.onkeydown = (event) => this.key(event);
     this.canvas.onwheel = (event) => {
@@ -35,7 +35,6 @@ export class TriePicture {
   /** Show these nodes. What was chosen and where the reader looks stays. */
   show(nodes, hidden) {
     this.placed = layout(nodes);
-    this.hidden = hidden;
     const { canvas } = this;
     canvas.dataset.nodes = nodes.length;
     canvas.setAttribute("aria-label", `Trie of cached prefixes: ${nodes.length} nodes shown, ${hidden} beginnings hidden`);
@@ -54,16 +53,19 @@ export class TriePicture {
     this.moved = false;
     const { clientWidth, clientHeight } = this.canvas;
     const { width, height } = this.placed;
-    const scale = Math.min((clientWidth - 60) / Math.max(width, 1), (clientHeight - 30) / Math.max(height, 1), 1.5);
-    this.stretch = Math.min(4, Math.max(1, (clientWidth - 60) / Math.max(width * scale, 1))); // a tall trie is drawn wide
-    this.view = { scale: Math.max(scale, LEAST), x: 20, y: Math.max(15, (clientHeight - height * scale) / 2) };
+    const scale = Math.min(Math.max(1, clientHeight - 30) / Math.max(height, 1), MOST_FITTED);
+    const across = Math.min(Math.max(1, clientWidth - 60) / Math.max(width, 1), MOST_ACROSS_FITTED);
+    this.fitted = this.view = { x: 20, y: Math.max(15, (clientHeight - height * scale) / 2), scale, across };
     this.redraw();
   }
 
   zoom(by, x = this.canvas.clientWidth / 2, y = this.canvas.clientHeight / 2) {
-    const { view } = this;
-    const scale = Math.min(MOST, Math.max(LEAST, view.scale * by));
-    this.view = { scale, x: x - ((x - view.x) * scale) / view.scale, y: y - ((y - view.y) * scale) / view.scale };
+    const { view, fitted } = this;
+    const scale = Math.min(MOST, Math.max(Math.min(LEAST, fitted.scale), view.scale * by));
+    // Across it grows less than downwards: a tall trie is fitted flat, and its levels shall stay within the canvas.
+    const across = Math.min(Math.max(fitted.across, MOST_ACROSS), (fitted.across * scale) / fitted.scale);
+    const place = (at, from, was, now) => at - ((at - from) * now) / was;
+    this.view = { scale, across, x: place(x, view.x, view.across, across), y: place(y, view.y, view.scale, scale) };
     this.moved = true;
     this.redraw();
   }
@@ -127,7 +129,7 @@ export class TriePicture {
   nearest(x, y) {
     let found;
     let least = NEAR;
-    for (const node of this.placed.nodes) {
+    for (const [node] of this.seen) {
       const [nodeX, nodeY] = this.at(node);
       const distance = Math.hypot(nodeX - x, nodeY - y);
       if (distance < least) [found, least] = [node, distance];
@@ -137,7 +139,7 @@ export class TriePicture {
 
   /** A node's place on the canvas, in CSS pixels. */
   at(node) {
-    return [this.view.x + node.x * this.view.scale * this.stretch, this.view.y + node.y * this.view.scale];
+    return [this.view.x + node.x * this.view.across, this.view.y + node.y * this.view.scale];
   }
 
   redraw() {
@@ -148,78 +150,11 @@ export class TriePicture {
   }
 
   draw() {
-    const { canvas } = this;
-    const { clientWidth: width, clientHeight: height } = canvas;
-    const density = window.devicePixelRatio || 1;
-    if (canvas.width !== Math.round(width * density) || canvas.height !== Math.round(height * density)) {
-      canvas.width = Math.round(width * density);
-      canvas.height = Math.round(height * density);
-    }
-    const pen = canvas.getContext("2d");
-    pen.setTransform(density, 0, 0, density, 0, 0);
-    pen.clearRect(0, 0, width, height);
-    const style = getComputedStyle(document.documentElement);
-    const colour = (name) => style.getPropertyValue(`--${name}`).trim();
-    const colours = { device: colour("device"), cpu: colour("cpu"), redis: colour("redis"), none: colour("recomputed"), hot: colour("hot") };
-    const seen = ([x, y]) => x > -20 && x < width + 20 && y > -20 && y < height + 20;
-    pen.strokeStyle = colour("line");
-    pen.lineWidth = 1;
-    pen.beginPath();
-    for (const node of this.placed.nodes) {
-      const parent = this.placed.byId.get(node.parent);
-      if (!parent) continue;
-      const [from, to] = [this.at(parent), this.at(node)];
-      if (!seen(from) && !seen(to)) continue;
-      pen.moveTo(...from);
-      pen.lineTo(...to);
-    }
-    pen.stroke();
-    this.drawn = 0;
-    pen.font = "11px system-ui, sans-serif";
-    for (const node of this.placed.nodes) {
-      const place = this.at(node);
-      if (!seen(place)) continue;
-      this.drawn += 1;
-      this.drawNode(pen, node, place, colours);
-      if (node.hidden && this.view.scale > 0.6) {
-        pen.fillStyle = colour("faint");
-        pen.fillText(`+${node.hidden}`, place[0] + 11, place[1] + 4);
-      }
-    }
-    if (this.node && this.placed.byId.has(this.node.id)) {
-      const [x, y] = this.at(this.node);
-      pen.strokeStyle = colour("text");
-      pen.lineWidth = 2;
-      pen.strokeRect(x - 10, y - 10, 20, 20);
-    }
-    canvas.dataset.drawn = this.drawn;
-  }
-
-  drawNode(pen, node, [x, y], colours) {
-    const size = Math.min(1.2, Math.max(0.45, this.view.scale));
-    const radius = RADIUS * size;
-    const tier = tierOf(node);
-    const shape = (half) => {
-      pen.beginPath();
-      if (node.kind === "answer") pen.rect(x - half, y - half, 2 * half, 2 * half);
-      else pen.arc(x, y, half, 0, 2 * Math.PI);
-    };
-    if (node.hotness > 0.02) {
-      pen.globalAlpha = Math.min(1, 0.15 + node.hotness);
-      pen.strokeStyle = colours.hot;
-      pen.lineWidth = (1 + 2.5 * node.hotness) * size;
-      shape(radius + 2.5 * size);
-      pen.stroke();
-      pen.globalAlpha = 1;
-    }
-    shape(radius);
-    pen.fillStyle = pen.strokeStyle = colours[tier];
-    pen.lineWidth = 1.5;
-    if (tier === "none") pen.stroke();
-    else pen.fill();
-    if (node.pinned) {
-      shape(radius + 5.5 * size);
-      pen.stroke();
-    }
+    const { canvas, placed, view } = this;
+    const { seen, visited } = visible(placed.roots, view, canvas.clientWidth, canvas.clientHeight);
+    const chosen = this.node && placed.byId.get(this.node.id);
+    this.seen = seen;
+    canvas.dataset.visited = visited;
+    canvas.dataset.drawn = drawTrie(canvas, seen, chosen, (node) => this.at(node), view.scale);
   }
 }

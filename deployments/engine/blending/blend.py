@@ -25,6 +25,7 @@ from deployments.engine.blending.job import ROWS_BESIDE_OTHERS, ROWS_PER_ITEM, B
 from deployments.engine.blending.model import BlendModel
 from deployments.engine.blending.plan import RequestBlend
 from deployments.protocol.kv_port import KVPort, PlannedLoad
+from deployments.protocol.log_lines import REQUEST_ID, lines_of
 from deployments.transfer.jobs import LoadJob
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Blend:
         self._poke = poke
         self._cancelled = False
         self._within_s = order.within_s
+        self._client_request = REQUEST_ID.get()
         self._began: float | None = None
         self._good_end = order.device_end
         self._chunks: ChunkLoad | None = None
@@ -140,7 +142,8 @@ class Blend:
         except PrefixMissingError:
             self._failed()
         except Exception:
-            logger.exception("the blend of %s failed; vLLM computes its tokens", self.request_id)
+            with lines_of(self._client_request):
+                logger.exception("the blend of %s failed; vLLM computes its tokens", self.request_id)
             self._failed()
         else:
             self._done()

@@ -14,6 +14,7 @@ import logging
 import pickle
 import socket
 import struct
+from contextvars import Context
 from typing import Any
 
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -40,7 +41,7 @@ class Asker:
         async with self._opening:
             if self._reading is None:
                 reader, self._writer = await asyncio.open_connection(sock=self._socket)
-                self._reading = asyncio.get_running_loop().create_task(self._read(reader))
+                self._reading = asyncio.get_running_loop().create_task(self._read(reader), context=Context())
         if self._ended or self._writer is None:
             raise EngineDeadError()
         number = next(self._numbers)

@@ -24,6 +24,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from deployments.engine.resume.crossing import RESUMED, resumed_tokens
+from deployments.protocol.log_lines import names_request
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class ResumingScheduler(Scheduler):
     enter_runner: Callable[[Request], None] | None = None
     """Makes a continued request known to the model runner; None: nothing can be continued here."""
 
+    @names_request
     def add_request(self, request: Request) -> None:
         """See vLLM's. A continuation that cannot be computed is ended with an error in the next step.
 

@@ -71,6 +71,7 @@ class PeopleCalls:
         stats = self._brain.stats(now)
         orders, missed = self._seats.news.since(self._seats.news.last if seen < 0 else seen)
         devices = {rank: self._brain.views.device_blocks(name) for rank, name in names_by_rank(self._replicas).items()}
+        rates = self._loads.describe()
         return {
             "epoch": self._brain.epoch,
             "last": self._seats.news.last,
@@ -82,7 +83,8 @@ class PeopleCalls:
             "ghosts": stats["ghosts"],
             "pins": stats["pins"],
             "device_blocks": devices,
-            "prefill_s": self._loads.describe()["prefill_s"],
+            "prefill_s": rates["prefill_s"],
+            "early_prefill_s": rates["early_prefill_s"],
             "tenants": {tenant: self._brain.tenant_stats(now, tenant) for tenant in tenants},
         }
 
@@ -109,6 +111,10 @@ class PeopleCalls:
     async def would_move(self, hashes: Sequence[BlockHash], source: int, target: int) -> dict[str, Any]:
         """What a move between two replicas' devices would do."""
         return self._orders.would_move(hashes, source, target)
+
+    async def hashes_to(self, key: SegmentKey, whose: str | None) -> dict[str, Any]:
+        """What a node and all that it follows on is called, for orders that name a prompt by its blocks."""
+        return await self._orders.hashes_to(key, whose)
 
     async def compress(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
         """Let a prompt be copied to Redis now."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,16 +18,21 @@ from deployments.manager.replica_seat import ReplicaSeat, names_by_rank
 from deployments.manager.tier_registry import TierRegistry
 from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
 from kvmanager.index.locations import Location, Tier
+from kvmanager.index.nodes import Node
 from kvmanager.manager import KVManager
 from kvmanager.moves.directives import Outcome
 from kvmanager.moves.prompt_orders import Amount, NoRedisError, PinnedError
-from kvmanager.segments.keys import BlockHash, SegmentKey
+from kvmanager.segments.keys import HASH_BYTES, BlockHash, SegmentKey
 
 _UNKNOWN = {"refused": "unknown_key", "message": "No KV of this prompt is known."}
 _NO_NODE = {"refused": "unknown_key", "message": "There is no such node (any more)."}
 _PINNED = {
     "refused": "pinned", "message": "A pin keeps it, or what follows on it. Unpin that first.", "outcome": "pinned",
 }  # fmt: skip
+_NO_NAME = {
+    "refused": "not_named",
+    "message": "Neither a device nor a CPU tier has all of it, so its blocks have no names here. Name the prompt.",
+}
 _NO_REDIS = {"refused": "no_redis", "message": "There is no Redis to store it in, or it cannot be used now."}
 
 
@@ -155,6 +161,21 @@ class Orders:
             return {"refused": "bad_value", "message": str(error)}
         return control.pinned(report)
 
+    async def hashes_to(self, key: SegmentKey, whose: str | None) -> dict[str, Any]:
+        """The `hashes` of the blocks up to the end of a node of this tenant (None: of anybody), from block 0 on.
+
+        Devices' blocks are known here; of what only CPU tiers have they are asked, each for `ANSWER_S` at the longest.
+        """
+        path = self._brain.orders.path_to(key, whose)
+        if not path:
+            return dict(_NO_NODE)
+        chain = self._brain.views.chain(path)
+        for location, keys in by_cpu_tier(chain.unnamed()).items():
+            for joined in await self._tiers.block_hashes(location.holder, keys):
+                chain.hear(BlockHash(joined[at : at + HASH_BYTES]) for at in range(0, len(joined), HASH_BYTES))
+        names = chain.names()
+        return dict(_NO_NAME) if names is None else {"hashes": names}
+
     def compress(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
         """Let the prompt's segments be copied to Redis now; `compressed` says how far that is."""
         if not self._tiers.redis_is_ready:
@@ -169,6 +190,17 @@ class Orders:
     def compressed(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
         """How many of the prompt's segments are at Redis, and what they take there."""
         return asdict(self._brain.orders.compressed(hashes))
+
+
+def by_cpu_tier(nodes: Iterable[Node]) -> dict[Location, list[SegmentKey]]:
+    """The keys of segments by a CPU tier that has them; those that none has are left out."""
+    found: dict[Location, list[SegmentKey]] = defaultdict(list)
+    for node in nodes:
+        for copy in node.all_copies():
+            if copy.resident and copy.store.location.tier is Tier.CPU:
+                found[copy.store.location].append(node.key)
+                break
+    return found
 
 
 def _shown(amount: Amount) -> dict[str, Any]:

@@ -7,7 +7,9 @@ import time
 
 import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
-from ingress_server import CHAT
+from ingress_server import CHAT, SECRET
+
+from kvmanager.segments.keys import tenant_tag
 
 TENANTS = {"key-a": "alice", "key-b": "bob"}
 TOKENS = {"tokens": list(range(70))}  # two blocks of 32 and some
@@ -83,6 +85,39 @@ def test_a_job_runs_until_the_manager_has_answered(start):
     assert control.orders == [("move", 2, 0, 1, 5.0)]
 
 
+def test_a_node_is_moved_and_brought_by_its_name_for_its_owner_or_an_administrator(start):
+    control = FakeControl()
+    keys = {"key-a": "alice", "key-root": {"tenant": "operator", "admin": True}}
+    server = start(behind=backend(FakeReplicas(), control), api_keys=keys)
+    node = {"node": "AB" * 32}
+    with server.http() as client:
+        for key in keys:
+            headers = {"Authorization": f"Bearer {key}"}
+            for path, more in (("move", {"source": 0, "target": 1}), ("prefetch", {"replica": 1})):
+                answer = client.post(f"/api/v1/kv/{path}", json={**node, **more}, headers=headers)
+                assert answer.status_code == 202, answer.text
+                assert client.get(answer.json()["url"], headers=headers).status_code == 200
+        dry = client.post("/api/v1/kv/move", json={**node, "source": 0, "target": 1, "dry_run": True}, headers=headers)
+        assert dry.json()["dry_run"] is True
+    named = [order for order in control.orders if order[0] == "hashes_to"]
+    assert named == [("hashes_to", 32, whose) for whose in (tenant_tag(SECRET, "alice"),) * 2 + (None,) * 3]
+    assert [order for order in control.orders if order[0] != "hashes_to"] == [
+        *[("move", 3, 0, 1, 10.0), ("prefetch", 3, 1, 10.0)] * 2, ("would_move", 3, 0, 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("refused", "status"), [("unknown_key", 404), ("not_named", 409)])
+def test_a_node_that_cannot_be_moved_is_refused_at_once_and_in_words(start, refused, status):
+    control = FakeControl(answer={"refused": refused, "message": "There is no such node (any more)."})
+    server = start(behind=backend(FakeReplicas(), control))
+    with server.http() as client:
+        for path, more in (("move", {"source": 0, "target": 1}), ("prefetch", {"replica": 1})):
+            answer = client.post(f"/api/v1/kv/{path}", json={"node": "ab", **more})
+            assert answer.status_code == status
+            assert answer.json()["error"]["message"] == "There is no such node (any more)."
+    assert {order[0] for order in control.orders} == {"hashes_to"}
+
+
 def test_a_move_that_is_refused_or_unanswered_is_a_failed_job_with_a_sentence(start):
     control = FakeControl(answer={"outcome": "refused_full", "message": "The device pool is full."})
     server = start(behind=backend(FakeReplicas(), control))
@@ -154,6 +189,11 @@ def test_old_jobs_are_forgotten(start, monkeypatch):
         ("move", {**TOKENS, "source": 0}),
         ("move", {**TOKENS, "source": 1, "target": 1}),
         ("move", []),
+        ("move", {**TOKENS, "node": "ab", "source": 0, "target": 1}),
+        ("move", {"node": "a", "source": 0, "target": 1}),
+        ("move", {"node": "ab" * 65, "source": 0, "target": 1}),
+        ("prefetch", {**TOKENS, "node": "ab", "replica": 0}),
+        ("prefetch", {"node": 5, "replica": 0}),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -8,7 +8,7 @@ import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
 from ingress_server import SECRET
 
-from app.control.trie import MOST_WAITING, Looks
+from app.control.looks import MOST_WAITING, Looks
 from app.gate.errors import OverloadedError
 from kvmanager.segments.keys import tenant_tag
 

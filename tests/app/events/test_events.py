@@ -14,7 +14,7 @@ from fake_backend import FakeControl, FakeReplicas, backend, live_figures
 from ingress_server import CHAT, wait_until
 
 from app.events import api, feed, watchers
-from deployments.protocol.wire import FIRST_USAGE
+from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE
 
 KEYS = {"key-a": "alice", "key-b": "bob", "key-root": {"tenant": "operator", "admin": True}}
 
@@ -144,8 +144,9 @@ def test_a_route_is_told_with_the_first_token_where_the_replica_says_it_then(sta
 
         output = say(request, [10], " one", finished=False)
         tokens = len(request.prompt_token_ids)
-        told = {"device": 0, "cpu": tokens - 1, "redis": 0, "recomputed": 1, "replica": "0", "reason": "hit"}
-        setattr(output, FIRST_USAGE, told)
+        told = {"device": 0, "cpu": tokens - 1, "redis": 0, "recomputed": 1, "replica": ""}
+        output.kv_transfer_params = {KV_CACHE_USAGE: told}  # as the engine says it, without the reason
+        setattr(output, FIRST_USAGE, {**told, "replica": "0", "reason": "hit"})  # and as the replica signs it
         yield output
         await asyncio.to_thread(ended.wait, 60)
         yield say(request, [11], " two", finished=True)

@@ -36,6 +36,21 @@ def test_what_is_priced_is_not_priced_again_and_what_is_not_waits_for_a_rate():
     assert savings.report()["saved_prefill_s"] == round(before, 3)
 
 
+def test_few_samples_of_the_rate_say_what_is_about_saved_and_the_rate_prices_it_anew():
+    savings, early = AllSavings(), {**RATE, "per_token": 0.01}
+    savings.count("a", usage(cpu=100, recomputed=10))
+    savings.tick(0.0, None)
+    assert savings.of("a").report()["saved_prefill_s"] is None
+    savings.tick(1.0, None, early)
+    savings.tick(2.0, None)  # the manager is away
+    report = savings.of("a").report()
+    assert (report["saved_prefill_s"], report["saved_is_early"]) == (pytest.approx(1.005), True)
+    assert savings.of("a").seconds == 0, "not kept"
+    savings.tick(3.0, RATE, early)
+    report = savings.of("a").report()
+    assert (report["saved_prefill_s"], report["saved_is_early"]) == (pytest.approx(0.105), False)
+
+
 def test_nothing_reused_saves_nothing_which_is_known():
     savings = Savings()
     savings.count(usage(recomputed=10))

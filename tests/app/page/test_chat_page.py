@@ -28,7 +28,7 @@ def test_a_whole_conversation_with_the_figures_of_the_api(start, open_page):
     text = answer.locator(".figures").inner_text()
     assert "hit" in text
     assert "first token" in text
-    assert f"{usage['prompt_tokens']} tokens" in opened.answer().locator(".figures").inner_text()
+    assert f"8 of {usage['prompt_tokens']} prompt tokens" in opened.answer().locator(".figures").inner_text()
     last = server.replicas.requests[-1]
     assert last.sampling_params.temperature == 0
 
@@ -229,3 +229,16 @@ def test_the_keyboard_alone_is_enough(start, open_page):
     expect(page.locator(".turn.user .words")).to_contain_text("more")
     expect(page.locator(".turn.assistant .figures")).to_have_count(1)
     assert len(server.replicas.requests) == 2
+
+
+def test_a_step_of_the_tour_says_what_it_has_shown(start, open_page):
+    opened = open_page(start(FakeReplicas(answering("Anna lives in Oslo.", reason="hit"))).url)
+    usages, steps = opened.usages(), opened.page.locator("#tour-steps li")
+    steps.nth(0).get_by_role("button").click()
+    expect(steps.nth(0)).to_have_class("done")
+    total = usages[0]["prompt_tokens"]
+    expect(steps.nth(0).locator(".result")).to_contain_text(f"reused 8 of {total} prompt tokens ({800 // total}%)")
+    expect(steps.nth(0).locator(".result")).to_contain_text("first token after ")
+    steps.nth(2).get_by_role("button").click()
+    expect(opened.page.locator("#notice")).to_have_text("There is no other replica to ask.")
+    expect(steps.nth(2)).not_to_have_class("done")

@@ -45,6 +45,11 @@ def test_tokens_stand_for_seconds_until_there_is_a_rate(live_page):
     expect(page.locator("#saved")).to_contain_text("1,234 tokens")
 
 
+def test_seconds_by_few_measurements_say_so(live_page):
+    page = live_page([("cache", cache(saved_prefill_s=0.31, saved_is_early=True))]).page
+    expect(page.locator("#saved")).to_have_text("0.31 seconds, by the first measurements")
+
+
 def test_lists_of_what_happens_do_not_grow_for_ever(live_page):
     page = live_page([("route", ROUTE)] * 200).page
     expect(page.locator("#routes li")).to_have_count(30)
@@ -140,38 +145,27 @@ def test_a_node_is_pinned_and_evicted_by_its_name(live_page):
     ]
 
 
-def test_a_node_is_brought_to_a_device_by_the_tokens_that_lead_to_it(live_page):
-    """The stand-in's lookup knows two segments, both named 00."""
-    opened = live_page([("cache", cache())], [node(0, id="00")])
-    expect(opened.page.get_by_role("application")).to_have_attribute("data-nodes", "1")
-    opened.page.get_by_role("application").focus()
-    opened.page.keyboard.press("ArrowRight")
-    button = opened.page.get_by_role("button", name="Bring to replica 1")
-    button.click()
-    expect(opened.page.locator("#notice")).to_contain_text("No conversation of this browser leads there")
-    opened.ask("word " * 60)
-    sent: list[Any] = []
-    opened.page.on("request", lambda one: sent.append(one.post_data_json) if one.url.endswith("/prefetch") else None)
-    button.click()
-    expect(opened.page.locator("#notice")).to_have_text("prefetch: done")
-    (body,) = sent
-    assert body["replica"] == 1
-    assert body["tokens"]
-    assert len(body["tokens"]) % 32 == 0
+def test_a_node_is_moved_and_brought_to_a_device_by_its_name(live_page):
+    chosen = node(5)
+    opened = live_page([("cache", cache())], [chosen])
+    page, sent = opened.page, list[tuple[str, Any]]()
 
+    def note(request: Request) -> None:
+        if request.post_data:
+            sent.append((request.url.rpartition("/")[2], request.post_data_json))
 
-def test_two_thousand_nodes_are_drawn_as_far_as_they_are_seen(live_page):
-    nodes = [node(0, children=40)]
-    nodes += [node(number, (number - 1) // 3 if number > 40 else 0, kind="answer") for number in range(1, 2000)]
-    page = live_page([("cache", cache())], nodes).page
-    trie = page.get_by_role("application")
-    expect(trie).to_have_attribute("data-nodes", "2000")
-    trie.focus()
-    for _ in range(12):
-        page.keyboard.press("+")
-    page.wait_for_function("() => Number(document.querySelector('#trie').dataset.drawn) < 300")
-    page.keyboard.press("0")
-    page.wait_for_function("() => Number(document.querySelector('#trie').dataset.drawn) > 300")
+    page.on("request", note)
+    expect(page.get_by_role("application")).to_have_attribute("data-nodes", "1")
+    page.get_by_role("application").focus()
+    page.keyboard.press("ArrowRight")
+    page.get_by_role("button", name="Move to replica 1").click()
+    expect(page.locator("#notice")).to_have_text("move: done")
+    page.get_by_role("button", name="Bring to replica 1").click()
+    expect(page.locator("#notice")).to_have_text("prefetch: done")
+    assert sent == [
+        ("move", {"node": chosen["id"], "source": 0, "target": 1}),
+        ("prefetch", {"node": chosen["id"], "replica": 1}),
+    ]
 
 
 def test_the_servers_own_events_are_shown_and_a_manager_that_is_lost_is_named(start, open_page):

@@ -16,6 +16,7 @@ from deployments.cpu_tier import actor as cpu_tier
 from deployments.cpu_tier.actor import CPUTier, tier_name
 from deployments.port.cluster_port import ClusterPort
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient
+from load_tests.harness.memory_port import made_up_hashes
 
 pytestmark = pytest.mark.server
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Ray's workers cannot import a test
@@ -45,6 +46,13 @@ def test_what_was_put_is_read_without_a_copy_and_cannot_be_changed(cluster: KVCl
 def test_an_unknown_segment_is_fetched_as_none(cluster: KVCluster) -> None:
     _, spans = sequence(2, 1)
     assert cluster.ask_tier("fetch", [spans[0].key]) == [None]
+
+
+def test_a_stored_segment_says_what_its_blocks_are_called(cluster: KVCluster) -> None:
+    _, spans = sequence(4, 2)
+    assert cluster.save(spans) == 2
+    named = cluster.ask_tier("block_hashes", [spans[1].key, b"unknown", spans[0].key])
+    assert named == [made_up_hashes(spans[1]), b"", made_up_hashes(spans[0])]
 
 
 def test_what_nobody_reserved_is_dropped_again(cluster: KVCluster) -> None:

@@ -70,7 +70,7 @@ def test_no_load_goes_layer_by_layer_while_every_load_thread_waits_for_a_tier() 
         is_waiting=False, sparse=None, awaited=None, waits_left=0, load_within_s=2.0, blend=None, blend_end=0,
         preemption=None,
     )  # fmt: skip
-    request: Any = SimpleNamespace(request_id="one", num_tokens=200)
+    request: Any = SimpleNamespace(request_id="one", num_tokens=200, kv_transfer_params=None)
     side._tracked, side._block_size, side._max_step_tokens = {"one": tracked}, 32, lambda: 512
     side.kept = SimpleNamespace(awaits=lambda tracked, tokens: False)
     side._num_running = lambda: 0

@@ -17,6 +17,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from deployments.engine.room import EngineRoom
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict, PlannedLoad
+from deployments.protocol.log_lines import CLIENT_REQUEST, REQUEST_ID
 from deployments.protocol.stage_stamps import STAGE_STAMPS
 from deployments.protocol.wire import FILL_OUTCOME, GenerateRequest
 from deployments.replica import replica as replica_module
@@ -75,6 +76,7 @@ def replica(engine: FakeEngine, port: FakePort | None) -> Any:
     room: Any = object.__new__(EngineRoom)
     room._llm, room._port, room._named, room._judged, room._begun = engine, port, None, False, {}
     room._blend_terms = room._sparse_budgets = None
+    room._names_requests = False
     room._engine = SimpleNamespace(error=RuntimeError("out of memory"), suspects=lambda not_begun, begun: ["suspect"])
     room.close = lambda: None
     made: Any = object.__new__(Replica)
@@ -141,6 +143,35 @@ def test_a_tolerant_prompts_fidelity_reaches_the_connector_and_its_exact_twin_th
         (tolerant.block_hashes, tolerant.exact_block_hashes),
         (tolerant.block_hashes, []),
     ]
+
+
+@pytest.mark.parametrize("planned", [None, PLAN_OF_FIVE], ids=["no plan", "a plan"])
+def test_the_engine_is_told_of_which_http_request_a_prompt_is_where_lines_name_requests(planned: Any) -> None:
+    engine, port = FakeEngine(), FakePort(planned)
+    named = replace(request({"kv_transfer_params": {CLIENT_REQUEST: "forged"}}), client_request_id="order-1")
+    made = replica(engine, port)
+    ask(made, named)
+    made._room._names_requests = True
+    ask(made, replace(named, sampling_params=SamplingParams()))
+    quiet, told = ((params.extra_args or {}).get("kv_transfer_params", {}) for params in engine.params)
+    assert CLIENT_REQUEST not in quiet
+    assert told[CLIENT_REQUEST] == "order-1"
+
+
+def test_a_plan_is_asked_for_as_that_request_and_nothing_else_is() -> None:
+    named: list[str] = []
+
+    class NotingPort(FakePort):
+        async def plan(self, *asked: Any) -> PlanDict | None:
+            named.append(REQUEST_ID.get())
+            return await super().plan(*asked)
+
+        def release(self, lease_id: int) -> None:
+            named.append(REQUEST_ID.get())
+
+    with pytest.raises(EngineDiedError):
+        ask(replica(FakeEngine(outputs=0), NotingPort(PLAN_OF_FIVE)), replace(request(None), client_request_id="a"))
+    assert named == ["a", ""]
 
 
 def test_a_request_that_the_engine_never_took_releases_its_lease() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad, SaveGrant
+from deployments.protocol.log_lines import REQUEST_ID, lines_of
 from deployments.transfer import threads as kv_transfer
 from deployments.transfer.layerwise_streams import HostStreams
 from deployments.transfer.threads import LOAD_THREADS, KVTransfer, LoadJob, SaveJob
@@ -77,6 +78,24 @@ def test_a_load_reports_how_long_its_segments_took_by_tier(transfer: KVTransfer,
     assert (kind, tier, tokens) == ("load", "cpu", len(BLOCKS) * 32)
     assert nbytes == 500, "as they are stored at the tier, not in memory"
     assert seconds >= 0
+
+
+def test_what_a_transfer_says_names_the_http_request_that_submitted_it(
+    transfer: KVTransfer, port: HangingPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: list[str] = []
+    monkeypatch.setattr(kv_transfer.logger, "exception", lambda *_: named.append(REQUEST_ID.get()))
+    monkeypatch.setattr(port, "fetch", lambda *_: 1 / 0)
+    for request_id in ("order-1", ""):
+        with lines_of(request_id):
+            transfer.submit_load(job("one", "node"))
+        assert finished(transfer) == {"one"}
+    saved = threading.Event()
+    with lines_of("order-2"):
+        blocks = OfferedBlocks([BlockHash(b"h" * 32)], 0, 1, 1)  # the copier has no sizes: its save fails
+        transfer.submit_save(SaveJob(blocks, [4], lambda: None, lambda stored: saved.set()))
+    assert saved.wait(10)
+    assert named == ["order-1", "", "order-2"]
 
 
 def test_a_load_that_hangs_does_not_hold_up_the_next_one(transfer: KVTransfer, port: HangingPort) -> None:

@@ -50,11 +50,18 @@ def test_the_tour_shows_what_the_cache_does(server: RunningServer) -> None:
             if number == 0:
                 wait_until_saved(server, page.sent[0])
         first, again, elsewhere, after_clear = usages
+        told = f"of {again['prompt_tokens']:,} prompt tokens"
+        expect(page.page.locator("#tour-steps li .result")).to_contain_text([told, told, told, "", told])
         assert again["kv_cache"]["recomputed"] < first["kv_cache"]["recomputed"] or first["kv_cache"]["device"]
         assert elsewhere["kv_cache"]["replica"] != again["kv_cache"]["replica"]
         assert after_clear["kv_cache"]["recomputed"] < after_clear["prompt_tokens"] / 2, "the shared tiers had it"
-        expect(page.page.locator("#routes li").first).to_contain_text("tokens")
+        lines = page.page.locator("#routes li")
+        expect(lines).to_have_count(4)
+        for line, usage in zip(lines.all(), reversed(usages), strict=True):
+            kv = usage["kv_cache"]
+            expect(line).to_contain_text(f"replica {kv['replica']}, {kv['reason']}, {usage['prompt_tokens']:,} tokens")
         expect(page.page.locator("#saved-number")).to_have_text(re.compile(r"[1-9]"), timeout=PATIENCE_MS)
+        expect(page.page.locator("#saved-unit")).to_contain_text("seconds")
         page.page.wait_for_function("() => Number(document.querySelector('#trie').dataset.nodes) > 0")
         if path := os.environ.get("CROSSKV_SCREENSHOT"):
             page.page.set_viewport_size({"width": 1280, "height": 1020})

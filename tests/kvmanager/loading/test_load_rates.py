@@ -44,6 +44,13 @@ def test_few_samples_leave_the_starting_value(rates):
     assert rates.credits()[Tier.CPU] == pytest.approx(0.9)
 
 
+def test_one_sample_says_early_what_computing_takes_and_nothing_that_choices_rest_on(rates):
+    assert rates.early_prefill() is None
+    rates.prefilled(100, 0.5)
+    assert rates.prefill() is None
+    assert rates.early_prefill().seconds(200) == pytest.approx(1.0)
+
+
 def test_loads_without_a_prefill_rate_leave_the_starting_value(rates):
     for _ in range(50):
         rates.loaded(Tier.CPU, 100, 100_000, 0.001)

@@ -20,9 +20,22 @@ class QuietTier:
 
     def __init__(self) -> None:
         self.evict = self.stats = self
+        self.block_hashes = NamingTier()
 
     async def remote(self, *args: Any) -> dict[str, Any]:
         return {}
+
+
+class NamingTier:
+    """Says what the blocks of segments are called."""
+
+    def __init__(self) -> None:
+        self.known: dict[bytes, bytes] = {}
+        self.asked: list[bytes] = []
+
+    async def remote(self, keys: list[bytes]) -> list[bytes]:
+        self.asked += keys
+        return [self.known.get(key, b"") for key in keys]
 
 
 def with_manager(test: Any, segments: int = 4, **config: Any) -> None:
@@ -127,6 +140,37 @@ def test_a_node_is_pinned_and_evicted_by_its_owner_or_an_administrator() -> None
         assert (evicted["outcome"], evicted["cpu"]["segments"], "device" in evicted) == ("done", 3, False)
 
     with_manager(test, pin_budget_bytes=10 * SEGMENT_BYTES)
+
+
+def test_a_node_is_named_for_orders_by_what_devices_and_cpu_tiers_say_and_to_its_owner_only() -> None:
+    async def test(manager: KVManagerActor) -> None:
+        hashes, spans = sequence(1, 3)
+        await save(manager, spans)
+        key, tier = spans[1].key, manager._seats.cpu[NODE].handle.block_hashes
+        assert (await manager.hashes_to(key, "another"))["refused"] == "unknown_key"
+        assert (await manager.hashes_to(b"x", None))["refused"] == "unknown_key"
+        assert tier.asked == [], "nobody is asked of what is another's"
+        assert (await manager.hashes_to(key, ""))["refused"] == "not_named"
+        tier.known = {span.key: b"".join(hashes[span.start_block : span.end_block]) for span in spans}
+        assert await manager.hashes_to(key, "") == {"hashes": list(hashes[:8])}
+        assert tier.asked == [spans[0].key, key] * 2
+        await manager.report_placement(REPLICA, [(list(hashes), [], False)])
+        assert await manager.hashes_to(spans[2].key, None) == {"hashes": list(hashes)}
+        assert len(tier.asked) == 4, "the device has said it"
+        del manager._seats.cpu[NODE].handle.block_hashes
+        assert await manager.hashes_to(key, "") == {"hashes": list(hashes[:8])}
+
+    with_manager(test)
+
+
+def test_a_cpu_tier_that_does_not_answer_leaves_a_node_without_names() -> None:
+    async def test(manager: KVManagerActor) -> None:
+        _, spans = sequence(1, 3)
+        await save(manager, spans)
+        del manager._seats.cpu[NODE].handle.block_hashes
+        assert (await manager.hashes_to(spans[1].key, ""))["refused"] == "not_named"
+
+    with_manager(test)
 
 
 def test_what_a_clear_and_a_move_would_do_is_told_and_nothing_is_done() -> None:
