@@ -112,7 +112,6 @@ def _show(console: Console, figures: Figures, diagnosis: Diagnosis, notes: list[
 def _show_one(console: Console, one: Advice) -> None:
     head = Text.assemble((one.severity.value, _STYLES[one.severity]), " ", (one.name, "bold"))
     console.print(head)
-    for name, value in (
-        ("seen", one.evidence), ("set", f"{one.setting}: {one.value}"), ("why", one.why), ("more", one.page),
-    ):  # fmt: skip
+    change = ("set", f"{one.setting}: {one.value}") if one.setting else ("do", one.value)
+    for name, value in (("seen", one.evidence), change, ("why", one.why), ("more", one.page)):
         console.print(Text.assemble((f"  {name:<5}", "dim"), line(value)))
