@@ -50,7 +50,8 @@ def test_what_keeps_prompts_apart_is_named_where_the_same_text_goes_on(start):
         texts = [{"text": f"{line}{value};\n{LONG}"} for value in ("fa690", "00b1c")]
         assert ask(client, *texts)["cause"] == "billing"
         assert ask(client, chat(f"{line}fa690;\n"), chat(f"{line}00b1c;\n"))["same"], "left out of chats"
-        assert ask(client, chat("Monday"), {**chat("Monday"), "documents": [{"text": "A."}]})["cause"] == "template"
+        turns = [{"text": f"{more}<|system|> {LONG}"} for more in ("", "<|system|> You help.<|end|>")]
+        assert ask(client, *turns)["cause"] == "template"
         assert ask(client, chat("Monday"), chat("Monday"))["cause"] is None
         assert ask(client, {"text": LONG}, {"tokens": list(range(100, 300))})["cause"] is None
         assert ask(client, chat("Monday"), {**chat("Friday"), "cache_salt": "x"})["cause"] is None
