@@ -16,6 +16,8 @@ from app.cli.server import connect
 from app.cli.stored import stored_by_tier
 from app.cli.terminal import line, print_json, size
 
+_CLEAR = "/api/v1/kv/clear"
+
 
 class ClearedTier(StrEnum):
     """What may be cleared."""
@@ -37,8 +39,10 @@ def clear(
         raise CommandError("Nobody can be asked here, so nothing was cleared: give --yes.")
     with connect(url, key_file) as server:
         if not yes:
-            _agree(names, server.get("/api/v1/kv/stats"), server.url)
-        answer = server.post("/api/v1/kv/clear", {"tiers": names})
+            would = server.post(_CLEAR, {"tiers": names, "dry_run": True}).get("would")
+            of_tenant = "tenant" in server.get("/api/v1/kv/stats")
+            _agree(names, would if isinstance(would, Mapping) else {}, of_tenant, server.url)
+        answer = server.post(_CLEAR, {"tiers": names})
     console = Console(soft_wrap=True)
     if as_json:
         print_json(console, answer)
@@ -52,15 +56,23 @@ def somebody_is_there() -> bool:
     return sys.stdin.isatty()
 
 
-def _agree(names: Sequence[str], stats: Mapping[str, Any], url: str) -> None:
-    """Return when a person agrees. Raises CommandError when not."""
-    stored = stored_by_tier(stats)
-    sizes = {
-        name: f" ({stored[name].segments} segments, {size(stored[name].nbytes)})" for name in names if name in stored
-    }
-    whose = "your tenant's KV" if "tenant" in stats else "all tenants' KV"
-    what = ", ".join(name + sizes.get(name, "") for name in names)
+def _agree(names: Sequence[str], would: Mapping[str, Any], of_tenant: bool, url: str) -> None:
+    """Return when a person agrees to what `would` go. Raises CommandError when not."""
+    whose = "your tenant's KV" if of_tenant else "all tenants' KV"
+    what = ", ".join(f"{name}{_amount(name, would)}" for name in names)
     asking = Console(stderr=True, soft_wrap=True)
     asking.print(line(f"This forgets {whose} in {what} of {url}. Running requests go on."))
     if not typer.confirm("Go on?", default=False, err=True):
         raise CommandError("Nothing was cleared.", NOT_SO)
+
+
+def _amount(tier: str, would: Mapping[str, Any]) -> str:
+    """What would go from a tier: segments and bytes, on devices blocks; nothing where the server does not tell."""
+    of = would.get(tier)
+    if not isinstance(of, Mapping):
+        return ""
+    if tier == ClearedTier.device:
+        blocks = [replica.get("blocks") for replica in of.values() if isinstance(replica, Mapping)]
+        return f" ({sum(count for count in blocks if isinstance(count, int))} blocks)"
+    stored = stored_by_tier({"tiers": would})[tier]
+    return f" ({stored.segments} segments, {size(stored.nbytes)})"

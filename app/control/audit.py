@@ -28,6 +28,7 @@ class Line:
 
     def __init__(self, caller: Caller, what: str, asked: dict[str, Any]) -> None:
         self.outcome = "done"
+        self._is_jobs = False
         self._said = {"who": caller.tenant, "admin": caller.admin, "what": what, **asked}
         self._began = time.monotonic()
 
@@ -37,8 +38,14 @@ class Line:
         told = {name: value for name, value in answer.items() if name not in ("message", "outcome", "refused")}
         self._said["amount"] = told if len(json.dumps(told, default=str)) <= 10 * _LONGEST_VALUE else {}
 
+    def leave_to_job(self) -> None:
+        """The order has been given, and what comes of it the job's own line says."""
+        self._is_jobs = True
+
     def write(self) -> None:
         """Write it, in one line: whatever a name holds, JSON has no line breaks."""
+        if self._is_jobs and self.outcome == "done":
+            return
         if not _audit.hasHandlers():
             _audit.addHandler(logging.StreamHandler(sys.stderr))
         said = {name: value[:_LONGEST_VALUE] if isinstance(value, str) else value for name, value in self._said.items()}

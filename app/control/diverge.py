@@ -1,4 +1,4 @@
-"""POST /api/v1/kv/diverge: where two prompts part, and what that costs of the cache.
+"""POST /api/v1/kv/diverge: where two prompts part, what that costs of the cache, and how often it happens.
 
 A date, a request id or a billing line at a prompt's beginning makes all that follows another prompt. This shows it:
 the first token that differs, the texts around it, and how many tokens of either the cache has now, against how many it
@@ -7,6 +7,7 @@ could share.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from app.gate.json_route import JsonRoute
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys
+from app.partings.causes import SHOWN_BEFORE
+from app.partings.heads import PromptHeads
+from app.partings.parting import MOST_APART, common, parting
 
 PATHS = frozenset({f"{PREFIX}/diverge"})
 SHOWN_TOKENS = 24
@@ -37,7 +41,7 @@ class DivergeBody(BaseModel):
     second: PromptChoice = Field(description="Another one.")
 
 
-def diverge_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys) -> APIRouter:
+def diverge_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys, heads: PromptHeads) -> APIRouter:
     """The route, for prompts of the tenant who asks."""
     router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
 
@@ -48,6 +52,9 @@ def diverge_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
         `shared_tokens` are before it. `reusable_tokens` are those in full blocks, which one prompt may take from the
         other's KV: none where `cache_salt` or fidelity keep them apart (`same_namespace`). `lost_tokens` are what it
         might take more of, were the rest the same too. Either side says what the cache has of it now.
+        Where the same text goes on behind what differs, `cause` guesses what that is: `template`, `billing`, `date`,
+        `id`, `other`; else it is null. `lately` counts the caller's prompts since this ingress started: those of a
+        segment or more, and by cause those that lost their whole prefix so.
         """
         bounds: RequestBounds = request.app.state.request_bounds
         prompts, tenant = (body.first, body.second), current_request().tenant
@@ -56,7 +63,8 @@ def diverge_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
             bounds.check(given, len(str(given)))
         tokens = [await one.token_ids(renderer) for one in prompts]
         salts = [keys.salt(tenant, one.cache_salt, one.fidelity(keys)) for one in prompts]
-        shared, together = common(*tokens), salts[0] == salts[1]
+        first, second = (array("i", ids) for ids in tokens)
+        shared, together = common(first.tobytes(), second.tobytes()), salts[0] == salts[1]
         reusable = shared - shared % keys.block_size if together else 0
         tokenizer, vocabulary = renderer.renderer.get_tokenizer(), renderer.model_config.get_vocab_size()
 
@@ -86,14 +94,19 @@ def diverge_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
             "lost_tokens": least - least % keys.block_size - reusable,
             "first": sides[0],
             "second": sides[1],
+            "cause": cause_between(heads, first, second, shared, keys.block_size) if together else None,
+            "lately": heads.of(tenant),
         }
 
     return router
 
 
-def common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many leading tokens are the same."""
-    for position, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
-            return position
-    return min(len(first), len(second))
+def cause_between(
+    heads: PromptHeads, first: array[int], second: array[int], shared: int, block_size: int
+) -> str | None:
+    """What keeps two prompts apart behind `shared` tokens; None: no block's worth of tokens is the same behind that."""
+    since = max(0, shared - SHOWN_BEFORE)
+    until = shared + 2 * MOST_APART + block_size
+    one, other = first[since:until], second[since:until]
+    where = parting(one.tobytes(), other.tobytes(), block_size)
+    return None if where is None else heads.cause(one, other, where)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 MOST_RUNNING = 64
 MOST_KEPT = 1000
 MOST_KEPT_IN_ALL = 10_000
+Work = Callable[[], Awaitable[dict[str, Any]]]
 RUNNING, DONE, FAILED = "running", "done", "failed"
 
 
@@ -60,13 +62,7 @@ class Jobs:
         """By tenant and id, oldest first."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def start(
-        self,
-        kind: str,
-        tenant: str,
-        work: Callable[[], Awaitable[dict[str, Any]]],
-        progress: dict[str, Any] | None = None,
-    ) -> Job:
+    def start(self, kind: str, tenant: str, work: Work, progress: dict[str, Any] | None = None) -> Job:
         """Begin `work`. It answers a dict whose `outcome` is "done" or the reason why not, with a `message` then.
 
         `progress`: what the job shows until then; `work` may change it.
@@ -74,10 +70,31 @@ class Jobs:
         Raises:
             OverloadedError: too many jobs run already.
         """
+        with self.place(kind, tenant) as begin:
+            return begin(work, progress)
+
+    @contextmanager
+    def place(self, kind: str, tenant: str) -> Iterator[Callable[[Work, dict[str, Any] | None], Job]]:
+        """Hold a job's place for what has to be ordered before the job begins, which it does with what this yields.
+
+        It is called once at most, with the `work` and `progress` of `start`. Raises OverloadedError as that does.
+        """
         if not self._running.take(tenant, 1):
             raise OverloadedError("Too many moves are under way. Please try again later.")
-        job = Job(kind, tenant, result=progress if progress is not None else {})
-        own = self._jobs.setdefault(tenant, {})
+        begun: list[Job] = []
+
+        def begin(work: Work, progress: dict[str, Any] | None) -> Job:
+            begun.append(self._begin(Job(kind, tenant, result=progress if progress is not None else {}), work))
+            return begun[0]
+
+        try:
+            yield begin
+        finally:
+            if not begun:
+                self._running.give_back(tenant, 1)
+
+    def _begin(self, job: Job, work: Work) -> Job:
+        own = self._jobs.setdefault(job.tenant, {})
         self._forget_ended(own)
         own[job.job_id] = job
         task = asyncio.get_running_loop().create_task(self._run(job, work))
@@ -89,7 +106,7 @@ class Jobs:
         """A tenant's job by its id; None when there is none (any more)."""
         return self._jobs.get(tenant, {}).get(job_id)
 
-    async def _run(self, job: Job, work: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+    async def _run(self, job: Job, work: Work) -> None:
         try:
             job.result = await work()
         except Exception:

@@ -13,7 +13,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.backend.protocols import ControlPlane
 from app.control.api import ask, owner_only
-from app.control.audit import audited_work
+from app.control.audit import audited, audited_work
 from app.control.jobs import Jobs
 from app.control.moves import (
     ACCEPTED,
@@ -90,13 +90,18 @@ def orders_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptK
         prompt's `segments` how many are `stored` and `waiting`, and of the stored ones `raw_bytes` and `coded_bytes`.
         """
         hashes, caller = await hashes_of(body, renderer, keys), current_request().caller
-        progress = granted(await ask(control.compress(hashes)))
+        said = {"blocks": len(hashes)}
+        with jobs.place("compress", caller.tenant) as begin, audited(caller, "compress", **said) as line:
+            answer = await ask(control.compress(hashes))
+            line.came_of_it(answer)
+            progress = granted(answer)
 
-        async def work() -> dict[str, Any]:
-            return await until_compressed(control, hashes, progress, body.deadline_s)
+            async def work() -> dict[str, Any]:
+                return await until_compressed(control, hashes, progress, body.deadline_s)
 
-        work_ = audited_work(caller, "compress", work, blocks=len(hashes))
-        return accepted(jobs.start("compress", caller.tenant, work_, progress))
+            job = begin(audited_work(caller, "compress", work, **said), progress)
+            line.leave_to_job()
+        return accepted(job)
 
     return router
 

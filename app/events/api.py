@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,6 +22,9 @@ PATHS = frozenset({"/api/v1/events"})
 HEARTBEAT_S = 10.0
 LONGEST_S = 3600.0
 """Then a stream ends, and its client comes again: what was forgotten anywhere on the way is not held for ever."""
+UNREAD_S = 10.0
+"""How much longer a client has that does not read: then its connection is closed."""
+Clock = Callable[[], float]
 _STREAM: Any = {
     200: {
         "description": "Server-sent events.",
@@ -34,18 +39,19 @@ class _Watched(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, watcher: Watcher, held: ExitStack) -> None:
-        super().__init__(_events(watcher), headers=_HEADERS)
+    def __init__(self, watcher: Watcher, held: ExitStack, clock: Clock) -> None:
+        super().__init__(events_of(watcher, clock), headers=_HEADERS)
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See Starlette's."""
-        with self._held:
-            await super().__call__(scope, receive, send)
+        with self._held, contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LONGEST_S + UNREAD_S):
+                await super().__call__(scope, receive, send)
 
 
-def events_router(watchers: Watchers) -> APIRouter:
-    """The route."""
+def events_router(watchers: Watchers, clock: Clock = time.monotonic) -> APIRouter:
+    """The route. `clock`: in seconds; when a stream's time is over."""
     router = APIRouter()
 
     @router.get("/api/v1/events", response_class=StreamingResponse, responses=_STREAM)
@@ -60,16 +66,17 @@ def events_router(watchers: Watchers) -> APIRouter:
         caller = current_request().caller
         require_owner(caller)
         held = ExitStack()
-        return _Watched(held.enter_context(watchers.one_more(caller)), held)
+        return _Watched(held.enter_context(watchers.one_more(caller)), held, clock)
 
     return router
 
 
-async def _events(watcher: Watcher) -> AsyncIterator[str]:
-    end = time.monotonic() + LONGEST_S
+async def events_of(watcher: Watcher, clock: Clock) -> AsyncIterator[str]:
+    """What a watcher is told, as server-sent events, until its time is over: also while there is nothing to tell."""
+    end = clock() + LONGEST_S
     yield ": the cache, live\nretry: 2000\n\n"
-    while time.monotonic() < end:
-        found = await watcher.next(HEARTBEAT_S)
+    while (left := end - clock()) > 0:
+        found = await watcher.next(min(HEARTBEAT_S, left))
         yield "".join(map(_written, found)) or ": nothing new\n\n"
 
 

@@ -99,7 +99,7 @@ class DefectMiddleware:
         except Exception:
             if scope["type"] != "http" or started:
                 raise
-            logger.exception("%s %s failed", scope["method"], scope["path"])
+            logger.exception("%s %r failed", scope["method"], scope["path"])  # a path may hold line breaks
             await error_response(HTTPStatus.INTERNAL_SERVER_ERROR, "Internal server error")(scope, receive, send)
 
 

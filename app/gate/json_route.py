@@ -6,19 +6,39 @@ The bounds are in `app.state.request_bounds`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
-from fastapi import Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.responses import Response
+from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import current_request
 
 logger = logging.getLogger(__name__)
+
+
+_EVENT = {
+    "type": "object",
+    "description": "A server-sent event.",
+    "properties": {"data": {"type": "string", "description": "A chunk or an error as JSON, at last `[DONE]`."}},
+    "required": ["data"],
+}
+
+
+class Endpoint(NamedTuple):
+    """What answers a path of a client's API. `checks`: are called first, and raise what is refused."""
+
+    call: Callable[..., Any]
+    answer: type[BaseModel]
+    streams: bool = False
+    """It may be answered with server-sent events."""
+    checks: tuple[Callable[..., Any], ...] = ()
 
 
 class BoundedRequest(Request):
@@ -64,3 +84,21 @@ def _require_plain_json(request: Request) -> None:
         )
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise GracefulHTTPError("The body must not be compressed.", HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
+
+
+def post_routes(endpoints: Mapping[str, Endpoint]) -> APIRouter:
+    """Routes of POST, by path, which take JSON and validate no answer: vLLM makes those."""
+    routes = APIRouter(route_class=JsonRoute)
+    for path, endpoint in endpoints.items():
+        success: dict[str, Any] = {"model": endpoint.answer, "description": "The answer."}
+        if endpoint.streams:
+            success["content"] = {"text/event-stream": {"schema": _EVENT}}
+        routes.add_api_route(
+            path,
+            endpoint.call,
+            methods=["POST"],
+            dependencies=[Depends(check) for check in (validate_json_request, *endpoint.checks)],
+            response_model=None,
+            responses={HTTPStatus.OK.value: success},
+        )
+    return routes

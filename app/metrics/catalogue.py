@@ -21,6 +21,7 @@ PREFIX = "crosskv_"
 
 LABELS = {
     "by": "the three figures that ask for replicas: `queued_prefill`, `kv_pressure`, `ongoing`",
+    "cause": "words of this version",
     "codec": "codecs that this version knows",
     "direction": "`up`, `down`",
     "holder": "the first eight digits of a node's or a replica's name, of those that live; `redis`",

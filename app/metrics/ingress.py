@@ -9,7 +9,17 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.metrics.labels import CHUNKS, GONE_REASONS, HANDOVERS, OUTCOMES, RANKED, RETURNS, VOLUNTARY
+from app.metrics.labels import (
+    CHUNKS,
+    GONE_REASONS,
+    HANDOVERS,
+    OUTCOMES,
+    PARTED,
+    PARTED_DEFECT,
+    RANKED,
+    RETURNS,
+    VOLUNTARY,
+)
 from app.metrics.stages import STAGES
 from app.metrics.usage import SOURCES
 from deployments.protocol.wire import KVCacheUsage
@@ -116,6 +126,14 @@ class IngressMetrics:
         )  # fmt: skip
         for outcome in RETURNS:
             self.returned.labels(outcome)
+        self.parted = Counter(
+            "crosskv_parted_prompts",
+            "Prompts that lost their whole prefix to a few tokens in front, by what those look like "
+            "(docs/guide/operations.md).",
+            ["cause"], registry=registry,
+        )  # fmt: skip
+        for cause in (*PARTED, PARTED_DEFECT):
+            self.parted.labels(cause)
         self.unsaved_answers = Counter(
             "crosskv_unsaved_answers", "Answers whose KV was not stored, because answers like them do not come back.",
             registry=registry,
@@ -181,6 +199,10 @@ class IngressMetrics:
     def count_returned(self, outcome: str) -> None:
         """An answer's conversation has gone on; one of `app.metrics.labels.RETURNS`."""
         self.returned.labels(outcome).inc()
+
+    def count_parted(self, cause: str) -> None:
+        """A prompt has parted from those before it; one of `app.metrics.labels.PARTED`, or `PARTED_DEFECT`."""
+        self.parted.labels(cause).inc()
 
     def count_chunks(self, outcome: str, number: int) -> None:
         """A blended prompt's chunks have been looked for; one of `app.metrics.labels.CHUNKS`."""

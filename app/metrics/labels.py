@@ -27,3 +27,8 @@ CHUNK_RECOGNIZED, CHUNK_GIVEN, CHUNK_NOT_FOUND = CHUNKS = "recognized", "given",
 
 RANKED_RIGHT, RANKED_WRONG, RANKED_EVEN = RANKED = "right", "wrong", "even"
 """Whether of two answers the longer one was expected to be longer; even: both were expected to be as long."""
+
+(BY_TEMPLATE, BY_BILLING_LINE, BY_DATE, BY_ID, BY_OTHER) = PARTED = ("template", "billing", "date", "id", "other")
+"""What a prompt had in front that others had otherwise, by its looks: another turn or other tools, a line of a client's
+billing, a date or time, an id; or none of these (`app.partings`)."""
+PARTED_DEFECT = "defect"

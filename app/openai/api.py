@@ -16,12 +16,12 @@ from __future__ import annotations
 import asyncio
 import json
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from http import HTTPStatus
-from typing import Any, TypeVar, cast
+from typing import Annotated, TypeVar, cast
 
-from fastapi import APIRouter, Depends, FastAPI, Request
-from pydantic import BaseModel
+from fastapi import APIRouter, FastAPI, Path, Request
+from starlette.responses import JSONResponse, Response
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
@@ -31,19 +31,19 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.models.api_router import show_available_models
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse, ModelList
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse, ModelCard, ModelList
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.entrypoints.serve.tokenize.api_router import detokenize
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeResponse, TokenizeResponse
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
-from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.entrypoints.serve.utils.sse_keep_alive import SSE_KEEP_ALIVE_COMMENT
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import EngineInput
 from vllm.renderers.chat_utils import ConversationMessage, load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from app.gate.json_route import JsonRoute
+from app.gate.errors import error_response
+from app.gate.json_route import Endpoint, post_routes
 from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import RequestContext, current_request
@@ -55,19 +55,11 @@ from configs.settings import PROJECT_ROOT, Settings
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"})
 
-# Path -> vLLM's route function, what it answers, whether that may be a stream.
-_ROUTES: dict[str, tuple[Callable[..., Any], type[BaseModel], bool]] = {
-    "/v1/chat/completions": (create_chat_completion, ChatCompletionResponse, True),
-    "/v1/completions": (create_completion, CompletionResponse, True),
-    "/tokenize": (tokenize_within_context, TokenizeResponse, False),
-    "/detokenize": (detokenize, DetokenizeResponse, False),
-}
-
-EVENT = {
-    "type": "object",
-    "description": "A server-sent event.",
-    "properties": {"data": {"type": "string", "description": "A chunk or an error as JSON, at last `[DONE]`."}},
-    "required": ["data"],
+_ROUTES = {
+    "/v1/chat/completions": Endpoint(create_chat_completion, ChatCompletionResponse, streams=True),
+    "/v1/completions": Endpoint(create_completion, CompletionResponse, streams=True),
+    "/tokenize": Endpoint(tokenize_within_context, TokenizeResponse),
+    "/detokenize": Endpoint(detokenize, DetokenizeResponse),
 }
 
 ERROR_EVENT = 'data: {"error"'
@@ -234,22 +226,25 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         models, renderer, chat_template=chat_template, chat_template_content_format="auto"
     )
     init_exception_handler(app)
-    routes = APIRouter(route_class=JsonRoute)
-    takes_json = [Depends(validate_json_request)]
-    for path, (endpoint, answer, streams) in _ROUTES.items():
-        success: dict[str, Any] = {"model": answer, "description": "The answer."}
-        if streams:
-            success["content"] = {"text/event-stream": {"schema": EVENT}}
-        routes.add_api_route(
-            path,
-            endpoint,
-            methods=["POST"],
-            dependencies=takes_json,
-            response_model=None,
-            responses={HTTPStatus.OK.value: success},
-        )
-    routes.add_api_route(
-        "/v1/models", show_available_models, response_model=None, responses={200: {"model": ModelList}}
-    )
-    app.include_router(routes)
+    app.include_router(post_routes(_ROUTES))
+    models_routes = APIRouter()
+    for path, endpoint, answer in (
+        ("/v1/models", show_available_models, ModelList),
+        ("/v1/models/{model_id:path}", show_model, ModelCard),
+    ):
+        models_routes.add_api_route(path, endpoint, response_model=None, responses={200: {"model": answer}})
+    app.include_router(models_routes)
     return renderer
+
+
+async def show_model(
+    model_id: Annotated[str, Path(description="As `GET /v1/models` lists it.")], raw_request: Request
+) -> Response:
+    """One model by its id, which may hold slashes: the one that is served, or 404."""
+    models: OpenAIServingModels = raw_request.app.state.openai_serving_models
+    for card in (await models.show_available_models()).data:
+        if card.id == model_id:
+            return JSONResponse(card.model_dump())
+    served = ", ".join(f"`{path.name}`" for path in models.base_model_paths)
+    message = f"The model `{model_id[:256]}` does not exist. This server serves {served}."
+    return error_response(HTTPStatus.NOT_FOUND, message, param="model")

@@ -52,6 +52,7 @@ from app.openai.constraint_pool import ConstraintPool
 from app.openai.prompt_keys import LONG_PROMPT_TOKENS, PromptKeys
 from app.openai.retries import Attempts, NameBlocks
 from app.openai.suspects import Suspects
+from app.partings.heads import PromptHeads
 from deployments.protocol.log_lines import REQUEST_ID
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
 from kvmanager.segments.keys import BLENDED
@@ -80,6 +81,7 @@ class HandleEngineClient(EngineElsewhere):
         suspects: Suspects,
         returns: Returns,
         lengths: ExpectedLengths,
+        heads: PromptHeads,
         resume_most_tokens: int,
     ) -> None:
         """`replica_count`: how many replicas there may be, and how often a prompt may be sent again, elsewhere.
@@ -108,6 +110,7 @@ class HandleEngineClient(EngineElsewhere):
         """Where the answers of chats are remembered."""
         self.blends: BlendRequests | None = None
         """What finds the chunks of blended prompts."""
+        self._heads = heads
         self.traces: Traces | None = None
         """Where prompts' spans go."""
         self._aborts: set[asyncio.Task[None]] = set()
@@ -165,6 +168,7 @@ class HandleEngineClient(EngineElsewhere):
         fidelity = self.keys.fidelity.of(context.tenant, context.kv_cache)
         salt = self.keys.salt(context.tenant, prompt.get("cache_salt"), fidelity)
         token_ids = list(prompt["prompt_token_ids"])
+        self._heads.see(context.tenant, salt, token_ids)
         context.kv_usage.fidelity = fidelity
         kind = None  # what is no chat has no turns
         if OFFERS_TOOLS in prompt:

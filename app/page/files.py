@@ -34,9 +34,13 @@ def _read(path: Path) -> PageFile:
     return PageFile(body, _MEDIA_TYPES[path.suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
 
-FILES: Mapping[str, PageFile] = {
-    "/" if path.name == _INDEX else f"/page/{path.name}": _read(path) for path in sorted(_FOLDER.iterdir())
-}
+def files_in(folder: Path) -> dict[str, PageFile]:
+    """The files of a page, by path of the URL; what has no media type here, as editors leave it, is none."""
+    known = (path for path in sorted(folder.iterdir()) if path.suffix in _MEDIA_TYPES)
+    return {"/" if path.name == _INDEX else f"/page/{path.name}": _read(path) for path in known}
+
+
+FILES: Mapping[str, PageFile] = files_in(_FOLDER)
 """By path of the URL."""
 
 PATHS = frozenset(FILES)

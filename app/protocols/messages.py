@@ -2,7 +2,7 @@
 
 Leans on vLLM: `AnthropicServingMessages` is an `OpenAIServingChat` that converts a request, calls its own
 `create_chat_completion`, and converts the answer or the events of a stream; it knows neither errors nor comments among
-those, and its usage has no further fields.
+those, and its usage has no further fields. Its requests drop fields that they do not know.
 """
 
 from __future__ import annotations
@@ -24,12 +24,22 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.entrypoints.serve.utils.sse_keep_alive import with_sse_keep_alive
+from vllm.exceptions import VLLMValidationError
 
 from app.gate.kv_cache_field import FIELD
 from app.gate.request_context import current_request
 from app.openai.api import ERROR_EVENT, ChatServing
 from app.protocols.anthropic_errors import error_event
 
+_NOT_DONE = {
+    "mcp_servers": "This server calls no MCP servers: give `tools`, whose calls the client answers.",
+    "container": "This server runs no code and has no containers: give `tools`, whose calls the client answers.",
+    "output_format": "This server takes it as `output_config.format`.",
+    "inference_geo": "This server does not choose where it computes.",
+}
+"""What would be dropped, and the client would believe to have been obeyed. Let pass is what cannot change an answer:
+`cache_control` (all is cached), `metadata`, `service_tier`, `speed`."""
+_HARMLESS_GEO, _HARMLESS_EDIT = "global", "clear_thinking_20251015"
 _USAGE_EVENT = "event: message_delta\ndata: "
 
 
@@ -80,6 +90,35 @@ class MessagesServing(ChatServing, AnthropicServingMessages):
             yield _with_usage(event)
         if failed is not None:
             yield error_event(failed.error.code, failed.error.message)
+
+
+async def refuse_what_is_not_done(raw_request: Request) -> None:
+    """Raise VLLMValidationError (400), before vLLM reads a body, for what it would drop of it; see `_NOT_DONE`."""
+    body = await raw_request.json()
+    if not isinstance(body, dict):
+        return
+    for name, why in _NOT_DONE.items():
+        if body.get(name) and not (name == "inference_geo" and body[name] == _HARMLESS_GEO):
+            raise VLLMValidationError(f"`{name}` is not possible. {why}", parameter=name)
+    context = body.get("context_management")
+    edits = context.get("edits") if isinstance(context, dict) else context
+    if edits and any(_field(edit, "type") != _HARMLESS_EDIT for edit in (edits if isinstance(edits, list) else [None])):
+        why = "This server edits no conversations: send what the model shall read."
+        raise VLLMValidationError(f"`context_management` is not possible. {why}", parameter="context_management")
+    tools = body.get("tools")
+    for tool in tools if isinstance(tools, list) else ():
+        kind, callers = _field(tool, "type"), _field(tool, "allowed_callers")
+        if kind not in (None, "custom") or callers not in (None, [], ["direct"]):
+            named = kind if kind not in (None, "custom") else callers
+            raise VLLMValidationError(
+                f"This server runs no tools, such as {str(named)[:64]!r}: give tools with an `input_schema`, whose "
+                "calls the client answers.",
+                parameter="tools",
+            )
+
+
+def _field(of: Any, name: str) -> Any:
+    return of.get(name) if isinstance(of, dict) else None
 
 
 def _with_usage(event: str) -> str:

@@ -2,6 +2,8 @@
 
 Nothing is stored, neither for a tenant nor for all: OpenAI's clients ask for it by default (`store`), so that is let
 pass and answered with `"store": false`. What needs a stored response is refused, as are tools that would be run here.
+Let pass is what cannot change what an answer means: `metadata`, `user`, `safety_identifier`, `prompt_cache_key`,
+`service_tier`, `max_tool_calls` (of tools that run here), and the hint `text.verbosity`.
 
 Leans on vLLM: `OpenAIServingResponses` calls `_preflight` before `_render_resolved_response_inputs`, and
 `EngineClient.generate` only within the generator that it returns; `store` becomes false where `enable_store` is.
@@ -82,6 +84,9 @@ def _refuse_what_is_not_done(request: ResponsesRequest) -> None:
     for name in _NEED_A_STORE:
         if given.get(name):
             raise VLLMValidationError(f"`{name}` is not possible. {KEEPS_NOTHING}", parameter=name)
+    if given.get("context_management"):
+        why = "This server compacts no conversations: send what the model shall read."
+        raise VLLMValidationError(f"`context_management` is not possible. {why}", parameter="context_management")
     if not request.input:
         raise VLLMValidationError("`input` must hold a text or at least one item.", parameter="input")
     for tool in request.tools:

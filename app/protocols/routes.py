@@ -6,32 +6,34 @@ Leans on vLLM: `OpenAIServingResponses` and `AnthropicServingMessages`, with the
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import FastAPI
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensResponse
 from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
-from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from app.gate.json_route import JsonRoute
-from app.openai.api import EVENT
+from app.gate.json_route import Endpoint, post_routes
 from app.openai.engine_client import HandleEngineClient
 from app.protocols.anthropic_errors import MESSAGES
-from app.protocols.messages import MessagesResponse, MessagesServing, count_tokens, create_message
+from app.protocols.messages import (
+    MessagesResponse,
+    MessagesServing,
+    count_tokens,
+    create_message,
+    refuse_what_is_not_done,
+)
 from app.protocols.responses import ResponsesServing
 from app.protocols.responses_route import create_response
 from configs.settings import Settings
 
 RESPONSES, COUNT_TOKENS = "/v1/responses", f"{MESSAGES}/count_tokens"
 PATHS = frozenset({RESPONSES, MESSAGES, COUNT_TOKENS})
-_ROUTES: dict[str, tuple[Any, Any, bool]] = {
-    RESPONSES: (create_response, ResponsesResponse, True),
-    MESSAGES: (create_message, MessagesResponse, True),
-    COUNT_TOKENS: (count_tokens, AnthropicCountTokensResponse, False),
+_ROUTES = {
+    RESPONSES: Endpoint(create_response, ResponsesResponse, streams=True),
+    MESSAGES: Endpoint(create_message, MessagesResponse, streams=True, checks=(refuse_what_is_not_done,)),
+    COUNT_TOKENS: Endpoint(count_tokens, AnthropicCountTokensResponse, checks=(refuse_what_is_not_done,)),
 }
-"""Path -> what answers it, with what, and whether that may be a stream."""
 
 
 def add_protocol_routes(app: FastAPI, engine: HandleEngineClient, renderer: OnlineRenderer, settings: Settings) -> None:
@@ -51,17 +53,4 @@ def add_protocol_routes(app: FastAPI, engine: HandleEngineClient, renderer: Onli
     app.state.openai_serving_responses = ResponsesServing(engine, models, **shared)
     app.state.anthropic_serving_messages = MessagesServing(engine, models, "assistant", **shared)
     app.state.anthropic_serving_messages.keep_alive_s = settings.http.keep_alive_s
-    routes = APIRouter(route_class=JsonRoute)
-    for path, (endpoint, answer, streams) in _ROUTES.items():
-        success: dict[str, Any] = {"model": answer, "description": "The answer."}
-        if streams:
-            success["content"] = {"text/event-stream": {"schema": EVENT}}
-        routes.add_api_route(
-            path,
-            endpoint,
-            methods=["POST"],
-            dependencies=[Depends(validate_json_request)],
-            response_model=None,
-            responses={HTTPStatus.OK.value: success},
-        )
-    app.include_router(routes)
+    app.include_router(post_routes(_ROUTES))

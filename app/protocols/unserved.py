@@ -27,7 +27,6 @@ _WITHOUT = {
     "files": "It keeps no files.",
     "batches": "It takes no batches: send the requests themselves.",
     "messages": "It takes no batches: send the requests themselves.",
-    "models": "GET /v1/models names the one model that it serves.",
 }
 """By what follows /v1/: why."""
 

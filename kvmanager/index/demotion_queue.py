@@ -1,4 +1,4 @@
-"""Which segments wait to be copied to Redis because they have earned it.
+"""Which segments wait to be copied to Redis because they have earned it, or because somebody has ordered it.
 
 A segment earns its copy at the moment of a use, or when a CPU tier has stored it: if it has ``min_uses`` decayed uses
 then, and Redis lacks it. The first come is the first served. The queue is bounded: when more come than can be copied,
@@ -21,6 +21,9 @@ from kvmanager.segments.keys import SegmentKey
 
 CAPACITY = 10_000
 """Entries of about 150 bytes each."""
+
+MOST_ORDERED = 10_000
+"""Segments that wait because somebody has ordered it, of all tenants."""
 
 FRESH_USE = 0.9
 """What a use counts at least to be a whole one here: one of a few requests ago has decayed a little already, and two
@@ -119,3 +122,51 @@ class Survey:
         if not self._nodes:
             self._queue.add_earliest(self, self._found)
         return [], len(looked_at)
+
+
+class Ordered:
+    """Segments that somebody has ordered to be copied now, each once.
+
+    Tenants take turns, and each one's come first in first out. Beyond `MOST_ORDERED` the tenant with the most loses its
+    last one: none fills the room of the others.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: dict[SegmentKey, str] = {}
+        """With the tenant's tag."""
+        self._of: dict[str, dict[SegmentKey, None]] = {}
+        """By tenant; none is empty, and the first has its turn."""
+
+    def __len__(self) -> int:
+        return len(self.waiting)
+
+    def add(self, nodes: Iterable[Node]) -> None:
+        """Let segments wait, parents first. O(nodes), and each times the tenants where it is full."""
+        for node in nodes:
+            if node.key in self.waiting:
+                continue
+            self.waiting[node.key] = node.tenant
+            self._of.setdefault(node.tenant, {})[node.key] = None
+            if len(self.waiting) > MOST_ORDERED:
+                most = max(self._of.values(), key=len)
+                self._drop(next(reversed(most)))
+                if node.key not in self.waiting:
+                    return  # nor would what follows on it find room
+
+    def first(self) -> SegmentKey:
+        """Return whose turn it is; there must be one."""
+        return next(iter(next(iter(self._of.values()))))
+
+    def pop(self) -> None:
+        """Take that one out; it is another tenant's turn then."""
+        key = self.first()
+        tenant = self.waiting[key]
+        self._drop(key)
+        if tenant in self._of:
+            self._of[tenant] = self._of.pop(tenant)
+
+    def _drop(self, key: SegmentKey) -> None:
+        tenant = self.waiting.pop(key)
+        del self._of[tenant][key]
+        if not self._of[tenant]:
+            del self._of[tenant]

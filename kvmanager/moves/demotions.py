@@ -21,11 +21,10 @@ they were made. One thread.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import islice
 
 from kvmanager.index.catalog import Catalog
 from kvmanager.index.counters import Counters
-from kvmanager.index.demotion_queue import DemotionQueue
+from kvmanager.index.demotion_queue import DemotionQueue, Ordered
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.index.stores import Partition, Store
@@ -35,10 +34,6 @@ from kvmanager.segments.keys import SegmentKey
 
 MOST_CONSIDERED = 256
 """Entries of the queue that one call looks at: it holds up requests meanwhile. More wait for the next call."""
-
-
-MOST_ORDERED = 10_000
-"""Segments that wait because somebody has ordered it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +67,6 @@ class _InFlight:
     makes_room: bool
 
 
-class _Ordered:
-    """Keys that somebody has ordered, first in first out, each once."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[SegmentKey, None] = {}
-
-    def __len__(self) -> int:
-        return len(self.waiting)
-
-    def add(self, keys: Iterable[SegmentKey]) -> None:
-        room = MOST_ORDERED - len(self.waiting)
-        self.waiting |= dict.fromkeys(islice(keys, max(0, room)))
-
-    def first(self) -> SegmentKey:
-        return next(iter(self.waiting))
-
-    def pop(self) -> None:
-        del self.waiting[self.first()]
-
-
 class _Added(Enum):
     WHOLE = "all of the chain that Redis lacks is in the batch"
     FULL = "the batch has no room for the rest of the chain"
@@ -106,7 +81,7 @@ class Demotions:
     ) -> None:
         self.catalog = self._catalog = catalog
         self._queue = queue
-        self._ordered = _Ordered()
+        self._ordered = Ordered()
         self._counters = counters
         self._cpu_high_water = cpu_high_water
         self._patience_s = patience_s
@@ -119,10 +94,13 @@ class Demotions:
     def __len__(self) -> int:
         return len(self._in_flight)
 
-    def order(self, keys: Iterable[SegmentKey]) -> None:
-        """Let segments be copied before all others, as far as `MOST_ORDERED` allow; parents first. O(keys)."""
+    def order(self, nodes: Iterable[Node]) -> None:
+        """Let segments be copied before all others, as far as `MOST_ORDERED` allows; parents first.
+
+        O(nodes), and each times the tenants that have ordered where those are full.
+        """
         if self._redis() is not None:
-            self._ordered.add(keys)
+            self._ordered.add(nodes)
 
     def is_ordered(self, key: SegmentKey) -> bool:
         """Return whether a segment waits because somebody has ordered it."""
@@ -243,7 +221,7 @@ class Demotions:
                 break
         return batch
 
-    def _earned(self, redis: Store, most_bytes: int, queue: "DemotionQueue | _Ordered") -> _Batch:
+    def _earned(self, redis: Store, most_bytes: int, queue: "DemotionQueue | Ordered") -> _Batch:
         """Choose the first of a queue, as long as they lie in one CPU tier."""
         batch = _Batch()
         for _ in range(min(len(queue), MOST_CONSIDERED)):

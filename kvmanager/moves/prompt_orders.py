@@ -120,7 +120,7 @@ class PromptOrders:
         redis = self._stores.get(REDIS)
         if redis is None or not redis.budget_bytes:
             raise NoRedisError("there is no Redis to copy to")
-        self._demotions.order(node.key for node in self.path_of(hashes) if node.copy_at(redis) is None)
+        self._demotions.order(node for node in self.path_of(hashes) if node.copy_at(redis) is None)
         return self.compressed(hashes)
 
     def compressed(self, hashes: Sequence[BlockHash]) -> Compressed:

@@ -29,9 +29,9 @@ class Advice:
     evidence: str
     """The figures that were seen."""
     setting: str
-    """The dotted name of the setting to change, as docs/guide/settings.md has it."""
+    """The dotted name of the setting to change, as docs/guide/settings.md has it; empty: clients change."""
     value: str
-    """What to set it to."""
+    """What to set it to, or what to do."""
     why: str
     page: str
     """Where the documentation says more: `docs/….md#section`."""

@@ -126,11 +126,7 @@ def _show(console: Console, figures: Figures, diagnosis: Diagnosis, notes: list[
 def _show_one(console: Console, one: Advice) -> None:
     head = Text.assemble((one.severity.value, _STYLES[one.severity]), " ", (one.name, "bold"))
     console.print(head)
-    for name, value in (
-        ("seen", one.evidence),
-        ("set", f"{one.setting}: {one.value}"),
-        *(("with", f"{name}: {value}") for name, value in one.also.items()),
-        ("why", one.why),
-        ("more", one.page),
-    ):  # fmt: skip
+    change = ("set", f"{one.setting}: {one.value}") if one.setting else ("do", one.value)
+    with_it = (("with", f"{name}: {value}") for name, value in one.also.items())
+    for name, value in (("seen", one.evidence), change, *with_it, ("why", one.why), ("more", one.page)):
         console.print(Text.assemble((f"  {name:<5}", "dim"), line(value)))

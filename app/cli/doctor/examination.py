@@ -16,6 +16,7 @@ RULES = (
     Rule(mistakes.separator_in_ordinary_text, needs_traffic=False),
     Rule(storage.compress_cold_data, needs_traffic=True),
     Rule(storage.compressing_hot_data, needs_traffic=True),
+    Rule(reuse.volatile_heads, needs_traffic=True),
     Rule(reuse.blend_chunks, needs_traffic=True),
     Rule(reuse.keep_kv_longer, needs_traffic=True),
     Rule(reuse.tier_slower_than_recompute, needs_traffic=True),

@@ -16,6 +16,7 @@ def traffic_of(metrics: Samples, stats: Mapping[str, Any], setup: Setup | None) 
     counters = _mapping(stats.get("counters"))
     return Traffic(
         plans=_whole(metrics.by("crosskv_plans_total", "reason")),
+        parted=_whole(metrics.by("crosskv_parted_prompts_total", "cause")),
         tokens=_whole(metrics.by("crosskv_prompt_tokens_total", "source")),
         ttft_s=metrics.mean("crosskv_time_to_first_token_seconds"),
         load_share=stages.get("load", 0.0) / sum(stages.values()) if any(stages.values()) else None,

@@ -167,13 +167,33 @@ def asked(crosskv: Run, monkeypatch: pytest.MonkeyPatch, answer: str) -> Result:
     return crosskv("clear", "cpu", "device", "cpu", input=answer)
 
 
+def cleared(server: StandIn) -> list[Any]:
+    """What was sent to the route that clears."""
+    return [body for path, body, _ in server.requests if path == "/api/v1/kv/clear"]
+
+
 def test_clear_says_what_would_go_and_does_it_when_somebody_agrees(
     crosskv: Run, server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    device = {"0": {"blocks": 30}, "1": {"blocks": 12}}
+    would = {"cpu": {"segments": 19, "bytes": 13287360}, "device": device}
+    server.answers["/api/v1/kv/clear"] = (200, {"dry_run": True, "would": would})
     result = asked(crosskv, monkeypatch, "y\n")
     assert result.exit_code == 0, result.output
-    assert "all tenants' KV in cpu (19 segments, 12.7 MiB), device" in result.stderr
-    assert server.sent("/api/v1/kv/clear") == {"tiers": ["cpu", "device"]}
+    assert "all tenants' KV in cpu (19 segments, 12.7 MiB), device (42 blocks) of" in result.stderr
+    tiers = {"tiers": ["cpu", "device"]}
+    assert cleared(server) == [{**tiers, "dry_run": True}, tiers]
+
+
+@pytest.mark.parametrize("would", [None, [], {"cpu": 5, "device": None}, {"cpu": None}, {"device": {"0": 3}}])
+def test_clear_asks_also_where_a_server_does_not_tell_how_much(
+    crosskv: Run, server: StandIn, monkeypatch: pytest.MonkeyPatch, would: Any
+) -> None:
+    server.answers["/api/v1/kv/clear"] = (200, {"would": would})
+    server.answers["/api/v1/kv/stats"] = (200, {"tenant": "alice"})
+    result = asked(crosskv, monkeypatch, "n\n")
+    assert result.exit_code == 1
+    assert "your tenant's KV in cpu, device" in result.stderr
 
 
 def test_clear_changes_nothing_when_somebody_does_not_agree(
@@ -181,7 +201,8 @@ def test_clear_changes_nothing_when_somebody_does_not_agree(
 ) -> None:
     for answer in ("n\n", "\n", ""):
         assert asked(crosskv, monkeypatch, answer).exit_code == 1
-    assert "/api/v1/kv/clear" not in [path for path, _, _ in server.requests]
+    assert len(cleared(server)) == 3
+    assert all(body["dry_run"] for body in cleared(server))
 
 
 def test_clear_changes_nothing_where_nobody_can_be_asked(crosskv: Run, server: StandIn) -> None:

@@ -9,8 +9,6 @@ import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
 from ingress_server import CHAT
 
-from app.control.diverge import common
-
 LONG = "The red ball belongs to Anna. The blue ball belongs to Ben. " * 8
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 
@@ -40,6 +38,44 @@ def test_a_date_in_front_costs_the_whole_prefix_and_behind_costs_little(start):
     assert behind["reusable_tokens"] == behind["shared_tokens"] // 32 * 32
     assert behind["lost_tokens"] in (0, 32)
     assert "Ben" in behind["shared_text"]
+
+
+def test_what_keeps_prompts_apart_is_named_where_the_same_text_goes_on(start):
+    server = start(behind=backend(FakeReplicas(), FakeControl()))
+    with server.http() as client:
+        for head, cause in (("Today is Friday.", "date"), ("Session 1f0e7a52.", "id"), ("Dear Benedict,", "other")):
+            other = {"date": "Today is Monday.", "id": "Session 99aa0b1c.", "other": "Dear Anna,"}[cause]
+            assert ask(client, chat(head), chat(other))["cause"] == cause
+        line = "x-anthropic-billing-header: cc_version=2.1.37; cch="
+        texts = [{"text": f"{line}{value};\n{LONG}"} for value in ("fa690", "00b1c")]
+        assert ask(client, *texts)["cause"] == "billing"
+        assert ask(client, chat(f"{line}fa690;\n"), chat(f"{line}00b1c;\n"))["same"], "left out of chats"
+        turns = [{"text": f"{more}<|system|> {LONG}"} for more in ("", "<|system|> You help.<|end|>")]
+        assert ask(client, *turns)["cause"] == "template"
+        assert ask(client, chat("Monday"), chat("Monday"))["cause"] is None
+        assert ask(client, {"text": LONG}, {"tokens": list(range(100, 300))})["cause"] is None
+        assert ask(client, chat("Monday"), {**chat("Friday"), "cache_salt": "x"})["cause"] is None
+
+
+def test_how_often_a_date_in_front_has_cost_the_prefix_is_counted_for_its_tenant_only(start):
+    keys = {"key-a": "alice", "key-b": "bob", "key-o": {"tenant": "ops", "admin": True}}
+    alice, bob = ({"authorization": f"Bearer {key}"} for key in ("key-a", "key-b"))
+    server = start(behind=backend(FakeReplicas(), FakeControl()), api_keys=keys)
+    text = "The red ball belongs to Anna. " * 40
+    with server.http() as client:
+        for headers, days in ((alice, ("Monday", "Friday", "Sunday")), (bob, ("Sunday",))):
+            for day in days:
+                body = {**CHAT, "messages": [{"role": "user", "content": f"{day}! {text}"}]}
+                assert client.post("/v1/chat/completions", json=body, headers=headers).status_code == 200
+        body = {"first": {"text": "a"}, "second": {"text": "b"}}
+        told = [client.post("/api/v1/kv/diverge", json=body, headers=who).json()["lately"] for who in (alice, bob)]
+        scraped = client.get("/metrics", headers={"authorization": "Bearer key-o"}).text
+    assert [(one["prompts"], one["parted"]["date"], sum(one["parted"].values())) for one in told] == [
+        (3, 2, 2),
+        (1, 0, 0),
+    ]
+    assert 'crosskv_parted_prompts_total{cause="date"} 2.0' in scraped
+    assert 'crosskv_parted_prompts_total{cause="defect"} 0.0' in scraped
 
 
 def test_either_side_says_what_the_cache_has_of_it(start):
@@ -137,7 +173,3 @@ def test_a_prompt_is_named_as_its_request_sends_it(start, more):
     sent = replicas.requests[0].block_hashes
     assert control.looked_up == [sent, sent, sent]
     assert control.orders[0][1] == len(sent) > 0
-
-
-def test_how_far_two_prompts_are_the_same():
-    assert [common([], [1]), common([1, 2], [1, 2]), common([1, 2], [1]), common([1, 2, 3], [1, 3])] == [0, 2, 1, 1]

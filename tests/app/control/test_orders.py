@@ -124,6 +124,28 @@ def test_what_redis_does_not_take_is_told(start, monkeypatch, state, outcome):
     assert (job["status"], job["outcome"], job["stored"]) == ("failed", outcome, 1)
 
 
+def test_compression_takes_a_jobs_place_before_anything_is_ordered(start, audit, monkeypatch):
+    monkeypatch.setattr("app.control.jobs.MOST_RUNNING", 1)
+    monkeypatch.setattr(orders, "POLL_S", 0.01)
+    control = FakeControl(answer={"refused": "unknown_key", "message": "None."})
+    server = start(behind=backend(FakeReplicas(), control))
+    with server.http() as client:
+        for _ in range(2):  # one that is refused has its place no more
+            assert client.post("/api/v1/kv/compress", json=TOKENS).status_code == 404
+        control.error = RuntimeError("away")
+        assert client.post("/api/v1/kv/compress", json=TOKENS).status_code == 503
+        control.error, control.answer = None, {"segments": 4, "stored": 0, "waiting": 4}
+        first = client.post("/api/v1/kv/compress", json=TOKENS).json()["url"]
+        refused = client.post("/api/v1/kv/compress", json=TOKENS)
+        control.answer = {"segments": 4, "stored": 4, "waiting": 0}
+        assert until_ended(client, first)["status"] == "done"
+    assert refused.status_code == 429
+    assert [kind for kind, *_ in control.orders if kind == "compress"] == ["compress"] * 3, "nothing for the 429"
+    said = [(one["what"], one["outcome"], one["blocks"]) for one in audit()]
+    outcomes = ["unknown_key", "unknown_key", "UnavailableError", "done"]
+    assert said == [("compress", outcome, 2) for outcome in outcomes]
+
+
 def test_without_redis_there_is_nothing_to_compress_to(start):
     control = FakeControl(answer={"refused": "no_redis", "message": "There is no Redis."})
     server = start(behind=backend(FakeReplicas(), control))

@@ -7,8 +7,10 @@ import contextlib
 
 import pytest
 
+from app.events import api
 from app.events import watchers as module
-from app.events.watchers import Watchers
+from app.events.api import HEARTBEAT_S, LONGEST_S, events_of
+from app.events.watchers import Event, Watchers
 from app.gate.auth import Caller
 from app.gate.errors import OverloadedError
 
@@ -77,5 +79,56 @@ def test_tenants_together_do_not_keep_an_administrator_out(monkeypatch):
             assert len(watchers) == 3
             with pytest.raises(OverloadedError), watchers.one_more(ADMIN):
                 pass
+
+    asyncio.run(scenario())
+
+
+class Waiting:
+    """A watcher in place of one, whose waits take a passed-in clock's time: `busy`, or as long as it may wait."""
+
+    def __init__(self, busy_s: float | None) -> None:
+        self.now = 1000.0
+        self.busy_s = busy_s
+        self.waits: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    async def next(self, patience_s: float) -> list[Event]:
+        self.waits.append(patience_s)
+        self.now += patience_s if self.busy_s is None else min(self.busy_s, patience_s)
+        return [] if self.busy_s is None or self.busy_s > patience_s else [("cache", {"n": len(self.waits)})]
+
+
+@pytest.mark.parametrize("busy_s", [None, 0.7, 7.0])
+def test_a_stream_ends_with_its_hour_whether_it_is_quiet_or_busy(busy_s):
+    waiting = Waiting(busy_s)
+
+    async def watch() -> list[str]:
+        return [event async for event in events_of(waiting, waiting.clock)]
+
+    events = asyncio.run(watch())
+    assert waiting.now == pytest.approx(1000 + LONGEST_S)
+    assert max(waiting.waits) == HEARTBEAT_S
+    assert len(events) == 1 + len(waiting.waits)
+    assert ("event: cache" in events[-2]) is (busy_s is not None)
+
+
+def test_a_client_that_does_not_read_gives_its_place_back_when_the_time_is_over(monkeypatch):
+    monkeypatch.setattr(api, "LONGEST_S", 0.02)
+    monkeypatch.setattr(api, "UNREAD_S", 0.02)
+
+    async def scenario() -> None:
+        watchers = Watchers()
+        held = contextlib.ExitStack()
+        watched = api._Watched(held.enter_context(watchers.one_more(ALICE)), held, lambda: 0.0)
+        never = asyncio.Event()
+
+        async def wait_for_ever(*message: object) -> None:
+            await never.wait()
+
+        assert len(watchers) == 1
+        await watched({"type": "http", "asgi": {"spec_version": "2.4"}}, wait_for_ever, wait_for_ever)
+        assert len(watchers) == 0
 
     asyncio.run(scenario())

@@ -7,7 +7,7 @@ import re
 import pytest
 from setuptools import find_packages
 
-from app.page.files import FILES
+from app.page.files import FILES, files_in
 from configs.model_folder import PROJECT_ROOT
 
 
@@ -70,3 +70,10 @@ def test_the_files_are_part_of_the_package():
     settings = (PROJECT_ROOT / "pyproject.toml").read_text()
     assert '"app.page" = ["static/*"]' in settings
     assert "app.page" in find_packages(str(PROJECT_ROOT), include=["app*"])
+
+
+def test_what_an_editor_has_left_in_the_folder_is_not_served_and_ends_nothing(tmp_path):
+    for name in ("index.html", "a.js", "a.js~", ".a.js.swp", "notes", "b.woff9"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "folder").mkdir()
+    assert set(files_in(tmp_path)) == {"/", "/page/a.js"}

@@ -88,6 +88,17 @@ def test_its_fidelity_and_salt_are_obeyed(server):
         {"extra_body": {"kv_cache": {"fidelity": "perfect"}}},
         {"extra_body": {"kv_transfer_params": {"do_remote_prefill": True}}},
         {"extra_body": {"messages": "hello"}},
+        {"extra_body": {"mcp_servers": [{"type": "url", "url": "http://a/b", "name": "a"}]}},
+        {"extra_body": {"container": "container_1"}},
+        {"extra_body": {"container": {"skills": [{"skill_id": "pptx"}]}}},
+        {"extra_body": {"output_format": {"type": "json_schema", "schema": {}}}},
+        {"extra_body": {"inference_geo": "us"}},
+        {"extra_body": {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}},
+        {"extra_body": {"context_management": {"edits": "all"}}},
+        {"extra_body": {"context_management": "all"}},
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        {"tools": [{**TOOL, "type": "bash_20250124"}]},
+        {"tools": [{**TOOL, "allowed_callers": ["code_execution_20250825"]}]},
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -99,6 +110,40 @@ def test_what_is_wrong_is_400_in_anthropics_shape(server, more: dict[str, Any], 
     assert refused.value.body["error"]["type"] == "invalid_request_error"
     assert refused.value.body["error"]["message"]
     assert len(server.replicas.requests) == before
+
+
+@pytest.mark.parametrize("name", ["mcp_servers", "container", "output_format", "context_management"])
+def test_a_refusal_names_the_field_also_where_tokens_are_only_counted(server, name: str):
+    said = {name: {"edits": [{"type": "compact_20260112"}]}}
+    for path in (PATH, f"{PATH}/count_tokens"):
+        with server.http() as client:
+            answer = client.post(path, json={**ASKED, **said})
+        assert (answer.status_code, answer.json()["type"]) == (400, "error")
+        assert f"`{name}`" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"mcp_servers": [], "container": None, "context_management": None},
+        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
+        {"inference_geo": "global", "service_tier": "auto", "speed": "standard"},
+        {"metadata": {"user_id": "u"}, "cache_control": {"type": "ephemeral"}},
+        {"thinking": {"type": "disabled"}},
+    ],
+)
+def test_what_cannot_change_an_answer_is_let_pass(server, more: dict[str, Any]):
+    claude(server).messages.create(**ASKED)
+    claude(server).messages.create(**ASKED, extra_body=more)
+    plain, other = server.replicas.requests[-2:]
+    assert other.prompt_token_ids == plain.prompt_token_ids
+    assert other.sampling_params.max_tokens == plain.sampling_params.max_tokens
+
+
+def test_what_changes_sampling_reaches_the_engine(server):
+    claude(server).messages.create(**ASKED, top_k=7, top_p=0.5, temperature=0.25, stop_sequences=["x"])
+    sampling = server.replicas.requests[-1].sampling_params
+    assert (sampling.top_k, sampling.top_p, sampling.temperature, sampling.stop) == (7, 0.5, 0.25, ["x"])
 
 
 RETURNED = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "a"}, IMAGE]}

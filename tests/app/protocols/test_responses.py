@@ -75,6 +75,10 @@ def test_nothing_is_stored_and_the_answer_says_so(server):
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]}, "tools"),
+        ({"tools": [{"type": "mcp", "server_label": "a", "server_url": "http://a/b"}]}, "tools"),
+        ({"tools": [{"type": "file_search", "vector_store_ids": ["a"]}]}, "tools"),
+        ({"extra_body": {"context_management": [{"type": "compaction"}]}}, "context_management"),
         ({"input": []}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://a/b"}]}]}, "input"),
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": [
@@ -99,6 +103,21 @@ def test_what_is_not_done_or_wrong_is_400_in_words(server, more: dict[str, Any],
     assert refused.value.body["message"]
     assert param is None or refused.value.param == param
     assert len(server.replicas.requests) == before
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"service_tier": "flex", "prompt_cache_key": "k", "safety_identifier": "s", "user": "u"},
+        {"metadata": {"a": "b"}, "max_tool_calls": 3, "text": {"verbosity": "low"}},
+        {"store": True, "background": False, "include": ["reasoning.encrypted_content"]},
+    ],
+)
+def test_what_cannot_change_what_an_answer_means_is_let_pass(server, more: dict[str, Any]):
+    server.client().responses.create(**ASKED)
+    server.client().responses.create(**ASKED, **more)
+    plain, other = server.replicas.requests[-2:]
+    assert other.prompt_token_ids == plain.prompt_token_ids
 
 
 def test_another_model_is_404(server):

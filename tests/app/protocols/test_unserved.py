@@ -24,7 +24,6 @@ def test_embeddings_are_404_to_the_official_client_which_learns_what_is_served(s
         ("POST", "/v1/images/generations"),
         ("POST", "/v1/rerank"),
         ("GET", "/v1/files"),
-        ("GET", "/v1/models/demo"),
         ("DELETE", "/v1/responses/resp_1"),
         ("POST", "/v1/nobody/knows/this"),
         ("GET", "/v1/"),
@@ -47,3 +46,32 @@ def test_what_is_not_served_needs_a_key_too(start):
     server = start(api_keys={"key-a": "alice"})
     with server.http() as client:
         assert client.post("/v1/embeddings", json=CHAT).status_code == 401
+
+
+@pytest.mark.parametrize("name", ["another", "org/another", "a b%/?", "x" * 3000, "../demo"])
+def test_a_model_that_is_not_served_is_404_to_the_official_client(server, name: str):
+    with pytest.raises(openai.NotFoundError) as refused:
+        server.client().models.retrieve(name)
+    assert refused.value.param == "model"
+    assert f"`{MODEL}`" in refused.value.body["message"]
+    assert len(refused.value.body["message"]) < 400
+
+
+def test_the_served_model_is_found_by_its_id(server):
+    client = server.client()
+    (listed,) = client.models.list().data
+    assert client.models.retrieve(MODEL).to_dict() == listed.to_dict()
+
+
+def test_an_id_with_slashes_is_one_id(vllm_config, start, monkeypatch):
+    monkeypatch.setattr("configs.settings.Settings.model_name", property(lambda self: "org/demo-1"))
+    client = start().client()
+    assert client.models.retrieve("org/demo-1").id == "org/demo-1"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("demo-1")
+
+
+def test_models_need_a_key_and_an_empty_id_is_none(start):
+    with start(api_keys={"key-a": "alice"}).http() as client:
+        assert client.get(f"/v1/models/{MODEL}").status_code == 401
+        assert client.get("/v1/models/", headers={"authorization": "Bearer key-a"}).status_code == 404

@@ -124,7 +124,7 @@ def test_orders_are_bounded_and_refused_without_redis(brain, tiered, monkeypatch
     brain.serve("ab")
     with pytest.raises(NoRedisError):
         brain.manager.orders.compress(brain.hashes("ab"))
-    monkeypatch.setattr("kvmanager.moves.demotions.MOST_ORDERED", 1)
+    monkeypatch.setattr("kvmanager.index.demotion_queue.MOST_ORDERED", 1)
     tiered.serve("abcd")
     tiered.demote_all()
     tiered.manager.forget_holder(REDIS)

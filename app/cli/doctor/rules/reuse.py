@@ -1,4 +1,5 @@
-"""The hit rate is low: chunks that are no prefix, KV that left too soon, or tiers that are slower than computing."""
+"""The hit rate is low: prompts that begin otherwise each time, chunks that are no prefix, KV that left too soon, or
+tiers that are slower than computing."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from app.cli.doctor.advice import Advice, Severity
 from app.cli.doctor.figures import Figures, Setup
 from app.cli.doctor.room import MIB, cpu_tier_within, redis_within
 from app.cli.doctor.rules.storage import FULL
+from app.metrics.labels import BY_BILLING_LINE, BY_DATE, BY_ID, BY_TEMPLATE, PARTED
 
 LOW_HIT_RATE = 0.3
 """Conversations reach more than that (docs/measured/benchmarks.md); unrelated questions do not."""
@@ -13,6 +15,32 @@ MANY, MOST = 0.2, 0.5
 """Shares of all prompts: worth a change, and the rule rather than the exception."""
 _NEW_TIER_BYTES, _LEAST_TIER_BYTES = 1024 * MIB, 64 * MIB
 """Of a tier where there is none yet: what it has by default, and what is too little to be worth it."""
+
+_WHAT_TO_DO = {
+    BY_TEMPLATE: "send the same first turns and the same tools in the same order",
+    BY_BILLING_LINE: "switch the client's billing line off, or begin the system message with it: it is left out there",
+    BY_DATE: "put the date behind what stays the same, as into the last message, or round it; see also chat_template",
+    BY_ID: "put the id behind what stays the same, or leave it out",
+}
+
+
+def volatile_heads(figures: Figures) -> Advice | None:
+    """Many prompts differ from others in a few tokens in front only: nothing behind those is found."""
+    parted = {cause: count for cause in PARTED if (count := figures.traffic.parted.get(cause, 0))}
+    if not parted or sum(parted.values()) < MANY * figures.traffic.prompts:
+        return None
+    most = max(parted, key=lambda cause: parted[cause])
+    counts = ", ".join(f"{cause} {count}" for cause, count in parted.items())
+    return Advice(
+        "volatile-heads",
+        Severity.WARNING,
+        f"{sum(parted.values())} of {figures.traffic.prompts} prompts began otherwise than one with the same text "
+        f"behind: {counts}",
+        "",
+        _WHAT_TO_DO.get(most, "put what differs behind what stays the same"),
+        "KV is reused from the first token on. What differs in front makes all that follows another prompt.",
+        "docs/guide/operations.md#prompts-that-begin-otherwise-each-time",
+    )
 
 
 def blend_chunks(figures: Figures) -> Advice | None:
