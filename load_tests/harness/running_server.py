@@ -26,6 +26,7 @@ from configs.model_folder import PROJECT_ROOT
 # A cold disk and busy neighbours have made it 177 s: a server that fails ends by itself, and is not waited for.
 START_S = 600.0
 STOP_S = 75.0
+FIRST_PAUSE_S, PAUSE_GROWS, LONGEST_PAUSE_S = 0.1, 1.2, 1.0
 MOST_SAID = 4000
 """Characters."""
 
@@ -106,15 +107,19 @@ class RunningServer:
         return answer
 
     def wait_until(self, condition: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:
-        """Poll until `condition` holds; an HTTP error counts as "not yet". Raises ServerError after the deadline."""
-        end = time.monotonic() + deadline_s
+        """Ask until `condition` holds; an HTTP error counts as "not yet". Raises ServerError after the deadline.
+
+        Ever more seldom, for what answers is what is waited for.
+        """
+        end, pause_s = time.monotonic() + deadline_s, FIRST_PAUSE_S
         while True:
             with contextlib.suppress(httpx.HTTPError, ServerError):
                 if condition():
                     return
             if time.monotonic() > end:
                 raise ServerError(f"not within {deadline_s} s: {what}")
-            time.sleep(0.25)
+            time.sleep(pause_s)
+            pause_s = min(pause_s * PAUSE_GROWS, LONGEST_PAUSE_S)
 
     def wait_until_idle(self, deadline_s: float = 20.0) -> None:
         """Until no request runs, no copy is under way, and no lease or reservation is open."""

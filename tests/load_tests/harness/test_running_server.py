@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import psutil
 import pytest
 
+from load_tests.harness import running_server
 from load_tests.harness.running_server import RunningServer, ServerError
 
 METRICS = """\
@@ -43,6 +46,30 @@ def test_a_metric_is_the_sum_of_what_has_its_very_name_and_the_labels(server: Ru
 def test_what_is_not_there_is_no_zero(server: RunningServer, name: str, labels: dict[str, str]) -> None:
     with pytest.raises(ServerError, match=name):
         server.metric(name, **labels)
+
+
+def test_what_is_waited_for_is_asked_for_ever_more_seldom(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, asked = [0.0], []
+    monkeypatch.setattr(running_server, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: wait(s)))
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+
+    def comes_late() -> bool:
+        asked.append(now[0])
+        if len(asked) == 2:
+            raise httpx.ConnectError("not yet")
+        return now[0] > 25
+
+    server.wait_until(comes_late, "it", deadline_s=30.0)
+    pauses = [later - earlier for earlier, later in pairwise(asked)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] < 0.2
+    assert pauses[-1] == pauses[-2] == 1.0
+    with pytest.raises(ServerError, match=r"not within 30\.0 s: never"):
+        server.wait_until(lambda: False, "never", deadline_s=30.0)
 
 
 def test_all_samples_are_there_where_no_name_is_given(server: RunningServer) -> None:
