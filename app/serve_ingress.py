@@ -39,8 +39,7 @@ class Ingress:
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once, on the replica's event loop, after the constructor."""
-        from app.gate.auth import is_loopback
-        from app.gate.bound_host import require_guarded, serve_host
+        from app.gate.bound_host import is_loopback, require_guarded, serve_host
         from app.ingress import create_app, frontend_config
 
         settings, host = self._settings, await serve_host()

@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 
 venv=.venv
 log=$venv/install.log
+installed=
 alias=requirements/vllm_alias
 torch_cpu_index=https://download.pytorch.org/whl/cpu
 needed_kib=$((6 * 1024 * 1024)) # what pip downloads and unpacks; the CPU environment ends at 3.7 GiB
@@ -52,11 +53,12 @@ lock_file() {
     echo "requirements/$accelerator.txt"
 }
 
-# pip with a counter in place of its three lines per package; all of its words go to the log.
+# pip with a counter in place of its three lines per package; all of its words go to the log. It would compile what it
+# unpacks on one core.
 pip_install() { # TOTAL ARGUMENTS...
     local total=$1
     shift
-    "$venv/bin/python" -m pip install --no-deps --disable-pip-version-check --no-input "$@" 2>&1 | tee -a "$log" |
+    "$venv/bin/python" -m pip install --no-deps --no-compile --disable-pip-version-check --no-input "$@" 2>&1 | tee -a "$log" |
         awk -v total="$total" -v tty="$([ -t 1 ] && echo 1 || echo 0)" '
             /^(Collecting|Processing|Requirement already satisfied:|Obtaining) / {
                 count++
@@ -84,6 +86,10 @@ install_lock() { # FILE
     }
 }
 
+compile_all() { # on all cores; some packages have files for other Pythons, which do not compile
+    "$venv/bin/python" -m compileall -q -j 0 "$venv"/lib/python3*/site-packages >>"$log" 2>&1 || true
+}
+
 stamped() { [ "$(cat "$venv/stamp-$1" 2>/dev/null)" = "$2" ]; }
 
 ensure() { # NAME LOCK_FILE
@@ -99,6 +105,7 @@ ensure() { # NAME LOCK_FILE
             fail "the project itself could not be installed into $venv; see $log"
     fi
     echo "$digest" >"$venv/stamp-$1"
+    installed=1
 }
 
 main() {
@@ -107,6 +114,10 @@ main() {
     local lock
     lock=$(lock_file)
     ensure server "$lock"
+    if [ -n "$installed" ]; then # beside what is installed below, which takes one core
+        installed=
+        compile_all &
+    fi
     case ${1:-server} in bench | dev) ensure bench requirements/bench.txt ;; esac
     if [ "${1:-server}" = dev ]; then
         ensure dev requirements/dev.txt
@@ -115,6 +126,8 @@ main() {
             echo sought >"$venv/stamp-chromium"
         fi
     fi
+    wait
+    if [ -n "$installed" ]; then compile_all; fi
 }
 
 main "$@"

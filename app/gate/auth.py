@@ -8,7 +8,6 @@ there, and nothing in it may say that somebody else sent it (`from_this_machine`
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.exceptions import GracefulHTTPError
 
+from app.gate.bound_host import is_loopback
 from app.gate.errors import error_response
 from app.page.files import PATHS as PAGE
 from configs.api_keys import DIGEST_PREFIX, FARTHEST_PRIORITY, ApiKey, key_digest
@@ -189,18 +189,6 @@ def from_this_machine(scope: Scope, headers: Headers) -> bool:
     if origin is None and headers.get("sec-fetch-site") == "cross-site":
         return False
     return is_loopback(_host_of(f"//{headers.get('host', '')}"))
-
-
-def is_loopback(host: str | None) -> bool:
-    """Whether only this machine can reach what is bound to, or sent from, this host or address."""
-    if host == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address((host or "").strip("[]").partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
 
 
 def _host_of(url: str) -> str | None:

@@ -2,18 +2,15 @@
 
 Leans on Ray: the controller actor's `get_http_config`. `tests/app/gate/test_bound_host.py` holds it. `serve run`
 and `serve deploy` take the host from a place that the settings do not see (`http_options`), so the running Serve is
-asked.
+asked. The launcher imports this, and needs no Ray itself: whoever asks Serve has it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from typing import Any
 
-import ray
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-
-from app.gate.auth import is_loopback
 from configs.settings import Settings, SettingsError
 
 ANSWER_S = 30.0
@@ -29,8 +26,23 @@ def require_guarded(settings: Settings, host: str | None) -> None:
     )
 
 
+def is_loopback(host: str | None) -> bool:
+    """Whether only this machine can reach what is bound to, or sent from, this host or address."""
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address((host or "").strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
 async def serve_host() -> str | None:
     """The host that Serve's proxies are bound to; None: none is given. Raises what Ray raises, and TimeoutError."""
+    import ray
+    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
     controller = await asyncio.to_thread(ray.get_actor, SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
     config: Any = await asyncio.wait_for(controller.get_http_config.remote(), ANSWER_S)
     return None if config.host is None else str(config.host)

@@ -10,6 +10,7 @@ Leans on vLLM: its handlers answer 400 where FastAPI would answer 422, `ErrorRes
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from starlette.responses import HTMLResponse, JSONResponse
+from starlette.responses import HTMLResponse, Response
 from vllm.entrypoints.anthropic.protocol import AnthropicErrorResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
@@ -78,17 +79,28 @@ class Route:
 
 
 def add_description(app: FastAPI, open_paths: Collection[str]) -> None:
-    """Serve the description of the routes that `app` has by now; `open_paths` need no key."""
-    schema = describe(app, open_paths)
-    page = _page(schema)
+    """Serve the description of the routes of `app`; `open_paths` need no key.
+
+    It takes seconds, so no start waits for it: a thread makes it once, when somebody asks first.
+    """
+    making: list[asyncio.Future[tuple[bytes, str]]] = []
+
+    def make() -> tuple[bytes, str]:
+        schema = describe(app, open_paths)
+        return json.dumps(schema, separators=(",", ":")).encode(), _page(schema)
+
+    async def made() -> tuple[bytes, str]:
+        if not making:
+            making.append(asyncio.ensure_future(asyncio.to_thread(make)))
+        return await asyncio.shield(making[0])  # who leaves meanwhile takes it from nobody
 
     @app.get("/openapi.json", include_in_schema=False)
-    async def openapi() -> JSONResponse:
-        return JSONResponse(schema)
+    async def openapi() -> Response:
+        return Response((await made())[0], media_type="application/json")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse(page)
+        return HTMLResponse((await made())[1])
 
 
 def describe(app: FastAPI, open_paths: Collection[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,10 +26,20 @@ from configs.model_folder import PROJECT_ROOT
 # A cold disk and busy neighbours have made it 177 s: a server that fails ends by itself, and is not waited for.
 START_S = 600.0
 STOP_S = 75.0
+FIRST_PAUSE_S, PAUSE_GROWS, LONGEST_PAUSE_S = 0.1, 1.2, 1.0
 MOST_SAID = 4000
 """Characters."""
 
 T = TypeVar("T")
+
+
+def _client() -> httpx.Client:
+    """For all the asking: `httpx.get` makes one for each question, which reads all certificates of the world first.
+
+    Each question has a connection of its own nevertheless: the server that is asked may be another process by then. No
+    proxy of the environment is for this machine's own address.
+    """
+    return httpx.Client(timeout=10, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False)
 
 
 class ServerError(Exception):
@@ -45,20 +55,24 @@ class RunningServer:
     model_folder: Path
     launcher: psutil.Process
     log: Path
+    http: httpx.Client = field(default_factory=_client)
 
     def said(self) -> str:
         """The last of what the launcher printed, and of the server's own log."""
         parts = (self.log, run_folder(self.port) / "server.log")
         return "\n".join(f"{path}:\n{path.read_text()[-MOST_SAID:]}" for path in parts if path.exists())
 
-    def metrics(self) -> list[tuple[str, dict[str, str], float]]:
-        """Every sample of GET /metrics."""
-        families = text_string_to_metric_families(httpx.get(f"{self.url}/metrics", timeout=10).text)
+    def metrics(self, *names: str) -> list[tuple[str, dict[str, str], float]]:
+        """The samples of GET /metrics whose names begin with one of `names`, or all of them."""
+        text = self.http.get(f"{self.url}/metrics").text
+        if names:
+            text = "".join(line for line in text.splitlines(keepends=True) if line.startswith(names))
+        families = text_string_to_metric_families(text)
         return [(sample.name, dict(sample.labels), sample.value) for family in families for sample in family.samples]
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that carry these labels. Raises ServerError when there is none."""
-        values = [value for found, has, value in self.metrics() if found == name and labels.items() <= has.items()]
+        values = [value for found, has, value in self.metrics(name) if found == name and labels.items() <= has.items()]
         if not values:
             raise ServerError(f"{name} {labels} is not in /metrics")
         return sum(values)
@@ -69,39 +83,43 @@ class RunningServer:
 
     def health(self) -> dict[str, Any]:
         """GET /health. Raises ServerError while there is no ingress, for which HAProxy answers."""
-        answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=10).json()
+        answer: dict[str, Any] = self.http.get(f"{self.url}/health").json()
         if "status" not in answer:
             raise ServerError(f"no ingress answers: {answer}")
         return answer
 
     def stats(self) -> dict[str, Any]:
         """GET /api/v1/kv/stats."""
-        answer: dict[str, Any] = httpx.get(f"{self.url}/api/v1/kv/stats", timeout=10).json()
+        answer: dict[str, Any] = self.http.get(f"{self.url}/api/v1/kv/stats").json()
         return answer
 
     def lookup(self, tokens: list[int]) -> dict[str, Any]:
         """Where the KV of these tokens lies."""
         listed = ",".join(map(str, tokens))
-        response = httpx.get(f"{self.url}/api/v1/kv/lookup", params={"tokens": listed}, timeout=10)
+        response = self.http.get(f"{self.url}/api/v1/kv/lookup", params={"tokens": listed})
         answer: dict[str, Any] = response.raise_for_status().json()
         return answer
 
     def clear(self, *tiers: str) -> dict[str, Any]:
         """POST /api/v1/kv/clear."""
-        response = httpx.post(f"{self.url}/api/v1/kv/clear", json={"tiers": tiers}, timeout=20)
+        response = self.http.post(f"{self.url}/api/v1/kv/clear", json={"tiers": tiers}, timeout=20)
         answer: dict[str, Any] = response.json()
         return answer
 
     def wait_until(self, condition: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:
-        """Poll until `condition` holds; an HTTP error counts as "not yet". Raises ServerError after the deadline."""
-        end = time.monotonic() + deadline_s
+        """Ask until `condition` holds; an HTTP error counts as "not yet". Raises ServerError after the deadline.
+
+        Ever more seldom, for what answers is what is waited for.
+        """
+        end, pause_s = time.monotonic() + deadline_s, FIRST_PAUSE_S
         while True:
             with contextlib.suppress(httpx.HTTPError, ServerError):
                 if condition():
                     return
             if time.monotonic() > end:
                 raise ServerError(f"not within {deadline_s} s: {what}")
-            time.sleep(0.25)
+            time.sleep(pause_s)
+            pause_s = min(pause_s * PAUSE_GROWS, LONGEST_PAUSE_S)
 
     def wait_until_idle(self, deadline_s: float = 20.0) -> None:
         """Until no request runs, no copy is under way, and no lease or reservation is open."""
@@ -111,9 +129,10 @@ class RunningServer:
             "crosskv_index_demotions",
             "vllm:num_requests_running",
         )
+        blocks = ("crosskv_device_free_blocks", "crosskv_device_blocks")
 
         def idle() -> bool:
-            samples = self.metrics()
+            samples = self.metrics(*nothing, *blocks)
             total = {name: sum(value for found, _, value in samples if found == name) for name, _, _ in samples}
             free = total["crosskv_device_free_blocks"]
             replicas = sum(found == "crosskv_device_blocks" for found, _, _ in samples)
@@ -126,7 +145,7 @@ class RunningServer:
         kinds = ("plan_unanswered", "fetch_late", "redis_late", "redis_unreachable")
         return sum(
             value
-            for name, labels, value in self.metrics()
+            for name, labels, value in self.metrics("crosskv_degradations_total")
             if name == "crosskv_degradations_total" and labels["kind"] in kinds
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,8 @@ CONTEXT = 512
 FINGERPRINT = bytes(range(32))
 SECRET = ServerSecret(b"the server's secret of 32 bytes.")
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Where is the red ball?"}], "max_tokens": 3}
+CERTIFICATES = ssl.create_default_context()
+"""Nobody here speaks TLS, and each client would read all certificates of the world."""
 COMPLETION = {"model": MODEL, "prompt": "The red ball", "max_tokens": 3}
 
 
@@ -65,7 +68,7 @@ class Server:
         return openai.OpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, **options})  # type: ignore[arg-type]
 
     def http(self, **options: object) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=120, **options)  # type: ignore[arg-type]
+        return httpx.Client(base_url=self.url, timeout=120, verify=CERTIFICATES, **options)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from source_imports import ROOT
 
+from app.launch.ports import free_port
+
 ENGINE = ("torch", "transformers", "vllm")
 
 
@@ -31,6 +33,18 @@ def test_a_tier_starts_without_the_engines_libraries(module: str) -> None:
 def test_the_command_line_starts_without_ray_and_the_engines_libraries() -> None:
     modules = "app.cli.main, app.cli.doctor.settings_file"
     assert run("-c", f"import sys, {modules}; print(set(sys.modules) & {set(ENGINE) | {'ray'}})") == "set()\n"
+
+
+def test_the_launcher_checks_settings_without_ray_and_the_engines_libraries() -> None:
+    program = f"""
+import sys
+from pathlib import Path
+import app.launch.__main__
+from app.launch.plan import Overrides, make_plan
+make_plan(Path("{ROOT / "serve_config.yaml"}"), Overrides(port={free_port()}))
+print(set(sys.modules) & {set(ENGINE) | {"ray"}})
+"""
+    assert run("-c", program) == "set()\n"
 
 
 def test_a_prefetch_worker_starts_and_codes_without_the_engines_libraries() -> None:

@@ -17,7 +17,7 @@ from load_tests.harness.running_server import RunningServer, started
 def _started_without_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, WithoutRedis]]:
     """The server that most tests share, and how it did before Redis took its password."""
     http = {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64}
-    kv = {"lease_s": 2.0}  # what a lost plan holds is free after so long, and the tests wait for that
+    kv = {"lease_s": 2.0, "save_deadline_s": 8.0}  # what is lost is free after so long, and the tests wait for that
     settings = {"dtype": "float32", "http": http, "kv": kv}
     with started_world(tmp_path_factory.mktemp("server"), settings, redis_password="another") as world:
         seen = look(world.server)
@@ -56,7 +56,7 @@ def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.T
     """A test that failed shows what its server has said last."""
     report = yield
     if report.failed:
-        servers = [item.funcargs[name] for name in ("private_server", "filling", "server") if name in item.funcargs]
+        servers = [item.funcargs[name] for name in ("private_server", "usual", "server") if name in item.funcargs]
         servers += [item.funcargs[name].server for name in ("world",) if name in item.funcargs and not servers]
         report.sections += [("what the server said last", server.said()) for server in servers]
     return report

@@ -10,8 +10,18 @@ from typing import Any
 
 from configs.model_folder import PROJECT_ROOT
 from load_tests.harness import plain_vllm
-from load_tests.harness.conversations import Turn
+from load_tests.harness.conversations import Plan, Turn
 from load_tests.micro.exactness import plain_answers
+
+PARTED = 0.4
+"""Of the turns: they leave the conversation so far at any token, and segments inside."""
+TURNS = 3
+
+
+def plan(conversations: int, seed: int, cleared: tuple[str, ...]) -> Plan:
+    """Whatever is cleared, and however many conversations there are, the first ones ask the same: plain vLLM answers
+    that once for all servers."""
+    return Plan(conversations, TURNS, longest_prompt_tokens=3000, cleared=cleared, part_probability=PARTED, seed=seed)
 
 
 def plain_references(turns: Sequence[Turn], model_folder: Path, folder: Path) -> list[dict[str, Any]]:

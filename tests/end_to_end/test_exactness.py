@@ -7,18 +7,16 @@ import contextlib
 from pathlib import Path
 
 import pytest
-from plain_references import plain_references
+from plain_references import plain_references, plan
 
 from load_tests.faults.inside import Inside
-from load_tests.harness.conversations import Plan, Turn, run
+from load_tests.harness.conversations import Turn, run
 from load_tests.harness.running_server import RunningServer
 from load_tests.micro.exactness import Verdict, compare
 from tests.sizes import CONVERSATIONS
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
-PARTED = 0.4
-"""Of the turns: they leave the conversation so far at any token, and segments inside."""
 MOST_HELD = 60
 """Segments that the tiers of `CHURN` hold together, about. When more have left, all of them have been exchanged."""
 CHURN = {
@@ -33,6 +31,7 @@ CHURN = {
         "segment_tokens": 256,
         "eviction_policy": "lru",
         "load_or_recompute": "load",
+        "save_deadline_s": 8.0,
     },
 }
 
@@ -45,21 +44,10 @@ def references(pytestconfig: pytest.Config) -> Path:
 
 
 def verdict_of(server: RunningServer, references: Path, *cleared: tuple[str, ...]) -> Verdict:
-    """For each element of `cleared` its share of the conversations; only these tiers are cleared in it.
-
-    Whatever is cleared, the same is asked, so that plain vLLM answers it once.
-    """
+    """For each element of `cleared` its share of the conversations; only these tiers are cleared in it."""
     turns: list[Turn] = []
     for seed, tiers in enumerate(cleared, 20):
-        plan = Plan(
-            CONVERSATIONS // len(cleared),
-            3,
-            longest_prompt_tokens=3000,
-            cleared=tiers,
-            part_probability=PARTED,
-            seed=seed,
-        )
-        turns += asyncio.run(run(server.url, "demo", plan))
+        turns += asyncio.run(run(server.url, "demo", plan(CONVERSATIONS // len(cleared), seed, tiers)))
     verdict = compare(turns, plain_references(turns, server.model_folder, references), CONVERSATIONS)
     print(verdict)
     assert sum(verdict.prompt_tokens_by_source.values()) == sum(len(turn.prompt) for turn in turns)

@@ -10,18 +10,17 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from plain_references import plain_references
+from plain_references import TURNS, plain_references, plan
 
 from load_tests.faults.catalogue import ENGINE_FAULTS, FAULTS, Fault, World, started_world
 from load_tests.faults.trial import Trials
-from load_tests.harness.conversations import Plan, Turn, complete, run
+from load_tests.harness.conversations import Turn, complete, run
 from load_tests.micro.exactness import compare
 from tests.sizes import ENGINE_PROCESS_CONVERSATIONS, LONG, STREAMED_TOKENS, STREAMS
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 ENGINE = "VLLM::EngineCore"
-TURNS = 3
 SHORT = ("killed mid-stream", "replies lost", "process killed")
 """Of what differs where the engine is a process. A hang is waited for: `make test-long` has that and all others, and
 `tests/deployments/engine/process` holds it without a server."""
@@ -35,7 +34,8 @@ def process_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "dtype": "float32",
         "engine": {"process": "process"},
         "http": {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64},
-        "kv": {"lease_s": 2.0, "load_or_recompute": "load"},  # else Redis is not read where it is slow
+        # What is lost is free after so long. And else Redis is not read where it is slow.
+        "kv": {"lease_s": 2.0, "save_deadline_s": 8.0, "load_or_recompute": "load"},
     }
     with started_world(tmp_path_factory.mktemp("process"), settings) as world:
         yield world
@@ -62,8 +62,7 @@ def test_conversations_answer_as_plain_vllm_does(process_world: World, pytestcon
     assert pytestconfig.cache is not None
     turns: list[Turn] = []
     for seed, tiers in enumerate((("device",), ("device", "cpu")), 20):
-        plan = Plan(ENGINE_PROCESS_CONVERSATIONS // 2, TURNS, longest_prompt_tokens=3000, cleared=tiers, seed=seed)
-        turns += asyncio.run(run(server.url, "demo", plan))
+        turns += asyncio.run(run(server.url, "demo", plan(ENGINE_PROCESS_CONVERSATIONS // 2, seed, tiers)))
     last = turns[TURNS - 1 :: TURNS]
     server.wait_until_idle()
     server.wait_until(lambda: server.segments("redis") >= server.segments("cpu") > 0, "all of it is in Redis", 60.0)

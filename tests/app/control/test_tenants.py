@@ -13,7 +13,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from starlette.datastructures import Headers
 
 from app.control import jobs as kv_jobs
-from app.gate.auth import from_this_machine, is_loopback, route_path
+from app.gate.auth import from_this_machine, route_path
+from app.gate.bound_host import is_loopback
 from deployments.protocol.families import labelled
 from kvmanager.segments.keys import tenant_tag
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 from fake_backend import FakeReplicas, backend
 from fastapi.routing import APIRoute
@@ -11,6 +12,7 @@ from ingress_server import FINGERPRINT, SECRET, settings_with
 from app import document
 from app.gate.auth import METRICS, OPEN_PATHS
 from app.ingress import create_app
+from app.openai import openapi_schema
 from app.page.files import PATHS as PAGE
 
 
@@ -35,6 +37,19 @@ def test_every_route_is_described_with_its_answers(server, vllm_config):
             assert "422" not in answers
             assert ("401" in answers) == (path not in OPEN_PATHS - {METRICS}) == ("security" in operation)
             assert ("415" in answers) == ("requestBody" in operation)
+
+
+def test_it_is_made_once_and_when_somebody_asks_first(start, monkeypatch):
+    made, schema = [], {"info": {"title": "", "description": "", "version": ""}, "paths": {}, "components": {}}
+    monkeypatch.setattr(openapi_schema, "describe", lambda *of: made.append(of) or schema)
+    server = start()
+    with server.http() as client:
+        assert client.get("/health").status_code == 200
+        assert made == []
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(client.get, ("/openapi.json", "/docs") * 4))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len(made) == 1
 
 
 def test_it_can_be_read_without_a_key_and_without_the_internet(start):

@@ -1,0 +1,77 @@
+"""How a running server is asked for its metrics."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import psutil
+import pytest
+
+from load_tests.harness import running_server
+from load_tests.harness.running_server import RunningServer, ServerError
+
+METRICS = """\
+# HELP crosskv_tier_segments How many.
+# TYPE crosskv_tier_segments gauge
+crosskv_tier_segments{tier="cpu",node="a"} 3.0
+crosskv_tier_segments{tier="cpu",node="b"} 4.0
+crosskv_tier_segments{tier="redis"} 5.0
+# TYPE crosskv_tier_segments_lost counter
+crosskv_tier_segments_lost_total{tier="cpu"} 70.0
+# TYPE crosskv_degradations counter
+crosskv_degradations_total{kind="fetch_late"} 2.0
+crosskv_degradations_total{kind="redis_late"} 1.0
+crosskv_degradations_total{kind="manager_slow"} 9.0
+"""
+
+
+@pytest.fixture
+def server() -> RunningServer:
+    client = httpx.Client(transport=httpx.MockTransport(lambda request: httpx.Response(200, text=METRICS)))
+    return RunningServer("http://nowhere", 1, Path(), psutil.Process(os.getpid()), Path(), client)
+
+
+def test_a_metric_is_the_sum_of_what_has_its_very_name_and_the_labels(server: RunningServer) -> None:
+    assert server.metric("crosskv_tier_segments", tier="cpu") == server.segments("cpu") == 7
+    assert server.metric("crosskv_tier_segments") == 12
+    assert server.metric("crosskv_tier_segments_lost_total") == 70
+    assert server.late_loads() == 3
+
+
+@pytest.mark.parametrize(("name", "labels"), [("crosskv_tier", {}), ("crosskv_tier_segments", {"tier": "device"})])
+def test_what_is_not_there_is_no_zero(server: RunningServer, name: str, labels: dict[str, str]) -> None:
+    with pytest.raises(ServerError, match=name):
+        server.metric(name, **labels)
+
+
+def test_what_is_waited_for_is_asked_for_ever_more_seldom(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, asked = [0.0], []
+    monkeypatch.setattr(running_server, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: wait(s)))
+
+    def wait(seconds: float) -> None:
+        now[0] += seconds
+
+    def comes_late() -> bool:
+        asked.append(now[0])
+        if len(asked) == 2:
+            raise httpx.ConnectError("not yet")
+        return now[0] > 25
+
+    server.wait_until(comes_late, "it", deadline_s=30.0)
+    pauses = [later - earlier for earlier, later in pairwise(asked)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] < 0.2
+    assert pauses[-1] == pauses[-2] == 1.0
+    with pytest.raises(ServerError, match=r"not within 30\.0 s: never"):
+        server.wait_until(lambda: False, "never", deadline_s=30.0)
+
+
+def test_all_samples_are_there_where_no_name_is_given(server: RunningServer) -> None:
+    assert len(server.metrics()) == 7
+    assert server.metrics("crosskv_degradations", "crosskv_tier_segments_lost") == server.metrics()[3:]
