@@ -1,9 +1,9 @@
 """Streams that leave a replica short of KV for one that has room: which, where to, and when.
 
-After Llumnix (Sun et al., *Dynamic Scheduling for Large Language Model Serving*, OSDI 2024): a router knows neither how
-long answers will be nor who will hold what, so one replica comes to preempt while another has room. A replica is *short*
-when what its running requests hold, and what the head of its queue waits for, is `SHORT_SHARE` of its pool. After
-`SHORT_REPORTS` reports that say so it gives the longest stream that fits elsewhere to the replica with the most room.
+After Llumnix (Sun et al., *Dynamic Scheduling for Large Language Model Serving*, OSDI 2024). A router does not know how
+long answers will be, so one replica comes to preempt while another has room. A replica is *short* when what its running
+requests hold, and what the head of its queue waits for, is `SHORT_SHARE` of its pool. After `SHORT_REPORTS` reports
+that say so it gives the longest stream that fits elsewhere to the replica with the most room.
 
 Invariants, in any sequence of calls:
 

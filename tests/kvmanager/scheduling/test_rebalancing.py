@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -286,4 +287,4 @@ def test_whatever_changes_moves_are_bounded_and_no_target_is_overfilled(
         given_by[move.stream.replica].append(now)
     assert all(len(times) <= MOST_MOVES for times in at.values())
     for times, least in ((at, STAY_S), (taken, SETTLE_S), (given_by, SHORT_REPORTS * REPORT_S)):
-        assert all(later - now >= least for each in times.values() for now, later in zip(each, each[1:], strict=False))
+        assert all(later - now >= least for each in times.values() for now, later in pairwise(each))
