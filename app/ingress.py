@@ -26,6 +26,7 @@ from app.backend.health import health_router
 from app.backend.protocols import Backend
 from app.continuation import routes as continuation_api
 from app.continuation.handover import Handovers
+from app.continuation.rebalancing import StreamRebalancing
 from app.continuation.routes import requests_router
 from app.control import api as control_api
 from app.control import diverge as kv_diverge
@@ -152,7 +153,13 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        rebalancing = None
+        if settings.routing.rebalance_streams:
+            streams = StreamRebalancing(engine.live, backend.replicas, settings.block_size_tokens)
+            rebalancing = asyncio.get_running_loop().create_task(streams.run())
         yield
+        if rebalancing is not None:
+            rebalancing.cancel()
         engine.shutdown()
         if engine.traces is not None:
             await asyncio.to_thread(engine.traces.close)

@@ -122,6 +122,11 @@ class RoutingSettings(Section):
     decode_weight: float = Field(
         1.0, ge=0, description="Prefill tokens that one KV block held by a running request costs a replica."
     )
+    rebalance_streams: bool = Field(
+        False,
+        description="Move long streams from a replica that is short of KV to one that has room (Llumnix). The client "
+        "sees a pause; tokens stay the same.",
+    )
 
 
 class ReplicaBounds(Section):

@@ -225,6 +225,7 @@ class Settings(Section):
         self._check_lengths()
         self._check_waits()
         self._check_roles()
+        self._check_rebalancing()
         self._check_redis()
         self._check_budgets()
         self._check_quotas()
@@ -300,6 +301,20 @@ class Settings(Section):
             raise ValueError(
                 "roles: KV is handed over through the CPU tier, which is off (kv.enabled, kv.cpu_tier_bytes); turn it "
                 "on, or set both roles to 0"
+            )
+
+    def _check_rebalancing(self) -> None:
+        if not self.routing.rebalance_streams:
+            return
+        if not self.kv.enabled:
+            raise ValueError(
+                "routing.rebalance_streams: without shared KV (kv.enabled) a stream that moves is computed anew; turn "
+                "that on, or this off"
+            )
+        if not self.http.resume_most_tokens:
+            raise ValueError(
+                "routing.rebalance_streams: no stream can be moved while http.resume_most_tokens is 0; raise that, or "
+                "turn this off"
             )
 
     def _check_redis(self) -> None:

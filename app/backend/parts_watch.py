@@ -12,6 +12,7 @@ from app.backend.protocols import HealthReport
 from configs.settings import Settings
 from deployments.protocol.manager_client import DIRECTIVES_WAIT_S, ManagerClient, ManagerUnavailableError
 from kvmanager.scaling.wanted import WantedReplicas
+from kvmanager.scheduling.rebalancing import KVReport
 
 PARTS_EVERY_S = 1.0
 PARTS_ANSWER_S = 2.0
@@ -31,6 +32,10 @@ class PartsWatch:
         """By the replica's unique name, as last heard: the manager may be gone while replicas are not."""
         self.silence_s: Mapping[str, float] = {}
         """By name, the seconds that a replica had not reported for."""
+        self.roles: Mapping[str, str] = {}
+        """By name, as last heard; empty without roles."""
+        self.kv: Mapping[str, KVReport] = {}
+        """By name, what a replica last said of its device pool."""
         self.cpu_tiers: int | None = None
         self.redis: Mapping[str, Any] | None = None
         self.scaling: Mapping[str, Any] = {}
@@ -46,6 +51,7 @@ class PartsWatch:
         if replicas:  # a manager that has just started knows nobody yet
             self.ranks = {name: rank for name, (rank, _) in replicas.items()}
         self.silence_s = {name: silence_s for name, (_, silence_s) in replicas.items()}
+        self.roles, self.kv = parts.get("roles") or {}, parts.get("kv") or {}
         self.cpu_tiers, self.redis, self.error = len(parts["cpu_tiers"]), parts.get("redis"), ""
         self.scaling = parts.get("scaling") or {}
 
@@ -55,7 +61,7 @@ class PartsWatch:
                 self.hear(await self._manager.ask("parts", timeout_s=PARTS_ANSWER_S))
             except ManagerUnavailableError as error:
                 self.silence_s, self.cpu_tiers, self.redis, self.error = {}, None, None, str(error)
-                self.scaling = {}
+                self.scaling, self.kv = {}, {}
             await asyncio.sleep(PARTS_EVERY_S)
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from app.metrics.parts import MetricsSource
 from deployments.protocol.wire import GenerateRequest
+from kvmanager.routing.roles import Phase
+from kvmanager.scheduling.rebalancing import KVReport
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -43,6 +45,18 @@ class ReplicaHandle(Protocol):
 
     def rank_of(self, replica: str) -> int | None:
         """The number of the replica with this unique name; None when not known."""
+        ...
+
+    def named(self, rank: int) -> str | None:
+        """The unique name of the replica with this number, perhaps of one that is being stopped; None: of none."""
+        ...
+
+    def why_not_to(self, replica: str, phase: Phase) -> str | None:
+        """Why a request of this phase cannot be sent to the replica with this unique name, in words; None: it can."""
+        ...
+
+    def kv_reports(self) -> Mapping[str, KVReport]:
+        """What the replicas that can be sent to last said of their device pools, by unique name, as far as known."""
         ...
 
     def lacking_tokens(self, request: GenerateRequest) -> int | None:

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import contextvars
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import Metric
 
 from app.backend.manager_control import ManagerControl
 from app.backend.merged_outputs import merged
-from app.backend.parts_watch import PartsWatch, health_probe
+from app.backend.parts_watch import SILENT_S, PartsWatch, health_probe
 from app.backend.protocols import Backend
 from app.backend.replica_call import ReplicaCall, is_cancelled
 from app.backend.replica_errors import replica_gone
@@ -28,6 +28,8 @@ from deployments.protocol.wire import GenerateRequest, PinnedCall, Progress
 from deployments.router.decode_view import DecodeView, decode_view
 from deployments.router.metrics import router_families
 from deployments.router.running_replicas import RunningReplicas, running_replicas
+from kvmanager.routing.roles import Phase, fit_for
+from kvmanager.scheduling.rebalancing import KVReport
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -128,6 +130,30 @@ class ServeReplicas:
     def rank_of(self, replica: str) -> int | None:
         """See `app.backend.protocols.ReplicaHandle`."""
         return self._parts.ranks.get(replica) if self._parts.ranks else None
+
+    def named(self, rank: int) -> str | None:
+        """See `app.backend.protocols.ReplicaHandle`."""
+        living = self.living() or frozenset()
+        names = [name for name, has in self._parts.ranks.items() if has == rank]
+        return max(names, key=lambda name: name in living, default=None)  # a successor has its number at once
+
+    def why_not_to(self, replica: str, phase: Phase) -> str | None:
+        """See `app.backend.protocols.ReplicaHandle`."""
+        living = self.living() or frozenset()
+        if replica not in living:
+            return "it is being stopped, or is gone"
+        if replica not in fit_for(sorted(living), phase, self._parts.roles):
+            return f"its role is {self._parts.roles[replica]}"
+        return None
+
+    def kv_reports(self) -> Mapping[str, KVReport]:
+        """See `app.backend.protocols.ReplicaHandle`."""
+        living, silence_s = self.living() or frozenset(), self._parts.silence_s
+        return {
+            name: report
+            for name, report in self._parts.kv.items()
+            if name in living and silence_s.get(name, math.inf) < SILENT_S
+        }
 
     def lacking_tokens(self, request: GenerateRequest) -> int | None:
         """See `app.backend.protocols.ReplicaHandle`."""

@@ -22,10 +22,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
+from kvmanager.scheduling.rebalancing import to_come
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
+_UNBOUNDED = 2**31
 ROOM_TO_MOVE = 64
 """Tokens that may come between an order to move a stream and its end where it is."""
 
@@ -96,9 +98,17 @@ class Answered:
         """Why it may not be taken from a replica that is well; None: it may."""
         if not self.streams:
             return "it is not streamed, and would begin anew"
+        if self.leaves:
+            return "it is leaving its replica already"
         if self.num_tokens + ROOM_TO_MOVE > self._most_tokens:
             return f"its answer is longer than http.resume_most_tokens ({self._most_tokens}) allows"
         return self.why_not()
+
+    @property
+    def to_come(self) -> int:
+        """Tokens that it is expected to have yet."""
+        most = self._request.sampling_params.max_tokens or _UNBOUNDED
+        return to_come(self._request.predicted_tokens, self.num_tokens, most)
 
     @property
     def tokens(self) -> list[int]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from app.continuation.answered import Answered
+from deployments.protocol.wire import Progress
+from kvmanager.routing.roles import Phase
 
 _OF_SEVERAL_PROMPTS = re.compile(r"(cmpl-.*)-\d+|(resp_.*)_\d+")
 
@@ -21,6 +23,8 @@ class Movable(Protocol):
     """The attempts at one prompt: `app.openai.retries.Attempts`."""
 
     answered: Answered
+    progress: Progress
+    """Of the attempt under way."""
 
     @property
     def replica(self) -> str:
@@ -32,8 +36,13 @@ class Movable(Protocol):
         """How often it went on elsewhere."""
         ...
 
-    def leave(self, reason: str) -> None:
-        """End the attempt under way, and go on elsewhere."""
+    @property
+    def phase(self) -> Phase:
+        """What it goes on as elsewhere."""
+        ...
+
+    def leave(self, reason: str, target: str = "") -> None:
+        """End the attempt under way, and go on elsewhere: at the replica with this unique name, or at any."""
         ...
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GracefulHTTPError
 
 from app.backend.protocols import ReplicaHandle
-from app.continuation.live import LiveRequests
+from app.continuation.live import LiveRequest, LiveRequests
 from app.gate.auth import require_admin
 from app.gate.json_route import JsonRoute
 from app.gate.request_context import current_request
@@ -27,9 +28,22 @@ PATHS = frozenset({PREFIX})
 
 ACCEPTED: Any = {"status_code": HTTPStatus.ACCEPTED, "response_model": dict[str, Any]}
 _REFUSED: dict[int | str, dict[str, Any]] = {
-    HTTPStatus.NOT_FOUND.value: {"model": ErrorResponse, "description": "No live request has this id."},
+    HTTPStatus.NOT_FOUND.value: {
+        "model": ErrorResponse,
+        "description": "No live request has this id, or no replica this number.",
+    },
     HTTPStatus.CONFLICT.value: {"model": ErrorResponse, "description": "It cannot be moved; the sentence says why."},
 }
+
+
+class MoveStreamBody(BaseModel):
+    """Body of POST /api/v1/requests/{request_id}/move."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    replica: Annotated[int, Field(ge=0, lt=100_000, strict=True)] | None = Field(
+        None, description="The number of the replica where it goes on. Empty: the router chooses."
+    )
 
 
 class NotMovedError(GracefulHTTPError):
@@ -55,10 +69,11 @@ def requests_router(
         return {"requests": [one.report(replicas.rank_of) for one in live.all()]}
 
     @router.post("/{request_id}/move", **ACCEPTED, responses=_REFUSED)
-    async def move(request_id: str) -> JSONResponse:
+    async def move(request_id: str, body: MoveStreamBody | None = None) -> JSONResponse:
         """Stop a stream at its replica, and go on with it at another one. For administrators.
 
-        `request_id` is the list's `id`, or the id that the client sees in its answer. The client sees a pause.
+        `request_id` is the list's `id`, or the id that the client sees in its answer. The client sees a pause. The body
+        may be left out. A replica that cannot be sent to any more when the stream has stopped is replaced by another.
         """
         require_admin(current_request().caller)
         found = live.find(request_id)
@@ -75,10 +90,26 @@ def requests_router(
             why = "there is no other replica"
         if why is not None:
             raise NotMovedError(f"The request cannot be moved: {why}.", HTTPStatus.CONFLICT)
+        wanted = body.replica if body is not None else None
+        target = "" if wanted is None else _target(replicas, one, wanted)
         source = replicas.rank_of(attempts.replica)
-        with audited(current_request().caller, "move_request", id=one.request_id, source=source):
-            attempts.leave(MOVED)
-        answer = {"id": one.request_id, "source": source, "tokens": attempts.answered.num_tokens}
+        with audited(current_request().caller, "move_request", id=one.request_id, source=source, target=wanted):
+            attempts.leave(MOVED, target)
+        answer = {"id": one.request_id, "source": source, "target": wanted, "tokens": attempts.answered.num_tokens}
         return JSONResponse(answer, status_code=HTTPStatus.ACCEPTED)
 
     return router
+
+
+def _target(replicas: ReplicaHandle, one: LiveRequest, rank: int) -> str:
+    """The unique name of the replica that a stream shall go on at. Raises NotMovedError where it cannot."""
+    name = replicas.named(rank)
+    if name is None:
+        raise NotMovedError(f"There is no replica {rank}.", HTTPStatus.NOT_FOUND)
+    if name == one.attempts.replica:
+        why: str | None = "the stream is there already"
+    else:
+        why = replicas.why_not_to(name, one.attempts.phase)
+    if why is not None:
+        raise NotMovedError(f"The request cannot be moved to replica {rank}: {why}.", HTTPStatus.CONFLICT)
+    return name

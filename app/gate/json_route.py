@@ -1,6 +1,6 @@
 """Routes that take a JSON body: it is read once, within bounds, before FastAPI and vLLM validate it.
 
-The bounds are in `app.state.request_bounds`.
+Where it may be left out, no body is none, whatever the headers say. The bounds are in `app.state.request_bounds`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class JsonRoute(APIRoute):
 
         async def handle_bounded(request: Request) -> Response:
             bounded = BoundedRequest(request.scope, request.receive)
-            if self.body_field is not None:
+            if self.body_field is not None and (self.body_field.field_info.is_required() or await bounded.body()):
                 _require_plain_json(request)
                 bounds: RequestBounds = request.app.state.request_bounds
                 bounded.bounded = bounds.read(await bounded.body())

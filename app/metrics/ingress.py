@@ -85,7 +85,8 @@ class IngressMetrics:
             self.retried.labels(reason)
         self.resumed = Counter(
             "crosskv_resumed_prompts",
-            "Streams that went on at another replica; `moved` by hand, `drained`: Serve stops theirs.",
+            "Streams that went on at another replica; `moved` by hand, `drained`: Serve stops theirs, `rebalanced`: "
+            "theirs was short of KV.",
             ["reason"], registry=registry,
         )  # fmt: skip
         for reason in GONE_REASONS + VOLUNTARY:

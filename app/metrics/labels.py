@@ -5,8 +5,9 @@ ENGINE_DEAD, UNREACHABLE, PROCESS_GONE, STOPPED = GONE_REASONS = (
 )  # fmt: skip
 """Why a replica could not answer (`app.backend.replica_errors`)."""
 
-MOVED, DRAINED = VOLUNTARY = "moved", "drained"
-"""Why a stream left a replica that was well: an administrator's word, or because Serve stops it."""
+MOVED, DRAINED, REBALANCED = VOLUNTARY = "moved", "drained", "rebalanced"
+"""Why a stream left a replica that was well: an administrator's word, because Serve stops it, or for it is short of
+KV."""
 
 HANDED_OVER, HANDOVER_WHOLE, HANDOVER_NOT_NEEDED, HANDOVER_FAILED = HANDOVERS = "done", "whole", "ended", "failed"
 """What became of a prompt that could be handed over: it was; it stayed whole, for less is lost so; its answer ended

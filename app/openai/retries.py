@@ -40,6 +40,7 @@ from app.metrics.ingress import IngressMetrics
 from app.metrics.labels import DRAINED, ENGINE_DEAD, HANDED_OVER, PROCESS_GONE, VOLUNTARY
 from app.openai.suspects import Digest, Suspects, Turn, Verdict
 from deployments.protocol.wire import GenerateRequest, Progress
+from kvmanager.routing.roles import Phase
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +90,8 @@ class Attempts:
         self._digest = prompt_digest(request)
         self._name_blocks = name_blocks
         self._leaving: str | None = None
+        self._prefer = ""
+        """The unique name of the replica that it leaves for; empty: the router's choice."""
         self._aborting: asyncio.Task[None] | None = None
         self._sent = 0
         self._handover: Handover | None = handovers.begin(request) if handovers is not None else None
@@ -112,13 +115,19 @@ class Attempts:
             return 0.0
         return (self._handover.routed if self._handover is not None else 0.0) or self.progress.routed
 
-    def leave(self, reason: str) -> None:
+    @property
+    def phase(self) -> Phase:
+        """What it goes on as where it leaves its replica."""
+        return "decode" if self._handover is not None else ""
+
+    def leave(self, reason: str, target: str = "") -> None:
         """End the attempt under way and go on elsewhere, although its replica is well.
 
-        Nothing happens to what cannot be moved (`Answered.why_not_moved`), or has no replica yet.
+        `target`: the unique name of the replica where it goes on if that can be sent to by then; empty: the router
+        chooses. Nothing happens to what cannot be moved (`Answered.why_not_moved`), or has no replica yet.
         """
         if self._leaving is None and self.replica and self.answered.why_not_moved() is None:
-            self._leaving, self.answered.leaves = reason, True
+            self._leaving, self._prefer, self.answered.leaves = reason, target, True
             self._aborting = asyncio.get_running_loop().create_task(self._replicas.abort(self.request_id))
 
     async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
@@ -266,13 +275,15 @@ class Attempts:
         if self.answered.num_tokens:
             tokens = [*request.prompt_token_ids, *self.answered.tokens]
             request = self.answered.continuation(*await self._name_blocks(tokens))
+        prefer, self._prefer = self._prefer, ""
         self._leaving, self.answered.leaves = None, False
         self.progress = Progress(on_drain=lambda: self.leave(DRAINED))
         attempt = dataclasses.replace(
             request,
             request_id=self.request_id,
             sampling_params=copy.deepcopy(request.sampling_params),
-            avoid=avoid,
+            avoid=tuple(name for name in avoid if name != prefer),
+            prefer=prefer,
             waited_s=time.monotonic() - self._arrived,
             progress=self.progress,
         )

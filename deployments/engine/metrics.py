@@ -20,6 +20,7 @@ POOL_TEXTS = {
     "blocks": "KV blocks of the device pool, one of vLLM's own among them.",
     "free_blocks": "KV blocks that no request holds; what they cache may be found again.",
     "cached_blocks": "KV blocks that a prompt could find.",
+    "wanted_blocks": "KV blocks that the requests at the head of the engine's queue wait for; 0: they fit.",
 }
 _CIRCUIT_STATES = {"closed": 0, "half_open": 1, "open": 2}
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ from deployments.protocol.kv_port import (
 )
 from deployments.protocol.log_lines import CLIENT_REQUEST
 from deployments.protocol.wire import GenerateRequest
+from kvmanager.scheduling.rebalancing import KVReport
 from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.keys import EXACT, TOLERANT, sparse_salt
 
@@ -242,6 +244,14 @@ class EngineRoom:
         usage = await self._service.usage()
         blocks = usage["blocks"] - 1  # vLLM keeps one for itself, the null block
         return 1.0 - usage["free_blocks"] / blocks if blocks > 0 else None
+
+    async def kv_report(self) -> KVReport | None:
+        """What the device pool holds, for whoever moves streams; None without KV reuse: a move would compute anew."""
+        if self._service is None:
+            return None
+        usage = await self._service.usage()
+        blocks = usage["blocks"] - 1  # vLLM's null block
+        return KVReport(time.monotonic(), blocks, blocks - usage["free_blocks"], usage["wanted_blocks"])
 
     async def saved(self, within_s: float) -> bool:
         """Return when all saves started by now have ended, at the latest after `within_s`: whether they have."""

@@ -30,6 +30,7 @@ from deployments.engine.pool.events import PlacementPublisher
 from deployments.engine.pool.hotness_queue import order_by_hotness, order_by_recency
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.engine.scheduling.steps import steps_of
+from deployments.engine.scheduling.wanted_blocks import wanted_blocks
 from deployments.engine.sparse.kept_slots import KeptSlots
 from deployments.engine.sparse.opening import opener, sparse_coding
 from deployments.engine.sparse.presenter import SparsePresenter
@@ -195,11 +196,13 @@ class KVReuse:
 
         self.kept = self._scheduler_side.kept
         self.kept.control = self.control
-        self.usage = self.control.usage()
-        """`pool_usage` at the end of the engine's last step: for anyone to read, at once, whatever the engine does."""
+        self.usage = {**self.control.usage(), "wanted_blocks": 0}
+        """`pool_usage` at the end of the engine's last step, and what its queue waits for: for anyone to read, at once,
+        whatever the engine does."""
 
         def note_usage() -> None:
-            self.usage = self.control.usage()
+            usage = self.control.usage()
+            self.usage = {**usage, "wanted_blocks": wanted_blocks(scheduler, usage["free_blocks"])}
 
         def attach() -> None:
             thread.on_turn = note_usage

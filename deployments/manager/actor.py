@@ -48,6 +48,7 @@ from kvmanager.moves.chunk_fills import ChunkFills
 from kvmanager.moves.directives import evict
 from kvmanager.moves.saves import Offer
 from kvmanager.routing.roles import RoleBook, RoleShares
+from kvmanager.scheduling.rebalancing import KVReport
 from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.forms import DENSE
 from kvmanager.segments.keys import BlockHash, SegmentKey
@@ -206,7 +207,7 @@ class KVManagerActor(PeopleCalls):
             self._loads.report(time.monotonic(), replica, samples)
 
     async def take_directives(
-        self, replica: str, wait_s: float, rank: int | None = None
+        self, replica: str, wait_s: float, rank: int | None = None, kv: KVReport | None = None
     ) -> list[dict[str, Any]] | None:
         """The directives for a replica, as soon as there are any; None: not registered, register first.
 
@@ -215,7 +216,7 @@ class KVManagerActor(PeopleCalls):
         seat = self._replicas.get(replica)
         if seat is None:
             return None
-        seat.last_seen = time.monotonic()
+        seat.last_seen, seat.kv = time.monotonic(), kv
         if rank is not None and rank != seat.rank:
             seat.rank = rank
             self._watch.wake()

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvmanager.scheduling.rebalancing import KVReport
+
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 30.0
@@ -33,6 +35,8 @@ class ReplicaSeat:
     directives: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
     drains: bool = False
     """Serve sends it nothing more: it ends when it has answered what it has."""
+    kv: KVReport | None = None
+    """What it last said of its device pool."""
 
     async def take(self, wait_s: float) -> list[dict[str, Any]]:
         """What it has to do, as soon as there is anything; empty: nothing in time."""

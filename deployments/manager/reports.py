@@ -90,6 +90,8 @@ class Reports:
         now = time.monotonic()
         return {
             "replicas": {name: (seat.rank, now - seat.last_seen) for name, seat in self._replicas.items()},
+            "roles": self._roles.roles,
+            "kv": {name: seat.kv for name, seat in self._replicas.items() if seat.kv is not None},
             "cpu_tiers": sorted(self._tiers.cpu),
             "redis": self._tiers.redis_report(),
             "scaling": self.scaling.report(now),

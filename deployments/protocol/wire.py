@@ -122,8 +122,9 @@ class GenerateRequest:
     `phase`: of a request that prefills here and decodes elsewhere. `store_within_s`: one that ends with its first token
     and goes on elsewhere gives that token at once, and its end when its KV is stored, or so much later; 0: as one.
     `client_request_id`: what the client of its HTTP request is told as `x-request-id`, for lines of the log.
-    `avoid` are unique names of replicas that are not chosen while there are others. `waited_s`: since it arrived at the
-    ingress, when it was sent; seconds, because clocks differ.
+    `avoid` are unique names of replicas that are not chosen while there are others. `prefer`: the unique name of one
+    that is chosen if it can be; empty: none. `waited_s`: since it arrived at the ingress, when it was sent; seconds,
+    because clocks differ.
     """
 
     request_id: str
@@ -145,6 +146,7 @@ class GenerateRequest:
     phase: Phase = ""
     store_within_s: float = 0.0
     avoid: tuple[str, ...] = ()
+    prefer: str = ""
     waited_s: float = 0.0
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] | None = None

@@ -69,7 +69,7 @@ class ManagerLink:
         while True:
             try:
                 directives = await self._manager.ask(
-                    "take_directives", self._name, DIRECTIVES_WAIT_S, self._rank(),
+                    "take_directives", self._name, DIRECTIVES_WAIT_S, self._rank(), await self._room.kv_report(),
                     timeout_s=DIRECTIVES_WAIT_S + MANAGER_ANSWER_S,
                 )  # fmt: skip
                 if directives is None or await self._room.untold():

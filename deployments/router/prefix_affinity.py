@@ -125,7 +125,7 @@ class PrefixAffinityRouter(RequestRouter):
         hits = self._with_in_flight(request, found)
         order = self._state.rank(names, hits, request.num_tokens, now, request.phase)
         failed = request.progress.failed
-        order.sort(key=lambda name: name in failed)  # stable
+        order.sort(key=lambda name: (name in failed, name != request.prefer))  # stable
         # Between this choice and `on_request_routed` Serve may ask the replica how many requests it has. Prompts that
         # come meanwhile must not find it as idle as this one did.
         uncached, blocks = self._work(request, hits[order[0]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,8 @@ from vllm.sampling_params import RequestOutputKind
 
 from app.backend.protocols import Backend, HealthReport
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
-from kvmanager.routing.roles import fit_for
+from kvmanager.routing.roles import Phase, fit_for
+from kvmanager.scheduling.rebalancing import KVReport
 
 Script = Callable[[GenerateRequest], AsyncIterator[RequestOutput]]
 
@@ -97,12 +99,16 @@ class FakeReplicas:
     lacking: int | None = None
     """Of every prompt at the best decode replica; None: there are no roles."""
     roles: Mapping[str, str] = field(default_factory=dict)
+    stopped: Collection[str] = ()
+    """Names of those that are being stopped; they are not chosen."""
+    kv: Mapping[str, KVReport] = field(default_factory=dict)
     _abort: dict[str, asyncio.Event] = field(default_factory=dict)
 
     def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
         self.requests.append(request)
-        names = fit_for([name for name in self.names if name not in request.avoid], request.phase, self.roles)
-        request.progress.replica = (names or list(self.names))[0]
+        names = [name for name in self.names if name not in request.avoid and name not in self.stopped]
+        names = sorted(fit_for(names, request.phase, self.roles), key=lambda name: name != request.prefer)
+        request.progress.replica, request.progress.routed = (names or list(self.names))[0], time.monotonic()
         return self._until_aborted(request.request_id, self.script(request))
 
     async def _until_aborted(
@@ -133,6 +139,17 @@ class FakeReplicas:
 
     def rank_of(self, replica: str) -> int | None:
         return self.names.index(replica) if replica in self.names else None
+
+    def named(self, rank: int) -> str | None:
+        return self.names[rank] if rank < len(self.names) else None
+
+    def why_not_to(self, replica: str, phase: Phase) -> str | None:
+        if replica in self.stopped:
+            return "it is being stopped"
+        return None if replica in fit_for(self.names, phase, self.roles) else "its role is another"
+
+    def kv_reports(self) -> Mapping[str, KVReport]:
+        return self.kv
 
     def lacking_tokens(self, request: GenerateRequest) -> int | None:
         return self.lacking

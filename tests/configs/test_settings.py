@@ -47,6 +47,12 @@ def load(model_folder: Path) -> Any:
         ({"roles": {"prefill": -1, "decode": 3}}, "roles.prefill", "greater than or equal to 0"),
         ({"roles": {"prefill": 1, "decode": 1}, "kv": {"enabled": False}}, "roles", "set both roles to 0"),
         ({"roles": {"prefil": 1}}, "roles.prefil", "roles.prefill"),
+        ({"routing": {"rebalance_streams": True}, "kv": {"enabled": False}}, "routing.rebalance_streams", "kv.enabled"),
+        (
+            {"routing": {"rebalance_streams": True}, "http": {"resume_most_tokens": 0}},
+            "routing.rebalance_streams",
+            "resume_most_tokens is 0",
+        ),
         ({"replicas": "two"}, "replicas", "integer"),
         ({"replicas": True}, "replicas", "integer"),
         ({"replicas": 1.5}, "replicas", "integer"),

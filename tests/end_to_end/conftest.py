@@ -18,7 +18,8 @@ def _started_without_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """The server that most tests share, and how it did before Redis took its password."""
     http = {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64}
     kv = {"lease_s": 2.0, "save_deadline_s": 8.0}  # what is lost is free after so long, and the tests wait for that
-    settings = {"dtype": "float32", "http": http, "kv": kv}
+    routing = {"rebalance_streams": True}
+    settings = {"dtype": "float32", "http": http, "kv": kv, "routing": routing}
     with started_world(tmp_path_factory.mktemp("server"), settings, redis_password="another") as world:
         seen = look(world.server)
         world.redis.change_password()

@@ -82,7 +82,7 @@ class ReuseService:
         await asyncio.to_thread(self._port.look_after_tier)
 
     async def usage(self) -> dict[str, int]:
-        """Blocks of the device pool, all and free among them, as of the engine's last step."""
+        """Blocks of the device pool, all and free and wanted among them, as of the engine's last step."""
         return dict(self._reuse.usage)
 
     async def families(self) -> list[Metric]:

@@ -21,6 +21,7 @@ from configs.settings import load_settings
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.protocol.wire import GenerateRequest, PinnedCall
 from deployments.router.running_replicas import RunningReplicas, running_replicas
+from kvmanager.scheduling.rebalancing import KVReport
 
 
 class FakeManager:
@@ -103,6 +104,50 @@ class Actor:
 
     def _get_local_state(self) -> Any:
         return self.state
+
+
+def test_a_number_names_the_replica_that_can_be_sent_to_and_roles_and_drains_say_why_not() -> None:
+    async def check() -> None:
+        running = RunningReplicas()
+        running.tell({"old": Actor(), "a": Actor(), "b": Actor()})
+        parts: Any = SimpleNamespace(ranks={"old": 1, "a": 1, "b": 0, "c": 2}, roles={"a": "prefill", "b": "decode"})
+        replicas = ServeReplicas(FakeHandle(None), parts, running)  # type: ignore[arg-type]
+        running.tell({"a": Actor(), "b": Actor()})
+        assert [replicas.named(rank) for rank in (0, 1, 2, 3)] == ["b", "a", "c", None]
+        assert replicas.why_not_to("c", "") == replicas.why_not_to("old", "") == "it is being stopped, or is gone"
+        assert [replicas.why_not_to(name, "") for name in ("a", "b")] == [None, None]
+        assert replicas.why_not_to("a", "decode") == "its role is prefill"
+        assert replicas.why_not_to("b", "decode") is None
+        parts.roles = {"a": "prefill", "b": "prefill"}
+        assert replicas.why_not_to("a", "decode") is None, "nobody has the role"
+
+    asyncio.run(check())
+
+
+def test_reports_count_of_replicas_that_live_and_spoke_lately() -> None:
+    async def check() -> None:
+        running, kv = RunningReplicas(), {name: KVReport(1.0, 100, 50) for name in ("a", "b", "gone", "unheard")}
+        running.tell({"a": Actor(), "b": Actor(), "unheard": Actor()})
+        parts: Any = SimpleNamespace(ranks={}, kv=kv, silence_s={"a": 0.5, "b": SILENT_S + 1, "gone": 0.5})
+        replicas = ServeReplicas(FakeHandle(None), parts, running)  # type: ignore[arg-type]
+        assert replicas.kv_reports() == {"a": kv["a"]}
+
+    asyncio.run(check())
+
+
+def test_what_is_heard_of_the_pools_is_forgotten_with_the_manager() -> None:
+    async def check() -> None:
+        said = {**ALL_WELL, "roles": {"a": "decode"}, "kv": {"a": KVReport(1.0, 100, 50)}}
+        manager = FakeManager(said)
+        watch = PartsWatch(manager)  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        assert (watch.roles, watch.kv) == (said["roles"], said["kv"])
+        manager.parts, gone = None, PartsWatch(manager)  # type: ignore[arg-type]
+        gone.hear(said)
+        await asyncio.sleep(0.01)
+        assert (gone.roles, gone.kv) == (said["roles"], {})
+
+    asyncio.run(check())
 
 
 @pytest.mark.parametrize("words", [0, 2])

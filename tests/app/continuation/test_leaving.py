@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
+import ray.exceptions
 from fake_backend import FakeReplicas, Script, say
 from prometheus_client import CollectorRegistry
 from vllm.outputs import RequestOutput
@@ -15,7 +16,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from app.continuation.handover import Handovers
 from app.metrics.ingress import IngressMetrics
-from app.metrics.labels import MOVED
+from app.metrics.labels import DRAINED, MOVED, REBALANCED
 from app.openai.retries import Attempts
 from app.openai.suspects import Suspects
 from configs.sections import RolesSettings
@@ -70,6 +71,40 @@ def test_what_piled_up_while_it_was_told_to_leave_is_neither_lost_nor_said_again
                 one.leave(MOVED)
         assert said == ALL
         assert one.resumed == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize(("target", "came_to"), [("c", "c"), ("", "b"), ("gone", "b"), ("failed", "failed")])
+def test_it_goes_on_at_the_replica_that_it_was_told_to_or_else_at_any_and_only_that_once(
+    target: str, came_to: str
+) -> None:
+    async def script(request: GenerateRequest) -> AsyncIterator[RequestOutput]:
+        if request.progress.replica == "failed" and not request.resumed_tokens:
+            raise ray.exceptions.ActorDiedError
+        rest = ALL[len(request.resumed_tokens) :]
+        if len(request.resumed_tokens) > 1:
+            yield say(request, rest, "", finished=True)
+            return
+        yield say(request, rest[:1], "", finished=False)
+        await asyncio.Event().wait()
+
+    async def test() -> None:
+        one = attempts(script, most_tokens=170, names=("failed", "a", "b", "c"))
+        said: list[int] = []
+        async for output in one.outputs():
+            said += output.outputs[0].token_ids
+            if len(said) == 1:
+                one.leave(MOVED, target)
+                assert one.answered.why_not_moved() == "it is leaving its replica already"
+                one.leave(DRAINED, "a")
+            elif len(said) == 2:
+                one.leave(REBALANCED)
+        assert said == ALL
+        asked = one._replicas.requests  # type: ignore[attr-defined]
+        assert [request.progress.replica for request in asked[:3]] == ["failed", "a", came_to]
+        assert [request.prefer for request in asked] == ["", "", target, ""]
+        assert asked[-1].avoid == ("failed", came_to)
 
     run(test)
 

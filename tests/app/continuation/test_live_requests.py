@@ -88,9 +88,9 @@ def check_all_is_free(server: Server) -> None:
     wait_until(lambda: ingress() == {"state": "ok", "ongoing": 0, "waiting": 0})
 
 
-def move(server: Server, name: str, headers: dict[str, str] = ADMIN) -> Any:
+def move(server: Server, name: str, headers: dict[str, str] = ADMIN, **body: Any) -> Any:
     with server.http() as client:
-        return client.post(f"/api/v1/requests/{name}/move", headers=headers)
+        return client.post(f"/api/v1/requests/{name}/move", **{"headers": headers, **body})
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -104,7 +104,7 @@ def test_a_stream_is_moved_by_its_own_id_and_by_the_one_that_its_client_sees(sta
     assert (shown["tenant"], shown["replica"], shown["tokens"], shown["streamed"]) == ("one", 0, 1, True)
     assert (shown["not_movable"], shown["resumed"]) == (None, 0)
     answer = move(server, shown[by])
-    assert (answer.status_code, answer.json()) == (202, {"id": shown["id"], "source": 0, "tokens": 1})
+    assert (answer.status_code, answer.json()) == (202, {"id": shown["id"], "source": 0, "target": None, "tokens": 1})
     reading.result(30)
     assert (stream.text, stream.error) == (" one two three", "")
     first, second = replicas.requests
@@ -113,6 +113,49 @@ def test_a_stream_is_moved_by_its_own_id_and_by_the_one_that_its_client_sees(sta
     wait_until(lambda: listed(server) == [])
     assert move(server, shown["id"]).status_code == 404
     check_all_is_free(server)
+
+
+def test_a_stream_goes_on_at_the_replica_that_is_named(start, threads):
+    replicas = FakeReplicas(stay)
+    server = start(replicas, api_keys=KEYS)
+    stream, reading = begin(threads, server)
+    (shown,) = listed(server)
+    answer = move(server, shown["id"], json={"replica": 2})
+    assert (answer.status_code, answer.json()) == (202, {"id": shown["id"], "source": 0, "target": 2, "tokens": 1})
+    reading.result(30)
+    assert (stream.text, stream.error) == (" one two three", "")
+    assert [request.progress.replica for request in replicas.requests] == ["a", "c"]
+
+
+NO_TARGETS: list[tuple[dict[str, Any], int, str]] = [
+    ({"json": {"replica": 3}}, 404, "There is no replica 3."),
+    ({"json": {"replica": 0}}, 409, "there already"),
+    ({"json": {"replica": 1}}, 409, "it is being stopped"),
+    ({"json": {"replica": 10**9}}, 400, "replica"),
+    ({"json": {"replica": -1}}, 400, "replica"),
+    ({"json": {"replica": "1"}}, 400, "replica"),
+    ({"json": {"replica": True}}, 400, "replica"),
+    ({"json": {"replicas": 1}}, 400, "replicas"),
+    ({"json": []}, 400, ""),
+    ({"content": b"{", "headers": {"Content-Type": "application/json", **ADMIN}}, 400, "JSON"),
+    ({"content": b"replica=1"}, 415, "Content-Type"),
+]
+
+
+def test_a_target_that_cannot_be_is_refused_in_words_and_changes_nothing(start, threads):
+    replicas = FakeReplicas(stay, stopped=("b",))
+    server = start(replicas, api_keys=KEYS)
+    _, reading = begin(threads, server)
+    name = listed(server)[0]["id"]
+    answers = [move(server, name, **body) for body, _, _ in NO_TARGETS]
+    stranger = move(server, name, STRANGER, json={"replica": 2})
+    (shown,), (sent, aborted) = listed(server), (len(replicas.requests), list(replicas.aborted))
+    moved = move(server, name, json={"replica": None})
+    reading.result(30)
+    for (_, status, words), answer in zip(NO_TARGETS, answers, strict=True):
+        assert (answer.status_code, words in answer.json()["error"]["message"]) == (status, True), answer.text
+    assert (stranger.status_code, sent, aborted, shown["not_movable"]) == (403, 1, [], None)
+    assert moved.status_code == 202, "no replica in particular"
 
 
 def test_it_may_be_moved_back(start, threads):

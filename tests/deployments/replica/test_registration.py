@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,6 +21,7 @@ from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.replica import manager_link
 from deployments.replica.manager_link import ManagerLink
 from kvmanager.config import ManagerConfig
+from kvmanager.scheduling.rebalancing import KVReport
 
 BLOCKS = [bytes([number]) * 32 for number in range(8)]
 
@@ -55,6 +56,7 @@ class Engine:
         self.blocks = set(BLOCKS)
         self.after_reading: Callable[[], None] = lambda: None
         self.control = self.call = None
+        self.usage = {"blocks": 101, "free_blocks": 40, "cached_blocks": 0, "wanted_blocks": 7}
 
     def tell_device(self, tell: Callable[[list[bytes]], None]) -> Future[None]:
         done = Future[None]()
@@ -201,3 +203,28 @@ def test_a_replica_sees_to_its_nodes_tier_as_long_as_it_lives(replica: Any, monk
         assert threading.get_ident() not in looked, "it may block"
 
     replica(check)
+
+
+def test_the_manager_hears_with_every_poll_what_the_device_pool_holds(replica: Any) -> None:
+    async def check(client: Client, engine: Engine, start: Callable[[], ManagerLink]) -> None:
+        start()
+
+        async def report() -> KVReport | None:
+            told: Mapping[str, KVReport] = (await client.manager.parts())["kv"]
+            return told.get("replica")
+
+        while (first := await report()) is None:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.01)
+        assert (first.blocks, first.held, first.wanted) == (100, 60, 7), "vLLM keeps a block for itself"
+        engine.usage["free_blocks"] = 30
+        while (later := await report()) is None or later.held == first.held:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert (later.held, later.at > first.at) == (70, True)
+
+    replica(check)
+
+
+def test_a_replica_that_keeps_its_kv_to_itself_reports_none() -> None:
+    made: Any = object.__new__(EngineRoom)
+    made._service = None
+    assert asyncio.run(made.kv_report()) is None

@@ -299,6 +299,20 @@ def test_a_prompt_goes_to_a_replica_to_avoid_rather_than_nowhere(routed: Any) ->
     routed(check)
 
 
+def test_a_preferred_replica_comes_first_if_it_can_be_chosen(routed: Any) -> None:
+    async def check(routing: Routing) -> None:
+        blocks, failed = block_names(0, 20), FailedReplicas()
+        routing.hear(("dev+", "b", blocks), ("dev+", "a", blocks[:4]))
+        assert await routing.order(ask(blocks, 650, prefer="c")) == ["c", "b", "a"]
+        assert await routing.order(ask(blocks, 650, prefer="c", avoid=("b",))) == ["c", "a"]
+        assert await routing.order(ask(blocks, 650, prefer="c", avoid=("c",))) == ["b", "a"]
+        assert await routing.order(ask(blocks, 650, prefer="gone")) == ["b", "a", "c"]
+        failed.note("c")
+        assert await routing.order(ask(blocks, 650, prefer="c", progress=Progress(failed=failed))) == ["b", "a", "c"]
+
+    routed(check)
+
+
 def test_a_replica_that_has_just_failed_is_the_last_choice_of_others(routed: Any) -> None:
     async def check(routing: Routing) -> None:
         now = [0.0]

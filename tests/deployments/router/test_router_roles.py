@@ -40,6 +40,7 @@ def test_a_phase_goes_to_the_replicas_of_its_role(routed: Any) -> None:
         assert await routing.order(ask(blocks, 650, phase="decode")) == ["c", "b"], "the longer prefix is on a"
         assert await routing.order(ask(blocks, 650, phase="prefill")) == ["a"]
         assert (await routing.order(ask(blocks, 650)))[0] == "a"
+        assert await routing.order(ask(blocks, 650, phase="decode", prefer="a")) == ["c", "b"], "its role is another"
 
     routed(check)
 

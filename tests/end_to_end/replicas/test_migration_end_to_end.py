@@ -1,4 +1,7 @@
-"""A replica is killed under its streams, or a stream is moved by hand: each answer is the undisturbed one (float32)."""
+"""Streams whose replica is killed, or that are moved, by hand or for want of KV: each answer is the undisturbed one.
+
+In float32.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ def test_a_killed_replica_breaks_no_stream_and_changes_no_token(world: World, se
     server.wait_until(lambda: server.health()["status"] == "ok", "the replica is replaced", 90)
 
 
-def test_a_stream_that_is_moved_by_hand_says_what_it_would_have_said(server: RunningServer) -> None:
+def test_a_stream_that_is_moved_to_a_named_replica_says_what_it_would_have_said(server: RunningServer) -> None:
     server.wait_until(lambda: server.health()["status"] == "ok", "all is well", 90)
     (prompt, more), tokens = asked()[PROMPTS], 200
     (answer,) = asyncio.run(run_streams(server.url, "demo", [prompt], tokens, more))
@@ -85,7 +88,10 @@ def test_a_stream_that_is_moved_by_hand_says_what_it_would_have_said(server: Run
             running = asyncio.create_task(run_stream(client, "demo", stream, tokens, more))
             await stream.begun.wait()
             (shown,) = (await client.get("/api/v1/requests")).json()["requests"]
-            order = await client.post(f"/api/v1/requests/{shown['id']}/move")
+            url = f"/api/v1/requests/{shown['id']}/move"
+            refused = [await client.post(url, json={"replica": rank}) for rank in (shown["replica"], 9)]
+            assert [answer.status_code for answer in refused] == [409, 404]
+            order = await client.post(url, json={"replica": 1 - shown["replica"]})
             while (now := (await client.get("/api/v1/requests")).json()["requests"]) and not now[0]["resumed"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             await running
@@ -93,6 +99,48 @@ def test_a_stream_that_is_moved_by_hand_says_what_it_would_have_said(server: Run
 
     stream, shown, order = asyncio.run(moved())
     assert order.status_code == 202
-    assert order.json()["source"] == shown["replica"] != shown["at"]
+    assert order.json()["source"] == shown["replica"] == 1 - shown["at"]
     assert (stream.error, stream.ended, stream.tokens == answer.tokens) == ("", True, True)
     assert server.metric(RESUMED, reason="moved") == 1
+
+
+def test_a_long_stream_leaves_a_replica_that_is_short_of_kv_and_says_what_it_would_have_said(
+    server: RunningServer,
+) -> None:
+    server.wait_until(lambda: server.health()["status"] == "ok", "all is well", 90)
+    rng = Random(20)
+    prompt, *others = ([rng.randrange(100, 500) for _ in range(length)] for length in (1_000, *[2_000] * 3))
+    more, tokens = KINDS["seeded"], 2_000
+    (answer,) = asyncio.run(run_streams(server.url, "demo", [prompt], tokens, more))
+    moved = server.metric(RESUMED, reason="rebalanced")
+
+    async def crowded() -> tuple[Stream, int | None, int | None]:
+        async with httpx.AsyncClient(base_url=server.url, timeout=240) as client:
+
+            async def where() -> int | None:
+                """None: on its way, or ended."""
+                shown = (await client.get("/api/v1/requests")).json()["requests"]
+                return next((one["replica"] for one in shown if one["prompt_tokens"] == len(prompt)), None)
+
+            stream = Stream(prompt)
+            running = asyncio.create_task(run_stream(client, "demo", stream, tokens, more))
+            await stream.begun.wait()
+            source = at = await where()
+            # Requests that are pinned cannot move. With them the replica holds nine tenths of its blocks, and more.
+            there = {"X-CrossKV-Replica": str(source)}
+            async with httpx.AsyncClient(base_url=server.url, timeout=240, headers=there) as pinned:
+                crowd = [asyncio.create_task(run_stream(pinned, "demo", Stream(one), tokens)) for one in others]
+                while at in (source, None) and not running.done():
+                    await asyncio.sleep(0.1)
+                    at = await where()
+                for each in crowd:
+                    each.cancel()
+                await asyncio.gather(*crowd, return_exceptions=True)
+            await running
+            return stream, source, at
+
+    stream, source, at = asyncio.run(crowded())
+    assert {source, at} == {0, 1}
+    assert (stream.error, stream.ended, stream.tokens == answer.tokens) == ("", True, True)
+    assert server.metric(RESUMED, reason="rebalanced") == moved + 1
+    server.wait_until_idle()
