@@ -24,7 +24,12 @@ logger = logging.getLogger(__name__)
 
 HEADER = "x-request-id"
 LONGEST_REQUEST_ID = 256  # bytes: vLLM repeats it in every event of a stream
+LONGEST_ECHOED = 64
+"""Characters of a client's id that go into the one that replicas know, for reading logs."""
 _PRINTABLE = re.compile(rf"[!-~]{{1,{LONGEST_REQUEST_ID}}}")
+_NO_PART_OF_NAMES = re.compile(r"[^!-~]|[/?#%\\]")
+"""Would begin a line in a log, end a name in what a dying engine leaves behind, or be no one part of a URL's path: who
+chose such an id could not be moved (`app.continuation.routes`)."""
 _QUIET = frozenset({"/metrics", "/health"})
 """What is asked every few seconds is not logged while it is answered."""
 
@@ -32,6 +37,11 @@ _QUIET = frozenset({"/metrics", "/health"})
 def is_request_id(value: str) -> bool:
     """Whether a client may call its request so."""
     return _PRINTABLE.fullmatch(value) is not None
+
+
+def for_names(value: str) -> str:
+    """A client's id with `_` for whatever could not be in a log's line, a file's name and a URL's path."""
+    return _NO_PART_OF_NAMES.sub("_", value)
 
 
 class RequestIdMiddleware:

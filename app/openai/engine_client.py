@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import copy
 import functools
-import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -42,6 +41,7 @@ from app.events.decisions import Decisions
 from app.gate.admission import AdmissionQueue
 from app.gate.errors import UnavailableError
 from app.gate.request_context import PIN_HEADER, RequestContext, current_request
+from app.gate.request_id import LONGEST_ECHOED, for_names
 from app.metrics.ingress import IngressMetrics
 from app.metrics.stages import ANSWER, RequestStages
 from app.metrics.usage import prompt_usage
@@ -57,10 +57,6 @@ from deployments.protocol.log_lines import REQUEST_ID
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
 from kvmanager.segments.keys import BLENDED
 
-_LONGEST_ID_ECHOED = 64  # characters of the client's own request id that go into ours, for reading logs
-_NOT_ECHOED = re.compile(r"[^!-~]|[/?#%\\]")
-"""Would begin a line in a log, end a name in what a dying engine leaves behind, or be no one part of a URL's path: who
-chose such an id could not be moved (`app.continuation.routes`)."""
 _MOST_ANSWERS = 128  # OpenAI's own limit on `n`
 _NOT_FOR_CLIENTS = ("kv_transfer_params", "ec_transfer_params")
 
@@ -176,9 +172,9 @@ class HandleEngineClient(EngineElsewhere):
         saves = self.returns.worth_saving(kind)
         if not saves:
             self.metrics.unsaved_answers.inc(sampling_params.n)
-        echoed = _NOT_ECHOED.sub("_", request_id[:_LONGEST_ID_ECHOED])
+        echoed = request_id[:LONGEST_ECHOED]
         request = GenerateRequest(
-            request_id=f"{echoed}-{uuid.uuid4().hex}",  # clients may repeat theirs
+            request_id=f"{for_names(echoed)}-{uuid.uuid4().hex}",  # clients may repeat theirs
             prompt_token_ids=token_ids,
             sampling_params=sampling_params,
             cache_salt=salt,
@@ -197,7 +193,7 @@ class HandleEngineClient(EngineElsewhere):
         sampled = None
         if self.answers is not None and kind is not None:
             sampled = Sampled(self.answers, Conversation(context.tenant, salt), token_ids, kind)
-        outputs = self._outputs(request, prompt, context, stages, sampled, answer_id(request_id[:_LONGEST_ID_ECHOED]))
+        outputs = self._outputs(request, prompt, context, stages, sampled, answer_id(echoed))
         return outputs if self.traces is None else self.traces.follow(outputs, request, context, stages)
 
     async def _outputs(
