@@ -9,7 +9,11 @@ next decode like one ten times faster, and prefills were never learned; thousand
 
 What jobs are charged is in *units*, the time of one decoded token in a batch of the usual size. Units are decayed sums
 of seconds over sums of tokens, and not taken from the fits: a fit's single coefficients jump by ten times from one step
-to the next where steps are alike, and keys that were made of them would order nothing. O(1) per step. One thread.
+to the next where steps are alike, and keys that were made of them would order nothing.
+
+A step may stall for seconds, for no reason of its own: a page fault, a neighbour. A step that takes more than `STALL`
+times what is expected is left out of everything, unless another one was so lately that it is no accident. So a machine
+that stays slower is followed from its second step on. O(1) per step. One thread.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ ENOUGH = 8
 """Fewer samples say too little."""
 EVERY_NTH_DECODE_STEP = 8
 """Steps that only decode are alike: one in so many is fitted, for a fit takes 0.1 ms."""
+STALL, ALONE_STEPS = 2.5, 16
+"""How slow a step is that may have stalled, and after how many steps of its kind another such step is one alone."""
 FIRST_DECODE_S, FIRST_PREFILL_S = 0.01, 0.001
 """What a decoded token and a prefill token count while nothing is measured; only their ratio matters then."""
 _DECODES_KEPT, _PREFILLS_KEPT = 0.999, 0.98
@@ -45,6 +51,23 @@ class _Rate:
     def each_s(self) -> float:
         """0 without a sample."""
         return self._seconds / self._tokens if self._tokens else 0.0
+
+
+class _Stalls:
+    """Tells the one step that stalled from a machine that has become slower, or a kind of step that is new."""
+
+    def __init__(self) -> None:
+        self._steps = ALONE_STEPS
+        """Since the last slow one."""
+
+    def is_alone(self, seconds: float, expected: float) -> bool:
+        """Whether a step is slow and no other one was so lately. To be asked once about each."""
+        self._steps += 1
+        if seconds <= STALL * expected:
+            return False
+        alone = self._steps > ALONE_STEPS
+        self._steps = 0
+        return alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +98,15 @@ class StepTime:
         self.most_prefill = 0
         """Tokens of the longest prefill that was measured: beyond it nothing is known."""
         self._decoded, self._prefilled = _Rate(_DECODES_KEPT), _Rate(_PREFILLS_KEPT)
+        self._slow_decodes, self._slow_prefills = _Stalls(), _Stalls()
         self._unfitted = 0
 
     def took(self, step: Step, seconds: float, now: float) -> None:
         """A step has ended, at ``now`` on any clock that does not jump. What cannot be is ignored."""
         if not (step.decodes or step.prefill) or not 0 < seconds < inf:
+            return
+        fit, stalls = (self._prefill, self._slow_prefills) if step.prefill else (self._decode, self._slow_decodes)
+        if fit.samples >= ENOUGH and stalls.is_alone(seconds, self.seconds(step)):
             return
         if step.prefill:
             self.most_prefill = max(self.most_prefill, step.prefill)

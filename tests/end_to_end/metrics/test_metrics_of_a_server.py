@@ -70,7 +70,7 @@ def test_the_codec_that_redis_is_written_with_has_a_ratio(families: dict[str, Me
     assert all(math.isnan(ratio) or ratio >= 1 for ratio in ratios.values())
 
 
-def test_every_layer_of_every_replica_is_told(server: RunningServer, families: dict[str, Metric]) -> None:
+def test_every_layer_of_every_replica_is_told(server: RunningServer, text: str) -> None:
     """`curl -s localhost:8000/api/v1/layerwise/stats | jq '.layer_times'`, layers that no load brought included."""
     layers = httpx.get(f"{server.url}/api/v1/layerwise/stats", timeout=10).json()["layer_times"]
     shape = json.loads((PROJECT_ROOT / "models" / "demo" / "config.json").read_text())
@@ -79,8 +79,6 @@ def test_every_layer_of_every_replica_is_told(server: RunningServer, families: d
     for one in layers:
         assert one.keys() == {"replica", "layer", "count", "load_ms", "wait_ms"}
         assert (one["load_ms"] is None) == (one["count"] == 0)
-    brought = sum(s.value for s in families["crosskv_loads_layerwise_total"].samples)
-    assert brought or not any(one["count"] for one in layers)
 
 
 def test_the_page_lists_every_metric_of_the_server_with_its_labels(families: dict[str, Metric]) -> None:
