@@ -58,18 +58,23 @@ function legend(kv) {
   return make("ul", { className: "legend", "aria-label": "The prompt's tokens by source" }, ...items);
 }
 
-/** How much of a prompt was not computed, in words. */
+/** How much of a prompt was not computed: tokens, of how many, and percent. */
 export function reused(kv) {
   const total = SOURCES.reduce((sum, source) => sum + (kv[source] ?? 0), 0);
-  const given = total - (kv.recomputed ?? 0);
-  return `${count(given)} of ${count(total)} prompt tokens${total ? ` (${Math.floor((100 * given) / total)}%)` : ""}`;
+  const tokens = total - (kv.recomputed ?? 0);
+  return { tokens, total, percent: total ? Math.floor((100 * tokens) / total) : 0 };
+}
+
+function reusedInWords(kv) {
+  const { tokens, total, percent } = reused(kv);
+  return `${count(tokens)} of ${count(total)} prompt tokens (${percent}%)`;
 }
 
 /** Below an answer. `turn`: with `usage`, `ttftMs`, `tokensPerS` as far as they are known. */
 export function figures(turn) {
   const kv = turn.usage?.kv_cache;
   const rows = [
-    ["reused", kv ? reused(kv) : ""],
+    ["reused", kv ? reusedInWords(kv) : ""],
     ["first token", turn.ttftMs === undefined ? "" : `${Math.round(turn.ttftMs)} ms`],
     ["speed", turn.tokensPerS === undefined ? "" : `${turn.tokensPerS.toFixed(1)} tokens/s`],
     ["replica", kv?.replica ?? ""],

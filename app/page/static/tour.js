@@ -22,7 +22,7 @@ function came(turn) {
   const kv = turn?.usage?.kv_cache;
   if (!kv) return "";
   const first = turn.ttftMs === undefined ? "" : `first token after ${Math.round(turn.ttftMs)} ms, `;
-  return `: ${first}reused ${reused(kv)}`;
+  return `: ${first}${reused(kv).percent}% reused`;
 }
 
 /** `chat`: the Chat; `settings.replica(rank)` chooses one; `clear(tiers)` empties tiers; `others()` names replicas' ranks. */

@@ -81,14 +81,12 @@ class LargeTrieControl(FakeControl):
         self.views.looked_at = []
         self.answered: list[int] = []
         """Nodes of each answer."""
-        self._people = PeopleCalls()
-        self._people._brain = SimpleNamespace(views=self.views)  # type: ignore[assignment]
-        self._people._replicas = {  # type: ignore[assignment]
-            f"replica-{rank}": SimpleNamespace(rank=rank, last_seen=0.0) for rank in range(2)
-        }
+        self._people: Any = PeopleCalls()
+        self._people._brain = SimpleNamespace(views=self.views)
+        self._people._replicas = {f"replica-{rank}": SimpleNamespace(rank=rank, last_seen=0.0) for rank in range(2)}
 
     async def trie(self, tenant: str | None, root: bytes | None, depth: int, most: int) -> dict[str, Any] | None:
-        found = await self._people.trie(tenant, root, depth, most)
+        found: dict[str, Any] | None = await self._people.trie(tenant, root, depth, most)
         if found is not None:
             self.answered.append(len(found["nodes"]))
         return found

@@ -50,8 +50,9 @@ def test_the_tour_shows_what_the_cache_does(server: RunningServer) -> None:
             if number == 0:
                 wait_until_saved(server, page.sent[0])
         first, again, elsewhere, after_clear = usages
-        told = f"of {again['prompt_tokens']:,} prompt tokens"
-        expect(page.page.locator("#tour-steps li .result")).to_contain_text([told, told, told, "", told])
+        reused = [(one["prompt_tokens"] - one["kv_cache"]["recomputed"], one["prompt_tokens"]) for one in usages]
+        told = [f"{100 * tokens // total}% reused" for tokens, total in reused]
+        expect(page.page.locator("#tour-steps li .result")).to_contain_text([*told[:3], "", told[3]])
         assert again["kv_cache"]["recomputed"] < first["kv_cache"]["recomputed"] or first["kv_cache"]["device"]
         assert elsewhere["kv_cache"]["replica"] != again["kv_cache"]["replica"]
         assert after_clear["kv_cache"]["recomputed"] < after_clear["prompt_tokens"] / 2, "the shared tiers had it"

@@ -17,7 +17,8 @@ HASHES = block_hashes(list(range(12 * 4)), 4, "salt")
 
 def path_of(*cuts: tuple[int, int]) -> list[Node]:
     """Nodes of blocks `[start, end)` of the sequence, each on the one before."""
-    trie, above, path = PrefixTrie(100), None, list[Node]()
+    trie, path = PrefixTrie(100), list[Node]()
+    above: SegmentKey | None = None
     for start, end in cuts:
         hashes = HASHES[start:end]
         span = SegmentSpan(SegmentKey(hashes[-1]), above, start, end - start, NodeKind.REQUEST, join_marks(hashes))
