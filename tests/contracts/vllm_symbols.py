@@ -48,6 +48,7 @@ IMPORTED: dict[str, set[str]] = {
     "vllm.entrypoints.serve.engine.protocol": {
         "ErrorInfo",
         "ErrorResponse",
+        "ModelCard",
         "ModelList",
         "PromptTokenUsageInfo",
         "UsageInfo",

@@ -141,7 +141,8 @@ def test_what_cannot_change_an_answer_is_let_pass(server, more: dict[str, Any]):
 
 
 def test_what_changes_sampling_reaches_the_engine(server):
-    claude(server).messages.create(**ASKED, top_k=7, top_p=0.5, temperature=0.25, stop_sequences=["x"])
+    sampled = {"top_k": 7, "top_p": 0.5, "temperature": 0.25, "stop_sequences": ["x"]}
+    claude(server).messages.create(**ASKED, extra_body=sampled)
     sampling = server.replicas.requests[-1].sampling_params
     assert (sampling.top_k, sampling.top_p, sampling.temperature, sampling.stop) == (7, 0.5, 0.25, ["x"])
 
