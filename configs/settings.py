@@ -304,17 +304,10 @@ class Settings(Section):
             )
 
     def _check_rebalancing(self) -> None:
-        if not self.routing.rebalance_streams:
-            return
-        if not self.kv.enabled:
+        if self.routing.rebalance_streams and not (self.kv.enabled and self.http.resume_most_tokens):
             raise ValueError(
-                "routing.rebalance_streams: without shared KV (kv.enabled) a stream that moves is computed anew; turn "
-                "that on, or this off"
-            )
-        if not self.http.resume_most_tokens:
-            raise ValueError(
-                "routing.rebalance_streams: no stream can be moved while http.resume_most_tokens is 0; raise that, or "
-                "turn this off"
+                "routing.rebalance_streams: streams move by shared KV (kv.enabled), and none while "
+                "http.resume_most_tokens is 0; set both, or set this to false"
             )
 
     def _check_redis(self) -> None:
