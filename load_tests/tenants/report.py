@@ -72,7 +72,7 @@ class Found:
         parts.append(
             report.wrapped(
                 f"*{plan.replicas} replica of {plan.slots} slots, the demo model. The modest tenant sends "
-                f"{plan.modest_per_s:g} requests a second, of 40 to 200 tokens with 4 to 24 of answer; the other keeps "
+                f"{plan.modest_per_s:g} requests a second, of 40 to 200 tokens with 4 to 24 of answer. The other keeps "
                 f"{plan.flood} under way, of 200 to 600 with 24 to 96. Least / median / most over the rounds.*"
             )
         )

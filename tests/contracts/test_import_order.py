@@ -18,7 +18,7 @@ FLOORS: dict[str, list[list[str]]] = {
         ["app.control"],
         ["app.launch"],
         ["app.openai"],
-        ["app.answers", "app.blending", "app.continuation", "app.events", "app.observe"],
+        ["app.answers", "app.blending", "app.continuation", "app.events", "app.observe", "app.partings"],
         ["app.backend"],
         ["app.gate"],
         ["app.metrics", "app.page"],
