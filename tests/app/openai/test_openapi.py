@@ -26,7 +26,9 @@ def described(server):
 def test_every_route_is_described_with_its_answers(server, vllm_config):
     paths = described(server)["paths"]
     app = create_app(settings_with(), vllm_config, backend(FakeReplicas()), FINGERPRINT, SECRET, loopback=True)
-    routes = {(route.path, method) for route in app.routes if isinstance(route, APIRoute) for method in route.methods}
+    routes = {
+        (route.path_format, method) for route in app.routes if isinstance(route, APIRoute) for method in route.methods
+    }
     shown = {(path, method.upper()) for path, item in paths.items() for method in item}
     page = {(path, method) for path in PAGE for method in ("GET", "HEAD")}
     assert routes - shown == {("/openapi.json", "GET"), ("/docs", "GET")} | page
