@@ -163,6 +163,6 @@ def room_of(engine: LiveEngine, port: Any, replica: str, node_id: str, fingerpri
     room: Any = object.__new__(EngineRoom)
     room._llm, room._engine, room._service = engine.llm, engine.thread, ReuseService(engine.reuse, port)
     room._port, room._replica, room._node_id, room.fingerprint = port, replica, node_id, fingerprint
-    room._named, room._judged, room._begun = None, False, {}
+    room._named, room._judged, room._begun, room._names_requests = None, False, {}, False
     room._blend_terms, room._sparse_budgets = engine.reuse.blends.terms, engine.reuse.sparse_budgets
     return room

@@ -57,6 +57,9 @@ class MadeUpRoom:
     async def kv_pressure(self) -> float:
         return min(1.0, 0.2 * self.ongoing)
 
+    async def kv_report(self) -> None:
+        return None
+
     async def untold(self) -> bool:
         return False
 

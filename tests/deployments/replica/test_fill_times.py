@@ -97,6 +97,7 @@ def test_a_replica_that_fills_several_chunks_in_one_step_reports_that_step_once(
     async def fill() -> Port:
         port, room, made = Port(), object.__new__(EngineRoom), object.__new__(Replica)
         room._llm, room._port, room._begun, room._blend_terms = Engine(), port, {}, None  # type: ignore[assignment]
+        room._names_requests = False
         room.close = lambda: None  # type: ignore[method-assign]
         made._room, made._link, made._plans = room, None, PromptPlans(room, 32)
         made._fill_times = FillTimes(made._plans.report_prefill)
