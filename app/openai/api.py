@@ -228,11 +228,18 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     init_exception_handler(app)
     app.include_router(post_routes(_ROUTES))
     models_routes = APIRouter()
-    for path, endpoint, answer in (
-        ("/v1/models", show_available_models, ModelList),
-        ("/v1/models/{model_id:path}", show_model, ModelCard),
-    ):
-        models_routes.add_api_route(path, endpoint, response_model=None, responses={200: {"model": answer}})
+    models_routes.add_api_route(
+        "/v1/models", show_available_models, response_model=None, responses={200: {"model": ModelList}}
+    )
+    models_routes.add_api_route(
+        "/v1/models/{model_id:path}",
+        show_model,
+        response_model=None,
+        responses={
+            200: {"model": ModelCard, "description": "It is served."},
+            404: {"model": ErrorResponse, "description": "This server serves no model of that id."},
+        },
+    )
     app.include_router(models_routes)
     return renderer
 

@@ -110,10 +110,15 @@ class ApiFuzz:
 
     def _hostile(self, operation: Any) -> Any:
         content = operation.definition.raw["requestBody"]["content"]["application/json"]["schema"]
-        models = [one["$ref"].rpartition("/")[2] for one in content.get("anyOf", [content])]
+        either = content.get("anyOf", [content])  # a body that need not be there is null, or that
+        models = [one["$ref"].rpartition("/")[2] for one in either if "$ref" in one]
         fields = [name for model in models for name in self._components[model]["properties"]]
         return hostile.bodies(operation.path, fields).map(
-            lambda body: operation.Case(body=body, media_type="application/json")
+            lambda body: operation.Case(
+                path_parameters=dict.fromkeys(re.findall(r"{(\w+)}", operation.path), "nobody"),
+                body=body,
+                media_type="application/json",
+            )
         )
 
     def _send_all(self, cases: Any, count: int, number: int) -> None:

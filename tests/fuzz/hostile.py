@@ -23,6 +23,7 @@ BASES: dict[str, dict[str, Any]] = {
     "/api/v1/kv/prefetch": {"tokens": TOKENS, "replica": 0},
     "/api/v1/kv/fill": {"chunks": [TOKENS]},
     "/api/v1/kv/move": {"tokens": TOKENS, "source": 0, "target": 1},
+    "/api/v1/requests/{request_id}/move": {"replica": 1},
     "/api/v1/kv/evict": {"tokens": TOKENS, "dry_run": True},
     "/api/v1/kv/compress": {"tokens": TOKENS},
     "/api/v1/kv/diverge": {"first": {"tokens": TOKENS}, "second": {"tokens": TOKENS[:-1]}},
