@@ -6,7 +6,7 @@
   what the victim has left. Covers shortest-job-first with predictions (Sequence Scheduling, arXiv 2305.13144).
 * `mlfq`: FastServe (arXiv 2305.05920): a job joins the first level whose quantum holds its first iteration, falls by
   one level for each quantum that it has used up, and goes to the front after `STARVE_S` of waiting. Each quantum is
-  eight times the one before: long jobs run one after the other, where doubling would have all of them end late.
+  four times the one before: by doubling all long jobs would end late, and by more a long one would hold up others.
 
 Work is counted in time, by measured rates (`kvmanager.scheduling.step_time`), not in tokens: a decoded token costs as
 much as 3 to 40 prefill tokens.
@@ -34,9 +34,9 @@ PATIENCE = 16.0
 GAP = 2.0
 """`shortest`: how many times more a victim has left than the job that takes its place."""
 LEVELS = 5
-QUANTUM_UNITS = 32.0
+QUANTUM_UNITS = 64.0
 """Of the first level."""
-QUANTUM_GROWTH = 8.0
+QUANTUM_GROWTH = 4.0
 STARVE_S = 20.0
 T = TypeVar("T")
 

@@ -96,7 +96,7 @@ def test_equal_jobs_never_change_places(name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_short_jobs_pass_a_long_one_and_it_is_no_later_than_what_they_took(name: str) -> None:
-    long, shorts = Arrival(0, 400, 250, 250.0), [Arrival(20, 5, 8, 8.0) for _ in range(6)]
+    long, shorts = Arrival(0, 400, 400, 400.0), [Arrival(20, 5, 8, 8.0) for _ in range(6)]
     first_come, passed = run("fcfs", [long, *shorts], slots=1), run(name, [long, *shorts], slots=1)
     short_end = {one: engine.ended[6] for one, engine in (("fcfs", first_come), ("policy", passed))}
     assert short_end["policy"] < short_end["fcfs"] / 3
@@ -123,12 +123,14 @@ def test_who_outlives_its_prediction_is_not_taken_for_nearly_done() -> None:
 
 def test_a_job_joins_the_first_level_that_holds_its_first_iteration_and_falls_by_one_for_each_quantum() -> None:
     policy = MultiLevel(StepTime())
-    short, long, endless = new_job(0.0, 10, 10), new_job(0.0, 600, 10), new_job(0.0, 1_000_000, 10)
+    short, long, endless = new_job(0.0, 10, 10), new_job(0.0, 2000, 10), new_job(0.0, 1_000_000, 10)
     for job in (short, long, endless):
         policy.enter(job)
-    assert (short.level, long.level, endless.level) == (0, 1, LEVELS - 1), "61 units are more than 32 and less than 256"
-    changed = [policy.served(short, 1.0) for _ in range(290)]
-    assert (sum(changed), short.level, short.key) == (2, 2, 2.0), "after 32 units and 256 more"
+    assert (short.level, long.level, endless.level) == (0, 1, LEVELS - 1), (
+        "some 200 units are more than 64 and less than 256"
+    )
+    changed = [policy.served(short, 1.0) for _ in range(330)]
+    assert (sum(changed), short.level, short.key) == (2, 2, 2.0), "after 64 units and 256 more"
     assert not any(policy.served(endless, 1e6) for _ in range(3))
 
 
