@@ -146,8 +146,8 @@ class SchedulerSide:
     def tokens_to_load(self, request: Request, device_tokens: int) -> tuple[int | None, bool]:
         """How many tokens after the first `device_tokens` a planned load brings, and whether asynchronously.
 
-        None: another request's load is bringing them; vLLM shall ask again in its next step. May be asked many times;
-        the last answer before `start_load` is the one that vLLM acted on.
+        None: another request's load is bringing them, or its blend waits for room; vLLM shall ask again in its next
+        step. May be asked many times; the last answer before `start_load` is the one that vLLM acted on.
         """
         tracked = self._tracked.get(request.request_id)
         if tracked is None or device_tokens % self._block_size:
@@ -164,8 +164,10 @@ class SchedulerSide:
         tracked.device_tokens = device_tokens
         first = device_tokens // self._block_size
         prefix_end = tracked.loadable_end(first, self._block_size)
-        end = tracked.blend_end = self._blend_end(tracked, prefix_end)
-        end = max(end, prefix_end)
+        blend_end = self._blend_end(tracked, prefix_end)
+        if blend_end is None:
+            return None, False
+        tracked.blend_end, end = blend_end, max(blend_end, prefix_end)
         if end <= first:
             return 0, False
         if tracked.waits_left:
@@ -190,8 +192,8 @@ class SchedulerSide:
             )
         return (end - first) * self._block_size, tracked.layerwise_patience_s is None
 
-    def _blend_end(self, tracked: TrackedRequest, prefix_end: int) -> int:
-        """The block up to which a prompt is blended, behind those that the device and stored segments bring; 0: not."""
+    def _blend_end(self, tracked: TrackedRequest, prefix_end: int) -> int | None:
+        """The block up to which a prompt is blended, behind its own stored KV; 0: not; None: when there is room."""
         blend = tracked.blend
         if blend is None:
             return 0
@@ -200,10 +202,10 @@ class SchedulerSide:
         if end <= prefix_end:
             return 0
         held = end - tracked.device_tokens // block
-        if not self._blends.takes_another((end - prefix_end) * block, held):
-            tracked.blend = None
-            return 0
-        return end
+        takes = self._blends.takes(blend, (end - prefix_end) * block, held)
+        if takes is False:
+            tracked.blend, end = None, 0
+        return None if takes is None else end
 
     @names_request
     def start_load(self, request: Request, block_ids: list[int], num_tokens: int) -> None:

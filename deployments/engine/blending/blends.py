@@ -6,6 +6,7 @@ The one part of this room that the connector's scheduler side knows. On the engi
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 UNAVAILABLE = "unavailable"
 BUSY = "busy"
-"""So many blends wait, or hold so many blocks, that the prompt is computed."""
+"""So many blends wait, or hold so many blocks for so long, that the prompt is computed."""
 LARGE = "large"
 """What is between two layers of its rows does not fit `blending.buffer_bytes`."""
 
@@ -56,7 +57,7 @@ class Blends:
 
         `slice_s`: what a blend may take of the engine at once, beside who decodes; None: as long as a step.
 
-        `max_held_blocks`: device blocks of the blends that are made and wait; beyond them prompts are computed.
+        `max_held_blocks`: device blocks of the blends that are made and wait; beyond them prompts wait without any.
         """
         self.counters = BlendCounters()
         self.counters.available = model is not None
@@ -80,17 +81,23 @@ class Blends:
         if why is not None:
             self.counters.refused(why)
             return None
-        return RequestBlend.read(planned)
+        return RequestBlend.read(planned, plan.get("expected") if plan else None)
 
-    def takes_another(self, rows: int, blocks: int) -> bool:
-        """Whether there is room for one more blend, of so many tokens and blocks; counted where there is not."""
+    def takes(self, blend: RequestBlend, rows: int, blocks: int) -> bool | None:
+        """Whether there is room for a blend of so many tokens and blocks; None: not yet, it shall be asked again.
+
+        A refusal is counted. Who waits holds no blocks yet. On a device with room for few prompts the next one would
+        else be computed beside the blend, at many times its cost.
+        """
         assert self._tools is not None
         if rows * self._tools.model.row_bytes > self._buffer_bytes:
             self.counters.refused(LARGE)
-        elif not self._queue.has_room(blocks):
-            self.counters.refused(BUSY)
-        else:
+        elif self._queue.has_room(blocks):
             return True
+        elif not self._queue.is_full and blend.goes_on_waiting(time.monotonic()):
+            return None
+        else:
+            self.counters.refused(BUSY)
         return False
 
     def start(self, order: BlendOrder) -> None:

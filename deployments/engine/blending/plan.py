@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deployments.engine.blending.chunk_load import reused_end
-from deployments.protocol.kv_port import PlannedBlend, PlannedChunk, PlannedLoad
+from deployments.protocol.kv_port import PlanExpectation, PlannedBlend, PlannedChunk, PlannedLoad
 from kvmanager.segments.keys import BLENDED
 
 if TYPE_CHECKING:
@@ -27,7 +27,11 @@ TAIL_TOKENS = 256
 token does not wait for all of it: a 365M model on one core takes a quarter of a second for 100 tokens."""
 
 
-@dataclass(frozen=True, slots=True)
+UNKNOWN_GAIN_S = 1.0
+"""How much sooner than computing a blend is taken to be before prefills and blends have been measured."""
+
+
+@dataclass(slots=True)
 class RequestBlend:
     """A plan's blend, as it is read once: `deployments.protocol.kv_port.PlannedBlend`."""
 
@@ -35,15 +39,28 @@ class RequestBlend:
     ratio: float
     check_layer: int
     seconds: float
+    patience_s: float = 0.0
+    """How long it may wait for room before its prompt is computed."""
+    wait_ends: float | None = None
+    """On `time.monotonic`'s clock, once it has begun to wait."""
 
     @classmethod
-    def read(cls, planned: PlannedBlend) -> RequestBlend:
+    def read(cls, planned: PlannedBlend, expected: PlanExpectation | None) -> RequestBlend:
         """From a plan, of which tuples may have become lists on their way through a process."""
         chunks = [
             PlannedChunk(start, [PlannedLoad._make(load) for load in loads]) for start, loads in planned["chunks"]
         ]
         ratio = min(1.0, max(0.0, planned["ratio"]))
-        return cls(chunks, ratio, max(1, planned["check_layer"]), planned["seconds"])
+        patience_s = UNKNOWN_GAIN_S
+        if expected and expected["recompute_s"]:
+            patience_s = max(0.0, expected["recompute_s"] - expected["load_s"])
+        return cls(chunks, ratio, max(1, planned["check_layer"]), planned["seconds"], patience_s)
+
+    def goes_on_waiting(self, now: float) -> bool:
+        """Whether it waits for room at `now`: no longer than it is sooner than computing, else nothing is gained."""
+        if self.wait_ends is None:
+            self.wait_ends = now + self.patience_s
+        return now < self.wait_ends
 
     def end_block(self, first_token: int, most_blocks: int, block_size: int) -> int:
         """The block up to which a blend that begins at `first_token` goes: behind it only vLLM computes. 0: nothing.

@@ -74,10 +74,15 @@ class BlendQueue:
         """When the last slice ended, if its blend goes on: what has passed since then was the engine's."""
         self._lock = threading.Lock()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether as many wait as may."""
+        return len(self._queue) > self._max_waiting
+
     def has_room(self, blocks: int) -> bool:
         """Whether another blend of so many blocks may come: one is made, whatever its size, and `max_waiting` wait."""
         held = sum(blend.blocks for blend in self._queue)
-        return not self._queue or (len(self._queue) <= self._max_waiting and held + blocks <= self._max_blocks)
+        return not self._queue or (not self.is_full and held + blocks <= self._max_blocks)
 
     def put(self, blend: QueuedBlend) -> None:
         """Make it when those before it have ended."""

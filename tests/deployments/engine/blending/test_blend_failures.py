@@ -17,6 +17,7 @@ from live_engine import BLOCK, PATIENCE_S, LiveEngine
 
 from deployments.engine.blending import queue as queue_module
 from deployments.engine.blending.model import BlendModel
+from deployments.protocol.kv_port import PlanExpectation
 from load_tests.harness.engine import greedy, prompt, until
 from load_tests.harness.memory_port import LEASE_ID
 
@@ -367,3 +368,35 @@ def test_a_blended_request_that_is_preempted_is_computed_and_not_blended_again(
     assert answers == alone
     assert list(found.outputs[0].token_ids)[:8] == answer
     assert outcomes(engine, "done") <= done + 1
+
+
+@pytest.mark.parametrize(("gain_s", "blended"), [(60.0, 4), (0.0, 2)], ids=["worth it", "not worth it"])
+def test_a_blend_waits_for_room_no_longer_than_it_is_sooner_than_computing(
+    engine: LiveEngine,
+    answer: list[int],
+    gate: tuple[threading.Event, threading.Event],
+    monkeypatch: pytest.MonkeyPatch,
+    gain_s: float,
+    blended: int,
+) -> None:
+    reached, opened = gate
+    monkeypatch.setattr(engine.reuse.blends._queue, "_max_blocks", 40)  # two of 17
+    others = [ChunkedPrompt([*prompt(800 + number, 37), *ONE.tokens[37:]], ONE.chunks) for number in range(3)]
+    done, busy = outcomes(engine, "done"), outcomes(engine, "refused_busy")
+
+    def begin(one: ChunkedPrompt) -> Any:
+        expected = PlanExpectation(
+            load_s=1.0, recompute_s=1.0 + gain_s, deadline_s=0.0, device_tokens=0, short_tokens=0
+        )
+        plan: Any = {**engine.blend_plan(one.tokens, one.chunks), "expected": expected}
+        return engine.start(last_of(engine.blended(one.tokens, greedy(2), plan)))
+
+    asked = [begin(ONE), *map(begin, others)]
+    assert reached.wait(PATIENCE_S)
+    if blended < len(asked):
+        until(lambda: sum(request.done() for request in asked) == len(asked) - blended, "the others are computed")
+    opened.set()
+    assert all(request.result(PATIENCE_S) for request in asked)
+    assert outcomes(engine, "done") - done == blended
+    assert outcomes(engine, "refused_busy") - busy == len(asked) - blended
+    until(lambda: engine.blocks_in_use() == 0, "blocks come back")
