@@ -143,7 +143,7 @@ class ServeReplicas:
         if replica not in living:
             return "it is being stopped, or is gone"
         if replica not in fit_for(sorted(living), phase, self._parts.roles):
-            return f"its role is {self._parts.roles.get(replica, 'not known')}"
+            return f"its role is {self._parts.roles[replica]}"
         return None
 
     def kv_reports(self) -> Mapping[str, KVReport]:
