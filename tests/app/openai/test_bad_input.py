@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -167,6 +168,24 @@ def test_hints_that_cannot_change_an_answer_are_let_pass(server, change: dict[st
         assert post(server, CHAT_PATH, body).status_code == 200
     plain, other = server.replicas.requests[-2:]
     assert other.prompt_token_ids == plain.prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", lambda many: {"model": "demo", "input": [{"type": "x"}] * many}),
+        (
+            "/v1/responses",
+            lambda many: {"model": "demo", "input": [{"role": "user", "content": [{"type": "input_text"}] * many}]},
+        ),
+        ("/api/v1/kv/pin", lambda many: {"tokens": [1.5] * many}),
+        (CHAT_PATH, lambda many: {**CHAT, "documents": [{str(name): 5 for name in range(many)}]}),
+    ],
+    ids=["items", "parts", "tokens", "names"],
+)
+def test_of_many_wrong_entries_the_first_is_told(server: Server, path: str, body: Callable[[int], dict[str, Any]]):
+    one, many = (check_error(post(server, path, body(number)), 400)["message"] for number in (1, 50))
+    assert many.partition(":")[0] == one.partition(":")[0], "else a small body is millions of errors"
 
 
 def test_malformed_messages_name_the_parameter_and_what_is_wrong(server: Server):
