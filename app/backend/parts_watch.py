@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,6 +14,8 @@ from configs.settings import Settings
 from deployments.protocol.manager_client import DIRECTIVES_WAIT_S, ManagerClient, ManagerUnavailableError
 from kvmanager.scaling.wanted import WantedReplicas
 from kvmanager.scheduling.rebalancing import KVReport
+
+logger = logging.getLogger(__name__)
 
 PARTS_EVERY_S = 1.0
 PARTS_ANSWER_S = 2.0
@@ -55,13 +58,22 @@ class PartsWatch:
         self.cpu_tiers, self.redis, self.error = len(parts["cpu_tiers"]), parts.get("redis"), ""
         self.scaling = parts.get("scaling") or {}
 
+    def _forget(self, why: str) -> None:
+        self.silence_s, self.cpu_tiers, self.redis, self.error = {}, None, None, why
+        self.scaling, self.kv = {}, {}
+
     async def _watch(self) -> None:
+        failed = False
         while True:
             try:
                 self.hear(await self._manager.ask("parts", timeout_s=PARTS_ANSWER_S))
             except ManagerUnavailableError as error:
-                self.silence_s, self.cpu_tiers, self.redis, self.error = {}, None, None, str(error)
-                self.scaling, self.kv = {}, {}
+                self._forget(str(error))
+            except Exception as error:  # else what was said before would be shown for ever
+                if not failed:
+                    logger.exception("what the KV manager says of its parts cannot be read (logged once)")
+                failed = True
+                self._forget(f"its answer cannot be read: {error!r}")
             await asyncio.sleep(PARTS_EVERY_S)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ from kvmanager.scheduling.rebalancing import KVReport
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
     from vllm.outputs import RequestOutput
+
+logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 """Between two looks for calls whose replica is dead."""
@@ -104,13 +107,18 @@ class ServeReplicas:
 
     async def _look(self) -> None:
         """A replica whose machine is gone ends no call; one that Serve stops shall be left by its streams."""
-        loop = asyncio.get_running_loop()
+        loop, failed = asyncio.get_running_loop(), False
         while True:
             await asyncio.sleep(LOOK_S)
             living = self.living() or frozenset()
             for outputs in list(self._live.values()):
-                outputs.look(loop.time())
-                outputs.look_for_drain(loop.time(), living, self._hand_over_s)
+                try:
+                    outputs.look(loop.time())
+                    outputs.look_for_drain(loop.time(), living, self._hand_over_s)
+                except Exception:  # of one call: nobody else would look for the others
+                    if not failed:
+                        logger.exception("a call cannot be looked after (logged once)")
+                    failed = True
 
     def living(self) -> frozenset[str] | None:
         """Names of those that run and live, as Serve, Ray and the requests say; None before Serve has told."""

@@ -51,13 +51,16 @@ from app.openai.blend_requests import blend_requests
 from app.openai.chat_renderer import ChatRenderer, remembered_answers
 from app.openai.engine_client import HandleEngineClient
 from app.openai.tokenize_route import tokenize_within_context
+from app.protocols.not_done import CHATS, COMPLETIONS, refuse
 from configs.settings import PROJECT_ROOT, Settings
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"})
 
 _ROUTES = {
-    "/v1/chat/completions": Endpoint(create_chat_completion, ChatCompletionResponse, streams=True),
-    "/v1/completions": Endpoint(create_completion, CompletionResponse, streams=True),
+    "/v1/chat/completions": Endpoint(
+        create_chat_completion, ChatCompletionResponse, streams=True, checks=(refuse(CHATS),)
+    ),
+    "/v1/completions": Endpoint(create_completion, CompletionResponse, streams=True, checks=(refuse(COMPLETIONS),)),
     "/tokenize": Endpoint(tokenize_within_context, TokenizeResponse),
     "/detokenize": Endpoint(detokenize, DetokenizeResponse),
 }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
@@ -23,6 +24,10 @@ from fastapi.openapi.utils import get_openapi
 from starlette.responses import HTMLResponse, Response
 from vllm.entrypoints.anthropic.protocol import AnthropicErrorResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+
+from app.gate.errors import UnavailableError
+
+logger = logging.getLogger(__name__)
 
 PATHS = frozenset({"/openapi.json", "/docs"})
 _METHODS = ("get", "post")
@@ -81,18 +86,30 @@ class Route:
 def add_description(app: FastAPI, open_paths: Collection[str]) -> None:
     """Serve the description of the routes of `app`; `open_paths` need no key.
 
-    It takes seconds, so no start waits for it: a thread makes it once, when somebody asks first.
+    It takes seconds, so no start waits for it: a thread makes it once, when somebody asks first. Where that fails, all
+    who wait are answered 503, and who asks later has it tried again.
     """
-    making: list[asyncio.Future[tuple[bytes, str]]] = []
+    making: asyncio.Future[tuple[bytes, str]] | None = None
+    logged = False
 
     def make() -> tuple[bytes, str]:
         schema = describe(app, open_paths)
         return json.dumps(schema, separators=(",", ":")).encode(), _page(schema)
 
     async def made() -> tuple[bytes, str]:
-        if not making:
-            making.append(asyncio.ensure_future(asyncio.to_thread(make)))
-        return await asyncio.shield(making[0])  # who leaves meanwhile takes it from nobody
+        nonlocal making, logged
+        if making is None:
+            making = asyncio.ensure_future(asyncio.to_thread(make))
+        awaited = making
+        try:
+            return await asyncio.shield(awaited)  # who leaves meanwhile takes it from nobody
+        except Exception as error:
+            if making is awaited:
+                making = None
+            if not logged:  # strangers may ask, as often as they like
+                logged = True
+                logger.exception("the description of the API cannot be made")
+            raise UnavailableError("The description of the API cannot be made. Please try again later.") from error
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:

@@ -195,7 +195,7 @@ class Suspects:
         if death is None:
             death = self._deaths[replica] = _Death(now)
             while len(self._deaths) > MOST_DEATHS:
-                self._deaths.popitem(last=False)
+                self._forget_oldest_death()
         return death
 
     def _charge(self, digest: Digest, replica: str, now: float) -> int:
@@ -236,6 +236,10 @@ class Suspects:
         while self._charges and now - next(iter(self._charges.values()))[0] > self._refuse_s:
             self._charges.popitem(last=False)
         while self._deaths and now - next(iter(self._deaths.values())).at > self._refuse_s:
-            self._deaths.popitem(last=False)
+            self._forget_oldest_death()
         while self._guilty_until and next(iter(self._guilty_until.values())) <= now:
             self._guilty_until.popitem(last=False)
+
+    def _forget_oldest_death(self) -> None:
+        name, _ = self._deaths.popitem(last=False)
+        self._line_of = {digest: line for digest, line in self._line_of.items() if line != name}

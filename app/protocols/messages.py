@@ -31,15 +31,6 @@ from app.gate.request_context import current_request
 from app.openai.api import ERROR_EVENT, ChatServing
 from app.protocols.anthropic_errors import error_event
 
-_NOT_DONE = {
-    "mcp_servers": "This server calls no MCP servers: give `tools`, whose calls the client answers.",
-    "container": "This server runs no code and has no containers: give `tools`, whose calls the client answers.",
-    "output_format": "This server takes it as `output_config.format`.",
-    "inference_geo": "This server does not choose where it computes.",
-}
-"""What would be dropped, and the client would believe to have been obeyed. Let pass is what cannot change an answer:
-`cache_control` (all is cached), `metadata`, `service_tier`, `speed`."""
-_HARMLESS_GEO, _HARMLESS_EDIT = "global", "clear_thinking_20251015"
 _USAGE_EVENT = "event: message_delta\ndata: "
 
 
@@ -92,19 +83,11 @@ class MessagesServing(ChatServing, AnthropicServingMessages):
             yield error_event(failed.error.code, failed.error.message)
 
 
-async def refuse_what_is_not_done(raw_request: Request) -> None:
-    """Raise VLLMValidationError (400), before vLLM reads a body, for what it would drop of it; see `_NOT_DONE`."""
+async def refuse_tools_of_servers(raw_request: Request) -> None:
+    """Raise VLLMValidationError (400), before vLLM reads a body, for tools that would have to run here."""
     body = await raw_request.json()
     if not isinstance(body, dict):
         return
-    for name, why in _NOT_DONE.items():
-        if body.get(name) and not (name == "inference_geo" and body[name] == _HARMLESS_GEO):
-            raise VLLMValidationError(f"`{name}` is not possible. {why}", parameter=name)
-    context = body.get("context_management")
-    edits = context.get("edits") if isinstance(context, dict) else context
-    if edits and any(_field(edit, "type") != _HARMLESS_EDIT for edit in (edits if isinstance(edits, list) else [None])):
-        why = "This server edits no conversations: send what the model shall read."
-        raise VLLMValidationError(f"`context_management` is not possible. {why}", parameter="context_management")
     tools = body.get("tools")
     for tool in tools if isinstance(tools, list) else ():
         kind, callers = _field(tool, "type"), _field(tool, "allowed_callers")

@@ -1,9 +1,8 @@
 """POST /v1/responses: vLLM's class for OpenAI's Responses, and what of it a server without a store cannot do.
 
 Nothing is stored, neither for a tenant nor for all: OpenAI's clients ask for it by default (`store`), so that is let
-pass and answered with `"store": false`. What needs a stored response is refused, as are tools that would be run here.
-Let pass is what cannot change what an answer means: `metadata`, `user`, `safety_identifier`, `prompt_cache_key`,
-`service_tier`, `max_tool_calls` (of tools that run here), and the hint `text.verbosity`.
+pass and answered with `"store": false`. What needs a stored response is refused (`app.protocols.not_done`), as are
+tools that would be run here.
 
 Leans on vLLM: `OpenAIServingResponses` calls `_preflight` before `_render_resolved_response_inputs`, and
 `EngineClient.generate` only within the generator that it returns; `store` becomes false where `enable_store` is.
@@ -28,8 +27,6 @@ from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.request_context import current_request
 from app.openai.engine_client import HandleEngineClient
 
-KEEPS_NOTHING = "This server keeps no responses: send the whole conversation as `input`."
-_NEED_A_STORE = ("previous_response_id", "previous_input_messages", "conversation", "prompt")
 _TOOLS = ("function", "namespace", "custom")
 """Tools whose calls the client answers."""
 
@@ -51,7 +48,7 @@ class ResponsesServing(OpenAIServingResponses):
         context.max_tokens = request.max_output_tokens
         context.streams = bool(request.stream)
         context.kv_cache = read_field((request.model_extra or {}).get(FIELD))
-        _refuse_what_is_not_done(request)
+        _refuse_what_cannot_be_answered(request)
         answer = await super().create_responses(request, raw_request)
         if isinstance(answer, ResponsesResponse):
             write_usage(answer)
@@ -76,17 +73,8 @@ def write_usage(answer: ResponsesResponse) -> None:
     setattr(answer.usage, FIELD, told)  # an extra field, unknown to the type
 
 
-def _refuse_what_is_not_done(request: ResponsesRequest) -> None:
+def _refuse_what_cannot_be_answered(request: ResponsesRequest) -> None:
     """Raise VLLMValidationError (400) for what the client would believe to have been obeyed."""
-    if request.background:
-        raise VLLMValidationError(f"`background` is not possible. {KEEPS_NOTHING}", parameter="background")
-    given = {**(request.model_extra or {}), **vars(request)}
-    for name in _NEED_A_STORE:
-        if given.get(name):
-            raise VLLMValidationError(f"`{name}` is not possible. {KEEPS_NOTHING}", parameter=name)
-    if given.get("context_management"):
-        why = "This server compacts no conversations: send what the model shall read."
-        raise VLLMValidationError(f"`context_management` is not possible. {why}", parameter="context_management")
     if not request.input:
         raise VLLMValidationError("`input` must hold a text or at least one item.", parameter="input")
     for tool in request.tools:

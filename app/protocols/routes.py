@@ -21,18 +21,22 @@ from app.protocols.messages import (
     MessagesServing,
     count_tokens,
     create_message,
-    refuse_what_is_not_done,
+    refuse_tools_of_servers,
 )
+from app.protocols.not_done import MESSAGES as NOT_OF_MESSAGES
+from app.protocols.not_done import RESPONSES as NOT_OF_RESPONSES
+from app.protocols.not_done import refuse
 from app.protocols.responses import ResponsesServing
 from app.protocols.responses_route import create_response
 from configs.settings import Settings
 
 RESPONSES, COUNT_TOKENS = "/v1/responses", f"{MESSAGES}/count_tokens"
 PATHS = frozenset({RESPONSES, MESSAGES, COUNT_TOKENS})
+_OF_MESSAGES = (refuse(NOT_OF_MESSAGES), refuse_tools_of_servers)
 _ROUTES = {
-    RESPONSES: Endpoint(create_response, ResponsesResponse, streams=True),
-    MESSAGES: Endpoint(create_message, MessagesResponse, streams=True, checks=(refuse_what_is_not_done,)),
-    COUNT_TOKENS: Endpoint(count_tokens, AnthropicCountTokensResponse, checks=(refuse_what_is_not_done,)),
+    RESPONSES: Endpoint(create_response, ResponsesResponse, streams=True, checks=(refuse(NOT_OF_RESPONSES),)),
+    MESSAGES: Endpoint(create_message, MessagesResponse, streams=True, checks=_OF_MESSAGES),
+    COUNT_TOKENS: Endpoint(count_tokens, AnthropicCountTokensResponse, checks=_OF_MESSAGES),
 }
 
 

@@ -9,7 +9,9 @@ and this is why it is counters and not rounds with deficits.
 Invariants:
 
 * *lift*: a tenant that begins to wait has a counter no less than the least of those that wait, or, where nobody waits,
-  than that of who waited last. Who was idle has saved nothing up, and who was served alone owes nothing;
+  than that of who waited last. Who was idle has saved nothing up, and who was served alone owes nothing. Compared is
+  without what is *prepaid*, charged for answers that are not sampled yet: ending them early gives that back, and who
+  prepays much and ends it would have saved it up;
 * of two tenants that both wait all the time, what each was served, divided by its weight, differs by no more than what
   one has under way and one turn (VTC, theorem 4.4), however dear or wrongly predicted their requests are;
 * of equal counters, who was served longest ago is next.
@@ -43,6 +45,7 @@ class VirtualCounters:
         if any(not weight > 0 for weight in self._weights.values()):
             raise ValueError(f"a tenant's weight is above 0, got {self._weights}")
         self._counters = dict.fromkeys(self._weights, 0.0)
+        self._prepaid = dict.fromkeys(self._weights, 0.0)
         self._turn_of = dict.fromkeys(self._weights, 0)
         """The number of each tenant's last turn."""
         self._turns = 0
@@ -57,7 +60,8 @@ class VirtualCounters:
         """Lift a tenant that did not wait and does now; ``others`` are those that wait already."""
         ahead = others or (() if self._last is None else (self._last,))
         if ahead:
-            self._counters[tenant] = max(self._counters[tenant], min(self._counters[other] for other in ahead))
+            least = min(self._counters[other] - self._prepaid[other] for other in ahead)
+            self._counters[tenant] = max(self._counters[tenant], least + self._prepaid[tenant])
 
     def in_order(self, waiting: Iterable[str]) -> list[str]:
         """Return those that wait, whose turn is next first."""
@@ -69,9 +73,13 @@ class VirtualCounters:
         self._turn_of[tenant] = self._turns
         self._last = tenant
 
-    def charge(self, tenant: str, cost: float) -> None:
-        """A tenant's work costs so much more than was thought; less, where it is below 0."""
+    def charge(self, tenant: str, cost: float, prepaid: float = 0.0) -> None:
+        """A tenant's work costs so much more than was thought; less, where it is below 0.
+
+        ``prepaid``: by how much more of what it was charged the work is still to be done.
+        """
         self._counters[tenant] += cost / self._weights[tenant]
+        self._prepaid[tenant] += prepaid / self._weights[tenant]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +102,9 @@ class Bill:
     Nothing is charged before `send` or after `close`.
     """
 
-    __slots__ = ("_answers", "_counters", "_open", "_prompt", "_sampled", "_tenant", "expected", "on_close")
+    __slots__ = (
+        "_answers", "_counters", "_open", "_prepaid", "_prompt", "_sampled", "_tenant", "expected", "on_close",
+    )  # fmt: skip
 
     def __init__(self, counters: VirtualCounters, tenant: str, expected: Work) -> None:
         self.expected = expected
@@ -105,6 +115,8 @@ class Bill:
         self._open = False
         self._prompt = self._answers = 0.0
         """What was charged for the prompt, and for its answers."""
+        self._prepaid = 0.0
+        """Of the latter, for tokens that are not sampled yet."""
         self._sampled = 0
 
     def send(self) -> None:
@@ -134,5 +146,6 @@ class Bill:
             self.on_close(self._tenant, self._prompt + self._answers)
 
     def _charge_answers(self, cost: float) -> None:
-        self._counters.charge(self._tenant, cost - self._answers)
-        self._answers = cost
+        prepaid = cost - ANSWER_COST * self._sampled
+        self._counters.charge(self._tenant, cost - self._answers, prepaid - self._prepaid)
+        self._answers, self._prepaid = cost, prepaid

@@ -100,12 +100,10 @@ class Views:
         devices = {rank: self._devices.held(name) for rank, name in sorted(replicas.items())}
         return [self._describe(one, devices, with_tenants) for one in shown]
 
-    def chain(self, path: Sequence[Node]) -> Chain:
-        """Return the blocks of a chain of segments, with the names that devices know. O(blocks of devices)."""
+    def chain(self, path: Sequence[Node]) -> tuple[Chain, Iterator[Sequence[BlockHash]]]:
+        """Return a chain of segments, and what devices have for it to hear, a bounded part at a time."""
         chain = Chain(path)
-        if chain.unnamed():
-            chain.hear_devices(self._devices)
-        return chain
+        return chain, chain.on_devices(self._devices)
 
     def device_blocks(self, replica: str) -> int:
         """Return how many blocks a replica's device holds."""

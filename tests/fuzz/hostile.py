@@ -78,6 +78,7 @@ FIELDS = [
     "input", "instructions", "previous_response_id", "background", "store", "conversation", "prompt", "text",
     "truncation", "reasoning", "include", "max_tool_calls", "enable_response_messages", "previous_input_messages",
     "system", "stop_sequences", "thinking", "output_config", "metadata",
+    "modalities", "audio", "web_search_options", "functions", "function_call", "best_of", "guided_json",
     "return_tokens_as_token_ids", "return_token_ids", "kv_transfer_params", "use_beam_search", "seed", "temperature",
 ]  # fmt: skip
 PLAUSIBLE: dict[str, list[Any]] = {

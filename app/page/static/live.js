@@ -1,4 +1,4 @@
-// The cache, live: reads the server's events for as long as somebody looks, and the trie every few seconds.
+// The cache, live: reads the server's events for as long as somebody looks, and the trie when they say that it changed.
 
 import { call, events, getJson } from "./api.js";
 import { byId, count, bytes, make } from "./elements.js";
@@ -6,7 +6,8 @@ import { NAMES } from "./figures.js";
 import { addDirective, addRoute, showReplicas, showSaved, showTiers } from "./panels.js";
 import { TriePicture } from "./trie.js";
 
-const TRIE_MS = 3000;
+const TRIE_MS = 3000; // between two reads at the least
+const UNTOLD_MS = 30_000; // what no event tells, such as the end of a pin, is seen by then
 const SILENCE_MS = 30_000; // longer than the server ever says nothing
 const [FIRST_WAIT_MS, LONGEST_WAIT_MS] = [500, 10_000];
 const MOST_NODES = 1000;
@@ -20,13 +21,15 @@ export class Live {
     this.clear = (tier) => clear([tier]);
     this.last = {};
     this.root = null;
+    this.changed = true;
+    this.readAt = 0;
     this.picture = new TriePicture((node) => this.showNode(node), (node) => this.openNode(node));
     showTiers({}, this.clear);
     byId("trie-up").onclick = () => this.openNode(null);
     document.addEventListener("answered", () => setTimeout(() => this.readTrie(), 500));
     document.addEventListener("visibilitychange", () => this.restart());
     this.restart();
-    setInterval(() => this.readTrie(), TRIE_MS);
+    setInterval(() => (this.changed || Date.now() - this.readAt >= UNTOLD_MS) && this.readTrie(), TRIE_MS);
   }
 
   /** Watches anew: a key was given, or the tab is looked at again. */
@@ -82,6 +85,7 @@ export class Live {
   }
 
   hear(event, said) {
+    this.changed ||= event !== "cache";
     if (event === "route") addRoute(said);
     else if (event === "directive") addDirective(said);
     else if (event === "cache") this.showCache(said);
@@ -90,6 +94,9 @@ export class Live {
   showCache(cache) {
     const away = cache.manager !== "ok";
     this.say(away ? AWAY : "Live.", away);
+    const figures = JSON.stringify([cache.index, Object.values(cache.tiers).map((one) => [one.used_bytes, one.segments])]);
+    this.changed ||= figures !== this.figures;
+    this.figures = figures;
     const tiers = {};
     for (const [tier, now] of Object.entries(cache.tiers)) {
       tiers[tier] = { ...now };
@@ -107,12 +114,15 @@ export class Live {
   async readTrie() {
     if (document.hidden || !this.picture.canvas.clientWidth || this.reading) return;
     this.reading = true;
+    this.changed = false;
+    this.readAt = Date.now();
     const { root } = this;
     try {
       const asked = new URLSearchParams({ depth: "16", most: String(MOST_NODES), ...(root ? { root } : {}) });
       const { nodes, hidden } = await getJson(`api/v1/kv/trie?${asked}`);
       if (root === this.root) this.picture.show(nodes, hidden ?? 0);
     } catch (error) {
+      this.changed = true;
       if (error.status === 404 && root) this.openNode(null); // it has left the index
     } finally {
       this.reading = false;

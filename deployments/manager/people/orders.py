@@ -169,12 +169,15 @@ class Orders:
         path = self._brain.orders.path_to(key, whose)
         if not path:
             return dict(_NO_NODE)
-        chain = self._brain.views.chain(path)
+        chain, parts = self._brain.views.chain(path)
+        for names in parts:
+            chain.hear(names)
+            await asyncio.sleep(0)  # plans go in between
         for location, keys in by_cpu_tier(chain.unnamed()).items():
             for joined in await self._tiers.block_hashes(location.holder, keys):
                 chain.hear(BlockHash(joined[at : at + HASH_BYTES]) for at in range(0, len(joined), HASH_BYTES))
-        names = chain.names()
-        return dict(_NO_NAME) if names is None else {"hashes": names}
+        hashes = chain.names()
+        return dict(_NO_NAME) if hashes is None else {"hashes": hashes}
 
     def compress(self, hashes: Sequence[BlockHash]) -> dict[str, Any]:
         """Let the prompt's segments be copied to Redis now; `compressed` says how far that is."""

@@ -12,6 +12,7 @@ from ray.core.generated.gcs_pb2 import ActorTableData
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve.context import _get_serve_request_context, _RequestContext, _serve_request_context
 
+from app.backend import parts_watch as parts_module
 from app.backend import serve as backend_module
 from app.backend.parts_watch import SILENT_S, PartsWatch, health_probe
 from app.backend.protocols import HealthReport
@@ -148,6 +149,55 @@ def test_what_is_heard_of_the_pools_is_forgotten_with_the_manager() -> None:
         assert (gone.roles, gone.kv) == (said["roles"], {})
 
     asyncio.run(check())
+
+
+def test_an_answer_that_cannot_be_read_is_an_absent_manager_and_the_next_one_is_heard() -> None:
+    async def check() -> None:
+        manager = FakeManager({"replicas": None})
+        watch = PartsWatch(manager)  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        assert watch.error
+        assert not watch.silence_s
+        manager.parts = ALL_WELL
+        for _ in range(1000):
+            await asyncio.sleep(0.001)
+            if not watch.error:
+                break
+        assert watch.error == ""
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(parts_module, "PARTS_EVERY_S", 0.001)
+        asyncio.run(check())
+
+
+def test_a_call_that_cannot_be_looked_after_keeps_nobody_from_the_others() -> None:
+    class Call:
+        def __init__(self, error: Exception | None) -> None:
+            self.error = error
+            self.looks = 0
+
+        def look(self, now: float) -> None:
+            self.looks += 1
+            if self.error is not None:
+                raise self.error
+
+        def look_for_drain(self, now: float, living: Collection[str], drain_s: float) -> None:
+            pass
+
+    async def check() -> None:
+        replicas = replicas_over(FakeHandle(None))
+        broken, sound = Call(RuntimeError("gRPC is odd")), Call(None)
+        replicas._live.update(broken=broken, sound=sound)  # type: ignore[dict-item]
+        for _ in range(1000):
+            await asyncio.sleep(0.001)
+            if sound.looks > 1:
+                break
+        assert broken.looks > 1
+        assert sound.looks > 1
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(backend_module, "LOOK_S", 0.001)
+        asyncio.run(check())
 
 
 @pytest.mark.parametrize("words", [0, 2])

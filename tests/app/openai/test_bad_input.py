@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -127,6 +128,64 @@ def test_bad_completion_request(server: Server, change: dict[str, Any], status: 
 )
 def test_malformed_json(server: Server, path: str, body: bytes):
     check_error(post(server, path, body), 400)
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        (CHAT_PATH, {"modalities": ["text", "audio"]}),
+        (CHAT_PATH, {"audio": {"voice": "alloy", "format": "wav"}}),
+        (CHAT_PATH, {"web_search_options": {}}),
+        (CHAT_PATH, {"functions": [{"name": "f", "parameters": {}}]}),
+        (CHAT_PATH, {"function_call": {"name": "f"}}),
+        (CHAT_PATH, {"guided_json": {"type": "object"}}),
+        (COMPLETION_PATH, {"guided_choice": ["a", "b"]}),
+        (COMPLETION_PATH, {"best_of": 2}),
+        ("/v1/responses", {"guided_regex": "[a-z]+", "input": "a"}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else value,
+)
+def test_what_would_be_dropped_and_changes_the_answer_is_refused_by_name(server, path: str, change: dict[str, Any]):
+    sent = len(server.replicas.requests)
+    body = COMPLETION if path == COMPLETION_PATH else CHAT
+    name = next(iter(change))
+    error = check_error(post(server, path, {**body, **change}), 400)
+    assert error["param"] == name
+    assert f"`{name}`" in error["message"]
+    assert len(server.replicas.requests) == sent
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"modalities": ["text"], "audio": None, "web_search_options": None, "functions": [], "function_call": "none"},
+        {"store": True, "service_tier": "auto", "prediction": {"type": "content", "content": "a"}, "verbosity": "low"},
+        {"metadata": {"a": "b"}, "user": "u", "safety_identifier": "s", "prompt_cache_key": "k"},
+    ],
+)
+def test_hints_that_cannot_change_an_answer_are_let_pass(server, change: dict[str, Any]):
+    for body in (CHAT, {**CHAT, **change}):
+        assert post(server, CHAT_PATH, body).status_code == 200
+    plain, other = server.replicas.requests[-2:]
+    assert other.prompt_token_ids == plain.prompt_token_ids
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", lambda many: {"model": "demo", "input": [{"type": "x"}] * many}),
+        (
+            "/v1/responses",
+            lambda many: {"model": "demo", "input": [{"role": "user", "content": [{"type": "input_text"}] * many}]},
+        ),
+        ("/api/v1/kv/pin", lambda many: {"tokens": [1.5] * many}),
+        (CHAT_PATH, lambda many: {**CHAT, "documents": [{str(name): 5 for name in range(many)}]}),
+    ],
+    ids=["items", "parts", "tokens", "names"],
+)
+def test_of_many_wrong_entries_the_first_is_told(server: Server, path: str, body: Callable[[int], dict[str, Any]]):
+    one, many = (check_error(post(server, path, body(number)), 400)["message"] for number in (1, 50))
+    assert many.partition(":")[0] == one.partition(":")[0], "else a small body is millions of errors"
 
 
 def test_malformed_messages_name_the_parameter_and_what_is_wrong(server: Server):

@@ -54,6 +54,27 @@ def test_it_is_made_once_and_when_somebody_asks_first(start, monkeypatch):
     assert len(made) == 1
 
 
+def test_where_it_cannot_be_made_that_is_said_and_the_next_request_tries_again(start, monkeypatch, caplog):
+    schema = {"info": {"title": "", "description": "", "version": ""}, "paths": {}, "components": {}}
+    outcomes = iter([RuntimeError("a route is odd"), RuntimeError("it still is"), schema])
+
+    def describe(*of):
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(openapi_schema, "describe", describe)
+    with start().http() as client:
+        refused = [client.get(path) for path in ("/openapi.json", "/docs")]
+        answered = [client.get(path).status_code for path in ("/openapi.json", "/docs")]
+    assert [answer.status_code for answer in refused] == [503, 503]
+    assert "retry-after" in refused[0].headers
+    assert "odd" not in refused[0].json()["error"]["message"]
+    assert answered == [200, 200]
+    assert len([line for line in caplog.records if line.name == openapi_schema.__name__]) == 1
+
+
 def test_it_can_be_read_without_a_key_and_without_the_internet(start):
     server = start(api_keys={"key-a": "alice"})
     paths = described(server)["paths"]

@@ -189,7 +189,7 @@ def test_what_is_remembered_is_bounded() -> None:
     books = (suspects._charges, suspects._guilty_until, suspects._left)
     assert all(len(book) <= MOST for book in books)
     assert len(suspects._deaths) <= MOST_DEATHS
-    assert len(suspects._line_of) <= 2 * MOST
+    assert len(suspects._line_of) <= MOST_DEATHS, "a suspect that never comes again is forgotten with its death"
     assert not suspects._live
 
 

@@ -121,6 +121,35 @@ def test_a_node_is_found_by_mouse_and_keyboard_and_says_what_it_is(live_page):
     expect(page.get_by_role("button", name="Whole trie")).to_be_visible()
 
 
+def test_the_trie_is_read_anew_when_something_has_happened_and_else_now_and_then(live_page):
+    events = [("cache", cache())]
+    opened = live_page(events, [node(1)])
+    page, trie = opened.page, "**/api/v1/kv/trie?*"
+
+    def reads() -> int:
+        return sum("/kv/trie?" in url for url in opened.asked)
+
+    page.clock.install()
+    page.reload()
+    expect(page.locator("#live-state")).to_contain_text("ended the live view")
+    with page.expect_request(trie):
+        page.clock.run_for(3_000)
+    before = reads()
+    with page.expect_request("**/api/v1/events"):
+        page.clock.run_for(9_000)
+    assert reads() == before, "the figures are the same"
+    index = {"nodes": 2, "ghosts": 0, "pins": 0}
+    for more, event in (({"index": index}, None), ({"index": index}, ("route", ROUTE))):
+        events[:] = [*([event] if event else []), ("cache", cache(saved_prefill_s=13.0 + bool(event), **more))]
+        page.clock.run_for(3_000)
+        expect(page.locator("#saved-number")).to_have_text(f"{13 + bool(event)}.00")
+        with page.expect_request(trie):
+            page.clock.run_for(3_000)
+    events[:] = [("cache", cache(index=index))]
+    with page.expect_request(trie):
+        page.clock.run_for(31_000)
+
+
 def test_a_node_is_pinned_and_evicted_by_its_name(live_page):
     chosen = node(5)
     opened = live_page([("cache", cache())], [chosen])

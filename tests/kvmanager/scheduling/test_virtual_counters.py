@@ -44,6 +44,31 @@ def test_who_was_idle_has_saved_nothing_up_and_who_was_alone_owes_nothing():
     assert counters.counter("b") == 1005
 
 
+@pytest.mark.parametrize("weight", [1.0, 2.0])
+def test_an_answer_that_is_paid_for_and_ended_early_saves_nothing_up(weight: float):
+    counters = VirtualCounters("ab", {"a": weight})
+    counters.begins_to_wait("b", ())
+    counters.turn("b")
+    held = Bill(counters, "a", Work(0, 0, 1000))
+    held.send()
+    counters.charge("b", 5000)
+    counters.begins_to_wait("a", "b")
+    held.sampled(10)
+    held.close()
+    assert counters.counter("a") == pytest.approx(counters.counter("b") + 10 * ANSWER_COST / weight)
+
+
+def test_what_others_have_paid_for_and_end_early_costs_a_newcomer_nothing():
+    counters = VirtualCounters("ab")
+    counters.begins_to_wait("b", ())
+    counters.turn("b")
+    held = Bill(counters, "b", Work(100, 0, 1000))
+    held.send()
+    counters.begins_to_wait("a", "b")
+    held.close()
+    assert counters.counter("a") == counters.counter("b") == 100
+
+
 def test_a_cached_prompt_is_nearly_free_and_a_sampled_token_counts_twice():
     assert prompt_cost(100, 0) == 100
     assert prompt_cost(100, 90) == pytest.approx(10 + 90 * CACHED_COST)

@@ -10,7 +10,7 @@ from kvmanager.index.nodes import Node
 from kvmanager.index.trie import PrefixTrie
 from kvmanager.segments.keys import BlockHash, SegmentKey, block_hashes
 from kvmanager.segments.spans import NodeKind, SegmentSpan, join_marks, split_segments
-from kvmanager.views.chains import Chain
+from kvmanager.views.chains import HEARD_AT_ONCE, Chain
 
 HASHES = block_hashes(list(range(12 * 4)), 4, "salt")
 
@@ -29,6 +29,27 @@ def path_of(*cuts: tuple[int, int]) -> list[Node]:
     return path
 
 
+def hear_devices(chain: Chain, devices: DeviceIndex) -> None:
+    for names in chain.on_devices(devices):
+        chain.hear(names)
+
+
+def test_a_large_device_is_heard_in_parts_while_its_blocks_change():
+    path, devices = path_of((0, 4)), DeviceIndex(DeltaLog(10))
+    devices.stored("large", [BlockHash(number.to_bytes(32, "little")) for number in range(3 * HEARD_AT_ONCE)])
+    devices.stored("large", HASHES[:4])
+    chain = Chain(path)
+    heard = []
+    for names in chain.on_devices(devices):
+        heard.append(len(names))
+        chain.hear(names)
+        devices.stored("large", [BlockHash(bytes([len(heard)]) * 32)])
+        devices.stored("another", HASHES[:4])
+    assert max(heard) <= HEARD_AT_ONCE
+    assert chain.names() == HASHES[:4]
+    assert list(chain.on_devices(devices)) == []
+
+
 def test_segments_of_one_block_name_themselves():
     chain = Chain(path_of((0, 1), (1, 2), (2, 3)))
     assert chain.unnamed() == []
@@ -40,10 +61,10 @@ def test_a_device_that_has_a_segment_of_it_names_the_rest_and_others_are_not_loo
     chain = Chain(path)
     assert (chain.names(), chain.unnamed()) == (None, path)
     devices.stored("without its ends", HASHES[0:3])
-    chain.hear_devices(devices)
+    hear_devices(chain, devices)
     assert chain.unnamed() == path
     devices.stored("with the first", [*HASHES[:4], BlockHash(b"x" * 32)])
-    chain.hear_devices(devices)
+    hear_devices(chain, devices)
     assert (chain.names(), chain.unnamed()) == (None, path[1:])
     chain.hear(HASHES[4:8])
     assert chain.names() == HASHES[:8]
