@@ -50,7 +50,7 @@ from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
 from app.gate.body_limit import BodyLimitMiddleware
 from app.gate.errors import DefectMiddleware, RetryAfterMiddleware
-from app.gate.rate_limits import RateLimitMiddleware, RateLimits
+from app.gate.rates.limits import RateLimitMiddleware, RateLimits
 from app.gate.request_context import RequestContextMiddleware, RequestLimits
 from app.gate.request_id import RequestIdMiddleware
 from app.metrics.ingress import IngressMetrics, MetricsMiddleware

@@ -33,7 +33,7 @@ from app.control.moves import ACCEPTED, PREFIX, RefusedError, accepted
 from app.gate.auth import require_admin
 from app.gate.errors import OverloadedError, PoisonPromptError, RefusedPromptError
 from app.gate.json_route import JsonRoute
-from app.gate.rate_limits import Spend
+from app.gate.rates.limits import Spend
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import current_request
 from app.openai.engine_client import HandleEngineClient

@@ -22,7 +22,7 @@ from app.gate.admission import AdmissionQueue, Ticket
 from app.gate.auth import CALLER, Caller
 from app.gate.errors import error_response
 from app.gate.kv_cache_field import SAYS_NOTHING, KVCacheField
-from app.gate.rate_limits import SPEND, Spend
+from app.gate.rates.limits import SPEND, Spend
 from app.metrics.stages import RequestStages
 from app.metrics.usage import RequestKVUsage
 

@@ -45,13 +45,13 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from app.gate.errors import error_response
 from app.gate.json_route import Endpoint, post_routes
 from app.gate.kv_cache_field import FIELD, read_field
+from app.gate.not_done import CHATS, COMPLETIONS, refuse
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import RequestContext, current_request
 from app.openai.blend_requests import blend_requests
 from app.openai.chat_renderer import ChatRenderer, remembered_answers
 from app.openai.engine_client import HandleEngineClient
 from app.openai.tokenize_route import tokenize_within_context
-from app.protocols.not_done import CHATS, COMPLETIONS, refuse
 from configs.settings import PROJECT_ROOT, Settings
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"})

@@ -1,7 +1,7 @@
 """POST /v1/responses: vLLM's class for OpenAI's Responses, and what of it a server without a store cannot do.
 
 Nothing is stored, neither for a tenant nor for all: OpenAI's clients ask for it by default (`store`), so that is let
-pass and answered with `"store": false`. What needs a stored response is refused (`app.protocols.not_done`), as are
+pass and answered with `"store": false`. What needs a stored response is refused (`app.gate.not_done`), as are
 tools that would be run here.
 
 Leans on vLLM: `OpenAIServingResponses` calls `_preflight` before `_render_resolved_response_inputs`, and

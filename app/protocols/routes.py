@@ -14,6 +14,9 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesResponse
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.gate.json_route import Endpoint, post_routes
+from app.gate.not_done import MESSAGES as NOT_OF_MESSAGES
+from app.gate.not_done import RESPONSES as NOT_OF_RESPONSES
+from app.gate.not_done import refuse
 from app.openai.engine_client import HandleEngineClient
 from app.protocols.anthropic_errors import MESSAGES
 from app.protocols.messages import (
@@ -23,9 +26,6 @@ from app.protocols.messages import (
     create_message,
     refuse_tools_of_servers,
 )
-from app.protocols.not_done import MESSAGES as NOT_OF_MESSAGES
-from app.protocols.not_done import RESPONSES as NOT_OF_RESPONSES
-from app.protocols.not_done import refuse
 from app.protocols.responses import ResponsesServing
 from app.protocols.responses_route import create_response
 from configs.settings import Settings

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from app.gate.auth import route_path
 from app.gate.errors import answer_router_error, error_response
-from app.protocols.not_done import KEEPS_NOTHING
+from app.gate.not_done import KEEPS_NOTHING
 
 _API = "/v1/"
 _WITHOUT = {

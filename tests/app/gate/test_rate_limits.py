@@ -11,7 +11,7 @@ from ingress_server import CHAT, COMPLETION, settings_with, wait_until
 from vllm.exceptions import VLLMValidationError
 
 from app.gate.errors import OverloadedError
-from app.gate.rate_limits import RateLimits, Spend, duration
+from app.gate.rates.limits import RateLimits, Spend, duration
 
 KEYS = {"api_keys": {"key-a": "alice", "key-b": "bob"}}
 

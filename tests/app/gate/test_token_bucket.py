@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.gate.token_bucket import TokenBucket
+from app.gate.rates.bucket import TokenBucket
 
 STEPS = st.lists(st.tuples(st.floats(0, 30), st.integers(0, 80), st.integers(-20, 60)), max_size=50)
 

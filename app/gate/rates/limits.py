@@ -22,7 +22,7 @@ from vllm.exceptions import VLLMValidationError
 
 from app.gate.auth import CALLER, OPEN_PATHS, route_path
 from app.gate.errors import OverloadedError, error_response
-from app.gate.token_bucket import TokenBucket
+from app.gate.rates.bucket import TokenBucket
 from configs.http_section import HTTPSettings
 
 SPEND = "crosskv.spend"
