@@ -1,5 +1,7 @@
 """Routes that take a JSON body: it is read once, within bounds, before FastAPI and vLLM validate it.
 
+Those of GET among them refuse parameters that they do not have.
+
 Where it may be left out, no body is none, whatever the headers say. The bounds are in `app.state.request_bounds`.
 
 Of a list with many wrong entries only the first is told. An item of Responses is one of some thirty types and has 200
@@ -12,7 +14,7 @@ Leans on FastAPI: `Dependant.body_params`, and of a `ModelField` its `_type_adap
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -70,8 +72,11 @@ class JsonRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """See FastAPI's."""
         handle = super().get_route_handler()
+        known = {field.alias for field in self.dependant.query_params}
 
         async def handle_bounded(request: Request) -> Response:
+            if request.method == "GET":
+                _require_known(request.query_params, known)
             bounded = BoundedRequest(request.scope, request.receive)
             if self.body_field is not None and (self.body_field.field_info.is_required() or await bounded.body()):
                 _require_plain_json(request)
@@ -94,6 +99,14 @@ def _ending_lists(schema: Any) -> Any:
         ends = {"fail_fast": True} if schema.get("type") in ("list", "dict") else {}
         return {name: _ending_lists(one) for name, one in schema.items()} | ends
     return type(schema)(map(_ending_lists, schema)) if type(schema) in (list, tuple) else schema
+
+
+def _require_known(query: Iterable[str], known: Collection[str]) -> None:
+    """Raise for a parameter that would be ignored. Not of POST, where Anthropic's clients send `?beta=true`."""
+    for name in query:
+        if name not in known:
+            has = f"It has {', '.join(f'`{each}`' for each in sorted(known))}." if known else "It has none."
+            raise VLLMValidationError(f"`{name[:64]}` is no parameter of this route. {has}", parameter=name[:64])
 
 
 def _require_plain_json(request: Request) -> None:

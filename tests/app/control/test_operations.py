@@ -89,6 +89,14 @@ def test_a_bad_lookup_is_400(server, query: dict[str, str]):
     assert answer.json()["error"]["code"] == 400
 
 
+@pytest.mark.parametrize("path", ["lookup?tokens=1&fidelty=tolerant", "trie?rot=ab", "stats?tier=cpu"])
+def test_a_parameter_that_would_be_ignored_is_400_and_named(server, path: str):
+    with server.http() as client:
+        answer = client.get(f"/api/v1/kv/{path}")
+    wrong = path.rpartition("?")[2].rpartition("&")[2].partition("=")[0]
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, wrong)
+
+
 def test_clear_and_stats_reach_the_manager(start):
     control = FakeControl()
     server = start(behind=backend(FakeReplicas(), control))
