@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-from live_room import LiveRoom, until_gone
+from live_room import LiveRoom
 
 from deployments.engine.heartbeat import Heartbeat
 from deployments.engine.process.core import ReplicaEngineCore
@@ -18,15 +16,6 @@ from deployments.protocol.kv_port import BlendTerms, PlanDict, PlannedBlend, Pla
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments.keys import BLENDED, block_hashes, cache_salt
 from load_tests.harness.engine import SECRET, greedy, prompt, until
-
-
-@pytest.fixture(scope="module")
-def live(demo_model: Path) -> Iterator[LiveRoom]:
-    room = LiveRoom(demo_model)
-    process = room.process
-    yield room
-    room.close()
-    until_gone(process)
 
 
 def test_a_chunk_that_was_saved_there_is_blended_there(live: LiveRoom, tmp_path: Path) -> None:

@@ -27,22 +27,6 @@ DEADLY = [7, 8, 9, 7, 8]
 REGEX = StructuredOutputsParams(regex="([a-z]{3} [0-9]{2};){8}")
 
 
-@pytest.fixture(scope="module")
-def shared(demo_model: Path) -> Iterator[LiveRoom]:
-    live = LiveRoom(demo_model)
-    yield live
-    process = live.process
-    live.close()
-    until_gone(process)
-
-
-@pytest.fixture
-def live(shared: LiveRoom) -> LiveRoom:
-    """With nothing on the device."""
-    shared.run(shared.room.carry_out({"kind": "clear_device"}))
-    return shared
-
-
 @pytest.fixture
 def mortal(demo_model: Path) -> Iterator[LiveRoom]:
     """One that the test may end."""
@@ -187,7 +171,19 @@ def test_a_process_that_is_killed_ends_its_requests_and_blames_nobody(mortal: Li
         mortal.run(mortal.room.carry_out({"kind": "clear_device"}))
 
 
-@pytest.mark.parametrize("how", ["a step that does not end", "a process that is stopped"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "a step that does not end",
+        pytest.param(
+            "a process that is stopped",
+            marks=pytest.mark.long(
+                "tests/deployments/engine/process/test_engine_process.py"
+                "::test_an_engine_that_hangs_is_given_up_with_its_process"
+            ),
+        ),
+    ],
+)
 def test_an_engine_that_hangs_is_given_up_with_its_process(
     mortal: LiveRoom, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,9 +204,15 @@ def test_an_engine_that_hangs_is_given_up_with_its_process(
     until_gone(process)
 
 
-def test_what_raises_while_the_engine_is_built_there_is_raised_here(demo_model: Path, tmp_path: Path) -> None:
+def test_a_port_that_cannot_be_opened_there_is_raised_here(demo_model: Path) -> None:
     with pytest.raises(ValueError, match="no cluster here"):
         LiveRoom(demo_model, open_there=refused_port)
+
+
+@pytest.mark.long(
+    "tests/deployments/engine/process/test_engine_process.py::test_a_port_that_cannot_be_opened_there_is_raised_here"
+)
+def test_weights_that_cannot_be_read_there_are_raised_here(demo_model: Path, tmp_path: Path) -> None:
     spoilt = Path(shutil.copytree(demo_model, tmp_path / "demo"))
     for weights in spoilt.glob("*.safetensors"):
         weights.write_bytes(weights.read_bytes()[:-1000])  # the header is whole, which is read here
