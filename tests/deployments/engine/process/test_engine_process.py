@@ -1,4 +1,4 @@
-"""An engine in a process of its own answers, reuses, aborts, dies and hangs as one on a thread does."""
+"""An engine in a process of its own answers, reuses, blends, aborts, dies and hangs as one on a thread does."""
 
 from __future__ import annotations
 
@@ -18,13 +18,31 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 
 from deployments.engine.room import EnginePrompt
 from deployments.engine.step_witness import EngineDiedError
+from deployments.protocol.kv_port import BlendTerms, PlanDict, PlannedBlend, PlannedChunk
 from deployments.protocol.wire import GenerateRequest
+from kvmanager.segments.keys import BLENDED, block_hashes, cache_salt
 from load_tests.faults.inside_engine import die_of, in_engine
-from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.engine import SECRET, greedy, prompt, until
 
 TOKENS = prompt(900, 2 * SEGMENT_BLOCKS * BLOCK + 5)
 DEADLY = [7, 8, 9, 7, 8]
 REGEX = StructuredOutputsParams(regex="([a-z]{3} [0-9]{2};){8}")
+
+
+@pytest.fixture(scope="module")
+def shared(demo_model: Path) -> Iterator[LiveRoom]:
+    live = LiveRoom(demo_model)
+    yield live
+    process = live.process
+    live.close()
+    until_gone(process)
+
+
+@pytest.fixture
+def live(shared: LiveRoom) -> LiveRoom:
+    """With nothing on the device."""
+    shared.run(shared.room.carry_out({"kind": "clear_device"}))
+    return shared
 
 
 @pytest.fixture
@@ -78,6 +96,29 @@ def test_what_was_saved_there_is_loaded_there_and_changes_no_token(live: LiveRoo
     assert answer == expected
     assert (cold["recomputed"], cold["cpu"]) == (len(TOKENS), 0)
     assert (usage["recomputed"], usage["cpu"]) == (5, 2 * SEGMENT_BLOCKS * BLOCK)
+
+
+def test_a_chunk_that_was_saved_there_is_blended_there(live: LiveRoom, tmp_path: Path) -> None:
+    chunk = prompt(970, 260)
+    tokens = prompt(971, 50) + chunk + prompt(972, 30)
+    saved = live.count("crosskv_segments_saved_total")
+    live.ask(chunk, max_tokens=1)
+    until(lambda: live.count("crosskv_segments_saved_total") >= saved + 2, "the chunk is saved")
+    expected, _ = live.ask(tokens)
+    stored = live.plan(chunk, tmp_path)
+    blend = PlannedBlend(chunks=[PlannedChunk(50, stored["segments"])], ratio=1.0, check_layer=2, seconds=0.0)
+    plan = PlanDict(lease_id=9, segments=[], scores=[], now=stored["now"], epoch=stored["epoch"], blend=blend)
+    salt = cache_salt(SECRET, live.room.fingerprint, "", BLENDED)
+    hashes: list[bytes] = list(block_hashes(tokens, 32, salt))
+    request = GenerateRequest("blended", tokens, greedy(8), salt, hashes, fidelity=BLENDED)
+
+    output = live.run(live.answer(request, plan))
+
+    assert list(output.outputs[0].token_ids) == expected
+    assert output.num_cached_tokens == (len(tokens) - 1) // 32 * 32, "what follows the chunk is taken along"
+    assert live.count("crosskv_blends_total") == 1
+    assert live.count("crosskv_blending_available") == 1
+    assert live.room.blend_terms == BlendTerms(check_layer=2, layers=6)
 
 
 def test_nobody_else_can_reach_the_sockets_between_replica_and_engine(live: LiveRoom) -> None:
