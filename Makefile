@@ -80,7 +80,7 @@ bench-sparse: install ## Sparse KV: what answers lose by level, codec and layer;
 test: install-dev ## Run the test suite in two processes; ARGS= goes to pytest, such as ARGS="-n 0 -x"
 	@exec $(RUN) -m pytest $(IN_TWO) $(ARGS)
 
-test-long: install-dev ## The same with long random runs, and more conversations and faults' streams; ARGS=
+test-long: install-dev ## The same with tests marked long, long random runs, more conversations and streams; ARGS=
 	@CROSSKV_LONG=1 exec $(RUN) -m pytest $(IN_TWO) $(ARGS)
 
 fuzz: install-dev ## Hostile requests to every route, hostile bytes to every decoder; ARGS="--cases N --seed S"

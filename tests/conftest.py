@@ -1,6 +1,7 @@
 """What every test may rely on: a Ray without token auth, no hub, and a folder that passes for a model.
 
-And how the tests are shared out between the two processes of `make test`: see `pytest_xdist_make_scheduler`.
+And which tests `make test` runs, and in which of its two processes: `pytest_collection_modifyitems` and
+`pytest_xdist_make_scheduler`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+
+from tests.sizes import LONG
 
 T = TypeVar("T")
 
@@ -44,10 +47,29 @@ WHOLE_SERVERS = ("tests/end_to_end/", "tests/app/launch/test_launch.py", "tests/
 """What starts whole servers, or clusters of its own: two cores have room for one at a time."""
 
 
+KEPT_RUNNING = {"ray_cluster", "one_engine", "demo_model"}
+"""Fixtures of tests that start what others go on with, or take long."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
-    """Of two processes: whole servers come first, for they take longest; a test's own before the one that is shared."""
+    """`make test` leaves out what is marked `long`. And the order of each of two processes.
+
+    Whole servers come first, for they take longest; a test's own before the one that is shared. Then come the files
+    that need a Ray or an engine: the process of the servers, which is free later, would start a second one of each.
+    What is left is short, so that both end together.
+    """
+    if not LONG:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: (not item.nodeid.startswith(WHOLE_SERVERS), "world" in item.fixturenames))
+        early = {item.path for item in items if not KEPT_RUNNING.isdisjoint(item.fixturenames)}
+        items.sort(
+            key=lambda item: (
+                not item.nodeid.startswith(WHOLE_SERVERS),
+                "world" in item.fixturenames,
+                item.path not in early,
+            )
+        )
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,4 +1,8 @@
-"""How much of what is random, repeated or slow a run takes: `make test`'s sizes, or those of `make test-long`."""
+"""How much of what is random, repeated or slow a run takes: `make test`'s sizes, or those of `make test-long`.
+
+A test whose claim `make test` holds elsewhere sooner is marked `long`, with that other test's name: `make test` leaves
+it out.
+"""
 
 from __future__ import annotations
 
@@ -18,3 +22,8 @@ BLEND_FAULTS_TRIED = None if LONG else 1
 """Of those that strike blended prompts, the first ones; None: all."""
 ENGINE_PROCESS_CONVERSATIONS = 40 if LONG else 8
 """The same, where each engine has a process of its own."""
+ENGINE_PROCESSES = 2 if LONG else 1
+"""Replicas of that server: each imports vLLM twice."""
+CLIENTS = 1_000 if LONG else 250
+"""At once, of a server that takes 128."""
+FUZZED_REQUESTS = 480 if LONG else 240

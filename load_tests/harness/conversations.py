@@ -39,6 +39,8 @@ class Plan:
     cleared: tuple[str, ...] = TIERS
     """Among these tiers, one to all of them are cleared."""
     replicas: int = 2
+    pinned: bool = True
+    """Two of three turns name the replica that they want. Without, the same is asked of a server with one replica."""
     part_probability: float = 0.0
     """That a turn leaves the conversation so far at any token, as another question about the same document does."""
     seed: int = 0
@@ -117,7 +119,7 @@ async def _converse(
         if disturbance.random() < plan.clear_probability:
             await clear(client, disturbance.sample(plan.cleared, disturbance.randint(1, len(plan.cleared))))
         pin = rng.choice((None, *range(plan.replicas)))
-        turn = await complete(client, model, prompt, rng.randint(*plan.answer_tokens), pin)
+        turn = await complete(client, model, prompt, rng.randint(*plan.answer_tokens), pin if plan.pinned else None)
         on_turn()
         turns.append(turn)
         question = rng.randrange(len(words) - plan.question_tokens[1])

@@ -18,10 +18,11 @@ PARTED = 0.4
 TURNS = 3
 
 
-def plan(conversations: int, seed: int, cleared: tuple[str, ...]) -> Plan:
+def plan(conversations: int, seed: int, cleared: tuple[str, ...], pinned: bool = True) -> Plan:
     """Whatever is cleared, and however many conversations there are, the first ones ask the same: plain vLLM answers
     that once for all servers."""
-    return Plan(conversations, TURNS, longest_prompt_tokens=3000, cleared=cleared, part_probability=PARTED, seed=seed)
+    shape: dict[str, Any] = {"longest_prompt_tokens": 3000, "part_probability": PARTED}
+    return Plan(conversations, TURNS, cleared=cleared, pinned=pinned, seed=seed, **shape)
 
 
 def plain_references(turns: Sequence[Turn], model_folder: Path, folder: Path) -> list[dict[str, Any]]:

@@ -26,6 +26,10 @@ WITHOUT_SHARING = {
 }
 
 
+@pytest.mark.long(
+    "tests/deployments/engine/test_supported_models.py::test_without_sharing_an_engine_recomputes_everything"
+)
+@pytest.mark.long("tests/deployments/replica/test_serve_options.py::test_both_deployments_have_them")
 @pytest.mark.parametrize("private_server", [WITHOUT_SHARING], indirect=True)
 def test_a_server_without_sharing_serves_and_recomputes_everything(private_server: RunningServer) -> None:
     def ask(key: str, **headers: str) -> httpx.Response:

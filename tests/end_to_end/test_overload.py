@@ -9,13 +9,12 @@ import httpx
 import pytest
 
 from load_tests.harness.running_server import RunningServer
+from tests.sizes import CLIENTS
 
 pytestmark = pytest.mark.server
 
-CLIENTS = 1_000
 
-
-def test_a_thousand_clients_get_an_answer_or_a_429_with_retry_after(server: RunningServer) -> None:
+def test_many_clients_get_an_answer_or_a_429_with_retry_after(server: RunningServer) -> None:
     async def one(client: httpx.AsyncClient, number: int) -> int:
         body = {"model": "demo", "prompt": f"Client {number} says hello.", "max_tokens": 4}
         response = await client.post("/v1/completions", json=body)

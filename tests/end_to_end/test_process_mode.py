@@ -16,15 +16,11 @@ from load_tests.faults.catalogue import ENGINE_FAULTS, FAULTS, Fault, World, sta
 from load_tests.faults.trial import Trials
 from load_tests.harness.conversations import Turn, complete, run
 from load_tests.micro.exactness import compare
-from tests.sizes import ENGINE_PROCESS_CONVERSATIONS, LONG, STREAMED_TOKENS, STREAMS
+from tests.sizes import ENGINE_PROCESS_CONVERSATIONS, ENGINE_PROCESSES, STREAMED_TOKENS, STREAMS
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 ENGINE = "VLLM::EngineCore"
-SHORT = ("killed mid-stream", "replies lost", "process killed")
-"""Of what differs where the engine is a process. A hang is waited for: `make test-long` has that and all others, and
-`tests/deployments/engine/process` holds it without a server."""
-CHOSEN = [fault for fault in (*FAULTS, *ENGINE_FAULTS) if LONG or fault.name in SHORT]
 DEADLY_TOKENS = [11, 13, 11, 17, 11, 19]
 
 
@@ -32,6 +28,7 @@ DEADLY_TOKENS = [11, 13, 11, 17, 11, 19]
 def process_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     settings = {
         "dtype": "float32",
+        "replicas": ENGINE_PROCESSES,
         "engine": {"process": "process"},
         "http": {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64},
         # What is lost is free after so long. And else Redis is not read where it is slow.
@@ -58,20 +55,23 @@ async def asked_again(url: str, turns: list[Turn]) -> list[Turn]:
 
 def test_conversations_answer_as_plain_vllm_does(process_world: World, pytestconfig: pytest.Config) -> None:
     server = process_world.server
-    assert len(engines(process_world)) == 2
+    assert len(engines(process_world)) == ENGINE_PROCESSES
     assert pytestconfig.cache is not None
     turns: list[Turn] = []
     for seed, tiers in enumerate((("device",), ("device", "cpu")), 20):
-        turns += asyncio.run(run(server.url, "demo", plan(ENGINE_PROCESS_CONVERSATIONS // 2, seed, tiers)))
+        asked = plan(ENGINE_PROCESS_CONVERSATIONS // 2, seed, tiers, pinned=ENGINE_PROCESSES > 1)
+        turns += asyncio.run(run(server.url, "demo", asked))
     last = turns[TURNS - 1 :: TURNS]
     server.wait_until_idle()
     server.wait_until(lambda: server.segments("redis") >= server.segments("cpu") > 0, "all of it is in Redis", 60.0)
 
-    def from_redis() -> list[Turn]:
-        server.clear("device", "cpu")
+    def without(*tiers: str) -> list[Turn]:
+        server.clear(*tiers)
         return asyncio.run(asked_again(server.url, last))
 
-    turns += server.in_time(from_redis)
+    turns += server.in_time(lambda: without("device"))
+    server.wait_until_idle()
+    turns += server.in_time(lambda: without("device", "cpu"))
     references = plain_references(turns, server.model_folder, pytestconfig.cache.mkdir("plain-vllm"))
     verdict = compare(turns, references, ENGINE_PROCESS_CONVERSATIONS)
 
@@ -81,7 +81,9 @@ def test_conversations_answer_as_plain_vllm_does(process_world: World, pytestcon
     server.wait_until_idle()
 
 
-@pytest.mark.parametrize("fault", CHOSEN, ids=lambda fault: f"{fault.part}: {fault.name}")
+@pytest.mark.long("tests/end_to_end/test_faults.py::test_a_fault_costs_no_token_and_no_request_and_the_part_rejoins")
+@pytest.mark.long("tests/deployments/engine/process/test_engine_process.py")
+@pytest.mark.parametrize("fault", [*FAULTS, *ENGINE_FAULTS], ids=lambda fault: f"{fault.part}: {fault.name}")
 def test_a_fault_costs_no_token_and_no_request_and_the_part_rejoins(
     fault: Fault, trials: Trials, process_world: World
 ) -> None:
@@ -90,6 +92,11 @@ def test_a_fault_costs_no_token_and_no_request_and_the_part_rejoins(
     process_world.server.wait_until(lambda: len(engines(process_world)) == 2, "no engine outlives its replica", 30.0)
 
 
+@pytest.mark.long("tests/end_to_end/replicas/test_poison.py")
+@pytest.mark.long(
+    "tests/deployments/engine/process/test_engine_process.py"
+    "::test_an_engine_that_raises_names_who_was_prefilled_and_says_why"
+)
 def test_a_deadly_prompt_costs_one_engine_and_nobody_elses_answer(process_world: World) -> None:
     server = process_world.server
     server.wait_until(lambda: server.health()["status"] == "ok", "all is well", 90)

@@ -9,6 +9,7 @@ from fake_backend import FakeReplicas, backend
 from ingress_server import engine_args, serve
 
 from app.ingress import frontend_config
+from tests.sizes import FUZZED_REQUESTS
 
 SEED = 15
 
@@ -18,9 +19,9 @@ def test_every_answer_is_as_the_description_says_and_none_is_a_server_error():
     alice = ("alice", "key-of-alice")
     keys = [alice, alice, ("wrong", "wrong"), alice, ("none", None)]
     with serve(frontend_config(engine_args()), backend(FakeReplicas()), api_keys=api_keys) as server:
-        report = ApiFuzz(server.url, keys, SEED).run(480)
+        report = ApiFuzz(server.url, keys, SEED).run(FUZZED_REQUESTS)
     assert report.failures == {}
-    assert report.cases >= 480
+    assert report.cases >= FUZZED_REQUESTS
     routes = {route for route, _, status in report.answers if status == "2xx"}
     assert {"POST /v1/chat/completions", "POST /v1/completions", "POST /api/v1/kv/pin", "GET /health"} <= routes
 

@@ -59,6 +59,8 @@ class Doorkeeper:
 
 
 @pytest.mark.server
+@pytest.mark.long("tests/app/control/test_tenants.py::test_who_works_on_this_machine")
+@pytest.mark.long("tests/end_to_end/test_listening.py")
 def test_an_ingress_behind_serves_proxy_knows_the_host_and_who_calls(serve_port: int):
     try:
         doorkeeper: Any = serve.deployment(Doorkeeper, ray_actor_options={"num_cpus": 0})

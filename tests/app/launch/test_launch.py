@@ -156,6 +156,9 @@ def test_a_launcher_that_is_killed_takes_the_server_with_it(server: Launched) ->
     assert server.left() == []
 
 
+@pytest.mark.long(
+    "tests/app/launch/test_life.py::test_a_server_that_ended_by_itself_says_its_last_words_before_it_is_tidied_up"
+)
 def test_an_application_that_cannot_be_built_ends_with_its_reason(
     launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
 ) -> None:

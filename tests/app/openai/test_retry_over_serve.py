@@ -128,7 +128,7 @@ class Voices:
             num_replicas=REPLICAS,
             ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": dict(SERVE_OPTIONS)}},
             max_ongoing_requests=100,
-            graceful_shutdown_timeout_s=1,  # one that hangs up cannot be asked to end
+            graceful_shutdown_timeout_s=1,  # nobody waits for what is still said at the end
             request_router_config=RequestRouterConfig(
                 request_router_class=PrefixAffinityRouter,  # type: ignore[arg-type]
                 request_router_kwargs={"options": options},
@@ -149,10 +149,12 @@ class Voices:
         parts: Any = Nobody()
         return ServeReplicas(handle.options(_by_reference=False), parts, running_replicas(self.name))  # type: ignore[call-arg]
 
-    def run(self, test: Test) -> None:
+    def run(self, test: Test, least: int = REPLICAS) -> None:
+        """`least`: how many replicas the test needs."""
+
         async def run() -> None:
             async with asyncio.timeout(REPLACED_S):
-                await until(lambda: len(self.replicas.living() or ()) == REPLICAS)
+                await until(lambda: len(self.replicas.living() or ()) >= least)
             async with asyncio.timeout(PATIENCE_S):
                 await test(self.replicas, IngressMetrics(CollectorRegistry()))
 
@@ -205,68 +207,9 @@ def retries(metrics: IngressMetrics) -> dict[str, float]:
     return {s.labels["reason"]: s.value for s in family.samples if s.name.endswith("_total") and s.value}
 
 
-def test_a_dead_engines_prompt_is_answered_by_the_other_and_so_are_the_next(voices: Voices, tmp_path: Path) -> None:
-    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
-        while len({(await answer(replicas, metrics, ask(None)))[0][0] for _ in range(4)}) < REPLICAS:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)  # the router has not heard of both yet
-        note = written(tmp_path, "lose your engine")
-        ((name, request_id),) = await answer(replicas, metrics, ask(note))
-        assert (name != reader(note), request_id, retries(metrics)) == (True, "r-retry1", {"engine_dead": 1})
-        for number in range(6):
-            assert await answer(replicas, metrics, ask(None, str(number))) == [(name, str(number))]
-
-    voices.run(check)
-
-
-def test_a_killed_replicas_prompt_is_answered_by_the_other(voices: Voices, tmp_path: Path) -> None:
-    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
-        note = written(tmp_path, "die")
-        ((name, request_id),) = await answer(replicas, metrics, ask(note))
-        assert name != reader(note)
-        assert request_id == "r-retry1"
-        assert retries(metrics) == {"process_gone": 1}
-        while reader(note) in (replicas.living() or ()):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        assert not replicas.none_left(), "the other one is known to live, without any KV manager"
-
-    voices.run(check)
-
-
 def resumed(metrics: IngressMetrics) -> dict[str, float]:
     (family,) = metrics.resumed.collect()
     return {s.labels["reason"]: s.value for s in family.samples if s.name.endswith("_total") and s.value}
-
-
-def test_the_stream_of_a_replica_killed_in_mid_stream_goes_on_at_the_other(voices: Voices, tmp_path: Path) -> None:
-    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
-        note = written(tmp_path, "speak and die")
-        stream = attempts(replicas, metrics, ask(note, streams=True))
-        outputs = [output async for output in stream.outputs()]
-        (first, first_id), (second, second_id) = told(outputs)
-        assert (first, first_id, second_id) == (reader(note), "r", "r-retry1")
-        assert second not in ("", first)
-        assert [list(output.outputs[0].token_ids) for output in outputs] == [[7], [8]]
-        assert (retries(metrics), resumed(metrics)) == ({}, {"process_gone": 1})
-
-    voices.run(check)
-
-
-def test_a_stream_is_moved_away_from_a_replica_that_is_well(voices: Voices, tmp_path: Path) -> None:
-    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
-        note = written(tmp_path, "speak and be still")
-        (tmp_path / "note.waits").touch()
-        stream = attempts(replicas, metrics, ask(note, streams=True))
-        outputs = []
-        async for output in stream.outputs():
-            outputs.append(output)
-            stream.leave("moved")  # once it has ended there is nothing to leave
-        (first, _), (second, _) = told(outputs)
-        assert first == reader(note) != second
-        assert resumed(metrics) == {"moved": 1}
-        assert {first, second} <= (replicas.living() or set()), "both are well"
-        await until(lambda: not (tmp_path / "note.waits").exists())
-
-    voices.run(check)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -282,32 +225,6 @@ async def sent_to(request: GenerateRequest) -> str:
 
 async def read(replicas: ServeReplicas, request: GenerateRequest) -> list[Any]:
     return [output async for output in replicas.generate(request)]
-
-
-@pytest.mark.parametrize("text", ["be still", "speak and be still"])
-def test_a_replica_that_serve_ends_is_no_fault_of_its_requests(voices: Voices, tmp_path: Path, text: str) -> None:
-    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
-        request = ask(written(tmp_path, text))
-        reading = asyncio.ensure_future(read(replicas, request))
-        name = await sent_to(request)
-        ray.kill(running_replicas(voices.name)._handle(name))
-        with pytest.raises(ray.exceptions.ActorDiedError) as error:
-            await reading
-        assert replica_gone(error.value) == "stopped"
-        assert name not in (replicas.living() or ())
-
-    voices.run(check)
-
-
-def test_what_a_replica_raises_arrives_as_what_it_was(voices: Voices, tmp_path: Path) -> None:
-    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
-        with pytest.raises(ValueError, match="no such thing"):
-            await read(replicas, ask(written(tmp_path, "refuse")))
-        with pytest.raises(EngineDeadError) as error:
-            await read(replicas, ask(written(tmp_path, "name the suspects")))
-        assert (replica_gone(error.value), witness(error.value)) == ("engine_dead", ("r", "s"))
-
-    voices.run(check)
 
 
 @pytest.mark.parametrize("text", ["be still", "speak and be still"])
@@ -337,20 +254,107 @@ def test_long_prompts_and_long_outputs_fit(voices: Voices, tmp_path: Path) -> No
     voices.run(check)
 
 
-def test_a_replica_that_only_its_callers_cannot_reach_is_charged_with_nothing(serve_port: int, tmp_path: Path) -> None:
-    """With replicas of its own: Serve does not replace the one that hangs up."""
-    mute = Voices("mute")
+def test_a_stream_is_moved_away_from_a_replica_that_is_well(voices: Voices, tmp_path: Path) -> None:
+    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
+        note = written(tmp_path, "speak and be still")
+        (tmp_path / "note.waits").touch()
+        stream = attempts(replicas, metrics, ask(note, streams=True))
+        outputs = []
+        async for output in stream.outputs():
+            outputs.append(output)
+            stream.leave("moved")  # once it has ended there is nothing to leave
+        (first, _), (second, _) = told(outputs)
+        assert first == reader(note) != second
+        assert resumed(metrics) == {"moved": 1}
+        assert {first, second} <= (replicas.living() or set()), "both are well"
+        await until(lambda: not (tmp_path / "note.waits").exists())
 
+    voices.run(check)
+
+
+# From here on the next test waits until a replica is trusted again, or replaced.
+
+
+def test_a_dead_engines_prompt_is_answered_by_the_other_and_so_are_the_next(voices: Voices, tmp_path: Path) -> None:
+    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
+        while len({(await answer(replicas, metrics, ask(None)))[0][0] for _ in range(4)}) < REPLICAS:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)  # the router has not heard of both yet
+        note = written(tmp_path, "lose your engine")
+        ((name, request_id),) = await answer(replicas, metrics, ask(note))
+        assert (name != reader(note), request_id, retries(metrics)) == (True, "r-retry1", {"engine_dead": 1})
+        for number in range(6):
+            assert await answer(replicas, metrics, ask(None, str(number))) == [(name, str(number))]
+
+    voices.run(check)
+
+
+def test_what_a_replica_raises_arrives_as_what_it_was(voices: Voices, tmp_path: Path) -> None:
+    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
+        with pytest.raises(ValueError, match="no such thing"):
+            await read(replicas, ask(written(tmp_path, "refuse")))
+        with pytest.raises(EngineDeadError) as error:
+            await read(replicas, ask(written(tmp_path, "name the suspects")))
+        assert (replica_gone(error.value), witness(error.value)) == ("engine_dead", ("r", "s"))
+
+    voices.run(check, least=1)
+
+
+def test_a_killed_replicas_prompt_is_answered_by_the_other(voices: Voices, tmp_path: Path) -> None:
+    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
+        note = written(tmp_path, "die")
+        ((name, request_id),) = await answer(replicas, metrics, ask(note))
+        assert name != reader(note)
+        assert request_id == "r-retry1"
+        assert retries(metrics) == {"process_gone": 1}
+        while reader(note) in (replicas.living() or ()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not replicas.none_left(), "the other one is known to live, without any KV manager"
+
+    voices.run(check)
+
+
+@pytest.mark.long("tests/end_to_end/test_faults.py::test_a_fault_costs_no_token_and_no_request_and_the_part_rejoins")
+def test_the_stream_of_a_replica_killed_in_mid_stream_goes_on_at_the_other(voices: Voices, tmp_path: Path) -> None:
+    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
+        note = written(tmp_path, "speak and die")
+        stream = attempts(replicas, metrics, ask(note, streams=True))
+        outputs = [output async for output in stream.outputs()]
+        (first, first_id), (second, second_id) = told(outputs)
+        assert (first, first_id, second_id) == (reader(note), "r", "r-retry1")
+        assert second not in ("", first)
+        assert [list(output.outputs[0].token_ids) for output in outputs] == [[7], [8]]
+        assert (retries(metrics), resumed(metrics)) == ({}, {"process_gone": 1})
+
+    voices.run(check)
+
+
+@pytest.mark.long("tests/app/openai/test_retry_over_serve.py::test_ray_says_whether_somebody_meant_a_death")
+@pytest.mark.parametrize("text", ["be still", "speak and be still"])
+def test_a_replica_that_serve_ends_is_no_fault_of_its_requests(voices: Voices, tmp_path: Path, text: str) -> None:
+    async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
+        request = ask(written(tmp_path, text))
+        reading = asyncio.ensure_future(read(replicas, request))
+        name = await sent_to(request)
+        ray.kill(running_replicas(voices.name)._handle(name))
+        with pytest.raises(ray.exceptions.ActorDiedError) as error:
+            await reading
+        assert replica_gone(error.value) == "stopped"
+        assert name not in (replicas.living() or ())
+
+    voices.run(check)
+
+
+def test_a_replica_that_only_its_callers_cannot_reach_is_charged_with_nothing(voices: Voices, tmp_path: Path) -> None:
     async def check(replicas: ServeReplicas, metrics: IngressMetrics) -> None:
         note = written(tmp_path, "hang up")
-        ((name, request_id),) = await answer(replicas, metrics, ask(note))
-        assert (name != reader(note), request_id, retries(metrics)) == (True, "r-retry1", {"unreachable": 1})
-        assert reader(note) in (replicas.living() or ())
+        try:
+            ((name, request_id),) = await answer(replicas, metrics, ask(note))
+            assert (name != reader(note), request_id, retries(metrics)) == (True, "r-retry1", {"unreachable": 1})
+            assert reader(note) in (replicas.living() or ())
+        finally:  # Serve does not replace the one that hangs up
+            ray.kill(running_replicas(voices.name)._handle(reader(note)))
 
-    try:
-        mute.run(check)
-    finally:
-        mute.end()
+    voices.run(check)
 
 
 class Mortal:

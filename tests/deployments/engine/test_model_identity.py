@@ -264,7 +264,13 @@ def other_process(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     finished = subprocess.run(
         [sys.executable, "-c", PRINT_IDENTITY, str(demo_model)],
         cwd=PROJECT_ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "123", "HOME": str(tmp_path_factory.mktemp("home"))},
+        # In an empty cache vLLM would have yet another process look at the model's class.
+        env={
+            **os.environ,
+            "PYTHONHASHSEED": "123",
+            "HOME": str(tmp_path_factory.mktemp("home")),
+            "VLLM_CACHE_ROOT": envs.VLLM_CACHE_ROOT,
+        },
         capture_output=True,
         text=True,
         timeout=100,

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import DeepseekV2Config, Gemma3ForCausalLM, Gemma3TextConfig, JambaConfig, LlamaConfig, MistralConfig
+from vllm.model_executor.models import registry
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -80,8 +81,10 @@ def test_a_hybrid_model_is_seen_by_the_connector() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Callable[..., Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """A model's folder, without weights unless `weights` are given."""
+    # vLLM starts a process for each class that it has never seen, which imports all of vLLM again.
+    monkeypatch.setattr(registry, "_run_in_subprocess", lambda look: look())
 
     def make(config: Any, weights: Any = None) -> Path:
         (weights or config).save_pretrained(tmp_path)
@@ -135,6 +138,13 @@ def test_a_plain_model_is_shared_and_one_with_quantized_kv_is_not(folder: Callab
     assert config.kv_transfer_config is not None
     config.cache_config.cache_dtype = "fp8"
     assert "kept as fp8" in (why_not_shared(config) or "")
+
+
+def test_without_sharing_an_engine_recomputes_everything(folder: Callable[..., Path]) -> None:
+    model = folder(LlamaConfig(**TINY))
+    config = engine_config(load_settings({"model": str(model), "dtype": "bfloat16", "kv": {"enabled": False}}))
+    assert config.kv_transfer_config is None
+    assert not config.cache_config.enable_prefix_caching
 
 
 def open_room(model: Path) -> EngineRoom:

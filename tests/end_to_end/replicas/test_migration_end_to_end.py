@@ -47,6 +47,8 @@ def same(streams: list[Stream], answers: list[Stream]) -> bool:
     return [stream.tokens for stream in streams] == [answer.tokens for answer in answers]
 
 
+@pytest.mark.long("tests/end_to_end/test_faults.py::test_a_fault_costs_no_token_and_no_request_and_the_part_rejoins")
+@pytest.mark.long("tests/deployments/engine/resume/test_continuation.py")
 def test_a_killed_replica_breaks_no_stream_and_changes_no_token(world: World, server: RunningServer) -> None:
     server.wait_until(lambda: server.health()["status"] == "ok", "all is well", 90)
     answers = asyncio.run(undisturbed(server.url))
@@ -104,6 +106,8 @@ def test_a_stream_that_is_moved_to_a_named_replica_says_what_it_would_have_said(
     assert server.metric(RESUMED, reason="moved") == 1
 
 
+@pytest.mark.long("tests/app/continuation/test_rebalancing_streams.py")
+@pytest.mark.long("tests/kvmanager/scheduling/test_rebalancing.py")
 def test_a_long_stream_leaves_a_replica_that_is_short_of_kv_and_says_what_it_would_have_said(
     server: RunningServer,
 ) -> None:

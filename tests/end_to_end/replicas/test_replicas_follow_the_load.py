@@ -17,7 +17,11 @@ from load_tests.harness.conversations import complete
 from load_tests.harness.engine import prompt
 from load_tests.harness.running_server import RunningServer, ServerError
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.timeout(600),
+    pytest.mark.long("tests/app/backend/test_scaling_over_serve.py"),
+]
 
 SETTINGS = {
     "dtype": "float32",

@@ -1,4 +1,4 @@
-"""An engine in a process of its own answers, reuses, aborts, dies and hangs as one on a thread does."""
+"""An engine in a process of its own answers, reuses, blends, aborts, dies and hangs as one on a thread does."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 
 from deployments.engine.room import EnginePrompt
 from deployments.engine.step_witness import EngineDiedError
+from deployments.protocol.kv_port import BlendTerms, PlanDict, PlannedBlend, PlannedChunk
 from deployments.protocol.wire import GenerateRequest
+from kvmanager.segments.keys import BLENDED, block_hashes, cache_salt
 from load_tests.faults.inside_engine import die_of, in_engine
-from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.engine import SECRET, greedy, prompt, until
 
 TOKENS = prompt(900, 2 * SEGMENT_BLOCKS * BLOCK + 5)
 DEADLY = [7, 8, 9, 7, 8]
@@ -94,6 +96,29 @@ def test_what_was_saved_there_is_loaded_there_and_changes_no_token(live: LiveRoo
     assert answer == expected
     assert (cold["recomputed"], cold["cpu"]) == (len(TOKENS), 0)
     assert (usage["recomputed"], usage["cpu"]) == (5, 2 * SEGMENT_BLOCKS * BLOCK)
+
+
+def test_a_chunk_that_was_saved_there_is_blended_there(live: LiveRoom, tmp_path: Path) -> None:
+    chunk = prompt(970, 260)
+    tokens = prompt(971, 50) + chunk + prompt(972, 30)
+    saved = live.count("crosskv_segments_saved_total")
+    live.ask(chunk, max_tokens=1)
+    until(lambda: live.count("crosskv_segments_saved_total") >= saved + 2, "the chunk is saved")
+    expected, _ = live.ask(tokens)
+    stored = live.plan(chunk, tmp_path)
+    blend = PlannedBlend(chunks=[PlannedChunk(50, stored["segments"])], ratio=1.0, check_layer=2, seconds=0.0)
+    plan = PlanDict(lease_id=9, segments=[], scores=[], now=stored["now"], epoch=stored["epoch"], blend=blend)
+    salt = cache_salt(SECRET, live.room.fingerprint, "", BLENDED)
+    hashes: list[bytes] = list(block_hashes(tokens, 32, salt))
+    request = GenerateRequest("blended", tokens, greedy(8), salt, hashes, fidelity=BLENDED)
+
+    output = live.run(live.answer(request, plan))
+
+    assert list(output.outputs[0].token_ids) == expected
+    assert output.num_cached_tokens == (len(tokens) - 1) // 32 * 32, "what follows the chunk is taken along"
+    assert live.count("crosskv_blends_total") == 1
+    assert live.count("crosskv_blending_available") == 1
+    assert live.room.blend_terms == BlendTerms(check_layer=2, layers=6)
 
 
 def test_nobody_else_can_reach_the_sockets_between_replica_and_engine(live: LiveRoom) -> None:
@@ -187,7 +212,19 @@ def test_a_process_that_is_killed_ends_its_requests_and_blames_nobody(mortal: Li
         mortal.run(mortal.room.carry_out({"kind": "clear_device"}))
 
 
-@pytest.mark.parametrize("how", ["a step that does not end", "a process that is stopped"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "a step that does not end",
+        pytest.param(
+            "a process that is stopped",
+            marks=pytest.mark.long(
+                "tests/deployments/engine/process/test_engine_process.py"
+                "::test_an_engine_that_hangs_is_given_up_with_its_process"
+            ),
+        ),
+    ],
+)
 def test_an_engine_that_hangs_is_given_up_with_its_process(
     mortal: LiveRoom, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,9 +245,15 @@ def test_an_engine_that_hangs_is_given_up_with_its_process(
     until_gone(process)
 
 
-def test_what_raises_while_the_engine_is_built_there_is_raised_here(demo_model: Path, tmp_path: Path) -> None:
+def test_a_port_that_cannot_be_opened_there_is_raised_here(demo_model: Path) -> None:
     with pytest.raises(ValueError, match="no cluster here"):
         LiveRoom(demo_model, open_there=refused_port)
+
+
+@pytest.mark.long(
+    "tests/deployments/engine/process/test_engine_process.py::test_a_port_that_cannot_be_opened_there_is_raised_here"
+)
+def test_weights_that_cannot_be_read_there_are_raised_here(demo_model: Path, tmp_path: Path) -> None:
     spoilt = Path(shutil.copytree(demo_model, tmp_path / "demo"))
     for weights in spoilt.glob("*.safetensors"):
         weights.write_bytes(weights.read_bytes()[:-1000])  # the header is whole, which is read here
