@@ -261,21 +261,11 @@ def test_another_backend_or_machine_changes_the_fingerprint(model: Path) -> None
 @pytest.fixture(scope="module")
 def other_process(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What another process prints that has started an engine, with another hash seed and another home."""
-    finished = subprocess.run(
-        [sys.executable, "-c", PRINT_IDENTITY, str(demo_model)],
-        cwd=PROJECT_ROOT,
-        # In an empty cache vLLM would have yet another process look at the model's class.
-        env={
-            **os.environ,
-            "PYTHONHASHSEED": "123",
-            "HOME": str(tmp_path_factory.mktemp("home")),
-            "VLLM_CACHE_ROOT": envs.VLLM_CACHE_ROOT,
-        },
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    # In an empty cache vLLM would have yet another process look at the model's class.
+    other = {"PYTHONHASHSEED": "123", "HOME": str(tmp_path_factory.mktemp("home"))}
+    env = {**os.environ, **other, "VLLM_CACHE_ROOT": envs.VLLM_CACHE_ROOT}
+    command = [sys.executable, "-c", PRINT_IDENTITY, str(demo_model)]
+    finished = subprocess.run(command, cwd=PROJECT_ROOT, env=env, capture_output=True, text=True, timeout=100)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout.splitlines()
 
