@@ -49,8 +49,11 @@ def serve_port(ray_cluster: Any) -> Iterator[int]:
     serve.shutdown()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(vllm_config: VllmConfig) -> Iterator[Server]:
-    """One server over a `FakeReplicas`, for the tests of a module that need no settings of their own."""
+    """One server over a `FakeReplicas`, for all tests that need no settings of their own and count from what there is.
+
+    Its process that tries constraints takes seconds to start.
+    """
     with serve(vllm_config, backend(FakeReplicas())) as running:
         yield running
