@@ -127,8 +127,8 @@ def main(
                 engine.close()
     shortest, longest = LENGTHS
     setting = (
-        f"{model}, {dtype}, prompts of {shortest:,} to {longest:,} tokens from Redis, blended ones from host memory; "
-        f"medians of {rounds} rounds, `python -m load_tests.quality.first_tokens`, {machine_line()}"
+        f"{model}, {dtype}, prompts of {shortest:,} to {longest:,} tokens from Redis, blended ones from host memory. "
+        f"Medians of {rounds} rounds, `python -m load_tests.quality.first_tokens`. {machine_line()}"
     )
     found = FirstTokens(setting, ratios)
     output.write_text(json.dumps(found.as_dict(), indent=2) + "\n")
