@@ -9,7 +9,7 @@ from kvmanager.simulator.costs import Costs
 from kvmanager.simulator.one_replica.replay import Setup, replay
 from kvmanager.simulator.trace import read_trace
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NAME = "conversation_trace.jsonl"
 FILES = [folder / "shared" / "data" / NAME for folder in (ROOT, ROOT.parent)]
 REQUESTS = 2000
