@@ -18,7 +18,7 @@ WORKDIR /home/crosskv/server
 # The packages first: a change of the code leaves their layer as it is.
 COPY --chown=1000 LICENSE pyproject.toml ./
 COPY --chown=1000 requirements requirements
-RUN PIP_NO_CACHE_DIR=1 ACCELERATOR=${ACCELERATOR} requirements/install.sh server \
+RUN PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1 ACCELERATOR=${ACCELERATOR} requirements/install.sh server \
     && mkdir .crosskv
 
 COPY --chown=1000 . .

