@@ -85,8 +85,8 @@ install_lock() { # FILE
 }
 
 # Python compiles what it imports, each process for itself: the server's ten would do the same work at the same time.
-import_once() {
-    "$venv/bin/python" -c 'import app.ingress, deployments.engine.room, deployments.replica.replica' >>"$log" 2>&1 || true
+import_once() { # MODULES
+    PYTHONDONTWRITEBYTECODE='' "$venv/bin/python" -c "import $1" >>"$log" 2>&1 || true
 }
 
 stamped() { [ "$(cat "$venv/stamp-$1" 2>/dev/null)" = "$2" ]; }
@@ -114,7 +114,7 @@ main() {
     local lock
     lock=$(lock_file)
     ensure server "$lock"
-    if [ -n "$installed" ]; then import_once & fi
+    if [ -n "$installed" ]; then import_once 'app.ingress, deployments.engine.room, deployments.replica.replica' & fi
     case ${1:-server} in bench | dev) ensure bench requirements/bench.txt ;; esac
     if [ "${1:-server}" = dev ]; then
         ensure dev requirements/dev.txt

@@ -1,7 +1,6 @@
 """What every test may rely on: a Ray without token auth, no hub, and a folder that passes for a model.
 
-And which tests `make test` runs, and in which of its two processes: `pytest_collection_modifyitems` and
-`pytest_xdist_make_scheduler`.
+And which tests are run, in which process and order (`handing_out.py`), and how long they took (`durations.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +14,12 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests.durations import Durations, handed_over, left_out_of, needs_of, timed_start
+from tests.handing_out import Pieces, longest_first
 from tests.sizes import LONG
 
 T = TypeVar("T")
+LEFT_OUT = pytest.StashKey[list[pytest.Function]]()
 
 # A shell's background job ignores Ctrl-C, and so would all that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -43,51 +45,47 @@ os.environ.update(
 )
 
 
-WHOLE_SERVERS = ("tests/end_to_end/", "tests/app/launch/test_launch.py", "tests/deployments/together/test_two_nodes.py")
-"""What starts whole servers, or clusters of its own: two cores have room for one at a time."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--store-durations`."""
+    parser.addoption(
+        "--store-durations",
+        action="store_true",
+        help="write tests/durations.json, by which `make test` hands files out; for a whole run on a quiet machine",
+    )
 
 
-KEPT_RUNNING = {"ray_cluster", "one_engine", "demo_model"}
-"""Fixtures of tests that start what others go on with, or take long."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Add up durations in the process that shows them."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations(config), Durations.__name__)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
-    """`make test` leaves out what is marked `long`. And the order of each of two processes.
-
-    Whole servers come first, for they take longest; a test's own before the one that is shared. Then come the files
-    that need a Ray or an engine: the process of the servers, which is free later, would start a second one of each.
-    What is left is short, so that both end together.
-    """
+    """Leave out what is marked `long`, except in `make test-long`, and put the rest in order."""
+    config.stash[LEFT_OUT] = []
     if not LONG:
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("long")])
+        config.stash[LEFT_OUT] = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=config.stash[LEFT_OUT])
         items[:] = [item for item in items if not item.get_closest_marker("long")]
     if hasattr(config, "workerinput"):
-        early = {item.path for item in items if not KEPT_RUNNING.isdisjoint(item.fixturenames)}
-        items.sort(
-            key=lambda item: (
-                not item.nodeid.startswith(WHOLE_SERVERS),
-                "world" in item.fixturenames,
-                item.path not in early,
-            )
-        )
+        longest_first(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hand what this process knows to the one that adds up."""
+    config = session.config
+    told = handed_over(needs_of(session.items), left_out_of(config.stash.get(LEFT_OUT, [])))
+    if hasattr(config, "workeroutput"):
+        config.workeroutput |= told
+    else:
+        config.pluginmanager.get_plugin(Durations.__name__).hand_over(told)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile` all whole servers go to one process, as the tests of a file do.
-
-    A file is not split: its tests share an engine, a Ray or an ingress, which would be started twice. A mark would do
-    nothing: pytest-xdist 3.8.0 writes its group into `item._nodeid`, which pytest 9.2.0 does not read.
-    """
-    if config.getvalue("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ServersAndFiles(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return "whole servers" if nodeid.startswith(WHOLE_SERVERS) else nodeid.partition("::")[0]
-
-    return ServersAndFiles(config, log)
+    """Hand out pieces of work with `--dist loadfile`."""
+    return Pieces(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
@@ -113,7 +111,8 @@ class OneEngine:
     def start(self, start: Callable[[], T], end: Callable[[T], None]) -> T:
         """The new engine; `end` is called with it when it has to go."""
         self.end()
-        engine = start()
+        with timed_start("engine", getattr(start, "__qualname__", "")):
+            engine = start()
         self._end = lambda: end(engine)
         return engine
 
@@ -131,14 +130,15 @@ def ray_cluster() -> Iterator[Any]:
     """A Ray of this test session's own: no dashboard, no spilling, logical CPUs enough for many small actors."""
     import ray
 
-    ray.init(
-        address="local",
-        namespace="serve",
-        include_dashboard=False,
-        num_cpus=8,
-        object_store_memory=256 * 1024**2,
-        log_to_driver=False,
-        _system_config={"automatic_object_spilling_enabled": False},
-    )
+    with timed_start("ray", "shared"):
+        ray.init(
+            address="local",
+            namespace="serve",
+            include_dashboard=False,
+            num_cpus=8,
+            object_store_memory=256 * 1024**2,
+            log_to_driver=False,
+            _system_config={"automatic_object_spilling_enabled": False},
+        )
     yield ray
     ray.shutdown()

@@ -18,8 +18,6 @@ CONVERSATIONS = 40 if LONG else 16
 """Held against plain vLLM, on each of two servers."""
 STREAMS, STREAMED_TOKENS = (6, 64) if LONG else (4, 48)
 """Of each fault: at once, and each."""
-BLEND_FAULTS_TRIED = None if LONG else 1
-"""Of those that strike blended prompts, the first ones; None: all."""
 ENGINE_PROCESS_CONVERSATIONS = 40 if LONG else 8
 """The same, where each engine has a process of its own."""
 ENGINE_PROCESSES = 2 if LONG else 1

@@ -26,6 +26,8 @@ from configs.model_folder import PROJECT_ROOT
 # A cold disk and busy neighbours have made it 177 s: a server that fails ends by itself, and is not waited for.
 START_S = 600.0
 STOP_S = 75.0
+COMES_BACK_S = 90.0
+"""A replica, or a lease of a lost answer, at most."""
 FIRST_PAUSE_S, PAUSE_GROWS, LONGEST_PAUSE_S = 0.1, 1.2, 1.0
 MOST_SAID = 4000
 """Characters."""
@@ -33,13 +35,16 @@ MOST_SAID = 4000
 T = TypeVar("T")
 
 
-def _client() -> httpx.Client:
-    """For all the asking: `httpx.get` makes one for each question, which reads all certificates of the world first.
+def _client(key: str | None = None) -> httpx.Client:
+    """For all the asking, with a key where the server wants one.
 
-    Each question has a connection of its own nevertheless: the server that is asked may be another process by then. No
-    proxy of the environment is for this machine's own address.
+    `httpx.get` makes a client for each question, which reads all certificates of the world first. Each question has a
+    connection of its own nevertheless: the server that is asked may be another process by then. No proxy of the
+    environment is for this machine's own address.
     """
-    return httpx.Client(timeout=10, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.Client(timeout=10, limits=limits, headers=headers, trust_env=False)
 
 
 class ServerError(Exception):
@@ -105,6 +110,17 @@ class RunningServer:
         response = self.http.post(f"{self.url}/api/v1/kv/clear", json={"tiers": tiers}, timeout=20)
         answer: dict[str, Any] = response.json()
         return answer
+
+    def reset(self) -> None:
+        """Make the server what it was after its start: well, idle, with nothing stored in any tier.
+
+        Raises ServerError where a request, a copy, a lease or a pin of an earlier user keeps it from that.
+        """
+        self.wait_until(lambda: self.health()["status"] == "ok", "all parts are well", COMES_BACK_S)
+        self.wait_until_idle(COMES_BACK_S)
+        self.clear("device", "cpu", "redis")
+        self.wait_until(lambda: self.segments("cpu") == self.segments("redis") == 0, "both shared tiers are empty")
+        self.wait_until_idle()
 
     def wait_until(self, condition: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:
         """Ask until `condition` holds; an HTTP error counts as "not yet". Raises ServerError after the deadline.
@@ -197,10 +213,13 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def started(folder: Path, settings: Mapping[str, Any], wanted_status: str = "ok") -> Iterator[RunningServer]:
+def started(
+    folder: Path, settings: Mapping[str, Any], wanted_status: str = "ok", key: str | None = None
+) -> Iterator[RunningServer]:
     """A server as `make serve` starts it, with these settings over those of serve_config.yaml.
 
-    Everything that it writes lies in `folder`. Raises ServerError when it does not start, or leaves a process behind.
+    `key`: an administrator's, where the settings have keys. Everything that it writes lies in `folder`. Raises
+    ServerError when it does not start, or leaves a process behind.
     """
     # A copy: training may replace the model's files meanwhile.
     model_folder = folder / "demo"
@@ -221,7 +240,7 @@ def started(folder: Path, settings: Mapping[str, Any], wanted_status: str = "ok"
             command, cwd=PROJECT_ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
     launcher = psutil.Process(child.pid)
-    running = RunningServer(f"http://127.0.0.1:{port}", port, model_folder, launcher, log_path)
+    running = RunningServer(f"http://127.0.0.1:{port}", port, model_folder, launcher, log_path, _client(key))
     try:
         _wait_until_ready(child, running, wanted_status)
         yield running

@@ -1,55 +1,144 @@
-"""Real servers, started and ended as a user does: two vLLM replicas in float32, Ray Serve, and a Redis of our own."""
+"""Real servers, started and ended as a user does: Ray Serve, vLLM replicas, Redis, the launcher.
+
+Each kind is started once in a run, and one lives at a time: two cores have room for one. A file finds the server as it
+was after its start (`RunningServer.reset`).
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Generator, Iterator
+import contextlib
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from first_minute import WithoutRedis, look
+from keys import OPERATOR_KEY, TENANT_KEYS
 
 from load_tests.faults.catalogue import World, started_world
 from load_tests.harness.running_server import RunningServer, started
+from tests.durations import timed_start
+from tests.sizes import ENGINE_PROCESSES
+
+T = TypeVar("T")
+
+FIRST_MINUTES: dict[int, WithoutRedis] = {}
+"""Of servers that began without Redis, by port."""
+SERVER_FIXTURES = ("private_server", "plain", "keyed", "process_world", "world", "server")
+
+
+class OneServer:
+    """The server of this process. Each kind has a name; a kind that is asked for ends the one that runs."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._name = ""
+        self._running: Any = None
+
+    def end(self) -> None:
+        """End the running server, if there is one."""
+        self._name, self._running = "", None
+        self._stack.close()
+
+    def get(self, name: str, start: Callable[[contextlib.ExitStack], T]) -> T:
+        """What `start` gives, a `RunningServer` or a `World`: of a new server, or of the running one, reset.
+
+        The stack that `start` gets is closed at the server's end.
+        """
+        if name == self._name:
+            (self._running.server if isinstance(self._running, World) else self._running).reset()
+        else:
+            self.end()
+            with timed_start("server", name):
+                self._running = start(self._stack)
+            self._name = name
+        running: T = self._running
+        return running
 
 
 @pytest.fixture(scope="session")
-def _started_without_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, WithoutRedis]]:
-    """The server that most tests share, and how it did before Redis took its password."""
+def whole_server() -> Iterator[OneServer]:
+    """For all fixtures that start one."""
+    only = OneServer()
+    yield only
+    only.end()
+
+
+@pytest.fixture(scope="module")
+def plain(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> RunningServer:
+    """A server as `make serve` starts it. Only prompts that are to be blended see `fill`."""
+    settings = {"blending": {"fill": "first"}}
+    return whole_server.get("plain", lambda s: s.enter_context(started(tmp_path_factory.mktemp("plain"), settings)))
+
+
+@pytest.fixture(scope="module")
+def keyed(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> RunningServer:
+    """A server with keys of two tenants and an operator, whose replicas have roles; it has no Redis."""
+    keys: dict[str, Any] = {key: tenant for tenant, key in TENANT_KEYS.items()}
+    settings = {
+        "dtype": "float32",
+        "replicas": 2,
+        "roles": {"prefill": 1, "decode": 1, "split": "always", "least_tokens": 32, "handover_deadline_s": 5.0},
+        "kv": {"redis_url": None},
+        "http": {"debug_headers": True, "api_keys": {**keys, OPERATOR_KEY: {"tenant": "operators", "admin": True}}},
+    }
+    folder = tmp_path_factory.mktemp("keyed")
+    return whole_server.get("keyed", lambda stack: stack.enter_context(started(folder, settings, key=OPERATOR_KEY)))
+
+
+@pytest.fixture(scope="module")
+def process_world(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A server whose engines have processes of their own, with a Redis of its own."""
+    settings = {
+        "dtype": "float32",
+        "replicas": ENGINE_PROCESSES,
+        "engine": {"process": "process"},
+        "http": {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64},
+        # What is lost is free after so long. And else Redis is not read where it is slow.
+        "kv": {"lease_s": 2.0, "save_deadline_s": 8.0, "load_or_recompute": "load"},
+    }
+    folder = tmp_path_factory.mktemp("process")
+    return whole_server.get("process", lambda stack: stack.enter_context(started_world(folder, settings)))
+
+
+@pytest.fixture(scope="module")
+def world(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> World:
+    """The server that most tests share: two replicas in float32, and Redis behind a proxy that can fail.
+
+    Faults may destroy its parts: the next file waits until it is well.
+    """
     http = {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64}
     kv = {"lease_s": 2.0, "save_deadline_s": 8.0}  # what is lost is free after so long, and the tests wait for that
     routing = {"rebalance_streams": True}
     settings = {"dtype": "float32", "http": http, "kv": kv, "routing": routing}
-    with started_world(tmp_path_factory.mktemp("server"), settings, redis_password="another") as world:
-        seen = look(world.server)
-        world.redis.change_password()
-        world.server.wait_until(lambda: world.server.health()["status"] == "ok", "Redis takes the server", 60.0)
-        yield world, seen
+
+    def start(stack: contextlib.ExitStack) -> World:
+        folder = tmp_path_factory.mktemp("world")
+        found = stack.enter_context(started_world(folder, settings, redis_password="another"))
+        FIRST_MINUTES[found.server.port] = look(found.server)
+        found.redis.change_password()
+        found.server.wait_until(lambda: found.server.health()["status"] == "ok", "Redis takes the server", 60.0)
+        return found
+
+    return whole_server.get("world", start)
 
 
-@pytest.fixture(scope="session")
-def without_redis(_started_without_redis: tuple[World, WithoutRedis]) -> WithoutRedis:
-    """The shared server's first minute."""
-    return _started_without_redis[1]
+@pytest.fixture(scope="module")
+def without_redis(world: World) -> WithoutRedis:
+    """The shared server's first minute, before Redis took its password."""
+    return FIRST_MINUTES[world.server.port]
 
 
-@pytest.fixture(scope="session")
-def world(_started_without_redis: tuple[World, WithoutRedis]) -> World:
-    """The server that most tests share: two replicas in float32, and Redis behind a proxy that can fail."""
-    return _started_without_redis[0]
-
-
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(world: World) -> RunningServer:
     """The same server, for tests that leave its Redis alone."""
     return world.server
 
 
 @pytest.fixture
-def private_server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RunningServer]:
-    """A server of the test's own, with the settings that it is parametrized with."""
-    with started(tmp_path, request.param) as running:
-        yield running
+def private_server(whole_server: OneServer, tmp_path: Path, request: pytest.FixtureRequest) -> RunningServer:
+    """A server of the test's own, with the settings that it is parametrized with: for tests that are `long`."""
+    return whole_server.get(request.node.nodeid, lambda stack: stack.enter_context(started(tmp_path, request.param)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -57,12 +146,7 @@ def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.T
     """A test that failed shows what its server has said last."""
     report = yield
     if report.failed:
-        servers = [item.funcargs[name] for name in ("private_server", "usual", "server") if name in item.funcargs]
-        servers += [item.funcargs[name].server for name in ("world",) if name in item.funcargs and not servers]
+        used = [item.funcargs[name] for name in SERVER_FIXTURES if name in item.funcargs]
+        servers = [one.server if isinstance(one, World) else one for one in used[:1]]
         report.sections += [("what the server said last", server.said()) for server in servers]
     return report
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_proxy() -> None:
-    os.environ["NO_PROXY"] = "127.0.0.1,localhost"

@@ -1,4 +1,4 @@
-"""Every part fails in every way, with streams running: no wrong token, no lost request, and it comes back."""
+"""Every part fails, with streams running: no wrong token, no lost request, and it comes back."""
 
 from __future__ import annotations
 
@@ -6,12 +6,55 @@ import pytest
 
 from load_tests.faults.catalogue import BLEND_FAULTS, FAULTS, Fault, World
 from load_tests.faults.trial import Trials
-from tests.sizes import BLEND_FAULTS_TRIED, STREAMED_TOKENS, STREAMS
+from tests.sizes import STREAMED_TOKENS, STREAMS
 
 pytestmark = pytest.mark.server
 
 MORE_FILES = 12
 """File descriptors that a process may have more than before: connections come and go, leaks of a fault add up."""
+ELSEWHERE = {
+    "Redis: restarted empty": pytest.mark.long(
+        "tests/deployments/redis_tier/test_redis_tier.py::test_a_redis_that_was_restarted_empty_is_a_new_life"
+    ),
+    "Redis: answers after 1 s": pytest.mark.long(
+        "tests/deployments/together/test_three_tiers.py"
+        "::test_a_redis_that_hangs_costs_its_deadline_and_is_then_not_asked"
+    ),
+    "Redis: half-open connection": pytest.mark.long(
+        "tests/deployments/segment_store/test_redis_connection.py::test_what_never_answers_is_asked_once"
+    ),
+    "Redis: out of memory": pytest.mark.long(
+        "tests/deployments/together/test_three_tiers.py"
+        "::test_a_redis_that_is_full_keeps_what_it_has_and_takes_more_when_it_has_room"
+    ),
+    "CPU tier: hangs": pytest.mark.long(
+        "tests/deployments/port/test_cluster_port.py"
+        "::test_a_tier_that_hangs_costs_no_more_than_the_deadline_and_loses_nothing"
+    ),
+    "CPU tier: budget shrunk": pytest.mark.long(
+        "tests/deployments/together/test_three_tiers.py::test_a_shrunk_budget_keeps_heads_of_chains_and_the_books_agree"
+    ),
+    "CPU tier: object lost": pytest.mark.long(
+        "tests/deployments/port/test_cluster_port.py::test_a_lost_object_is_reported_lost"
+    ),
+    "manager: hangs": pytest.mark.long(
+        "tests/deployments/port/test_cluster_port.py"
+        "::test_a_manager_that_hangs_is_waited_for_a_second_three_times_and_then_not_asked"
+    ),
+    "manager: replies lost": pytest.mark.long(
+        "tests/deployments/transfer/test_after_saves.py::test_an_answer_that_comes_too_late_harms_nobody"
+    ),
+    "replica: engine hangs": pytest.mark.long(
+        "tests/deployments/engine/test_heartbeat.py"
+        "::test_an_engine_that_hangs_ends_its_requests_refuses_new_ones_and_stays_dead"
+    ),
+}
+"""Faults whose mechanism a cheaper test holds. The others are one for each mechanism."""
+TRIED = [
+    pytest.param(fault, id=name, marks=[ELSEWHERE[name]] if name in ELSEWHERE else [])
+    for fault in FAULTS
+    for name in [f"{fault.part}: {fault.name}"]
+]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +69,7 @@ def files_before(trials: Trials, world: World) -> dict[str, int]:
     return world.server.open_files()
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.part}: {fault.name}")
+@pytest.mark.parametrize("fault", TRIED)
 def test_a_fault_costs_no_token_and_no_request_and_the_part_rejoins(
     fault: Fault, trials: Trials, files_before: dict[str, int]
 ) -> None:
@@ -39,7 +82,8 @@ def blended_trials(world: World) -> Trials:
     return Trials(world, "demo", 5, STREAMS, STREAMED_TOKENS, blended=True)
 
 
-@pytest.mark.parametrize("fault", BLEND_FAULTS[:BLEND_FAULTS_TRIED], ids=lambda fault: fault.name)
+@pytest.mark.long("tests/deployments/engine/blending/test_blend_failures.py")
+@pytest.mark.parametrize("fault", BLEND_FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_costs_a_blended_prompt_no_token(
     fault: Fault, blended_trials: Trials, files_before: dict[str, int]
 ) -> None:

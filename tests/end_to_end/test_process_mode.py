@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -12,7 +11,7 @@ import psutil
 import pytest
 from plain_references import TURNS, plain_references, plan
 
-from load_tests.faults.catalogue import ENGINE_FAULTS, FAULTS, Fault, World, started_world
+from load_tests.faults.catalogue import ENGINE_FAULTS, FAULTS, Fault, World
 from load_tests.faults.trial import Trials
 from load_tests.harness.conversations import Turn, complete, run
 from load_tests.micro.exactness import compare
@@ -22,20 +21,6 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 ENGINE = "VLLM::EngineCore"
 DEADLY_TOKENS = [11, 13, 11, 17, 11, 19]
-
-
-@pytest.fixture(scope="module")
-def process_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    settings = {
-        "dtype": "float32",
-        "replicas": ENGINE_PROCESSES,
-        "engine": {"process": "process"},
-        "http": {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64},
-        # What is lost is free after so long. And else Redis is not read where it is slow.
-        "kv": {"lease_s": 2.0, "save_deadline_s": 8.0, "load_or_recompute": "load"},
-    }
-    with started_world(tmp_path_factory.mktemp("process"), settings) as world:
-        yield world
 
 
 @pytest.fixture(scope="module")

@@ -7,14 +7,14 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from documents import BLENDED, QUESTIONS, TEXTS, adds_up, ask, body, stored_chunks
 
 from configs.model_folder import PROJECT_ROOT
-from load_tests.harness.running_server import RunningServer, started
+from load_tests.harness.running_server import RunningServer
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
 
@@ -22,16 +22,9 @@ MOST_ORDERS = 6
 """The manager blends where measured rates say that it is sooner, which a busy machine may learn late."""
 
 
-@pytest.fixture(scope="module")
-def usual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Its Redis is its own, and lives through a restart. Nobody but a prompt that is to be blended sees `fill`."""
-    with started(tmp_path_factory.mktemp("usual"), {"blending": {"fill": "first"}}) as running:
-        yield running
-
-
 # First: it expects a server that has not yet measured what is worth a load, as a user's is.
-def test_the_demo_passes_and_finds_its_kv_in_redis_after_a_full_restart(usual: RunningServer) -> None:
-    command = [sys.executable, "-m", "app.demo", "--port", str(usual.port), "--json", "-"]
+def test_the_demo_passes_and_finds_its_kv_in_redis_after_a_full_restart(plain: RunningServer) -> None:
+    command = [sys.executable, "-m", "app.demo", "--port", str(plain.port), "--json", "-"]
     done = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=380)
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -42,8 +35,8 @@ def test_the_demo_passes_and_finds_its_kv_in_redis_after_a_full_restart(usual: R
     assert all(row["tokens"]["redis"] > 256 for row in restarted)
 
 
-def test_documents_in_another_order_are_answered_from_their_kv(usual: RunningServer) -> None:
-    server, salt = usual, "rearranged"
+def test_documents_in_another_order_are_answered_from_their_kv(plain: RunningServer) -> None:
+    server, salt = plain, "rearranged"
     questions = itertools.cycle(QUESTIONS)
     first = body(range(6), next(questions), salt, **BLENDED)
     answer, usage = ask(server, first)
@@ -77,8 +70,8 @@ def test_documents_in_another_order_are_answered_from_their_kv(usual: RunningSer
     assert usage["device"] + usage["cpu"] + usage["redis"] >= 256, "but the chunk is the exact prompt of it alone"
 
 
-def test_documents_that_a_request_names_are_chunks_without_separators(usual: RunningServer) -> None:
-    server, salt = usual, "named"
+def test_documents_that_a_request_names_are_chunks_without_separators(plain: RunningServer) -> None:
+    server, salt = plain, "named"
     given = server.metric("crosskv_prompt_chunks_total", outcome="given")
     named = {"kv_cache": {"fidelity": "blended", "chunks": TEXTS, "recompute_ratio": 0.3}}
 

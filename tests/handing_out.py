@@ -1,0 +1,67 @@
+"""Which process runs which file: the longest first, by what they took when it was stored.
+
+Files that need one thing that is started once (one whole server after the other, the engine of a process, a Ray) are
+one piece of work, in one process. Everything else goes file by file to the process that is free. A file is not split,
+for its tests share what they start.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+from tests.durations import FileDurations, file_of, stored
+
+UNKNOWN_S = 5.0
+"""A file of which nothing is stored."""
+PIECES = ("server", "engine", "ray")
+"""What a file needs; where it needs several, the first is what counts."""
+
+
+SHARED_ENGINE = "engine_slot"
+"""The fixture of the engine that most files share; whatever starts another one ends it."""
+SERVERS = ("plain", "keyed", "process_world", "world", "private_server")
+"""Fixtures of whole servers, in the order in which they are started. The one that faults may destroy comes last."""
+
+
+def piece_of(file: str, known: Mapping[str, FileDurations]) -> str:
+    """The piece of work that a file belongs to: one that others share, or itself."""
+    needs = known[file].needs if file in known else []
+    return next((piece for piece in PIECES if piece in needs), file)
+
+
+class Pieces(LoadScopeScheduling):
+    """pytest-xdist's scheduler of scopes, with pieces of work for scopes; `longest_first` has put them in order."""
+
+    def __init__(self, config: Any, log: Any) -> None:
+        super().__init__(config, log)
+        self._known = stored()
+        self._pieces: dict[str, str] = {}
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = file_of(nodeid)
+        if file not in self._pieces:
+            self._pieces[file] = piece_of(file, self._known)
+        return self._pieces[file]
+
+
+def longest_first(items: list[pytest.Function]) -> None:
+    """Sort the tests by piece of work, and inside of a piece so that no engine and no server is started twice."""
+    known = stored()
+    pieces = {item.nodeid: piece_of(file_of(item.nodeid), known) for item in items}
+    seconds: Counter[str] = Counter()
+    for file in {file_of(item.nodeid) for item in items}:
+        seconds[piece_of(file, known)] += known[file].seconds if file in known else UNKNOWN_S  # type: ignore[assignment]
+    shared = {item.path for item in items if SHARED_ENGINE in item.fixturenames}
+    items.sort(
+        key=lambda item: (-seconds[pieces[item.nodeid]], pieces[item.nodeid], _server(item), item.path not in shared)
+    )
+
+
+def _server(item: pytest.Function) -> int:
+    """The place of the server that a test needs among those that are started one after the other."""
+    return next((place for place, name in enumerate(SERVERS) if name in item.fixturenames), len(SERVERS))
