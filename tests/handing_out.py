@@ -24,8 +24,9 @@ PIECES = ("server", "engine", "ray")
 
 SHARED_ENGINE = "engine_slot"
 """The fixture of the engine that most files share; whatever starts another one ends it."""
-SERVERS = ("plain", "keyed", "process_world", "world", "private_server")
-"""Fixtures of whole servers, in the order in which they are started. The one that faults may destroy comes last."""
+SERVERS = ("plain", "keyed", "world", "process_world", "private_server")
+"""Fixtures of whole servers, in the order in which they are started. What plain vLLM answers to the conversations of
+`process_world` it has been asked for `world`."""
 
 
 def piece_of(file: str, known: Mapping[str, FileDurations]) -> str:
