@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tests.sizes import LONG
+from tests.surroundings import _known_machine, each_processor, own_machine  # noqa: F401
 
 T = TypeVar("T")
 
