@@ -10,26 +10,29 @@ import asyncio
 import itertools
 import os
 import random
+import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from configs.blend_section import DEFAULT_CHECK_LAYER, DEFAULT_RECOMPUTE_RATIO
+from configs.sections import EngineSettings
 from configs.settings import Settings
 from deployments.protocol.kv_port import FIDELITY, PLAN, PlanDict
 from deployments.protocol.wire import KV_CACHE_USAGE
 from kvmanager.segments.keys import BLENDED, BlockHash, Fidelity, block_hashes, cache_salt
 from kvmanager.segments.server_secret import ServerSecret
+from load_tests.harness.patience import PATIENCE_S, patience
+from load_tests.harness.patience import until as until
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.outputs import RequestOutput
 
 SECRET = ServerSecret(bytes(32))
-PATIENCE_S = 120.0
-"""Longest wait for anything; reached only when something hangs."""
+THREADS_VARIABLE = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +59,6 @@ def greedy(max_tokens: int, **options: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **options)
 
 
-def until(holds: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Wait for a part that is on its way. Raises TimeoutError."""
-    end = time.monotonic() + patience_s
-    while not holds():
-        if time.monotonic() > end:
-            raise TimeoutError(f"waited in vain: {what}")
-        time.sleep(0.005)
-
-
 async def timed(streams: Sequence[AsyncIterator[RequestOutput]], max_tokens: int) -> Timed:
     """Read vLLM's outputs of prompts that are sent at once."""
     began = time.perf_counter()
@@ -82,6 +76,20 @@ async def timed(streams: Sequence[AsyncIterator[RequestOutput]], max_tokens: int
     seconds = time.perf_counter() - began
     count = len(found)
     return Timed(seconds, sum(one[0] for one in found) / count, sum(one[1] for one in found) / count, found[-1][2])
+
+
+def start_with_engine_threads(module: str) -> None:
+    """Begin `python -m module` again with the threads that a replica's engine has by default, unless it was begun so.
+
+    OpenMP reads the variable when torch is loaded, which the imports of `module` have done by now. Telling torch later
+    reaches some of its kernels only: an engine of "one thread" then computes with all cores, and what runs meanwhile
+    costs it more than it would cost a replica.
+    """
+    threads = str(EngineSettings().threads)
+    if os.environ.get(THREADS_VARIABLE) != threads:
+        os.execve(
+            sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, THREADS_VARIABLE: threads}
+        )
 
 
 class PortSwitch:
@@ -195,7 +203,7 @@ class Engine:
 
         saved = threading.Event()
         self.reuse.transfer.submit_save(SaveJob(OfferedBlocks((), 0, 0, 0), (), saved.set))
-        if not saved.wait(PATIENCE_S):
+        if not saved.wait(patience(PATIENCE_S)):
             raise TimeoutError("saves do not end")
 
     async def empty_device(self) -> None:

@@ -24,7 +24,8 @@ from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.keys import EXACT, Fidelity, sparse_salt
 from load_tests.harness.disturbed_redis import disturbed
 from load_tests.harness.emulated_link import NO_LINK, EmulatedLink
-from load_tests.harness.engine import PATIENCE_S, Engine, until
+from load_tests.harness.engine import Engine
+from load_tests.harness.patience import PATIENCE_S, until
 from load_tests.harness.tiers import ImportedManager, Tiers, redis_config
 
 if TYPE_CHECKING:

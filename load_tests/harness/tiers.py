@@ -23,7 +23,8 @@ from deployments.redis_tier.actor import RedisTier, RedisTierConfig
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.segment_codecs import Coding
 from kvmanager.config import ManagerConfig
-from load_tests.harness.engine import PATIENCE_S, SECRET, until
+from load_tests.harness.engine import SECRET
+from load_tests.harness.patience import PATIENCE_S, until
 
 MIB = 1 << 20
 

@@ -23,8 +23,7 @@ import typer
 from rich.progress import track
 
 from configs.settings import PROJECT_ROOT, load_settings
-from load_tests.harness.engine import Engine, prompt
-from load_tests.harness.engine_threads import start_with_engine_threads
+from load_tests.harness.engine import Engine, prompt, start_with_engine_threads
 from load_tests.harness.memory_port import HERE, BrainPort
 from load_tests.measuring import report
 from load_tests.measuring.command import JsonFile, Rounds, out

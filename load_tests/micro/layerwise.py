@@ -29,8 +29,7 @@ from configs.settings import load_settings
 from deployments.protocol.kv_port import LayerArrival, PlannedLoad, SaveGrant
 from kvmanager.segments.format import read_header
 from kvmanager.segments.spans import SegmentSpan
-from load_tests.harness.engine import Engine, Timed, prompt
-from load_tests.harness.engine_threads import start_with_engine_threads
+from load_tests.harness.engine import Engine, Timed, prompt, start_with_engine_threads
 from load_tests.harness.memory_port import BrainPort
 from load_tests.measuring import report
 from load_tests.measuring.command import JsonFile, Rounds, out

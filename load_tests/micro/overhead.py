@@ -27,9 +27,8 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from configs.settings import Settings, load_settings
-from load_tests.harness.engine import Engine, Timed, prompt
+from load_tests.harness.engine import Engine, Timed, prompt, start_with_engine_threads
 from load_tests.harness.engine_process import EngineProcess
-from load_tests.harness.engine_threads import start_with_engine_threads
 from load_tests.harness.models import write_random_model
 from load_tests.harness.tiered_engine import TieredEngine
 from load_tests.harness.tiers import MIB, running

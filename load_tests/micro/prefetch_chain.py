@@ -29,7 +29,8 @@ from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan, split_segments
 from load_tests.harness.disturbed_redis import disturbed
 from load_tests.harness.emulated_link import EmulatedLink
-from load_tests.harness.engine import SECRET, until
+from load_tests.harness.engine import SECRET
+from load_tests.harness.patience import until
 from load_tests.harness.tiers import MIB, Tiers
 
 FINGERPRINT = b"p" * 32

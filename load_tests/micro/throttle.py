@@ -24,9 +24,9 @@ from deployments.redis_tier.server import EmbeddedRedis
 from kvmanager.loading.load_choice import LoadChoice, LoadMode, PromptChoice
 from kvmanager.moves.plans import PlannedSegment, PlanReason
 from load_tests.harness.emulated_link import EmulatedLink
-from load_tests.harness.engine import PATIENCE_S, prompt, until
-from load_tests.harness.engine_threads import start_with_engine_threads
+from load_tests.harness.engine import prompt, start_with_engine_threads
 from load_tests.harness.models import write_random_model
+from load_tests.harness.patience import PATIENCE_S, until
 from load_tests.harness.tiered_engine import TieredEngine
 from load_tests.harness.tiers import MIB, ImportedManager, running
 from load_tests.measuring import report

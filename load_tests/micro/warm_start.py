@@ -26,8 +26,9 @@ from kvmanager.index.locations import REDIS
 from kvmanager.manager import KVManager
 from kvmanager.segments.format import SegmentHeader, seal, sealed_bytes
 from kvmanager.segments.spans import SegmentSpan
-from load_tests.harness.engine import SECRET, until
+from load_tests.harness.engine import SECRET
 from load_tests.harness.memory_port import made_up_hashes
+from load_tests.harness.patience import until
 from load_tests.harness.tiers import MIB
 from load_tests.measuring import report
 from load_tests.measuring.command import JsonFile, out

@@ -11,6 +11,8 @@ import pytest
 
 from configs import machine
 
+pytestmark = pytest.mark.usefixtures("own_machine")
+
 
 def test_a_containers_limit_counts_where_it_is_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"

@@ -8,16 +8,21 @@ from configs import machine
 from configs.presets import find_preset, preset_names
 from configs.settings import load_settings
 
+pytestmark = pytest.mark.usefixtures("each_processor")
 
-@pytest.mark.parametrize("name", preset_names())
-@pytest.mark.parametrize("accelerator", ["cpu", "cuda"])
+
+def machines(name: str) -> tuple[str, ...]:
+    """The accelerators that a preset is meant for."""
+    preset = find_preset(name) or {}
+    return ("cpu", "cuda") if preset.get("engine", {}).get("enforce_eager", True) else ("cuda",)
+
+
+@pytest.mark.parametrize(("name", "accelerator"), [(name, one) for name in preset_names() for one in machines(name)])
 def test_a_preset_is_valid_where_it_is_meant_to_run(
     name: str, accelerator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preset = find_preset(name)
     assert preset is not None
-    if accelerator == "cpu" and not preset.get("engine", {}).get("enforce_eager", True):
-        pytest.skip("a preset for GPUs")
     monkeypatch.setattr(machine, "accelerator", lambda: accelerator)
     monkeypatch.setattr(machine, "memory_bytes", lambda: 64 * 1024**3)
     assert load_settings(preset).model.partition("/")[2].lower() == name

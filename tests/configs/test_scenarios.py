@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -20,6 +19,8 @@ from configs.layerwise_section import LayerwiseSettings
 from configs.model_folder import PROJECT_ROOT
 from configs.presets import find_preset, find_scenario, preset_names, scenario_names
 from configs.settings import Settings, SettingsError, load_settings
+
+pytestmark = pytest.mark.usefixtures("each_processor")
 
 EACH = pytest.mark.parametrize("scenario", scenario_names())
 THE_ISSUES = ["chat", "cost", "cross-node", "long-document", "rag", "short"]
@@ -76,7 +77,6 @@ def value_of(settings: Settings, dotted: str) -> Any:
 CHOSEN = st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in CHOICES.items()})
 
 
-@hypothesis_settings(deadline=None)
 @given(st.sampled_from(THE_ISSUES), CHOSEN)
 def test_whatever_is_set_stays_and_the_scenario_fills_only_the_rest(scenario: str, chosen: dict[str, Any]) -> None:
     args = as_args(chosen)

@@ -13,6 +13,8 @@ from configs import machine
 from configs.model_folder import PROJECT_ROOT, own_max_tokens
 from configs.settings import Settings, SettingsError, load_settings
 
+pytestmark = pytest.mark.usefixtures("each_processor")
+
 GIB = 1024**3
 
 KEYS = {"api_keys": {"key": "alice"}}
@@ -20,7 +22,6 @@ KEYS = {"api_keys": {"key": "alice"}}
 
 @pytest.fixture(autouse=True)
 def _a_known_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "accelerator", lambda: "cpu")
     monkeypatch.setattr(machine, "memory_bytes", lambda: 8 * GIB)
 
 
@@ -280,7 +281,6 @@ def test_auto_is_what_the_processor_computes_and_on_cuda_vllms_choice(
 def test_a_quantized_models_type_is_left_to_vllm(
     load: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, config: str, is_quantized: bool
 ) -> None:
-    monkeypatch.setattr(machine, "accelerator", lambda: "cpu")
     (tmp_path / "config.json").write_text(config)
     settings = load_settings({"model": str(tmp_path), "max_model_len": 64})
     assert (settings.engine_dtype == "auto") == is_quantized

@@ -45,7 +45,7 @@ def through(codec, layer, kv):
     return coded, out
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 20), st.sampled_from(DTYPES), st.integers(0, 2**31))
 def test_lossless_gives_back_every_bit_of_any_bits(tokens, heads, dim, dtype, seed):
     random = np.random.default_rng(seed)
@@ -74,7 +74,7 @@ def test_lossless_stores_what_cannot_be_coded_as_it_is(dtype):
     assert kv.nbytes < len(coded) <= kv.nbytes + 16
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 45), st.sampled_from(DTYPES), st.sampled_from(LOSSY), st.integers(0, 1), st.integers(0, 999))
 def test_a_lossy_codec_is_off_by_half_a_step_and_the_dtypes_rounding_at_most(tokens, dtype, codec, layer, seed):
     name, level, profile = codec

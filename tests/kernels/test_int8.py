@@ -42,7 +42,7 @@ def matrices(draw, odd=True):
     return x.to(draw(st.sampled_from(DTYPES)))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(matrices(), st.sampled_from(DTYPES))
 @example(torch.tensor([[-0.0, float("nan"), float("nan")]], dtype=torch.bfloat16), torch.bfloat16)
 def test_vectors_equal_the_reference(x, out_dtype):
@@ -55,7 +55,7 @@ def test_vectors_equal_the_reference(x, out_dtype):
     assert out.isfinite().all()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(matrices(odd=False))
 def test_a_value_returns_within_half_a_scale(x):
     codes, scale, zero = quantize(x)
@@ -65,7 +65,7 @@ def test_a_value_returns_within_half_a_scale(x):
     assert (error <= steps / 2 + x.float().abs().clamp(min=1e-30) * 2e-6 + steps * 2e-5).all()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.sampled_from(COLUMNS), st.integers(0, 2**32), st.sampled_from(DTYPES))
 def test_any_bytes_decode_as_the_reference_decodes_them(columns, seed, dtype):
     generator = torch.Generator().manual_seed(seed)

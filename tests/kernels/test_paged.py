@@ -49,7 +49,7 @@ def segment_for(layout, layers, block_ids, seed=99):
     return random_tensor(layout.segment_shape(len(layers), len(block_ids)), layout.dtype, seed)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(paged_caches())
 def test_gather_equals_reference(cache):
     layout, layers, block_ids = cache
@@ -61,7 +61,7 @@ def test_gather_equals_reference(cache):
     assert all(torch.equal(bits(a), bits(b)) for a, b in zip(layers, before, strict=True))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(paged_caches())
 def test_scatter_equals_reference_and_touches_no_other_block(cache):
     layout, layers, block_ids = cache
@@ -75,7 +75,7 @@ def test_scatter_equals_reference_and_touches_no_other_block(cache):
     assert all(torch.equal(bits(a[others]), bits(b)) for a, b in zip(layers, before, strict=True))
 
 
-@settings(deadline=None, max_examples=75)
+@settings(max_examples=75)
 @given(paged_caches(), st.randoms(use_true_random=False))
 def test_gather_returns_what_scatter_wrote_elsewhere(cache, random):
     layout, layers, block_ids = cache
@@ -87,7 +87,7 @@ def test_gather_returns_what_scatter_wrote_elsewhere(cache, random):
     assert torch.equal(bits(out), bits(segment))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(paged_caches(), st.data())
 def test_a_group_of_layers_alone_is_moved_with_a_slice_of_layers_and_of_the_segment(cache, data):
     layout, layers, block_ids = cache

@@ -61,7 +61,7 @@ def tables_and_symbols(draw: st.DrawFn) -> tuple[SymbolTable, np.ndarray]:
     return table, rng.choice(len(chances), size=count, p=chances).astype(np.uint8)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(tables_and_symbols())
 def test_compiled_coder_writes_what_the_reference_writes_and_reads_it_back(case):
     table, symbols = case

@@ -35,7 +35,7 @@ def shifts(draw):
     return k, torch.tensor(draw(st.lists(deltas, min_size=tokens, max_size=tokens))), frequencies(rotary_dim)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(shifts(), st.sampled_from(STYLES), st.booleans())
 def test_shift_equals_reference(case, style, in_place):
     k, delta, inv_freq = case
@@ -88,7 +88,7 @@ def test_a_shift_by_nothing_keeps_every_bit(style, dtype, delta):
     assert same_bits(out, before)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(shifts(), st.sampled_from(STYLES))
 def test_a_shift_and_its_reverse_return_the_keys_within_their_rounding(case, style):
     k, delta, inv_freq = case

@@ -8,7 +8,7 @@ from kernels.entropy.symbol_table import SymbolTable
 counts_lists = st.lists(st.one_of(st.integers(0, 20), st.integers(0, 2**50)), min_size=1, max_size=256)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(counts_lists, st.booleans())
 def test_frequencies_fill_the_slots_and_leave_out_only_what_they_may(values, strict):
     counts = np.array(values, dtype=np.int64)
@@ -21,7 +21,7 @@ def test_frequencies_fill_the_slots_and_leave_out_only_what_they_may(values, str
     np.testing.assert_array_equal(frequencies > 0, (counts > 0) | (not strict))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @example([6, 6, 6, 6, 9339])  # the frequent one has two slots to give
 @given(counts_lists)
 def test_no_slot_is_better_given_to_another_symbol(values):
@@ -86,7 +86,7 @@ def test_table_cannot_be_altered():
         table.frequencies[0] = 1
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(counts_lists, st.booleans())
 def test_serialised_table_comes_back(values, strict):
     counts = np.array(values, dtype=np.int64)

@@ -1,16 +1,12 @@
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import settings
 
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.segments.keys import block_hashes
 from kvmanager.segments.spans import split_segments
-
-settings.register_profile("no-deadline", deadline=None)  # a busy machine is no failure
-settings.load_profile("no-deadline")
 
 CPU = Location(Tier.CPU, "node")
 

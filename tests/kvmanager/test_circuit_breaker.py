@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given
 
 from kvmanager.circuit_breaker import CircuitBreaker, CircuitState
+from tests.quantities import up_to
 
 
 def opened(**limits):
@@ -119,7 +120,7 @@ def test_limits_that_cannot_work_are_refused(limits):
         CircuitBreaker(**limits)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["ask", "succeed", "fail"]), st.floats(0, 40)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from(["ask", "succeed", "fail"]), up_to(40.0)), max_size=60))
 def test_it_always_lets_a_call_through_again_in_the_end(steps):
     breaker, now = CircuitBreaker(), 0.0
     for step, wait in steps:

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from models.training import curriculum, worlds
@@ -55,7 +55,6 @@ def test_prompt_and_answer_are_a_token_prefix_of_the_next_prompt(
     assert_append_only(system, questions, answers, documents)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=2, max_size=4))
 def test_append_only_for_any_text_after_the_leading_space(turns: list[tuple[str, str]]) -> None:
     # What a trained answer looks like: one space, then anything.  Canonical ids, as greedy decoding of words gives.

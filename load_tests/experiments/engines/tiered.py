@@ -21,8 +21,9 @@ from kvmanager.segments.format import RAW
 from kvmanager.segments.keys import EXACT, TOLERANT, Fidelity, cache_salt
 from load_tests.experiments.engines.limits import STEP_TOKENS
 from load_tests.harness.emulated_link import EmulatedLink
-from load_tests.harness.engine import PATIENCE_S, SECRET, Timed, greedy, prompt, timed
+from load_tests.harness.engine import SECRET, Timed, greedy, prompt, timed
 from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.patience import PATIENCE_S
 from load_tests.harness.tiered_engine import TieredEngine
 from load_tests.harness.tiers import MIB, running
 

@@ -19,8 +19,7 @@ import typer
 from configs.blend_section import DEFAULT_RECOMPUTE_RATIO
 from configs.settings import load_settings
 from load_tests.bench.choice import default_dtype
-from load_tests.harness.engine import Engine, greedy, prompt, timed
-from load_tests.harness.engine_threads import start_with_engine_threads
+from load_tests.harness.engine import Engine, greedy, prompt, start_with_engine_threads, timed
 from load_tests.harness.memory_port import MemoryPort
 from load_tests.harness.models import SHAPES, model_folder
 from load_tests.measuring import plots

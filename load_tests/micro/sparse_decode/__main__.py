@@ -25,8 +25,7 @@ from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 
 from configs.settings import load_settings
-from load_tests.harness.engine import Engine, greedy, prompt, timed
-from load_tests.harness.engine_threads import start_with_engine_threads
+from load_tests.harness.engine import Engine, greedy, prompt, start_with_engine_threads, timed
 from load_tests.harness.memory_port import MemoryPort
 from load_tests.harness.models import write_random_model
 from load_tests.measuring import report

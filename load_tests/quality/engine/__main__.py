@@ -17,7 +17,7 @@ from configs.blend_profile import read_blend_profile
 from configs.blend_section import DEFAULT_CHECK_LAYER, DEFAULT_RECOMPUTE_RATIO
 from configs.model_folder import PROJECT_ROOT
 from load_tests.bench.choice import default_dtype
-from load_tests.harness.engine_threads import start_with_engine_threads
+from load_tests.harness.engine import start_with_engine_threads
 from load_tests.measuring.command import EXIT_FELL_SHORT, EXIT_INPUT, JsonFile, out, progress_bar
 from load_tests.measuring.processes import machine_line
 from load_tests.measuring.report import deliver, table, wrapped, write_between

@@ -6,10 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from app.control.settings_shown import ModelShape, settings_shown, shape_of_kv
 from configs import machine
 from configs.model_folder import find_model, kv_shape, own_max_tokens
 from configs.settings import load_settings
+
+pytestmark = pytest.mark.usefixtures("each_processor")
 
 SECRET = "aSecretThatNobodyElseMayKnow"
 SHAPE = ModelShape(layers=6, kv_bytes_per_token=3072, longest_request_tokens=4096)

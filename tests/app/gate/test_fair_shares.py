@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from app.gate.fair_line import FairLine
 from app.gate.fair_shares import FairShares
 from kvmanager.scheduling.virtual_counters import VirtualCounters
+from tests.quantities import up_to
 
 TENANTS = ("a", "b", "c")
 STEPS = st.lists(st.tuples(st.sampled_from(TENANTS), st.integers(-6, 6)), max_size=80)
 
 
-@given(capacity=st.integers(3, 40), share=st.floats(0, 1), steps=STEPS)
+@given(capacity=st.integers(3, 40), share=up_to(1.0), steps=STEPS)
 def test_nobody_holds_more_than_there_is_and_every_slice_can_be_taken(capacity: int, share: float, steps: list) -> None:
     shares = FairShares(capacity, TENANTS, share)
     held = Counter(dict.fromkeys(TENANTS, 0))

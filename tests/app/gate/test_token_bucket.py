@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.gate.rates.bucket import TokenBucket
+from tests.quantities import up_to
 
-STEPS = st.lists(st.tuples(st.floats(0, 30), st.integers(0, 80), st.integers(-20, 60)), max_size=50)
+STEPS = st.lists(st.tuples(up_to(30.0), st.integers(0, 80), st.integers(-20, 60)), max_size=50)
 
 
 @given(per_minute=st.integers(1, 100), steps=STEPS)

@@ -16,6 +16,8 @@ from app.launch.memory import check_memory, shared_memory_warning
 from configs import machine
 from configs.settings import Settings, SettingsError, load_settings
 
+pytestmark = pytest.mark.usefixtures("each_processor")
+
 GIB = 1024**3
 CONFIG = {
     "model_type": "llama",
@@ -30,8 +32,7 @@ CONFIG = {
 
 @pytest.fixture(autouse=True)
 def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A CPU machine of 24 GiB with all of it in /dev/shm."""
-    monkeypatch.setattr(machine, "accelerator", lambda: "cpu")
+    """A machine of 24 GiB with all of it in /dev/shm."""
     machine_of(monkeypatch, memory_gib=24, shared_gib=24)
 
 
@@ -72,10 +73,21 @@ def test_whatever_exceeds_the_machine_is_named_with_its_share(
 
 
 def test_without_sharing_neither_tier_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine_of(monkeypatch, memory_gib=6, shared_gib=24)
-    check_memory(settings(tmp_path, kv={"enabled": False}))
-    with pytest.raises(SettingsError):
-        check_memory(settings(tmp_path, kv={"cpu_tier_bytes": GIB, "redis_bytes": GIB}))
+    alone = settings(tmp_path, kv={"enabled": False})
+    needed = 2 * memory.replica_bytes(alone, alone.engine_dtype) + memory.BESIDE_REPLICAS_BYTES
+    machine_of(monkeypatch, memory_gib=needed / GIB + 0.5, shared_gib=24)  # Ray itself takes a little
+    check_memory(alone)
+    for tiers in ({"cpu_tier_bytes": GIB, "redis_url": None}, {"cpu_tier_bytes": 0, "redis_bytes": GIB}):
+        with pytest.raises(SettingsError):
+            check_memory(settings(tmp_path, kv=tiers))
+
+
+def test_kv_and_weights_count_as_the_type_that_the_processor_computes(tmp_path: Path, each_processor: str) -> None:
+    per_value = {"float32": 4, "bfloat16": 2}[each_processor]
+    auto = settings(tmp_path, weights_gib=1.0, engine={"device_blocks": 256})
+    pool = 256 * 32 * 2 * 32 * 8 * 128 * per_value  # blocks, tokens, K and V, layers, heads, head size
+    weights = GIB * per_value // 2  # the files hold bfloat16
+    assert memory.replica_bytes(auto, auto.engine_dtype) == memory._REPLICA_PROCESS_BYTES + weights + pool
 
 
 def test_on_a_gpus_machine_weights_and_pool_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from app.launch.readiness import Readiness
 from configs.settings import SettingsError, load_settings
 from tests.app.launch.stub_config import write_config
 
+pytestmark = pytest.mark.usefixtures("each_processor")
+
 
 def test_without_overrides_the_file_decides(tmp_path: Path, model_folder: Path) -> None:
     plan = make_plan(write_config(tmp_path, model_folder, seed=7), Overrides())

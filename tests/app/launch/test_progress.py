@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from app.launch.plan import Overrides, make_plan
 from app.launch.progress import ready_text
 from tests.app.launch.stub_config import write_config
+
+pytestmark = pytest.mark.usefixtures("each_processor")
 
 
 def test_a_key_is_shown_on_a_terminal_and_in_no_log(tmp_path: Path, model_folder: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.protocol.stage_stamps import StageStamps, stage_seconds, this_clock
+from tests.quantities import up_to
 
 HERE = "this boot"
 STAMPS = StageStamps(
@@ -53,7 +54,7 @@ def test_without_the_engines_own_stamps_all_its_time_but_the_load_is_the_step():
 
 
 @given(
-    gaps=st.lists(st.floats(0, 100), min_size=9, max_size=9),
+    gaps=st.lists(up_to(100.0), min_size=9, max_size=9),
     same=st.booleans(),
     loads=st.booleans(),
     engine=st.booleans(),

@@ -81,6 +81,7 @@ def test_the_trie_has_what_was_stored(server: RunningServer) -> None:
     assert second["id"][:12] in shown
 
 
+@pytest.mark.usefixtures("own_machine")
 def test_the_doctor_sees_how_the_server_is_set(server: RunningServer) -> None:
     known(server)
     result = crosskv(server, "doctor", "--json")

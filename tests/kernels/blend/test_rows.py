@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kernels.blend.choice import change_of, rows_to_compute
 from kernels.blend.reference import seen_through, true_mask
 from kernels.blend.runs import runs_of, slots_of
+from tests.quantities import up_to
 
 ROWS = st.sets(st.integers(0, 200), min_size=1).map(sorted)
 
@@ -37,8 +38,8 @@ def test_a_slot_is_found_through_the_block_table() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 100, width=32), st.booleans()), min_size=1, max_size=60),
-    st.floats(0, 1, allow_nan=False),
+    st.lists(st.tuples(st.integers(0, 6400).map(lambda part: part / 64), st.booleans()), min_size=1, max_size=60),
+    up_to(1.0),
 )
 def test_every_row_without_kv_is_computed_and_the_top_share_of_the_reused_ones(
     rows: list[tuple[float, bool]], ratio: float

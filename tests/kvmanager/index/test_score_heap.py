@@ -34,7 +34,7 @@ def test_lowest_is_the_minimum_after_any_pushes_updates_and_discards(operations)
         assert lowest is None or expected[lowest] == min(expected.values())
 
 
-@given(st.lists(st.floats(allow_nan=False), unique=True))
+@given(st.lists(st.floats(allow_nan=False, allow_subnormal=False), unique=True))
 def test_items_come_out_in_order_of_score(scores):
     heap, score_of = ScoreHeap(), {}
     for score in scores:

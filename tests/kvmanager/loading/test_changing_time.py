@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from kvmanager.loading.changing_time import ChangingTime
+from tests.quantities import up_to
 
 
 def fed(samples, amounts=1):
@@ -82,9 +83,7 @@ def test_a_quiet_night_leaves_the_estimate_and_the_next_samples_count_most():
 
 @settings(max_examples=60)
 @given(
-    st.lists(
-        st.tuples(st.integers(0, 10**9), st.integers(0, 10**12), st.floats(1e-6, 1e4), st.floats(0, 1e4)), max_size=30
-    )
+    st.lists(st.tuples(st.integers(0, 10**9), st.integers(0, 10**12), st.floats(1e-6, 1e4), up_to(1e4)), max_size=30)
 )
 def test_no_samples_lead_below_zero(samples):
     time = ChangingTime(2, 8, 30)

@@ -5,13 +5,14 @@ from hypothesis import given
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_deadline import MOST_LOAD_S, PATIENCE, UNKNOWN_BYTES_PER_S, load_deadline_s, segment_wait_s
 from kvmanager.loading.load_rates import LinearTime
+from tests.quantities import up_to
 
 MB, GB = 10**6, 10**9
 BASE_S = 2.0
 
 sizes = st.dictionaries(st.sampled_from([Tier.CPU, Tier.REDIS]), st.integers(0, 100 * GB))
 times = st.dictionaries(
-    st.sampled_from([Tier.CPU, Tier.REDIS]), st.builds(LinearTime, st.floats(0, 1), st.floats(1e3, 1e10))
+    st.sampled_from([Tier.CPU, Tier.REDIS]), st.builds(LinearTime, up_to(1.0), st.floats(1e3, 1e10))
 )
 
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import ALL_REPLICAS, ENOUGH, LOAD_HALF_LIFE_SAMPLES, ClusterRates, LoadRates, pairs
+from tests.quantities import around
 
 STARTING = {Tier.DEVICE: 1.0, Tier.CPU: 0.75, Tier.REDIS: 0.5}
 TOKEN_BYTES = 1000
@@ -83,7 +84,7 @@ def test_small_loads_faster_than_the_rate_explains_make_no_latency_below_zero(ra
 
 
 @settings(max_examples=30)
-@given(st.lists(st.tuples(st.integers(-5, 5000), st.integers(-5, 10**7), st.floats(-1, 100)), max_size=60))
+@given(st.lists(st.tuples(st.integers(-5, 5000), st.integers(-5, 10**7), around(-1.0, 100.0)), max_size=60))
 def test_no_samples_lead_outside_of_zero_to_one(samples):
     rates = LoadRates(STARTING)
     for tokens, nbytes, seconds in samples:

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import LinearTime, PrefillTime
 from kvmanager.loading.load_split import StoredPart, best_split
+from tests.quantities import up_to
 
 PREFILL = PrefillTime(0.005, 1e-3, 1e-7)
 MB = 10**6
@@ -19,10 +20,10 @@ def redis(count):
     return parts([Tier.REDIS] * count)
 
 
-seconds = st.floats(0, 0.1)
+seconds = up_to(0.1)
 times = st.builds(LinearTime, seconds, st.floats(1e5, 1e10))
 tiers = st.dictionaries(st.sampled_from([Tier.CPU, Tier.REDIS]), times)
-prefills = st.builds(PrefillTime, seconds, st.floats(1e-6, 1e-2), st.floats(0, 1e-6))
+prefills = st.builds(PrefillTime, seconds, st.floats(1e-6, 1e-2), up_to(1e-6, 1e-12))
 stored = st.lists(st.tuples(st.sampled_from([Tier.CPU, Tier.REDIS]), st.integers(1, 8), st.integers(1, 10 * MB)))
 
 
@@ -33,9 +34,9 @@ stored = st.lists(st.tuples(st.sampled_from([Tier.CPU, Tier.REDIS]), st.integers
     st.integers(0, 400),
     prefills,
     tiers,
-    st.floats(0, 1e7),
-    st.floats(0, 2),
-    st.floats(0, 3),
+    up_to(1e7),
+    up_to(2.0),
+    up_to(3.0),
 )
 def test_the_split_is_the_best_of_all(chain, device, tail, prefill, known, ahead, queue_s, most_s):
     end, listed = 0, []
@@ -70,7 +71,7 @@ def test_the_split_is_the_best_of_all(chain, device, tail, prefill, known, ahead
 
 
 @settings(max_examples=100)
-@given(prefills, seconds, st.lists(st.floats(1e4, 1e10), min_size=2, max_size=2), st.floats(0, 1), st.integers(1, 20))
+@given(prefills, seconds, st.lists(st.floats(1e4, 1e10), min_size=2, max_size=2), up_to(1.0), st.integers(1, 20))
 def test_a_slower_link_never_loads_more(prefill, latency_s, rates, queue_s, count):
     slow, fast = (
         best_split(redis(count), 6000, 0, prefill, {Tier.REDIS: LinearTime(latency_s, rate)}, queue_s=queue_s).parts
@@ -80,7 +81,7 @@ def test_a_slower_link_never_loads_more(prefill, latency_s, rates, queue_s, coun
 
 
 @settings(max_examples=100)
-@given(prefills, times, st.lists(st.floats(0, 5), min_size=2, max_size=2), st.integers(1, 20))
+@given(prefills, times, st.lists(up_to(5.0), min_size=2, max_size=2), st.integers(1, 20))
 def test_a_longer_queue_never_loads_less(prefill, link, queues, count):
     short, long = (
         best_split(redis(count), 6000, 0, prefill, {Tier.REDIS: link}, queue_s=queue_s).parts

@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 
 from kvmanager.loading.overlap import ASYNC_S, NEGLIGIBLE_WAIT_S, LoadWay, choose_way, layerwise_ttft
+from tests.quantities import up_to
 
 MB = 1_000_000
-seconds = st.floats(0, 10)
+seconds = up_to(10.0)
 
 
 def choose(load_s, compute_s, *, first_group_s=None, groups=8, others=0, group_bytes=MB, buffer_bytes=64 * MB):
@@ -31,8 +32,8 @@ def pipeline_s(first_group_s, load_s, compute_s, groups):
     return computed
 
 
-@settings(deadline=None, max_examples=60)
-@given(first=st.floats(0, 1), load_s=seconds, compute_s=seconds, groups=st.integers(1, 100))
+@settings(max_examples=60)
+@given(first=up_to(1.0), load_s=seconds, compute_s=seconds, groups=st.integers(1, 100))
 def test_the_expected_time_is_that_of_the_layers_one_after_the_other(first, load_s, compute_s, groups):
     first_group_s = load_s if groups == 1 else first * load_s
     expected = pipeline_s(first_group_s, load_s, compute_s, groups)
@@ -70,8 +71,8 @@ def test_one_group_hides_nothing_but_saves_a_step():
     assert choose(load_s=0.5, compute_s=0.05, groups=1).way is LoadWay.WHOLE
 
 
-@settings(deadline=None, max_examples=60)
-@given(first=st.floats(0, 1), load_s=seconds, compute_s=seconds, groups=st.integers(1, 100), others=st.integers(0, 3))
+@settings(max_examples=60)
+@given(first=up_to(1.0), load_s=seconds, compute_s=seconds, groups=st.integers(1, 100), others=st.integers(0, 3))
 def test_what_is_chosen_layerwise_is_expected_to_be_no_slower_and_to_hold_up_nobody(
     first, load_s, compute_s, groups, others
 ):

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvmanager.loading.prefix_load import LoadedSegment, PrefixLoad, segments_to_wait_for
+from tests.quantities import around, up_to
 
 SEGMENTS = 12
 NBYTES = 160
@@ -37,11 +38,11 @@ class Link:
         raise AssertionError("the link ends")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     loads=st.lists(st.tuples(st.integers(1, 1000), st.floats(0.01, 2.0)), min_size=1, max_size=8),
     rate=st.floats(10, 10_000),
-    left_s=st.floats(-1.0, 5.0),
+    left_s=around(-1.0, 5.0),
 )
 def test_where_nothing_can_be_loaded_after_what_is_computed_the_cut_is_the_best_of_all_cuts(
     loads: list[tuple[int, float]], rate: float, left_s: float
@@ -72,11 +73,11 @@ def loaded_s(segments: Sequence[LoadedSegment], rest_s: float, link: Link, load:
     return now + sum(segment.recompute_s for segment in segments[there:]) + rest_s
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     rates=st.lists(st.tuples(st.floats(0.05, 1.0), st.floats(10, 20_000)), min_size=1, max_size=5),
     recompute_s=st.floats(0.01, 0.5),
-    rest_s=st.floats(0.0, 0.5),
+    rest_s=up_to(0.5),
     slack=st.floats(1.01, 3.0),
 )
 def test_a_load_never_costs_a_target_that_computing_everything_holds(

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvmanager.loading.step_pace import FORGET, StepPace, StepWork
+from tests.quantities import up_to
 
-constants = st.floats(0.0, 10.0)
-works = st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 200_000)), min_size=1, max_size=8).map(
+constants = up_to(10.0)
+works = st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 200_000)), min_size=1, max_size=4).map(
     lambda requests: _step(requests)
 )
 
@@ -25,7 +26,7 @@ def test_the_work_of_a_step_counts_every_token_that_is_attended_to() -> None:
     assert _step([(3, 100), (1, 7)]) == StepWork(4, pairs)
 
 
-@given(st.lists(works, min_size=1, max_size=10), works, constants, constants, constants)
+@given(st.lists(works, min_size=1, max_size=6), works, constants, constants, constants)
 def test_no_step_takes_longer_than_expected_where_time_grows_with_work(
     measured: list[StepWork], asked: StepWork, a: float, b: float, c: float
 ) -> None:

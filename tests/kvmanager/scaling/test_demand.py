@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 
 from kvmanager.scaling.demand import BOUNDS, ENOUGH, FITS, UNKNOWN, Bounds, Limits, decide, demands
 from kvmanager.scaling.figures import NAMES, ReplicaLoad, replica_load
+from tests.quantities import up_to
 
 LIMITS = Limits(ttft_target_s=2.0, max_num_seqs=32)
 ANY = Bounds(1, 1000)
 loads = st.builds(
     ReplicaLoad,
-    queued_prefill_s=st.floats(0.0, 100.0),
-    kv_pressure=st.floats(0.0, 1.0),
-    ongoing=st.floats(0.0, 500.0),
-    waiting=st.floats(0.0, 500.0),
+    queued_prefill_s=up_to(100.0),
+    kv_pressure=up_to(1.0),
+    ongoing=up_to(500.0),
+    waiting=up_to(500.0),
 )
 bounds = st.tuples(st.integers(1, 20), st.integers(0, 20)).map(lambda pair: Bounds(pair[0], pair[0] + pair[1]))
 

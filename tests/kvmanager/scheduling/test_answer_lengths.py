@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvmanager.scheduling.answer_lengths import FIRST_GUESS, AnswerLengths, LengthEstimate
 from kvmanager.segments.keys import BlockHash, block_hashes
+from tests.quantities import up_to
 
 SEGMENT = 4
 
@@ -86,9 +87,7 @@ def test_what_is_forgotten_first_is_what_was_not_written_for_the_longest_time_an
 
 
 @given(
-    st.lists(
-        st.tuples(st.integers(0, 5), st.integers(0, 40), st.floats(0, 1e9), st.booleans()), min_size=1, max_size=40
-    ),
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40), up_to(1e9), st.booleans()), min_size=1, max_size=40),
     st.integers(1, 5),
     st.integers(1, 30),
 )

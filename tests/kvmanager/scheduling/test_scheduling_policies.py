@@ -38,7 +38,7 @@ arrivals = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(POLICIES), arrivals, st.integers(1, 5))
 def test_every_job_ends_and_the_bounds_on_thrash_hold(name: str, jobs: list[Arrival], slots: int) -> None:
     engine = run(name, jobs, slots)
@@ -64,7 +64,7 @@ def test_a_long_job_ends_though_short_ones_come_for_ever(name: str) -> None:
     assert engine.ended[0] * STEP_S < waited_at_most + 1000 * STEP_S
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(arrivals)
 def test_shortest_is_overtaken_only_by_jobs_that_come_within_its_patience(jobs: list[Arrival]) -> None:
     time = StepTime()

@@ -35,7 +35,7 @@ def running() -> tuple[StepTime, Callable[..., None]]:
     return time, compute
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(sorted(STEPS)), st.floats(1.0, LONGEST_STALL), st.sampled_from(sorted(STEPS)), st.integers(0, 8))
 @example("decodes", 1000.0, "mixed", 0)
 @example("prefill", LONGEST_STALL, "prefill", 3)
@@ -54,7 +54,7 @@ def test_one_stall_of_any_length_moves_no_unit_by_more_than_a_twelfth(
         compute(STEPS[follows])
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.floats(1.2, 50.0))
 @example(2.4)
 @example(2.6)

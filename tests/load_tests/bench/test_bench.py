@@ -26,6 +26,8 @@ from load_tests.measuring.journal import Journal
 from load_tests.peers.engine import Peer
 from load_tests.workloads import WORKLOADS, Words, long_document_qa, working_set_tokens
 
+pytestmark = pytest.mark.usefixtures("each_processor")
+
 WORDS = Words(lambda text: len(text.split()))
 ANSWERS = [Measured(number, number > 0, 0.0, 1.0, 0.1, 2.0, 100, 10, 0, None, None) for number in range(2)]
 
@@ -59,15 +61,15 @@ def test_crosskv_is_started_with_the_shared_sizes_and_valid_settings(name, tmp_p
     assert blending == ((["<|im_start|>"], "first") if name == BLENDED else (None, "idle"))
 
 
-def test_the_compressed_arm_keeps_as_much_as_the_pools_in_the_cpu_tier(tmp_path):
+def test_the_compressed_arm_keeps_as_much_as_the_pools_in_the_cpu_tier(tmp_path, each_processor):
+    per_value = {"float32": 4, "bfloat16": 2}[each_processor]
     peer = Peer("models/demo", 8001, 2, 64, 999)
     exact, compressed = (crosskv_settings(peer, tmp_path, kind)["kv"] for kind in ("exact", "compressed"))
     assert "cpu_tier_bytes" not in exact
-    assert compressed["cpu_tier_bytes"] == 2 * 64 * 6 * 2 * 2 * 64 * 2 * peer.settings().block_size_tokens
+    assert compressed["cpu_tier_bytes"] == 2 * 64 * 6 * 2 * 2 * 64 * per_value * peer.settings().block_size_tokens
 
 
 def test_arms_that_this_machine_cannot_run_say_why(monkeypatch):
-    monkeypatch.setattr("configs.machine.accelerator", lambda: "cpu")
     assert "refuses the CPU backend" in ARMS["offloading"].unfit()
     assert "CPU backend" in ARMS["lmcache"].unfit()
     assert ARMS["plain"].unfit() is None

@@ -17,7 +17,7 @@ from load_tests.experiments.columns import Column
 from load_tests.experiments.experiment import Point, sampled, spread
 from load_tests.experiments.report import Result, write_report
 from load_tests.experiments.runner import run_points
-from load_tests.experiments.sizes import Sizes, longest_prompt
+from load_tests.experiments.sizes import Sizes, fast_dtype, longest_prompt
 from load_tests.measuring.journal import Journal
 from tests.load_tests.experiments.fake_engine import SIZES, FakeEngine, measured
 
@@ -40,6 +40,10 @@ def test_there_are_the_experiments_of_the_study_over_three_shapes() -> None:
         if experiment.name == "layer_groups":  # asks the one model that answers
             continue
         assert {point.model for point in experiment.points(SIZES)} >= set(SIZES.models)
+
+
+def test_the_study_computes_in_the_type_that_the_processor_computes_fast(each_processor: str) -> None:
+    assert fast_dtype() == each_processor
 
 
 def test_no_two_points_have_one_key_and_every_engine_knows_its_model() -> None:

@@ -8,6 +8,8 @@ from load_tests.peers import plain_serve, serve_llm
 from load_tests.peers.engine import Offload, Peer, engine_arguments, kv_block_bytes, peer_environment
 from load_tests.peers.serving import require_free
 
+pytestmark = pytest.mark.usefixtures("each_processor")
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -27,8 +29,7 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def settings(folder, monkeypatch):
-    monkeypatch.setattr("configs.machine.accelerator", lambda: "cpu")
+def settings(folder):
     return Peer(str(folder), 8001, 2, 64, 1024).settings()
 
 
@@ -51,8 +52,9 @@ def test_a_peer_caches_prefixes_and_says_so(settings):
     assert arguments["enable_prompt_tokens_details"] is True
 
 
-def test_the_kv_budget_is_that_of_the_blocks(settings):
-    assert kv_block_bytes(settings) == 3 * 2 * 2 * 32 * 2 * 32  # layers, K and V, heads, head size, bf16, tokens
+def test_the_kv_budget_is_that_of_the_blocks(settings, each_processor):
+    per_value = {"float32": 4, "bfloat16": 2}[each_processor]
+    assert kv_block_bytes(settings) == 3 * 2 * 2 * 32 * per_value * 32  # layers, K and V, heads, head size, tokens
     assert engine_arguments(settings)["kv_cache_memory_bytes"] == 64 * kv_block_bytes(settings)
 
 

@@ -20,6 +20,8 @@ from load_tests.scenarios.uses import DEFAULTS, LONGEST, SAME_PROMPTS, SCENARIO,
 from load_tests.workloads import Words
 from load_tests.workloads.workload import Workload
 
+pytestmark = pytest.mark.usefixtures("each_processor")
+
 PLAN = Plan("demo", "auto", 6, 0)
 
 

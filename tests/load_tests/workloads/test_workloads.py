@@ -104,7 +104,7 @@ def conversations(draw):
     return requests
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(conversations())
 def test_returning_is_said_exactly_where_half_the_prompt_was_sent_or_answered_before(requests):
     seen = set()
@@ -114,7 +114,7 @@ def test_returning_is_said_exactly_where_half_the_prompt_was_sent_or_answered_be
         seen.update(beginnings(sequence))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(conversations())
 def test_the_working_set_is_every_prefix_that_two_requests_have_once(requests):
     uses = Counter(text for _, sequence in written_out(requests, 2.0) for text in beginnings(sequence))
@@ -292,7 +292,7 @@ def test_an_unknown_order_and_empty_stages_are_refused():
         multi_round_qa(random.Random(0), WORD_TOKENS, qps=float("nan"))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(tokens=st.integers(1, 400), seed=st.integers(0, 5))
 def test_texts_have_as_many_tokens_as_asked_for(tokens, seed):
     assert len(WORD_TOKENS(random.Random(seed), tokens).split()) == tokens

@@ -119,7 +119,7 @@ def with_advice(args: dict[str, Any], advice: Advice) -> dict[str, Any]:
     return changed
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.filter_too_much])
 @given(
     arguments(), TRAFFIC, st.sampled_from((4, 8, 16, 64)), st.sampled_from((1, 6, 40)),
     st.sampled_from(("float32", "bfloat16")), st.integers(1, 8),

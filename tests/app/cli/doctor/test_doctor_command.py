@@ -21,6 +21,8 @@ from configs import machine
 from configs.model_folder import PROJECT_ROOT
 from configs.settings import load_settings
 
+pytestmark = pytest.mark.usefixtures("each_processor")
+
 Run = Callable[..., Result]
 SHAPE = ModelShape(layers=6, kv_bytes_per_token=3072, longest_request_tokens=4096)
 
