@@ -23,6 +23,24 @@ MAXMEMORY_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
+class RedisPace:
+    """How often the Redis tier does what it does over and over, in seconds."""
+
+    heartbeat_s: float = 0.5
+    first_heartbeat_s: float = 0.2
+    """Until the fingerprint is known: the first replica is about to register."""
+    probe_every_s: float = 0.5
+    retry_s: float = 0.5
+    """After the first failure; twice as long after each one more."""
+    longest_retry_s: float = 5.0
+    profile_renewal_s: float = 600.0
+    """How often the codec profiles are kept from expiring, though nothing is coded with them."""
+
+
+USUAL_PACE = RedisPace()
+
+
+@dataclass(frozen=True, slots=True)
 class RedisTierConfig:
     """`url` is "embedded" or a URL; `folder` is absolute and used by the embedded server only; sizes in bytes.
 

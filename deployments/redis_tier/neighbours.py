@@ -23,7 +23,7 @@ FULL_SHARE = 0.95
 """Of the budget, in memory that Redis uses, from which neighbours leave."""
 FREE_SHARE = 0.85
 """Down to which they do. A step is what is written while nobody looks
-(`deployments.redis_tier.actor.PROBE_EVERY_S`)."""
+(`deployments.redis_tier.config.RedisPace`)."""
 BATCH = 64
 """Segments deleted before Redis is asked again what it uses: some hundred MB."""
 

@@ -56,10 +56,12 @@ def disturbed(config: RedisTierConfig, disturbance: Disturbance) -> DisturbedRed
 
 @dataclass(frozen=True, slots=True)
 class StoreFaults:
-    """How a store misbehaves: shares (0..1) of calls that fail, and of reads that are damaged."""
+    """How a store misbehaves: shares (0..1) of calls that fail, and of reads that are damaged, in how many bytes."""
 
     error_share: float = 0.0
     corrupt_share: float = 0.0
+    damaged_bytes: int = 1
+    """One is the hardest to find; an answer shows many where no check finds them."""
 
     def before(self, store: SegmentStore, deadline_s: float) -> SegmentStore:
         """See `Disturbance.before`."""
@@ -76,11 +78,12 @@ class FaultyStore:
         self._lock = threading.Lock()
 
     def get(self, key: bytes) -> OwnBuffer | None:
-        """Damages one byte, wherever it is."""
+        """Damages some bytes, wherever they are."""
         self._perhaps_fail()
         sealed = self._inner.get(key)
         if sealed and self._drawn(self._faults.corrupt_share):
-            sealed[int(self._draw() * len(sealed))] ^= 0xFF
+            for _ in range(self._faults.damaged_bytes):
+                sealed[int(self._draw() * len(sealed))] ^= 0xFF
         return sealed
 
     def put(self, key: bytes, header: Buffer, body: Buffer) -> None:

@@ -54,8 +54,8 @@ class GatedPort:
         return getattr(self._port, name)
 
 
-class _PlanSource:
-    """What a replica's room is for its plans, of an engine that does not blend."""
+class PortSource:
+    """What a replica's room is for its plans, of an engine that does not blend: a `PlanSource` over the port alone."""
 
     blend_terms = None
 
@@ -65,10 +65,6 @@ class _PlanSource:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._port, name)
-
-
-def _any(source: _PlanSource) -> Any:
-    return source
 
 
 class TieredEngine(Engine):
@@ -95,8 +91,8 @@ class TieredEngine(Engine):
         self._ports = {name: ClusterPort(app, name, node, kv, client) for name in replicas}
         self._gates = {name: GatedPort(port) for name, port in self._ports.items()}
         super().__init__(settings, self._gates[replicas[0]])
-        self._sources = {name: _PlanSource(port, self.reuse.sparse_budgets) for name, port in self._ports.items()}
-        self._plans = {name: PromptPlans(_any(source), self.block_tokens) for name, source in self._sources.items()}
+        self._sources = {name: PortSource(port, self.reuse.sparse_budgets) for name, port in self._ports.items()}
+        self._plans = {name: PromptPlans(source, self.block_tokens) for name, source in self._sources.items()}
         self.fidelity: Fidelity = EXACT
         self.use(replicas[0])
         self.tiers.wait_until_ready(self.keep_alive)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ import ray
 
 from configs.model_folder import PROJECT_ROOT
 from configs.settings import Settings
-from deployments.cpu_tier.actor import HEARTBEAT_S, get_or_start_tier
+from deployments.cpu_tier.actor import get_or_start_tier
 from deployments.manager.actor import KVManagerActor
 from deployments.manager.tier_registry import OK
 from deployments.protocol.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
@@ -157,12 +156,19 @@ class Tiers:
         ray.kill(self.redis)
         self.redis = self._start_redis(replace(self._redis_config, coding=coding))
         until(lambda: ray.get(self.redis.stats.remote(), timeout=PATIENCE_S)["state"] == OK, "Redis is ready again")
-        time.sleep(3 * HEARTBEAT_S)  # with the next one the CPU tier starts workers that store so
+        until(self._workers_know_redis, "the CPU tier's workers store so")
 
     def close(self) -> None:
         """End all of them."""
         for actor in filter(None, (self.redis, self.tier, self.manager)):
             ray.kill(actor)
+
+    def _workers_know_redis(self) -> bool:
+        """Whether the prefetch workers that are there were started for the Redis that the manager knows."""
+        tier: Any = self.tier
+        told = ray.get(self.manager.__ray_call__.remote(lambda manager: manager._seats.redis_endpoint))
+        used = ray.get(tier.__ray_call__.remote(lambda tier: (tier._redis._endpoint, tier._redis.settled)))
+        return bool(used == (told, True))
 
     def _start_redis(self, config: RedisTierConfig) -> Any:
         redis_tier: Any = ray.remote(RedisTier).options(num_cpus=0)

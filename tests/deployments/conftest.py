@@ -25,6 +25,18 @@ def demo_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(PROJECT_ROOT / "models" / "demo", tmp_path_factory.mktemp("model") / "demo"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Files with an engine of their own come last, before them those that end the one that all others share."""
+    ends, own = ({item.path for item in items if name in item.fixturenames} for name in ("mortal_engine", "own_engine"))
+    items.sort(key=lambda item: (item.path in own, item.path in ends))
+
+
+@pytest.fixture(scope="session")
+def own_engine(one_engine: Any) -> Any:
+    """`one_engine`, for files whose engine differs from that of `engine_slot`."""
+    return one_engine
+
+
 @pytest.fixture(scope="session")
 def engine_slot(demo_model: Path, one_engine: Any) -> EngineSlot:
     from live_engine import EngineSlot
@@ -38,10 +50,16 @@ def engine(engine_slot: EngineSlot) -> Iterator[LiveEngine]:
     from load_tests.harness.engine import until
     from load_tests.harness.memory_port import MemoryPort
 
-    live = engine_slot.get("float32")
+    live = engine_slot.get()
     live.port = MemoryPort()
     live.clear_device()
     yield live
     if not live.llm.errored:
         live.settle()
         until(lambda: live.blocks_in_use() == 0, "every device block is free")
+
+
+@pytest.fixture
+def mortal_engine(engine: LiveEngine) -> LiveEngine:
+    """The shared engine, for a test that ends it."""
+    return engine

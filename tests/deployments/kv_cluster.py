@@ -14,12 +14,12 @@ import ray
 from deployments.cpu_tier.actor import get_or_start_tier
 from deployments.manager.actor import KVManagerActor
 from deployments.protocol.kv_port import OfferedBlocks
-from deployments.protocol.manager_client import MANAGER_ACTOR, SERVE_NAMESPACE
 from kvmanager.config import ManagerConfig
 from kvmanager.segments.format import SegmentHeader, seal, sealed_bytes
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan, split_segments
 from load_tests.harness.memory_port import made_up_hashes
+from load_tests.harness.tiers import start_manager
 
 SEGMENT_BLOCKS = 4
 FINGERPRINT = b"f" * 32
@@ -87,21 +87,19 @@ class KVCluster:
 
     def start_manager(self) -> None:
         """Named as Serve names a deployment-scoped actor."""
-        self.manager = (
-            ray.remote(KVManagerActor)
-            .options(
-                name=f"SERVE_DEPLOYMENT_ACTOR::{self.app}::replica::v1::{MANAGER_ACTOR}",
-                namespace=SERVE_NAMESPACE,
-                num_cpus=0,
-            )
-            .remote(
-                ManagerConfig(
-                    blocks_per_segment=SEGMENT_BLOCKS, lease_s=self._lease_s, save_s=3600.0, eviction_policy="lru"
-                ),
-                with_redis=self._with_redis,
-            )
+        config = ManagerConfig(
+            blocks_per_segment=SEGMENT_BLOCKS, lease_s=self._lease_s, save_s=3600.0, eviction_policy="lru"
         )
-        ray.get(self.manager.parts.remote(), timeout=PATIENCE_S)
+
+        def started() -> bool:
+            try:
+                self.manager = start_manager(self.app, config, self._with_redis, KVManagerActor)
+            except ValueError:  # Ray has not noticed yet that the name is free
+                return False
+            return True
+
+        until(started, "the name of the manager is free")
+        self.ask("parts")
 
     def ask(self, method: str, *args: Any) -> Any:
         return ray.get(getattr(self.manager, method).remote(*args), timeout=PATIENCE_S)

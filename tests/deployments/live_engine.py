@@ -133,18 +133,19 @@ class LiveEngine(Engine):
 
 
 class EngineSlot:
-    """Keeps an engine for the tests that come, and starts another when need be. `one_engine`: the fixture."""
+    """Keeps the float32 engine of a model for the tests that come, and starts another one when it has ended.
+
+    `one_engine`: the fixture.
+    """
 
     def __init__(self, model: Path, one_engine: Any) -> None:
         self._model = model
         self._one_engine = one_engine
-        self._dtype = ""
         self._engine: LiveEngine | None = None
 
-    def get(self, dtype: str) -> LiveEngine:
-        if self._engine is None or self._dtype != dtype or self._engine.llm.errored:
-            self._engine = self._one_engine.start(lambda: LiveEngine(self._model, dtype), self._end)
-            self._dtype = dtype
+    def get(self) -> LiveEngine:
+        if self._engine is None or self._engine.llm.errored:
+            self._engine = self._one_engine.start(lambda: LiveEngine(self._model, "float32"), self._end)
         return self._engine
 
     def _end(self, engine: LiveEngine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import pickle
 import threading
@@ -14,13 +15,16 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import psutil
+import torch
 from prometheus_client import CollectorRegistry
 from prometheus_client import Counter as CounterFamily
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core import kv_cache_utils
 
 from configs.settings import load_settings
-from deployments.engine.engine_args import engine_environment
+from deployments.engine.engine_args import engine_config, engine_environment
+from deployments.engine.model_identity import model_identity
 from deployments.engine.room import EnginePrompt, EngineRoom
 from deployments.protocol.kv_port import PlanDict
 from deployments.protocol.wire import GenerateRequest
@@ -82,7 +86,7 @@ class LiveRoom:
                     "device_blocks": 100,
                     "max_num_batched_tokens": 512,
                     "max_num_seqs": 16,
-                    "hang_s": 1.0,
+                    "hang_s": 60.0,
                     **engine,
                 },
                 "kv": {"segment_tokens": SEGMENT_BLOCKS * BLOCK, "load_deadline_s": 1.0},
@@ -151,8 +155,24 @@ def write_plan(core: Any, port: RoomPort, hashes: Sequence[bytes], path: str) ->
     Path(path).write_bytes(pickle.dumps(port.plan(hashes)))
 
 
+def write_surroundings(core: Any, port: RoomPort, path: str) -> None:
+    """What the engine's process calls the model and the root of all hashes, and whether it may use AMX's tiles."""
+    settings = core.spec.settings
+    identity = model_identity(engine_config(settings), settings).fingerprint()
+    found = [identity.hex(), kv_cache_utils.NONE_HASH.hex(), str(hash("a word")), str(tiles_are_granted())]
+    Path(path).write_text(" ".join(found))
+
+
 def hang_while_computing(core: Any, port: RoomPort) -> None:
     core.model_executor.execute_model = lambda *args, **kwargs: threading.Event().wait()
+
+
+def tiles_are_granted() -> bool:
+    """Whether Linux lets this process use AMX's tile registers, which it has to be asked for."""
+    get_permissions, tile_data = 0x1022, 1 << 18
+    granted = ctypes.c_uint64()
+    ctypes.CDLL(None).syscall(158, get_permissions, ctypes.byref(granted))  # arch_prctl
+    return torch.cpu._is_amx_tile_supported() and bool(granted.value & tile_data)
 
 
 def gone(process: psutil.Process) -> bool:

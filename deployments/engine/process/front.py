@@ -154,6 +154,7 @@ def start_engine_process(config: VllmConfig, spec: EngineSpec) -> tuple[AsyncLLM
         unless_started.callback(llm.shutdown)
         said = channel.hear(ours, WIRED_S)
         if not isinstance(said, Ready):
+            ours.close()  # it has been heard: the process need not wait for that, nor vLLM for the process
             raise _why(said) or RuntimeError("the engine's process ended while the cache's parts were built")
         unless_started.pop_all()
     hear_what_was_said(llm)

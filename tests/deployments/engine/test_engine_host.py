@@ -9,13 +9,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 from live_engine import PATIENCE_S, LiveEngine
+from live_room import tiles_are_granted
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.request import RequestStatus
 
+from load_tests.faults.deadly_prompt import make_mortal
 from load_tests.harness.engine import greedy, prompt, until
+
+DEADLY = [7, 8, 9, 7, 8]
 
 
 @contextlib.contextmanager
@@ -190,6 +195,10 @@ def test_calls_run_on_the_engine_thread_between_steps_while_a_request_streams(en
     assert len({count for _, _, count in seen}) > 5, "the calls came between different steps"
 
 
+def test_a_started_engine_may_use_the_tile_registers(engine: LiveEngine) -> None:
+    assert tiles_are_granted() == torch.cpu._is_amx_tile_supported()
+
+
 def test_a_call_that_raises_harms_nobody(engine: LiveEngine) -> None:
     def fail() -> None:
         raise KeyError("mine")
@@ -205,20 +214,23 @@ def test_what_vllm_refuses_is_the_callers_error(engine: LiveEngine) -> None:
     assert not engine.llm.errored
 
 
-def test_a_dead_engine_refuses_everything_and_nothing_hangs(engine: LiveEngine) -> None:
+def test_an_engine_that_a_prompt_ends_names_it_refuses_everything_and_nothing_hangs(mortal_engine: LiveEngine) -> None:
+    engine = mortal_engine
+    make_mortal(engine.thread.core, DEADLY)
     running = [engine.start(engine.answer(prompt(160 + n, 40), greedy(2000))) for n in range(3)]
     until(lambda: engine.on_engine_thread(lambda: len(engine.scheduler.running)) == 3, "all are decoding")
+    last = next(engine._ids)
 
-    def fail() -> Any:
-        raise RuntimeError("out of memory")
+    twice = SamplingParams(n=2, temperature=0.8, max_tokens=4)
+    with pytest.raises(EngineDeadError):
+        engine.run(engine.answer([*prompt(180, 40), *DEADLY, 1, 2], twice))
 
-    engine.on_engine_thread(lambda: setattr(engine.thread.core, "step_fn", fail))
-
+    assert engine.thread.witness.suspects() == [f"request-{last + 1}"], "and not those that were decoding"
     for request in running:
         with pytest.raises(EngineDeadError):
             request.result(PATIENCE_S)
     assert engine.llm.errored
-    assert str(engine.thread.error) == "out of memory"
+    assert "this prompt ends the engine" in str(engine.thread.error)
     with pytest.raises(EngineDeadError):
         engine.run(engine.answer(prompt(170, 40), greedy(8), planned=False))
     with pytest.raises(EngineDeadError):

@@ -162,8 +162,9 @@ def test_a_process_that_stood_still_in_a_step_is_not_found_hung_when_it_goes_on(
 
 
 @pytest.fixture
-def stuck(engine: LiveEngine) -> Iterator[tuple[threading.Event, threading.Event]]:
+def stuck(mortal_engine: LiveEngine) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Two events: the engine is stuck in a step, which begins with the next request; and it may come back."""
+    engine = mortal_engine
     core = engine.thread.core
     entered, gate, step = threading.Event(), threading.Event(), core.step_fn
 

@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +16,6 @@ from unittest import mock
 
 import hypothesis.strategies as st
 import pytest
-import torch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from vllm import envs
@@ -26,32 +23,12 @@ from vllm.model_executor.layers import rotary_embedding
 from vllm.model_executor.layers.rotary_embedding import Phi3LongRoPEScaledRotaryEmbedding
 from vllm.model_executor.models.llama4 import Llama4ForCausalLM
 
-from configs.settings import PROJECT_ROOT, load_settings
-from deployments.engine.engine_args import engine_config
-from deployments.engine.model_identity import _ROPE_OF_ANY_LENGTH, model_identity, weights_identity, why_not_shared
-from kvmanager.segments.keys import ROOT_HASH, ModelIdentity
-
-ENGINE: dict[str, Any] = {"device_blocks": 100}
-
-PRINT_IDENTITY = """
-import sys
 from configs.settings import load_settings
 from deployments.engine.engine_args import engine_config
-from deployments.engine.host import start_engine
-from deployments.engine.model_identity import model_identity
-settings = load_settings({"model": sys.argv[1], "dtype": "float32", "engine": {"device_blocks": 100}})
-config = engine_config(settings)
-llm, _ = start_engine(config, log_stats=False)
-from vllm.v1.core import kv_cache_utils
-print("identity", model_identity(config, settings).fingerprint().hex(), kv_cache_utils.NONE_HASH.hex(), flush=True)
-import ctypes, torch
-SYS_ARCH_PRCTL, ARCH_GET_XCOMP_PERM, TILE_DATA = 158, 0x1022, 1 << 18
-granted = ctypes.c_uint64()
-if torch.cpu._is_amx_tile_supported():
-    ctypes.CDLL(None).syscall(SYS_ARCH_PRCTL, ARCH_GET_XCOMP_PERM, ctypes.byref(granted))
-    print("tiles", bool(granted.value & TILE_DATA), flush=True)
-llm.shutdown()
-"""
+from deployments.engine.model_identity import _ROPE_OF_ANY_LENGTH, model_identity, weights_identity, why_not_shared
+from kvmanager.segments.keys import ModelIdentity
+
+ENGINE: dict[str, Any] = {"device_blocks": 100}
 
 LONG_ROPE = {
     "rope_type": "longrope",
@@ -256,28 +233,6 @@ def test_another_backend_or_machine_changes_the_fingerprint(model: Path) -> None
         elsewhere = model_identity(config, settings)
     with mock.patch("platform.machine", return_value="other"):
         assert len({here, elsewhere, model_identity(config, settings)}) == 3
-
-
-@pytest.fixture(scope="module")
-def other_process(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What another process prints that has started an engine, with another hash seed and another home."""
-    # In an empty cache vLLM would have yet another process look at the model's class.
-    other = {"PYTHONHASHSEED": "123", "HOME": str(tmp_path_factory.mktemp("home"))}
-    env = {**os.environ, **other, "VLLM_CACHE_ROOT": envs.VLLM_CACHE_ROOT}
-    command = [sys.executable, "-c", PRINT_IDENTITY, str(demo_model)]
-    finished = subprocess.run(command, cwd=PROJECT_ROOT, env=env, capture_output=True, text=True, timeout=100)
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout.splitlines()
-
-
-def test_another_process_with_another_hash_seed_and_home_agrees(other_process: list[str], demo_model: Path) -> None:
-    expected = f"identity {identity(demo_model).fingerprint().hex()} {ROOT_HASH.hex()}"
-    assert [line for line in other_process if line.startswith("identity")] == [expected]
-
-
-@pytest.mark.skipif(not torch.cpu._is_amx_tile_supported(), reason="a CPU without tile registers")
-def test_a_started_engine_may_use_the_tile_registers(other_process: list[str]) -> None:
-    assert "tiles True" in other_process
 
 
 # What has no name.

@@ -77,7 +77,7 @@ def test_a_seeded_request_that_was_preempted_goes_on_as_if_it_had_not_been(
 ) -> None:
     tokens = prompt(4, 700)
     params = seeded(top_k=40)
-    params.max_tokens = 150
+    params.max_tokens = 120
     alone = answers(engine.run(engine.answer(tokens, params, planned=False)))
     engine.clear_device()
 
@@ -92,7 +92,7 @@ def test_a_seeded_request_that_was_preempted_goes_on_as_if_it_had_not_been(
 
     async def crowd() -> list[Any]:
         # Four prompts fit the pool, their answers do not; the last one is preempted, and comes back beside a decoder.
-        others = [(prompt(20 + i, 700), greedy(length)) for i, length in enumerate((300, 150, 150))]
+        others = [(prompt(20 + i, 700), greedy(length)) for i, length in enumerate((200, 120, 120))]
         return await asyncio.gather(
             *(engine.answer(t, p, planned=False) for t, p in others), engine.answer(tokens, params, planned=False)
         )

@@ -1,4 +1,7 @@
-"""A dying engine names the requests that may have ended it: on a live engine, by the ids that they were sent under."""
+"""A dying engine names the requests that may have ended it, by the ids that they were sent under.
+
+On a live engine: `test_engine_host.py` and `process/test_engine_process.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,9 @@ from typing import Any
 
 import pytest
 import ray.exceptions
-from live_engine import PATIENCE_S, LiveEngine
-from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.engine.step_witness import EngineDiedError, StepWitness, sender_id
-from load_tests.faults.deadly_prompt import make_mortal
-from load_tests.harness.engine import greedy, prompt, until
-
-DEADLY = [7, 8, 9, 7, 8]
 
 
 def test_suspects_cross_ray_with_the_error() -> None:
@@ -92,19 +89,3 @@ def test_a_death_in_the_planning_names_what_was_not_computed_yet() -> None:
     with pytest.raises(RuntimeError):
         watched.schedule()
     assert witness.suspects() == ["p"]
-
-
-def test_a_live_engine_that_a_prompt_ends_names_it_and_not_those_that_were_decoding(engine: LiveEngine) -> None:
-    make_mortal(engine.thread.core, DEADLY)
-    running = [engine.start(engine.answer(prompt(160 + n, 40), greedy(2000))) for n in range(2)]
-    until(lambda: engine.on_engine_thread(lambda: len(engine.scheduler.running)) == 2, "both are decoding")
-    last = next(engine._ids)
-
-    twice = SamplingParams(n=2, temperature=0.8, max_tokens=4)
-    with pytest.raises(EngineDeadError):
-        engine.run(engine.answer([*prompt(180, 40), *DEADLY, 1, 2], twice))
-
-    assert engine.thread.witness.suspects() == [f"request-{last + 1}"]
-    for request in running:
-        with pytest.raises(EngineDeadError):
-            request.result(PATIENCE_S)

@@ -154,9 +154,9 @@ def open_room(model: Path) -> EngineRoom:
     return EngineRoom(settings(model), "replica", 0, "node", no_port, lambda why: None)
 
 
-def test_a_hybrid_model_answers_from_vllms_own_prefix_cache(folder: Callable[..., Path], one_engine: Any) -> None:
+def test_a_hybrid_model_answers_from_vllms_own_prefix_cache(folder: Callable[..., Path], own_engine: Any) -> None:
     model = folder(HYBRID, Gemma3ForCausalLM(HYBRID).to(torch.bfloat16))
-    opened = one_engine.start(lambda: open_room(model), lambda room: room.close())
+    opened = own_engine.start(lambda: open_room(model), lambda room: room.close())
 
     async def twice() -> list[Any]:
         found = []

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from redis_deployment import Deployment
+from redis_deployment import PACE, Deployment
 from redis_fixture import SECRET, RedisForTests, chain, endpoint, fields_of, redis_name, sealed, until
 from small_codecs import SmallKit, SmallProfile, kv_segment
 
 import kernels
 from configs.kv_section import KVSettings
 from configs.settings import load_settings
-from deployments.redis_tier import actor as redis_tier
 from deployments.redis_tier.config import RedisTierConfig
 from deployments.segment_store.codec_files import model_digest, profile_path
 from deployments.segment_store.codec_meter import CodecMeter
@@ -74,12 +73,10 @@ def test_what_an_older_release_left_in_redis_is_deleted_and_nothing_fails(extern
         until(lambda: not external.client.keys(redis_name(b"")[:20] + b"*"), "both are deleted")
 
 
-def test_the_models_profile_is_brought_into_redis_and_kept_there(
-    external: RedisForTests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(redis_tier, "PROFILE_RENEWAL_S", 0.1)
+def test_the_models_profile_is_brought_into_redis_and_kept_there(external: RedisForTests, tmp_path: Path) -> None:
     profile_path(str(tmp_path), "org/model").write_bytes(OWN.to_bytes())
     where = {"profiles_folder": str(tmp_path), "model": "org/model", "coding": TOLERANT, "expire_s": 1000}
+    where |= {"pace": replace(PACE, profile_renewal_s=0.05)}
     with deployed(external, **where) as running:
         assert running.until_ok()["endpoint"].coding == Coding("lossless", "cachegen", 2, OWN.digest)
         until(
@@ -94,7 +91,8 @@ def test_without_a_profile_of_this_model_there_is_none(external: RedisForTests, 
     profile_path(str(tmp_path), "org/other").write_bytes(OWN.to_bytes())
     with deployed(external, profiles_folder=str(tmp_path), model="org/other", coding=TOLERANT) as running:
         assert running.until_ok()["endpoint"].coding == TOLERANT
-        time.sleep(0.1)
+        opened = running.tier._facts
+        until(lambda: running.tier._facts is not opened, "Redis was probed, which comes after profiles are kept")
         assert external.client.keys(b"*profile*") == []
 
 

@@ -46,7 +46,7 @@ def settings(model: Path, sparse: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def engine(demo_model: Path, one_engine: Any, ray_cluster: Any) -> Iterator[Any]:
+def engine(demo_model: Path, own_engine: Any, ray_cluster: Any) -> Iterator[Any]:
     """Its prompts are tolerant ones, and what is kept of them is stored as it is: the codec inside loses nothing."""
     wanted = settings(demo_model, "layers")
     with own_redis(64 << 20) as server, pytest.MonkeyPatch.context() as patch:
@@ -54,13 +54,13 @@ def engine(demo_model: Path, one_engine: Any, ray_cluster: Any) -> Iterator[Any]
         coding = Coding("raw", "raw", sparse="layers")
         of_model = {"coding": coding, "model": wanted.model_source}
         patch.setattr(tiered_engine, "redis_config", lambda *args: replace(ordinary(*args), **of_model))
-        made: Any = one_engine.start(lambda: TieredEngine("sparse", wanted, server), lambda engine: engine.close())
+        made: Any = own_engine.start(lambda: TieredEngine("sparse", wanted, server), lambda engine: engine.close())
         made.fidelity, made.salt = TOLERANT, cache_salt(SECRET, made.fingerprint, "", TOLERANT)
         made.server, made.coding = server, coding
         with asyncio.Runner() as runner:  # vLLM answers on one event loop only
             made.run = runner.run
             yield made
-            one_engine.end()
+            own_engine.end()
 
 
 async def ask(engine: Any, tokens: list[int], max_tokens: int = 24) -> Any:

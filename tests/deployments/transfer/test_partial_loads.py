@@ -15,6 +15,7 @@ from kvmanager.segments.format import read_header
 from kvmanager.segments.spans import NodeKind
 from load_tests.harness.engine import prompt
 from load_tests.harness.memory_port import BrainPort, MemoryPort
+from tests.sizes import LONG
 
 LENGTH = 500  # 15 full blocks: segments of 4, 4, 4 and 3
 
@@ -235,7 +236,7 @@ def test_prompts_that_part_at_random_places_are_answered_as_if_nothing_were_stor
     family = [prompt(9100, 590)]
     engine.ask(family[0])
     forget_device(engine)
-    for number in range(24):
+    for number in range(24 if LONG else 10):
         base = draw.choice(family)
         at = draw.randrange(1, len(base))
         tokens = parted(base, at, at + draw.randrange(20, 200), seed=9200 + number)

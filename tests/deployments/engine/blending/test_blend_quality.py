@@ -56,8 +56,8 @@ class Question:
 
 
 @pytest.fixture(scope="module")
-def probe(one_engine: Any) -> Iterator[LiveEngine]:
-    live = EngineSlot(PROBE, one_engine).get("float32")
+def probe(own_engine: Any) -> Iterator[LiveEngine]:
+    live = EngineSlot(PROBE, own_engine).get()
     yield live
     live.settle()
     assert live.blocks_in_use() == 0

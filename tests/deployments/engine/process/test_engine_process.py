@@ -13,14 +13,25 @@ from typing import Any
 
 import psutil
 import pytest
-from live_room import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveRoom, hang_while_computing, refused_port, until_gone
+import torch
+from live_room import (
+    BLOCK,
+    PATIENCE_S,
+    SEGMENT_BLOCKS,
+    LiveRoom,
+    hang_while_computing,
+    refused_port,
+    until_gone,
+    write_surroundings,
+)
+from vllm import envs
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
 from deployments.engine.room import EnginePrompt
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.kv_port import BlendTerms, PlanDict, PlannedBlend, PlannedChunk
 from deployments.protocol.wire import GenerateRequest
-from kvmanager.segments.keys import BLENDED, block_hashes, cache_salt
+from kvmanager.segments.keys import BLENDED, ROOT_HASH, block_hashes, cache_salt
 from load_tests.faults.inside_engine import die_of, in_engine
 from load_tests.harness.engine import SECRET, greedy, prompt, until
 
@@ -29,30 +40,65 @@ DEADLY = [7, 8, 9, 7, 8]
 REGEX = StructuredOutputsParams(regex="([a-z]{3} [0-9]{2};){8}")
 
 
+class Rooms:
+    """One room with an engine's process, for all tests of this file until one of them ends it: the next has another.
+
+    The process has another hash seed and another home than this one.
+    """
+
+    def __init__(self, model: Path, home: Path) -> None:
+        self._model, self._home = model, home
+        self._live: LiveRoom | None = None
+        self._process: Any = None
+
+    def get(self) -> LiveRoom:
+        if self._live is None:
+            with pytest.MonkeyPatch.context() as patch:
+                # In an empty cache vLLM would have yet another process look at the model's class.
+                patch.setenv("VLLM_CACHE_ROOT", envs.VLLM_CACHE_ROOT)
+                patch.setenv("HOME", str(self._home))
+                patch.setenv("PYTHONHASHSEED", "123")
+                self._live = LiveRoom(self._model)
+            self._process = self._live.process
+        return self._live
+
+    def end(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.close()
+            until_gone(self._process)
+
+
 @pytest.fixture(scope="module")
-def shared(demo_model: Path) -> Iterator[LiveRoom]:
-    live = LiveRoom(demo_model)
-    yield live
-    process = live.process
-    live.close()
-    until_gone(process)
+def rooms(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rooms]:
+    found = Rooms(demo_model, tmp_path_factory.mktemp("home"))
+    yield found
+    found.end()
 
 
 @pytest.fixture
-def live(shared: LiveRoom) -> LiveRoom:
-    """With nothing on the device."""
-    shared.run(shared.room.carry_out({"kind": "clear_device"}))
-    return shared
+def live(rooms: Rooms) -> LiveRoom:
+    """A room with nothing on the device."""
+    room = rooms.get()
+    room.run(room.room.carry_out({"kind": "clear_device"}))
+    return room
 
 
 @pytest.fixture
-def mortal(demo_model: Path) -> Iterator[LiveRoom]:
-    """One that the test may end."""
-    live = LiveRoom(demo_model)
-    process = live.process
-    yield live
-    live.close()
-    until_gone(process)
+def mortal(rooms: Rooms) -> Iterator[LiveRoom]:
+    """The room, of a test that ends its engine."""
+    yield rooms.get()
+    rooms.end()
+
+
+def test_with_another_hash_seed_and_home_the_process_names_model_and_blocks_as_this_one(
+    live: LiveRoom, tmp_path: Path
+) -> None:
+    in_engine(live.room, write_surroundings, str(tmp_path / "found"))
+    identity, root, word, tiles = (tmp_path / "found").read_text().split()
+    assert (identity, root) == (live.room.fingerprint.hex(), ROOT_HASH.hex())
+    assert int(word) != hash("a word"), "its hash seed is another one"
+    assert tiles == str(torch.cpu._is_amx_tile_supported())
 
 
 @pytest.mark.parametrize(
@@ -228,8 +274,9 @@ def test_a_process_that_is_killed_ends_its_requests_and_blames_nobody(mortal: Li
 def test_an_engine_that_hangs_is_given_up_with_its_process(
     mortal: LiveRoom, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Of this engine's watch: a busy machine may keep the one that other tests share still for as long.
+    # Of this engine's watch, from now on: a busy machine may keep the one that other tests share still for as long.
     monkeypatch.setattr(mortal.room._watch, "standstill_s", 2.0)
+    monkeypatch.setattr(mortal.room._watch, "_slack_s", 1.0)
     mortal.ask(prompt(700, 40))  # so that steps have been measured
     process = mortal.process
     if how == "a process that is stopped":

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from dying_process import die_in_a_step
 
 from deployments.engine.process.flight_recorder import NAMES_BYTES, FlightRecorder
 from deployments.engine.step_witness import StepWitness
-
-
-def die_in_a_step(recorder: FlightRecorder) -> None:
-    recorder.beat.count += 1
-    recorder.computing(["one", "two"])
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_the_step_is_known_of_a_process_that_was_killed_in_it() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,29 +39,41 @@ class Said:
 
 
 class Cutter:
-    """Streams of one engine. `last`: the last output of the last stream; `entered`: the tokens it went on behind."""
+    """Streams of one engine. `last`: the last output of the last stream; `entered`: the tokens it went on behind.
 
-    def __init__(self, engine: LiveEngine) -> None:
+    `known`: answers of undisturbed runs, by what was asked.
+    """
+
+    def __init__(self, engine: LiveEngine, known: dict[str, Said]) -> None:
         self.engine = engine
+        self._known = known
         self.last: Any = None
         self.entered = 0
+        self._hang_up = threading.Event()
+
+    def undisturbed(self, prompt: Sequence[int], params: SamplingParams) -> Said:
+        """The answer of a whole run, this one or an earlier one."""
+        asked = f"{prompt} {params}"
+        if asked not in self._known:
+            self._known[asked] = self.whole(prompt, params)
+        return copy.deepcopy(self._known[asked])
 
     def whole(self, prompt: Sequence[int], params: SamplingParams) -> Said:
-        """The undisturbed run, of which the device keeps nothing."""
+        """A run without a cut, of which the device keeps nothing."""
         said = Said()
         self.engine.run(self._read(said, prompt, params, []))
         self.forget()
         return said
 
     def cut(self, prompt: Sequence[int], params: SamplingParams, after: int, keep: str = "nothing") -> Said:
-        """Streams until `after` tokens, ends there, and goes on; `keep`: what is left of the KV meanwhile."""
+        """Streams `after` tokens, ends there, and goes on; `keep`: what is left of the KV meanwhile."""
         said = self._begun(prompt, params, after)
         if keep == "nothing":
             self.forget()
         elif keep == "tiers":
             self.engine.settle()
             self.engine.clear_device()
-        self.entered = len(said.tokens)  # outputs that come while nobody reads are one
+        self.entered = after
         self.engine.run(self._read(said, prompt, params, list(said.tokens)))
         return said
 
@@ -73,14 +87,32 @@ class Cutter:
         return said
 
     def _begun(self, prompt: Sequence[int], params: SamplingParams, after: int) -> Said:
-        """Its first `after` tokens or some more; on a busy machine it may be at its end before anybody reads: again."""
-        for _ in range(10):
-            said = Said()
+        """Its first `after` tokens."""
+        said = Said()
+        with self._step_by_step(said):
             self.engine.run(self._read(said, prompt, params, [], after))
-            if not said.ended and len(said.tokens) < (params.max_tokens or 0):
-                break
-            self.forget()
+        assert (len(said.tokens), said.ended) == (after, None), "the answer is longer than the cut"
         return said
+
+    @contextlib.contextmanager
+    def _step_by_step(self, said: Said) -> Iterator[None]:
+        """The engine computes no token before the client has had the one before: not on a busy machine either."""
+        core: Any = self.engine.thread.core
+        step = core.step_fn
+        self._hang_up = threading.Event()
+
+        def gated() -> Any:
+            while any(request.num_output_tokens > len(said.tokens) for request in core.scheduler.running):
+                if self._hang_up.wait(0.001):
+                    break
+            return step()
+
+        self.engine.on_engine_thread(lambda: setattr(core, "step_fn", gated))
+        try:
+            yield
+        finally:
+            self._hang_up.set()
+            self.engine.on_engine_thread(lambda: setattr(core, "step_fn", step))
 
     def forget(self) -> None:
         self.engine.settle()
@@ -100,10 +132,16 @@ class Cutter:
             said.hear(output)
             self.last = output
             if len(said.tokens) >= upto:
+                self._hang_up.set()  # the engine takes the abort between two steps
                 break
         await stream.aclose()  # type: ignore[attr-defined]
 
 
+@pytest.fixture(scope="session")
+def undisturbed_answers() -> dict[str, Said]:
+    return {}
+
+
 @pytest.fixture
-def cutter(engine: LiveEngine) -> Cutter:
-    return Cutter(engine)
+def cutter(engine: LiveEngine, undisturbed_answers: dict[str, Said]) -> Cutter:
+    return Cutter(engine, undisturbed_answers)

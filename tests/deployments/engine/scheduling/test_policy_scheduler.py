@@ -22,8 +22,8 @@ SLOTS = 2
 
 
 @pytest.fixture(scope="module")
-def live(demo_model: Path, one_engine: Any) -> LiveEngine:
-    engine: LiveEngine = one_engine.start(
+def live(demo_model: Path, own_engine: Any) -> LiveEngine:
+    engine: LiveEngine = own_engine.start(
         lambda: LiveEngine(
             demo_model, "float32", scheduler="mlfq", tpot_target_s=0.5, max_num_seqs=SLOTS, device_blocks=70
         ),
@@ -73,21 +73,28 @@ def jobs(count: int) -> list[tuple[list[int], int]]:
     ]
 
 
-def test_answers_are_those_of_the_undisturbed_run_whoever_is_preempted(engine: LiveEngine) -> None:
-    mixed = jobs(15)
-    seeds = [n if n % 4 == 0 else None for n in range(len(mixed))]
-    alone = [
-        engine.run(told(ask(engine, tokens, answer, seed))) for (tokens, answer), seed in zip(mixed, seeds, strict=True)
-    ]
-    engine.clear_device()
+MIXED = jobs(15)
+SEEDS = [n if n % 4 == 0 else None for n in range(len(MIXED))]
+
+
+@pytest.fixture(scope="module")
+def alone(live: LiveEngine) -> list[list[int]]:
+    """The answers to `MIXED`, asked one after the other: whatever the policy is, it decides nothing."""
+    live.port = MemoryPort()
+    return [live.run(told(ask(live, *job, seed))) for job, seed in zip(MIXED, SEEDS, strict=True)]
+
+
+def test_answers_are_those_of_the_undisturbed_run_whoever_is_preempted(
+    alone: list[list[int]], engine: LiveEngine
+) -> None:
     scheduler: PolicyScheduler = engine.scheduler
 
     async def at_once() -> list[list[int]]:
         async def one(n: int) -> list[int]:
             await asyncio.sleep(0.02 * n)
-            return await told(ask(engine, *mixed[n], seeds[n]))
+            return await told(ask(engine, *MIXED[n], SEEDS[n]))
 
-        return list(await asyncio.gather(*map(one, range(len(mixed)))))
+        return list(await asyncio.gather(*map(one, range(len(MIXED)))))
 
     assert engine.run(at_once()) == alone
     assert scheduler.preempted["policy"] > 0
