@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from grpc import StatusCode  # type: ignore[import-untyped]
@@ -27,22 +28,33 @@ from deployments.router.running_replicas import RunningReplicas
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
-TOLD_WITHIN_S = 1.0
-"""After a call has ended: by then Ray has told of a process's death, which takes it some milliseconds."""
-LAST_OUTPUTS_S = 1.0
-"""After a death: by then what the replica has sent is read, and the call has ended by itself unless its machine is
-gone."""
 _LOST = (StatusCode.UNAVAILABLE, StatusCode.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class CallTimes:
+    """How long what may still come of a call is waited for, in seconds."""
+
+    told_within_s: float = 1.0
+    """After a call has ended: by then Ray has told of a process's death, which takes it some milliseconds."""
+    last_outputs_s: float = 1.0
+    """After a death: by then what the replica has sent is read, and the call has ended by itself unless its machine is
+    gone."""
+    look_s: float = 0.5
+    """Between two looks for calls whose replica is dead."""
+    reroute_s: float = 5.0
+    """How long a prompt whose replica is gone may look for another one; without any, Serve would wait for a new one."""
 
 
 class ReplicaCall:
     """The outputs of a streaming call, as an iterator. On the ingress's event loop."""
 
-    def __init__(self, outputs: Any, progress: Progress, running: RunningReplicas) -> None:
+    def __init__(self, outputs: Any, progress: Progress, running: RunningReplicas, times: CallTimes) -> None:
         """`outputs`: what the Serve handle gave; `progress`: names the replica once there is one."""
         self._outputs = outputs
         self._progress = progress
         self._running = running
+        self._times = times
         self._cancelled = False
         self._dead_since: float | None = None
         self._drains_since: float | None = None
@@ -71,7 +83,7 @@ class ReplicaCall:
             self._dead_since = None
         elif self._dead_since is None:
             self._dead_since = now
-        elif now - self._dead_since >= LAST_OUTPUTS_S:
+        elif now - self._dead_since >= self._times.last_outputs_s:
             self._end()
 
     def look_for_drain(self, now: float, living: Collection[str], drain_s: float) -> None:
@@ -96,7 +108,7 @@ class ReplicaCall:
 
     async def _loss(self, error: BaseException) -> BaseException:
         name = self._progress.replica
-        death = await self._running.death(name, TOLD_WITHIN_S) if name else None
+        death = await self._running.death(name, self._times.told_within_s) if name else None
         if death is not None:
             return death
         if isinstance(error, ActorUnavailableError) or (isinstance(error, AioRpcError) and error.code() not in _LOST):

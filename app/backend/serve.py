@@ -16,7 +16,7 @@ from app.backend.manager_control import ManagerControl
 from app.backend.merged_outputs import merged
 from app.backend.parts_watch import SILENT_S, PartsWatch, health_probe
 from app.backend.protocols import Backend
-from app.backend.replica_call import ReplicaCall, is_cancelled
+from app.backend.replica_call import CallTimes, ReplicaCall, is_cancelled
 from app.backend.replica_errors import replica_gone
 from app.gate.errors import UnavailableError
 from app.metrics.labels import UNREACHABLE
@@ -38,12 +38,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.5
-"""Between two looks for calls whose replica is dead."""
 HAND_OVER_SHARE = 0.9
 """Of a drain: what still streams then goes on elsewhere. No sooner, for with another model than its own it cannot."""
-REROUTE_S = 5.0
-"""How long a prompt whose replica is gone may look for another one; without any, Serve would wait for a new one."""
 
 
 class ServeReplicas:
@@ -56,9 +52,11 @@ class ServeReplicas:
         running: RunningReplicas,
         drain_s: float = math.inf,
         decoders: DecodeView | None = None,
+        times: CallTimes | None = None,
     ) -> None:
         """`drain_s`: how long Serve lets a replica that it stops go on with what it has."""
         self._decoders = decoders or DecodeView()
+        self._times = times or CallTimes()
         self._hand_over_s = HAND_OVER_SHARE * drain_s
         self._handle = handle.options(stream=True)  # starts the router, which tells `running`
         self._parts = parts
@@ -73,11 +71,12 @@ class ServeReplicas:
         """Send one prompt; see `app.backend.protocols.ReplicaHandle`."""
         progress = request.progress
         progress.failed = self._failed
-        outputs = ReplicaCall(outside_http_request(self._handle.generate.remote, request), progress, self._running)
+        call = outside_http_request(self._handle.generate.remote, request)
+        outputs = ReplicaCall(call, progress, self._running, self._times)
         self._live[request.request_id] = outputs
         try:
             if request.avoid or request.replica_pin is not None:
-                output = await _first_output(outputs, progress)
+                output = await _first_output(outputs, progress, self._times.reroute_s)
                 if output is None:
                     return
                 progress.first_token = True
@@ -109,7 +108,7 @@ class ServeReplicas:
         """A replica whose machine is gone ends no call; one that Serve stops shall be left by its streams."""
         loop, failed = asyncio.get_running_loop(), False
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self._times.look_s)
             living = self.living() or frozenset()
             for outputs in list(self._live.values()):
                 try:
@@ -180,15 +179,17 @@ async def _as_they_come(outputs: AsyncIterator[RequestOutput]) -> AsyncGenerator
         yield output
 
 
-async def _first_output(outputs: AsyncIterator[RequestOutput], progress: Progress) -> RequestOutput | None:
+async def _first_output(
+    outputs: AsyncIterator[RequestOutput], progress: Progress, reroute_s: float
+) -> RequestOutput | None:
     """The first output of a prompt that is sent again, or to one replica only; None when there is none.
 
     Raises:
-        UnavailableError: no replica has taken the prompt within `REROUTE_S`.
+        UnavailableError: no replica has taken the prompt within `reroute_s`.
     """
     first = asyncio.ensure_future(anext(outputs, None))
     try:
-        await asyncio.wait({first}, timeout=REROUTE_S)
+        await asyncio.wait({first}, timeout=reroute_s)
         if not first.done() and not progress.replica:
             raise UnavailableError
         return await first

@@ -8,12 +8,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode leaves the modules beside tests unimportable
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from fake_backend import FakeReplicas, backend
 from ingress_server import Server, engine_args, serve
+from shared_ingress import Ingresses
 from vllm.config import VllmConfig
 
 from app.backend.protocols import Backend
@@ -22,14 +24,42 @@ from app.launch.ports import free_port
 
 
 @pytest.fixture(scope="session")
-def vllm_config() -> VllmConfig:
-    """The demo model's configuration, loaded once."""
-    return frontend_config(engine_args())
+def vllm_config() -> Iterator[VllmConfig]:
+    """The demo model's configuration, loaded once.
+
+    By then vLLM is imported: a million objects that stay, which the collector would look through for each few servers.
+    """
+    config = frontend_config(engine_args())
+    gc.collect()
+    gc.freeze()
+    yield config
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def ingresses(vllm_config: VllmConfig) -> Iterator[Ingresses]:
+    """Those that the tests of a file share."""
+    with contextlib.ExitStack() as stack:
+        yield Ingresses(vllm_config, stack)
 
 
 @pytest.fixture
-def start(vllm_config: VllmConfig) -> Iterator[Callable[..., Server]]:
-    """Start a server over a `FakeReplicas` (or another backend) with the given `http` settings."""
+def start(ingresses: Ingresses) -> Iterator[Callable[..., Server]]:
+    """Start a server over a `FakeReplicas` (or another backend) with the given `http` settings, or take one that runs.
+
+    What it has counted is forgotten; what it knows of earlier prompts and replicas is not (`shared_ingress`).
+    """
+    with contextlib.ExitStack() as stack:
+
+        def starter(replicas: FakeReplicas | None = None, behind: Backend | None = None, **more: object) -> Server:
+            return stack.enter_context(ingresses.lend(behind or backend(replicas or FakeReplicas()), **more))
+
+        yield starter
+
+
+@pytest.fixture
+def fresh(vllm_config: VllmConfig) -> Iterator[Callable[..., Server]]:
+    """As `start`, but always a server that has not served before."""
     with contextlib.ExitStack() as stack:
 
         def starter(replicas: FakeReplicas | None = None, behind: Backend | None = None, **more: object) -> Server:

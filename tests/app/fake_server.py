@@ -178,6 +178,7 @@ class Handler(BaseHTTPRequestHandler):
 
     fake: FakeServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each small write waits 40 ms for the client to acknowledge the one before
 
     def do_GET(self) -> None:
         if self.fake.refuses():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ssl
 import threading
@@ -14,6 +15,7 @@ import httpx
 import openai
 import uvicorn
 from fake_backend import FakeReplicas
+from prometheus_client import CollectorRegistry
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -65,37 +67,88 @@ class Server:
     replicas: FakeReplicas
 
     def client(self, **options: object) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, **options})  # type: ignore[arg-type]
+        http: Any = openai.DefaultHttpxClient(verify=CERTIFICATES)
+        more: Any = {"api_key": "none", "max_retries": 0, **options}
+        return openai.OpenAI(base_url=f"{self.url}/v1", http_client=http, **more)
 
     def http(self, **options: object) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=120, verify=CERTIFICATES, **options)  # type: ignore[arg-type]
 
 
+class PromptServer(uvicorn.Server):
+    """Ends when it is told to; uvicorn's own looks for that ten times a second, and then waits a tenth more."""
+
+    def __init__(self, app: Any, ready: threading.Event) -> None:
+        """`ready`: is set once it listens."""
+        super().__init__(uvicorn.Config(app, port=0, log_level="warning", backlog=4096))
+        self._ready = ready
+        self._told_to_end = asyncio.Event()
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port: int = self.servers[0].sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return not self.server_state.tasks
+
+    async def main_loop(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        await self.on_tick(0)
+        self._ready.set()
+        await self._told_to_end.wait()
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        for server in self.servers:
+            server.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        while self.server_state.connections or self.server_state.tasks:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await self.lifespan.shutdown()
+
+    def end(self) -> None:
+        """End it, from another thread."""
+        self._loop.call_soon_threadsafe(self._told_to_end.set)
+
+
 @contextlib.contextmanager
-def serve(vllm_config: VllmConfig, behind: Backend, loopback: bool = True, **http: object) -> Iterator[Server]:
-    """Serve the ingress on a free port, on a thread of its own."""
-    ready = threading.Event()
-    holder: list[uvicorn.Server] = []
+def running(
+    vllm_config: VllmConfig,
+    behind: Backend,
+    loopback: bool = True,
+    registry: CollectorRegistry | None = None,
+    **http: object,
+) -> Iterator[PromptServer]:
+    """Run the ingress on a free port, on a thread of its own. Its metrics go to `registry`."""
+    ready, made = threading.Event(), list[PromptServer]()
 
     def run() -> None:
-        app = create_app(settings_with(**http), vllm_config, behind, FINGERPRINT, SECRET, loopback=loopback)
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", backlog=4096))
-        holder.append(server)
-        ready.set()
-        server.run()
+        settings = settings_with(**http)
+        app = create_app(settings, vllm_config, behind, FINGERPRINT, SECRET, loopback=loopback, registry=registry)
+        made.append(PromptServer(app, ready))
+        made[0].run()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert ready.wait(30)
-    while not holder[0].started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    port = holder[0].servers[0].sockets[0].getsockname()[1]
+    while not ready.wait(0.5):
+        assert thread.is_alive(), "its traceback is on stderr"
     try:
-        yield Server(f"http://127.0.0.1:{port}", behind.replicas)  # type: ignore[arg-type]
+        yield made[0]
     finally:
-        holder[0].should_exit = True
-        thread.join(10)
+        made[0].end()
+        thread.join(60)
+        assert not thread.is_alive(), "a request goes on"
+
+
+@contextlib.contextmanager
+def serve(vllm_config: VllmConfig, behind: Backend, **options: Any) -> Iterator[Server]:
+    """Serve the ingress; `options` are those of `running`."""
+    with running(vllm_config, behind, **options) as server:
+        yield Server(f"http://127.0.0.1:{server.port}", behind.replicas)  # type: ignore[arg-type]
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -12,13 +12,13 @@ from grpc.aio import AioRpcError, Metadata
 from ray.core.generated.gcs_pb2 import ActorTableData
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from app.backend import replica_call
-from app.backend.replica_call import LAST_OUTPUTS_S, ReplicaCall
+from app.backend.replica_call import CallTimes, ReplicaCall
 from app.backend.replica_errors import replica_gone
 from deployments.protocol.wire import Progress
 from deployments.router.running_replicas import RunningReplicas
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
+LAST_OUTPUTS_S = 1.0
 
 
 class Actor:
@@ -75,12 +75,14 @@ def rpc(code: StatusCode) -> AioRpcError:
 class Scene:
     """A call that replica `a` has taken."""
 
-    def __init__(self, script: Callable[[], AsyncIterator[Any]]) -> None:
+    def __init__(self, script: Callable[[], AsyncIterator[Any]], told_within_s: float = PATIENCE_S) -> None:
+        """`told_within_s`: how long Ray may take to tell of a death."""
         self.actor = Actor()
         self.running = RunningReplicas()
         self.running.tell({"a": self.actor})
         self.outputs = Outputs(script())
-        self.call = ReplicaCall(self.outputs, Progress(replica="a"), self.running)
+        times = CallTimes(told_within_s=told_within_s, last_outputs_s=LAST_OUTPUTS_S)
+        self.call = ReplicaCall(self.outputs, Progress(replica="a"), self.running, times)
 
     async def error(self) -> BaseException:
         with pytest.raises(BaseException) as error:  # noqa: PT011 (which one it is, is what is asked)
@@ -88,9 +90,8 @@ class Scene:
         return error.value
 
 
-def run(test: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_call, "TOLD_WITHIN_S", 0.1)
-    asyncio.run(test())  # type: ignore[arg-type]
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(test())
 
 
 ENDS = [
@@ -104,32 +105,32 @@ ENDS = [
 
 @pytest.mark.parametrize("end", ENDS, ids=repr)
 def test_the_end_of_a_dead_replicas_call_is_its_death_also_when_ray_tells_later(
-    end: BaseException, monkeypatch: pytest.MonkeyPatch
+    end: BaseException,
 ) -> None:
     async def check() -> None:
         scene = Scene(failing(end))
-        asyncio.get_running_loop().call_later(0.05, scene.actor.die)
+        asyncio.get_running_loop().call_later(0.01, scene.actor.die)
         scene.running.tell({})  # Serve no longer runs it
         assert isinstance(await scene.error(), ActorDiedError)
 
-    run(check, monkeypatch)
+    run(check)
 
 
 @pytest.mark.parametrize("end", ENDS, ids=repr)
 def test_a_replica_that_lives_could_not_be_reached_and_other_errors_stay(
-    end: BaseException, monkeypatch: pytest.MonkeyPatch
+    end: BaseException,
 ) -> None:
     async def check() -> None:
-        error = await Scene(failing(end)).error()
+        error = await Scene(failing(end), told_within_s=0.01).error()
         if isinstance(end, AioRpcError) and end.code() is StatusCode.INTERNAL:
             assert error is end
         else:
             assert replica_gone(error) == "unreachable"  # type: ignore[arg-type]
 
-    run(check, monkeypatch)
+    run(check)
 
 
-def test_who_is_cancelled_hears_of_no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_cancelled_hears_of_no_replica() -> None:
     async def check() -> None:
         scene = Scene(silent)
         scene.actor.die()
@@ -139,19 +140,19 @@ def test_who_is_cancelled_hears_of_no_replica(monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(asyncio.CancelledError):
             await reading
 
-    run(check, monkeypatch)
+    run(check)
 
 
-def test_a_call_that_is_cancelled_ends_at_once_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_is_cancelled_ends_at_once_and_says_so() -> None:
     async def check() -> None:
         scene = Scene(silent)
         asyncio.get_running_loop().call_later(0.01, scene.call.cancel)
         assert isinstance(await scene.error(), asyncio.CancelledError)
 
-    run(check, monkeypatch)
+    run(check)
 
 
-def test_a_call_of_a_dead_replica_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_of_a_dead_replica_that_does_not_end_is_ended() -> None:
     async def check() -> None:
         scene = Scene(silent)
         reading = asyncio.ensure_future(scene.error())
@@ -164,10 +165,10 @@ def test_a_call_of_a_dead_replica_that_does_not_end_is_ended(monkeypatch: pytest
         scene.call.look(100.0 + LAST_OUTPUTS_S)
         assert isinstance(await reading, ActorDiedError)
 
-    run(check, monkeypatch)
+    run(check)
 
 
-def test_a_replica_that_is_taken_out_of_service_is_left_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_is_taken_out_of_service_is_left_when_its_time_is_over() -> None:
     told: list[str] = []
 
     async def check() -> None:
@@ -189,11 +190,11 @@ def test_a_replica_that_is_taken_out_of_service_is_left_when_its_time_is_over(mo
         scene.actor.die()
         assert look(60.0, "b") == 2, "the dead end by themselves"
 
-    run(check, monkeypatch)
+    run(check)
     assert told == ["drains"] * 2
 
 
-def test_a_call_that_was_taken_and_not_yet_read_is_cancelled_at_its_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_was_taken_and_not_yet_read_is_cancelled_at_its_replica() -> None:
     cancelled: list[str] = []
 
     class Taken:
@@ -208,5 +209,5 @@ def test_a_call_that_was_taken_and_not_yet_read_is_cancelled_at_its_replica(monk
         failed.outputs._replica_result_future.set_exception(ValueError())
         failed.call.cancel()
 
-    run(check, monkeypatch)
+    run(check)
     assert cancelled == ["call"]

@@ -14,6 +14,7 @@ from ray.serve.context import _get_serve_request_context, _RequestContext, _serv
 
 from app.backend import serve as backend_module
 from app.backend.parts_watch import SILENT_S
+from app.backend.replica_call import CallTimes
 from app.backend.serve import ServeReplicas, outside_http_request, serve_backend
 from app.gate.errors import UnavailableError
 from configs.settings import load_settings
@@ -57,13 +58,15 @@ async def read(replicas: ServeReplicas, request: GenerateRequest) -> list[Any]:
     return [output async for output in replicas.generate(request)]
 
 
-async def read_over(handle: FakeHandle, request: GenerateRequest) -> list[Any]:
-    return await read(replicas_over(handle), request)
+async def read_over(handle: FakeHandle, request: GenerateRequest, **times: float) -> list[Any]:
+    return await read(replicas_over(handle, **times), request)
 
 
-def replicas_over(handle: FakeHandle, running: RunningReplicas | None = None, **ranks: int) -> ServeReplicas:
-    parts: Any = SimpleNamespace(ranks=ranks)
-    return ServeReplicas(handle, parts, running or RunningReplicas())  # type: ignore[arg-type]
+def replicas_over(handle: FakeHandle, running: RunningReplicas | None = None, **times: float) -> ServeReplicas:
+    """`times`: those of `CallTimes` that the test is about; it waits for none of the others."""
+    parts: Any = SimpleNamespace(ranks={})
+    soon = CallTimes(**{"told_within_s": 0.01, **times})
+    return ServeReplicas(handle, parts, running or RunningReplicas(), times=soon)  # type: ignore[arg-type]
 
 
 class Actor:
@@ -109,19 +112,15 @@ def test_a_call_that_cannot_be_looked_after_keeps_nobody_from_the_others() -> No
             pass
 
     async def check() -> None:
-        replicas = replicas_over(FakeHandle(None))
+        replicas = replicas_over(FakeHandle(None), look_s=0.001)
         broken, sound = Call(RuntimeError("gRPC is odd")), Call(None)
         replicas._live.update(broken=broken, sound=sound)  # type: ignore[dict-item]
-        for _ in range(1000):
-            await asyncio.sleep(0.001)
-            if sound.looks > 1:
-                break
+        async with asyncio.timeout(60):
+            while sound.looks < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
         assert broken.looks > 1
-        assert sound.looks > 1
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(backend_module, "LOOK_S", 0.001)
-        asyncio.run(check())
+    asyncio.run(check())
 
 
 @pytest.mark.parametrize("words", [0, 2])
@@ -158,9 +157,7 @@ def test_a_replica_that_refuses_a_request_is_not_taken_for_gone() -> None:
     asyncio.run(check())
 
 
-def test_a_prompt_sent_again_that_no_replica_takes_is_refused_and_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_module, "REROUTE_S", 0.05)
-
+def test_a_prompt_sent_again_that_no_replica_takes_is_refused_and_cancelled() -> None:
     async def nobody(request: GenerateRequest) -> Any:
         await asyncio.Event().wait()
         yield
@@ -168,7 +165,7 @@ def test_a_prompt_sent_again_that_no_replica_takes_is_refused_and_cancelled(monk
     async def check() -> None:
         handle = FakeHandle(nobody)
         with pytest.raises(UnavailableError):
-            await asyncio.wait_for(read(replicas_over(handle), prompt(avoid=("a",))), 10)
+            await asyncio.wait_for(read_over(handle, prompt(avoid=("a",)), reroute_s=0.05), 60)
         assert handle.cancelled
         assert len(asyncio.all_tasks()) == 2, "nothing goes on waiting but the look for dead replicas"
 
@@ -176,11 +173,7 @@ def test_a_prompt_sent_again_that_no_replica_takes_is_refused_and_cancelled(monk
 
 
 @pytest.mark.parametrize("avoid", [(), ("a",)], ids=["first", "again"])
-def test_a_prompt_that_a_replica_has_taken_may_take_its_time(
-    monkeypatch: pytest.MonkeyPatch, avoid: tuple[str, ...]
-) -> None:
-    monkeypatch.setattr(backend_module, "REROUTE_S", 0.05)
-
+def test_a_prompt_that_a_replica_has_taken_may_take_its_time(avoid: tuple[str, ...]) -> None:
     async def slow(request: GenerateRequest) -> Any:
         request.progress.replica = "b"
         await asyncio.sleep(0.2)
@@ -189,7 +182,7 @@ def test_a_prompt_that_a_replica_has_taken_may_take_its_time(
         assert request.progress.first_token
         yield 2
 
-    assert asyncio.run(read_over(FakeHandle(slow), prompt(avoid=avoid))) == [1, 2]
+    assert asyncio.run(read_over(FakeHandle(slow), prompt(avoid=avoid), reroute_s=0.05)) == [1, 2]
 
 
 def test_a_retry_that_gives_nothing_ends_and_its_failure_is_passed_on() -> None:
@@ -262,12 +255,10 @@ def test_a_replica_that_could_not_be_reached_once_may_still_be_sent_to(error: Ex
     asyncio.run(check())
 
 
-def test_a_pinned_prompt_whose_replica_is_gone_is_refused_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_module, "REROUTE_S", 0.05)
-
+def test_a_pinned_prompt_whose_replica_is_gone_is_refused_soon() -> None:
     async def check() -> None:
         with pytest.raises(UnavailableError):
-            await asyncio.wait_for(read(replicas_over(FakeHandle(nobody)), prompt(replica_pin=0)), 10)
+            await asyncio.wait_for(read_over(FakeHandle(nobody), prompt(replica_pin=0), reroute_s=0.05), 60)
 
     asyncio.run(check())
 

@@ -204,9 +204,9 @@ def test_without_the_means_for_it_all_is_as_without_roles(start, options, more):
 
 
 @pytest.mark.parametrize("error", [DIED, STOPPED, through_ray(EngineDiedError([]))], ids=["died", "stopped", "engine"])
-def test_a_prefill_replica_that_is_gone_before_its_token_costs_an_attempt(start, error):
+def test_a_prefill_replica_that_is_gone_before_its_token_costs_an_attempt(fresh, error):
     behind = replicas(failing("prefill", 0, error))
-    server = start(behind, roles=ON)
+    server = fresh(behind, roles=ON)
     assert text(stream(server)) == " one two three"
     second = behind.requests[1]
     assert (second.phase, second.resumed_tokens, second.avoid) == ("decode", [], ("a",))
@@ -215,9 +215,9 @@ def test_a_prefill_replica_that_is_gone_before_its_token_costs_an_attempt(start,
     check_all_is_free(server)
 
 
-def test_one_that_is_gone_behind_its_token_loses_only_its_kv(start):
+def test_one_that_is_gone_behind_its_token_loses_only_its_kv(fresh):
     behind = replicas(failing("prefill", 1, DIED))
-    server = start(behind, roles=ON)
+    server = fresh(behind, roles=ON)
     assert text(stream(server)) == " one two three"
     second = behind.requests[1]
     assert (second.phase, second.resumed_tokens) == ("decode", [10])
@@ -226,9 +226,9 @@ def test_one_that_is_gone_behind_its_token_loses_only_its_kv(start):
 
 
 @pytest.mark.parametrize(("after", "outcome", "resumed"), [(0, "failed", [10]), (1, "done", [10, 11])])
-def test_a_decode_replica_that_is_gone_is_followed_by_another(start, after, outcome, resumed):
+def test_a_decode_replica_that_is_gone_is_followed_by_another(fresh, after, outcome, resumed):
     behind = replicas(failing("decode", after, DIED))
-    server = start(behind, roles=ON)
+    server = fresh(behind, roles=ON)
     assert text(stream(server)) == " one two three"
     assert [one.progress.replica for one in behind.requests] == ["a", "b", "c"]
     assert behind.requests[2].resumed_tokens == resumed

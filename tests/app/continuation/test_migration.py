@@ -81,9 +81,9 @@ def dies_at(*names: str, error: Exception, after: int = 1) -> Any:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize(("error", "reason"), GONE, ids=[reason for _, reason in GONE])
-def test_the_stream_goes_on_behind_what_it_has_said(start, caplog, path: str, error: Exception, reason: str):
+def test_the_stream_goes_on_behind_what_it_has_said(fresh, caplog, path: str, error: Exception, reason: str):
     replicas = FakeReplicas(dies_at("a", error=error))
-    server = start(replicas)
+    server = fresh(replicas)
     events = stream_of(server, path)
     assert (text_of(events), error_of(events)) == (" one two three", None)
     first, second = replicas.requests
@@ -159,9 +159,9 @@ def test_without_a_first_usage_the_counts_add_up_and_none_is_negative(start, cap
     ],
     ids=["several answers", "prompt logprobs", "pinned", "never", "too long"],
 )
-def test_what_cannot_go_on_ends_in_an_error_event_as_before(start, more, headers, http):
+def test_what_cannot_go_on_ends_in_an_error_event_as_before(fresh, more, headers, http):
     replicas = FakeReplicas(dies_at("a", error=DIED, after=2))
-    server = start(replicas, **http)
+    server = fresh(replicas, **http)
     error = error_of(stream_of(server, headers=headers, **more))
     assert error is not None
     assert error["code"] == 503
@@ -170,9 +170,9 @@ def test_what_cannot_go_on_ends_in_an_error_event_as_before(start, more, headers
     check_all_is_free(server)
 
 
-def test_what_is_not_streamed_begins_anew(start):
+def test_what_is_not_streamed_begins_anew(fresh):
     replicas = FakeReplicas(gone_at("a", error=DIED))
-    server = start(replicas)
+    server = fresh(replicas)
     with server.http() as client:
         answer = client.post("/v1/completions", json=COMPLETION)
     assert answer.json()["choices"][0]["text"] == " one two three"
@@ -180,10 +180,10 @@ def test_what_is_not_streamed_begins_anew(start):
     assert counted(server, "crosskv_retried_prompts") == {"process_gone": 1}
 
 
-def test_when_every_replica_dies_under_it_the_stream_ends_and_two_engines_at_most_are_lost(start):
+def test_when_every_replica_dies_under_it_the_stream_ends_and_two_engines_at_most_are_lost(fresh):
     """Without a witness: a process that was killed from outside, or that the prompt killed."""
     replicas = FakeReplicas(dies_at("a", "b", "c", error=DIED), names=("a", "b", "c"))
-    server = start(replicas)
+    server = fresh(replicas)
     error = error_of(stream_of(server))
     assert error is not None
     assert error["code"] == 500
@@ -194,12 +194,12 @@ def test_when_every_replica_dies_under_it_the_stream_ends_and_two_engines_at_mos
     assert again.status_code == 503, "it is refused for a while"
 
 
-def test_a_prompt_that_kills_engines_while_it_answers_ends_no_third_one(start):
+def test_a_prompt_that_kills_engines_while_it_answers_ends_no_third_one(fresh):
     def script(request: GenerateRequest) -> AsyncIterator[Any]:
         return dies_at("a", "b", "c", error=through_ray(EngineDiedError((request.request_id,))))(request)
 
     replicas = FakeReplicas(script)
-    server = start(replicas)
+    server = fresh(replicas)
     error = error_of(stream_of(server))
     assert error is not None
     assert error["code"] == 500
@@ -209,29 +209,29 @@ def test_a_prompt_that_kills_engines_while_it_answers_ends_no_third_one(start):
     assert again.status_code == 503, "it is refused for a while"
 
 
-def test_a_prompt_that_kills_engines_beside_others_late_in_its_answer_ends_no_third_one(start):
+def test_a_prompt_that_kills_engines_beside_others_late_in_its_answer_ends_no_third_one(fresh):
     async def script(request: GenerateRequest) -> AsyncIterator[Any]:
         for _ in range(PASSED_TOKENS + 1):
             yield say(request, [10], " word", finished=False)
         raise through_ray(EngineDiedError((request.request_id, "somebody else")))
 
     replicas = FakeReplicas(script, names=("a", "b", "c"))
-    assert error_of(stream_of(start(replicas), max_tokens=60)) is not None
+    assert error_of(stream_of(fresh(replicas), max_tokens=60)) is not None
     assert len(replicas.requests) == 2
 
 
-def test_an_innocent_stream_goes_on_however_often_others_kill_its_engine_up_to_the_number_of_replicas(start):
+def test_an_innocent_stream_goes_on_however_often_others_kill_its_engine_up_to_the_number_of_replicas(fresh):
     error = through_ray(EngineDiedError(("somebody else",)))
     replicas = FakeReplicas(dies_at("a", "b", error=error))
-    server = start(replicas)
+    server = fresh(replicas)
     assert text_of(stream_of(server)) == " one two three"
     assert counted(server, "crosskv_resumed_prompts") == {"engine_dead": 2}
     assert counted(server, "crosskv_poison_prompts") == {"total": 0} or counted(server, "crosskv_poison_prompts") == {}
 
 
-def test_a_stream_that_outlived_one_death_is_not_charged_with_it_later(start):
+def test_a_stream_that_outlived_one_death_is_not_charged_with_it_later(fresh):
     replicas = FakeReplicas(dies_at("a", error=DIED))
-    server = start(replicas)
+    server = fresh(replicas)
     assert text_of(stream_of(server)) == " one two three"
     replicas.script = dies_at("a", "b", error=DIED, after=1)
     # A second time, the same prompt loses its replica: it is tried once more, for it was cleared when it ended.

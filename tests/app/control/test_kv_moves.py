@@ -142,9 +142,9 @@ def test_jobs_belong_to_their_tenant(start):
             assert answer.json()["error"]["code"] == 404
 
 
-def test_more_jobs_than_may_run_are_429_and_the_front_goes_on(start, monkeypatch):
+def test_more_jobs_than_may_run_are_429_and_the_front_goes_on(fresh, monkeypatch):
     monkeypatch.setattr("app.control.jobs.MOST_RUNNING", 1)
-    server = start(behind=backend(FakeReplicas(), FakeControl(obeys=asyncio.Event())))
+    server = fresh(behind=backend(FakeReplicas(), FakeControl(obeys=asyncio.Event())))
     with server.http() as client:
         body = {**TOKENS, "replica": 0}
         assert client.post("/api/v1/kv/prefetch", json=body).status_code == 202
@@ -154,9 +154,9 @@ def test_more_jobs_than_may_run_are_429_and_the_front_goes_on(start, monkeypatch
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
 
 
-def test_old_jobs_are_forgotten(start, monkeypatch):
+def test_old_jobs_are_forgotten(fresh, monkeypatch):
     monkeypatch.setattr("app.control.jobs.MOST_KEPT", 2)
-    server = start(behind=backend(FakeReplicas(), FakeControl()))
+    server = fresh(behind=backend(FakeReplicas(), FakeControl()))
     with server.http() as client:
         urls = []
         for _ in range(4):

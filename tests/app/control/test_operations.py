@@ -201,7 +201,7 @@ def test_metrics_count_requests_tokens_and_times(start):
     assert found["crosskv_prompts_ongoing{}"] == 0
 
 
-def test_metrics_join_what_the_parts_give_in_time(start, monkeypatch):
+def test_metrics_join_what_the_parts_give_in_time(fresh, monkeypatch):
     monkeypatch.setattr(metrics, "SOURCE_TIMEOUT_S", 0.2)
 
     async def engine() -> list[Metric]:
@@ -210,7 +210,7 @@ def test_metrics_join_what_the_parts_give_in_time(start, monkeypatch):
     async def gone() -> list[Metric]:
         raise RuntimeError("gone")
 
-    server = start(behind=backend(FakeReplicas(), metrics=lambda: [gone, engine, hanging]))  # type: ignore[list-item]
+    server = fresh(behind=backend(FakeReplicas(), metrics=lambda: [gone, engine, hanging]))  # type: ignore[list-item]
     with server.http() as client:
         found = samples(client.get("/metrics").text)
         again = samples(client.get("/metrics").text)

@@ -124,11 +124,11 @@ def test_what_redis_does_not_take_is_told(start, monkeypatch, state, outcome):
     assert (job["status"], job["outcome"], job["stored"]) == ("failed", outcome, 1)
 
 
-def test_compression_takes_a_jobs_place_before_anything_is_ordered(start, audit, monkeypatch):
+def test_compression_takes_a_jobs_place_before_anything_is_ordered(fresh, audit, monkeypatch):
     monkeypatch.setattr("app.control.jobs.MOST_RUNNING", 1)
     monkeypatch.setattr(orders, "POLL_S", 0.01)
     control = FakeControl(answer={"refused": "unknown_key", "message": "None."})
-    server = start(behind=backend(FakeReplicas(), control))
+    server = fresh(behind=backend(FakeReplicas(), control))
     with server.http() as client:
         for _ in range(2):  # one that is refused has its place no more
             assert client.post("/api/v1/kv/compress", json=TOKENS).status_code == 404

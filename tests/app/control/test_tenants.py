@@ -208,9 +208,9 @@ def test_a_second_clear_of_a_tenant_waits_for_the_first_and_another_tenants_does
         assert client.post("/api/v1/kv/clear", json=CLEAR, headers=ALICE).status_code == 200
 
 
-def test_one_tenants_jobs_leave_room_for_another_ones(start: Any, monkeypatch: pytest.MonkeyPatch):
+def test_one_tenants_jobs_leave_room_for_another_ones(fresh: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(kv_jobs, "MOST_RUNNING", 8)
-    server = start(behind=backend(FakeReplicas(), FakeControl(obeys=asyncio.Event())), api_keys=KEYS)
+    server = fresh(behind=backend(FakeReplicas(), FakeControl(obeys=asyncio.Event())), api_keys=KEYS)
     body = {**TOKENS, "replica": 0}
     with server.http() as client:
         statuses = [client.post("/api/v1/kv/prefetch", json=body, headers=ALICE).status_code for _ in range(10)]

@@ -42,8 +42,8 @@ def first(found: Iterator[tuple[str, Any]], name: str, where: Any = lambda said:
     return next(said for told, said in found if told == name and where(said))
 
 
-def test_the_stream_tells_figures_and_where_prompts_were_sent(start):
-    server = start(behind=backend(FakeReplicas(), FakeControl()))
+def test_the_stream_tells_figures_and_where_prompts_were_sent(fresh):
+    server = fresh(behind=backend(FakeReplicas(), FakeControl()))
     with server.http() as client, client.stream("GET", "/api/v1/events") as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert answer.headers["cache-control"] == "no-store"
@@ -65,7 +65,7 @@ def test_the_stream_tells_figures_and_where_prompts_were_sent(start):
         assert after["tiers"]["device"]["hit_rate"] == pytest.approx(1 / prompt, abs=1e-4)
 
 
-def test_a_tenant_is_told_of_nothing_that_is_anothers(start):
+def test_a_tenant_is_told_of_nothing_that_is_anothers(fresh):
     control = FakeControl()
     asked: list[tuple[int, tuple[str, ...]]] = []
 
@@ -75,7 +75,7 @@ def test_a_tenant_is_told_of_nothing_that_is_anothers(start):
         return {**live_figures(seen, tenants), "last": 1, "directives": [order] if seen < 1 else []}
 
     control.alive = figures
-    server = start(behind=backend(FakeReplicas(), control), api_keys=KEYS)
+    server = fresh(behind=backend(FakeReplicas(), control), api_keys=KEYS)
     with server.http(headers=bearer("key-a")) as client, client.stream("GET", "/api/v1/events") as answer:
         found = events(answer)
         assert first(found, "cache")["queue"] == {"ongoing": 0, "waiting": 0}
@@ -98,7 +98,7 @@ def test_a_tenant_is_told_of_nothing_that_is_anothers(start):
     assert all(len(tenants) == 1 for _, tenants in asked)
 
 
-def test_an_administrator_is_told_of_all_and_of_each_directive_once(start):
+def test_an_administrator_is_told_of_all_and_of_each_directive_once(fresh):
     control = FakeControl()
 
     def figures(seen: int, tenants: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def test_an_administrator_is_told_of_all_and_of_each_directive_once(start):
         return {**live_figures(seen, tenants), "last": 7, "directives": [order] if seen < 7 else []}
 
     control.alive = figures
-    server = start(behind=backend(FakeReplicas(), control), api_keys=KEYS)
+    server = fresh(behind=backend(FakeReplicas(), control), api_keys=KEYS)
     with server.http(headers=bearer("key-root")) as client, client.stream("GET", "/api/v1/events") as answer:
         found = events(answer)
         told = first(found, "directive")
@@ -123,9 +123,9 @@ def test_an_administrator_is_told_of_all_and_of_each_directive_once(start):
     assert "directive" not in seen
 
 
-def test_it_goes_on_without_the_manager_and_says_so(start):
+def test_it_goes_on_without_the_manager_and_says_so(fresh):
     control = FakeControl(error=RuntimeError("gone"))
-    server = start(behind=backend(FakeReplicas(), control))
+    server = fresh(behind=backend(FakeReplicas(), control))
     with server.http() as client, client.stream("GET", "/api/v1/events") as answer:
         found = events(answer)
         away = first(found, "cache")
@@ -138,7 +138,7 @@ def test_it_goes_on_without_the_manager_and_says_so(start):
         assert first(found, "cache", lambda said: said["manager"] == "ok")["prompts"] == 1
 
 
-def test_a_route_is_told_with_the_first_token_where_the_replica_says_it_then(start):
+def test_a_route_is_told_with_the_first_token_where_the_replica_says_it_then(fresh):
     async def script(request: Any) -> Any:
         from fake_backend import say
 
@@ -152,7 +152,7 @@ def test_a_route_is_told_with_the_first_token_where_the_replica_says_it_then(sta
         yield say(request, [11], " two", finished=True)
 
     ended = threading.Event()  # set by the test's thread, whether or not the script has come to wait for it
-    server = start(FakeReplicas(script))
+    server = fresh(FakeReplicas(script))
     with server.http() as client, client.stream("GET", "/api/v1/events") as answer:
         found = events(answer)
         with (
@@ -172,9 +172,9 @@ def test_a_route_is_told_with_the_first_token_where_the_replica_says_it_then(sta
     assert counted == 0, "told once"
 
 
-def test_who_goes_gives_the_place_back_and_too_many_are_refused(start, monkeypatch):
+def test_who_goes_gives_the_place_back_and_too_many_are_refused(fresh, monkeypatch):
     monkeypatch.setattr(watchers, "MOST_OF_A_TENANT", 1)
-    server = start()
+    server = fresh()
     with server.http() as client, server.http() as second:
         with client.stream("GET", "/api/v1/events") as answer:
             found = events(answer)  # held: the connection ends with it, and then nobody is refused
@@ -191,19 +191,19 @@ def test_who_goes_gives_the_place_back_and_too_many_are_refused(start, monkeypat
         wait_until(again)
 
 
-def test_a_comment_says_that_the_stream_lives_while_nothing_happens(start, monkeypatch):
+def test_a_comment_says_that_the_stream_lives_while_nothing_happens(fresh, monkeypatch):
     monkeypatch.setattr(api, "HEARTBEAT_S", 0.01)
     monkeypatch.setattr(feed, "EVERY_S", 60.0)
-    server = start()
+    server = fresh()
     with server.http() as client, client.stream("GET", "/api/v1/events") as answer:
         assert any(line == ": nothing new" for line in answer.iter_lines())
 
 
-def test_strangers_watch_nothing(start):
-    server = start(api_keys=KEYS)
+def test_strangers_watch_nothing(fresh):
+    server = fresh(api_keys=KEYS)
     with server.http() as client:
         assert client.get("/api/v1/events").status_code == 401
-    other = start(debug_headers=False)
+    other = fresh(debug_headers=False)
     with other.http(headers={"via": "1.1 proxy"}) as client:
         assert client.get("/api/v1/events").status_code == 403
         assert client.get("/api/v1/kv/trie").status_code == 403

@@ -71,9 +71,9 @@ def scraped(server: Server, key: str) -> str:
     return answer.text
 
 
-def test_nothing_that_a_client_writes_becomes_a_label(start) -> None:
+def test_nothing_that_a_client_writes_becomes_a_label(fresh) -> None:
     keys = {"ops-key-of-the-test": {"tenant": "operators", "admin": True}, "a-key-of-the-test": "acme"}
-    server = start(FakeReplicas(), api_keys=keys)
+    server = fresh(FakeReplicas(), api_keys=keys)
     with server.http(headers={"Authorization": "Bearer a-key-of-the-test"}) as http:
         assert http.post("/v1/chat/completions", json=CHAT).status_code == 200
     before = {(s.name, *s.labels.items()) for s in samples(scraped(server, "ops-key-of-the-test"))}
@@ -94,9 +94,9 @@ def test_nothing_that_a_client_writes_becomes_a_label(start) -> None:
     assert len(grown) < 20, "paths and statuses, not one of each request"
 
 
-def test_tenants_are_named_by_tags_of_those_that_are_configured(start) -> None:
+def test_tenants_are_named_by_tags_of_those_that_are_configured(fresh) -> None:
     keys = {"ops-key-of-the-test": {"tenant": "operators", "admin": True}, "a-key-of-the-test": "acme"}
-    server = start(FakeReplicas(), api_keys=keys)
+    server = fresh(FakeReplicas(), api_keys=keys)
     for key in ("a-key-of-the-test", "ops-key-of-the-test", "no-key-of-anybody"):
         with server.http(headers={"Authorization": f"Bearer {key}"}) as http:
             http.post("/v1/chat/completions", json=CHAT | {"user": "somebody"})

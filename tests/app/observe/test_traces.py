@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from fake_backend import FakeReplicas, fail_with, say, speak_for_ever
-from ingress_server import CHAT, COMPLETION, Server
+from failed_replicas import check_all_is_free
+from fake_backend import FakeReplicas, backend, fail_with, say, speak_for_ever
+from ingress_server import CHAT, COMPLETION, Server, serve, wait_until
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
+from vllm.config import VllmConfig
 from vllm.outputs import RequestOutput
 
 import app.ingress
-from app.launch.ports import free_port
 from app.observe.traces import Traces
 from configs.settings import SettingsError, load_settings
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps, this_clock
@@ -46,36 +49,52 @@ async def loaded(request: GenerateRequest) -> AsyncIterator[RequestOutput]:
 class Traced:
     """A server whose spans stay in memory."""
 
-    def __init__(self, server: Server, exporter: InMemorySpanExporter, traces: list[Traces]) -> None:
+    def __init__(self, server: Server, exporter: InMemorySpanExporter, traces: Traces) -> None:
         self.server, self._exporter, self._traces = server, exporter, traces
+
+    def begin(self, replicas: FakeReplicas) -> None:
+        """Forget the spans of earlier prompts, which have all ended."""
+        self._traces._provider.force_flush()
+        self._exporter.clear()
+        self.server.replicas.script = replicas.script
 
     def spans(self, prompts: int = 1) -> tuple[ReadableSpan, ...]:
         """Of so many prompts, when they have ended."""
-        for _ in range(200):
-            self._traces[0]._provider.force_flush()
-            found = self._exporter.get_finished_spans()
-            if sum(span.name == "prompt" for span in found) >= prompts:
-                return found
-            time.sleep(0.05)
-        raise AssertionError("there is no trace")
+
+        def ended() -> bool:
+            self._traces._provider.force_flush()
+            return sum(span.name == "prompt" for span in self._exporter.get_finished_spans()) >= prompts
+
+        wait_until(ended)
+        return self._exporter.get_finished_spans()
+
+
+@pytest.fixture(scope="module")
+def server_of_all(vllm_config: VllmConfig) -> Iterator[Traced]:
+    exporter, opened = InMemorySpanExporter(), list[Traces]()
+
+    def open_traces(endpoint: str) -> Traces:
+        assert endpoint == ENDPOINT
+        opened.append(Traces(exporter))
+        return opened[0]
+
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(app.ingress, "open_traces", open_traces)
+            server = stack.enter_context(serve(vllm_config, backend(FakeReplicas()), otlp_endpoint=ENDPOINT))
+        yield Traced(server, exporter, opened[0])
 
 
 @pytest.fixture
-def traced(start, monkeypatch: pytest.MonkeyPatch):
-    """Starts one."""
+def traced(server_of_all: Traced) -> Iterator[Callable[..., Traced]]:
+    """Takes the server that is traced; its prompts have left their traces when the test is over."""
 
     def starter(replicas: FakeReplicas | None = None) -> Traced:
-        exporter, opened = InMemorySpanExporter(), []
+        server_of_all.begin(replicas or FakeReplicas())
+        return server_of_all
 
-        def open_traces(endpoint: str) -> Traces:
-            assert endpoint == ENDPOINT
-            opened.append(Traces(exporter))
-            return opened[0]
-
-        monkeypatch.setattr(app.ingress, "open_traces", open_traces)
-        return Traced(start(replicas, otlp_endpoint=ENDPOINT), exporter, opened)
-
-    return starter
+    yield starter
+    check_all_is_free(server_of_all.server)
 
 
 def ask(server: Server, body: dict[str, Any], **headers: str) -> int:
@@ -188,13 +207,13 @@ def test_a_defect_in_tracing_costs_nobody_an_answer(traced, monkeypatch: pytest.
     assert ask(traced().server, CHAT) == 200
 
 
-def test_traces_are_off_by_default(start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_are_off_by_default(fresh, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(endpoint: str) -> Traces:
         raise AssertionError
 
     monkeypatch.setattr(app.ingress, "open_traces", fail)
     assert load_settings({}).http.otlp_endpoint is None
-    assert ask(start(), CHAT) == 200
+    assert ask(fresh(), CHAT) == 200
 
 
 @pytest.mark.parametrize("value", ["127.0.0.1:4318", "ftp://here/", "http://", "http://a b/"])
@@ -230,5 +249,7 @@ def test_spans_arrive_at_an_otlp_endpoint(start) -> None:
 
 
 def test_where_nobody_listens_requests_are_answered_all_the_same(start) -> None:
-    server = start(otlp_endpoint=f"http://127.0.0.1:{free_port()}/v1/traces")
-    assert [ask(server, CHAT) for _ in range(3)] == [200] * 3
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        server = start(otlp_endpoint=f"http://127.0.0.1:{deaf.getsockname()[1]}/v1/traces")
+        assert [ask(server, CHAT) for _ in range(3)] == [200] * 3

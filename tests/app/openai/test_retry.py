@@ -57,10 +57,10 @@ def text_of(answer: Any) -> str:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("error", "reason"), GONE, ids=lambda value: str(type(value).__name__))
 def test_what_has_given_nothing_is_answered_by_another_replica(
-    start, caplog, error: Exception, reason: str, stream: bool
+    start, fresh, caplog, error: Exception, reason: str, stream: bool
 ):
     replicas = FakeReplicas(gone_at("a", error=error))
-    server, undisturbed = start(replicas), start(FakeReplicas())
+    server, undisturbed = fresh(replicas), start(FakeReplicas())
     answer = ask(server, stream=stream)
     assert answer.status_code == 200
     assert text_of(answer) == text_of(ask(undisturbed, stream=stream)) == " one two three"
@@ -94,9 +94,9 @@ def dies_of(request: GenerateRequest, *names: str) -> Exception:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_prompt_that_its_engine_names_alone_is_given_to_no_other_and_refused_for_a_while(start, caplog, stream: bool):
+def test_a_prompt_that_its_engine_names_alone_is_given_to_no_other_and_refused_for_a_while(fresh, caplog, stream: bool):
     replicas = FakeReplicas(lambda request: gone_at("a", "b", "c", error=dies_of(request))(request))
-    server = start(replicas)
+    server = fresh(replicas)
     answer = ask(server, stream=stream)
     assert answer.status_code == 500
     assert "refused for 600 s" in answer.json()["error"]["message"]
@@ -123,9 +123,9 @@ def test_no_request_id_writes_into_the_log_or_reaches_an_engine(start, caplog, n
     assert [record.message for record in caplog.records if not record.message.isprintable()] == []
 
 
-def test_another_tenants_prompt_of_the_same_words_is_not_refused(start):
+def test_another_tenants_prompt_of_the_same_words_is_not_refused(fresh):
     replicas = FakeReplicas(lambda request: gone_at("a", "b", "c", error=dies_of(request))(request))
-    server = start(replicas, api_keys={"key-one": "one", "key-two": "two"})
+    server = fresh(replicas, api_keys={"key-one": "one", "key-two": "two"})
     keys = [{"Authorization": f"Bearer key-{name}"} for name in ("one", "two")]
     assert ask(server, headers=keys[0]).status_code == 500
     replicas.script = speak
@@ -133,18 +133,18 @@ def test_another_tenants_prompt_of_the_same_words_is_not_refused(start):
     assert ask(server, headers=keys[1]).status_code == 200
 
 
-def test_who_was_only_there_when_an_engine_died_is_answered_elsewhere_any_number_of_times(start):
+def test_who_was_only_there_when_an_engine_died_is_answered_elsewhere_any_number_of_times(fresh):
     replicas = FakeReplicas(lambda request: gone_at("a", "b", error=dies_of(request, "somebody else"))(request))
-    server = start(replicas)
+    server = fresh(replicas)
     assert ask(server).status_code == 200
     assert [request.avoid for request in replicas.requests] == [(), ("a",), ("a", "b")]
     assert ended_by(server) == (0, 0)
 
 
 @pytest.mark.parametrize("error", [DIED, through_ray(EngineDeadError())], ids=["killed", "engine"])
-def test_without_a_witness_a_prompt_is_tried_once_more_and_no_third_time(start, error: Exception):
+def test_without_a_witness_a_prompt_is_tried_once_more_and_no_third_time(fresh, error: Exception):
     replicas = FakeReplicas(gone_at("a", "b", "c", error=error))
-    server = start(replicas)
+    server = fresh(replicas)
     answer = ask(server)
     assert answer.status_code == 500
     assert len(replicas.requests) == 2
@@ -152,12 +152,12 @@ def test_without_a_witness_a_prompt_is_tried_once_more_and_no_third_time(start, 
     check_all_is_free(server)
 
 
-def test_a_stream_that_ends_its_engine_after_a_token_is_refused_when_it_comes_again(start):
+def test_a_stream_that_ends_its_engine_after_a_token_is_refused_when_it_comes_again(fresh):
     def one_word(request: GenerateRequest) -> Any:
         return gone_at("a", "b", "c", error=dies_of(request), after_words=1)(request)
 
     replicas = FakeReplicas(one_word)
-    server = start(replicas)
+    server = fresh(replicas)
     answer = ask(server, stream=True)
     events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
     assert json.loads(events[-2])["error"]["code"] == 500
@@ -165,7 +165,7 @@ def test_a_stream_that_ends_its_engine_after_a_token_is_refused_when_it_comes_ag
     assert len(replicas.requests) == 2, "most such deaths are the engine's own, so one continuation is risked"
 
 
-def test_of_two_suspects_the_plain_one_is_answered_and_the_odd_one_is_given_to_no_other_engine(start):
+def test_of_two_suspects_the_plain_one_is_answered_and_the_odd_one_is_given_to_no_other_engine(fresh):
     """Both were new in the step that died: a second engine is risked for neither."""
 
     def script(request: GenerateRequest) -> Any:
@@ -180,7 +180,7 @@ def test_of_two_suspects_the_plain_one_is_answered_and_the_odd_one_is_given_to_n
         yield
 
     replicas = FakeReplicas(script)
-    server = start(replicas)
+    server = fresh(replicas)
     with ThreadPoolExecutor() as threads:
         odd = threads.submit(ask, server, temperature=0.8, seed=7, logprobs=True)
         plain = threads.submit(ask, server, messages=[{"role": "user", "content": "Hello"}])
@@ -218,21 +218,21 @@ def test_when_all_are_gone_it_is_503_after_as_many_retries_as_there_are_replicas
     check_all_is_free(server)
 
 
-def test_without_any_replica_left_nothing_is_sent_again(start):
+def test_without_any_replica_left_nothing_is_sent_again(fresh):
     def last_one(request: GenerateRequest) -> Any:
         replicas.known_ranks = ()
         return gone_at("a", error=DIED)(request)
 
     replicas = FakeReplicas(last_one, known_ranks={0})
-    answer = ask(start(replicas))
+    answer = ask(fresh(replicas))
     assert answer.status_code == 503
     assert answer.headers["retry-after"]
     assert len(replicas.requests) == 1
 
 
-def test_a_pinned_prompt_is_not_moved(start):
+def test_a_pinned_prompt_is_not_moved(fresh):
     replicas = FakeReplicas(gone_at("a", error=DIED))
-    server = start(replicas, debug_headers=True)
+    server = fresh(replicas, debug_headers=True)
     answer = ask(server, headers={"X-CrossKV-Replica": "0"})
     assert answer.status_code == 503
     assert len(replicas.requests) == 1
@@ -250,31 +250,31 @@ def test_what_is_not_the_replicas_death_is_not_tried_again(start, error: Excepti
 
 @pytest.mark.parametrize("then", [think_for_ever, speak_for_ever], ids=["silent", "speaking"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_client_that_leaves_during_a_retry_has_the_live_attempt_aborted(start, then, stream: bool):
+def test_a_client_that_leaves_during_a_retry_has_the_live_attempt_aborted(fresh, then, stream: bool):
     dying = gone_at("a", error=DIED)
     replicas = FakeReplicas(lambda request: (then if request.avoid else dying)(request))
-    server = start(replicas)
+    server = fresh(replicas)
     leave(server.url, {**CHAT, "stream": stream}, until=lambda: len(replicas.requests) == 2)
     wait_until(lambda: replicas.aborted == [replicas.requests[1].request_id])
     check_all_is_free(server)
 
 
-def test_the_deadline_covers_all_attempts_together(start):
+def test_the_deadline_covers_all_attempts_together(fresh):
     dying = gone_at("a", error=DIED)
     replicas = FakeReplicas(lambda request: (think_for_ever if request.avoid else dying)(request))
-    answer = ask(start(replicas, request_timeout_s=0.3))
+    answer = ask(fresh(replicas, request_timeout_s=0.3))
     assert answer.status_code == 503
     assert "too long" in answer.json()["error"]["message"]
     wait_until(lambda: replicas.aborted == [replicas.requests[1].request_id])
 
 
-def test_of_several_prompts_only_those_whose_replica_is_gone_are_sent_again(start):
+def test_of_several_prompts_only_those_whose_replica_is_gone_are_sent_again(fresh):
     def script(request: GenerateRequest) -> Any:
         lost = request is replicas.requests[0]
         return (gone_at("a", error=DIED) if lost else speak)(request)
 
     replicas = FakeReplicas(script)
-    server = start(replicas)
+    server = fresh(replicas)
     answer = ask(server, path="/v1/completions", prompt=["one", "two"], n=2, temperature=1)
     assert answer.status_code == 200
     assert sorted(len(request.avoid) for request in replicas.requests) == [0, 0, 1]

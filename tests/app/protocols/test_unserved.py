@@ -64,9 +64,9 @@ def test_the_served_model_is_found_by_its_id(server):
     assert (found.id, found.object, found.owned_by) == (listed.id, listed.object, listed.owned_by)
 
 
-def test_an_id_with_slashes_is_one_id(vllm_config, start, monkeypatch):
+def test_an_id_with_slashes_is_one_id(vllm_config, fresh, monkeypatch):
     monkeypatch.setattr("configs.settings.Settings.model_name", property(lambda self: "org/demo-1"))
-    client = start().client()
+    client = fresh().client()
     assert client.models.retrieve("org/demo-1").id == "org/demo-1"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("demo-1")
