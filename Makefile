@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help serve demo observe demo-model bench bench-scenarios experiments load-test bench-manager bench-kernels bench-codec bench-quality bench-sparse \
-	profile-codec profile-blend profile-sparse test test-long fuzz lint format lock install install-bench install-dev clean
+	profile-codec profile-blend profile-sparse test test-long fuzz mutants lint format lock install install-bench install-dev clean
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -85,6 +85,9 @@ test-long: install-dev ## The same with tests marked long, long random runs, mor
 
 fuzz: install-dev ## Hostile requests to every route, hostile bytes to every decoder; ARGS="--cases N --seed S"
 	@exec $(RUN) tests/fuzz $(ARGS)
+
+mutants: install-dev ## Small faults in the guards, each of which must turn a test red; ARGS="--only salt", ARGS=--list
+	@exec $(RUN) tests/mutants $(ARGS)
 
 lint: install-dev ## ruff, mypy, hadolint, and whether the generated pages in docs/guide are up to date
 	$(RUN) -m ruff check .

@@ -121,6 +121,16 @@ def test_different_model_tenant_fidelity_or_tokens_never_share_a_key(contexts):
     assert len(set(keys)) == len(keys)
 
 
+def test_a_model_a_tenant_and_a_fidelity_each_make_a_salt_of_their_own():
+    kinds = [
+        (model, tenant, fidelity)
+        for model in (b"m" * 32, b"n" * 32)
+        for tenant in ("", "acme", "beta")
+        for fidelity in ("exact", "tolerant", "blended")
+    ]
+    assert len({cache_salt(SECRET, *kind) for kind in kinds}) == len(kinds)
+
+
 def test_parts_of_the_salt_do_not_run_together():
     assert cache_salt(SECRET, b"ab", "c") != cache_salt(SECRET, b"a", "bc")
     assert cache_salt(SECRET, b"a", "tenantexact", "") != cache_salt(SECRET, b"a", "tenant", "exact")

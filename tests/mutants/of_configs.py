@@ -1,0 +1,68 @@
+"""Faults in `configs`: settings that cannot work, or let strangers in, and are taken all the same."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+SETTINGS = "configs/settings.py"
+HTTP = "configs/http_section.py"
+TESTS = "tests/configs/"
+
+MUTANTS = (
+    Mutant(
+        "quotas-beyond-the-budget",
+        SETTINGS,
+        "            if sum(quotas.values()) > budget:\n",
+        "            if sum(quotas.values()) > 2**62:\n",
+        (TESTS + "test_settings.py",),
+        "Tenants are promised more of a tier than there is.",
+    ),
+    Mutant(
+        "lease-shorter-than-a-load",
+        SETTINGS,
+        "if kv.lease_s < kv.load_deadline_s:",
+        "if kv.lease_s < 0:",
+        (TESTS + "test_settings.py",),
+        "What is being loaded is evicted before its load may end.",
+    ),
+    Mutant(
+        "tier-beyond-the-memory",
+        SETTINGS,
+        "            if tier > limit:\n",
+        "            if tier > 2**62:\n",
+        (TESTS + "test_settings.py",),
+        "The server starts, and the kernel ends it when the tier fills up.",
+    ),
+    Mutant(
+        "tenant-without-a-key",
+        SETTINGS,
+        "            if tenant not in tenants:\n",
+        "            if tenant is None:\n",
+        (TESTS + "test_settings.py",),
+        "A quota with a spelling mistake holds nobody.",
+    ),
+    Mutant(
+        "every-web-page-without-keys",
+        HTTP,
+        'if "*" in self.cors_origins and not self.keys:',
+        'if "*" in self.cors_origins and self.keys is None:',
+        (TESTS + "test_settings.py", "tests/app/protocols/test_cors.py"),
+        "Any page in the operator's browser uses the server.",
+    ),
+    Mutant(
+        "metrics-key-opens-more",
+        HTTP,
+        "if self.metrics_key is not None and key_digest(self.metrics_key) in self.keys:",
+        "if self.metrics_key is not None and self.metrics_key in self.keys:",
+        (TESTS + "test_settings.py", TESTS + "test_api_keys.py"),
+        "Whoever may read the metrics sends prompts as a tenant.",
+    ),
+    Mutant(
+        "unsafe-engine-argument",
+        "configs/engine_arguments.py",
+        "if value is not None and value != harmless:",
+        "if value is not None and value == harmless:",
+        (TESTS + "test_engine_arguments.py",),
+        "An argument makes the engine store KV that is not exact.",
+    ),
+)

@@ -1,0 +1,65 @@
+"""Faults in `deployments/engine`, the room that touches vLLM. Most tests start an engine."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+CONTROL = "deployments/engine/pool/control.py"
+SIDE = "deployments/engine/scheduler_side.py"
+TESTS = "tests/deployments/engine/"
+
+MUTANTS = (
+    Mutant(
+        "failed-blocks-not-told",
+        "deployments/transfer/threads.py",
+        "                self._failed_blocks |= failed\n                self._finished.add(job.request_id)\n",
+        "                self._finished.add(job.request_id)\n",
+        (TESTS + "test_connector_failures.py::test_a_flipped_bit_costs_a_recompute_and_is_reported",),
+        "Blocks that a load did not fill are computed with as if it had.",
+        may_hang=True,
+    ),
+    Mutant(
+        "failed-plan-tried-again",
+        SIDE,
+        "            self._give_plan_up(tracked, arrived // self._block_size)\n\n    @staticmethod",
+        "            pass\n\n    @staticmethod",
+        (TESTS + "test_connector_failures.py::test_a_load_that_fails_wholly_is_not_tried_again",),
+        "A request loads one damaged segment again and again, for ever.",
+        may_hang=True,
+    ),
+    Mutant(
+        "cleared-kv-comes-back",
+        CONTROL,
+        "arrived if clears == self._clears_of(promotion) else first",
+        "arrived",
+        (TESTS + "pool/test_pool_promotions.py::test_clearing_the_device_ends_a_promotion_under_way",),
+        "KV that an operator has cleared is on the device again, by a promotion that was under way.",
+    ),
+    Mutant(
+        "damaged-block-promoted",
+        CONTROL,
+        "while end < arrived and (end == 0 or self._cached(hashes[end - 1])):",
+        "while end < first + len(blocks) and (end == 0 or self._cached(hashes[end - 1])):",
+        (
+            TESTS + "pool/test_pool_promotions.py::"
+            "test_a_segment_that_is_not_what_was_stored_never_enters_the_prefix_cache",
+        ),
+        "Every later request with that prefix is answered from noise.",
+    ),
+    Mutant(
+        "used-block-evicted",
+        CONTROL,
+        "while (block := self._cached(block_hash)) is not None and block.ref_cnt == 0:",
+        "while (block := self._cached(block_hash)) is not None:",
+        (TESTS + "pool/test_device_control.py::test_what_a_request_uses_is_not_evicted",),
+        "A directive takes blocks out of the cache that a running request still counts on.",
+    ),
+    Mutant(
+        "failed-load-ends-the-request",
+        "deployments/engine/checks.py",
+        'if transfer is not None and transfer.kv_load_failure_policy != "recompute":',
+        "if transfer is not None and not transfer.kv_load_failure_policy:",
+        (TESTS + "test_engine_checks.py::test_an_engine_that_would_not_keep_kv_exact_is_not_started",),
+        "One damaged segment is a 500 instead of some milliseconds more.",
+    ),
+)
