@@ -7,8 +7,8 @@ SHELL := /bin/bash
 
 VENV := .venv
 RUN := $(VENV)/bin/python
-# Whole servers in one process, everything else in the other: tests/conftest.py. What fails is run once more, and listed.
-IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder --reruns 1 -rR
+# One process more than two cores have: whole servers mostly wait. tests/handing_out.py says which runs what.
+IN_THREE := -n 3 --dist loadfile --no-loadscope-reorder
 
 # What `make serve` replaces in serve_config.yaml; empty leaves the file's value.
 PORT ?=
@@ -77,11 +77,11 @@ profile-sparse: install ## Find what each layer of a model may drop of its KV, w
 bench-sparse: install ## Sparse KV: what answers lose by level, codec and layer; ARGS=
 	@exec $(RUN) -m load_tests.sparse.table $(ARGS)
 
-test: install-dev ## Run the test suite in two processes; ARGS= goes to pytest, such as ARGS="-n 0 -x"
-	@exec $(RUN) -m pytest $(IN_TWO) $(ARGS)
+test: install-dev ## Run the test suite in three processes; ARGS= goes to pytest, such as ARGS="-n 0 -x"
+	@exec $(RUN) -m pytest $(IN_THREE) $(ARGS)
 
 test-long: install-dev ## The same with tests marked long, long random runs, more conversations and streams; ARGS=
-	@CROSSKV_LONG=1 exec $(RUN) -m pytest $(IN_TWO) $(ARGS)
+	@CROSSKV_LONG=1 exec $(RUN) -m pytest $(IN_THREE) $(ARGS)
 
 fuzz: install-dev ## Hostile requests to every route, hostile bytes to every decoder; ARGS="--cases N --seed S"
 	@exec $(RUN) tests/fuzz $(ARGS)
