@@ -16,7 +16,7 @@ from unittest import mock
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from vllm import envs
 from vllm.model_executor.layers import rotary_embedding
@@ -27,6 +27,7 @@ from configs.settings import load_settings
 from deployments.engine.engine_args import engine_config
 from deployments.engine.model_identity import _ROPE_OF_ANY_LENGTH, model_identity, weights_identity, why_not_shared
 from kvmanager.segments.keys import ModelIdentity
+from tests.sizes import LONG
 
 ENGINE: dict[str, Any] = {"device_blocks": 100}
 
@@ -37,6 +38,9 @@ LONG_ROPE = {
     "original_max_position_embeddings": 1024,
     "rope_theta": 10000.0,
 }
+
+FEW = hypothesis_settings(max_examples=10 if LONG else 2, deadline=None)
+"""Choices of further settings, for each that a test is about."""
 
 Choice: TypeAlias = Mapping[str, Any]
 
@@ -182,9 +186,9 @@ def merged(*choices: Choice) -> dict[str, Any]:
 
 
 @st.composite
-def two_that_differ_in_one(draw: st.DrawFn, kinds: list[tuple[str, list[Choice]]]) -> tuple[Choice, Choice]:
-    """Two settings: the same further choices of any kinds, and one of `kinds` made differently."""
-    name, values = draw(st.sampled_from(kinds))
+def two_that_differ_in(draw: st.DrawFn, kind: tuple[str, list[Choice]]) -> tuple[Choice, Choice]:
+    """Two settings: the same further choices of any kinds, and that of `kind` made differently."""
+    name, values = kind
     others = [kind for kind in (*DECIDES, *DECIDES_NOTHING) if kind[0] != name and not _disturb(kind[0], name)]
     background = [draw(st.sampled_from(kind[1])) for kind in draw(st.lists(st.sampled_from(others), max_size=4))]
     first, second = draw(st.permutations(values))[:2]
@@ -199,10 +203,13 @@ def _disturb(other: str, name: str) -> bool:
     )  # fmt: skip
 
 
-@hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(pair=two_that_differ_in_one(DECIDES))
-def test_one_setting_that_decides_kv_changes_the_fingerprint(model: Path, pair: tuple[Choice, Choice]) -> None:
-    one, other = (identity(model, **merged(choice)) for choice in pair)
+@pytest.mark.parametrize("kind", DECIDES, ids=lambda kind: kind[0])
+@FEW
+@given(data=st.data())
+def test_one_setting_that_decides_kv_changes_the_fingerprint(
+    model: Path, kind: tuple[str, list[Choice]], data: st.DataObject
+) -> None:
+    one, other = (identity(model, **merged(choice)) for choice in data.draw(two_that_differ_in(kind)))
     assert one.fingerprint() != other.fingerprint()
 
 
@@ -211,10 +218,13 @@ def test_what_kv_is_computed_in_counts_where_it_is_kept_in_another_type(model: P
     assert len({identity(model, dtype=name, extra=kept).fingerprint() for name in ("float32", "bfloat16")}) == 2
 
 
-@hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(pair=two_that_differ_in_one(DECIDES_NOTHING))
-def test_a_setting_that_decides_no_kv_keeps_the_fingerprint(model: Path, pair: tuple[Choice, Choice]) -> None:
-    one, other = (identity(model, **merged(choice)) for choice in pair)
+@pytest.mark.parametrize("kind", DECIDES_NOTHING, ids=lambda kind: kind[0])
+@FEW
+@given(data=st.data())
+def test_a_setting_that_decides_no_kv_keeps_the_fingerprint(
+    model: Path, kind: tuple[str, list[Choice]], data: st.DataObject
+) -> None:
+    one, other = (identity(model, **merged(choice)) for choice in data.draw(two_that_differ_in(kind)))
     assert one == other
 
 
