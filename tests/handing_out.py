@@ -59,7 +59,7 @@ def longest_first(items: list[pytest.Function]) -> None:
         seconds[piece_of(file, known)] += known[file].seconds if file in known else UNKNOWN_S  # type: ignore[assignment]
     shared = {item.path for item in items if SHARED_ENGINE in item.fixturenames}
     items.sort(
-        key=lambda item: (-seconds[pieces[item.nodeid]], pieces[item.nodeid], _server(item), item.path not in shared)
+        key=lambda item: (-seconds[pieces[item.nodeid]], _server(item), pieces[item.nodeid], item.path not in shared)
     )
 
 
