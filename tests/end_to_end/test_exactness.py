@@ -65,6 +65,7 @@ def test_disturbed_conversations_answer_as_plain_vllm_does(server: RunningServer
     server.wait_until_idle()
 
 
+@pytest.mark.long("tests/deployments/together/test_churn.py::test_tiers_that_churn_and_fail_change_no_answer")
 @pytest.mark.parametrize("private_server", [CHURN], indirect=True)
 def test_tiers_that_churn_and_fail_answer_as_plain_vllm_does(private_server: RunningServer, references: Path) -> None:
     with contextlib.closing(Inside(private_server)) as inside:
