@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests.programs import pytest_sessionstart  # noqa: F401
 from tests.sizes import LONG
 from tests.surroundings import _known_machine, each_processor, own_machine  # noqa: F401
 
