@@ -16,6 +16,7 @@ import pytest
 
 from tests.durations import Durations, handed_over, left_out_of, needs_of, timed_start
 from tests.handing_out import Pieces, longest_first
+from tests.programs import pytest_sessionstart  # noqa: F401
 from tests.sizes import LONG
 from tests.surroundings import _known_machine, each_processor, own_machine  # noqa: F401
 

@@ -12,6 +12,12 @@ LONG = os.environ.get("CROSSKV_LONG") == "1"
 
 OPERATIONS = int(os.environ.get("CROSSKV_OPERATIONS", 100_000 if LONG else 20_000))
 """Of the manager, beside the naive one."""
+RULES_RUN = 200 if LONG else 80
+"""Runs of up to 40 operations that Hypothesis chooses for it."""
+SLICED_SEGMENTS = (10_000, 30_000) if LONG else (2_000, 6_000)
+"""Of two indexes of which one is three times the other: a slice of a sweep is as much work in both."""
+SHOWN_NODES = 100_000 if LONG else 40_000
+"""Of the trees of which a view shows some; it may look at 20,288 (`kvmanager.views.tree`)."""
 CODED_INPUTS = 100_000 if LONG else 20_000
 """For the decoder, of bytes that no encoder wrote."""
 CONVERSATIONS = 40 if LONG else 16

@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,24 +37,34 @@ OWN_PREFIXES = ("CROSSKV_", "RAY_", "VLLM_", "LC_")
 """Variables that would change what is tested: another Ray, another tenant's key, numbers with commas."""
 OWN_NAMES = frozenset(
     {
-        *(f"{scheme}_proxy" for scheme in ("http", "https", "ftp", "all", "no")),
         *("pythonpath", "pythonhome", "pythonwarnings", "pythonoptimize", "pythonstartup", "pythonioencoding"),
         *("language", "columns", "lines", "no_color", "force_color", "py_colors", "github_actions"),
         *("hf_token", "openai_api_key", "openai_base_url", "anthropic_api_key", "anthropic_base_url"),
     }
 )
 """In small letters; some programs read the one spelling, some the other."""
+PROXIES = frozenset(f"{scheme}_proxy" for scheme in ("http", "https", "ftp", "all", "no"))
+"""The same. Tests ask servers of this machine; what one fetches from elsewhere goes with `outside`."""
+KEPT_AS = "OUTSIDE_"
 FOR_TESTS = frozenset({"CROSSKV_LONG", "CROSSKV_OPERATIONS", "CROSSKV_CHROMIUM", "CROSSKV_SCREENSHOT"})
 
 
 def settle(environment: MutableMapping[str, str]) -> None:
     """Take from `environment` what a shell may have put there, and set what a shell may lack."""
+    for name in [one for one in environment if one.lower() in PROXIES]:
+        environment[KEPT_AS + name] = environment.pop(name)
     for name in list(environment):
         if name not in FOR_TESTS and (name.startswith(OWN_PREFIXES) or name.lower() in OWN_NAMES):
             del environment[name]
     environment.update(LANG="C.UTF-8", LC_ALL="C.UTF-8", TZ="UTC")
     if not _writable(environment.get("HOME", "")):
         environment["HOME"] = _home()
+
+
+def outside(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` for a program that fetches something from elsewhere: with the proxies that the shell had."""
+    kept = {name: value for name, value in environment.items() if name.startswith(KEPT_AS)}
+    return {**environment, **{name.removeprefix(KEPT_AS): value for name, value in kept.items()}}
 
 
 def _writable(folder: str) -> bool:

@@ -63,7 +63,7 @@ def paged_caches(draw):
 
 
 @runs_triton
-@settings(max_examples=20)
+@settings(deadline=None, derandomize=True, max_examples=20)  # no conftest.py in its own process
 @given(paged_caches())
 def test_triton_gather_equals_reference_in_any_memory_order(cache):
     from kernels.paged.triton import gather_triton
@@ -79,7 +79,7 @@ def test_triton_gather_equals_reference_in_any_memory_order(cache):
 
 
 @runs_triton
-@settings(max_examples=20)
+@settings(deadline=None, derandomize=True, max_examples=20)  # no conftest.py in its own process
 @given(paged_caches())
 def test_triton_scatter_equals_reference_and_touches_no_other_block(cache):
     from kernels.paged.triton import scatter_triton

@@ -8,6 +8,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from manager_world import LOCATIONS, REPLICAS, TENANTS, ManagerWorld
 
 from kvmanager.index.locations import Tier
+from tests.sizes import RULES_RUN
 
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=6)
 tenants = st.sampled_from(TENANTS)
@@ -207,4 +208,4 @@ class ManagerMachine(RuleBasedStateMachine):
 
 
 TestManager = ManagerMachine.TestCase
-TestManager.settings = settings(max_examples=200, stateful_step_count=40)
+TestManager.settings = settings(max_examples=RULES_RUN, stateful_step_count=40)

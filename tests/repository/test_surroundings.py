@@ -15,7 +15,7 @@ from app.launch.memory import shared_memory_free_bytes
 from configs import machine
 from configs.model_folder import PROJECT_ROOT
 from tests.sizes import LONG
-from tests.surroundings import MEMORY_BYTES, settle
+from tests.surroundings import MEMORY_BYTES, outside, settle
 
 HOSTILE = {
     **dict.fromkeys(("http_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"), "http://127.0.0.1:9"),
@@ -37,7 +37,13 @@ def test_what_a_shell_has_set_is_gone_and_the_rest_stays() -> None:
     kept = {"PATH": "/bin", "HOME": os.environ["HOME"], "CROSSKV_CHROMIUM": "/bin/chromium", "CROSSKV_LONG": "1"}
     environment = {**HOSTILE, **kept}
     settle(environment)
-    assert environment == {**kept, "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+    proxies = {name for name in HOSTILE if "proxy" in name.lower()}
+    set_aside = {f"OUTSIDE_{name}": HOSTILE[name] for name in proxies}
+    assert environment == {**kept, **set_aside, "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+    assert proxies <= outside(environment).keys()
+    settle(environment)  # as a process does that this one starts
+    assert set_aside.keys() <= environment.keys()
+    assert proxies.isdisjoint(environment)
 
 
 @pytest.mark.parametrize("home", [None, "", "/nonexistent", "relative"])

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.surroundings import outside
+
 PATIENCE_S = 120.0
 _WHERE = "install Debian's package `prometheus`, or put promtool on PATH"
 
@@ -49,7 +51,7 @@ def _unpack(folder: Path) -> str | None:
             try:
                 done = subprocess.run(
                     command, cwd=folder, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
-                    stdin=subprocess.DEVNULL, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+                    stdin=subprocess.DEVNULL, env=outside(os.environ) | {"DEBIAN_FRONTEND": "noninteractive"},
                 )  # fmt: skip
             except subprocess.TimeoutExpired:
                 return f"`{' '.join(command)}` took more than {PATIENCE_S:.0f} s"

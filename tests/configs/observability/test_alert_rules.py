@@ -19,9 +19,10 @@ CONFIG = queries.RULES.with_name("prometheus.yaml")
 
 
 @pytest.fixture(scope="session")
-def promtool(request: pytest.FixtureRequest) -> Path:
-    """Prometheus' own checker: the machine's, or Debian's, unpacked into pytest's cache."""
-    return promtool_or_skip(request.config.cache.mkdir("promtool"))  # type: ignore[union-attr]
+def promtool(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prometheus' own checker: the machine's, or Debian's, unpacked into pytest's cache where this run has one."""
+    cache = getattr(request.config, "cache", None)
+    return promtool_or_skip(cache.mkdir("promtool") if cache else tmp_path_factory.mktemp("promtool"))
 
 
 @pytest.mark.parametrize("query", queries.all_queries())

@@ -137,12 +137,16 @@ def churning(policy, requests, monkeypatch):
                 counts[type(each)] += 1
         return counts
 
-    serve("idle")
-    seen = []
-    for _ in range(2):
-        for _ in range(requests):
-            serve("busy")
-        seen.append(kept())
+    gc.freeze()  # what other tests have left is neither collected nor counted
+    try:
+        serve("idle")
+        seen = []
+        for _ in range(2):
+            for _ in range(requests):
+                serve("busy")
+            seen.append(kept())
+    finally:
+        gc.unfreeze()
     return manager, seen
 
 

@@ -16,6 +16,7 @@ from kvmanager.manager import KVManager
 from kvmanager.moves.plans import PlanReason
 from kvmanager.routing.mirror import PlacementMirror
 from kvmanager.segments.spans import split_segments
+from tests.sizes import SLICED_SEGMENTS
 
 
 @pytest.mark.parametrize("policy", ["coldest first", "lfu", "slru"])
@@ -152,10 +153,15 @@ def slices_of(begin, segments, width):
 
 
 @pytest.mark.parametrize("begin", [clear, uproot, lose])
-@pytest.mark.parametrize("width", [4, 2500])
-def test_a_slice_is_as_much_work_whatever_there_is_to_be_done(begin, width):
-    """A root below which there are few chains, or thousands; ten thousand segments, or three times as many."""
-    (few, ordered), (many, more_ordered) = (slices_of(begin, segments, width) for segments in (10_000, 30_000))
+@pytest.mark.parametrize("chains", ["few", "one for each four segments"])
+def test_a_slice_is_as_much_work_whatever_there_is_to_be_done(begin, chains, monkeypatch):
+    """A root below which there are four chains, or hundreds; so many segments, or three times as many."""
+    few_segments, many_segments = SLICED_SEGMENTS
+    monkeypatch.setattr(sweeps, "MOST_PER_SLICE", min(sweeps.MOST_PER_SLICE, few_segments // 40))
+    width = 4 if chains == "few" else few_segments // 4
+    (few, ordered), (many, more_ordered) = (
+        slices_of(begin, segments, width) for segments in (few_segments, many_segments)
+    )
     assert max(many) <= 1.2 * max(few)
     assert len(many) >= 2.5 * len(few) >= 25
     assert max(ordered + more_ordered) <= sweeps.MOST_PER_SLICE
