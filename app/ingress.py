@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -103,13 +104,14 @@ def create_app(
     loopback: bool,
     registry: CollectorRegistry | None = None,
     behind_serve: bool = False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> FastAPI:
     """The whole HTTP surface.
 
     `vllm_config` is the replicas' configuration (`frontend_config`): model, lengths and block size must be theirs, or
     the keys computed here are not the keys of their blocks. `fingerprint` is `ModelIdentity.fingerprint()`, theirs too.
     `secret` keys the names of all KV. `loopback`: only this machine can reach the server.
-    `behind_serve`: Ray Serve tells clients their requests' ids.
+    `behind_serve`: Ray Serve tells clients their requests' ids. `clock`: of rates per minute, in seconds.
     Call it in the process, and use it on the event loop, that serves it; loads the tokenizer, no weights.
     """
     http = settings.http
@@ -177,7 +179,7 @@ def create_app(
             Middleware(DefectMiddleware),
             Middleware(RetryAfterMiddleware, http.retry_after_s),
             Middleware(AuthMiddleware, ApiKeys(http.keys), http.metrics_key, loopback, metrics.count_refusal),
-            Middleware(RateLimitMiddleware, RateLimits(http, metrics.count_refusal)),
+            Middleware(RateLimitMiddleware, RateLimits(http, metrics.count_refusal, clock)),
             Middleware(BodyLimitMiddleware, int(http.max_body_bytes), http.body_timeout_s),
             Middleware(RequestContextMiddleware, queue, limits, debug_headers),
         ],

@@ -48,9 +48,19 @@ _GRACE_S = 10.0  # a process that is silent for so long after a trial's time is 
 class ConstraintPool:
     """See the module's docstring."""
 
-    def __init__(self, vllm_config: VllmConfig, timeout_s: float, count: Callable[[str], None]) -> None:
-        """`timeout_s`: how long one trial may take. `count` is told the outcome of each."""
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        timeout_s: float,
+        count: Callable[[str], None],
+        start: Callable[[Connection], subprocess.Popen[bytes]] | None = None,
+    ) -> None:
+        """`timeout_s`: how long one trial may take. `count` is told the outcome of each.
+
+        `start` starts the process that serves trials on its end of a pipe: `constraint_worker.main`'s, if not given.
+        """
         self._config = vllm_config
+        self._start = start or _start
         self._timeout_s = timeout_s
         self._count = count
         self._tried: OrderedDict[bytes, tuple[Verdict, float]] = OrderedDict()
@@ -124,7 +134,7 @@ class ConstraintPool:
         async with self._starting:
             if self._process is None or not self._process.alive:
                 self.close()
-                process = _Process(self._config)
+                process = _Process(self._config, self._start)
                 try:
                     async with asyncio.timeout(START_TIMEOUT_S):
                         await process.ready.wait()
@@ -151,13 +161,13 @@ class ConstraintPool:
 class _Process:
     """One `app.openai.constraint_worker`, and what it still owes. `ready` is set when it can be asked, or has ended."""
 
-    def __init__(self, vllm_config: VllmConfig) -> None:
+    def __init__(self, vllm_config: VllmConfig, start: Callable[[Connection], subprocess.Popen[bytes]]) -> None:
         self.ready = asyncio.Event()
         self.alive = True
         self._owed: dict[int, asyncio.Future[Verdict]] = {}
         self._asked = 0
         self._pipe, theirs = Pipe()
-        self._process = _start(theirs)
+        self._process = start(theirs)
         self._loop = asyncio.get_running_loop()
         self._sending = self._loop.run_in_executor(None, self._pipe.send_bytes, pickle.dumps(vllm_config))
         self._loop.add_reader(self._pipe.fileno(), self._read)

@@ -115,21 +115,36 @@ class PromptServer(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._told_to_end.set)
 
 
+def _scraped_last(app: Any) -> Any:
+    """The app; what has been answered by the time of a scrape has its last turns of the loop first, and is counted."""
+
+    async def called(scope: Any, receive: Any, send: Any) -> None:
+        if scope.get("path") == "/metrics":
+            for _ in range(100):
+                await asyncio.sleep(0)
+        await app(scope, receive, send)
+
+    return called
+
+
 @contextlib.contextmanager
 def running(
     vllm_config: VllmConfig,
     behind: Backend,
     loopback: bool = True,
     registry: CollectorRegistry | None = None,
+    clock: Callable[[], float] = time.monotonic,
     **http: object,
 ) -> Iterator[PromptServer]:
-    """Run the ingress on a free port, on a thread of its own. Its metrics go to `registry`."""
+    """Run the ingress on a free port, on a thread of its own. Its metrics go to `registry`; `clock` is its rates'."""
     ready, made = threading.Event(), list[PromptServer]()
 
     def run() -> None:
         settings = settings_with(**http)
-        app = create_app(settings, vllm_config, behind, FINGERPRINT, SECRET, loopback=loopback, registry=registry)
-        made.append(PromptServer(app, ready))
+        app = create_app(
+            settings, vllm_config, behind, FINGERPRINT, SECRET, loopback=loopback, registry=registry, clock=clock
+        )
+        made.append(PromptServer(_scraped_last(app), ready))
         made[0].run()
 
     thread = threading.Thread(target=run, daemon=True)

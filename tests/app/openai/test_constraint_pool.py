@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator
+from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 from ingress_server import CHAT
@@ -16,6 +20,7 @@ from app.gate.errors import OverloadedError
 from app.metrics.labels import TOO_LONG
 from app.openai.constraint_pool import MOST_WAITING, ConstraintPool
 from app.openai.constraint_worker import Verdict
+from configs.settings import PROJECT_ROOT
 
 SIMPLE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -75,13 +80,47 @@ def test_constraints_are_tried_in_time_and_one_tenants_slow_ones_hold_up_no_othe
             await checks.check(of({**SIMPLE, "title": "after"}), "mallory")  # waits for the trial nobody waits for
             assert counted[8:] == ["too_long", "fits"]
 
-            first = checks._process
-            assert first is not None
-            first._process.kill()
-            first._process.wait()
-            await asyncio.sleep(0.1)
-            await checks.check(of({**SIMPLE, "title": "replaced"}), "alice")
-            assert checks._process is not first
+    asyncio.run(scene())
+
+
+STAND_IN = """
+import sys
+from multiprocessing.connection import Connection
+from app.metrics.labels import FITS
+from app.openai.constraint_worker import READY, Verdict
+pipe = Connection(int(sys.argv[1]))
+pipe.recv_bytes()
+pipe.send(READY)
+number = 0
+while True:
+    pipe.recv_bytes()
+    number += 1
+    pipe.send(Verdict(number, FITS))
+"""
+"""A process that finds that everything fits, and starts at once: it does not import vLLM."""
+
+
+def stand_in(pipe: Connection) -> subprocess.Popen[bytes]:
+    with contextlib.closing(pipe):
+        command = [sys.executable, "-c", STAND_IN, str(pipe.fileno())]
+        return subprocess.Popen(command, cwd=PROJECT_ROOT, pass_fds=[pipe.fileno()])
+
+
+def test_a_process_that_has_ended_is_replaced(vllm_config: VllmConfig):
+    async def scene() -> None:
+        checks = ConstraintPool(vllm_config, 60.0, lambda _: None, stand_in)
+        await checks.check(of(SIMPLE), "alice")
+        first = checks._process
+        assert first is not None
+        first._process.kill()
+        await asyncio.wait_for(_ended(first), 60)
+        await checks.check(of({**SIMPLE, "title": "replaced"}), "alice")
+        assert checks._process is not first
+        checks.close()
+
+    async def _ended(process: Any) -> None:
+        while process.alive:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
     asyncio.run(scene())
 

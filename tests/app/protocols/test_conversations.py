@@ -59,8 +59,8 @@ def holds(tokens: list[int], part: list[int]) -> bool:
         (MESSAGES, CHATS, False),
     ],
 )
-def test_the_next_turn_has_the_tokens_that_were_sampled(start, first: str, second: str, stream: bool):
-    server = start(FakeReplicas(sample))
+def test_the_next_turn_has_the_tokens_that_were_sampled(fresh, first: str, second: str, stream: bool):
+    server = fresh(FakeReplicas(sample))
     with server.http() as client:
         assert client.post(first, json=BODIES[first](QUESTION, stream=stream)).is_success
         assert client.post(second, json=BODIES[second](QUESTION, ANSWER, NEXT)).is_success
@@ -70,16 +70,16 @@ def test_the_next_turn_has_the_tokens_that_were_sampled(start, first: str, secon
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_an_answer_passes_to_no_other_tenant(start, path: str):
-    server = start(FakeReplicas(sample), api_keys={"key-a": "alice", "key-b": "bob"})
+def test_an_answer_passes_to_no_other_tenant(fresh, path: str):
+    server = fresh(FakeReplicas(sample), api_keys={"key-a": "alice", "key-b": "bob"})
     for key, messages in (("key-a", [QUESTION]), ("key-b", [QUESTION, ANSWER, NEXT])):
         with server.http(headers={"x-api-key": key}) as client:
             assert client.post(path, json=BODIES[path](*messages)).is_success
     assert not holds(server.replicas.requests[-1].prompt_token_ids, SAMPLED)
 
 
-def test_tokens_are_counted_with_the_answer_as_it_was_sampled(start):
-    server = start(FakeReplicas(sample))
+def test_tokens_are_counted_with_the_answer_as_it_was_sampled(fresh):
+    server = fresh(FakeReplicas(sample))
     with server.http() as client:
         client.post(MESSAGES, json=chat(QUESTION))
         body = {"model": MODEL, "messages": [QUESTION, ANSWER, NEXT]}
