@@ -134,7 +134,7 @@ MUTANTS = (
         THREADS,
         "            self._on_load_end()\n            self._port.release(job.lease_id)\n",
         "            self._on_load_end()\n",
-        (TESTS + "transfer/test_kv_transfer.py",),
+        (TESTS + "transfer/test_kv_transfer.py::test_a_load_releases_its_lease_whether_anything_came_or_not",),
         "What was loaded cannot be evicted until its lease ends by time.",
     ),
     Mutant(
@@ -153,7 +153,6 @@ MUTANTS = (
         "if not goes_alone and job.num_blocks > self._max_held_blocks:",
         (TESTS + "transfer/test_kv_transfer.py",),
         "Behind a slow tier saves hold the device's blocks, and requests find none.",
-        may_hang=True,
     ),
     Mutant(
         "failed-load-tried-again",
@@ -208,10 +207,7 @@ MUTANTS = (
         "deployments/manager/directive_sender.py",
         "            elif until > now:\n",
         "            elif until:\n",
-        (
-            TESTS
-            + "manager/test_directive_sender.py::test_a_directive_that_the_engine_is_too_busy_for_is_refused_as_late",
-        ),
+        (TESTS + "manager/test_directive_sender.py::test_what_is_too_late_when_a_replica_polls_is_not_given_to_it",),
         "A replica that was busy evicts what has become hot meanwhile.",
     ),
     Mutant(

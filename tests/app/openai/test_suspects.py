@@ -139,6 +139,17 @@ def test_one_that_ends_a_second_engine_is_guilty_and_the_others_go_at_once() -> 
     assert (book.turn("a"), book.turn("b")) == (Turn.GO, Turn.GO)
 
 
+def test_who_tells_of_a_death_after_its_culprit_was_found_is_no_suspect_of_it() -> None:
+    book = Book("p", "a", "b")
+    assert {book.died(prompt, "r1", ["p", "a"]) for prompt in "pa"} == {Verdict.SUSPECT}
+    book.now += SETTLE_S
+    assert book.turn("p") is Turn.GO
+    book.send("p")
+    assert book.died("p", "r2", ["p", "b"]) is Verdict.GUILTY
+    assert book.died("b", "r2", ["p", "b"]) is Verdict.BYSTANDER
+    assert book.turn("b") is Turn.GO
+
+
 def test_a_process_that_is_killed_charges_all_and_twice_is_guilty() -> None:
     book = Book("p", "a")
     assert {book.died(prompt, "r1", None) for prompt in "pa"} == {Verdict.SUSPECT}

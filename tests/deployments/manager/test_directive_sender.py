@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from deployments.manager import directive_sender as direction
 from deployments.manager import housekeeping
 from deployments.manager.replica_seat import MISSED_POLLS_S
 from deployments.replica.manager_link import ManagerLink
+from kvmanager.config import ManagerConfig
+from kvmanager.manager import KVManager
 from load_tests.harness.engine import prompt, until
 from load_tests.harness.memory_port import MemoryPort
 
@@ -224,6 +227,14 @@ def test_a_directive_that_the_engine_is_too_busy_for_is_refused_as_late(
     assert ended["outcome"] == "refused_late"
     assert outcomes(port)["promote"] == {"refused_late": 1}
     assert on_device(engine, tokens) == 0
+
+
+def test_what_is_too_late_when_a_replica_polls_is_not_given_to_it() -> None:
+    sender = direction.DirectiveSender(KVManager(ManagerConfig(blocks_per_segment=4), epoch=1), {})
+    now = time.monotonic()
+    late, early = ({"kind": "evict", "id": number, "until": now + after} for number, after in ((1, -0.001), (2, 60.0)))
+    clear = {"kind": "clear_device", "tenant": None, "id": 3}
+    assert [order["id"] for order in sender.deliver([late, early, clear])] == [2, 3]
 
 
 def test_a_move_offloads_promotes_and_frees_the_source(

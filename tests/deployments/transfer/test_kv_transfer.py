@@ -111,6 +111,16 @@ def test_a_load_that_hangs_does_not_hold_up_the_next_one(transfer: KVTransfer, p
     assert transfer.counters.loads_failed == 1
 
 
+@pytest.mark.parametrize("holder", ["node", "slow"])
+def test_a_load_releases_its_lease_whether_anything_came_or_not(
+    transfer: KVTransfer, port: HangingPort, holder: str
+) -> None:
+    transfer.submit_load(replace(job("one", holder), lease_id=7))
+    port.gate.set()
+    assert finished(transfer) == {"one"}
+    until(lambda: port.released == [7], "its lease is released")
+
+
 @pytest.mark.parametrize(("within_s", "expected_s"), [(None, 5.0), (64.0, 64.0)])
 def test_a_loads_time_begins_when_it_begins(
     transfer: KVTransfer, port: HangingPort, within_s: float | None, expected_s: float
