@@ -17,8 +17,8 @@ from app.launch import descendants
 from app.launch.descendants import Descendants
 from load_tests.harness.patience import until
 
-# All say that they are up with a file. After SIGTERM the first takes a second to end, the second minutes; the last never
-# does.
+# All say that they are up with a file. After SIGTERM the first takes a second to end, the second minutes; the last
+# never does.
 _SCRIPT = f"#!{sys.executable}\nimport signal, sys, time\nsignal.signal(signal.SIGTERM, %s)\nopen(sys.argv[1], 'w')\n"
 SLOW = _SCRIPT % "lambda *_: (time.sleep(1), sys.exit())" + "time.sleep(600)\n"
 SLOWER = _SCRIPT % "lambda *_: (time.sleep(200), sys.exit())" + "time.sleep(600)\n"
