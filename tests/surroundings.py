@@ -49,6 +49,10 @@ KEPT_AS = "OUTSIDE_"
 FOR_TESTS = frozenset({"CROSSKV_LONG", "CROSSKV_OPERATIONS", "CROSSKV_CHROMIUM", "CROSSKV_SCREENSHOT"})
 
 
+LONGEST_TMPDIR = 12
+"""Bytes. HAProxy's sockets have room for no more: `app.launch.haproxy` does without it below a longer one."""
+
+
 def settle(environment: MutableMapping[str, str]) -> None:
     """Take from `environment` what a shell may have put there, and set what a shell may lack."""
     for name in [one for one in environment if one.lower() in PROXIES]:
@@ -57,6 +61,8 @@ def settle(environment: MutableMapping[str, str]) -> None:
         if name not in FOR_TESTS and (name.startswith(OWN_PREFIXES) or name.lower() in OWN_NAMES):
             del environment[name]
     environment.update(LANG="C.UTF-8", LC_ALL="C.UTF-8", TZ="UTC")
+    if len(os.fsencode(environment.get("TMPDIR", ""))) > LONGEST_TMPDIR and _writable("/tmp"):
+        environment["TMPDIR"] = "/tmp"
     if not _writable(environment.get("HOME", "")):
         environment["HOME"] = _home()
 
@@ -80,6 +86,7 @@ def _home() -> str:
 
 
 settle(os.environ)
+tempfile.tempdir = None  # pytest may have asked for it by now
 time.tzset()
 with contextlib.suppress(locale.Error):  # a system without C.UTF-8 keeps its own
     locale.setlocale(locale.LC_ALL, "")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import locale
 import os
+import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import hypothesis
 import pytest
 
+from app.launch.cluster import private_folder
+from app.launch.haproxy import haproxy_environment
 from app.launch.memory import shared_memory_free_bytes
 from configs import machine
 from configs.model_folder import PROJECT_ROOT
@@ -44,6 +48,18 @@ def test_what_a_shell_has_set_is_gone_and_the_rest_stays() -> None:
     settle(environment)  # as a process does that this one starts
     assert set_aside.keys() <= environment.keys()
     assert proxies.isdisjoint(environment)
+
+
+def test_sockets_fit_below_the_folder_for_what_is_temporary(tmp_path: Path) -> None:
+    for folder, kept in ((str(tmp_path / "l" / "o" / "n" / "g"), "/tmp"), ("/var/tmp", "/var/tmp")):
+        environment = {"TMPDIR": folder}
+        settle(environment)
+        assert environment["TMPDIR"] == kept
+    made = private_folder()
+    try:
+        assert haproxy_environment(made)
+    finally:
+        shutil.rmtree(made)
 
 
 @pytest.mark.parametrize("home", [None, "", "/nonexistent", "relative"])

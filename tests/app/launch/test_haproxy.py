@@ -24,6 +24,7 @@ from app.launch import haproxy as own
 from app.launch.cluster import private_folder
 from app.launch.haproxy import SWITCH, haproxy_environment
 from app.launch.ports import free_port
+from load_tests.harness.patience import patience
 
 PATIENCE_S = 10.0
 
@@ -125,7 +126,7 @@ def started(
 ) -> Iterator[tuple[int, psutil.Process]]:
     port = free_port()
     process = run(environment, "-db", "-f", str(written_by_ray(environment, port, servers, host)))
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience(PATIENCE_S)
     try:
         while True:
             assert time.monotonic() < deadline
@@ -219,7 +220,7 @@ def test_before_there_is_an_application_clients_are_told_to_come_again(environme
 def test_the_head_of_a_request_cannot_take_for_ever(environment: dict[str, str], ingress: HTTPServer) -> None:
     config = written_by_ray(environment, free_port(), [])
     checked = run(environment, "-c", "-f", str(config))
-    assert checked.wait(PATIENCE_S) == 0, checked.communicate()
+    assert checked.wait(patience(PATIENCE_S)) == 0, checked.communicate()
     assert "timeout http-request 30s" in config.read_text()
 
 
@@ -229,7 +230,7 @@ def test_without_an_ingress_clients_are_told_to_come_again(
     port, _, ingress = listening
     ingress.shutdown()
     ingress.server_close()
-    answer = httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False, timeout=PATIENCE_S)
+    answer = httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False, timeout=patience(PATIENCE_S))
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
     assert answer.json()["error"]["code"] == 503
 

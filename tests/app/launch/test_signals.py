@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from configs.model_folder import PROJECT_ROOT
+from load_tests.harness.patience import until
 
 LIMIT_S = 20.0
 
@@ -39,10 +40,7 @@ COMMAND = [sys.executable, "-c", LISTENER]
 
 
 def wait_for(said: Path, *words: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not said.exists() or said.read_text().split() != list(words):
-        assert time.monotonic() < deadline, said.read_text()
-        time.sleep(0.02)
+    until(lambda: said.exists() and said.read_text().split() == list(words), f"it says {' '.join(words)}", LIMIT_S)
 
 
 @pytest.fixture

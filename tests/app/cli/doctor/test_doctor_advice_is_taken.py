@@ -21,6 +21,7 @@ from app.launch.memory import check_memory, shared_memory_warning
 from configs import machine
 from configs.model_folder import find_model, kv_shape, own_max_tokens
 from configs.settings import Settings, SettingsError, load_settings
+from tests.sizes import LONG
 
 MIB = 1024**2
 GIB = 1024 * MIB
@@ -119,7 +120,7 @@ def with_advice(args: dict[str, Any], advice: Advice) -> dict[str, Any]:
     return changed
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=200 if LONG else 80, suppress_health_check=[HealthCheck.filter_too_much])
 @given(
     arguments(), TRAFFIC, st.sampled_from((4, 8, 16, 64)), st.sampled_from((1, 6, 40)),
     st.sampled_from(("float32", "bfloat16")), st.integers(1, 8),
