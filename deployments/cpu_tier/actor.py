@@ -12,7 +12,8 @@ Invariants
 * Between the tier and Redis the tier's prefetch workers (`deployments.cpu_tier.prefetch_pool`) do the copying. What
 they bring
   is handed on as it arrives, and kept only if the manager has granted room for it.
-* A tier that neither a manager nor a replica has wanted for `ORPHAN_S` ends itself: its application has been deleted.
+* A tier that neither a manager nor a replica has wanted for `TierPace.orphan_s` ends itself: its application has been
+  deleted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import logging
 import time
 import uuid
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -40,10 +42,6 @@ from kvmanager.segments.spans import SegmentSpan
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S = 1.0
-FIRST_HEARTBEAT_S = 0.2
-"""While prefetch workers are being started, or Redis is awaited."""
-ORPHAN_S = 60.0
 TELL_CHUNK = 1000
 """Segments in one call of a registration: the manager makes no plan while it takes them in."""
 ROOM_WAIT_S = 0.25
@@ -52,10 +50,26 @@ PUSH_S = 20.0
 """Longest time for one batch to Redis; the manager gives a demotion up after `kv.save_deadline_s`."""
 
 
+@dataclass(frozen=True, slots=True)
+class TierPace:
+    """How often a CPU tier says that it lives, in seconds, and for how long it does where none asks for it."""
+
+    heartbeat_s: float = 1.0
+    first_heartbeat_s: float = 0.2
+    """While prefetch workers are being started, or Redis is awaited."""
+    orphan_s: float = 60.0
+
+
+USUAL_PACE = TierPace()
+
+
 class CPUTier:
     """See the module's docstring. An asyncio actor; sizes are in bytes."""
 
-    def __init__(self, app_name: str, node_id: str, budget_bytes: int, prefetch_workers: int) -> None:
+    def __init__(
+        self, app_name: str, node_id: str, budget_bytes: int, prefetch_workers: int, pace: TierPace = USUAL_PACE
+    ) -> None:
+        self._pace = pace
         self._manager = ManagerClient(app_name)
         self._redis = PrefetchPool(app_name, node_id, prefetch_workers)
         self._codecs = CodecReports()
@@ -251,7 +265,7 @@ class CPUTier:
 
     async def _keep_registered(self) -> None:
         """Tell the manager that this tier lives; tell a new manager everything the tier holds."""
-        while time.monotonic() - self._wanted_at < ORPHAN_S:
+        while time.monotonic() - self._wanted_at < self._pace.orphan_s:
             try:
                 known, redis = await self._manager.ask(
                     "tier_alive", self._node_id, self._incarnation, self._redis.ready, timeout_s=MANAGER_ANSWER_S
@@ -264,8 +278,8 @@ class CPUTier:
                 pass
             except Exception:
                 logger.exception("the CPU tier could not register")
-            await asyncio.sleep(HEARTBEAT_S if self._redis.settled else FIRST_HEARTBEAT_S)
-        logger.warning("no KV manager and no replica for %s s: this CPU tier ends", ORPHAN_S)
+            await asyncio.sleep(self._pace.heartbeat_s if self._redis.settled else self._pace.first_heartbeat_s)
+        logger.warning("no KV manager and no replica for %s s: this CPU tier ends", self._pace.orphan_s)
         ray.kill(self._address(), no_restart=True)
 
     async def _register(self) -> None:
@@ -302,7 +316,9 @@ def tier_name(app_name: str, node_id: str) -> str:
     return f"crosskv::{app_name}::cpu_tier::{node_id}"
 
 
-def get_or_start_tier(app_name: str, node_id: str, budget_bytes: int, prefetch_workers: int = 0) -> Any:
+def get_or_start_tier(
+    app_name: str, node_id: str, budget_bytes: int, prefetch_workers: int = 0, pace: TierPace = USUAL_PACE
+) -> Any:
     """The node's CPU tier, started on that node if it is not running. Safe to call from every replica of the node.
 
     A tier that runs already, from before a change of the settings, takes the new budget.
@@ -316,6 +332,6 @@ def get_or_start_tier(app_name: str, node_id: str, budget_bytes: int, prefetch_w
         "max_restarts": -1,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node_id, soft=False),
     }
-    tier: Any = ray.remote(CPUTier).options(**options).remote(app_name, node_id, budget_bytes, prefetch_workers)
+    tier: Any = ray.remote(CPUTier).options(**options).remote(app_name, node_id, budget_bytes, prefetch_workers, pace)
     tier.resize.remote(budget_bytes)
     return tier

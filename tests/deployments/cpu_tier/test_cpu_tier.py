@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,7 @@ class MortalTier(CPUTier):
     """Waits for a manager no longer once it is told so."""
 
     async def lose_patience(self) -> None:
-        cpu_tier.ORPHAN_S = 0.0
+        self._pace = replace(self._pace, orphan_s=0.0)
 
 
 @pytest.fixture

@@ -157,6 +157,7 @@ def churn(engine: LiveEngine, demo_model: Path, ray_cluster: Any) -> Iterator[Ch
         made = Churn(engine, settings(demo_model), server)
         yield made
         made.close()
+        engine.reuse.order_device(True).result()  # and forget the epoch of the manager that was
 
 
 def undisturbed(engine: LiveEngine, turns: list[Turn]) -> list[tuple[list[int], list[float]]]:

@@ -18,7 +18,7 @@ from redis_fixture import SECRET
 from configs.kv_section import KVSettings
 from deployments.port import tier_reader
 from deployments.port.cluster_port import ClusterPort
-from deployments.protocol.manager_client import ManagerClient
+from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.redis_tier.actor import RedisPace, RedisTier, RedisTierConfig
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.redis_connection import connect
@@ -351,4 +351,12 @@ def test_a_new_manager_finds_everything_again(tiers: ThreeTiers) -> None:
     tiers.wait_for_tier()
     tiers.wait_for_redis()
 
+    def found() -> bool:
+        try:
+            tiers.port.manager.ask_blocking("parts", timeout_s=DEADLINE_S)
+        except ManagerUnavailableError:
+            return False
+        return True
+
+    until(found, "the port has found the new manager: what it told the dead one would be lost, a lease's end too")
     assert tiers.load(hashes) == expected(10)

@@ -181,9 +181,8 @@ def run_scenario(folder: Path) -> None:
     finally:
         added = psutil.Process().children(recursive=True)
         nodes.close()
-        for process in psutil.wait_procs({*started, *added}, timeout=5.0)[
-            1
-        ]:  # a killed node's agents do not end with it
+        _, left = psutil.wait_procs({*started, *added}, timeout=1.0)
+        for process in left:  # a killed node's agents do not end with it
             process.kill()
 
 

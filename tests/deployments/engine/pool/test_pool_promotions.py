@@ -207,7 +207,7 @@ def test_a_long_promotion_is_done_in_slices_with_the_engine_stepping_in_between(
         taken.append((steps[0], number))
         return take(number)
 
-    streaming = engine.start(engine.answer(prompt(790, 40), greedy(400), planned=False))
+    streaming = engine.start(engine.answer(prompt(790, 40), greedy(1000), planned=False))
     until(lambda: engine.on_engine_thread(engine.scheduler.has_requests), "a request decodes")
     monkeypatch.setattr(engine.scheduler, "schedule", counted_schedule)
     with monkeypatch.context() as patch:
@@ -215,7 +215,8 @@ def test_a_long_promotion_is_done_in_slices_with_the_engine_stepping_in_between(
         patch.setattr(engine.reuse.control._pool, "get_new_blocks", counted_take)
         assert outcome(engine.promote(tokens)) == "done"
     assert not streaming.done(), "the request outlives the promotion, or the test says nothing"
-    streaming.result(PATIENCE_S)
+    streaming.cancel()
+    engine.settle()
 
     slices = [step for step, number in taken if number == SEGMENT_BLOCKS]
     assert len(slices) == 3
@@ -242,11 +243,12 @@ def test_a_call_from_between_two_steps_waits_for_the_next(engine: LiveEngine) ->
 
     engine.thread.core.step_fn = counted_step
     try:
-        streaming = engine.start(engine.answer(prompt(792, 40), greedy(200), planned=False))
+        streaming = engine.start(engine.answer(prompt(792, 40), greedy(1000), planned=False))
         until(lambda: steps[0] > 3, "a request decodes")
         engine.thread.call(again)
         assert over.wait(PATIENCE_S)
-        streaming.result(PATIENCE_S)
+        streaming.cancel()
+        engine.settle()
     finally:
         engine.thread.core.step_fn = step
     assert len(set(seen)) == 4

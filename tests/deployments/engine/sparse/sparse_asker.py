@@ -17,6 +17,8 @@ from load_tests.micro.sparse_decode.sparse_port import SparsePort, Thinned
 NAMES = itertools.count(1)
 LAYERS = 6
 SEGMENT = SEGMENT_BLOCKS * BLOCK
+ANSWER = 48
+"""Tokens: more than a block."""
 
 
 class SparseAsker:
@@ -36,7 +38,7 @@ class SparseAsker:
         self.engine.clear_device()
         return self.port.thin(self.engine.hashes(tokens), blocks, seed)
 
-    def start(self, tokens: Sequence[int], thinned: Thinned, max_tokens: int = 96, **transfer: Any) -> Future[Any]:
+    def start(self, tokens: Sequence[int], thinned: Thinned, max_tokens: int = ANSWER, **transfer: Any) -> Future[Any]:
         """An answer on its way, with log probabilities."""
         return self.engine.start(self.answer(tokens, thinned, max_tokens, **transfer))
 
@@ -45,7 +47,7 @@ class SparseAsker:
         outputs = [output async for output in self.stream(tokens, thinned, max_tokens, **transfer)]
         return outputs[-1]
 
-    def stream(self, tokens: Sequence[int], thinned: Thinned, max_tokens: int = 96, **transfer: Any) -> Any:
+    def stream(self, tokens: Sequence[int], thinned: Thinned, max_tokens: int = ANSWER, **transfer: Any) -> Any:
         params = greedy(max_tokens, logprobs=0)
         params.extra_args = {"kv_transfer_params": {**thinned.transfer(self.engine.salt), **transfer}}
         prompt: Any = {

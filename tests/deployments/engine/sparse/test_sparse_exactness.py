@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from live_engine import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine, usage
 from masked_reference import MaskedReference
-from sparse_asker import LAYERS, SEGMENT, SparseAsker
+from sparse_asker import ANSWER, LAYERS, SEGMENT, SparseAsker
 
 from load_tests.harness.engine import greedy, prompt, until
 from load_tests.micro.sparse_decode.sparse_port import Thinned
@@ -45,14 +45,15 @@ def test_with_random_budgets_and_a_choice_per_head_beside_ordinary_requests(
     asker: SparseAsker, reference: MaskedReference, seed: int
 ) -> None:
     engine, segments = asker.engine, 1 + seed
+    answered = SEGMENT if seed == 1 else ANSWER
     tokens = prompt(seed, segments * SEGMENT + 40)
     thinned = asker.thin(tokens, budgets(seed, segments), seed)
     beside = [prompt(100 + seed, 70), prompt(200 + seed, 200)]
-    alone = [engine.ask(each, 96, planned=False)[0] for each in beside]
+    alone = [engine.ask(each, answered, planned=False)[0] for each in beside]
     engine.clear_device()
 
-    others = [engine.start(engine.answer(each, greedy(96), planned=False)) for each in beside]
-    output = asker.start(tokens, thinned).result(PATIENCE_S)
+    others = [engine.start(engine.answer(each, greedy(answered), planned=False)) for each in beside]
+    output = asker.start(tokens, thinned, answered).result(PATIENCE_S)
 
     assert [list(other.result(PATIENCE_S).outputs[0].token_ids) for other in others] == alone
     check(reference, tokens, thinned, output)
