@@ -166,7 +166,7 @@ def serve(vllm_config: VllmConfig, behind: Backend, **options: Any) -> Iterator[
         yield Server(f"http://127.0.0.1:{server.port}", behind.replicas)  # type: ignore[arg-type]
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 120.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"

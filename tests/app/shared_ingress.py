@@ -39,7 +39,7 @@ class Ingresses:
         ingress = idle.pop() if idle else _Ingress(self._vllm_config, self._stack, options)
         yield ingress.before(behind)
         ingress.reset()
-        idle.append(ingress)  # unless a request goes on, or something is still counted: then it is nobody's
+        idle.append(ingress)  # no other test gets one where a request goes on, or something is still counted
 
 
 class _Ingress:

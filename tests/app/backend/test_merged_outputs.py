@@ -63,7 +63,7 @@ def test_to_a_reader_that_keeps_up_each_output_comes_alone_and_at_once() -> None
         outputs = merged(stream.read())
         for output in wanted:
             stream.send(output)
-            assert await asyncio.wait_for(anext(outputs), 10) is output
+            assert await asyncio.wait_for(anext(outputs), 120) is output
         stream.send(None)
         assert [each async for each in outputs] == []
         assert stream.closed

@@ -38,7 +38,7 @@ def attempts(script: Script, most_tokens: int, handovers: Handovers | None = Non
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 20))
+    asyncio.run(asyncio.wait_for(test(), 120))
 
 
 @pytest.mark.parametrize("piled_up", [3, 10, 80])

@@ -75,7 +75,7 @@ class Ingress:
 
 
 def run(test: Any) -> None:
-    asyncio.run(asyncio.wait_for(test(), 20))
+    asyncio.run(asyncio.wait_for(test(), 120))
 
 
 def test_the_longest_stream_of_a_short_replica_goes_on_where_there_is_room(caplog: pytest.LogCaptureFixture) -> None:

@@ -70,7 +70,7 @@ class Filling:
         return self.end(answer, key)
 
     def end(self, answer: httpx.Response, key: str = "key-a") -> dict[str, Any]:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         with self.client(key) as client:
             while (job := client.get(answer.headers["location"]).json())["status"] == "running":
                 assert time.monotonic() < deadline

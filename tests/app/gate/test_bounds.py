@@ -112,7 +112,7 @@ def test_a_target_or_headers_that_are_too_long_are_refused(server):
 def test_a_body_whose_end_does_not_come_is_408(start):
     server = start(body_timeout_s=0.2)
     address = urlsplit(server.url)
-    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+    with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
         connection.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
         answer = b""
         while received := connection.recv(65536):

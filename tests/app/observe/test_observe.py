@@ -48,7 +48,7 @@ def started(tmp_path: Path, bin_folder: Path, **environment: str) -> subprocess.
 
 
 def wait_for(path: Path) -> dict:
-    for _ in range(600):
+    for _ in range(1200):
         if path.exists():
             return json.loads(path.read_text())
         time.sleep(0.1)
@@ -77,7 +77,7 @@ def test_both_are_started_on_loopback_for_the_servers_port_and_ended_with_it(tmp
     running = started(tmp_path, programs, CROSSKV_METRICS_KEY="a-key-of-the-test")
     prometheus, grafana = map(wait_for, said)
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=120)
 
     assert running.returncode == 0, err
     assert "http://127.0.0.1:8123/metrics" in out
@@ -94,7 +94,7 @@ def test_one_alone_is_started_and_the_other_named(tmp_path: Path) -> None:
     running = started(tmp_path, programs)
     wait_for(said)
     running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=120)
     assert running.returncode == 0
     assert "grafana is not installed" in err
 
@@ -104,7 +104,7 @@ def test_one_that_ends_by_itself_ends_the_other_and_its_log_is_named(tmp_path: P
     said = install(programs, "prometheus")
     install(programs, "grafana-server", then="sys.exit(3)")
     running = started(tmp_path, programs)
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=120)
     assert running.returncode == 1
     assert "grafana has ended (3)" in err
     assert "grafana.log" in err

@@ -384,6 +384,6 @@ def test_ray_says_whether_somebody_meant_a_death(ray_cluster: Any) -> None:
         else:
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(ray.exceptions.RayActorError) as error:
-            ray.get(waiting, timeout=30)
+            ray.get(waiting, timeout=120)
         reasons.append(replica_gone(error.value))
     assert reasons == ["stopped", "process_gone"]
