@@ -74,7 +74,7 @@ MUTANTS = (
         "    if any(name in headers for name in _FORWARDED):\n        return False\n",
         "",
         (TESTS + "control/test_tenants.py::test_who_works_on_this_machine",),
-        "Behind a proxy on the same machine everybody is an administrator.",
+        "Behind a proxy on the same machine every client is an administrator.",
     ),
     Mutant(
         "web-page-is-this-machine",

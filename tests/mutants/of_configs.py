@@ -23,7 +23,7 @@ MUTANTS = (
         "if kv.lease_s < kv.load_deadline_s:",
         "if kv.lease_s < 0:",
         (TESTS + "test_settings.py",),
-        "What is being loaded is evicted before its load may end.",
+        "A segment is evicted before its load may end.",
     ),
     Mutant(
         "tier-beyond-the-memory",
@@ -39,7 +39,7 @@ MUTANTS = (
         "            if tenant not in tenants:\n",
         "            if tenant is None:\n",
         (TESTS + "test_settings.py",),
-        "A quota with a spelling mistake holds nobody.",
+        "A quota with a spelling mistake holds for no tenant.",
     ),
     Mutant(
         "every-web-page-without-keys",
@@ -55,7 +55,7 @@ MUTANTS = (
         "if self.metrics_key is not None and key_digest(self.metrics_key) in self.keys:",
         "if self.metrics_key is not None and self.metrics_key in self.keys:",
         (TESTS + "test_api_keys.py",),
-        "Whoever may read the metrics sends prompts as a tenant.",
+        "The key that opens the metrics sends prompts as a tenant.",
     ),
     Mutant(
         "unsafe-engine-argument",

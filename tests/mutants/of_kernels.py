@@ -56,7 +56,7 @@ MUTANTS = (
         "angles = distinct.double().unsqueeze(1) * inv_freq.double()",
         "angles = (distinct + 1).double().unsqueeze(1) * inv_freq.double()",
         (TESTS + "test_rope.py",),
-        "A chunk's keys stand one token beside their place, and blended answers get worse unseen.",
+        "A chunk's keys are turned one token too far, and blended answers get worse unseen.",
     ),
     Mutant(
         "rope-angles-in-single-precision",

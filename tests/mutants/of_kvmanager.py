@@ -1,4 +1,4 @@
-"""Faults in `kvmanager`: what is where, who may use it, and what is promised to whom."""
+"""Faults in `kvmanager`: where KV lies, who may use it, and the promises made of it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MUTANTS = (
         "if only.state is not CopyState.RESIDENT or only.share.retired:",
         "if only.share.retired:",
         (TESTS + "test_manager.py",),
-        "A prompt waits for a segment that nobody has stored yet.",
+        "A prompt waits for a segment that is not stored yet.",
     ),
     Mutant(
         "published-before-its-beginning",

@@ -74,7 +74,7 @@ MUTANTS = (
         "if opened[PROTECTION_OFFSET] not in _PURPOSES or not hmac.compare_digest(stated, self._header_tag(opened)):",
         "if opened[PROTECTION_OFFSET] not in _PURPOSES or not stated:",
         (TESTS + "test_segment_guard.py",),
-        "Whoever can write Redis fills the index with segments that do not exist.",
+        "An attacker who can write Redis fills the index with segments that do not exist.",
     ),
     Mutant(
         "keyed-body-not-compared",
@@ -82,7 +82,7 @@ MUTANTS = (
         "            raise SegmentMismatch(MismatchReason.KEYED) from None\n",
         "            pass\n",
         (TESTS + "test_segment_guard.py",),
-        "Whoever can write Redis plants KV, and with it answers.",
+        "An attacker who can write Redis plants KV, and with it answers.",
     ),
     Mutant(
         "write-salt-left-out-of-its-key",
@@ -90,7 +90,7 @@ MUTANTS = (
         "of = bytes(guarded[GUARD_OFFSET:_BODY_TAG]) + bytes(",
         "of = bytes(SALT_BYTES) + bytes(",
         (TESTS + "test_segment_guard.py",),
-        "Two writes of a segment share key and nonce: whoever reads both reads what differs.",
+        "Two writes of a segment share key and nonce: a reader of both sees where they differ.",
     ),
     Mutant(
         "keyed-content-not-compared",
@@ -98,7 +98,7 @@ MUTANTS = (
         "return content if hmac.compare_digest(tag, self._tag(name, content)) else None",
         "return content if len(tag) == _TAG_BYTES else None",
         (TESTS + "test_segment_guard.py",),
-        "Whoever can write Redis replaces a codec's profile, and with it all tolerant KV.",
+        "An attacker who can write Redis replaces a codec's profile, and with it all tolerant KV.",
     ),
     Mutant(
         "tenant-left-out-of-salt",
@@ -131,7 +131,7 @@ MUTANTS = (
         'digest = hmac.new(secret.key_for(b"salt"), digestmod=hashlib.sha256)',
         'digest = hmac.new(b"salt", digestmod=hashlib.sha256)',
         (TESTS + "test_keys.py",),
-        "Whoever reads a key from Redis finds out by trying which prompt it stands for.",
+        "A reader of Redis finds out by trying which prompt a key stands for.",
     ),
     Mutant(
         "empty-salt-taken",
@@ -157,7 +157,7 @@ MUTANTS = (
         'return hmac.digest(extracted, purpose + b"\\x01", hashlib.sha256)',
         'return hmac.digest(extracted, b"\\x01", hashlib.sha256)',
         (TESTS + "test_keys.py", TESTS + "test_segment_guard.py"),
-        "Whoever learns the key of tags forges segments with it.",
+        "An attacker who learns the key of tags forges segments with it.",
     ),
     Mutant(
         "sparse-layer-keeps-a-block-less",

@@ -241,6 +241,8 @@ def test_what_is_loopback(address: str | None, loopback: bool):
         (None, {"host": "127.0.0.1:8000"}, False),
         (("127.0.0.1", 5), {"host": "localhost", "via": "1.1 proxy"}, False),
         (("127.0.0.1", 5), {"host": "localhost", "origin": "http://127.0.0.1:8000"}, True),
+        (("127.0.0.1", 5), {"host": "localhost", "origin": "https://page.example"}, False),
+        (("127.0.0.1", 5), {"host": "localhost", "origin": "null"}, False),
         (("127.0.0.1", 5), {"host": "localhost@evil.example"}, False),
         (("127.0.0.1", 5), {"host": "localhost", "sec-fetch-site": "same-origin"}, True),
         (("127.0.0.1", 5), {"host": "localhost", "sec-fetch-site": "none"}, True),

@@ -80,6 +80,10 @@ def test_what_is_beyond_a_bound_is_400_on_every_route(server, path: str, body: d
         {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
         {"type": "video_url", "video_url": {"url": "http://127.0.0.1:9/x"}},
         {"type": ["text"]},
+        {
+            "type": "tool_result",
+            "content": [{"type": "image", "source": {"type": "url", "url": "http://127.0.0.1:9/x"}}],
+        },
     ],
     ids=lambda part: str(part)[:40],
 )
