@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 
+from configs.model_folder import PROJECT_ROOT
+
 STORED = Path(__file__).with_name("durations.json")
 SLOWEST_SHOWN = 5
 SHORTEST_STORED_S = 0.05
-"""Tests that took less are stored as one number for each file."""
+"""Tests that took less have no entry of their own; their file's has them."""
 FIXTURES = {"whole_server": "server", "one_engine": "engine", "ray_cluster": "ray"}
 """What a test needs, by the fixture that starts it. A session starts each as seldom as it can."""
 
@@ -99,30 +101,28 @@ class Durations:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
-        """Store, where all tests were run in workers or in this process."""
+        """Store what was run; of files that were not, what is stored stays."""
         if not self._config.getoption("store_durations"):
             return
-        files = {
-            name: {
-                "seconds": round(one.seconds, 2),
-                "needs": self._needs.get(name, []),
-                "tests": {
-                    test: round(seconds, 2) for test, seconds in one.tests.items() if seconds >= SHORTEST_STORED_S
-                },
-            }
-            for name, one in sorted(self._files.items())
-        }
+        ran = {name: self._rounded(name, one) for name, one in self._files.items()}
+        files = {name: one for name, one in (stored() | ran).items() if (PROJECT_ROOT / name).exists()}
         workers = {name: round(seconds, 1) for name, seconds in sorted(self._workers.items())}
-        starts = [asdict(start) for start in sorted(self._starts, key=lambda start: (start.kind, -start.seconds))]
-        STORED.write_text(json.dumps({"workers": workers, "starts": starts, "files": files}, indent=1) + "\n")
+        starts = sorted(self._starts, key=lambda start: (start.kind, -start.seconds))
+        told = {"workers": workers, "starts": list(map(asdict, starts))}
+        told["files"] = {name: asdict(one) for name, one in sorted(files.items())}
+        STORED.write_text(json.dumps(told, indent=1) + "\n")
+
+    def _rounded(self, name: str, one: FileDurations) -> FileDurations:
+        tests = {test: round(seconds, 2) for test, seconds in one.tests.items() if seconds >= SHORTEST_STORED_S}
+        return FileDurations(round(one.seconds, 2), self._needs.get(name, []), tests)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """What was left out and why, what was started, how busy each worker was, and the slowest files."""
         show = terminalreporter.write_line
         if self._left_out:
-            terminalreporter.section("left out, for `make test-long`: another test holds the claim")
+            terminalreporter.section("left out, for `make test-long`, each above the test that holds its claim")
             for name, holders in sorted(self._left_out.items()):
-                show(f"{name}\n    held by {', '.join(holders)}")
+                show(f"{name}\n    {', '.join(holders)}")
         terminalreporter.section("time")
         for kind, number in sorted(Counter(start.kind for start in self._starts).items()):
             seconds = [start.seconds for start in self._starts if start.kind == kind]
