@@ -1,4 +1,4 @@
-"""The processes of `make test` share the files by what these took; each server, engine and Ray is started in one of them."""
+"""Files are handed out by what they took, and each server, engine and Ray is started in one process."""
 
 from __future__ import annotations
 
