@@ -112,13 +112,13 @@ class ScratchCopy:
         if status == 0:
             return Verdict.SURVIVED, "every test passes"
         failures = self.failures()
-        if status != 1 or not failures:
-            return Verdict.BROKEN, f"pytest ended with {status}"
-        first = failures[0]
-        broken_by = _BROKEN_BY.intersection(first["errors"])
-        if first["when"] == "collect" or broken_by:
-            return Verdict.BROKEN, f"{first['errors'][0]} in {first['test']}"
-        return Verdict.RED, first["test"]
+        if failures:
+            first = failures[0]
+            if first["when"] == "collect" or _BROKEN_BY.intersection(first["errors"]):
+                return Verdict.BROKEN, f"{first['errors'][0]} in {first['test']}"
+            if status == 1:
+                return Verdict.RED, first["test"]
+        return Verdict.BROKEN, f"pytest ended with {status}"
 
     @contextlib.contextmanager
     def _mutated(self, mutant: Mutant) -> Iterator[None]:
