@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from engine_backend import EngineSlot
 from fake_backend import FakeReplicas, backend
 from ingress_server import Server, engine_args, serve
 from shared_ingress import Ingresses
@@ -66,6 +67,12 @@ def fresh(vllm_config: VllmConfig) -> Iterator[Callable[..., Server]]:
             return stack.enter_context(serve(vllm_config, behind or backend(replicas or FakeReplicas()), **more))
 
         yield starter
+
+
+@pytest.fixture(scope="session")
+def engine_slot(one_engine: Any) -> EngineSlot:
+    """For all tests here that need an engine."""
+    return EngineSlot(one_engine)
 
 
 @pytest.fixture(scope="session")

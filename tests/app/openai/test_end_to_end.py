@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from engine_backend import EngineReplicas
+from engine_backend import EngineReplicas, EngineSlot
 from fake_backend import backend
 from ingress_server import MODEL, Server, serve, wait_until
 from vllm.config import VllmConfig
@@ -25,9 +25,8 @@ TOOLS: list[Any] = [
 
 
 @pytest.fixture(scope="module")
-def replicas(one_engine: Any) -> Iterator[EngineReplicas]:
-    yield one_engine.start(EngineReplicas, lambda started: started.llm.shutdown())
-    one_engine.end()
+def replicas(engine_slot: EngineSlot) -> EngineReplicas:
+    return engine_slot.get()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
-from engine_backend import EngineReplicas
+from engine_backend import EngineSlot
 from fake_backend import backend
 from ingress_server import MODEL, Server, serve
 from vllm.config import VllmConfig
@@ -27,15 +27,14 @@ class Turn(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def servers(one_engine: Any, vllm_config: VllmConfig) -> Iterator[tuple[Server, Server]]:
+def servers(engine_slot: EngineSlot, vllm_config: VllmConfig) -> Iterator[tuple[Server, Server]]:
     """Two over one engine: one splices, one does not."""
-    replicas = one_engine.start(EngineReplicas, lambda started: started.llm.shutdown())
+    replicas = engine_slot.get()
     with (
         serve(vllm_config, backend(replicas)) as splicing,
         serve(vllm_config, backend(replicas), splice_answers="never") as rendering,
     ):
         yield splicing, rendering
-    one_engine.end()
 
 
 def talk(server: Server, salt: str) -> list[Turn]:
