@@ -87,6 +87,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Hand what this process knows to the one that adds up."""
+    gc.unfreeze()  # nanobind warns of objects that it does not see go
     config = session.config
     told = handed_over(needs_of(session.items), left_out_of(config.stash.get(LEFT_OUT, [])))
     if hasattr(config, "workeroutput"):

@@ -8,7 +8,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode leaves the modules beside tests unimportable
 
 import contextlib
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -25,16 +24,9 @@ from app.launch.ports import free_port
 
 
 @pytest.fixture(scope="session")
-def vllm_config() -> Iterator[VllmConfig]:
-    """The demo model's configuration, loaded once.
-
-    By then vLLM is imported: a million objects that stay, which the collector would look through for each few servers.
-    """
-    config = frontend_config(engine_args())
-    gc.collect()
-    gc.freeze()
-    yield config
-    gc.unfreeze()
+def vllm_config() -> VllmConfig:
+    """The demo model's configuration, loaded once."""
+    return frontend_config(engine_args())
 
 
 @pytest.fixture(scope="module")
