@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))  # for modules that are no tests
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for modules that are no tests
 
 import httpx
 import pytest
