@@ -84,9 +84,14 @@ install_lock() { # FILE
         fail "installing $file failed, as uv says above; check the network and the disk, and run the same command again: it goes on from here"
 }
 
-# Python compiles what it imports, each process for itself: the server's ten would do the same work at the same time.
-import_once() { # MODULES
-    PYTHONDONTWRITEBYTECODE='' "$venv/bin/python" -c "import $1" >>"$log" 2>&1 || true
+# Python compiles what it imports, each process for itself: a server's twenty would do the same work at the same time.
+# One process imports what the server does; of packages that are imported as needed, all is compiled.
+compile_what_runs() {
+    local site packages="ray vllm aiohttp google grpc opencensus opentelemetry prometheus_client psutil redis rich starlette uvicorn"
+    site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    PYTHONDONTWRITEBYTECODE='' "$venv/bin/python" -c 'import app.ingress, deployments.engine.room, deployments.replica.replica' >>"$log" 2>&1 &
+    (cd "$site" && "$OLDPWD/$venv/bin/python" -m compileall -q $packages) >>"$log" 2>&1 || true
+    wait
 }
 
 stamped() { [ "$(cat "$venv/stamp-$1" 2>/dev/null)" = "$2" ]; }
@@ -114,7 +119,7 @@ main() {
     local lock
     lock=$(lock_file)
     ensure server "$lock"
-    if [ -n "$installed" ]; then import_once 'app.ingress, deployments.engine.room, deployments.replica.replica' & fi
+    if [ -n "$installed" ]; then compile_what_runs & fi
     case ${1:-server} in bench | dev) ensure bench requirements/bench.txt ;; esac
     if [ "${1:-server}" = dev ]; then
         ensure dev requirements/dev.txt

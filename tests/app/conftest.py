@@ -21,12 +21,24 @@ from vllm.config import VllmConfig
 from app.backend.protocols import Backend
 from app.ingress import frontend_config
 from app.launch.ports import free_port
+from app.openai import constraint_pool
+from tests.app.constraint_forks import Forks
 
 
 @pytest.fixture(scope="session")
 def vllm_config() -> VllmConfig:
     """The demo model's configuration, loaded once."""
     return frontend_config(engine_args())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forked_constraints() -> Iterator[None]:
+    """Each ingress's process that tries constraints is forked from one that has imported vLLM."""
+    forks = Forks()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constraint_pool, "_start", forks.start)
+        yield
+    forks.end()
 
 
 @pytest.fixture(scope="module")
