@@ -85,13 +85,17 @@ install_lock() { # FILE
 }
 
 # Python compiles what it imports, each process for itself: a server's twenty would do the same work at the same time.
-# One process imports what the server does; of packages that are imported as needed, all is compiled.
-compile_what_runs() {
-    local site packages="ray vllm aiohttp google grpc opencensus opentelemetry prometheus_client psutil redis rich starlette uvicorn"
+# One process imports what the server does. Of packages that are imported as needed, all is compiled.
+import_once() {
+    PYTHONDONTWRITEBYTECODE='' "$venv/bin/python" \
+        -c 'import app.ingress, deployments.engine.room, deployments.replica.replica' >>"$log" 2>&1 || true
+}
+
+compile_all_of() { # PACKAGES...
+    local name folders=() site
     site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    PYTHONDONTWRITEBYTECODE='' "$venv/bin/python" -c 'import app.ingress, deployments.engine.room, deployments.replica.replica' >>"$log" 2>&1 &
-    (cd "$site" && "$OLDPWD/$venv/bin/python" -m compileall -q $packages) >>"$log" 2>&1 || true
-    wait
+    for name in "$@"; do folders+=("$site/$name"); done
+    "$venv/bin/python" -m compileall -q "${folders[@]}" >>"$log" 2>&1 || true
 }
 
 stamped() { [ "$(cat "$venv/stamp-$1" 2>/dev/null)" = "$2" ]; }
@@ -119,7 +123,10 @@ main() {
     local lock
     lock=$(lock_file)
     ensure server "$lock"
-    if [ -n "$installed" ]; then compile_what_runs & fi
+    if [ -n "$installed" ]; then
+        import_once &
+        compile_all_of ray vllm aiohttp google grpc opencensus opentelemetry prometheus_client redis starlette uvicorn &
+    fi
     case ${1:-server} in bench | dev) ensure bench requirements/bench.txt ;; esac
     if [ "${1:-server}" = dev ]; then
         ensure dev requirements/dev.txt
@@ -127,6 +134,7 @@ main() {
             requirements/chromium.sh
             echo sought >"$venv/stamp-chromium"
         fi
+        if [ -n "$installed" ]; then compile_all_of _pytest xdist execnet hypothesis schemathesis graphql playwright; fi
     fi
     wait
 }
