@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -163,12 +164,43 @@ def test_what_info_tells_is_judged(info: dict[str, Any], said: str) -> None:
         check(Client(), "redis://host", ROOT)  # type: ignore[arg-type]
 
 
+CLUSTERS_OWN = 10_000
+"""A cluster node's port for the other nodes is so much above the one for clients."""
+
+
+def free_pair() -> int:
+    """A port that is free, as the one of the cluster above it is."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for each in (port, port + CLUSTERS_OWN):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", each))
+            return port
+
+
+def takes_connections(place: Path) -> bool:
+    """The socket's file is there a moment before anything listens at it."""
+    with socket.socket(socket.AF_UNIX) as client, contextlib.suppress(OSError):
+        client.connect(str(place))
+        return True
+    return False
+
+
 def test_a_real_cluster_node_is_refused(tmp_path: Path) -> None:
-    place, port = tmp_path / "socket", str(random.randrange(20_000, 30_000))  # the cluster's own port is 10000 above
-    cluster = ["--cluster-enabled", "yes", "--bind", "127.0.0.1", "--port", port, "--unixsocket", str(place)]
+    place = tmp_path / "socket"
+    cluster = [
+        "--cluster-enabled",
+        "yes",
+        "--bind",
+        "127.0.0.1",
+        "--port",
+        str(free_pair()),
+        "--unixsocket",
+        str(place),
+    ]
     process = subprocess.Popen([find_redis_server(), *cluster], cwd=tmp_path, stdout=subprocess.DEVNULL)
     try:
-        until(place.exists, "the cluster node listens")
+        until(lambda: takes_connections(place), "the cluster node listens")
         assert "cluster mode, which is not supported" in refusal(f"unix://{place}")
     finally:
         process.kill()
