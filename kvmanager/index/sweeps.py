@@ -136,7 +136,11 @@ class _Branch:
 
 
 class _Uprooting:
-    """Depth first, each copy DOOMED when it is reached and forgotten when all that counts on it is."""
+    """Depth first, each copy DOOMED when it is reached and forgotten when all that counts on it is.
+
+    The cursors of its path, and no other ones, stop in the trie: that of the last copy between two slices only, when
+    other work, and other uprootings, come in between.
+    """
 
     def __init__(self, sweeps: Sweeps, catalog: Placement, head: Copy, bytes_lost: bool, evicted: bool) -> None:
         self._sweeps = sweeps
@@ -151,11 +155,14 @@ class _Uprooting:
         return self._head is None and not self._path
 
     def step(self, most: int) -> tuple[list[Copy], int]:
-        if self._head is not None:  # unless another uprooting has taken it along
-            self._path = [_Branch(self._head)] if self._head in self._sweeps.leaving else []
-            self._head = None
-        trie, path = self._catalog.trie, self._path
-        trie.cursors.clear()
+        trie = self._catalog.trie
+        if self._head is None:
+            trie.go_on(self._path[-1])
+        elif self._head in self._sweeps.leaving:
+            self._path = [_Branch(self._head)]
+        # else another uprooting has taken it along
+        self._head = None
+        path = self._path
         freed: list[Copy] = []
         steps = 0
         while path and steps < most:
@@ -165,6 +172,8 @@ class _Uprooting:
             if child is None or not branch.copy.children:
                 path.pop()
                 freed += self._leave(branch.copy)
+                if path:
+                    trie.go_on(path[-1])
                 continue
             branch.next_child = child.next_sibling
             copy = child.copy_at(branch.copy.store)
@@ -172,10 +181,10 @@ class _Uprooting:
                 continue
             if copy.upholds:
                 self._doom(copy, bytes_lost=False)
+            trie.stop(branch)
             path.append(_Branch(copy))
-        for branch in path:
-            if branch.next_child is not None:
-                trie.cursors.setdefault(branch.next_child, []).append(branch)
+        if path:
+            trie.stop(path[-1])
         return freed, steps
 
     def _doom(self, copy: Copy, bytes_lost: bool) -> None:

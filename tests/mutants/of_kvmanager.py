@@ -149,6 +149,14 @@ MUTANTS = (
         "The manager's memory grows with every prompt that was ever sent.",
     ),
     Mutant(
+        "one-cursor-goes-on-for-all",
+        "kvmanager/index/trie.py",
+        "            self.cursors[node].remove(cursor)\n            if not self.cursors[node]:\n",
+        "            self.cursors[node].clear()\n            if not self.cursors[node]:\n",
+        (TESTS + "index/test_trie.py",),
+        "Conversations stay behind a system prompt that is gone, and in the end no prompt with it gets a plan.",
+    ),
+    Mutant(
         "mirror-skips-an-event",
         MIRROR,
         "            or deltas.first != self.position.seq + 1\n",

@@ -4,7 +4,7 @@ import random
 
 import pytest
 from counted_calls import calls_of
-from sliced_world import CPU, SlicedWorld
+from sliced_world import CPU, SlicedWorld, WideWorld
 
 from kvmanager.config import ManagerConfig
 from kvmanager.index import snapshots, sweeps
@@ -20,11 +20,12 @@ from kvmanager.segments.spans import split_segments
 
 @pytest.mark.parametrize("policy", ["coldest first", "lfu", "slru"])
 @pytest.mark.parametrize("most", [1, 2, 5])
-def test_between_two_slices_anything_may_happen(policy, most, monkeypatch):
+@pytest.mark.parametrize(("make", "seeds"), [(SlicedWorld, 40), (WideWorld, 8)])
+def test_between_two_slices_anything_may_happen(make, seeds, policy, most, monkeypatch):
     monkeypatch.setattr(sweeps, "MOST_PER_SLICE", most)
     monkeypatch.setattr(snapshots, "MOST_TOLD", most)
-    for seed in range(40):
-        world = SlicedWorld(policy, seed)
+    for seed in range(seeds):
+        world = make(policy, seed)
         for number in range(150):
             world.step()
             try:
@@ -112,6 +113,23 @@ def test_a_lost_root_hides_all_below_it_at_once(slow):
         assert [key for key in evicted if key in chain] == list(reversed(chain))
     assert slow.stored("uvwx") == 4
     assert slow.offer("ab").keys == root
+
+
+def test_a_short_uprooting_between_the_slices_of_a_long_one_lets_it_find_all_that_hangs_on_its_root(slow):
+    """Prompts bring siblings forward meanwhile; afterwards the system prompt is stored, planned and lost as ever."""
+    chats = ["ab" + end + end for end in "cdefghijklmnopqrstuv"]
+    for text in (*chats, "yz"):
+        slow.serve(text)
+    slow.manager.dropped(0.0, slow.cpu, slow.keys("ab"))
+    slow.manager.dropped(0.0, slow.cpu, slow.keys("yz"))
+    for chat in chats[:12]:
+        slow.manager.release(slow.plan(chat).lease_id)
+    while slow.manager.sweeping:
+        slow.manager.sweep(0.0)
+    assert slow.manager.stats(0.0)["locations"][0]["bytes"] == 0
+    for chat in chats:
+        slow.serve(chat)
+    assert [slow.stored(chat) for chat in chats] == [4] * len(chats)
 
 
 def filled(segments, width):
