@@ -21,6 +21,14 @@ MUTANTS = (
         "A flipped bit in a coded segment becomes a wrong answer.",
     ),
     Mutant(
+        "ratio-not-in-the-name",
+        KEYS,
+        'manner = fidelity if recompute_ratio is None else f"{fidelity} {ratio_step(recompute_ratio)}"',
+        "manner = fidelity if recompute_ratio is None else fidelity.upper()",
+        (TESTS + "test_keys.py",),
+        "A prompt that is to be computed whole reads what a lower ratio left of it, and answers wrong.",
+    ),
+    Mutant(
         "raw-blocks-not-compared",
         FORMAT,
         "if checksum(section[start:stop]) != stated[at : at + CHECKSUM_BYTES]:",
