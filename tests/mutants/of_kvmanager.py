@@ -149,6 +149,14 @@ MUTANTS = (
         "The manager's memory grows with every prompt that was ever sent.",
     ),
     Mutant(
+        "promotion-without-an-end",
+        "kvmanager/scheduling/policies.py",
+        "job.level, job.level_units, job.promoted = job.level + 1, 0.0, False",
+        "job.level, job.level_units = job.level + 1, 0.0",
+        (TESTS + "scheduling/test_scheduling_policies.py",),
+        "A request that waited once comes before all short ones for as long as it lives.",
+    ),
+    Mutant(
         "one-cursor-goes-on-for-all",
         "kvmanager/index/trie.py",
         "            self.cursors[node].remove(cursor)\n            if not self.cursors[node]:\n",
