@@ -36,6 +36,14 @@ MUTANTS = (
         "KV that an operator has cleared is on the device again, by a promotion that was under way.",
     ),
     Mutant(
+        "cleared-in-one-piece",
+        CONTROL,
+        "            if len(blocks) == MOST_BLOCKS:\n",
+        "            if len(blocks) == MOST_LOOKED_AT:\n",
+        (TESTS + "pool/test_clear_slices.py",),
+        "One tenant's clear holds up the streams of all others.",
+    ),
+    Mutant(
         "damaged-block-promoted",
         CONTROL,
         "while end < arrived and (end == 0 or self._cached(hashes[end - 1])):",

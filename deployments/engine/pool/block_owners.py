@@ -48,6 +48,6 @@ class BlockOwners:
         """The tenant that a block in the pool belongs to; empty: none, or not known."""
         return self._owners.get(block_hash, "")
 
-    def blocks_of(self, tenant: str) -> list[bytes]:
-        """The blocks in the pool that belong to a tenant, beginnings of sequences first. O(blocks with an owner)."""
-        return [block_hash for block_hash, owner in self._owners.items() if owner == tenant]
+    def owns(self, tenant: str, block_hash: bytes) -> bool:
+        """Whether a block in the pool is known to belong to a tenant; what has no tenant is nobody's."""
+        return bool(tenant) and self._owners.get(block_hash) == tenant

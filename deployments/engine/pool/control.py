@@ -4,8 +4,9 @@ Leans on vLLM's `BlockPool`: `get_cached_block`, `get_new_blocks`, `evict_blocks
 `_insert_block_hash`, `kv_event_queue`, `cached_block_hash_to_block`; and on no step being under way, so that a cached
 block's KV is written.
 
-Every method is one slice: it touches at most `MOST_BLOCKS` blocks (looks up `MOST_LOOKUPS`), changes the pool's books
-completely, reports what changed, and returns. `deployments.engine.directive_runner` makes directives of slices.
+Every method is one slice: it touches at most `MOST_BLOCKS` blocks (looks up `MOST_LOOKUPS`, passes `MOST_LOOKED_AT`),
+changes the pool's books completely, reports what changed, and returns. `deployments.engine.directive_runner` makes
+directives of slices. Only `cached_hashes`, for a manager that knows nothing of the device, is O(blocks).
 
 Life of a promoted block: taken from the free blocks and held by reference count → written by a load thread, which
 verifies first → its hash enters the prefix cache → free, at its score's place. A block that did not arrive as it was
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 MOST_BLOCKS = 64
 """Device blocks that one slice changes: about 0.2 ms of the engine's time. A single segment may have more."""
 MOST_LOOKUPS = 256
+MOST_LOOKED_AT = 1024
+"""Device blocks that one slice of a clear passes: about 0.2 ms, where none of them is to be cleared."""
 PROMOTION_RESERVE = 0.1
 """Share of the pool that a promotion leaves free: running requests need blocks while it loads."""
 
@@ -96,28 +99,27 @@ class PoolControl:
             "cached_blocks": len(self._pool.cached_block_hash_to_block),
         }
 
-    def clear(self, tenant: str | None = None) -> int:
-        """Empty the prefix cache, promotions under way too; returns how many blocks it held. O(blocks).
+    def clear(self, tenant: str | None = None, first: int = 0) -> tuple[int, int]:
+        """Empty a part of the prefix cache, from device block `first` on, whoever uses it; promotions under way too.
 
-        With a `tenant` (by tag), of what belongs to it, and nothing else.
+        With a `tenant` (by tag), of what belongs to it, and nothing else. Returns how many blocks that were, and where
+        the next slice begins; 0: it was the last one. What enters the pool between two slices may stay.
         """
-        self._clears[tenant] += 1
-        if tenant is not None:
-            return self._clear_tenant(tenant)
-        blocks = list(self._cached_blocks())
-        self._evict(blocks)
-        self._publish()
-        return len(blocks)
-
-    def _clear_tenant(self, tenant: str) -> int:
-        hashes = self._owners.blocks_of(tenant)
-        cleared = 0
-        for block_hash in hashes:
-            while (block := self._cached(block_hash)) is not None:  # it may lie here twice
-                self._evict([block])
-                cleared += 1
-        self._publish()
-        return cleared
+        if first == 0:
+            self._clears[tenant] += 1
+        blocks: list[KVCacheBlock] = []
+        end = min(first + MOST_LOOKED_AT, len(self._pool.blocks))
+        for number in range(first, end):
+            if len(blocks) == MOST_BLOCKS:
+                end = number
+                break
+            block = self._pool.blocks[number]
+            if block.block_hash is not None and (tenant is None or self._owners.owns(tenant, block.block_hash[:32])):
+                blocks.append(block)
+        if blocks:
+            self._evict(blocks)
+            self._publish()
+        return len(blocks), end % len(self._pool.blocks)
 
     def evict(self, hashes: Iterable[bytes]) -> int:
         """Take blocks that nobody uses out of the prefix cache; returns how many there were."""

@@ -72,8 +72,9 @@ def test_blocks_that_nobody_owns_are_not_remembered_and_those_that_left_are_forg
     owners.stored([b"alices", b"second"], None)
     owners.stored([b"third"], b"second")
     owners.removed(b"second")
-    assert owners.blocks_of("a") == [b"alices", b"third"]
-    assert owners.blocks_of("") == []
+    held = [b"root", b"next", b"alices", b"second", b"third"]
+    assert [name for name in held if owners.owns("a", name)] == [b"alices", b"third"]
+    assert not any(owners.owns("", name) for name in held)
 
 
 def test_a_block_whose_predecessor_was_cleared_is_looked_up_among_the_running_requests() -> None:
@@ -81,7 +82,8 @@ def test_a_block_whose_predecessor_was_cleared_is_looked_up_among_the_running_re
     owners.claim(b"root", "a")
     owners.find = {b"late": "b"}.get  # type: ignore[assignment]
     owners.stored([b"late", b"later"], b"gone")
-    assert owners.blocks_of("b") == [b"late", b"later"]
+    assert owners.owns("b", b"late")
+    assert owners.owns("b", b"later")
 
 
 def test_beginnings_that_never_came_are_bounded() -> None:
@@ -90,4 +92,4 @@ def test_beginnings_that_never_came_are_bounded() -> None:
         owners.claim(number.to_bytes(4, "little"), "a")
     owners.stored([(0).to_bytes(4, "little")], None)
     owners.stored([(1).to_bytes(4, "little")], None)
-    assert owners.blocks_of("a") == [(1).to_bytes(4, "little")]
+    assert [owners.owns("a", number.to_bytes(4, "little")) for number in (0, 1)] == [False, True]
