@@ -254,7 +254,10 @@ class KVManager:
         return self._evict(freed) + ((evict(REDIS, tuple(strays)),) if strays else ())
 
     def relieve(self, now: float) -> tuple[Directive, ...]:
-        """Order CPU tiers above their high-water mark to free the coldest segments that Redis has, and what is due."""
+        """Order CPU tiers above their high-water mark to free the coldest segments that Redis has, and what is due.
+
+        A bounded number in a call. To be called again until it orders nothing, with time for plans in between.
+        """
         self._advance(now)
         relieved = self._demotions.relieve()
         self._parts.counters.evicted_segments += len(relieved)

@@ -14,7 +14,7 @@ Invariants, per location, after every public method (`tests/kvmanager` checks th
 Costs: each method is O(log n) per copy that it changes, unless its docstring says otherwise. One thread.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from kvmanager.index.deltas import DeltaLog
 from kvmanager.index.demotion_queue import DemotionQueue
@@ -188,17 +188,25 @@ class Catalog:
         """
         return self.sweeps.uproot(copy, bytes_lost=bytes_lost, evicted=evicted)
 
+    def uproot_all(self, copies: Iterable[Copy], *, bytes_lost: bool) -> list[Copy]:
+        """The same of several, looked up one by one. O(slice + copies), however much hangs on each."""
+        return self.sweeps.uproot_all(copies, bytes_lost=bytes_lost)
+
     def drop(self, store: Store, keys: Iterable[SegmentKey]) -> tuple[int, list[Copy]]:
         """Forget segments whose bytes a location has lost; return how many it had, and what it must free after them."""
         nodes = [node for key in keys if (node := self.trie.nodes.get(key)) is not None]
         nodes.sort(key=lambda node: node.start_block, reverse=True)  # no order to evict what is lost too
         dropped = 0
-        freed: list[Copy] = []
-        for node in nodes:
-            copy = node.copy_at(store)
-            if copy is not None:
-                dropped += 1
-                freed += self.uproot(copy, bytes_lost=True)
+
+        def there() -> Iterator[Copy]:
+            nonlocal dropped
+            for node in nodes:
+                copy = node.copy_at(store)
+                if copy is not None:
+                    dropped += 1
+                    yield copy
+
+        freed = self.uproot_all(there(), bytes_lost=True)
         return dropped, freed
 
     def lose(self, store: Store) -> None:

@@ -19,6 +19,7 @@ One thread.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from typing import Protocol
 
 from kvmanager.index.locations import Tier
@@ -76,22 +77,39 @@ class Sweeps:
 
         What does not fit into one slice, or waits for an uprooting that is under way, follows from `step`.
         """
+        return self._uproot(head, MOST_PER_SLICE, bytes_lost, evicted)[0]
+
+    def uproot_all(self, heads: Iterable[Copy], *, bytes_lost: bool) -> list[Copy]:
+        """The same of several, with one slice for what hangs on all of them. O(slice + heads).
+
+        Each is looked up when its turn comes: one may have taken the next along.
+        """
+        freed: list[Copy] = []
+        left = MOST_PER_SLICE
+        for head in heads:
+            found, steps = self._uproot(head, left, bytes_lost, False)
+            freed += found
+            left -= steps
+        return freed
+
+    def _uproot(self, head: Copy, most: int, bytes_lost: bool, evicted: bool) -> tuple[list[Copy], int]:
+        """Return what is freed, and the steps that it took: at most ``most``, or one."""
         if head.state is CopyState.DOOMED:
             if head in self.leaving:
                 self.leaving[head] |= bytes_lost
             elif bytes_lost:
                 self._catalog.forget(head)
-            return []
+            return [], 1
         if head.share.retired:
-            return self.pull(head, bytes_lost=bytes_lost, evicted=evicted)
+            return self.pull(head, bytes_lost=bytes_lost, evicted=evicted), 1
         job = _Uprooting(self, self._catalog, head, bytes_lost, evicted)
-        if self._uprootings and head.children:
+        if head.children and (self._uprootings or most < 1):
             self._uprootings.append(job)
-            return []
-        freed, _ = job.step(MOST_PER_SLICE)
+            return [], 1
+        freed, steps = job.step(max(1, most))
         if not job.done:
             self._uprootings.append(job)
-        return freed
+        return freed, steps
 
     def begin(self, work: Work) -> None:
         """Do something else in slices."""

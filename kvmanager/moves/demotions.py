@@ -35,6 +35,9 @@ from kvmanager.segments.keys import SegmentKey
 MOST_CONSIDERED = 256
 """Entries of the queue that one call looks at: it holds up requests meanwhile. More wait for the next call."""
 
+MOST_RELIEVED = 1000
+"""Copies that one call of `relieve` evicts: some 25 ms. A tier that was full when Redis came has a tenth to give up."""
+
 
 @dataclass(frozen=True, slots=True)
 class Demotion:
@@ -159,17 +162,20 @@ class Demotions:
     def relieve(self) -> list[Copy]:
         """Take the coldest leaves that Redis has out of CPU tiers above their mark; return them, to be evicted.
 
-        Stops at a leaf that Redis lacks: that has to be copied first. O(partitions), and O(log n) per segment.
+        Stops at a leaf that Redis lacks: that has to be copied first. At most `MOST_RELIEVED` in a call; to be called
+        again until it returns none. O(partitions), and O(log n) per segment.
         """
         redis = self._redis()
         freed: list[Copy] = []
         if redis is None:
             return freed
+        left = MOST_RELIEVED
         for partition in self._cpu_partitions():
-            while self._excess(partition) > 0 and (victim := partition.policy.victim()) is not None:
+            while left and self._excess(partition) > 0 and (victim := partition.policy.victim()) is not None:
                 kept = victim.node.copy_at(redis)
                 if kept is None or not kept.resident:
                     break
+                left -= 1
                 freed += self._catalog.uproot(victim, bytes_lost=False, evicted=True)
         self._counters.relieved_segments += len(freed)
         return freed

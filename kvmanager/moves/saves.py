@@ -190,12 +190,12 @@ class Saves:
     def abandon(self, save_id: int) -> list[Copy]:
         """Give back what of a save is not committed; return stored copies that lost their chain by it."""
         save = self._saves.pop(save_id, None)
-        freed: list[Copy] = []
-        for copy in save.pending.values() if save is not None else ():
+        if save is None:
+            return []
+        for copy in save.pending.values():
             del self._save_of[copy]
-            if copy.state is CopyState.RESERVED:
-                freed += self._catalog.uproot(copy, bytes_lost=True)
-        return freed
+        reserved = (copy for copy in save.pending.values() if copy.state is CopyState.RESERVED)
+        return self._catalog.uproot_all(reserved, bytes_lost=True)
 
     def expire(self, now: float) -> list[Copy]:
         """Abandon the saves whose time is over; return stored copies that lost their chain by it. O(expired)."""

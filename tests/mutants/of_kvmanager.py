@@ -149,6 +149,14 @@ MUTANTS = (
         "The manager's memory grows with every prompt that was ever sent.",
     ),
     Mutant(
+        "relief-without-a-bound",
+        "kvmanager/moves/demotions.py",
+        "                left -= 1\n",
+        "",
+        (TESTS + "moves/test_relief.py",),
+        "When Redis comes back, no prompt gets a plan for seconds.",
+    ),
+    Mutant(
         "promotion-without-an-end",
         "kvmanager/scheduling/policies.py",
         "job.level, job.level_units, job.promoted = job.level + 1, 0.0, False",

@@ -111,15 +111,15 @@ MUTANTS = (
     Mutant(
         "tenant-left-out-of-salt",
         KEYS,
-        "for part in (fingerprint, tenant.encode(), fidelity.encode()):",
-        "for part in (fingerprint, fidelity.encode()):",
+        "for part in (fingerprint, tenant.encode(), manner.encode()):",
+        "for part in (fingerprint, manner.encode()):",
         (TESTS + "test_keys.py",),
         "A tenant finds out which prompts another one has sent, by how fast they are answered.",
     ),
     Mutant(
         "fidelity-left-out-of-salt",
         KEYS,
-        "for part in (fingerprint, tenant.encode(), fidelity.encode()):",
+        "for part in (fingerprint, tenant.encode(), manner.encode()):",
         "for part in (fingerprint, tenant.encode()):",
         (TESTS + "test_keys.py",),
         "An exact prompt is answered from tolerant KV.",
@@ -127,9 +127,9 @@ MUTANTS = (
     Mutant(
         "parts-of-salt-run-together",
         KEYS,
-        "    for part in (fingerprint, tenant.encode(), fidelity.encode()):\n"
+        "    for part in (fingerprint, tenant.encode(), manner.encode()):\n"
         '        digest.update(len(part).to_bytes(8, "little"))\n',
-        "    for part in (fingerprint, tenant.encode(), fidelity.encode()):\n",
+        "    for part in (fingerprint, tenant.encode(), manner.encode()):\n",
         (TESTS + "test_keys.py",),
         "A tenant whose name ends in a fidelity shares KV with another one.",
     ),

@@ -179,6 +179,28 @@ def test_a_slice_is_as_much_work_whatever_there_is_to_be_done(begin, width):
     assert max(ordered + more_ordered) <= sweeps.MOST_PER_SLICE
 
 
+@pytest.mark.parametrize("roots", [3, 30])
+def test_what_hangs_on_all_the_segments_that_are_lost_at_once_is_one_slice(roots):
+    """Thirty system prompts below which 200 conversations each are stored: their bytes are lost in one report."""
+    manager = KVManager(ManagerConfig(1), epoch=1)
+    manager.set_budget(CPU, 10**9)
+    rng = random.Random(0)
+    lost = [rng.randbytes(32) for _ in range(roots)]
+    for root in lost:
+        for _ in range(200):
+            spans = split_segments([root, rng.randbytes(32)], 0, 2, 1, 2)
+            manager.adopt(0.0, CPU, spans, [1] * len(spans))
+    orders = []
+    calls = [calls_of(lambda: orders.append(manager.dropped(0.0, CPU, lost)))]
+    while manager.sweeping:
+        calls.append(calls_of(lambda: orders.append(manager.sweep(0.0))))
+    ordered = [sum(len(order.keys) for order in directives) for directives in orders]
+    assert max(ordered) <= sweeps.MOST_PER_SLICE
+    assert sum(ordered) == 200 * roots
+    assert calls[0] <= 1.3 * max(calls[1:])
+    assert manager.stats(0.0)["locations"][0]["bytes"] == 0
+
+
 def test_redis_that_comes_to_a_full_index_is_told_in_slices_what_has_earned_a_copy():
     manager, _ = filled(30_000, 4)
     most = [calls_of(lambda: manager.set_budget(REDIS, 10**9))]
