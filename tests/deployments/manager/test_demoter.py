@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,11 +25,12 @@ def test_what_a_tier_gives_up_is_ordered_in_parts_between_which_plans_are_made()
                 await asyncio.sleep(0)
                 happened.append("a plan")
 
-        demoter = Demoter(brain, seats)
-        demoter.wake()  # once
-        await asyncio.wait_for(plans(), 10)
+        coming = asyncio.create_task(plans())
+        await asyncio.sleep(0)
+        Demoter(brain, seats).wake()  # once
+        await asyncio.wait_for(coming, 10)
 
     asyncio.run(main())
     ordered = [number for number, what in enumerate(happened) if what != "a plan"]
     assert [happened[number] for number in ordered] == ["some", "more", "the rest"]
-    assert all("a plan" in happened[first:then] for first, then in zip(ordered, ordered[1:], strict=False))
+    assert all("a plan" in happened[first:then] for first, then in pairwise(ordered))
