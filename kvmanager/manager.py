@@ -48,7 +48,7 @@ class KVManager:
     ) -> None:
         self.epoch = epoch
         self._now = float("-inf")
-        self._parts = parts = ManagerParts(config, policy)
+        self._parts = parts = ManagerParts(config, epoch, policy)
         self._catalog, self._trie, self._due, self._planner = parts.catalog, parts.trie, parts.due, parts.planner
         self._leases, self._saves, self._demotions = parts.leases, parts.saves, parts.demotions
         self._pins, self._quotas, self._devices = parts.pins, parts.quotas, parts.devices
@@ -254,10 +254,7 @@ class KVManager:
         return self._evict(freed) + ((evict(REDIS, tuple(strays)),) if strays else ())
 
     def relieve(self, now: float) -> tuple[Directive, ...]:
-        """Order CPU tiers above their high-water mark to free the coldest segments that Redis has, and what is due.
-
-        A bounded number in a call. To be called again until it orders nothing, with time for plans in between.
-        """
+        """Order CPU tiers above their mark to free some of the coldest segments that Redis has; () in the end."""
         self._advance(now)
         relieved = self._demotions.relieve()
         self._parts.counters.evicted_segments += len(relieved)

@@ -30,6 +30,7 @@ from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.index.stores import Partition, Store
 from kvmanager.moves.directives import Directive
 from kvmanager.moves.due_evictions import evictions
+from kvmanager.moves.leases import Numbers
 from kvmanager.segments.keys import SegmentKey
 
 MOST_CONSIDERED = 256
@@ -80,7 +81,13 @@ class Demotions:
     """Chooses what is copied to Redis and keeps the books of what is on its way."""
 
     def __init__(
-        self, catalog: Catalog, queue: DemotionQueue, counters: Counters, cpu_high_water: float, patience_s: float
+        self,
+        catalog: Catalog,
+        queue: DemotionQueue,
+        counters: Counters,
+        cpu_high_water: float,
+        patience_s: float,
+        numbers: Numbers,
     ) -> None:
         self.catalog = self._catalog = catalog
         self._queue = queue
@@ -89,7 +96,7 @@ class Demotions:
         self._cpu_high_water = cpu_high_water
         self._patience_s = patience_s
         self._in_flight: dict[int, _InFlight] = {}
-        self._last_id = 0
+        self._numbers = numbers
         self._last_made_room = False
         self._refused_leaf: dict[tuple[Location, str], SegmentKey] = {}
         """Counted already, per partition of a CPU tier: it stays the coldest until something happens."""
@@ -277,11 +284,11 @@ class Demotions:
 
     def _depart(self, flight: _InFlight) -> Demotion:
         batch = flight.batch
-        self._last_id += 1
-        self._in_flight[self._last_id] = flight
+        demotion_id = self._numbers.next()
+        self._in_flight[demotion_id] = flight
         self._counters.evicted_segments += len(batch.victims)
         return Demotion(
-            self._last_id,
+            demotion_id,
             batch.sources[0].store.location,
             tuple(copy.node.key for copy in batch.targets),
             tuple(copy.nbytes for copy in batch.targets),

@@ -18,6 +18,7 @@ from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.index.stores import Store
 from kvmanager.moves.directives import Directive
 from kvmanager.moves.due_evictions import evictions
+from kvmanager.moves.leases import Numbers
 from kvmanager.segments.forms import DENSE
 from kvmanager.segments.keys import SegmentKey
 from kvmanager.segments.spans import SegmentSpan
@@ -53,14 +54,16 @@ class _Save:
 class Saves:
     """Hands out reservations and turns them into stored segments."""
 
-    def __init__(self, catalog: Catalog, counters: Counters, blocks_per_segment: int, save_s: float) -> None:
+    def __init__(
+        self, catalog: Catalog, counters: Counters, blocks_per_segment: int, save_s: float, numbers: Numbers
+    ) -> None:
         self._catalog = catalog
         self._counters = counters
         self._blocks_per_segment = blocks_per_segment
         self._save_s = save_s
         self._saves: dict[int, _Save] = {}
         self._save_of: dict[Copy, int] = {}
-        self._last_id = 0
+        self._numbers = numbers
 
     def __len__(self) -> int:
         return len(self._saves)
@@ -241,10 +244,10 @@ class Saves:
     def _open(self, replica: str, now: float, pending: dict[SegmentKey, Copy], *, promotion: bool = False) -> int:
         if not pending:
             return 0
-        self._last_id += 1
-        self._saves[self._last_id] = _Save(replica, now + self._save_s, promotion, pending)
-        self._save_of.update(dict.fromkeys(pending.values(), self._last_id))
-        return self._last_id
+        save_id = self._numbers.next()
+        self._saves[save_id] = _Save(replica, now + self._save_s, promotion, pending)
+        self._save_of.update(dict.fromkeys(pending.values(), save_id))
+        return save_id
 
     def _commit(self, now: float, copy: Copy, nbytes: int) -> bool:
         if copy.state is not CopyState.RESERVED:

@@ -157,6 +157,22 @@ MUTANTS = (
         "When Redis comes back, no prompt gets a plan for seconds.",
     ),
     Mutant(
+        "numbers-begin-anew-in-each-manager",
+        "kvmanager/moves/leases.py",
+        "sha256(str(epoch).encode())",
+        'sha256(b"")',
+        (TESTS + "moves/test_leases.py",),
+        "What a replica gives back to a manager that was started again ends another replica's lease or save.",
+    ),
+    Mutant(
+        "fill-without-an-end",
+        "kvmanager/moves/chunk_fills.py",
+        "and other.replica != replica and other.deadline > now:",
+        "and other.replica != replica:",
+        (TESTS + "moves/test_chunk_fills.py",),
+        "A chunk whose fill was cut off on its way to the manager is never filled elsewhere.",
+    ),
+    Mutant(
         "promotion-without-an-end",
         "kvmanager/scheduling/policies.py",
         "job.level, job.level_units, job.promoted = job.level + 1, 0.0, False",
