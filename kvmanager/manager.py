@@ -62,7 +62,8 @@ class KVManager:
 
         When Redis gets its first bytes, `sweep` looks for what CPU tiers hold that has earned a copy there before.
         """
-        store = self._catalog.store(location)
+        # Reports tell that Redis is away; of nodes that are gone there is no end.
+        store = (self._catalog.open if nbytes or location == REDIS else self._catalog.store)(location)
         if nbytes < store.used_bytes:
             raise ValueError(f"{location} holds {store.used_bytes} bytes, more than {nbytes}: clear its tier first")
         store.set_budget(nbytes)
@@ -314,7 +315,7 @@ class KVManager:
         self._trie.forget_coldest_ghosts()
 
     def forget_holder(self, location: Location) -> None:
-        """Note that a location is gone with all it held; its budget becomes zero. `sweep` does what is left of it.
+        """Note that a location is gone with all it held. `sweep` does what is left of it.
 
         Demotions and promotions under way may go on, but nothing is committed at a location that is gone. The location
         may come back at once, with the same segments.

@@ -54,13 +54,21 @@ class Catalog:
         """What `kvmanager.eviction.quotas` has set, for locations that come later."""
 
     def store(self, location: Location) -> Store:
-        """Return the store of a shared location; a new one has no budget. Raises ValueError for a device."""
+        """Return the store of a shared location. Raises ValueError for a device.
+
+        Of a location that is not known, or not any more, it has no budget, and nobody keeps it: see `open`.
+        """
         store = self.stores.get(location)
         if store is None:
             if location.tier is Tier.DEVICE:
                 raise ValueError(f"{location} is a device pool, which its replica manages: no segment is stored there")
-            store = self.stores[location] = Store(location, self._make_policy)
+            store = Store(location, self._make_policy)
             store.set_quotas(self.quotas.get(location.tier, {}))
+        return store
+
+    def open(self, location: Location) -> Store:
+        """Return the store of a shared location, which is known from now on, until `lose`. Raises as `store`."""
+        store = self.stores[location] = self.store(location)
         return store
 
     def know(self, span: SegmentSpan, nbytes: int) -> Node | None:
@@ -210,9 +218,11 @@ class Catalog:
         return dropped, freed
 
     def lose(self, store: Store) -> None:
-        """Forget all that a location held, and what it was promised: it is gone. O(tenants), and the rest in slices."""
-        self.stores[store.location] = heir = Store(store.location, self._make_policy)
-        heir.set_quotas(store.quotas)
+        """Forget a location with all that it held and was promised: it is gone. O(tenants), and the rest in slices.
+
+        It may be opened again at once. Nodes come and go: what a manager goes through depends on those that there are.
+        """
+        self.stores.pop(store.location, None)
         store.lost = True
         for copy in list(store.waiting):
             self.forget(copy)

@@ -98,8 +98,6 @@ class Demotions:
         self._in_flight: dict[int, _InFlight] = {}
         self._numbers = numbers
         self._last_made_room = False
-        self._refused_leaf: dict[tuple[Location, str], SegmentKey] = {}
-        """Counted already, per partition of a CPU tier: it stays the coldest until something happens."""
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -224,9 +222,8 @@ class Demotions:
                 if leaf.node.copy_at(redis) is not None or not leaf.resident:
                     break  # `relieve` can evict it, or could soon; or it is on its way out
                 added = self._add_chain(redis, leaf, batch, most_bytes)
-                share = partition.store.location, partition.tenant
-                if added is _Added.REFUSED and self._refused_leaf.get(share) != leaf.node.key:
-                    self._refused_leaf[share] = leaf.node.key
+                if added is _Added.REFUSED and partition.refused_leaf != leaf.node.key:
+                    partition.refused_leaf = leaf.node.key
                     self._counters.refused_demotions += 1
                 if added is not _Added.WHOLE:
                     break

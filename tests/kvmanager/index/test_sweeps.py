@@ -10,7 +10,7 @@ from kvmanager.config import ManagerConfig
 from kvmanager.index import snapshots, sweeps
 from kvmanager.index.deltas import HASHES_PER_EVENT, Position
 from kvmanager.index.demotion_queue import CAPACITY
-from kvmanager.index.locations import REDIS, Tier
+from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.index.trie import PrefixTrie
 from kvmanager.manager import KVManager
 from kvmanager.moves.plans import PlanReason
@@ -93,6 +93,27 @@ def test_a_lost_location_may_come_back_with_all_it_held_before_it_is_forgotten(s
     slow.manager.release(plan.lease_id)
     assert slow.manager.expire(0.0) == ()
     assert slow.stored("abcdefghijkl") == 12
+
+
+def test_of_nodes_that_come_and_go_none_is_remembered_that_is_gone(slow):
+    """Nor does what is still said of one make it known again; of Redis it is told that it is away."""
+    brain, manager = slow, slow.manager
+    for number in range(20):
+        node = Location(Tier.CPU, f"node-{number}")
+        manager.set_budget(node, 10)
+        brain.serve("abcdef", location=node)
+        offer = brain.offer("uv", location=node)
+        manager.forget_holder(node)
+        assert brain.commit(offer.keys, node) == []
+        assert brain.offer("uv", location=node).keys == ()
+        manager.dropped(0.0, node, brain.keys("ab"))
+        manager.adopt(0.0, node, brain.spans("ab"), [1])
+    while manager.sweeping:
+        manager.sweep(0.0)
+    manager.set_budget(REDIS, 10)
+    manager.forget_holder(REDIS)
+    found = {(place["tier"], place["holder"]): place["budget_bytes"] for place in manager.stats(0.0)["locations"]}
+    assert found == {("cpu", brain.cpu.holder): 100, ("redis", ""): 0}
 
 
 def test_a_lost_root_hides_all_below_it_at_once(slow):
