@@ -62,7 +62,6 @@ class KVManager:
 
         When Redis gets its first bytes, `sweep` looks for what CPU tiers hold that has earned a copy there before.
         """
-        # Reports tell that Redis is away; of nodes that are gone there is no end.
         store = (self._catalog.open if nbytes or location == REDIS else self._catalog.store)(location)
         if nbytes < store.used_bytes:
             raise ValueError(f"{location} holds {store.used_bytes} bytes, more than {nbytes}: clear its tier first")

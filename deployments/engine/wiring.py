@@ -183,7 +183,7 @@ class KVReuse:
         )
         publisher = PlacementPublisher(port, self._in_pool, self._on_cleared)
         self._scheduler_side.owners = publisher.owners
-        publisher.owners.find = self._scheduler_side.tenant_of_block
+        publisher.owners.find = self._scheduler_side.owner_of_block
         self.control = PoolControl(
             pool=pool,
             transfer=self.transfer,

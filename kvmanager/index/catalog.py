@@ -67,7 +67,10 @@ class Catalog:
         return store
 
     def open(self, location: Location) -> Store:
-        """Return the store of a shared location, which is known from now on, until `lose`. Raises as `store`."""
+        """Return the store of a shared location, which is known from now on, until `lose`. Raises as `store`.
+
+        Reports tell that Redis is away, which is one; of nodes that are gone there is no end.
+        """
         store = self.stores[location] = self.store(location)
         return store
 

@@ -22,7 +22,7 @@ from configs.sections import EngineSettings
 from configs.settings import Settings
 from deployments.protocol.kv_port import FIDELITY, PLAN, PlanDict
 from deployments.protocol.wire import KV_CACHE_USAGE
-from kvmanager.segments.keys import BLENDED, BlockHash, Fidelity, block_hashes, cache_salt
+from kvmanager.segments.keys import BLENDED, EXACT, BlockHash, Fidelity, block_hashes, cache_salt
 from kvmanager.segments.server_secret import ServerSecret
 from load_tests.harness.patience import PATIENCE_S, patience
 from load_tests.harness.patience import until as until
@@ -213,7 +213,7 @@ class Engine:
         from deployments.transfer.threads import SaveJob
 
         saved = threading.Event()
-        self.reuse.transfer.submit_save(SaveJob(OfferedBlocks((), 0, 0, 0), (), saved.set))
+        self.reuse.transfer.submit_save(SaveJob(OfferedBlocks((), 0, 0, 0), (), saved.set, EXACT))
         if not saved.wait(patience(PATIENCE_S)):
             raise TimeoutError("saves do not end")
 

@@ -36,6 +36,14 @@ MUTANTS = (
         "KV that an operator has cleared is on the device again, by a promotion that was under way.",
     ),
     Mutant(
+        "fidelity-forgotten",
+        "deployments/engine/pool/block_owners.py",
+        "        if owner.fidelity != EXACT:\n",
+        "        if not owner.fidelity:\n",
+        (TESTS + "pool/test_offload_chains.py",),
+        "Tolerant KV takes its whole size in Redis.",
+    ),
+    Mutant(
         "cleared-in-one-piece",
         CONTROL,
         "            if len(blocks) == MOST_BLOCKS:\n",

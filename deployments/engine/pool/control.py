@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 from vllm.distributed.kv_events import BlockStored
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
-from deployments.engine.pool.block_owners import BlockOwners
+from deployments.engine.pool.block_owners import NOBODY, BlockOwners, Owner
 from deployments.engine.pool.hotness_queue import HotnessQueue
 from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad
 from deployments.transfer.held_save import submit_held_save
@@ -55,8 +55,8 @@ class Promotion:
     """Per block, never rising: the beginning of a sequence is as hot as its end, or hotter."""
     deadline: float
     """On `time.monotonic`'s clock."""
-    tenant: str = ""
-    """Tag of whose it is; empty: not known."""
+    owner: Owner = NOBODY
+    """As far as it is known."""
 
 
 class PoolControl:
@@ -146,9 +146,9 @@ class PoolControl:
 
         Of a segment that the next one leaves inside, the blocks before that are saved: all are of one sequence.
         Returns how many segments were begun, how many blocks they have, and a future with how many of them are stored
-        (None: a part failed). They are saved as the tenant's whose KV this is: a manager that was started again may not
-        know. 0 segments: the first one, or what it follows on, is not here; no future: too many blocks are held for
-        saves. O(blocks of the sequence).
+        (None: a part failed). They are saved as the tenant's whose KV this is, which a manager that was started again
+        may not know, and in its fidelity, which no manager knows. 0 segments: the first one, or what it follows on, is
+        not here; no future: too many blocks are held for saves. O(blocks of the sequence).
         """
         begun = prompt_blocks = 0
         first = position = spans[0].start_block
@@ -173,10 +173,11 @@ class PoolControl:
         for span, below in zip_longest(spans[:begun], spans[1:begun]):
             if span.kind is NodeKind.REQUEST:
                 prompt_blocks = span.end_block if below is None else below.start_block
-        tenant = self._owners.owner(last.key) or last.tenant
-        offered = OfferedBlocks(cast("list[Any]", hashes), first, position, prompt_blocks, tenant)
+        owner = self._owners.owner(last.key)
+        offered = OfferedBlocks(cast("list[Any]", hashes), first, position, prompt_blocks, owner.tenant or last.tenant)
         stored: Future[int | None] = Future()
-        fits = submit_held_save(self._pool, self._transfer, self._on_engine_thread, offered, ids, stored.set_result)
+        to = self._pool, self._transfer, self._on_engine_thread
+        fits = submit_held_save(*to, offered, ids, owner.fidelity, stored.set_result)
         return begun, len(ids), stored if fits else None
 
     def hear(self, epoch: int, now: float) -> bool:
@@ -216,7 +217,7 @@ class PoolControl:
         done: Future[int] = Future()
         clears = self._clears_of(promotion)
         if first == 0:
-            self._owners.claim(promotion.hashes[0], promotion.tenant)
+            self._owners.claim(promotion.hashes[0], promotion.owner)
 
         def finish(arrived: int) -> None:
             failure: BaseException | None = None
@@ -245,7 +246,7 @@ class PoolControl:
         return done
 
     def _clears_of(self, promotion: Promotion) -> int:
-        return self._clears[None] + self._clears[promotion.tenant]
+        return self._clears[None] + self._clears[promotion.owner.tenant]
 
     def _take_free(self, wanted: int, score: float) -> list[KVCacheBlock] | None:
         reserve = int(self._pool.num_gpu_blocks * PROMOTION_RESERVE)
