@@ -95,18 +95,19 @@ class KVManagerActor(PeopleCalls):
     # Replicas.
 
     async def register_replica(
-        self, replica: str, rank: int, node_id: str, device_hashes: list[BlockHash], fingerprint: bytes
+        self, replica: str, rank: int, node_id: str, device_hashes: list[BlockHash], fingerprint: bytes, apart: str = ""
     ) -> None:
         """A replica introduces itself, or does so again to a new manager, with what its device pool holds.
 
         `fingerprint` is its model's: all replicas of an application serve one model. One that computes otherwise is
-        served too, but every segment of the others is a mismatch to it, as its own are to them.
+        served too, but every segment of the others is a mismatch to it, as its own are to them. `apart`: why this one
+        shares no KV, though others do.
         """
         warn_of_another_model(replica, fingerprint, self._fingerprint if self._replicas else None)
         self._fingerprint = fingerprint
         for other in succeeded_by(self._replicas, replica, rank, time.monotonic()):
             self._forget_replica(other)
-        self._replicas[replica] = ReplicaSeat(rank, node_id, time.monotonic())
+        self._replicas[replica] = ReplicaSeat(rank, node_id, time.monotonic(), apart=apart)
         if role := self._roles.seat(replica):
             logger.info("replica %s (rank %d) has the role %s", replica, rank, role)
         self._brain.device_cleared(replica)
