@@ -53,7 +53,12 @@ def build(args: Mapping[str, Any]) -> Application:
     check_cluster(settings)
     require_parsers(settings.engine)
     logger.info("%s computes in %s", settings.model_name, settings.dtype_said)
-    chosen = {**args, "dtype": settings.engine_dtype}  # here, for all nodes: KV of two types is not shared
+    # Here, for all nodes: KV of two types, or of two kinds of processor, is not shared.
+    chosen = {
+        **args,
+        "dtype": settings.engine_dtype,
+        "kv": {**(args.get("kv") or {}), "processor": settings.kv.processor or settings.processor_here or None},
+    }
     plain = sealed(chosen, settings.http.api_keys, settings.http.metrics_key)
     secret = server_secret(settings.kv.redis_folder_path)
     replica: Any = serve.deployment(

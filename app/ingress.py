@@ -62,7 +62,7 @@ from app.openai import openapi_schema
 from app.openai.api import add_openai_routes
 from app.openai.constraint_pool import ConstraintPool
 from app.openai.engine_client import HandleEngineClient
-from app.openai.fidelity import FidelityRule
+from app.openai.fidelity import FidelityRule, RatioRule
 from app.openai.prompt_keys import PromptKeys
 from app.openai.suspects import Suspects
 from app.openai.tokenize_lap import time_tokenizing
@@ -125,7 +125,8 @@ def create_app(
     parts = PartsMetrics(metrics, backend.metrics, http.metrics_max_age_s)
     debug_headers = http.debug_headers if loopback or http.debug_headers else False
     fidelity = FidelityRule(settings.kv.fidelity, settings.kv.tenant_fidelity)
-    keys = PromptKeys(secret, fingerprint, vllm_config.cache_config.block_size, fidelity)
+    ratios = RatioRule.from_settings(settings)
+    keys = PromptKeys(secret, fingerprint, vllm_config.cache_config.block_size, fidelity, ratios)
     renderer = renderer_from_config(vllm_config)
     keep_user_text(renderer)
     time_tokenizing(renderer)

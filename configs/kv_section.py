@@ -26,6 +26,13 @@ class KVSettings(Section):
     """The shared KV cache: what is kept, where, and how long anything may wait for it."""
 
     enabled: bool = Field(True, description="Share KV between replicas. Off: every request computes its whole prompt.")
+    processor: str | None = Field(
+        None,
+        min_length=1,
+        description="Kind of the processors whose KV is shared, such as `vec, AVX2`: the last bits of KV depend on it. "
+        "A replica on another kind of processor keeps a prefix cache of its own, and says so. Empty: the kind of the "
+        "node where the server is started.",
+    )
     segment_tokens: int = Field(
         256,
         ge=1,

@@ -129,6 +129,11 @@ class Settings(Section):
         return machine.cpu_dtype()
 
     @property
+    def processor_here(self) -> str:
+        """The kind of this node's processors (`kv.processor`); empty where an accelerator computes."""
+        return machine.processor_kind(self.engine_dtype) if machine.accelerator() == "cpu" else ""
+
+    @property
     def dtype_said(self) -> str:
         """`engine_dtype` in words, and why."""
         if self.dtype != "auto":

@@ -48,7 +48,7 @@ class KVManager:
     ) -> None:
         self.epoch = epoch
         self._now = float("-inf")
-        self._parts = parts = ManagerParts(config, policy)
+        self._parts = parts = ManagerParts(config, epoch, policy)
         self._catalog, self._trie, self._due, self._planner = parts.catalog, parts.trie, parts.due, parts.planner
         self._leases, self._saves, self._demotions = parts.leases, parts.saves, parts.demotions
         self._pins, self._quotas, self._devices = parts.pins, parts.quotas, parts.devices
@@ -62,7 +62,7 @@ class KVManager:
 
         When Redis gets its first bytes, `sweep` looks for what CPU tiers hold that has earned a copy there before.
         """
-        store = self._catalog.store(location)
+        store = (self._catalog.open if nbytes or location == REDIS else self._catalog.store)(location)
         if nbytes < store.used_bytes:
             raise ValueError(f"{location} holds {store.used_bytes} bytes, more than {nbytes}: clear its tier first")
         store.set_budget(nbytes)
@@ -254,7 +254,7 @@ class KVManager:
         return self._evict(freed) + ((evict(REDIS, tuple(strays)),) if strays else ())
 
     def relieve(self, now: float) -> tuple[Directive, ...]:
-        """Order CPU tiers above their high-water mark to free the coldest segments that Redis has, and what is due."""
+        """Order CPU tiers above their mark to free some of the coldest segments that Redis has; () in the end."""
         self._advance(now)
         relieved = self._demotions.relieve()
         self._parts.counters.evicted_segments += len(relieved)
@@ -314,7 +314,7 @@ class KVManager:
         self._trie.forget_coldest_ghosts()
 
     def forget_holder(self, location: Location) -> None:
-        """Note that a location is gone with all it held; its budget becomes zero. `sweep` does what is left of it.
+        """Note that a location is gone with all it held. `sweep` does what is left of it.
 
         Demotions and promotions under way may go on, but nothing is committed at a location that is gone. The location
         may come back at once, with the same segments.

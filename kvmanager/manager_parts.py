@@ -17,7 +17,7 @@ from kvmanager.index.snapshots import Snapshots
 from kvmanager.index.trie import PrefixTrie
 from kvmanager.moves.demotions import Demotions
 from kvmanager.moves.due_evictions import DueEvictions
-from kvmanager.moves.leases import Leases
+from kvmanager.moves.leases import Leases, Numbers
 from kvmanager.moves.offloads import Offloads
 from kvmanager.moves.plans import Planner
 from kvmanager.moves.prompt_orders import PromptOrders
@@ -30,10 +30,14 @@ from kvmanager.views.tree import Views
 class ManagerParts:
     """The parts. Raises ValueError for an eviction policy that is not known or cannot be made."""
 
-    def __init__(self, config: ManagerConfig, policy: Callable[[PolicySetting], EvictionPolicy] | None = None) -> None:
-        """`policy`: makes the eviction policies in place of the one that the configuration names; none learns."""
+    def __init__(
+        self, config: ManagerConfig, epoch: int, policy: Callable[[PolicySetting], EvictionPolicy] | None = None
+    ) -> None:
+        """`epoch`: where the numbers of promises begin. `policy`: makes the eviction policies in place of the one that
+        the configuration names; none learns."""
         learns = policy is None and find_policy(config.eviction_policy).learns
         self.blocks_per_segment = config.blocks_per_segment
+        numbers = Numbers(epoch)
         self.counters = Counters()
         self.clock = HotnessClock(config.half_life_requests)
         self.log = DeltaLog(config.max_deltas)
@@ -49,12 +53,14 @@ class ManagerParts:
         self.catalog = Catalog(self.trie, self.clock, self.log, policy_for, self.queue, self.reuse)
         self.renewals = Renewals(self.trie, self.catalog.stores, self.counters, config.redis_renew_s)
         self.forms = RedisForms(self.trie, self.catalog.stores)
-        self.leases = Leases(self.catalog, self.counters, config.lease_s)
+        self.leases = Leases(self.catalog, self.counters, config.lease_s, numbers)
         self.planner = Planner(
             self.catalog, self.counters, self.renewals, self.leases, config.blocks_per_segment, config.block_tokens
         )
-        self.saves = Saves(self.catalog, self.counters, config.blocks_per_segment, config.save_s)
-        self.demotions = Demotions(self.catalog, self.queue, self.counters, config.cpu_high_water, config.save_s)
+        self.saves = Saves(self.catalog, self.counters, config.blocks_per_segment, config.save_s, numbers)
+        self.demotions = Demotions(
+            self.catalog, self.queue, self.counters, config.cpu_high_water, config.save_s, numbers
+        )
         self.pins = Pins(self.catalog, config.pin_budget_bytes, config.longest_pin_s, config.tenant_pin_bytes)
         self.quotas = Quotas(self.catalog, self.counters)
         self.devices = DeviceIndex(self.log)

@@ -31,6 +31,7 @@ MEMORY_BYTES = 24 * GIB
 """Of the machine that all tests believe to have, and of its /dev/shm."""
 PROCESSORS = ("float32", "bfloat16")
 """What a processor without, and with instructions for bfloat16 computes fast. The first one is every test's."""
+PROCESSOR_KIND = "vec, AVX512"
 SHARED_MEMORY = "/dev/shm"
 
 OWN_PREFIXES = ("CROSSKV_", "RAY_", "VLLM_", "LC_")
@@ -104,13 +105,16 @@ class _Facts:
     """What `configs.machine` and /dev/shm say: the real ones, and those of all tests."""
 
     def __init__(self) -> None:
-        self._real: dict[str, Any] = {name: getattr(machine, name) for name in ("cpu_dtype", "memory_bytes")}
+        self._real: dict[str, Any] = {
+            name: getattr(machine, name) for name in ("cpu_dtype", "memory_bytes", "processor_kind")
+        }
         self._real_statvfs = os.statvfs
 
     def fix(self, patch: pytest.MonkeyPatch, cpu_dtype: str = PROCESSORS[0]) -> None:
         """A machine of MEMORY_BYTES, all of it in /dev/shm, with processors of this kind."""
         patch.setattr(machine, "cpu_dtype", lambda: cpu_dtype)
         patch.setattr(machine, "memory_bytes", lambda: MEMORY_BYTES)
+        patch.setattr(machine, "processor_kind", lambda dtype: PROCESSOR_KIND)
         free = SimpleNamespace(f_bavail=MEMORY_BYTES // 4096, f_frsize=4096)
         patch.setattr(os, "statvfs", lambda path: free if str(path) == SHARED_MEMORY else self._real_statvfs(path))
 

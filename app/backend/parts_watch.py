@@ -39,6 +39,8 @@ class PartsWatch:
         """By name, as last heard; empty without roles."""
         self.kv: Mapping[str, KVReport] = {}
         """By name, what a replica last said of its device pool."""
+        self.apart: Mapping[int, str] = {}
+        """By rank, why a replica shares no KV though others do."""
         self.cpu_tiers: int | None = None
         self.redis: Mapping[str, Any] | None = None
         self.scaling: Mapping[str, Any] = {}
@@ -55,12 +57,13 @@ class PartsWatch:
             self.ranks = {name: rank for name, (rank, _) in replicas.items()}
         self.silence_s = {name: silence_s for name, (_, silence_s) in replicas.items()}
         self.roles, self.kv = parts.get("roles") or {}, parts.get("kv") or {}
+        self.apart = parts.get("apart") or {}
         self.cpu_tiers, self.redis, self.error = len(parts["cpu_tiers"]), parts.get("redis"), ""
         self.scaling = parts.get("scaling") or {}
 
     def _forget(self, why: str) -> None:
         self.silence_s, self.cpu_tiers, self.redis, self.error = {}, None, None, why
-        self.scaling, self.kv = {}, {}
+        self.scaling, self.kv, self.apart = {}, {}, {}
 
     async def _watch(self) -> None:
         failed = False
@@ -112,6 +115,9 @@ def health_probe(
                 **({"wanted": parts.scaling["target"]} if "target" in parts.scaling else {}),
             },
         }
+        if parts.apart:
+            why = "; ".join(f"off at replica {rank}: {why}" for rank, why in sorted(parts.apart.items()))
+            report["kv_sharing"] = {"state": why}
         if not parts.error:
             tier_wanted = settings.kv.enabled and settings.kv.cpu_tier_bytes > 0
             state = "ok" if parts.cpu_tiers or not tier_wanted else "missing"

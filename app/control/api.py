@@ -74,6 +74,9 @@ def control_router(
         fidelity: Annotated[
             str | None, Query(description="`exact`, `tolerant` or `blended`, as its requests say.")
         ] = None,
+        recompute_ratio: Annotated[
+            float | None, Query(ge=0, le=1, description="Of a blended prompt, as its requests say.")
+        ] = None,
     ) -> dict[str, Any]:
         """Where the KV of a prompt of this tenant lies. Give exactly one of `text`, `tokens` and `messages`.
 
@@ -92,7 +95,7 @@ def control_router(
             **given,
             truncate_prompt_tokens=truncate_prompt_tokens,
             cache_salt=cache_salt,
-            kv_cache={"fidelity": read_fidelity(fidelity, "fidelity")},
+            kv_cache={"fidelity": read_fidelity(fidelity, "fidelity"), "recompute_ratio": recompute_ratio},
         )
         token_ids = await prompt.token_ids(renderer)
         found = await ask(control.lookup(prompt.hashes_of(token_ids, keys)))
@@ -100,7 +103,7 @@ def control_router(
             "tokens": len(token_ids), "block_size_tokens": keys.block_size, **in_tokens(found, keys.block_size),
         }  # fmt: skip
         if blends is not None and prompt.fidelity(keys) == BLENDED:
-            salt = keys.salt(current_request().tenant, cache_salt)
+            salt = keys.exact_salt(current_request().tenant, cache_salt)
             answer["chunks"] = await ask(_lookup_chunks(control, keys, token_ids, blends.chunks(token_ids, None), salt))
         return answer
 

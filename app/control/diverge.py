@@ -20,6 +20,7 @@ from app.control.api import ask, in_tokens, owner_only
 from app.control.moves import PREFIX
 from app.control.prompt_param import PromptChoice
 from app.gate.json_route import JsonRoute
+from app.gate.kv_cache_field import read_field
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys
@@ -50,8 +51,9 @@ def diverge_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
         """Where two prompts of this tenant part: the first token that differs, and the texts around it.
 
         `shared_tokens` are before it. `reusable_tokens` are those in full blocks, which one prompt may take from the
-        other's KV: none where `cache_salt` or fidelity keep them apart (`same_namespace`). `lost_tokens` are what it
-        might take more of, were the rest the same too. Either side says what the cache has of it now.
+        other's KV: none where `cache_salt`, fidelity or a blend's ratio keep them apart (`same_namespace`).
+        `lost_tokens` are what it might take more of, were the rest the same too. Either side says what the cache has of
+        it now.
         Where the same text goes on behind what differs, `cause` guesses what that is: `template`, `billing`, `date`,
         `id`, `other`; else it is null. `lately` counts the caller's prompts since this ingress started: those of a
         segment or more, and by cause those that lost their whole prefix so.
@@ -62,7 +64,7 @@ def diverge_router(control: ControlPlane, renderer: OnlineRenderer, keys: Prompt
             given = one.model_dump(exclude_none=True)
             bounds.check(given, len(str(given)))
         tokens = [await one.token_ids(renderer) for one in prompts]
-        salts = [keys.salt(tenant, one.cache_salt, one.fidelity(keys)) for one in prompts]
+        salts = [keys.salt(tenant, one.cache_salt, read_field(one.kv_cache)) for one in prompts]
         first, second = (array("i", ids) for ids in tokens)
         shared, together = common(first.tobytes(), second.tobytes()), salts[0] == salts[1]
         reusable = shared - shared % keys.block_size if together else 0

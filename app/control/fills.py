@@ -103,7 +103,7 @@ def fills_router(engine: HandleEngineClient, renderer: OnlineRenderer, jobs: Job
         with fills.only_one_of(context.tenant) as keep:
             bounds: RequestBounds = request.app.state.request_bounds
             chunks = await chunks_of(body, renderer, engine.blends, bounds)
-            order = _Order(chunks, engine.keys.salt(tenant, body.cache_salt), engine.keys.tag(tenant),
+            order = _Order(chunks, engine.keys.exact_salt(tenant, body.cache_salt), engine.keys.tag(tenant),
                            body.deadline_s, _reserved(chunks))  # fmt: skip
             try:
                 work = audited_work(context.caller, "fill", lambda: fills.run(order, context.tenant), whose=order.tag)

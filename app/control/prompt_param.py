@@ -111,7 +111,8 @@ class PromptChoice(ChatFields):
 
     def hashes_of(self, token_ids: list[int], keys: PromptKeys) -> list[bytes]:
         """The hashes of the full blocks of what `token_ids` has returned. Raises as that does."""
-        return keys.hashes(token_ids, keys.salt(current_request().tenant, self.cache_salt, self.fidelity(keys)))
+        salt = keys.salt(current_request().tenant, self.cache_salt, read_field(self.kv_cache))
+        return keys.hashes(token_ids, salt)
 
     def fidelity(self, keys: PromptKeys) -> Fidelity:
         """What the prompt's requests would be computed under. Raises VLLMValidationError (400) for a bad `kv_cache`."""

@@ -26,8 +26,7 @@ from app.gate.request_context import RequestContext
 from app.metrics.ingress import IngressMetrics
 from app.metrics.labels import CHUNK_GIVEN, CHUNK_NOT_FOUND, CHUNK_RECOGNIZED
 from app.openai.prompt_keys import PromptKeys
-from configs.blend_profile import read_blend_profile
-from configs.blend_section import DEFAULT_RECOMPUTE_RATIO, BlendSettings
+from configs.blend_section import BlendSettings
 from configs.settings import Settings
 from deployments.protocol.wire import BlendRequest, PromptChunk
 
@@ -45,15 +44,12 @@ class BlendRequests:
         encode: Encode,
         keys: PromptKeys,
         count: Callable[[str, int], None],
-        calibrated_ratio: float | None = None,
     ) -> None:
-        """`count` is told how many chunks came about in which way; `calibrated_ratio` is the model's, None: unknown."""
-        self._settings = settings
+        """`count` is told how many chunks came about in which way."""
         self._separators = separators
         self._encode = encode
         self._keys = keys
         self._count = count
-        self._calibrated = calibrated_ratio
         self.min_tokens = max(settings.min_chunk_tokens, keys.block_size)
         """Of shorter chunks nothing is stored."""
 
@@ -93,22 +89,12 @@ class BlendRequests:
             self._count(CHUNK_NOT_FOUND, absent)
         if not spans:
             return None
-        salt = self._keys.salt(tenant, user_salt)
+        salt = self._keys.exact_salt(tenant, user_salt)
         chunks = [
             PromptChunk(span.start, span.tokens, self._keys.hashes(token_ids[span.start : span.end], salt))
             for span in spans
         ]
-        return BlendRequest(chunks, salt, self.recompute_ratio(tenant, asked))
-
-    def recompute_ratio(self, tenant: str, asked: KVCacheField) -> float:
-        """The share that the request names, else its tenant's, the deployment's, the calibrated one, CacheBlend's."""
-        named = (
-            asked.recompute_ratio,
-            self._settings.tenant_recompute_ratio.get(tenant),
-            self._settings.recompute_ratio,
-            self._calibrated,
-        )
-        return next((ratio for ratio in named if ratio is not None), DEFAULT_RECOMPUTE_RATIO)
+        return BlendRequest(chunks, salt, self._keys.ratios.of(tenant, asked))
 
 
 def may_blend(params: SamplingParams) -> bool:
@@ -120,14 +106,12 @@ def blend_requests(
     settings: Settings, renderer: BaseRenderer, chat_template: str | None, keys: PromptKeys, metrics: IngressMetrics
 ) -> BlendRequests:
     """Those of this server. Raises SettingsError for separators that cannot occur in a prompt."""
-    profile = read_blend_profile(settings.model_source)
     return BlendRequests(
         settings.blending,
         find_separators(settings.blending.separators, renderer, chat_template),
         _encoder(renderer.tokenizer),
         keys,
         metrics.count_chunks,
-        profile.recompute_ratio if profile else None,
     )
 
 

@@ -87,8 +87,8 @@ class ChatRenderer(OnlineRenderer):
         asked: int | None,
     ) -> None:
         context = current_request()
-        fidelity = self.keys.fidelity.of(context.tenant, read_field((request.model_extra or {}).get(FIELD)))
-        whose = Conversation(context.tenant, self.keys.salt(context.tenant, request.cache_salt, fidelity))
+        field = read_field((request.model_extra or {}).get(FIELD))
+        whose = Conversation(context.tenant, self.keys.salt(context.tenant, request.cache_salt, field))
         rendered = list(prompt["prompt_token_ids"])
         try:
             spliced = answers.splice(whose, rendered, History(messages) if context.parsed else None)

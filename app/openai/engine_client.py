@@ -162,7 +162,7 @@ class HandleEngineClient(EngineElsewhere):
         stages = context.stages.copy()
         stages.lap("check")
         fidelity = self.keys.fidelity.of(context.tenant, context.kv_cache)
-        salt = self.keys.salt(context.tenant, prompt.get("cache_salt"), fidelity)
+        salt = self.keys.salt(context.tenant, prompt.get("cache_salt"), context.kv_cache)
         token_ids = list(prompt["prompt_token_ids"])
         self._heads.see(context.tenant, salt, token_ids)
         context.kv_usage.fidelity = fidelity

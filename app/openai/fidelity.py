@@ -1,4 +1,6 @@
-"""How true a prompt's KV must be: what its request says, else its tenant's setting, else the deployment's.
+"""How true a prompt's KV must be, and of a blended one how much of it is computed anew.
+
+What its request says counts, else its tenant's setting, else the deployment's.
 
 docs/concepts/compression.md and docs/concepts/blending.md say what follows from the choice.
 """
@@ -11,6 +13,9 @@ from dataclasses import dataclass, field
 from vllm.exceptions import VLLMValidationError
 
 from app.gate.kv_cache_field import SAYS_NOTHING, KVCacheField
+from configs.blend_profile import read_blend_profile
+from configs.blend_section import DEFAULT_RECOMPUTE_RATIO
+from configs.settings import Settings
 from kvmanager.segments.keys import BLENDED, EXACT, Fidelity
 
 
@@ -35,3 +40,25 @@ class FidelityRule:
                 parameter=param,
             )
         return fidelity
+
+
+@dataclass(frozen=True, slots=True)
+class RatioRule:
+    """The settings `blending.recompute_ratio` and `blending.tenant_recompute_ratio`, and the model's calibration."""
+
+    deployment: float | None = None
+    by_tenant: Mapping[str, float] = field(default_factory=dict)
+    calibrated: float | None = None
+    """None: nobody has calibrated the model."""
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> RatioRule:
+        """That of this server; reads the calibration beside the weights."""
+        profile, blending = read_blend_profile(settings.model_source), settings.blending
+        calibrated = profile.recompute_ratio if profile else None
+        return cls(blending.recompute_ratio, blending.tenant_recompute_ratio, calibrated)
+
+    def of(self, tenant: str, asked: KVCacheField = SAYS_NOTHING) -> float:
+        """The share that the request names, else its tenant's, the deployment's, the calibrated one, CacheBlend's."""
+        named = (asked.recompute_ratio, self.by_tenant.get(tenant), self.deployment, self.calibrated)
+        return next((ratio for ratio in named if ratio is not None), DEFAULT_RECOMPUTE_RATIO)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from configs.model_folder import find_model, own_max_tokens
 from configs.settings import Settings
 from deployments.engine.checks import unsupported_kv
-from deployments.engine.model_identity import why_not_shared
+from deployments.engine.model_identity import why_apart, why_not_shared
 from deployments.engine.scheduling.options import scheduling_arguments
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def engine_config(settings: Settings) -> VllmConfig:
 
     args, other_kv = engine_args(settings), False
     config = args.create_engine_config(UsageContext.ENGINE_CONTEXT)
-    if settings.kv.enabled and (why := why_not_shared(config)):
+    if settings.kv.enabled and (why := why_not_shared(config) or why_apart(settings)):
         args.kv_transfer_config = args.kv_events_config = None
         if other_kv := any(unsupported_kv(config)):
             args.enable_prefix_caching = None  # vLLM's own choice for such a model

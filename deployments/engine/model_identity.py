@@ -33,6 +33,8 @@ KV_LAYOUT_VERSION = 1
 """Raise it when the canonical order of a segment's payload, or what it holds, changes."""
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.json")
+_WITHOUT_A_NAME = ("", "vec, AVX512", "neon, DEFAULT")
+"""Kinds of processor (`kv.processor`) that are not in the identity: there what was stored before it had any is read."""
 _OF_THE_TOKENIZER = frozenset(
     {
         "tokenizer.json",
@@ -101,6 +103,23 @@ def why_not_shared(config: VllmConfig) -> str | None:
     return next(chain(unsupported_kv(config), _unnamed(config)), None)
 
 
+def why_apart(settings: Settings) -> str | None:
+    """A sentence that says why this node's engines do not share KV with the server's others; None: they do."""
+    here, shared = settings.processor_here, _processor(settings)
+    if not settings.kv.enabled or here == shared:
+        return None
+    return (
+        f"the processors of this node are of the kind {here!r}, and KV of the kind {shared!r} is shared "
+        "(kv.processor): its last bits are others; take nodes of one kind, or set kv.processor to that of most"
+    )
+
+
+def _processor(settings: Settings) -> str:
+    """The kind of processor whose KV is shared: found once for an application, by `app.builder`, or this node's."""
+    here = settings.processor_here
+    return (settings.kv.processor or here) if here else ""
+
+
 def _unnamed(config: VllmConfig) -> Iterator[str]:
     model, load, speculation = config.model_config, config.load_config, config.speculative_config
     if load.load_format not in _READS_THE_FOLDER:
@@ -155,6 +174,7 @@ def _computation(config: VllmConfig, settings: Settings) -> dict[str, Any]:
         "eager": model.enforce_eager,
         "arguments": that_may_change_kv(settings.engine.extra_args),
         "environment": envs.compile_factors(),
+        **({} if (kind := _processor(settings)) in _WITHOUT_A_NAME else {"processor": kind}),
     }
 
 

@@ -23,7 +23,7 @@ from deployments.engine.engine_args import engine_config
 from deployments.engine.heartbeat import HangWatch
 from deployments.engine.host import EngineHungError, EngineThread, start_engine
 from deployments.engine.metrics import sharing_family, vllm_families, vllm_pressure
-from deployments.engine.model_identity import model_identity, weights_identity
+from deployments.engine.model_identity import model_identity, weights_identity, why_apart
 from deployments.engine.process.core import EngineSpec
 from deployments.engine.process.front import EngineProcess, RemoteService, start_engine_process
 from deployments.engine.process.service import CLEAR_DEVICE, ReuseService
@@ -111,6 +111,8 @@ class EngineRoom:
         config = engine_config(settings)
         identity = model_identity(config, settings)
         self.fingerprint = identity.fingerprint()
+        self.apart = why_apart(settings)
+        """Why this replica shares no KV though others do; None: it is no exception."""
         self._llm: AsyncLLM
         self._engine: EngineThread | EngineProcess
         why: str | None = None

@@ -31,7 +31,7 @@ from vllm.v1.request import RequestStatus
 
 from deployments.engine.blending.blend import BlendOrder
 from deployments.engine.blending.blends import Blends
-from deployments.engine.pool.block_owners import BlockOwners
+from deployments.engine.pool.block_owners import NOBODY, BlockOwners, Owner
 from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
 from deployments.engine.pool.hotness_queue import HotnessQueue
 from deployments.engine.pool.request_scores import cached_blocks, score_blocks
@@ -214,7 +214,7 @@ class SchedulerSide:
         if tracked is None:
             return
         if request.block_hashes:
-            self.owners.claim(bytes(request.block_hashes[0]), tracked.tenant)
+            self.owners.claim(bytes(request.block_hashes[0]), tracked.owner)
         tracked.hidden = ()  # those of before a preemption
         self.kept.end(tracked)
         blend, tracked.blend = tracked.blend, None  # once: whatever a preemption throws away is computed
@@ -378,10 +378,10 @@ class SchedulerSide:
         """What is remembered of a request; None: it has gone."""
         return self._tracked.get(request_id)
 
-    def tenant_of_block(self, block_hash: bytes) -> str:
-        """The tenant whose request has this block; empty: none. O(blocks of all requests here): for rare cases."""
+    def owner_of_block(self, block_hash: bytes) -> Owner:
+        """The owner of the request that has this block. O(blocks of all requests here): for rare cases."""
         found = (tracked for tracked in self._tracked.values() if block_hash in tracked.request.block_hashes)
-        return next((tracked.tenant for tracked in found), "")
+        return next((tracked.owner for tracked in found), NOBODY)
 
     def nothing_runs(self) -> None:
         """No request is in this step: one that waits for neither load nor grammar wants blocks that nobody frees."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from deployments.engine.blending.plan import RequestBlend
+from deployments.engine.pool.block_owners import Owner
 from deployments.engine.scheduling.preemption import Preemption
 from deployments.engine.sparse.prefix import PlannedPrefix
 from deployments.protocol.kv_port import PlannedLoad
@@ -83,6 +84,11 @@ class TrackedRequest:
     def note_blended(self, by_tier: Mapping[str, int]) -> None:
         """The load in flight, a blend, has ended well."""
         self.blended = by_tier
+
+    @property
+    def owner(self) -> Owner:
+        """Of the blocks that it brings or computes."""
+        return Owner(self.tenant, self.fidelity)
 
     @property
     def is_loading(self) -> bool:

@@ -183,7 +183,7 @@ class KVReuse:
         )
         publisher = PlacementPublisher(port, self._in_pool, self._on_cleared)
         self._scheduler_side.owners = publisher.owners
-        publisher.owners.find = self._scheduler_side.tenant_of_block
+        publisher.owners.find = self._scheduler_side.owner_of_block
         self.control = PoolControl(
             pool=pool,
             transfer=self.transfer,
@@ -277,8 +277,27 @@ class KVReuse:
         return self._thread.call(self.control.cached_hashes)
 
     def clear_device(self, tenant: str | None = None) -> Future[int]:
-        """Empty the device's prefix cache, or of a tenant's blocks; returns how many. Running requests keep theirs."""
-        return self._thread.call(partial(self.control.clear, tenant))
+        """Empty the device's prefix cache, or of a tenant's blocks; returns how many. Running requests keep theirs.
+
+        In slices, each a call to the engine thread: the engine steps in between.
+        """
+        done: Future[int] = Future()
+
+        def call(first: int, cleared: int) -> None:
+            self._thread.call(partial(self.control.clear, tenant, first)).add_done_callback(partial(go_on, cleared))
+
+        def go_on(cleared: int, ended: Future[tuple[int, int]]) -> None:
+            if (error := ended.exception()) is not None:
+                done.set_exception(error)
+                return
+            blocks, following = ended.result()
+            if following:
+                call(following, cleared + blocks)
+            else:
+                done.set_result(cleared + blocks)
+
+        call(0, 0)
+        return done
 
     def pool_usage(self) -> Future[dict[str, int]]:
         """Device blocks now: all, free, cached. All but the null block are free if nobody uses any."""

@@ -86,7 +86,7 @@ class KVManagerActor(PeopleCalls):
         self._orders = Orders(self._brain, self._replicas, self._directives, self._seats, self._ordered)
         self._loads = load_choice(config)
         self._prompts = PromptPlanner(self._brain, self._loads, config.block_tokens)
-        self._fills, self._roles = ChunkFills(config.deadly_chunk_s), RoleBook(roles)
+        self._fills, self._roles = ChunkFills(config.deadly_chunk_s, self._brain.epoch), RoleBook(roles)
         known = self._replicas, self._ended, self._roles
         self._reports = Reports(self._brain, *known, self._loads, self._directives, self._seats, self._watch)
         self._garbage = GcFreeze()
@@ -95,18 +95,19 @@ class KVManagerActor(PeopleCalls):
     # Replicas.
 
     async def register_replica(
-        self, replica: str, rank: int, node_id: str, device_hashes: list[BlockHash], fingerprint: bytes
+        self, replica: str, rank: int, node_id: str, device_hashes: list[BlockHash], fingerprint: bytes, apart: str = ""
     ) -> None:
         """A replica introduces itself, or does so again to a new manager, with what its device pool holds.
 
         `fingerprint` is its model's: all replicas of an application serve one model. One that computes otherwise is
-        served too, but every segment of the others is a mismatch to it, as its own are to them.
+        served too, but every segment of the others is a mismatch to it, as its own are to them. `apart`: why this one
+        shares no KV, though others do.
         """
         warn_of_another_model(replica, fingerprint, self._fingerprint if self._replicas else None)
         self._fingerprint = fingerprint
         for other in succeeded_by(self._replicas, replica, rank, time.monotonic()):
             self._forget_replica(other)
-        self._replicas[replica] = ReplicaSeat(rank, node_id, time.monotonic())
+        self._replicas[replica] = ReplicaSeat(rank, node_id, time.monotonic(), apart=apart)
         if role := self._roles.seat(replica):
             logger.info("replica %s (rank %d) has the role %s", replica, rank, role)
         self._brain.device_cleared(replica)
@@ -157,13 +158,16 @@ class KVManagerActor(PeopleCalls):
         """How many leading blocks of each sequence the shared tiers have. No lease, and no use is counted."""
         return self._brain.stored_blocks(sequences)
 
-    async def begin_fill(self, replica: str, chunk: BlockHash) -> bool:
-        """Whether a replica may compute a chunk alone; `end_fill` follows when it does so no more, and lives."""
-        return replica in self._replicas and self._fills.begin(time.monotonic(), replica, chunk)
+    async def begin_fill(self, replica: str, chunk: BlockHash) -> int:
+        """The number under which a replica may compute a chunk alone; 0: it may not.
 
-    async def end_fill(self, replica: str, chunk: BlockHash) -> None:
+        `end_fill` follows when it does so no more, and lives; also where it has not heard the answer.
+        """
+        return self._fills.begin(time.monotonic(), replica, chunk) if replica in self._replicas else 0
+
+    async def end_fill(self, replica: str, chunk: BlockHash, number: int = 0) -> None:
         """See `begin_fill`."""
-        self._fills.end(replica, chunk)
+        self._fills.end(replica, chunk, number)
 
     async def offer(
         self, replica: str, node_id: str, offered: OfferedBlocks, segment_bytes: Sequence[int]

@@ -59,7 +59,9 @@ class Demoter:
     async def _start_what_is_due(self) -> None:
         if not self._seats.redis_is_ready:
             return
-        self._seats.send(self._brain.relieve(time.monotonic()))
+        while self._seats.redis_is_ready and (directives := self._brain.relieve(time.monotonic())):
+            self._seats.send(directives)
+            await asyncio.sleep(0)  # whoever waits for a plan gets it
         while self._free and self._seats.redis_is_ready and time.monotonic() >= self._paused_until:
             demotion = self._brain.next_demotion(time.monotonic(), MOST_BYTES)
             if demotion is None:

@@ -13,7 +13,6 @@ On the manager's event loop.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +27,7 @@ from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.directive_ledger import DirectiveLedger
 from kvmanager.moves.directives import DirectiveKind, Outcome
+from kvmanager.moves.leases import Numbers
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import SegmentSpan
 
@@ -60,10 +60,10 @@ class DirectiveSender:
         self._brain = brain
         self._news = news or News()
         self._seats = seats
-        self._ledger = DirectiveLedger(GRACE_S)
+        self._numbers = Numbers(brain.epoch)
+        self._ledger = DirectiveLedger(GRACE_S, self._numbers)
         self._waiting: dict[int, asyncio.Future[Ended]] = {}
         self._clears: dict[int, asyncio.Future[int]] = {}
-        self._clear_ids = itertools.count(1)
         self._tasks: set[asyncio.Task[Ended]] = set()
         self._looked_after = 0
         self._takes_segments: Mapping[str, Any] = {}
@@ -129,7 +129,7 @@ class DirectiveSender:
         seat = self._seats.get(replica)
         if seat is None:
             return None
-        clear_id = next(self._clear_ids)
+        clear_id = self._numbers.next()
         future = self._clears[clear_id] = asyncio.get_running_loop().create_future()
         seat.directives.put_nowait({"kind": "clear_device", "tenant": tenant, "id": clear_id})
         try:

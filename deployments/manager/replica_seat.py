@@ -35,6 +35,8 @@ class ReplicaSeat:
     directives: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
     drains: bool = False
     """Serve sends it nothing more: it ends when it has answered what it has."""
+    apart: str = ""
+    """Why it shares no KV, though others do."""
     kv: KVReport | None = None
     """What it last said of its device pool."""
 

@@ -92,6 +92,7 @@ class Reports:
             "replicas": {name: (seat.rank, now - seat.last_seen) for name, seat in self._replicas.items()},
             "roles": self._roles.roles,
             "kv": {name: seat.kv for name, seat in self._replicas.items() if seat.kv is not None},
+            "apart": {seat.rank: seat.apart for seat in self._replicas.values() if seat.apart},
             "cpu_tiers": sorted(self._tiers.cpu),
             "redis": self._tiers.redis_report(),
             "scaling": self.scaling.report(now),

@@ -92,7 +92,8 @@ class ManagerLink:
         if self._room.shares_kv:
             await self._room.register(self._rank())
             return
-        hello: tuple[Any, ...] = (self._name, self._rank(), self._node_id, [], self._room.fingerprint)
+        apart = [self._room.apart] if self._room.apart else []
+        hello: tuple[Any, ...] = (self._name, self._rank(), self._node_id, [], self._room.fingerprint, *apart)
         await self._manager.ask("register_replica", *hello, timeout_s=MANAGER_ANSWER_S)
 
     async def _look_after_tier(self) -> None:

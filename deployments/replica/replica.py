@@ -187,9 +187,11 @@ class Replica:
 
         assert self._room is not None
         chunk = request.block_hashes[-1]
-        if not await self._manager.ask("begin_fill", self._name, chunk, timeout_s=self._fill_deadline_s):
-            raise ChunkRefusedError
+        number: int | None = None  # not heard: the manager may have begun it all the same
         try:
+            number = await self._manager.ask("begin_fill", self._name, chunk, timeout_s=self._fill_deadline_s)
+            if not number:
+                raise ChunkRefusedError
             with self._fill_times.fill():
                 planned = await self._plans.ask(request)
                 try:
@@ -202,9 +204,9 @@ class Replica:
                 finally:
                     planned.begun()
         finally:
-            if not self._room.dead:
+            if number != 0 and not self._room.dead:
                 with contextlib.suppress(ManagerUnavailableError):
-                    self._manager.tell("end_fill", self._name, chunk)
+                    self._manager.tell("end_fill", self._name, chunk, *([number] if number else []))
 
     def _sign_first(self, output: RequestOutput, planned: PromptPlan) -> None:
         """The first output says as much as the last one, in case another replica gives that one."""

@@ -26,7 +26,7 @@ def after_saves(transfer: KVTransfer, call: Callable[[], None]) -> bool:
 
     It is called from the save thread, and must not block or raise. False: it will not be called, for a tier hangs.
     """
-    return transfer.submit_save(SaveJob(_NO_BLOCKS, (), lambda: None, lambda stored: call()))
+    return transfer.submit_save(SaveJob(_NO_BLOCKS, (), lambda: None, EXACT, lambda stored: call()))
 
 
 def submit_held_save(
@@ -35,14 +35,15 @@ def submit_held_save(
     on_engine_thread: Callable[[Callable[[], None]], Any],
     offered: OfferedBlocks,
     block_ids: Sequence[int],
+    fidelity: str,
     on_end: Callable[[int | None], None] = lambda stored: None,
-    fidelity: str = EXACT,
     pace: StepProgress | None = None,
     queries: QuerySample | None = None,
     on_freed: Callable[[], None] = lambda: None,
 ) -> bool:
     """Hold blocks (`SaveJob` has the shapes) and start saving them; False: too many are held already.
 
+    `fidelity`: of the names that they are stored under.
     `on_freed`: called on the engine thread when they are held no more.
     """
     held = [pool.blocks[block_id] for block_id in block_ids]
@@ -51,7 +52,7 @@ def submit_held_save(
         pool.free_blocks(reversed(held))
         on_freed()
 
-    job = SaveJob(offered, block_ids, lambda: on_engine_thread(free), on_end, fidelity, pace, queries)
+    job = SaveJob(offered, block_ids, lambda: on_engine_thread(free), fidelity, on_end, pace, queries)
     pool.touch(held)
     if transfer.submit_save(job):
         return True

@@ -10,7 +10,6 @@ from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad
 from deployments.transfer.layerwise_save import StepProgress
 from deployments.transfer.query_sample import QuerySample
 from kvmanager.loading.prefix_load import PrefixLoad
-from kvmanager.segments.format import EXACT
 from kvmanager.segments.spans import SegmentSpan
 
 
@@ -59,8 +58,9 @@ class SaveJob:
     offered: OfferedBlocks
     block_ids: Sequence[int]
     give_back: Callable[[], None]
+    fidelity: str
+    """That of the names, which the stored segments state."""
     on_end: Callable[[int | None], None] = lambda stored: None
-    fidelity: str = EXACT
     pace: StepProgress | None = None
     """Of the step that is computing the blocks; None: they hold their KV already."""
     queries: QuerySample | None = None

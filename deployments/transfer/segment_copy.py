@@ -20,7 +20,6 @@ from kernels.paged.cpu import LINE_BYTES
 from kernels.paged.gather_scatter import gather, scatter, warm_up
 from kernels.paged.layout import PagedLayout
 from kvmanager.segments.format import (
-    EXACT,
     MismatchReason,
     SegmentHeader,
     SegmentLayers,
@@ -60,7 +59,7 @@ class SegmentCopier:
         return math.prod(self._shape(1)) * self.layout.dtype.itemsize
 
     def read(
-        self, span: SegmentSpan, block_hashes: bytes, block_ids: Sequence[int], fidelity: str = EXACT
+        self, span: SegmentSpan, block_hashes: bytes, block_ids: Sequence[int], fidelity: str
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """The sealed segment of `span`, read from the device blocks `block_ids` (one per block of the span).
 
@@ -103,7 +102,7 @@ class SegmentCopier:
         return OpenSegment(self, sealed, layers)
 
     def begin_read(
-        self, span: SegmentSpan, block_hashes: bytes, block_ids: Sequence[int], fidelity: str = EXACT
+        self, span: SegmentSpan, block_hashes: bytes, block_ids: Sequence[int], fidelity: str
     ) -> SegmentRead:
         """Begin to read a sealed segment layer by layer; arguments as for `read`."""
         return SegmentRead(self, self.header(span, block_hashes, fidelity), block_ids)

@@ -14,7 +14,7 @@ Invariants, per location, after every public method (`tests/kvmanager` checks th
 Costs: each method is O(log n) per copy that it changes, unless its docstring says otherwise. One thread.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from kvmanager.index.deltas import DeltaLog
 from kvmanager.index.demotion_queue import DemotionQueue
@@ -54,13 +54,24 @@ class Catalog:
         """What `kvmanager.eviction.quotas` has set, for locations that come later."""
 
     def store(self, location: Location) -> Store:
-        """Return the store of a shared location; a new one has no budget. Raises ValueError for a device."""
+        """Return the store of a shared location. Raises ValueError for a device.
+
+        Of a location that is not known, or not any more, it has no budget, and nobody keeps it: see `open`.
+        """
         store = self.stores.get(location)
         if store is None:
             if location.tier is Tier.DEVICE:
                 raise ValueError(f"{location} is a device pool, which its replica manages: no segment is stored there")
-            store = self.stores[location] = Store(location, self._make_policy)
+            store = Store(location, self._make_policy)
             store.set_quotas(self.quotas.get(location.tier, {}))
+        return store
+
+    def open(self, location: Location) -> Store:
+        """Return the store of a shared location, which is known from now on, until `lose`. Raises as `store`.
+
+        Reports tell that Redis is away, which is one; of nodes that are gone there is no end.
+        """
+        store = self.stores[location] = self.store(location)
         return store
 
     def know(self, span: SegmentSpan, nbytes: int) -> Node | None:
@@ -188,23 +199,33 @@ class Catalog:
         """
         return self.sweeps.uproot(copy, bytes_lost=bytes_lost, evicted=evicted)
 
+    def uproot_all(self, copies: Iterable[Copy], *, bytes_lost: bool) -> list[Copy]:
+        """The same of several, looked up one by one. O(slice + copies), however much hangs on each."""
+        return self.sweeps.uproot_all(copies, bytes_lost=bytes_lost)
+
     def drop(self, store: Store, keys: Iterable[SegmentKey]) -> tuple[int, list[Copy]]:
         """Forget segments whose bytes a location has lost; return how many it had, and what it must free after them."""
         nodes = [node for key in keys if (node := self.trie.nodes.get(key)) is not None]
         nodes.sort(key=lambda node: node.start_block, reverse=True)  # no order to evict what is lost too
         dropped = 0
-        freed: list[Copy] = []
-        for node in nodes:
-            copy = node.copy_at(store)
-            if copy is not None:
-                dropped += 1
-                freed += self.uproot(copy, bytes_lost=True)
+
+        def there() -> Iterator[Copy]:
+            nonlocal dropped
+            for node in nodes:
+                copy = node.copy_at(store)
+                if copy is not None:
+                    dropped += 1
+                    yield copy
+
+        freed = self.uproot_all(there(), bytes_lost=True)
         return dropped, freed
 
     def lose(self, store: Store) -> None:
-        """Forget all that a location held, and what it was promised: it is gone. O(tenants), and the rest in slices."""
-        self.stores[store.location] = heir = Store(store.location, self._make_policy)
-        heir.set_quotas(store.quotas)
+        """Forget a location with all that it held and was promised: it is gone. O(tenants), and the rest in slices.
+
+        It may be opened again at once. Nodes come and go: what a manager goes through depends on those that there are.
+        """
+        self.stores.pop(store.location, None)
         store.lost = True
         for copy in list(store.waiting):
             self.forget(copy)

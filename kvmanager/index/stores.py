@@ -14,6 +14,7 @@ from typing import TypeAlias
 from kvmanager.index.eviction_policy import EvictionPolicy
 from kvmanager.index.locations import Location
 from kvmanager.index.nodes import Copy, CopyState
+from kvmanager.segments.keys import SegmentKey
 
 MakePolicy: TypeAlias = Callable[[Callable[[], int]], EvictionPolicy]
 """From the budget of a partition, which may change, to a policy for it."""
@@ -22,7 +23,7 @@ MakePolicy: TypeAlias = Callable[[Callable[[], int]], EvictionPolicy]
 class Partition:
     """A share of a location, with an eviction order of its own."""
 
-    __slots__ = ("budget_bytes", "policy", "store", "tenant", "used_bytes")
+    __slots__ = ("budget_bytes", "policy", "refused_leaf", "store", "tenant", "used_bytes")
 
     def __init__(self, store: "Store", tenant: str, make_policy: MakePolicy) -> None:
         self.store = store
@@ -31,6 +32,8 @@ class Partition:
         self.budget_bytes = 0
         self.used_bytes = 0
         """Of its copies, in any state but GONE."""
+        self.refused_leaf: SegmentKey | None = None
+        """The coldest, once Redis had no room for it: it stays the coldest until something happens, counted once."""
         self.policy = make_policy(lambda: self.budget_bytes)
 
     @property

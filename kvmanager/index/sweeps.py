@@ -19,6 +19,7 @@ One thread.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from typing import Protocol
 
 from kvmanager.index.locations import Tier
@@ -76,22 +77,39 @@ class Sweeps:
 
         What does not fit into one slice, or waits for an uprooting that is under way, follows from `step`.
         """
+        return self._uproot(head, MOST_PER_SLICE, bytes_lost, evicted)[0]
+
+    def uproot_all(self, heads: Iterable[Copy], *, bytes_lost: bool) -> list[Copy]:
+        """The same of several, with one slice for what hangs on all of them. O(slice + heads).
+
+        Each is looked up when its turn comes: one may have taken the next along.
+        """
+        freed: list[Copy] = []
+        left = MOST_PER_SLICE
+        for head in heads:
+            found, steps = self._uproot(head, left, bytes_lost, False)
+            freed += found
+            left -= steps
+        return freed
+
+    def _uproot(self, head: Copy, most: int, bytes_lost: bool, evicted: bool) -> tuple[list[Copy], int]:
+        """Return what is freed, and the steps that it took: at most ``most``, or one."""
         if head.state is CopyState.DOOMED:
             if head in self.leaving:
                 self.leaving[head] |= bytes_lost
             elif bytes_lost:
                 self._catalog.forget(head)
-            return []
+            return [], 1
         if head.share.retired:
-            return self.pull(head, bytes_lost=bytes_lost, evicted=evicted)
+            return self.pull(head, bytes_lost=bytes_lost, evicted=evicted), 1
         job = _Uprooting(self, self._catalog, head, bytes_lost, evicted)
-        if self._uprootings and head.children:
+        if head.children and (self._uprootings or most < 1):
             self._uprootings.append(job)
-            return []
-        freed, _ = job.step(MOST_PER_SLICE)
+            return [], 1
+        freed, steps = job.step(max(1, most))
         if not job.done:
             self._uprootings.append(job)
-        return freed
+        return freed, steps
 
     def begin(self, work: Work) -> None:
         """Do something else in slices."""
@@ -136,7 +154,11 @@ class _Branch:
 
 
 class _Uprooting:
-    """Depth first, each copy DOOMED when it is reached and forgotten when all that counts on it is."""
+    """Depth first, each copy DOOMED when it is reached and forgotten when all that counts on it is.
+
+    The cursors of its path, and no other ones, stop in the trie: that of the last copy between two slices only, when
+    other work, and other uprootings, come in between.
+    """
 
     def __init__(self, sweeps: Sweeps, catalog: Placement, head: Copy, bytes_lost: bool, evicted: bool) -> None:
         self._sweeps = sweeps
@@ -151,11 +173,14 @@ class _Uprooting:
         return self._head is None and not self._path
 
     def step(self, most: int) -> tuple[list[Copy], int]:
-        if self._head is not None:  # unless another uprooting has taken it along
-            self._path = [_Branch(self._head)] if self._head in self._sweeps.leaving else []
-            self._head = None
-        trie, path = self._catalog.trie, self._path
-        trie.cursors.clear()
+        trie = self._catalog.trie
+        if self._head is None:
+            trie.go_on(self._path[-1])
+        elif self._head in self._sweeps.leaving:
+            self._path = [_Branch(self._head)]
+        # else another uprooting has taken it along
+        self._head = None
+        path = self._path
         freed: list[Copy] = []
         steps = 0
         while path and steps < most:
@@ -165,6 +190,8 @@ class _Uprooting:
             if child is None or not branch.copy.children:
                 path.pop()
                 freed += self._leave(branch.copy)
+                if path:
+                    trie.go_on(path[-1])
                 continue
             branch.next_child = child.next_sibling
             copy = child.copy_at(branch.copy.store)
@@ -172,10 +199,10 @@ class _Uprooting:
                 continue
             if copy.upholds:
                 self._doom(copy, bytes_lost=False)
+            trie.stop(branch)
             path.append(_Branch(copy))
-        for branch in path:
-            if branch.next_child is not None:
-                trie.cursors.setdefault(branch.next_child, []).append(branch)
+        if path:
+            trie.stop(path[-1])
         return freed, steps
 
     def _doom(self, copy: Copy, bytes_lost: bool) -> None:

@@ -54,7 +54,10 @@ class PrefixTrie:
         self._forgotten = forgotten
         self._leaf_ghosts: ScoreHeap[Node] = ScoreHeap()
         self.cursors: dict[Node, list[Cursor]] = {}
-        """Who stopped at which node on its way through siblings; one that leaves sends them to the next."""
+        """By node, the cursors that stopped there; a node that leaves sends them to the next.
+
+        `stop` and `go_on` alone change it, a cursor at a time: several are on their way at once.
+        """
 
     def insert(self, span: SegmentSpan, score: float) -> Node | None:
         """Add a segment as a ghost; None when its parent is not known, for nothing can reach it then.
@@ -126,6 +129,19 @@ class PrefixTrie:
         if first is not None:
             first.previous_sibling = node
         self._set_first(node.tenant, parent, node)
+
+    def stop(self, cursor: Cursor) -> None:
+        """Let a cursor stand where it is until `go_on`: siblings keep their order, and none of them is skipped."""
+        if cursor.next_child is not None:
+            self.cursors.setdefault(cursor.next_child, []).append(cursor)
+
+    def go_on(self, cursor: Cursor) -> None:
+        """End a `stop`, at whatever node the cursor stands by now; others stay where they are."""
+        node = cursor.next_child
+        if node is not None:
+            self.cursors[node].remove(cursor)
+            if not self.cursors[node]:
+                del self.cursors[node]
 
     def forget_coldest_ghosts(self) -> None:
         """Forget ghosts, coldest leaf first, until no more than ``max_ghosts`` are left, `MOST_FORGOTTEN` in a call."""

@@ -30,10 +30,14 @@ from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.index.stores import Partition, Store
 from kvmanager.moves.directives import Directive
 from kvmanager.moves.due_evictions import evictions
+from kvmanager.moves.leases import Numbers
 from kvmanager.segments.keys import SegmentKey
 
 MOST_CONSIDERED = 256
 """Entries of the queue that one call looks at: it holds up requests meanwhile. More wait for the next call."""
+
+MOST_RELIEVED = 1000
+"""Copies that one call of `relieve` evicts: some 25 ms. A tier that was full when Redis came has a tenth to give up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,13 @@ class Demotions:
     """Chooses what is copied to Redis and keeps the books of what is on its way."""
 
     def __init__(
-        self, catalog: Catalog, queue: DemotionQueue, counters: Counters, cpu_high_water: float, patience_s: float
+        self,
+        catalog: Catalog,
+        queue: DemotionQueue,
+        counters: Counters,
+        cpu_high_water: float,
+        patience_s: float,
+        numbers: Numbers,
     ) -> None:
         self.catalog = self._catalog = catalog
         self._queue = queue
@@ -86,10 +96,8 @@ class Demotions:
         self._cpu_high_water = cpu_high_water
         self._patience_s = patience_s
         self._in_flight: dict[int, _InFlight] = {}
-        self._last_id = 0
+        self._numbers = numbers
         self._last_made_room = False
-        self._refused_leaf: dict[tuple[Location, str], SegmentKey] = {}
-        """Counted already, per partition of a CPU tier: it stays the coldest until something happens."""
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -159,17 +167,20 @@ class Demotions:
     def relieve(self) -> list[Copy]:
         """Take the coldest leaves that Redis has out of CPU tiers above their mark; return them, to be evicted.
 
-        Stops at a leaf that Redis lacks: that has to be copied first. O(partitions), and O(log n) per segment.
+        Stops at a leaf that Redis lacks: that has to be copied first. At most `MOST_RELIEVED` in a call; to be called
+        again until it returns none. O(partitions), and O(log n) per segment.
         """
         redis = self._redis()
         freed: list[Copy] = []
         if redis is None:
             return freed
+        left = MOST_RELIEVED
         for partition in self._cpu_partitions():
-            while self._excess(partition) > 0 and (victim := partition.policy.victim()) is not None:
+            while left and self._excess(partition) > 0 and (victim := partition.policy.victim()) is not None:
                 kept = victim.node.copy_at(redis)
                 if kept is None or not kept.resident:
                     break
+                left -= 1
                 freed += self._catalog.uproot(victim, bytes_lost=False, evicted=True)
         self._counters.relieved_segments += len(freed)
         return freed
@@ -211,9 +222,8 @@ class Demotions:
                 if leaf.node.copy_at(redis) is not None or not leaf.resident:
                     break  # `relieve` can evict it, or could soon; or it is on its way out
                 added = self._add_chain(redis, leaf, batch, most_bytes)
-                share = partition.store.location, partition.tenant
-                if added is _Added.REFUSED and self._refused_leaf.get(share) != leaf.node.key:
-                    self._refused_leaf[share] = leaf.node.key
+                if added is _Added.REFUSED and partition.refused_leaf != leaf.node.key:
+                    partition.refused_leaf = leaf.node.key
                     self._counters.refused_demotions += 1
                 if added is not _Added.WHOLE:
                     break
@@ -271,11 +281,11 @@ class Demotions:
 
     def _depart(self, flight: _InFlight) -> Demotion:
         batch = flight.batch
-        self._last_id += 1
-        self._in_flight[self._last_id] = flight
+        demotion_id = self._numbers.next()
+        self._in_flight[demotion_id] = flight
         self._counters.evicted_segments += len(batch.victims)
         return Demotion(
-            self._last_id,
+            demotion_id,
             batch.sources[0].store.location,
             tuple(copy.node.key for copy in batch.targets),
             tuple(copy.nbytes for copy in batch.targets),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvmanager.moves.directives import DirectiveKind, Outcome
+from kvmanager.moves.leases import Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class DirectiveLedger:
     ``grace_s``: how long after its deadline an acknowledgement is still waited for.
     """
 
-    def __init__(self, grace_s: float, most_in_flight: int = 8) -> None:
+    def __init__(self, grace_s: float, numbers: Numbers, most_in_flight: int = 8) -> None:
         self._grace_s = grace_s
         self._most_in_flight = most_in_flight
         self._in_flight: dict[int, _InFlight] = {}
@@ -33,7 +34,7 @@ class DirectiveLedger:
         self._outcomes: Counter[tuple[DirectiveKind, Outcome]] = Counter()
         self._worst_step_s: dict[DirectiveKind, float] = {}
         self._blocks: Counter[DirectiveKind] = Counter()
-        self._last_id = 0
+        self._numbers = numbers
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -48,10 +49,10 @@ class DirectiveLedger:
             return self.count(kind, Outcome.REFUSED_LATE)
         if self._at_replica[replica] >= self._most_in_flight:
             return self.count(kind, Outcome.REFUSED_FULL)
-        self._last_id += 1
-        self._in_flight[self._last_id] = _InFlight(kind, replica, deadline + self._grace_s)
+        order_id = self._numbers.next()
+        self._in_flight[order_id] = _InFlight(kind, replica, deadline + self._grace_s)
         self._at_replica[replica] += 1
-        return self._last_id
+        return order_id
 
     def acknowledge(self, order_id: int, outcome: Outcome, blocks: int = 0, step_s: float = 0.0) -> bool:
         """Note how a directive ended; False when it is not under way, for example because it was counted as lost.

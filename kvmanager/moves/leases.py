@@ -1,16 +1,35 @@
 """Leases: promises with an end that what a plan handed out stays where it is.
 
 Until a lease is released or its time has passed, none of its copies is evicted. Whoever dies without releasing delays
-evictions by that time at most. Leases end in the order of a heap, so expiring costs only what expires. One thread.
+evictions by that time at most. Leases end in the order of a heap, so expiring costs only what expires.
+
+`Numbers` gives numbers to these and all other promises. What was promised is given back by its number, perhaps after
+the manager has died, to the next one, to which it must mean nothing. So numbers begin at a place that follows from the
+manager's epoch, one of 2^48: two managers would have to give a large part of them all to meet. One thread.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from heapq import heappop, heappush
 
 from kvmanager.index.catalog import Catalog
 from kvmanager.index.counters import Counters
 from kvmanager.index.nodes import Copy
+
+_NUMBER_BYTES = 6
+
+
+class Numbers:
+    """Those of one manager, none of them 0. ``epoch``: a number that no other manager of this server ever had."""
+
+    def __init__(self, epoch: int) -> None:
+        self._last = int.from_bytes(sha256(str(epoch).encode()).digest()[:_NUMBER_BYTES])
+
+    def next(self) -> int:
+        """Return a number that was not given before."""
+        self._last += 1
+        return self._last
 
 
 @dataclass(slots=True)
@@ -24,14 +43,14 @@ class _Lease:
 class Leases:
     """See the module's docstring. ``lease_s``: how long one lasts that is not extended."""
 
-    def __init__(self, catalog: Catalog, counters: Counters, lease_s: float) -> None:
+    def __init__(self, catalog: Catalog, counters: Counters, lease_s: float, numbers: Numbers) -> None:
         self._catalog = catalog
         self._counters = counters
         self._lease_s = lease_s
         self._leases: dict[int, _Lease] = {}
         self._ends: list[tuple[float, int]] = []
         """A heap of when leases end, by their ids; of one that was released, until then."""
-        self._last_id = 0
+        self._numbers = numbers
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -45,10 +64,10 @@ class Leases:
             return 0
         for copy in copies:
             self._catalog.lease(copy)
-        self._last_id += 1
-        self._leases[self._last_id] = _Lease(replica, now, now + self._lease_s, copies)
-        heappush(self._ends, (now + self._lease_s, self._last_id))
-        return self._last_id
+        lease_id = self._numbers.next()
+        self._leases[lease_id] = _Lease(replica, now, now + self._lease_s, copies)
+        heappush(self._ends, (now + self._lease_s, lease_id))
+        return lease_id
 
     def release(self, lease_id: int) -> list[Copy]:
         """End a lease, if it has not ended yet; return the copies whose eviction waited for it."""

@@ -111,8 +111,7 @@ class PromptOrders:
         """
         heads = self._heads(tier, path)
         amount = sum(map(_below, heads), Amount())
-        for head in heads:
-            self._due.add(self._demotions.catalog.uproot(head, bytes_lost=False))
+        self._due.add(self._demotions.catalog.uproot_all(heads, bytes_lost=False))
         return amount
 
     def compress(self, hashes: Sequence[BlockHash]) -> Compressed:

@@ -18,6 +18,7 @@ from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.index.stores import Store
 from kvmanager.moves.directives import Directive
 from kvmanager.moves.due_evictions import evictions
+from kvmanager.moves.leases import Numbers
 from kvmanager.segments.forms import DENSE
 from kvmanager.segments.keys import SegmentKey
 from kvmanager.segments.spans import SegmentSpan
@@ -53,14 +54,16 @@ class _Save:
 class Saves:
     """Hands out reservations and turns them into stored segments."""
 
-    def __init__(self, catalog: Catalog, counters: Counters, blocks_per_segment: int, save_s: float) -> None:
+    def __init__(
+        self, catalog: Catalog, counters: Counters, blocks_per_segment: int, save_s: float, numbers: Numbers
+    ) -> None:
         self._catalog = catalog
         self._counters = counters
         self._blocks_per_segment = blocks_per_segment
         self._save_s = save_s
         self._saves: dict[int, _Save] = {}
         self._save_of: dict[Copy, int] = {}
-        self._last_id = 0
+        self._numbers = numbers
 
     def __len__(self) -> int:
         return len(self._saves)
@@ -190,12 +193,12 @@ class Saves:
     def abandon(self, save_id: int) -> list[Copy]:
         """Give back what of a save is not committed; return stored copies that lost their chain by it."""
         save = self._saves.pop(save_id, None)
-        freed: list[Copy] = []
-        for copy in save.pending.values() if save is not None else ():
+        if save is None:
+            return []
+        for copy in save.pending.values():
             del self._save_of[copy]
-            if copy.state is CopyState.RESERVED:
-                freed += self._catalog.uproot(copy, bytes_lost=True)
-        return freed
+        reserved = (copy for copy in save.pending.values() if copy.state is CopyState.RESERVED)
+        return self._catalog.uproot_all(reserved, bytes_lost=True)
 
     def expire(self, now: float) -> list[Copy]:
         """Abandon the saves whose time is over; return stored copies that lost their chain by it. O(expired)."""
@@ -241,10 +244,10 @@ class Saves:
     def _open(self, replica: str, now: float, pending: dict[SegmentKey, Copy], *, promotion: bool = False) -> int:
         if not pending:
             return 0
-        self._last_id += 1
-        self._saves[self._last_id] = _Save(replica, now + self._save_s, promotion, pending)
-        self._save_of.update(dict.fromkeys(pending.values(), self._last_id))
-        return self._last_id
+        save_id = self._numbers.next()
+        self._saves[save_id] = _Save(replica, now + self._save_s, promotion, pending)
+        self._save_of.update(dict.fromkeys(pending.values(), save_id))
+        return save_id
 
     def _commit(self, now: float, copy: Copy, nbytes: int) -> bool:
         if copy.state is not CopyState.RESERVED:

@@ -31,6 +31,8 @@ class Job:
     """mlfq: its queue."""
     level_units: float = 0.0
     """What it was served since it came to its level."""
+    promoted: bool = False
+    """mlfq: it waited too long, and comes before all others until it was served a quantum."""
     since_admission: float = 0.0
     """Units that it was served since it last got a run slot."""
     waiting_since: float = 0.0

@@ -5,8 +5,9 @@
   arrive within `PATIENCE` times its own length: what waits ages by itself. It preempts for a job of at most half of
   what the victim has left. Covers shortest-job-first with predictions (Sequence Scheduling, arXiv 2305.13144).
 * `mlfq`: FastServe (arXiv 2305.05920): a job joins the first level whose quantum holds its first iteration, falls by
-  one level for each quantum that it has used up, and goes to the front after `STARVE_S` of waiting. Each quantum is
-  four times the one before: by doubling all long jobs would end late, and by more a long one would hold up others.
+  one level for each quantum that it has used up, and goes to the front after `STARVE_S` of waiting, for one quantum of
+  the first level. Each quantum is four times the one before: by doubling all long jobs would end late, and by more a
+  long one would hold up others.
 
 Work is counted in time, by measured rates (`kvmanager.scheduling.step_time`), not in tokens: a decoded token costs as
 much as 3 to 40 prefill tokens.
@@ -38,6 +39,7 @@ QUANTUM_UNITS = 64.0
 """Of the first level."""
 QUANTUM_GROWTH = 4.0
 STARVE_S = 20.0
+_FRONT = -float(MOST_PRIORITY)
 T = TypeVar("T")
 
 
@@ -146,25 +148,28 @@ class MultiLevel:
         """FastServe's skip-join: a long prompt does not push its way through all levels first."""
         first = self._time.units(job.prefill_tokens, 1.0)
         job.level = next(level for level in range(LEVELS) if first <= self.quantum(level))
-        job.key = _finite(float(job.level + job.priority))
+        job.key = self._key(job)
 
     def served(self, job: Job, units: float) -> bool:
-        """Fall by a level when the quantum is used up."""
+        """Fall by a level when the quantum is used up; a promotion ends with it."""
         job.level_units += units
         if job.level_units <= self.quantum(job.level):
             return False
-        job.level, job.level_units = job.level + 1, 0.0
-        job.key += 1.0
+        job.level, job.level_units, job.promoted = job.level + 1, 0.0, False
+        job.key = self._key(job)
         return True
 
     def age(self, job: Job, now: float) -> bool:
         """To the front, before whatever has a priority, after a while."""
-        front = -float(MOST_PRIORITY)
-        if now - job.waiting_since < self._starve_s or job.key <= front:
+        if now - job.waiting_since < self._starve_s or job.key <= _FRONT:
             return False
-        job.level, job.level_units, job.waiting_since = 0, 0.0, now
-        job.key = front
+        job.level, job.level_units, job.waiting_since, job.promoted = 0, 0.0, now, True
+        job.key = self._key(job)
         return True
+
+    def _key(self, job: Job) -> float:
+        """Of the job's level and priority, and of nothing that it was before."""
+        return _FRONT if job.promoted else _finite(float(job.level + job.priority))
 
     def gives_way(self, victim: Job, to: Job) -> bool:
         """To a job of an earlier level."""

@@ -2,8 +2,9 @@
 
 The hash of a block is vLLM's own (``prefix_caching_hash_algo="sha256_cbor"``, vllm/v1/core/kv_cache_utils.py), so that
 the ingress, the manager, every tier and the engine's prefix cache name the same tokens by the same 32 bytes. All that
-decides a KV value beside the tokens (model, tenant, fidelity) is folded into the *salt*, which enters the first block
-and through the chain of hashes every later one. Equal key, equal KV; nothing else has to be compared.
+decides a KV value beside the tokens is folded into the *salt*: model, tenant, fidelity, and of a blend the share that
+is computed anew. The salt enters the first block and through the chain of hashes every later one. Equal key, equal KV;
+nothing else has to be compared.
 
 Salts and tags are keyed with the server's secret, that of no tenant too: whoever sees a key, a tag or the fingerprint
 cannot find out by trying which prompt or which name it stands for.
@@ -38,6 +39,8 @@ BLENDED: Final = "blended"
 """Chunks of it may have been computed where other tokens stood before them, and only a part of it anew (CacheBlend,
 arXiv 2405.16444)."""
 
+RATIO_STEPS = 16
+"""Shares of a blend that is computed have as many names, and one more for 0."""
 HASH_BYTES = 32
 TENANT_BYTES = 8
 
@@ -82,13 +85,37 @@ class ModelIdentity:
         return _sha256_cbor(("crosskv-model", astuple(self)))
 
 
-def cache_salt(secret: ServerSecret, fingerprint: bytes, tenant: str, fidelity: Fidelity = EXACT) -> str:
+def ratio_step(recompute_ratio: float) -> int:
+    """Return the sixteenth, 0 to `RATIO_STEPS`, under which blends are named that compute this share of their tokens.
+
+    The nearest one; but the first and the last are of 0 and 1 alone: what computes a little differs most from what
+    computes nothing, and what computes all is right. Raises ValueError for what is no share.
+    """
+    if not 0 <= recompute_ratio <= 1:
+        raise ValueError(f"recompute_ratio is a share from 0 to 1, got {recompute_ratio}")
+    if recompute_ratio in (0, 1):
+        return RATIO_STEPS * int(recompute_ratio)
+    return min(max(round(RATIO_STEPS * recompute_ratio), 1), RATIO_STEPS - 1)
+
+
+def cache_salt(
+    secret: ServerSecret,
+    fingerprint: bytes,
+    tenant: str,
+    fidelity: Fidelity = EXACT,
+    recompute_ratio: float | None = None,
+) -> str:
     """Return the salt (64 hex characters) that separates servers, models, tenants and fidelities in every key.
 
-    Each part is hashed with its length before it, so that no two triples run together into one.
+    ``recompute_ratio``: of a blended prompt, and of no other one. Each part is hashed with its length before it, so
+    that no two of them run together into one. Raises ValueError for a blended prompt without a ratio, and for a ratio
+    of another one.
     """
+    if (fidelity == BLENDED) != (recompute_ratio is not None):
+        raise ValueError(f"a ratio belongs to blended prompts, got {recompute_ratio} for {fidelity}")
+    manner = fidelity if recompute_ratio is None else f"{fidelity} {ratio_step(recompute_ratio)}"
     digest = hmac.new(secret.key_for(b"salt"), digestmod=hashlib.sha256)
-    for part in (fingerprint, tenant.encode(), fidelity.encode()):
+    for part in (fingerprint, tenant.encode(), manner.encode()):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()

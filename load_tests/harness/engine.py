@@ -22,7 +22,7 @@ from configs.sections import EngineSettings
 from configs.settings import Settings
 from deployments.protocol.kv_port import FIDELITY, PLAN, PlanDict
 from deployments.protocol.wire import KV_CACHE_USAGE
-from kvmanager.segments.keys import BLENDED, BlockHash, Fidelity, block_hashes, cache_salt
+from kvmanager.segments.keys import BLENDED, EXACT, BlockHash, Fidelity, block_hashes, cache_salt
 from kvmanager.segments.server_secret import ServerSecret
 from load_tests.harness.patience import PATIENCE_S, patience
 from load_tests.harness.patience import until as until
@@ -160,10 +160,9 @@ class Engine:
         """The same, with whatever plan the port has for the prompt."""
         return self.generate(tokens, params, {PLAN: self.port.plan(self.hashes(tokens))} if self.reuses else None)
 
-    @property
-    def blended_salt(self) -> str:
+    def blended_salt(self, ratio: float = DEFAULT_RECOMPUTE_RATIO) -> str:
         """What blended prompts are named with, where there are no tenants."""
-        return cache_salt(SECRET, self.fingerprint, "", BLENDED)
+        return cache_salt(SECRET, self.fingerprint, "", BLENDED, ratio)
 
     def blend_plan(
         self,
@@ -177,16 +176,28 @@ class Engine:
 
         A chunk is stored by asking for it alone: `stream(tokens[chunk.start : chunk.stop], greedy(1))`.
         """
-        own = block_hashes(tokens, self.block_tokens, self.blended_salt)
+        own = block_hashes(tokens, self.block_tokens, self.blended_salt(ratio))
         names = [(chunk.start, self.hashes(tokens[chunk.start : chunk.stop])) for chunk in chunks]
         plan: PlanDict = self.port.plan_blend(own, names, ratio, check_layer, seconds)
         return plan
 
     def blended(
-        self, tokens: Sequence[int], params: SamplingParams, plan: PlanDict, fidelity: Fidelity = BLENDED
+        self,
+        tokens: Sequence[int],
+        params: SamplingParams,
+        plan: PlanDict,
+        fidelity: Fidelity = BLENDED,
+        ratio: float = DEFAULT_RECOMPUTE_RATIO,
     ) -> AsyncIterator[RequestOutput]:
-        """vLLM's outputs for a prompt with such a plan; `reuse.blends.counters.last`: parts of the last blend."""
-        salt = cache_salt(SECRET, self.fingerprint, "", fidelity)
+        """vLLM's outputs for a prompt with such a plan; `reuse.blends.counters.last`: parts of the last blend.
+
+        `ratio`: what names it where the plan has nothing to blend.
+        """
+        salt = (
+            cache_salt(SECRET, self.fingerprint, "", fidelity)
+            if fidelity != BLENDED
+            else self.blended_salt(plan["blend"]["ratio"] if "blend" in plan else ratio)
+        )
         return self.generate(tokens, params, {PLAN: plan, FIDELITY: fidelity}, salt)
 
     async def serve(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> Timed:
@@ -202,7 +213,7 @@ class Engine:
         from deployments.transfer.threads import SaveJob
 
         saved = threading.Event()
-        self.reuse.transfer.submit_save(SaveJob(OfferedBlocks((), 0, 0, 0), (), saved.set))
+        self.reuse.transfer.submit_save(SaveJob(OfferedBlocks((), 0, 0, 0), (), saved.set, EXACT))
         if not saved.wait(patience(PATIENCE_S)):
             raise TimeoutError("saves do not end")
 

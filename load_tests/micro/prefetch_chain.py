@@ -25,7 +25,7 @@ from kernels.paged.layout import LayoutKind, PagedLayout
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Tier
 from kvmanager.segments.format import verify
-from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.keys import EXACT, BlockHash
 from kvmanager.segments.spans import SegmentSpan, split_segments
 from load_tests.harness.disturbed_redis import disturbed
 from load_tests.harness.emulated_link import EmulatedLink
@@ -88,7 +88,7 @@ class PagedCache:
         source = SegmentCopier(self.expected, LAYOUT, FINGERPRINT)
         for span in self.spans:
             hashes = b"".join(self.hashes[span.start_block : span.end_block])
-            yield span, source.read(span, hashes, range(span.start_block, span.end_block))
+            yield span, source.read(span, hashes, range(span.start_block, span.end_block), EXACT)
 
     def write(self, load: PlannedLoad, sealed: memoryview) -> None:
         """Verify a segment and put it into its blocks, as `deployments.transfer.threads` does."""

@@ -48,3 +48,34 @@ def test_bfloat16_is_chosen_where_the_processor_has_instructions_for_it(
 def test_settings_load_without_ray_torch_or_vllm() -> None:
     code = "import sys, configs.settings; print([m for m in ('ray', 'torch', 'vllm') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+X86 = {
+    "AVX512": "avx avx2 fma avx512f avx512vl avx512bw avx512dq",
+    "AVX2": "avx avx2 fma avx512f",
+    "DEFAULT": "fpu sse4_2",
+}
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags", "dtype", "kind"),
+    [
+        ("x86_64", X86["AVX512"], "bfloat16", "vec, AVX512"),
+        ("x86_64", X86["AVX2"], "bfloat16", "vec, AVX2"),
+        ("x86_64", X86["DEFAULT"], "float32", "vec, DEFAULT"),
+        ("x86_64", f"{X86['AVX512']} amx_tile", "bfloat16", "amx, AVX512"),
+        ("x86_64", f"{X86['AVX512']} amx_tile", "auto", "amx, AVX512"),
+        ("x86_64", f"{X86['AVX512']} amx_tile", "float32", "vec, AVX512"),
+        ("aarch64", "fp asimd", "float32", "neon, DEFAULT"),
+        ("aarch64", "fp asimd sve", "float32", "neon, SVE"),
+        ("riscv64", "", "float32", "vec, DEFAULT"),
+    ],
+)
+def test_a_kind_of_processor_is_the_instructions_that_kv_is_computed_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str, flags: str, dtype: str, kind: str
+) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text(f"{'flags' if arch == 'x86_64' else 'Features'}\t: {flags}\n")
+    monkeypatch.setattr(machine, "_CPU_INFO", file)
+    monkeypatch.setattr(machine.platform, "machine", lambda: arch)
+    assert machine.processor_kind(dtype) == kind

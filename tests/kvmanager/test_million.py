@@ -19,6 +19,8 @@ from tests.sizes import OPERATIONS
 PER_WORLD = 1250
 CHECK_EVERY = 25
 MOST_HANDLES = 20
+WIDE = 24
+"""Siblings below each of as many roots, in the worlds that have wide families."""
 
 WEIGHTS = {
     "serve": 22,
@@ -56,14 +58,15 @@ WEIGHTS = {
 class Driver:
     """Draws operations, their arguments and what they refer to."""
 
-    def __init__(self, seed, policy):
+    def __init__(self, seed, policy, wide):
         self.random = random.Random(seed)
         draw = self.random
-        self.letters, self.longest = draw.choice([(2, 6), (3, 4), (1, 12)])
+        self.letters, self.longest = (WIDE, 2) if wide else draw.choice([(2, 6), (3, 4), (1, 12)])
         self.world = ManagerWorld(
             policy,
-            blocks_per_segment=draw.choice({1: (5, 3), 2: (3, 2), 3: (2, 1)}[self.letters]),  # never too many twins
-            budgets=[draw.randint(2, 14) for _ in LOCATIONS],
+            # never too many twins
+            blocks_per_segment=draw.choice({1: (5, 3), 2: (3, 2), 3: (2, 1), WIDE: (1,)}[self.letters]),
+            budgets=[draw.randint(20, 60) if wide else draw.randint(2, 14) for _ in LOCATIONS],
             min_uses=draw.choice([1.0, 1.0, 2.0]),
             high_water=draw.choice([0.3, 0.7, 1.0]),
             pin_budget=draw.choice([0, 4, 8]),
@@ -211,9 +214,9 @@ class Driver:
         manager_invariants.lookup_tells_the_truth(self.world, self.prompt(), self.tenant())
 
 
-def run(seed, policy, operations):
+def run(seed, policy, operations, *, wide=False):
     """Return what the manager counted, so that a test can see that it all happened."""
-    driver, counted = Driver(seed, policy), Counter()
+    driver, counted = Driver(seed, policy, wide), Counter()
     names, weights = list(WEIGHTS), list(WEIGHTS.values())
     for number, name in enumerate(driver.random.choices(names, weights, k=operations)):
         before = driver.world.epoch, driver.world.manager
@@ -238,6 +241,7 @@ def test_both_managers_agree_and_all_invariants_hold(policy):
     counted = Counter()
     for seed in range(0, share, PER_WORLD):
         counted.update(run(seed, policy, min(PER_WORLD, share - seed)))
+        run(seed, policy, min(PER_WORLD, share - seed) // 4, wide=True)
     del counted["dropped_demotions"]  # its queue is far too long for these worlds
     del counted["renewed_segments"], counted["restored_segments"]  # nothing expires in them: see test_renewals.py
     del counted["refused_twins"]  # too few locations cut apart in them: see index/test_block_reuse.py

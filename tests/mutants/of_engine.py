@@ -36,6 +36,22 @@ MUTANTS = (
         "KV that an operator has cleared is on the device again, by a promotion that was under way.",
     ),
     Mutant(
+        "fidelity-forgotten",
+        "deployments/engine/pool/block_owners.py",
+        "        if owner.fidelity != EXACT:\n",
+        "        if not owner.fidelity:\n",
+        (TESTS + "pool/test_offload_chains.py",),
+        "Tolerant KV takes its whole size in Redis.",
+    ),
+    Mutant(
+        "cleared-in-one-piece",
+        CONTROL,
+        "            if len(blocks) == MOST_BLOCKS:\n",
+        "            if len(blocks) == MOST_LOOKED_AT:\n",
+        (TESTS + "pool/test_clear_slices.py",),
+        "One tenant's clear holds up the streams of all others.",
+    ),
+    Mutant(
         "damaged-block-promoted",
         CONTROL,
         "while end < arrived and (end == 0 or self._cached(hashes[end - 1])):",

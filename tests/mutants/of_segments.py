@@ -21,6 +21,14 @@ MUTANTS = (
         "A flipped bit in a coded segment becomes a wrong answer.",
     ),
     Mutant(
+        "ratio-not-in-the-name",
+        KEYS,
+        'manner = fidelity if recompute_ratio is None else f"{fidelity} {ratio_step(recompute_ratio)}"',
+        "manner = fidelity if recompute_ratio is None else fidelity.upper()",
+        (TESTS + "test_keys.py",),
+        "A prompt that is to be computed whole reads what a lower ratio left of it, and answers wrong.",
+    ),
+    Mutant(
         "raw-blocks-not-compared",
         FORMAT,
         "if checksum(section[start:stop]) != stated[at : at + CHECKSUM_BYTES]:",
@@ -103,15 +111,15 @@ MUTANTS = (
     Mutant(
         "tenant-left-out-of-salt",
         KEYS,
-        "for part in (fingerprint, tenant.encode(), fidelity.encode()):",
-        "for part in (fingerprint, fidelity.encode()):",
+        "for part in (fingerprint, tenant.encode(), manner.encode()):",
+        "for part in (fingerprint, manner.encode()):",
         (TESTS + "test_keys.py",),
         "A tenant finds out which prompts another one has sent, by how fast they are answered.",
     ),
     Mutant(
         "fidelity-left-out-of-salt",
         KEYS,
-        "for part in (fingerprint, tenant.encode(), fidelity.encode()):",
+        "for part in (fingerprint, tenant.encode(), manner.encode()):",
         "for part in (fingerprint, tenant.encode()):",
         (TESTS + "test_keys.py",),
         "An exact prompt is answered from tolerant KV.",
@@ -119,9 +127,9 @@ MUTANTS = (
     Mutant(
         "parts-of-salt-run-together",
         KEYS,
-        "    for part in (fingerprint, tenant.encode(), fidelity.encode()):\n"
+        "    for part in (fingerprint, tenant.encode(), manner.encode()):\n"
         '        digest.update(len(part).to_bytes(8, "little"))\n',
-        "    for part in (fingerprint, tenant.encode(), fidelity.encode()):\n",
+        "    for part in (fingerprint, tenant.encode(), manner.encode()):\n",
         (TESTS + "test_keys.py",),
         "A tenant whose name ends in a fidelity shares KV with another one.",
     ),

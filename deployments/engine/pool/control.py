@@ -4,8 +4,9 @@ Leans on vLLM's `BlockPool`: `get_cached_block`, `get_new_blocks`, `evict_blocks
 `_insert_block_hash`, `kv_event_queue`, `cached_block_hash_to_block`; and on no step being under way, so that a cached
 block's KV is written.
 
-Every method is one slice: it touches at most `MOST_BLOCKS` blocks (looks up `MOST_LOOKUPS`), changes the pool's books
-completely, reports what changed, and returns. `deployments.engine.directive_runner` makes directives of slices.
+Every method is one slice: it touches at most `MOST_BLOCKS` blocks (looks up `MOST_LOOKUPS`, passes `MOST_LOOKED_AT`),
+changes the pool's books completely, reports what changed, and returns. `deployments.engine.directive_runner` makes
+directives of slices. Only `cached_hashes`, for a manager that knows nothing of the device, is O(blocks).
 
 Life of a promoted block: taken from the free blocks and held by reference count → written by a load thread, which
 verifies first → its hash enters the prefix cache → free, at its score's place. A block that did not arrive as it was
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 from vllm.distributed.kv_events import BlockStored
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
-from deployments.engine.pool.block_owners import BlockOwners
+from deployments.engine.pool.block_owners import NOBODY, BlockOwners, Owner
 from deployments.engine.pool.hotness_queue import HotnessQueue
 from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad
 from deployments.transfer.held_save import submit_held_save
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 MOST_BLOCKS = 64
 """Device blocks that one slice changes: about 0.2 ms of the engine's time. A single segment may have more."""
 MOST_LOOKUPS = 256
+MOST_LOOKED_AT = 1024
+"""Device blocks that one slice of a clear passes: about 0.2 ms, where none of them is to be cleared."""
 PROMOTION_RESERVE = 0.1
 """Share of the pool that a promotion leaves free: running requests need blocks while it loads."""
 
@@ -52,8 +55,8 @@ class Promotion:
     """Per block, never rising: the beginning of a sequence is as hot as its end, or hotter."""
     deadline: float
     """On `time.monotonic`'s clock."""
-    tenant: str = ""
-    """Tag of whose it is; empty: not known."""
+    owner: Owner = NOBODY
+    """As far as it is known."""
 
 
 class PoolControl:
@@ -96,28 +99,27 @@ class PoolControl:
             "cached_blocks": len(self._pool.cached_block_hash_to_block),
         }
 
-    def clear(self, tenant: str | None = None) -> int:
-        """Empty the prefix cache, promotions under way too; returns how many blocks it held. O(blocks).
+    def clear(self, tenant: str | None = None, first: int = 0) -> tuple[int, int]:
+        """Empty a part of the prefix cache, from device block `first` on, whoever uses it; promotions under way too.
 
-        With a `tenant` (by tag), of what belongs to it, and nothing else.
+        With a `tenant` (by tag), of what belongs to it, and nothing else. Returns how many blocks that were, and where
+        the next slice begins; 0: it was the last one. What enters the pool between two slices may stay.
         """
-        self._clears[tenant] += 1
-        if tenant is not None:
-            return self._clear_tenant(tenant)
-        blocks = list(self._cached_blocks())
-        self._evict(blocks)
-        self._publish()
-        return len(blocks)
-
-    def _clear_tenant(self, tenant: str) -> int:
-        hashes = self._owners.blocks_of(tenant)
-        cleared = 0
-        for block_hash in hashes:
-            while (block := self._cached(block_hash)) is not None:  # it may lie here twice
-                self._evict([block])
-                cleared += 1
-        self._publish()
-        return cleared
+        if first == 0:
+            self._clears[tenant] += 1
+        blocks: list[KVCacheBlock] = []
+        end = min(first + MOST_LOOKED_AT, len(self._pool.blocks))
+        for number in range(first, end):
+            if len(blocks) == MOST_BLOCKS:
+                end = number
+                break
+            block = self._pool.blocks[number]
+            if block.block_hash is not None and (tenant is None or self._owners.owns(tenant, block.block_hash[:32])):
+                blocks.append(block)
+        if blocks:
+            self._evict(blocks)
+            self._publish()
+        return len(blocks), end % len(self._pool.blocks)
 
     def evict(self, hashes: Iterable[bytes]) -> int:
         """Take blocks that nobody uses out of the prefix cache; returns how many there were."""
@@ -144,9 +146,9 @@ class PoolControl:
 
         Of a segment that the next one leaves inside, the blocks before that are saved: all are of one sequence.
         Returns how many segments were begun, how many blocks they have, and a future with how many of them are stored
-        (None: a part failed). They are saved as the tenant's whose KV this is: a manager that was started again may not
-        know. 0 segments: the first one, or what it follows on, is not here; no future: too many blocks are held for
-        saves. O(blocks of the sequence).
+        (None: a part failed). They are saved as the tenant's whose KV this is, which a manager that was started again
+        may not know, and in its fidelity, which no manager knows. 0 segments: the first one, or what it follows on, is
+        not here; no future: too many blocks are held for saves. O(blocks of the sequence).
         """
         begun = prompt_blocks = 0
         first = position = spans[0].start_block
@@ -171,10 +173,11 @@ class PoolControl:
         for span, below in zip_longest(spans[:begun], spans[1:begun]):
             if span.kind is NodeKind.REQUEST:
                 prompt_blocks = span.end_block if below is None else below.start_block
-        tenant = self._owners.owner(last.key) or last.tenant
-        offered = OfferedBlocks(cast("list[Any]", hashes), first, position, prompt_blocks, tenant)
+        owner = self._owners.owner(last.key)
+        offered = OfferedBlocks(cast("list[Any]", hashes), first, position, prompt_blocks, owner.tenant or last.tenant)
         stored: Future[int | None] = Future()
-        fits = submit_held_save(self._pool, self._transfer, self._on_engine_thread, offered, ids, stored.set_result)
+        to = self._pool, self._transfer, self._on_engine_thread
+        fits = submit_held_save(*to, offered, ids, owner.fidelity, stored.set_result)
         return begun, len(ids), stored if fits else None
 
     def hear(self, epoch: int, now: float) -> bool:
@@ -214,7 +217,7 @@ class PoolControl:
         done: Future[int] = Future()
         clears = self._clears_of(promotion)
         if first == 0:
-            self._owners.claim(promotion.hashes[0], promotion.tenant)
+            self._owners.claim(promotion.hashes[0], promotion.owner)
 
         def finish(arrived: int) -> None:
             failure: BaseException | None = None
@@ -243,7 +246,7 @@ class PoolControl:
         return done
 
     def _clears_of(self, promotion: Promotion) -> int:
-        return self._clears[None] + self._clears[promotion.tenant]
+        return self._clears[None] + self._clears[promotion.owner.tenant]
 
     def _take_free(self, wanted: int, score: float) -> list[KVCacheBlock] | None:
         reserve = int(self._pool.num_gpu_blocks * PROMOTION_RESERVE)

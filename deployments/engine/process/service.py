@@ -35,6 +35,7 @@ class ReuseService:
         self._reuse = reuse
         self._port = port
         self._directives = DirectiveRunner(reuse.control, reuse.call)
+        self._clearing = asyncio.Lock()
 
     async def register(self, replica: str, rank: int, node_id: str, fingerprint: bytes) -> None:
         """Introduce the replica to the manager with what its device holds, in order with the changes reported."""
@@ -57,7 +58,8 @@ class ReuseService:
         """
         result: Any
         if directive["kind"] == CLEAR_DEVICE:
-            result = await asyncio.wrap_future(self._reuse.clear_device(directive.get("tenant")))
+            async with self._clearing:  # one slice a step, however many tenants order it
+                result = await asyncio.wrap_future(self._reuse.clear_device(directive.get("tenant")))
         else:
             result = await self._directives.carry_out(directive)
         await asyncio.to_thread(self._port.flush)

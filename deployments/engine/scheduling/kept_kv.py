@@ -147,7 +147,7 @@ class KeptKV:
             loads=segments,
             scores=[plan["now"]] * end,
             deadline=self.clock() + AHEAD_WITHIN_S,
-            tenant=tracked.tenant,
+            owner=tracked.owner,
         )
         done = control.promote(promotion, first)
         if done is not None:

@@ -6,7 +6,7 @@ running request for a waiting one, so that is done here, before it plans a step,
 Leans on vLLM's `Scheduler` (sync scheduling, policy "priority"): `schedule`, `add_request`, `_preempt_request`, which
 frees the blocks and puts the request back, `_free_request`; `waiting`, a heap that must not see a key change,
 `kv_holding_waiting`, drained first, `running`, `requests`, `finished_recving_kv_req_ids`,
-`_is_blocked_waiting_status`, `_request_blocks_can_be_freed`, `_holds_kv_blocks`, `max_num_active_reqs`,
+`_is_blocked_waiting_status`, `_request_blocks_can_be_freed`, `max_num_active_reqs`,
 `num_waiting_for_streaming_input`, `prev_step_scheduled_req_ids`, `kv_cache_manager` (`block_pool`, `get_block_ids`),
 `block_size`, `connector`; of a `Request` `num_output_tokens`, `num_tokens`, `max_tokens`, `is_prefill_chunk`,
 `priority`, `arrival_time`, `status`.
@@ -28,6 +28,7 @@ from deployments.engine.pool.hidden_blocks import hide_blocks
 from deployments.engine.resume.crossing import resumed_tokens
 from deployments.engine.resume.scheduler import ResumingScheduler
 from deployments.engine.scheduling.options import SchedulingOptions
+from deployments.engine.scheduling.wanted_blocks import needed_blocks
 from deployments.protocol.kv_port import PREDICTED_TOKENS
 from kvmanager.scheduling.jobs import Job, new_job
 from kvmanager.scheduling.policies import make_policy, victim_for
@@ -207,10 +208,7 @@ class PolicyScheduler(ResumingScheduler):
             return True
         if self.connector is not None and self.connector.has_pending_block_frees():
             return False
-        needed = -(-(request.num_tokens + 1) // self.block_size)
-        if self._holds_kv_blocks(request):
-            needed -= len(self.kv_cache_manager.get_block_ids(request.request_id)[0])
-        return self.kv_cache_manager.block_pool.get_num_free_blocks() < needed
+        return self.kv_cache_manager.block_pool.get_num_free_blocks() < needed_blocks(self, request)
 
     def _bring_ahead(self) -> None:
         """The next preempted ones find their KV on the device when their turn comes."""

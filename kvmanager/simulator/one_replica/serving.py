@@ -114,14 +114,20 @@ class Serving:
     def _demote(self, now: float) -> tuple[int, int]:
         """Copy to Redis all that waits for it, and relieve the CPU tier; return blocks copied and evicted."""
         manager = self._manager
-        demoted, evicted = 0, _count(manager.relieve(now))
+        demoted, evicted = 0, self._relieve(now)
         while (demotion := manager.next_demotion(now, MOST_DEMOTED_BLOCKS * self._block_bytes)) is not None:
             demoted += len(demotion.keys)
             evicted += _count(demotion.evict)
             stored = dict.fromkeys(demotion.keys, self._block_bytes)
             evicted += _count(manager.finish_demotion(now, demotion.demotion_id, stored))
-            evicted += _count(manager.relieve(now))
+            evicted += self._relieve(now)
         return demoted, evicted
+
+    def _relieve(self, now: float) -> int:
+        evicted = 0
+        while directives := self._manager.relieve(now):
+            evicted += _count(directives)
+        return evicted
 
 
 def _scores(plan: Plan, blocks: int) -> list[float]:

@@ -152,3 +152,10 @@ def test_redis_is_no_part_of_a_server_without_it(kv: dict[str, Any]) -> None:
 @pytest.mark.parametrize("parts", [ALL_WELL, {**ALL_WELL, "redis": None}], ids=["absent", "none"])
 def test_a_manager_that_says_nothing_of_redis_is_believed(parts: dict[str, Any]) -> None:
     assert set(health(parts).parts) == {"kv_manager", "replicas", "cpu_tier"}
+
+
+def test_a_replica_that_shares_no_kv_though_others_do_is_named_with_its_reason() -> None:
+    said = {**ALL_WELL, "apart": {1: "the processors of this node are of another kind"}}
+    assert "kv_sharing" not in health(ALL_WELL).parts
+    state = health(said).parts["kv_sharing"]["state"]
+    assert state == "off at replica 1: the processors of this node are of another kind"

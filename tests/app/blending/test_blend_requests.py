@@ -17,7 +17,6 @@ from vllm.sampling_params import SamplingParams
 from app.blending.recognition import Separators
 from app.gate.kv_cache_field import SAYS_NOTHING, KVCacheField
 from app.metrics.ingress import IngressMetrics
-from app.openai import blend_requests as module
 from app.openai.blend_requests import BlendRequests, blend_requests, may_blend
 from app.openai.prompt_keys import PromptKeys
 from configs.blend_section import BlendSettings
@@ -33,29 +32,9 @@ def renderer(vllm_config: VllmConfig) -> Iterator[BaseRenderer]:
     made.shutdown()
 
 
-def made(settings: BlendSettings | None = None, calibrated: float | None = None, encode: Any = None) -> BlendRequests:
+def made(settings: BlendSettings | None = None, encode: Any = None) -> BlendRequests:
     separators = Separators([[6]], [2, 6])
-    return BlendRequests(settings or BlendSettings(), separators, encode, KEYS, lambda how, number: None, calibrated)
-
-
-def test_where_nobody_names_a_ratio_it_is_the_calibrated_one_else_cacheblends() -> None:
-    own = BlendSettings(recompute_ratio=0.0, tenant_recompute_ratio={"alice": 0.5})
-    asked = KVCacheField(recompute_ratio=0.9)
-
-    assert made(own, 0.3).recompute_ratio("alice", asked) == 0.9
-    assert made(own, 0.3).recompute_ratio("alice", SAYS_NOTHING) == 0.5
-    assert made(own, 0.3).recompute_ratio("bob", SAYS_NOTHING) == 0.0, "nothing is computed anew, as the setting says"
-    assert made(calibrated=0.3).recompute_ratio("bob", SAYS_NOTHING) == 0.3
-    assert made().recompute_ratio("bob", SAYS_NOTHING) == 0.15
-
-
-@pytest.mark.parametrize(("profile", "ratio"), [(None, 0.15), (SimpleNamespace(recompute_ratio=0.07), 0.07)])
-def test_the_calibration_beside_the_weights_is_read_at_start(
-    renderer: BaseRenderer, monkeypatch: pytest.MonkeyPatch, profile: Any, ratio: float
-) -> None:
-    monkeypatch.setattr(module, "read_blend_profile", lambda model: profile)
-    blends = blend_requests(settings_with(), renderer, None, KEYS, IngressMetrics(CollectorRegistry()))
-    assert blends.recompute_ratio("", SAYS_NOTHING) == ratio
+    return BlendRequests(settings or BlendSettings(), separators, encode, KEYS, lambda how, number: None)
 
 
 def test_no_chunk_is_shorter_than_a_block() -> None:

@@ -18,6 +18,7 @@ from vllm.config import VllmConfig
 from vllm.outputs import RequestOutput
 
 from app.metrics.usage import RequestKVUsage, prompt_usage
+from configs.blend_section import DEFAULT_RECOMPUTE_RATIO
 from configs.settings import load_settings
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from kvmanager.segments import keys
@@ -93,8 +94,11 @@ def tenants(vllm_config: VllmConfig) -> Iterator[Tenants]:
             yield Tenants(server, replicas, control)
 
 
-def salt(tenant: str, fidelity: keys.Fidelity = "exact", user_salt: str = "") -> str:
-    return keys.cache_salt(SECRET, FINGERPRINT, f"{tenant}\0{user_salt}", fidelity)
+def salt(
+    tenant: str, fidelity: keys.Fidelity = "exact", user_salt: str = "", ratio: float = DEFAULT_RECOMPUTE_RATIO
+) -> str:
+    ratios = [ratio] if fidelity == "blended" else []
+    return keys.cache_salt(SECRET, FINGERPRINT, f"{tenant}\0{user_salt}", fidelity, *ratios)
 
 
 def test_a_blended_prompt_brings_its_chunks_under_the_names_that_exact_prompts_have(tenants: Tenants) -> None:
@@ -165,6 +169,7 @@ def test_the_request_names_the_ratio_before_its_tenant_and_the_tenant_before_the
     assert request.blend is not None
     assert request.blend.recompute_ratio == ratio
     assert isinstance(request.blend.recompute_ratio, float)
+    assert request.cache_salt == salt(KEYS[key], "blended", ratio=ratio), "and its KV is named by it"
 
 
 def test_documents_of_a_chat_are_chunks(tenants: Tenants) -> None:
@@ -310,10 +315,16 @@ def test_a_lookup_of_a_blended_prompt_shows_its_own_chain_and_its_chunks(tenants
         seen = (
             client.get("/api/v1/kv/lookup", params={"tokens": listed, "fidelity": "blended"}).raise_for_status().json()
         )
+        whole = {"tokens": listed, "fidelity": "blended", "recompute_ratio": 1}
+        client.get("/api/v1/kv/lookup", params=whole).raise_for_status()
+        assert client.get("/api/v1/kv/lookup", params={**whole, "recompute_ratio": 2}).status_code == 400
 
     assert tenants.control.looked_up == [
         keys.block_hashes(PROMPT, BLOCK, salt("carol")),
         keys.block_hashes(PROMPT, BLOCK, salt("carol", "blended")),
+        keys.block_hashes(FIRST, BLOCK, salt("carol")),
+        keys.block_hashes(SECOND, BLOCK, salt("carol")),
+        keys.block_hashes(PROMPT, BLOCK, salt("carol", "blended", ratio=1.0)),
         keys.block_hashes(FIRST, BLOCK, salt("carol")),
         keys.block_hashes(SECOND, BLOCK, salt("carol")),
     ]

@@ -25,7 +25,12 @@ from vllm.model_executor.models.llama4 import Llama4ForCausalLM
 
 from configs.settings import load_settings
 from deployments.engine.engine_args import engine_config
-from deployments.engine.model_identity import _ROPE_OF_ANY_LENGTH, model_identity, weights_identity, why_not_shared
+from deployments.engine.model_identity import (
+    _ROPE_OF_ANY_LENGTH,
+    model_identity,
+    weights_identity,
+    why_not_shared,
+)
 from kvmanager.segments.keys import ModelIdentity
 from tests.sizes import LONG
 

@@ -228,3 +228,14 @@ def test_a_replica_that_keeps_its_kv_to_itself_reports_none() -> None:
     made: Any = object.__new__(EngineRoom)
     made._service = None
     assert asyncio.run(made.kv_report()) is None
+
+
+def test_a_replica_that_shares_no_kv_though_others_do_says_why(replica: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(client: Client, engine: Engine, start: Callable[[], ManagerLink]) -> None:
+        link = start()
+        monkeypatch.setattr(type(link._room), "shares_kv", False)
+        link._room.apart = "its processors are others"
+        await link._register()
+        assert (await client.manager.parts())["apart"] == {0: "its processors are others"}
+
+    replica(check)

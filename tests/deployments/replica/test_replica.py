@@ -18,6 +18,7 @@ from deployments.engine.room import EngineRoom
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict, PlannedLoad
 from deployments.protocol.log_lines import CLIENT_REQUEST, REQUEST_ID
+from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.protocol.stage_stamps import STAGE_STAMPS
 from deployments.protocol.wire import FILL_OUTCOME, GenerateRequest
 from deployments.replica import replica as replica_module
@@ -207,12 +208,18 @@ class Manager:
     """Says whether a chunk may be computed alone, and notes what it is told."""
 
     def __init__(self, may: bool = True) -> None:
-        self.may = may
+        self.answer = 7 if may else 0
         self.heard: list[tuple[Any, ...]] = []
+        self.answers = asyncio.Event()
+        self.answers.set()
 
-    async def ask(self, *what: Any, timeout_s: float) -> bool:
+    async def ask(self, *what: Any, timeout_s: float) -> int:
         self.heard.append(what)
-        return self.may
+        try:
+            await asyncio.wait_for(self.answers.wait(), timeout_s)
+        except TimeoutError:
+            raise ManagerUnavailableError from None
+        return self.answer
 
     def tell(self, *what: Any) -> None:
         self.heard.append(what)
@@ -231,7 +238,28 @@ BEGUN = ("begin_fill", "replica", b"h" * 32)
 def test_the_manager_knows_of_a_chunk_while_it_is_computed_alone() -> None:
     made, manager = filling(FakeEngine())
     asyncio.run(made._compute_chunk(request(None)))
-    assert manager.heard == [BEGUN, ("end_fill", "replica", b"h" * 32)]
+    assert manager.heard == [BEGUN, ("end_fill", "replica", b"h" * 32, 7)]
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "late"])
+def test_a_chunk_that_ends_before_the_manager_has_answered_is_told_to_be_over(ends: str) -> None:
+    """The manager carries the question out, though nobody waits for its answer."""
+    engine = FakeEngine()
+    made, manager = filling(engine)
+    made._fill_deadline_s = 60.0 if ends == "cancelled" else 0.01
+    manager.answers.clear()
+
+    async def fill() -> None:
+        task = asyncio.create_task(made._compute_chunk(request(None)))
+        await asyncio.sleep(0)
+        assert manager.heard == [BEGUN]
+        if ends == "cancelled":
+            task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError if ends == "cancelled" else ManagerUnavailableError):
+        asyncio.run(fill())
+    assert (engine.params, manager.heard) == ([], [BEGUN, ("end_fill", "replica", b"h" * 32)])
 
 
 def test_a_chunk_that_the_manager_refuses_is_not_computed() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from live_engine import BLOCK, PATIENCE_S, LiveEngine
 
-from deployments.engine.pool.block_owners import MOST_CLAIMS, BlockOwners
-from kvmanager.segments.keys import tenant_tag
+from deployments.engine.pool.block_owners import MOST_CLAIMS, NOBODY, BlockOwners, Owner
+from kvmanager.segments.keys import EXACT, TOLERANT, tenant_tag
 from load_tests.harness.engine import SECRET, prompt
 
 TOKENS = 8 * BLOCK + 8
@@ -66,28 +67,47 @@ def test_a_tenants_clear_ends_its_own_promotions_and_not_those_of_others(engine:
 
 def test_blocks_that_nobody_owns_are_not_remembered_and_those_that_left_are_forgotten() -> None:
     owners = BlockOwners()
-    owners.claim(b"root", "")
+    owners.claim(b"root", NOBODY)
     owners.stored([b"root", b"next"], None)
-    owners.claim(b"alices", "a")
+    owners.claim(b"alices", Owner("a"))
     owners.stored([b"alices", b"second"], None)
     owners.stored([b"third"], b"second")
     owners.removed(b"second")
-    assert owners.blocks_of("a") == [b"alices", b"third"]
-    assert owners.blocks_of("") == []
+    held = [b"root", b"next", b"alices", b"second", b"third"]
+    assert [name for name in held if owners.owns("a", name)] == [b"alices", b"third"]
+    assert not any(owners.owns("", name) for name in held)
 
 
 def test_a_block_whose_predecessor_was_cleared_is_looked_up_among_the_running_requests() -> None:
     owners = BlockOwners()
-    owners.claim(b"root", "a")
-    owners.find = {b"late": "b"}.get  # type: ignore[assignment]
+    owners.claim(b"root", Owner("a"))
+    owners.find = {b"late": Owner("b", TOLERANT)}.__getitem__
     owners.stored([b"late", b"later"], b"gone")
-    assert owners.blocks_of("b") == [b"late", b"later"]
+    assert owners.owns("b", b"late")
+    assert owners.owns("b", b"later")
+    assert owners.owner(b"later") == Owner("b", TOLERANT)
+
+
+@pytest.mark.parametrize("tenant", ["", "a"])
+def test_a_sequence_has_the_fidelity_of_what_brought_it_until_it_leaves(tenant: str) -> None:
+    owners = BlockOwners()
+    owners.stored([b"before all"], None)
+    owners.claim(b"tolerant", Owner(tenant, TOLERANT))
+    owners.stored([b"tolerant", b"second"], None)
+    owners.stored([b"exact"], None)
+    owners.stored([b"third"], b"second")
+    owners.stored([b"exact too"], b"exact")
+    owners.stored([b"as before"], b"before all")
+    held = [b"tolerant", b"second", b"third", b"exact", b"exact too", b"as before"]
+    assert [owners.owner(name).fidelity for name in held] == [TOLERANT] * 3 + [EXACT] * 3
+    owners.removed(b"third")
+    assert owners.owner(b"third") == NOBODY
 
 
 def test_beginnings_that_never_came_are_bounded() -> None:
     owners = BlockOwners()
     for number in range(MOST_CLAIMS + 1):
-        owners.claim(number.to_bytes(4, "little"), "a")
+        owners.claim(number.to_bytes(4, "little"), Owner("a"))
     owners.stored([(0).to_bytes(4, "little")], None)
     owners.stored([(1).to_bytes(4, "little")], None)
-    assert owners.blocks_of("a") == [(1).to_bytes(4, "little")]
+    assert [owners.owns("a", number.to_bytes(4, "little")) for number in (0, 1)] == [False, True]

@@ -15,7 +15,7 @@ from deployments.protocol.kv_port import OfferedBlocks, SaveGrant
 from deployments.transfer import threads as kv_transfer
 from deployments.transfer.held_save import after_saves
 from deployments.transfer.threads import KVTransfer, SaveJob
-from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.keys import EXACT, BlockHash
 from load_tests.harness.memory_port import MemoryPort
 
 
@@ -51,7 +51,9 @@ def transfer(port: GatedPort) -> Iterator[KVTransfer]:
 
 def save(transfer: KVTransfer, ended: list[str]) -> bool:
     offered = OfferedBlocks([BlockHash(b"h" * 32)] * 4, 0, 4, 4, "")
-    return transfer.submit_save(SaveJob(offered, (1, 2, 3, 4), lambda: None, lambda stored: ended.append("save")))
+    return transfer.submit_save(
+        SaveJob(offered, (1, 2, 3, 4), lambda: None, EXACT, lambda stored: ended.append("save"))
+    )
 
 
 def service(transfer: KVTransfer) -> ReuseService:

@@ -18,7 +18,7 @@ from deployments.transfer import threads as kv_transfer
 from deployments.transfer.layerwise_streams import HostStreams
 from deployments.transfer.threads import LOAD_THREADS, KVTransfer, LoadJob, SaveJob
 from kvmanager.loading.load_deadline import segment_wait_s
-from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.keys import EXACT, BlockHash
 from load_tests.harness.emulated_link import EmulatedLink
 from load_tests.harness.memory_port import MemoryPort
 
@@ -93,7 +93,7 @@ def test_what_a_transfer_says_names_the_http_request_that_submitted_it(
     saved = threading.Event()
     with lines_of("order-2"):
         blocks = OfferedBlocks([BlockHash(b"h" * 32)], 0, 1, 1)  # the copier has no sizes: its save fails
-        transfer.submit_save(SaveJob(blocks, [4], lambda: None, lambda stored: saved.set()))
+        transfer.submit_save(SaveJob(blocks, [4], lambda: None, EXACT, lambda stored: saved.set()))
     assert saved.wait(10)
     assert named == ["order-1", "", "order-2"]
 
@@ -301,7 +301,9 @@ def saving(stores: HangingStores) -> Iterator[KVTransfer]:
 
 def save(number: int, given_back: list[int], blocks: int = 4) -> SaveJob:
     hashes = [BlockHash(bytes([number]) * 32)] * blocks
-    return SaveJob(OfferedBlocks(hashes, 0, blocks, blocks), list(range(blocks)), lambda: given_back.append(number))
+    return SaveJob(
+        OfferedBlocks(hashes, 0, blocks, blocks), list(range(blocks)), lambda: given_back.append(number), EXACT
+    )
 
 
 def test_a_tier_that_hangs_withholds_no_blocks(

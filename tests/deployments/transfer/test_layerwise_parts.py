@@ -35,7 +35,7 @@ from deployments.transfer.segment_copy import SegmentCopier
 from deployments.transfer.threads import KVTransfer
 from kernels.paged.layout import LayoutKind, PagedLayout
 from kvmanager.segments.format import SegmentMismatch, open_segment
-from kvmanager.segments.keys import SegmentKey
+from kvmanager.segments.keys import EXACT, SegmentKey
 from kvmanager.segments.spans import NodeKind, SegmentSpan
 from load_tests.harness.memory_port import MemoryPort, made_up_hashes
 
@@ -69,7 +69,7 @@ class TwoSegments(MemoryPort):
         super().__init__()
         self.loads = [planned(span(number, 2)) for number in range(2)]
         self.sealed = [
-            source.read(span(number, 2), made_up_hashes(span(number, 2)), [2 * number, 2 * number + 1])
+            source.read(span(number, 2), made_up_hashes(span(number, 2)), [2 * number, 2 * number + 1], EXACT)
             for number in range(2)
         ]
         self.gates: dict[int, threading.Event] = {}
@@ -198,16 +198,16 @@ def test_the_engine_waits_for_a_layer_of_all_segments_and_for_no_more() -> None:
 
 def test_a_segment_read_layer_by_layer_is_the_segment_read_at_once() -> None:
     source = copier(3)
-    read = source.begin_read(span(0, 2), made_up_hashes(span(0, 2)), [5, 3])
+    read = source.begin_read(span(0, 2), made_up_hashes(span(0, 2)), [5, 3], EXACT)
     for layer in range(LAYERS):
         read.copy(layer)
         read.seal_layer()
-    assert np.array_equal(read.finish(), source.read(span(0, 2), made_up_hashes(span(0, 2)), [5, 3]))
+    assert np.array_equal(read.finish(), source.read(span(0, 2), made_up_hashes(span(0, 2)), [5, 3], EXACT))
 
 
 def test_a_damaged_layer_is_not_written_and_the_others_can_be() -> None:
     source, target = copier(1), copier(2)
-    sealed = bytearray(source.read(span(0, 2), made_up_hashes(span(0, 2)), [0, 1]).tobytes())
+    sealed = bytearray(source.read(span(0, 2), made_up_hashes(span(0, 2)), [0, 1], EXACT).tobytes())
     sealed[-1] ^= 1  # the last layer
     before = target.layers[3].clone()
     opened = target.open(memoryview(sealed), planned(span(0, 2)))

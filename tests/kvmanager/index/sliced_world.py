@@ -22,6 +22,20 @@ UPHOLDING = (CopyState.RESERVED, CopyState.HELD, CopyState.RESIDENT)
 LEASE_S, SAVE_S = 30.0, 20.0
 
 
+def is_reached(copy, leaving):
+    """Whether the parent's copy is RESIDENT, or all is below what is being uprooted."""
+    if copy.node.parent is None:
+        return True
+    node = copy.node.parent
+    parent = node.copy_at(copy.store)
+    if parent is not None and parent.resident:
+        return True
+    while parent is not None and parent not in leaving and node.parent is not None:
+        node = node.parent
+        parent = node.copy_at(copy.store)
+    return parent in leaving
+
+
 class SlicedWorld:
     """A manager whose slices are tiny, tiers that obey it at once, and what nobody may be told to load."""
 
@@ -196,12 +210,12 @@ class SlicedWorld:
     def sweep(self):
         self.carry_out(self.manager.sweep(self.now))
 
-    def poll(self):
+    def poll(self, lost=0.1):
         """A router asks once; now and then the answer is lost on its way."""
         deltas = self.manager.deltas_since(self.mirror.position, self.rng.choice([1, 3, 10]))
         assert len(deltas.events) <= 10
         assert deltas.part is None or len(deltas.part.events) <= 3 * snapshots.MOST_TOLD
-        if self.rng.random() < 0.9:
+        if self.rng.random() >= lost:
             self.mirror.apply(deltas)
         return deltas
 
@@ -242,7 +256,7 @@ class SlicedWorld:
 
     def mirror_is_the_index(self):
         for _ in range(1000):
-            if not self.poll().more and self.mirror.position == Position(self.manager._parts.log.last):
+            if not self.poll(lost=0).more and self.mirror.position == Position(self.manager._parts.log.last):
                 break
         else:
             raise AssertionError("a snapshot without end")
@@ -273,6 +287,8 @@ class SlicedWorld:
                 assert copy.children == counted_on.get(copy, 0)
             if not copy.store.lost:
                 assert (copy in exposed) == copy.evictable
+                if copy.resident:
+                    assert is_reached(copy, leaving), "RESIDENT without its parent"
         for location, store in catalog.stores.items():
             here = [copy for copy in copies if copy.store is store]
             assert store.used_bytes == sum(copy.nbytes for copy in here) <= self.budgets[location]
@@ -285,3 +301,50 @@ class SlicedWorld:
                 assert share.tenant == tenant
         trie = catalog.trie
         assert trie.num_ghosts == sum(node.copies is None for node in trie.nodes.values())
+
+
+class WideWorld(SlicedWorld):
+    """Twenty conversations below each of two system prompts, which lose single segments, and seldom all."""
+
+    SIBLINGS = 20
+
+    def __init__(self, policy, seed):
+        super().__init__(policy, seed)
+        self.manager._trie._max_ghosts = 1000
+        self.budgets = dict.fromkeys(self.budgets, 200)
+        for location, budget in self.budgets.items():
+            self.manager.set_budget(location, budget)
+        self.fill()
+        self.fill()
+
+    def fill(self):
+        root = self.rng.randint(0, 1)
+        for number in range(self.SIBLINGS):
+            self.store(hashes_of([token for token in (root, number) for _ in range(self.most)]))
+
+    def store(self, hashes):
+        spans = self.manager.cut(CPU, hashes, 0, len(hashes), len(hashes))
+        offer = self.manager.offer(self.now, "replica", CPU, spans, [1] * len(spans))
+        self.carry_out(offer.evict)
+        accepted = self.manager.commit(self.now, CPU, offer.keys, [1] * len(offer.keys))
+        self.kept(CPU, accepted, {span.key: span for span in spans})
+
+    def prompt(self):
+        tenant = self.rng.choice(["", "", "", "tenant1"])
+        numbers = self.rng.sample(range(self.SIBLINGS), self.rng.choice([0, 1, 1, 2]))
+        tokens = [self.rng.randint(0, 1), *numbers]
+        return hashes_of([token for token in tokens for _ in range(self.most)], tenant), tenant
+
+    def sweep(self):
+        for _ in range(self.rng.choice([1, 1, 1, 100])):
+            super().sweep()
+
+    STEPS = (
+        *(SlicedWorld.plan,) * 12,
+        *(SlicedWorld.release,) * 2,
+        *(SlicedWorld.serve,) * 8,
+        *(SlicedWorld.offer, SlicedWorld.relieve, SlicedWorld.poll),
+        *(SlicedWorld.commit, SlicedWorld.demote, SlicedWorld.finish_demotion, SlicedWorld.promote) * 2,
+        *(SlicedWorld.dropped,) * 4,
+        *(fill, sweep, sweep),
+    )

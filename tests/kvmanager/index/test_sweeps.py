@@ -4,13 +4,13 @@ import random
 
 import pytest
 from counted_calls import calls_of
-from sliced_world import CPU, SlicedWorld
+from sliced_world import CPU, SlicedWorld, WideWorld
 
 from kvmanager.config import ManagerConfig
 from kvmanager.index import snapshots, sweeps
 from kvmanager.index.deltas import HASHES_PER_EVENT, Position
 from kvmanager.index.demotion_queue import CAPACITY
-from kvmanager.index.locations import REDIS, Tier
+from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.index.trie import PrefixTrie
 from kvmanager.manager import KVManager
 from kvmanager.moves.plans import PlanReason
@@ -21,11 +21,12 @@ from tests.sizes import SLICED_SEGMENTS
 
 @pytest.mark.parametrize("policy", ["coldest first", "lfu", "slru"])
 @pytest.mark.parametrize("most", [1, 2, 5])
-def test_between_two_slices_anything_may_happen(policy, most, monkeypatch):
+@pytest.mark.parametrize(("make", "seeds"), [(SlicedWorld, 40), (WideWorld, 8)])
+def test_between_two_slices_anything_may_happen(make, seeds, policy, most, monkeypatch):
     monkeypatch.setattr(sweeps, "MOST_PER_SLICE", most)
     monkeypatch.setattr(snapshots, "MOST_TOLD", most)
-    for seed in range(40):
-        world = SlicedWorld(policy, seed)
+    for seed in range(seeds):
+        world = make(policy, seed)
         for number in range(150):
             world.step()
             try:
@@ -95,6 +96,27 @@ def test_a_lost_location_may_come_back_with_all_it_held_before_it_is_forgotten(s
     assert slow.stored("abcdefghijkl") == 12
 
 
+def test_of_nodes_that_come_and_go_none_is_remembered_that_is_gone(slow):
+    """Nor does what is still said of one make it known again; of Redis it is told that it is away."""
+    brain, manager = slow, slow.manager
+    for number in range(20):
+        node = Location(Tier.CPU, f"node-{number}")
+        manager.set_budget(node, 10)
+        brain.serve("abcdef", location=node)
+        offer = brain.offer("uv", location=node)
+        manager.forget_holder(node)
+        assert brain.commit(offer.keys, node) == []
+        assert brain.offer("uv", location=node).keys == ()
+        manager.dropped(0.0, node, brain.keys("ab"))
+        manager.adopt(0.0, node, brain.spans("ab"), [1])
+    while manager.sweeping:
+        manager.sweep(0.0)
+    manager.set_budget(REDIS, 10)
+    manager.forget_holder(REDIS)
+    found = {(place["tier"], place["holder"]): place["budget_bytes"] for place in manager.stats(0.0)["locations"]}
+    assert found == {("cpu", brain.cpu.holder): 100, ("redis", ""): 0}
+
+
 def test_a_lost_root_hides_all_below_it_at_once(slow):
     for end in "xyz":
         slow.serve("abcdefgh" + end + end)
@@ -113,6 +135,23 @@ def test_a_lost_root_hides_all_below_it_at_once(slow):
         assert [key for key in evicted if key in chain] == list(reversed(chain))
     assert slow.stored("uvwx") == 4
     assert slow.offer("ab").keys == root
+
+
+def test_a_short_uprooting_between_the_slices_of_a_long_one_lets_it_find_all_that_hangs_on_its_root(slow):
+    """Prompts bring siblings forward meanwhile; afterwards the system prompt is stored, planned and lost as ever."""
+    chats = ["ab" + end + end for end in "cdefghijklmnopqrstuv"]
+    for text in (*chats, "yz"):
+        slow.serve(text)
+    slow.manager.dropped(0.0, slow.cpu, slow.keys("ab"))
+    slow.manager.dropped(0.0, slow.cpu, slow.keys("yz"))
+    for chat in chats[:12]:
+        slow.manager.release(slow.plan(chat).lease_id)
+    while slow.manager.sweeping:
+        slow.manager.sweep(0.0)
+    assert slow.manager.stats(0.0)["locations"][0]["bytes"] == 0
+    for chat in chats:
+        slow.serve(chat)
+    assert [slow.stored(chat) for chat in chats] == [4] * len(chats)
 
 
 def filled(segments, width):
@@ -165,6 +204,28 @@ def test_a_slice_is_as_much_work_whatever_there_is_to_be_done(begin, chains, mon
     assert max(many) <= 1.2 * max(few)
     assert len(many) >= 2.5 * len(few) >= 25
     assert max(ordered + more_ordered) <= sweeps.MOST_PER_SLICE
+
+
+@pytest.mark.parametrize("roots", [3, 30])
+def test_what_hangs_on_all_the_segments_that_are_lost_at_once_is_one_slice(roots):
+    """Thirty system prompts below which 200 conversations each are stored: their bytes are lost in one report."""
+    manager = KVManager(ManagerConfig(1), epoch=1)
+    manager.set_budget(CPU, 10**9)
+    rng = random.Random(0)
+    lost = [rng.randbytes(32) for _ in range(roots)]
+    for root in lost:
+        for _ in range(200):
+            spans = split_segments([root, rng.randbytes(32)], 0, 2, 1, 2)
+            manager.adopt(0.0, CPU, spans, [1] * len(spans))
+    orders = []
+    calls = [calls_of(lambda: orders.append(manager.dropped(0.0, CPU, lost)))]
+    while manager.sweeping:
+        calls.append(calls_of(lambda: orders.append(manager.sweep(0.0))))
+    ordered = [sum(len(order.keys) for order in directives) for directives in orders]
+    assert max(ordered) <= sweeps.MOST_PER_SLICE
+    assert sum(ordered) == 200 * roots
+    assert calls[0] <= 1.3 * max(calls[1:])
+    assert manager.stats(0.0)["locations"][0]["bytes"] == 0
 
 
 def test_redis_that_comes_to_a_full_index_is_told_in_slices_what_has_earned_a_copy():

@@ -103,3 +103,26 @@ def test_so_many_twins_are_known_and_a_new_one_takes_the_place_of_the_coldest_th
         trie.pin(node)
     assert trie.insert(spans[-1], 99.0) is None
     assert trie.twins_refused == 1
+
+
+class Stop:
+    def __init__(self, node):
+        self.next_child = node
+
+
+def test_a_cursor_that_goes_on_leaves_the_others_where_they_stopped():
+    trie = PrefixTrie(100)
+    root = trie.insert(spans_of([0, 1])[0], 0.0)
+    first, second, third = (trie.insert(child(root, 2, number), 0.0) for number in (3, 2, 1))
+    stays, goes, at_the_end = Stop(second), Stop(second), Stop(None)
+    for cursor in (stays, goes, at_the_end):
+        trie.stop(cursor)
+    for cursor in (goes, at_the_end):
+        trie.go_on(cursor)
+    trie.bring_forward(first)
+    assert list(root.children()) == [third, second, first], "siblings keep their order while one is on its way"
+    trie._forget(second)
+    assert (stays.next_child, goes.next_child) == (first, second)
+    trie.go_on(stays)
+    trie.bring_forward(first)
+    assert list(root.children()) == [first, third]

@@ -8,6 +8,7 @@ import pytest
 
 from kvmanager.moves.directive_ledger import DirectiveLedger
 from kvmanager.moves.directives import DirectiveKind, Outcome
+from kvmanager.moves.leases import Numbers
 
 PROMOTE, EVICT = DirectiveKind.PROMOTE, DirectiveKind.EVICT
 GRACE_S = 2.0
@@ -15,7 +16,7 @@ GRACE_S = 2.0
 
 @pytest.fixture
 def director() -> DirectiveLedger:
-    return DirectiveLedger(GRACE_S, most_in_flight=2)
+    return DirectiveLedger(GRACE_S, Numbers(1), most_in_flight=2)
 
 
 def begun(director: DirectiveLedger, kind: DirectiveKind = PROMOTE, replica: str = "a", deadline: float = 10.0) -> int:
@@ -73,7 +74,7 @@ def test_a_replica_that_is_gone_loses_what_it_had_to_do_and_no_other_does(direct
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_happens_each_directive_is_counted_exactly_once(seed: int) -> None:
     draw = random.Random(seed)
-    director = DirectiveLedger(GRACE_S, most_in_flight=3)
+    director = DirectiveLedger(GRACE_S, Numbers(1), most_in_flight=3)
     asked, now, ids = 0, 0.0, [0]
     for _ in range(2000):
         now += draw.random()

@@ -1,5 +1,7 @@
 import pytest
 
+from kvmanager.moves import demotions
+
 
 def freed(directives, location):
     return [key for order in directives if order.source == location for key in order.keys]
@@ -61,6 +63,20 @@ def test_as_many_leaves_are_copied_as_bring_the_tier_below_its_mark(pressed):
     fill(pressed, ["ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st"])
     assert pressed.demote_all() == [*pressed.keys("ab"), *pressed.keys("cd")]
     assert len(freed(pressed.manager.relieve(0), pressed.cpu)) == 2
+
+
+def test_a_tier_that_was_full_when_redis_came_gives_up_a_bounded_number_in_a_call(brain_with, monkeypatch):
+    monkeypatch.setattr(demotions, "MOST_RELIEVED", 3)
+    brain = brain_with(redis=20, cpu_high_water=0.4)
+    texts = [2 * letter for letter in "abcdefghij"]
+    fill(brain, texts)
+    for text in texts:
+        brain.manager.adopt(0.0, brain.redis, brain.spans(text), [1])
+    relieved = []
+    while directives := brain.manager.relieve(0):
+        relieved.append(len(freed(directives, brain.cpu)))
+    assert relieved == [3, 3]
+    assert brain.manager.stats(0)["locations"][0]["segments"] == 4, "all that is above the mark, in the end"
 
 
 def test_a_leaf_that_is_leased_is_not_relieved(pressed):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from kvmanager.scheduling.policies import (
     LEVELS,
     MOST_PREEMPTIONS,
     PATIENCE,
+    QUANTUM_UNITS,
     STARVE_S,
     MultiLevel,
     Shortest,
@@ -143,6 +146,47 @@ def test_who_waits_too_long_goes_to_the_front_whatever_comes_with_a_priority() -
     assert policy.age(old, STARVE_S)
     assert old.key <= favoured.key
     assert not policy.age(old, 10 * STARVE_S), "it is there already"
+
+
+def test_who_was_at_the_front_is_at_its_level_as_any_other_when_it_has_had_its_quantum() -> None:
+    policy = MultiLevel(StepTime())
+    starved, short = new_job(0.0, 10, 100_000), new_job(100.0, 10, 20)
+    policy.enter(starved)
+    policy.enter(short)
+    for _ in range(100):
+        policy.served(starved, 1.0)
+    assert policy.age(starved, STARVE_S)
+    assert policy.gives_way(short, starved)
+    assert not any(policy.served(starved, 1.0) for _ in range(int(QUANTUM_UNITS))), "it stays there for a quantum"
+    assert policy.served(starved, 1.0)
+    assert policy.gives_way(starved, short)
+
+
+@given(
+    st.integers(-MOST_PRIORITY, MOST_PRIORITY),
+    st.lists(st.tuples(st.sampled_from(["served", "waits"]), st.floats(0.1, 500.0)), max_size=60),
+)
+def test_at_one_level_and_priority_all_keys_are_equal_whatever_came_before(
+    priority: int, past: list[tuple[str, float]]
+) -> None:
+    policy, now = MultiLevel(StepTime()), 0.0
+    job = new_job(now, 10, 10**6, priority=priority)
+    policy.enter(job)
+    since_front = inf
+    for what, much in past:
+        before = job.key
+        if what == "served":
+            changed = policy.served(job, much)
+            since_front += much
+        else:
+            now += much
+            changed = policy.age(job, now)
+            since_front = 0.0 if changed else since_front
+        assert changed == (job.key != before)
+        if since_front > QUANTUM_UNITS:
+            assert job.key == job.level + priority
+        else:
+            assert job.key == -MOST_PRIORITY
 
 
 def test_priority_is_a_head_start_and_bounded() -> None:

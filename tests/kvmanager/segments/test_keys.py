@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import pickle
 
 import hypothesis.strategies as st
@@ -7,10 +8,12 @@ from hypothesis import given
 
 from kvmanager.segments.keys import (
     HASH_BYTES,
+    RATIO_STEPS,
     ROOT_HASH,
     ModelIdentity,
     block_hashes,
     cache_salt,
+    ratio_step,
     sparse_salt,
     tenant_tag,
 )
@@ -123,12 +126,27 @@ def test_different_model_tenant_fidelity_or_tokens_never_share_a_key(contexts):
 
 def test_a_model_a_tenant_and_a_fidelity_each_make_a_salt_of_their_own():
     kinds = [
-        (model, tenant, fidelity)
+        (model, tenant, *manner)
         for model in (b"m" * 32, b"n" * 32)
         for tenant in ("", "acme", "beta")
-        for fidelity in ("exact", "tolerant", "blended")
+        for manner in (("exact",), ("tolerant",), ("blended", 0.15))
     ]
     assert len({cache_salt(SECRET, *kind) for kind in kinds}) == len(kinds)
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_a_blend_is_named_by_its_ratio_and_shares_a_name_with_none_that_is_far_off(one, other):
+    ends = {0.0, 1.0}
+    if abs(one - other) > 1.5 / RATIO_STEPS or (one != other and ends & {one, other}):
+        assert ratio_step(one) != ratio_step(other)
+    if ratio_step(one) != ratio_step(other):
+        assert len({cache_salt(SECRET, b"m", "acme", "blended", ratio) for ratio in (one, other)}) == 2
+
+
+@pytest.mark.parametrize("manner", [("blended",), ("blended", 1.1), ("blended", math.nan), ("exact", 0.5)])
+def test_a_ratio_is_a_blended_prompts_and_no_other_ones(manner):
+    with pytest.raises(ValueError, match="ratio"):
+        cache_salt(SECRET, b"m", "acme", *manner)
 
 
 def test_parts_of_the_salt_do_not_run_together():

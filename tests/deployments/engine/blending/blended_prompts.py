@@ -10,11 +10,12 @@ import torch
 from live_engine import BLOCK, LiveEngine, usage
 from vllm.outputs import RequestOutput
 
+from configs.blend_section import DEFAULT_RECOMPUTE_RATIO
 from deployments.engine.blending.job import BlendParts
 from deployments.protocol.kv_port import SHORT_TOKENS, PlanDict
 from kernels.paged.gather_scatter import gather
-from kvmanager.segments.keys import BLENDED, Fidelity, block_hashes, cache_salt
-from load_tests.harness.engine import SECRET, greedy, prompt
+from kvmanager.segments.keys import BLENDED, Fidelity, block_hashes
+from load_tests.harness.engine import greedy, prompt
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def answer_of(output: RequestOutput) -> Answer:
 def ask(
     engine: LiveEngine,
     one: ChunkedPrompt,
-    ratio: float = 0.15,
+    ratio: float = DEFAULT_RECOMPUTE_RATIO,
     check_layer: int = 2,
     *,
     plan: PlanDict | None = None,
@@ -76,7 +77,7 @@ def ask(
     """The blended answer, when all is at rest."""
     plan = plan or engine.blend_plan(one.tokens, one.chunks, ratio, check_layer)
     params = greedy(max_tokens, **options)
-    output = engine.run(last_of(engine.blended(one.tokens, params, plan, fidelity)))
+    output = engine.run(last_of(engine.blended(one.tokens, params, plan, fidelity, ratio)))
     engine.settle()
     return answer_of(output)
 
@@ -88,9 +89,12 @@ def parts(engine: LiveEngine) -> BlendParts:
     return found
 
 
-def device_kv(engine: LiveEngine, tokens: Sequence[int], fidelity: Fidelity, blocks: int) -> torch.Tensor:
-    """``(layers, 2, tokens, heads, dim)`` of a prompt's first blocks, as the device's prefix cache has them."""
-    salt = cache_salt(SECRET, engine.fingerprint, "", fidelity)
+def device_kv(engine: LiveEngine, tokens: Sequence[int], blocks: int, ratio: float | None = None) -> torch.Tensor:
+    """``(layers, 2, tokens, heads, dim)`` of a prompt's first blocks, as the device's prefix cache has them.
+
+    ``ratio``: it was blended so; None: it is exact.
+    """
+    salt = engine.salt if ratio is None else engine.blended_salt(ratio)
     hashes = block_hashes(tokens, BLOCK, salt)[:blocks]
     pool, copier = engine.scheduler.kv_cache_manager.block_pool, engine.reuse.copier
 

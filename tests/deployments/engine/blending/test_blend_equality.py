@@ -13,12 +13,13 @@ import torch
 from blended_prompts import ChunkedPrompt, answer_of, ask, chunked, device_kv, last_of, parts, store
 from live_engine import BLOCK, LiveEngine
 
+from configs.blend_section import DEFAULT_RECOMPUTE_RATIO
 from deployments.engine.blending import blend as blend_module
 from deployments.engine.blending.plan import TAIL_TOKENS, RequestBlend
 from deployments.protocol.kv_port import PlannedChunk, PlannedLoad
 from kernels.rope.shift import shift_keys
 from kvmanager.segments.format import read_header
-from kvmanager.segments.keys import BLENDED, EXACT, TOLERANT, block_hashes
+from kvmanager.segments.keys import BLENDED, EXACT, TOLERANT, BlockHash, block_hashes
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
 
@@ -35,7 +36,7 @@ def computed(engine: LiveEngine, one: ChunkedPrompt) -> tuple[list[int], torch.T
     """The plain answer, and the KV of all its full blocks; nothing of it is left."""
     port, engine.port = engine.port, MemoryPort()
     answer, _ = engine.ask(one.tokens)
-    kv = device_kv(engine, one.tokens, EXACT, len(one.tokens) // BLOCK)
+    kv = device_kv(engine, one.tokens, len(one.tokens) // BLOCK)
     engine.clear_device()
     engine.port = port
     return answer, kv
@@ -69,7 +70,7 @@ def test_computed_wholly_anew_it_is_what_vllm_computes(
     assert found.tokens == answer
     assert found.cached == blended_end(one)
     assert found.usage["recomputed"] == len(one.tokens)
-    assert (device_kv(engine, one.tokens, BLENDED, len(kv[0, 0]) // BLOCK) - kv).abs().max() <= CLOSE
+    assert (device_kv(engine, one.tokens, len(kv[0, 0]) // BLOCK, 1.0) - kv).abs().max() <= CLOSE
 
 
 def test_without_any_chunk_there_all_is_computed_all_the_same(engine: LiveEngine) -> None:
@@ -84,7 +85,7 @@ def test_without_any_chunk_there_all_is_computed_all_the_same(engine: LiveEngine
     assert found.tokens == answer
     assert (found.blended, found.usage["recomputed"]) == (0, len(one.tokens))
     assert parts(engine).uncached == parts(engine).rows == blended_end(one)
-    assert (device_kv(engine, one.tokens, BLENDED, len(kv[0, 0]) // BLOCK) - kv).abs().max() <= CLOSE
+    assert (device_kv(engine, one.tokens, len(kv[0, 0]) // BLOCK, DEFAULT_RECOMPUTE_RATIO) - kv).abs().max() <= CLOSE
 
 
 def test_a_true_prefix_is_loaded_and_not_computed_again(engine: LiveEngine) -> None:
@@ -92,7 +93,7 @@ def test_a_true_prefix_is_loaded_and_not_computed_again(engine: LiveEngine) -> N
     store(engine, one)
     answer, kv = computed(engine, one)
     prefix = ChunkedPrompt(one.tokens[:140], [])
-    ask(engine, prefix, plan=engine.blend_plan(prefix.tokens, []))  # its names are the blended prompt's own
+    ask(engine, prefix, 1.0, plan=engine.blend_plan(prefix.tokens, [], 1.0))  # its names are the blended prompt's own
     engine.clear_device()
 
     found = ask(engine, one, ratio=1.0)
@@ -100,13 +101,13 @@ def test_a_true_prefix_is_loaded_and_not_computed_again(engine: LiveEngine) -> N
     assert found.tokens == answer
     assert parts(engine).rows == blended_end(one) - 128, "the first chunk straddles the prefix"
     assert (found.usage["cpu"], found.blended) == (128, 0)
-    assert (device_kv(engine, one.tokens, BLENDED, len(kv[0, 0]) // BLOCK) - kv).abs().max() <= CLOSE
+    assert (device_kv(engine, one.tokens, len(kv[0, 0]) // BLOCK, 1.0) - kv).abs().max() <= CLOSE
     engine.clear_device()
     engine.port.segments.clear()
     store(engine, one)
-    ask(engine, prefix, plan=engine.blend_plan(prefix.tokens, []))
+    ask(engine, prefix, 1.0, plan=engine.blend_plan(prefix.tokens, [], 1.0))
     assert ask(engine, one, ratio=1.0).usage["device"] == 128, "and what the device has is not even loaded"
-    assert (device_kv(engine, one.tokens, BLENDED, len(kv[0, 0]) // BLOCK) - kv).abs().max() <= CLOSE
+    assert (device_kv(engine, one.tokens, len(kv[0, 0]) // BLOCK, 1.0) - kv).abs().max() <= CLOSE
 
 
 def test_nothing_computed_anew_it_is_the_stored_kv_moved_to_where_the_chunk_stands(engine: LiveEngine) -> None:
@@ -119,7 +120,7 @@ def test_nothing_computed_anew_it_is_the_stored_kv_moved_to_where_the_chunk_stan
 
     end, model = blended_end(one), engine.reuse.blends._tools
     assert model is not None
-    kv = device_kv(engine, one.tokens, BLENDED, end // BLOCK)
+    kv = device_kv(engine, one.tokens, end // BLOCK, 0.0)
     taken = torch.zeros(end, dtype=torch.bool)
     for chunk, stored in zip(one.chunks, alone, strict=True):
         stop = min(chunk.start + stored.shape[2], end)
@@ -158,7 +159,7 @@ def test_what_is_saved_has_the_prompts_own_blended_names_and_says_so(engine: Liv
 
     found = ask(engine, one)
 
-    own = set(block_hashes(one.tokens + found.tokens, BLOCK, engine.blended_salt))
+    own = set(block_hashes(one.tokens + found.tokens, BLOCK, engine.blended_salt()))
     saved = set(engine.port.segments) - before
     assert saved
     assert saved <= own
@@ -167,6 +168,32 @@ def test_what_is_saved_has_the_prompts_own_blended_names_and_says_so(engine: Liv
     assert by_tier["recomputed"] == len(one.tokens), "an exact prompt finds nothing of it"
     assert again == computed(engine, one)[0]
     assert ask(engine, one, plan=engine.blend_plan(one.tokens, [])).usage["cpu"] >= blended_end(one)
+
+
+def test_what_a_lower_ratio_left_is_read_by_no_prompt_of_a_higher_one(engine: LiveEngine) -> None:
+    """Neither on the device nor in the tier; its own ratio finds it at both."""
+    one = SHAPES["unaligned"]
+    store(engine, one)
+    answer, _ = computed(engine, one)
+    engine.clear_device()
+    ask(engine, one, ratio=0.0)
+
+    on_device = ask(engine, one, ratio=1.0)
+    engine.clear_device()
+    assert ask(engine, one, ratio=0.0).usage["cpu"] >= blended_end(one), "its own"
+    engine.port.segments = {
+        key: kept for key, kept in engine.port.segments.items() if key not in own_names(engine, one)
+    }
+    engine.clear_device()
+    in_tier = ask(engine, one, ratio=1.0)
+
+    assert on_device.tokens == in_tier.tokens == answer
+    assert on_device.usage["recomputed"] == in_tier.usage["recomputed"] == len(one.tokens)
+
+
+def own_names(engine: LiveEngine, one: ChunkedPrompt) -> set[BlockHash]:
+    """Those of a prompt that is computed whole."""
+    return set(block_hashes(one.tokens, BLOCK, engine.blended_salt(1.0)))
 
 
 def test_a_chunk_that_the_device_has_already_is_not_blended(engine: LiveEngine) -> None:

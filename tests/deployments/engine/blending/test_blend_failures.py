@@ -188,7 +188,7 @@ def test_an_item_that_raises_ends_the_blend_and_not_the_request(
 
 def test_after_a_prefix_that_does_not_come_vllm_computes(engine: LiveEngine, answer: list[int]) -> None:
     prefix = ChunkedPrompt(ONE.tokens[:140], [])
-    ask(engine, prefix, plan=engine.blend_plan(prefix.tokens, []))
+    ask(engine, prefix, 1.0, plan=engine.blend_plan(prefix.tokens, [], 1.0))
     engine.clear_device()
     plan = engine.blend_plan(ONE.tokens, ONE.chunks, 1.0)
     assert plan["segments"]

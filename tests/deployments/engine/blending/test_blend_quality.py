@@ -27,7 +27,6 @@ from deployments.engine.blending.chunk_load import ChunkLoad
 from deployments.engine.blending.job import ReusedRun
 from deployments.engine.blending.model import BlendModel
 from kernels.blend import choice
-from kvmanager.segments.keys import BLENDED
 from load_tests.harness.engine import greedy
 from load_tests.harness.memory_port import MemoryPort
 from models.training.dialogue import encode
@@ -96,7 +95,7 @@ def blend(engine: LiveEngine, question: Question, ratio: float, check_layer: int
     engine.port.segments = stored
     steps = [{token: float(each.logprob) for token, each in step.items()} for step in output.outputs[0].logprobs or ()]
     end = (one.chunks[-1].start + len(one.chunks[-1]) // BLOCK * BLOCK) // BLOCK
-    return Seen(list(output.outputs[0].token_ids), steps, device_kv(engine, one.tokens, BLENDED, end))
+    return Seen(list(output.outputs[0].token_ids), steps, device_kv(engine, one.tokens, end, ratio))
 
 
 def divergence(found: Seen, wanted: Seen) -> float:

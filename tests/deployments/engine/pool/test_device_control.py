@@ -13,6 +13,7 @@ from live_engine import BLOCK, PATIENCE_S, LiveEngine
 from ordered_pool import TOKENS, outcome, spans, stored
 
 from deployments.engine import directive_runner as device_orders
+from deployments.engine.pool import control
 from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
@@ -47,6 +48,47 @@ def test_what_a_request_uses_is_not_evicted(engine: LiveEngine) -> None:
 
     assert engine.run(evict_meanwhile())["outcome"] == "refused_gone"
     assert set(engine.hashes(tokens)) <= set(engine.reuse.device_hashes().result())
+
+
+# clear
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_clear_is_done_in_slices_between_which_others_call_the_engine(
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    monkeypatch.setattr(control, "MOST_BLOCKS", 2)
+    monkeypatch.setattr(control, "MOST_LOOKED_AT", 5)
+    begun: list[str] = []
+    clear = engine.reuse.control.clear
+
+    def one_slice(*args: Any) -> tuple[int, int]:
+        begun.append("clear")
+        if len(begun) == 1:  # on the engine thread, and so before the next slice is called for
+            engine.thread.call(lambda: begun.append("another"))
+        return clear(*args)
+
+    monkeypatch.setattr(engine.reuse.control, "clear", one_slice)
+    tokens = prompt(735, TOKENS)
+    with engine.acting_for("alice"):
+        engine.ask(tokens)
+        assert engine.clear_device(engine.tenant if own else None) == 12
+        assert not set(engine.hashes(tokens)) & set(engine.reuse.device_hashes().result())
+    assert begun[:2] == ["clear", "another"]
+    assert begun.count("clear") >= 20
+
+
+def test_a_clear_of_an_engine_that_fails_ends_with_its_error(
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(tenant: str | None, first: int) -> tuple[int, int]:
+        if first:
+            raise ValueError("the pool is broken")
+        return 0, 1
+
+    monkeypatch.setattr(engine.reuse.control, "clear", fails)
+    with pytest.raises(ValueError, match="broken"):
+        engine.clear_device()
 
 
 # offload

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from deployments.engine.pool.block_owners import BlockOwners
+from deployments.engine.pool.block_owners import BlockOwners, Owner
 from deployments.engine.pool.control import PoolControl
 from deployments.transfer.jobs import SaveJob
 from kvmanager.config import ManagerConfig
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
-from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.keys import EXACT, TOLERANT, BlockHash, Fidelity
 from kvmanager.segments.spans import MARK_BYTES, SegmentSpan
 
 CUT = 8
@@ -35,8 +35,9 @@ class Device:
         self.saves: list[SaveJob] = []
         self.touch = self.free_blocks = lambda blocks: None
         whatever: Any = self
+        self.owners = BlockOwners()
         self.control = PoolControl(
-            pool=whatever, transfer=whatever, block_size=16, parents=parents, owners=BlockOwners(),
+            pool=whatever, transfer=whatever, block_size=16, parents=parents, owners=self.owners,
             publish=lambda: None, on_engine_thread=lambda run: run(),
         )  # fmt: skip
 
@@ -93,3 +94,13 @@ def test_a_segment_that_leaves_its_parent_inside_is_saved_with_its_own_blocks(ma
 def test_what_the_branch_does_not_need_of_the_trunk_may_have_left_the_device(manager: KVManager) -> None:
     offloaded(manager, Device(TRUNK[:5], BRANCH))
     assert manager.lookup(BRANCH)["cpu"] == len(BRANCH)
+
+
+@pytest.mark.parametrize("fidelity", [EXACT, TOLERANT])
+def test_what_is_offloaded_says_the_fidelity_of_its_names(manager: KVManager, fidelity: Fidelity) -> None:
+    device = Device(TRUNK)
+    device.owners.claim(TRUNK[0], Owner("", fidelity))
+    device.owners.stored(TRUNK, None)
+    (span,) = manager.cut(HERE, TRUNK, 0, len(TRUNK), len(TRUNK))
+    device.control.offload([span])
+    assert [job.fidelity for job in device.saves] == [fidelity]

@@ -154,7 +154,7 @@ def test_a_chunk_that_was_saved_there_is_blended_there(live: LiveRoom, tmp_path:
     stored = live.plan(chunk, tmp_path)
     blend = PlannedBlend(chunks=[PlannedChunk(50, stored["segments"])], ratio=1.0, check_layer=2, seconds=0.0)
     plan = PlanDict(lease_id=9, segments=[], scores=[], now=stored["now"], epoch=stored["epoch"], blend=blend)
-    salt = cache_salt(SECRET, live.room.fingerprint, "", BLENDED)
+    salt = cache_salt(SECRET, live.room.fingerprint, "", BLENDED, 1.0)
     hashes: list[bytes] = list(block_hashes(tokens, 32, salt))
     request = GenerateRequest("blended", tokens, greedy(8), salt, hashes, fidelity=BLENDED)
 
