@@ -56,12 +56,24 @@ class OneServer:
         return running
 
 
+ONLY = pytest.StashKey[OneServer]()
+
+
 @pytest.fixture(scope="session")
-def whole_server() -> Iterator[OneServer]:
+def whole_server(pytestconfig: pytest.Config) -> Iterator[OneServer]:
     """For all fixtures that start one."""
-    only = OneServer()
+    pytestconfig.stash[ONLY] = only = OneServer()
     yield only
     only.end()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the server after the last test that needs one: it takes a fifth of a core while it has nothing to do."""
+    if nextitem is None or "whole_server" not in getattr(nextitem, "fixturenames", ()):
+        only = item.config.stash.get(ONLY, None)
+        if only is not None:
+            only.end()
 
 
 @pytest.fixture(scope="module")
