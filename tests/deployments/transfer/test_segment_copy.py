@@ -11,7 +11,7 @@ import torch
 from deployments.protocol.kv_port import PlannedLoad
 from deployments.transfer.segment_copy import SegmentCopier
 from kernels.paged.layout import LayoutKind, PagedLayout
-from kvmanager.segments.format import MismatchReason, SegmentMismatch, read_header
+from kvmanager.segments.format import EXACT, MismatchReason, SegmentMismatch, read_header
 from kvmanager.segments.keys import BlockHash
 from kvmanager.segments.spans import split_segments
 
@@ -32,7 +32,7 @@ def copier(seed: int) -> SegmentCopier:
 
 
 SOURCE = copier(1)
-SEALED = SOURCE.read(SPAN, b"".join(HASHES), range(BLOCKS)).tobytes()
+SEALED = SOURCE.read(SPAN, b"".join(HASHES), range(BLOCKS), EXACT).tobytes()
 HEADER = read_header(SEALED)
 
 
