@@ -79,7 +79,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.fixture(scope="module")
 def plain(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> RunningServer:
     """A server as `make serve` starts it. Only prompts that are to be blended see `fill`."""
-    settings = {"blending": {"fill": "first"}}
+    # What is stored is loaded and blended even where a busy machine has learned that it would compute it sooner.
+    settings = {"blending": {"fill": "first"}, "kv": {"load_or_recompute": "load"}}
     return whole_server.get("plain", lambda s: s.enter_context(started(tmp_path_factory.mktemp("plain"), settings)))
 
 

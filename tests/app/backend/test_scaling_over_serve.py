@@ -49,6 +49,7 @@ class MadeUpRoom:
     shares_kv = False
     fingerprint = b"made up"
     dead = None
+    apart = None
 
     def __init__(self) -> None:
         self.ongoing = 0
