@@ -77,7 +77,10 @@ def test_a_fault_costs_no_token_and_no_request_and_the_part_rejoins(
     process_world.server.wait_until(lambda: len(engines(process_world)) == 2, "no engine outlives its replica", 30.0)
 
 
-@pytest.mark.long("tests/end_to_end/replicas/test_poison.py")
+@pytest.mark.long(
+    "tests/app/openai/test_suspects.py"
+    "::test_in_random_worlds_a_deadly_prompt_ends_two_engines_at_most_and_everybody_else_is_answered"
+)
 @pytest.mark.long(
     "tests/deployments/engine/process/test_engine_process.py"
     "::test_an_engine_that_raises_names_who_was_prefilled_and_says_why"
