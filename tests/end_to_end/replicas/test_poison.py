@@ -73,7 +73,10 @@ def test_a_deadly_prompt_costs_one_replica_and_nobody_elses_answer(world: World,
 
     fellows, poisoned, health = asyncio.run(run())
 
-    assert [answer.status_code for answer in fellows] == [200] * 2 * FELLOWS
+    assert [(a.status_code, a.text[:300]) for a in fellows if a.status_code != 200] == [], (
+        health,
+        server.stats()["replicas"],
+    )
     assert all(answer.json()["usage"]["completion_tokens"] == ANSWER_TOKENS for answer in fellows)
     assert [answer.status_code for answer in poisoned] == [500, 503, 503, 503, 503]
     assert all("ended" in answer.json()["error"]["message"] for answer in poisoned)
