@@ -47,7 +47,9 @@ OWN_NAMES = frozenset(
 PROXIES = frozenset(f"{scheme}_proxy" for scheme in ("http", "https", "ftp", "all", "no"))
 """The same. Tests ask servers of this machine; what one fetches from elsewhere goes with `outside`."""
 KEPT_AS = "OUTSIDE_"
-FOR_TESTS = frozenset({"CROSSKV_LONG", "CROSSKV_OPERATIONS", "CROSSKV_CHROMIUM", "CROSSKV_SCREENSHOT"})
+FOR_TESTS = frozenset(
+    {"CROSSKV_LONG", "CROSSKV_OPERATIONS", "CROSSKV_CHROMIUM", "CROSSKV_SCREENSHOT", "CROSSKV_MUTANT_FAILURES"}
+)
 
 
 LONGEST_TMPDIR = 12
