@@ -231,15 +231,4 @@ MUTANTS = (
         (TESTS + "events/test_watchers.py",),
         "A tenant watches what others send.",
     ),
-    Mutant(
-        "usage-of-the-second-replica",
-        "app/continuation/answered.py",
-        "        output.num_cached_tokens = self._cached_tokens\n",
-        "",
-        (
-            TESTS + "continuation/test_migration.py::"
-            "test_it_goes_on_a_second_time_and_the_usage_is_that_of_its_first_replica",
-        ),
-        "A client whose stream moved is told that its answer was a cached prompt.",
-    ),
 )
