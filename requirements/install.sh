@@ -61,7 +61,7 @@ get_uv() {
     wanted=$(grep -E '^uv==' requirements/dev.txt | cut -d' ' -f1)
     if [ ! -x $venv/bin/uv ]; then
         "$venv/bin/python" -m pip install --no-deps --quiet --disable-pip-version-check --no-input "$wanted" 2>&1 |
-            tee -a "$log" | { grep -v '^WARNING: Location' >&2 || true; }
+            tee -a "$log" | grep -v '^WARNING: Location' >&2 || true # what follows says whether it is there
         [ -x $venv/bin/uv ] || fail "$wanted, which installs the packages, could not be had; check the network, or see $log"
     fi
     take_sources_of_pip "$venv/bin/python"

@@ -49,7 +49,7 @@ class RatioRule:
     deployment: float | None = None
     by_tenant: Mapping[str, float] = field(default_factory=dict)
     calibrated: float | None = None
-    """None: nobody has calibrated the model."""
+    """None: the model is not calibrated."""
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RatioRule:

@@ -61,7 +61,7 @@ class Demoter:
             return
         while self._seats.redis_is_ready and (directives := self._brain.relieve(time.monotonic())):
             self._seats.send(directives)
-            await asyncio.sleep(0)  # whoever waits for a plan gets it
+            await asyncio.sleep(0)  # requests that wait for a plan get it
         while self._free and self._seats.redis_is_ready and time.monotonic() >= self._paused_until:
             demotion = self._brain.next_demotion(time.monotonic(), MOST_BYTES)
             if demotion is None:

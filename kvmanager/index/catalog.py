@@ -56,7 +56,7 @@ class Catalog:
     def store(self, location: Location) -> Store:
         """Return the store of a shared location. Raises ValueError for a device.
 
-        Of a location that is not known, or not any more, it has no budget, and nobody keeps it: see `open`.
+        Of a location that is not known, or not any more, it has no budget and is not kept: see `open`.
         """
         store = self.stores.get(location)
         if store is None:
