@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -27,6 +28,7 @@ from deployments.replica.chunk_fill import NOT_BLENDED, ChunkFill, ChunkRefusedE
 from deployments.replica.fill_request import fill_output, filler
 from deployments.replica.fill_times import FillTimes
 from deployments.replica.first_token import goes_on, take_token
+from deployments.replica.last_words import end_process_once_told
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlan, PromptPlans
 from deployments.replica.serve_port import bind_to_node
@@ -40,9 +42,6 @@ if TYPE_CHECKING:
     from deployments.protocol.wire import KVCacheUsage
 
 logger = logging.getLogger(__name__)
-
-LAST_WORDS_S = 0.5
-"""Between an engine's death and its process's end: time for the errors to reach the requests."""
 
 
 def _stamp(output: RequestOutput, received: float, planned: float, yielded: float) -> None:
@@ -62,6 +61,8 @@ class Replica:
 
     _fill: ChunkFill | None = None
     """None: this replica fills no chunks."""
+    _loop: asyncio.AbstractEventLoop | None = None
+    """Where requests are answered; None: none has come."""
 
     def __init__(self, args: Mapping[str, Any]) -> None:
         bind_to_node()
@@ -105,6 +106,7 @@ class Replica:
         from deployments.engine.step_witness import EngineDiedError
 
         assert self._room is not None
+        self._loop = asyncio.get_running_loop()
         if self._room.dead:
             self._end_soon()
             raise EngineDiedError(self._suspects())
@@ -259,7 +261,7 @@ class Replica:
             chunks = self._fill.suspects.in_words(self._engine_suspects()) if self._fill else ""
             if chunks:
                 logger.error("it ended while it computed chunks of blended prompts alone: %s", chunks)
-            threading.Timer(LAST_WORDS_S, os._exit, (1,)).start()
+            end_process_once_told(lambda: self._room.ongoing if self._room else 0, self._loop)
             threading.Thread(target=self._say_that_it_ends, args=(why,), name="crosskv-last-words", daemon=True).start()
 
     def _say_that_it_ends(self, why: str) -> None:

@@ -251,4 +251,12 @@ MUTANTS = (
         (TESTS + "protocol/test_secret_file.py",),
         "Every account of the machine can forge KV.",
     ),
+    Mutant(
+        "process-ends-before-its-requests-have-heard",
+        "deployments/replica/last_words.py",
+        "quiet_turns = 0 if ongoing() else quiet_turns + 1",
+        "quiet_turns += 1",
+        ("tests/deployments/replica/test_last_words.py::test_the_process_outlives_its_requests",),
+        "A deadly prompt ends a second engine.",
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -21,7 +22,7 @@ from deployments.protocol.log_lines import CLIENT_REQUEST, REQUEST_ID
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.protocol.stage_stamps import STAGE_STAMPS
 from deployments.protocol.wire import FILL_OUTCOME, GenerateRequest
-from deployments.replica import replica as replica_module
+from deployments.replica import last_words as last_words_module
 from deployments.replica.chunk_fill import ChunkRefusedError
 from deployments.replica.fill_queue import ColdChunk
 from deployments.replica.fill_suspects import FillSuspects
@@ -332,15 +333,15 @@ def test_a_dead_engine_fails_the_health_check() -> None:
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """With which status the process would have ended, as often as it would."""
     statuses: list[int] = []
-    monkeypatch.setattr(replica_module, "LAST_WORDS_S", 0.0)
-    monkeypatch.setattr(replica_module.os, "_exit", statuses.append)
+    monkeypatch.setattr(last_words_module, "MOST_LAST_WORDS_S", 0.0)
+    monkeypatch.setattr(os, "_exit", statuses.append)
     return statuses
 
 
 def last_words(made: Any) -> list[Any]:
     """What the manager is told, once all is said."""
     for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer) or thread.name == "crosskv-last-words":
+        if thread.name in ("crosskv-end", "crosskv-last-words"):
             thread.join(10)
     return list(made.told)
 

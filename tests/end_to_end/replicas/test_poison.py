@@ -45,6 +45,7 @@ def well(server: RunningServer) -> bool:
     "::test_in_random_worlds_a_deadly_prompt_ends_two_engines_at_most_and_everybody_else_is_answered"
 )
 @pytest.mark.long("tests/end_to_end/test_faults.py::test_a_fault_costs_no_token_and_no_request_and_the_part_rejoins")
+@pytest.mark.long("tests/deployments/replica/test_last_words.py::test_the_process_outlives_its_requests")
 def test_a_deadly_prompt_costs_one_replica_and_nobody_elses_answer(world: World, server: RunningServer) -> None:
     server.wait_until(lambda: well(server), "all is well", 90)
     world.inside.do("make_engines_mortal", DEADLY_TOKENS)
