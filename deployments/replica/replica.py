@@ -19,7 +19,7 @@ from deployments.engine.engine_args import engine_environment
 from deployments.port.cluster_port import ClusterPort
 from deployments.port.other_process import OpenThere
 from deployments.protocol.families import labelled
-from deployments.protocol.log_lines import lines_of, write_json_lines
+from deployments.protocol.log_lines import lines_of, set_up_log
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest, PinnedCall
@@ -66,9 +66,8 @@ class Replica:
     def __init__(self, args: Mapping[str, Any]) -> None:
         bind_to_node()
         settings = load_settings(args)
-        if settings.http.log_format == "json":
-            write_json_lines()
         os.environ.update(engine_environment(settings))
+        set_up_log(settings.http.log_format)
         from deployments.engine.room import EngineRoom
 
         context = serve.get_replica_context()
