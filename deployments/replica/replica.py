@@ -19,6 +19,7 @@ from deployments.engine.engine_args import engine_environment
 from deployments.port.cluster_port import ClusterPort
 from deployments.port.other_process import OpenThere
 from deployments.protocol.families import labelled
+from deployments.protocol.garbage import modules_set_aside
 from deployments.protocol.log_lines import lines_of, set_up_log
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
@@ -68,7 +69,8 @@ class Replica:
         settings = load_settings(args)
         os.environ.update(engine_environment(settings))
         set_up_log(settings.http.log_format)
-        from deployments.engine.room import EngineRoom
+        with modules_set_aside():
+            from deployments.engine.room import EngineRoom
 
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
