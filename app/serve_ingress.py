@@ -12,7 +12,8 @@ from ray import serve
 from configs.settings import Settings, load_settings
 from deployments.engine.engine_args import engine_args, engine_environment
 from deployments.engine.model_identity import model_identity, why_not_shared
-from deployments.protocol.log_lines import write_json_lines
+from deployments.protocol.garbage import modules_set_aside
+from deployments.protocol.log_lines import set_up_log
 from deployments.replica.serve_port import bind_to_node
 from kvmanager.segments.server_secret import ServerSecret
 
@@ -33,14 +34,14 @@ class Ingress:
         self._settings = load_settings(args)
         self._secret = secret
         self._replicas = replicas
-        if self._settings.http.log_format == "json":
-            write_json_lines()
         os.environ.update(engine_environment(self._settings))
+        set_up_log(self._settings.http.log_format)
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once, on the replica's event loop, after the constructor."""
-        from app.gate.bound_host import is_loopback, require_guarded, serve_host
-        from app.ingress import create_app, frontend_config
+        with modules_set_aside():
+            from app.gate.bound_host import is_loopback, require_guarded, serve_host
+            from app.ingress import create_app, frontend_config
 
         settings, host = self._settings, await serve_host()
         require_guarded(settings, host)

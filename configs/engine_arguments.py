@@ -46,6 +46,7 @@ _ONE_PROCESS = "each replica's engine is one process on one device; serve more w
 _NO_LORA = "KV of an adapter has no name of its own, so a prompt could be answered with another adapter's KV"
 _OTHER_STORE = "another store would take the place of crosskv's connector; use kv.cpu_tier_bytes and kv.redis_url"
 _RUNNER_V2 = "it needs vLLM's model runner V2, which answers a failed layerwise load with wrong tokens"
+_LOGGING = "vLLM's set-up of logging would end Serve's log; use http.log_format, or VLLM_LOGGING_LEVEL outside"
 _REPLACED = "crosskv knows vLLM's own by its internals, and with another one KV could be stored before it is computed"
 
 UNSAFE: Mapping[str, tuple[object, str]] = {
@@ -59,6 +60,9 @@ UNSAFE: Mapping[str, tuple[object, str]] = {
     "kv_offloading_size": (None, _OTHER_STORE),
     "kv_offloading_backend": ("native", _OTHER_STORE),
     "ec_transfer_config": (None, _OTHER_STORE),
+    "logging_config": (None, _LOGGING),
+    "log_level": (None, _LOGGING),
+    "log_config_file": (None, _LOGGING),
     "weight_transfer_config": (None, "weights that change while the server runs would give two KVs one name"),
     "watermark_config": (None, _RUNNER_V2),
     "diffusion_config": (None, _RUNNER_V2),
@@ -155,9 +159,6 @@ NEUTRAL = frozenset(
         "enable_mm_processor_stats",
         "aggregate_engine_logging",
         "profiler_config",
-        "logging_config",
-        "log_level",
-        "log_config_file",
         "enable_log_requests",
         "ray_workers_use_nsight",
         "fail_on_environ_validation",

@@ -39,7 +39,9 @@ def engine_environment(settings: Settings) -> Mapping[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         # A process group of one still listens, where the host's name points unless told: in a container, the network.
         "GLOO_SOCKET_IFNAME": "lo",
-        "VLLM_CONFIGURE_LOGGING": os.environ.get("VLLM_CONFIGURE_LOGGING", "1"),
+        # Its set-up closes each handler of the process, Serve's among them: `deployments.protocol.log_lines` does it.
+        "VLLM_CONFIGURE_LOGGING": "0",
+        "VLLM_LOGGING_CONFIG_PATH": "",  # with a file, vLLM refuses to be imported without its set-up
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "TOKENIZERS_PARALLELISM": "false",
     }

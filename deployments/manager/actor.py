@@ -27,7 +27,6 @@ from deployments.manager.config import load_choice
 from deployments.manager.control import Control
 from deployments.manager.demoter import Demoter
 from deployments.manager.directive_sender import DirectiveSender
-from deployments.manager.gc_freeze import GcFreeze
 from deployments.manager.housekeeping import keep_house
 from deployments.manager.index_watch import IndexWatch
 from deployments.manager.people.calls import PeopleCalls
@@ -38,6 +37,7 @@ from deployments.manager.replica_seat import ReplicaSeat, silent, succeeded_by, 
 from deployments.manager.reports import Reports, RouterNews
 from deployments.manager.tier_registry import TierRegistry
 from deployments.protocol.call_batches import carry_out
+from deployments.protocol.garbage import GcFreeze
 from deployments.protocol.kv_port import BlendQuery, OfferedBlocks, PlanDict, Promotion
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import Position

@@ -1,10 +1,17 @@
-"""Log lines as JSON objects, one a line, for `http.log_format: json`: with the id of the HTTP request that they are of.
+"""What a process of a deployment logs: lines of text, or JSON objects that name the HTTP request they are of.
+
+With `http.log_format: json` each line is an object:
 
 {"time": "2026-01-31T12:00:00.123Z", "level": "WARNING", "logger": "app.…", "message": "…", "request_id": "…"}
 
 `request_id` is there where a request is known, `exception` where there is one, and what a line was given as `fields`
 beside its message. In a replica the id comes with the prompt (`GenerateRequest.client_request_id`); the engine is given
 it in the request's `kv_transfer_params`, and the transfer threads run in the context of who gave them their work.
+
+vLLM would set logging up with an engine's configuration, by `logging.config.dictConfig`, which closes each handler of
+the process. Serve's then writes nothing, keeps each line for ever, and fails a new controller's first question, for
+which all replicas are started again. So vLLM is told to leave logging alone (`deployments.engine.engine_args`), and its
+lines get their handler here.
 """
 
 from __future__ import annotations
@@ -12,6 +19,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +37,8 @@ CLIENT_REQUEST = "crosskv_client_request"
 FIELDS = "crosskv_fields"
 """Key in `extra` of a mapping that a line shows beside its message."""
 _OURS = ("app", "configs", "deployments", "kernels", "kvmanager")
+_ENGINE = "vllm"
+_TEXT = "%(levelname)s %(asctime)s [%(name)s:%(lineno)d] %(message)s"
 
 
 class JsonLines(logging.Formatter):
@@ -51,14 +61,21 @@ class JsonLines(logging.Formatter):
         return json.dumps(line, default=str)  # ASCII: terminals obey some other characters, readers end lines at some
 
 
-def write_json_lines(handler: logging.Handler | None = None) -> None:
-    """From now on this process's log of the project's own packages is such lines, on stderr or at `handler`."""
+def set_up_log(log_format: str, handler: logging.Handler | None = None) -> None:
+    """Give vLLM's lines a handler, and in JSON those of the project's own packages; on stderr or at `handler`.
+
+    To be called before vLLM is imported, with its environment set: `VLLM_LOGGING_LEVEL` is what vLLM says.
+    """
     handler = handler or logging.StreamHandler()
-    handler.setFormatter(JsonLines())
-    for name in _OURS:
+    in_json = log_format == "json"
+    handler.setFormatter(JsonLines() if in_json else logging.Formatter(_TEXT))
+    levels = {_ENGINE: os.environ.get("VLLM_LOGGING_LEVEL", "WARNING").upper()}
+    if in_json:
+        levels |= dict.fromkeys(_OURS, "INFO")
+    for name, level in levels.items():
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.INFO)
+        logger.setLevel(level)
 
 
 @contextmanager

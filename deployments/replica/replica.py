@@ -20,7 +20,8 @@ from deployments.engine.engine_args import engine_environment
 from deployments.port.cluster_port import ClusterPort
 from deployments.port.other_process import OpenThere
 from deployments.protocol.families import labelled
-from deployments.protocol.log_lines import lines_of, write_json_lines
+from deployments.protocol.garbage import modules_set_aside
+from deployments.protocol.log_lines import lines_of, set_up_log
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
 from deployments.protocol.stage_stamps import STAGE_STAMPS, StageStamps
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest, PinnedCall
@@ -67,10 +68,10 @@ class Replica:
     def __init__(self, args: Mapping[str, Any]) -> None:
         bind_to_node()
         settings = load_settings(args)
-        if settings.http.log_format == "json":
-            write_json_lines()
         os.environ.update(engine_environment(settings))
-        from deployments.engine.room import EngineRoom
+        set_up_log(settings.http.log_format)
+        with modules_set_aside():
+            from deployments.engine.room import EngineRoom
 
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 
+from deployments.protocol.garbage import GcFreeze
 from deployments.protocol.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from deployments.router.metrics import router_metrics
 from kvmanager.index.deltas import Deltas
@@ -41,6 +42,7 @@ class PlacementFeed:
         self.roles: dict[str, str] = {}
         """`kvmanager.routing.roles.Role` by replica id; empty without roles. The last ones known, without a manager."""
         self._metrics = router_metrics()
+        self._garbage = GcFreeze()
         self._manager = ManagerClient(app_name)
         self._task = asyncio.get_running_loop().create_task(self._follow())
 
@@ -81,6 +83,7 @@ class PlacementFeed:
             self._metrics.resyncs.inc()
             logger.info("the router's mirror asks for a snapshot")
             return
+        self._garbage.set_aside(self.mirror.segments)
         self._metrics.index_events.inc(len(deltas.events) + (len(deltas.part.events) if deltas.part else 0))
         if not deltas.more:
             self._metrics.mirror_is_whole()

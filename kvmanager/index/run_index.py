@@ -39,6 +39,10 @@ class RunIndex(Generic[R]):
     def __init__(self) -> None:
         self._first: dict[bytes, R] = {}
 
+    def __len__(self) -> int:
+        """Return how many runs there are, twins counted as one."""
+        return len(self._first)
+
     def add(self, run: R) -> None:
         """Add a run, which is in no index."""
         mark = run.marks[:MARK_BYTES]

@@ -93,6 +93,12 @@ class PlacementMirror:
             self.position = Position(deltas.last, part.snapshot_id, part.number + 1)
         return True
 
+    @property
+    def segments(self) -> int:
+        """How many segments of shared tiers it holds; while a snapshot comes, those of the old view and of the new."""
+        views = (self._view, self._coming) if self._coming is not None else (self._view,)
+        return sum(len(held) for view in views for held in view.shared.values())
+
     def coverage(self, hashes: Sequence[BlockHash], replica: str) -> TierHits:
         """Return what one replica would find of a prompt; see `coverages`."""
         return self.coverages(hashes, [replica])[replica]

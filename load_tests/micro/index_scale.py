@@ -68,7 +68,7 @@ class CoreScale:
     bytes_per_block: float
     adopted_per_s: float
     collection_ms: float
-    """A full garbage collection of the index, which `deployments.manager.gc_freeze` spares the manager."""
+    """A full garbage collection of the index, which `deployments.protocol.garbage` spares the manager."""
 
 
 def block_bytes() -> float:

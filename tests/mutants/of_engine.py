@@ -10,6 +10,17 @@ TESTS = "tests/deployments/engine/"
 
 MUTANTS = (
     Mutant(
+        "serves-log-closed",
+        "deployments/engine/engine_args.py",
+        '"VLLM_CONFIGURE_LOGGING": "0"',
+        '"VLLM_CONFIGURE_LOGGING": "1"',
+        (
+            "tests/deployments/protocol/test_log_lines.py"
+            "::test_vllm_leaves_serves_log_alone_whatever_the_environment_says",
+        ),
+        "The death of Serve's controller starts every replica again.",
+    ),
+    Mutant(
         "failed-blocks-not-told",
         "deployments/transfer/threads.py",
         "                self._failed_blocks |= failed\n                self._finished.add(job.request_id)\n",

@@ -42,7 +42,7 @@ from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.step_witness import StepWitness
 from deployments.engine.wiring import KVReuse, why_not_moved
 from deployments.protocol.kv_port import BlendTerms
-from deployments.protocol.log_lines import write_json_lines
+from deployments.protocol.log_lines import set_up_log
 from kvmanager.segments.budgets import Budgets
 
 T = TypeVar("T")
@@ -81,8 +81,7 @@ def run(spec: EngineSpec, recorder: FlightRecorder, connected: socket.socket, *a
     """The engine process's whole life. On its main thread."""
     threading.Thread(target=_live_with_replica, args=(recorder,), name="crosskv-pulse", daemon=True).start()
     prepare_process()
-    if spec.settings.http.log_format == "json":
-        write_json_lines()
+    set_up_log(spec.settings.http.log_format)
 
     class Core(ReplicaEngineCore):
         pass

@@ -18,9 +18,9 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from app.gate.request_id import RequestIdMiddleware
-from deployments.protocol.log_lines import FIELDS, REQUEST_ID, write_json_lines
+from deployments.protocol.log_lines import FIELDS, REQUEST_ID, set_up_log
 
-_PACKAGES = ("app", "configs", "deployments", "kernels", "kvmanager")
+_PACKAGES = ("app", "configs", "deployments", "kernels", "kvmanager", "vllm")
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def lines() -> Iterator[io.StringIO]:
     """What is logged as JSON."""
     before = {name: (logging.getLogger(name).handlers, logging.getLogger(name).level) for name in _PACKAGES}
     stream = io.StringIO()
-    write_json_lines(logging.StreamHandler(stream))
+    set_up_log("json", logging.StreamHandler(stream))
     yield stream
     for name, (handlers, level) in before.items():
         package = logging.getLogger(name)

@@ -1,4 +1,4 @@
-"""Which HTTP request a line of the log is of: in tasks, on threads, and by what an engine's request carries."""
+"""Which HTTP request a line of the log is of, and that a process's log goes on when vLLM has been imported."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ import asyncio
 import io
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from deployments.protocol.log_lines import CLIENT_REQUEST, JsonLines, engine_request_id, lines_of, names_request
+from configs.settings import load_settings
+from deployments.engine.engine_args import engine_environment
+from deployments.protocol.log_lines import (
+    CLIENT_REQUEST,
+    JsonLines,
+    engine_request_id,
+    lines_of,
+    names_request,
+    set_up_log,
+)
 
 
 @pytest.fixture
@@ -23,6 +36,15 @@ def log() -> tuple[logging.Logger, io.StringIO]:
     handler.setFormatter(JsonLines())
     logger.addHandler(handler)
     return logger, stream
+
+
+@pytest.fixture
+def loggers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `set_up_log` changes is as before afterwards."""
+    for name in ("app", "configs", "deployments", "kernels", "kvmanager", "vllm"):
+        logger = logging.getLogger(name)
+        for what in ("handlers", "propagate", "level"):
+            monkeypatch.setattr(logger, what, getattr(logger, what))
 
 
 def ids(stream: io.StringIO) -> list[str | None]:
@@ -74,3 +96,53 @@ def test_a_method_names_the_request_that_it_is_given_or_that_is_tracked(log: Any
     Side().add(SimpleNamespace(kv_transfer_params=None))
     assert ids(stream) == ["order-2", "order-2", None]
     assert engine_request_id({CLIENT_REQUEST: "order-2"}) == "order-2"
+
+
+AS_A_REPLICA = """
+import gc, logging, sys
+gc.disable()  # else a quarter of the time goes to looking through what is imported
+from ray.serve._private.logging_utils import configure_component_logger
+from ray.serve.schema import LoggingConfig
+configure_component_logger(
+    component_name="Replica",
+    component_id="1",
+    logging_config=LoggingConfig(logs_dir=sys.argv[1]),
+    max_bytes=1000,
+    backup_count=1,
+)
+from vllm.config.logging import LoggingConfig
+from vllm.logger import configure_logging_if_needed
+configure_logging_if_needed(LoggingConfig())  # as the making of an engine's configuration does
+(handler,) = [one for one in logging.getLogger("ray.serve").handlers if hasattr(one, "target")]
+assert handler.target is not None, "a new controller's first question to the replica would fail"
+logging.getLogger("ray.serve").info("afterwards")
+assert handler.buffer == []
+"""
+
+
+def test_vllm_leaves_serves_log_alone_whatever_the_environment_says(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CONFIGURE_LOGGING", "1")
+    monkeypatch.setenv("VLLM_LOGGING_CONFIG_PATH", str(tmp_path / "none.json"))
+    environment = os.environ | dict(engine_environment(load_settings({"model": str(model_folder)})))
+    command = [sys.executable, "-c", AS_A_REPLICA, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (file,) = tmp_path.glob("*.log")
+    assert "afterwards" in file.read_text()
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_vllms_own_lines_are_written_in_the_form_that_was_asked_for(log_format: str, loggers: None) -> None:
+    stream = io.StringIO()
+    set_up_log(log_format, logging.StreamHandler(stream))
+    logging.getLogger("vllm.any").warning("of the engine")
+    logging.getLogger("vllm.any").info("too little")
+    (line,) = stream.getvalue().splitlines()
+    if log_format == "json":
+        told = {"level": "WARNING", "logger": "vllm.any", "message": "of the engine"}
+        assert json.loads(line).items() >= told.items()
+    else:
+        assert line.startswith("WARNING ")
+        assert line.endswith("] of the engine")

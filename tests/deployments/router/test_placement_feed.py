@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -11,19 +12,22 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from deployments.manager.control import Control
+from deployments.protocol import garbage
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.router import placement_feed
 from deployments.router.metrics import RouterMetrics, router_families, router_metrics
 from deployments.router.placement_feed import MOVE_DEADLINE_S, PlacementFeed
 from kvmanager.config import ManagerConfig
-from kvmanager.index.deltas import Deltas
+from kvmanager.index.deltas import Deltas, Event, Part
 from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import ALL_REPLICAS
 from kvmanager.manager import KVManager
 from kvmanager.routing.spreading import Move
-from kvmanager.segments.keys import BlockHash
+from kvmanager.segments.keys import BlockHash, SegmentKey
+from kvmanager.segments.spans import MARK_BYTES
 
 BLOCKS = [BlockHash(bytes([number]) * 32) for number in range(8)]
+KEY = SegmentKey(bytes(32))
 MOVE = Move(tuple(BLOCKS), "a", "b")
 
 
@@ -132,6 +136,26 @@ def test_a_gap_in_the_numbers_is_a_resync_that_keeps_the_last_view_meanwhile(fol
         following.manager.brain.device_stored("a", BLOCKS[3:4])
         await following.poll(2)
         assert following.held() == 4
+
+    follow(check)
+
+
+def test_a_mirror_that_has_grown_is_set_aside_while_its_snapshot_still_comes(
+    follow: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frozen: list[int] = []
+    monkeypatch.setattr(garbage, "GROWTH", 4)
+
+    async def check(following: Following) -> None:
+        monkeypatch.setattr(gc, "freeze", lambda: frozen.append(following.feed.mirror.segments))
+        segments: list[Event] = [("seg+", "cpu", "node", KEY, 0, bytes([number]) * MARK_BYTES) for number in range(8)]
+        for part in (Part(7, 0, False, segments[:4]), Part(7, 1, False, segments[4:6]), Part(7, 2, True, segments[6:])):
+            following.feed.hear(Deltas(1, 1, 0, [], part), {})
+        assert frozen == [4, 8]
+        for part in (Part(8, 0, False, segments[:4]), Part(8, 1, True, segments[4:])):  # a new manager's
+            following.feed.hear(Deltas(2, 1, 0, [], part), {})
+        assert frozen == [4, 8, 12]
+        assert following.feed.mirror.segments == 8
 
     follow(check)
 
