@@ -48,6 +48,7 @@ from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.not_done import CHATS, COMPLETIONS, refuse
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import RequestContext, current_request
+from app.loop.error_messages import cut_error_messages
 from app.openai.blend_requests import blend_requests
 from app.openai.chat_renderer import ChatRenderer, remembered_answers
 from app.openai.engine_client import HandleEngineClient
@@ -229,6 +230,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         models, renderer, chat_template=chat_template, chat_template_content_format="auto"
     )
     init_exception_handler(app)
+    cut_error_messages()
     app.include_router(post_routes(_ROUTES))
     models_routes = APIRouter()
     models_routes.add_api_route(

@@ -19,6 +19,7 @@ IMPORTED: dict[str, set[str]] = {
     },
     "vllm.engine.arg_utils": {"AsyncEngineArgs"},
     "vllm.engine.protocol": {"EngineClient"},
+    "vllm.entrypoints.anthropic": {"serving"},
     "vllm.entrypoints.anthropic.protocol": {
         "AnthropicCountTokensRequest",
         "AnthropicCountTokensResponse",
@@ -53,8 +54,11 @@ IMPORTED: dict[str, set[str]] = {
         "PromptTokenUsageInfo",
         "UsageInfo",
     },
+    "vllm.entrypoints.serve.exception_handling": {"error_response"},
     "vllm.entrypoints.serve.exception_handling.error_response": {"create_error_response"},
+    "vllm.entrypoints.serve.exception_handling.handlers": {"http", "validation"},
     "vllm.entrypoints.serve.exception_handling.register": {"init_exception_handler"},
+    "vllm.entrypoints.serve.exception_handling.utils": {"sanitize_message"},
     "vllm.entrypoints.serve.tokenize.api_router": {"detokenize", "tokenize"},
     "vllm.entrypoints.serve.tokenize.protocol": {
         "DetokenizeResponse",

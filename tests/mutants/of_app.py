@@ -231,4 +231,12 @@ MUTANTS = (
         (TESTS + "events/test_watchers.py",),
         "A tenant watches what others send.",
     ),
+    Mutant(
+        "error-messages-whole",
+        "app/loop/error_messages.py",
+        "sanitize_message(message[:MOST_CHARACTERS])",
+        "sanitize_message(message)",
+        (TESTS + "loop/test_error_messages.py::test_vllm_is_shown_only_the_beginning_of_a_long_one",),
+        "A text of 16 KB in one request stops every stream for a minute.",
+    ),
 )

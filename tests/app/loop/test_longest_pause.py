@@ -1,0 +1,105 @@
+"""Nothing that a client sends stops the loop, and with it all streams, for longer than a tenth of a second."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_backend import FakeReplicas, backend
+from ingress_server import CHAT, COMPLETION, MODEL, running
+
+from load_tests.harness.patience import slowness
+from tests.app.loop.pauses import LONGEST_S, LoopWatch, request_bytes, status_of, watched
+
+CHATS, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+PATHS = "/a" * 4000
+"""A text that vLLM's search for paths in error messages takes ten seconds for."""
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+RESPONSE = {"model": MODEL, "input": "Where is the red ball?", "max_output_tokens": 3}
+MESSAGE = {"model": MODEL, "messages": CHAT["messages"], "max_tokens": 3}
+
+
+def schema(value: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": value}}}
+
+
+REPEATED: list[tuple[str, dict[str, Any]]] = [
+    (CHATS, {**CHAT, "tools": TOOLS, "tool_choice": PATHS}),
+    (CHATS, {**CHAT, "tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": PATHS}}}),
+    (CHATS, {**CHAT, "response_format": {"type": PATHS}}),
+    (CHATS, {**CHAT, **schema({"type": PATHS})}),
+    (CHATS, {**CHAT, **schema({"type": "string", "format": PATHS})}),
+    (CHATS, {**CHAT, "logit_bias": {PATHS: 1}}),
+    (CHATS, {**CHAT, "bad_words": ["", PATHS]}),
+    (CHATS, {**CHAT, "structured_outputs": {PATHS: 1}}),
+    (CHATS, {**CHAT, "structured_outputs": {"regex": f"{PATHS}("}}),
+    (COMPLETIONS, {**COMPLETION, "logit_bias": {PATHS: 1}}),
+    (COMPLETIONS, {**COMPLETION, **schema({"type": PATHS})}),
+    (RESPONSES, {**RESPONSE, "logit_bias": {PATHS: 1}}),
+    (RESPONSES, {**RESPONSE, "tools": [{"type": "function", "name": "f"}], "tool_choice": PATHS}),
+    (
+        RESPONSES,
+        {**RESPONSE, "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": PATHS}}}},
+    ),
+    (
+        MESSAGES,
+        {
+            **MESSAGE,
+            "messages": [
+                {
+                    "role": "system",
+                    "content": [{"type": "tool_addition", "tool": {"type": "tool_reference", "name": PATHS}}],
+                },
+                *CHAT["messages"],
+            ],
+        },
+    ),
+    (
+        MESSAGES,
+        {
+            **MESSAGE,
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "tool", "name": PATHS},
+        },
+    ),
+    ("/v1/messages/count_tokens", {**MESSAGE, "thinking": {"type": PATHS}}),
+    ("/tokenize", {"messages": CHAT["messages"], "add_generation_prompt": PATHS}),
+    ("/detokenize", {"tokens": [PATHS]}),
+    ("/api/v1/kv/pin", {"text": "x", PATHS: 1}),
+    ("/api/v1/kv/diverge", {"first": {"text": "x", PATHS: 1}, "second": {"text": "y"}}),
+    ("/api/v1/kv/fill", {"chunks": ["x"], PATHS: 1}),
+    ("/api/v1/kv/clear", {"tiers": ["cpu"], PATHS: 1}),
+]
+
+
+@pytest.fixture(scope="module")
+def watch(vllm_config) -> Iterator[LoopWatch]:
+    gc.collect()
+    gc.freeze()  # as an ingress has it (`app.serve_ingress`): else this process's other tests are walked through
+    with running(vllm_config, backend(FakeReplicas())) as server, watched(server) as loop:
+        for body in (CHAT, CHAT, {**CHAT, **schema({"type": "object"})}):  # what the first request of all starts
+            loop.longest_while(posted(CHATS, body))
+        yield loop
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def limit_s(watch: LoopWatch) -> float:
+    """What is allowed on this machine: a control's pause, too, is what others make of it."""
+    controls = [watch.longest_while(posted(CHATS, CHAT))[0] for _ in range(5)]
+    return LONGEST_S * slowness() + statistics.median(controls)
+
+
+def posted(path: str, body: Any) -> bytes:
+    return request_bytes("POST", path, json.dumps(body).encode())
+
+
+@pytest.mark.parametrize(("path", "body"), REPEATED, ids=lambda value: str(value)[-40:])
+def test_a_text_that_an_error_repeats(watch: LoopWatch, limit_s: float, path: str, body: dict[str, Any]):
+    pause_s, answer = watch.longest_while(posted(path, body))
+    assert status_of(answer) == 400, answer[:500]
+    assert pause_s < limit_s
