@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from deployments.manager import reports
 from deployments.manager.config import load_choice
 from deployments.manager.index_watch import IndexWatch
 from deployments.manager.reports import Reports
@@ -55,7 +54,7 @@ def test_a_router_is_told_a_snapshot_as_soon_as_another_ones_is_whole(monkeypatc
                 assert last.last
             await slept(0)
 
-        monkeypatch.setattr(reports.asyncio, "sleep", pause)
+        monkeypatch.setattr(asyncio, "sleep", pause)
         async with asyncio.timeout(patience(WAIT_S)):
             found = await news.router_news(NOTHING_SEEN, WAIT_S)
         assert found.deltas.part.number == 0
