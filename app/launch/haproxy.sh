@@ -4,10 +4,13 @@
 set -eu
 
 config=
+checks=
 previous=
 for word in "$@"; do
     if [ "$previous" = -f ]; then
         config=$word
+    elif [ "$word" = -c ]; then
+        checks=yes
     fi
     previous=$word
 done
@@ -30,6 +33,12 @@ if [ -n "$config" ]; then
     esac
     # Without an application there is a backend without servers left, which errorfile 503 answers.
     grep -q '^ *use_backend ' "$config" || sed -i '/^ *http-request return status 404 /d' "$config"
+fi
+
+# Ray asks the process that it has started, so that one becomes HAProxy. The launcher is told: app.launch.haproxy.StandIn.
+if [ -n "$config" ] && [ -z "$checks" ]; then
+    printf '%s\n%s\n' $$ "$config" >"$CROSSKV_HAPROXY_STARTED.new"
+    mv "$CROSSKV_HAPROXY_STARTED.new" "$CROSSKV_HAPROXY_STARTED"
 fi
 
 exec "$CROSSKV_HAPROXY" "$@"

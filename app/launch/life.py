@@ -83,6 +83,7 @@ class Life:
                 self._err.print(
                     f"{error}\nNot restarted: the server goes on with the settings that it has.", markup=False
                 )
+        self._server.look()
         if self._server.exit_code is not None:
             raise ServerError(self._ended_by_itself())
         return self._following is not None

@@ -12,14 +12,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import yaml
 
 from app.launch.cluster import private_folder, ray_environment, write_token
 from app.launch.descendants import Descendants, become_subreaper
-from app.launch.haproxy import haproxy_environment
+from app.launch.haproxy import StandIn, haproxy_environment
+from app.launch.log_file import write_objects
 from app.launch.plan import LaunchPlan
 from app.launch.run_folder import make_private
 from configs.model_folder import PROJECT_ROOT
@@ -29,6 +30,8 @@ RAY_STOP_S = 15.0
 STARTING_STOP_S = 10.0
 """Before the application runs there is no request to wait for. An interrupt may be lost then: Python drops one that
 comes while an import calls back."""
+LAST_LINES_S = 5.0
+"""What the ended child has said is written by then."""
 LONG_STOP_S = 8.0
 """A server without requests has ended by then."""
 
@@ -43,6 +46,8 @@ class Server:
         self._has_run = False
         self._ray_folder: Path | None = None
         self._child: subprocess.Popen[bytes] | None = None
+        self._stand_in: StandIn | None = None
+        self._writer: threading.Thread | None = None
         self._descendants = Descendants(psutil.Process())
 
     def start(self) -> None:
@@ -56,9 +61,10 @@ class Server:
         if self.log_path.exists():
             self.log_path.replace(self.log_path.with_name("server.log.1"))
         self._ray_folder = private_folder()
+        self._stand_in = StandIn(self._ray_folder)
         token = write_token(self._plan.run_folder)
         status_read, status_write = os.pipe()
-        with self.log_path.open("wb") as log:
+        with self._log() as log:
             self._child = subprocess.Popen(
                 [
                     sys.executable,
@@ -79,6 +85,21 @@ class Server:
         os.close(status_write)
         threading.Thread(target=self._read_status, args=(status_read,), daemon=True).start()
 
+    def _log(self) -> IO[bytes]:
+        """Where the child writes: to the file itself, or to a thread that makes objects of its lines."""
+        file = self.log_path.open("wb")
+        if self._plan.settings.http.log_format != "json":
+            return file
+        read, write = os.pipe()
+        self._writer = threading.Thread(target=write_objects, args=(os.fdopen(read, "rb"), file), daemon=True)
+        self._writer.start()
+        return os.fdopen(write, "wb")
+
+    def look(self) -> None:
+        """Put another HAProxy into a dead one's place. To be called a few times a second while the server runs."""
+        if self._stand_in is not None:
+            self._stand_in.look()
+
     @property
     def exit_code(self) -> int | None:
         """The child's exit code; None while it runs."""
@@ -92,6 +113,8 @@ class Server:
         Returns:
             How many processes had to be killed because they did not end by themselves.
         """
+        if self._stand_in is not None:
+            self._stand_in.close()
         self._descendants.note()
         if self._child is not None and self._child.poll() is None:
             self._child.send_signal(signal.SIGINT)
@@ -109,6 +132,8 @@ class Server:
         killed = self._descendants.end(impatient)
         if self._child is not None:
             self._child.wait()
+        if self._writer is not None:
+            self._writer.join(LAST_LINES_S)
         if self._ray_folder is not None:
             shutil.rmtree(self._ray_folder, ignore_errors=True)
         return killed

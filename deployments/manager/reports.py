@@ -5,6 +5,7 @@ On the manager's event loop.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from deployments.manager.directive_sender import DirectiveSender
 from deployments.manager.index_watch import IndexWatch
 from deployments.manager.replica_seat import ReplicaSeat, names_by_rank
 from deployments.manager.tier_registry import TierRegistry
-from kvmanager.index.deltas import Deltas, Position
+from kvmanager.index.deltas import NOTHING_SEEN, Deltas, Position
 from kvmanager.loading.load_choice import LoadChoice
 from kvmanager.loading.load_rates import ALL_REPLICAS
 from kvmanager.manager import KVManager
@@ -23,6 +24,9 @@ from kvmanager.segments.keys import BlockHash
 
 MOST_DELTAS = 4096
 """Segments and blocks in the events of one answer to a router; the rest follows in the next."""
+
+TURN_S = 0.05
+"""How often it is looked whether a waiting router may begin a snapshot: some ten parts of another one's."""
 
 
 class RouterNews(NamedTuple):
@@ -101,7 +105,11 @@ class Reports:
     async def router_news(self, seen: Position, wait_s: float) -> RouterNews:
         """What comes after `seen`, as soon as there is anything, at the latest after `wait_s`."""
         found = self._brain.deltas_since(seen, MOST_DELTAS)
-        if not found.events and found.part is None:
+        until = time.monotonic() + wait_s
+        while found.waits and time.monotonic() < until:
+            await asyncio.sleep(TURN_S)
+            found = self._brain.deltas_since(NOTHING_SEEN, MOST_DELTAS)
+        if not found.events and found.part is None and not found.waits:
             await self._watch.changed(wait_s)
             found = self._brain.deltas_since(seen, MOST_DELTAS)
         ranks = {replica: seat.rank for replica, seat in self._replicas.items()}

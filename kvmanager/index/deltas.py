@@ -58,6 +58,8 @@ class Deltas:
     """Made after event ``last``; when it is number 0, ``events`` do not matter."""
     more: bool = False
     """Whether there is something left to be told now."""
+    waits: bool = False
+    """Whether that is a snapshot whose turn has not come: ask again. Nothing else is told then that a mirror needs."""
 
 
 def weight(event: Event) -> int:

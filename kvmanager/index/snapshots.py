@@ -5,10 +5,12 @@ happened meanwhile, as always. When the last part is there, the mirror is the pl
 every event since its part, and events say the same however often they are heard; a segment that came after the snapshot
 was begun is in no part, and all that happened to it is in the events.
 
-Who asks for another part than the next one (an answer was lost) gets a new snapshot. One thread.
+Who asks for another part than the next one (an answer was lost) gets a new snapshot. Where `MOST_AT_ONCE` are under way
+a mirror waits for its turn: if it ended another one's, as many mirrors more than that would all begin again for ever. A
+snapshot that its mirror asks nothing of for `IDLE_S` ends. One thread.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from kvmanager.index.catalog import Catalog
 from kvmanager.index.deltas import HASHES_PER_EVENT, DeltaLog, Deltas, Event, Part, Position
@@ -19,15 +21,21 @@ from kvmanager.segments.keys import BlockHash
 MOST_TOLD = 4096
 """Segments and device blocks looked at for one part: a few milliseconds, and some 200 kB for each place they lie at."""
 MOST_AT_ONCE = 8
-"""Snapshots under way; when another one begins, the oldest is given up."""
+"""Snapshots under way."""
+IDLE_S = 5.0
+"""Many times as long as a router needs between two parts. One that is gone takes a turn no longer than this."""
 
 
 @dataclass(slots=True)
 class _Snapshot:
-    """What is still to be told: segments, and then device blocks."""
+    """What is still to be told: segments, and then the pools of `replicas`, one after the other."""
 
     walks: list[Walk]
-    blocks: list[tuple[str, list[BlockHash]]]
+    replicas: list[str]
+    asked: float
+    """When its last part was told, in seconds of the manager's clock."""
+    pool: list[BlockHash] = field(default_factory=list)
+    """What the last of `replicas` held when its turn came, and has not been told."""
     next_part: int = 0
 
 
@@ -39,16 +47,26 @@ class Snapshots:
         self._devices = devices
         self._under_way: dict[int, _Snapshot] = {}
         self._last_id = 0
+        self._now = 0.0
 
-    def part(self, snapshot_id: int, number: int) -> Part:
-        """Return a part of a snapshot; the first of a new one if that is not the next.
+    def expire(self, now: float) -> None:
+        """End those that are not asked for any more. To be called every second or so."""
+        self._now = now
+        for number in [number for number, found in self._under_way.items() if now - found.asked >= IDLE_S]:
+            self._end(number)
 
-        O(`MOST_TOLD`), and to begin one O(locations, tenants and device blocks).
+    def part(self, snapshot_id: int, number: int) -> Part | None:
+        """Return a part of a snapshot; the first of a new one if that is not the next; None while too many are told.
+
+        O(`MOST_TOLD`, and the blocks of one replica); to begin one O(locations, tenants and replicas).
         """
         snapshot = self._under_way.get(snapshot_id)
         if snapshot is None or snapshot.next_part != number:
             self._end(snapshot_id)
+            if len(self._under_way) >= MOST_AT_ONCE:
+                return None
             snapshot_id, snapshot = self._begin()
+        snapshot.asked = self._now
         events: list[Event] = []
         room = MOST_TOLD
         while snapshot.walks and room > 0:
@@ -62,14 +80,20 @@ class Snapshots:
             if copy.resident:
                 node, (tier, holder) = copy.node, copy.store.location
                 events.append(("seg+", tier.value, holder, node.key, node.start_block, node.marks))
-        while snapshot.blocks and room > 0:
-            replica, blocks = snapshot.blocks.pop()
-            room -= len(blocks)
+        while snapshot.replicas and room > 0:
+            replica = snapshot.replicas[-1]
             held = self._devices.held(replica)
-            if still_there := [block for block in blocks if block in held]:
+            if not snapshot.pool:
+                snapshot.pool = list(held)
+            told = snapshot.pool[-HASHES_PER_EVENT:]
+            del snapshot.pool[-HASHES_PER_EVENT:]
+            room -= max(1, len(told))
+            if still_there := [block for block in told if block in held]:
                 events.append(("dev+", replica, still_there))
+            if not snapshot.pool:
+                snapshot.replicas.pop()
         snapshot.next_part += 1
-        last = not snapshot.walks and not snapshot.blocks
+        last = not snapshot.walks and not snapshot.replicas
         if last:
             self._end(snapshot_id)
         return Part(snapshot_id, snapshot.next_part - 1, last, events)
@@ -80,32 +104,30 @@ class Snapshots:
             walk.end()
 
     def _begin(self) -> tuple[int, _Snapshot]:
-        if len(self._under_way) >= MOST_AT_ONCE:
-            self._end(next(iter(self._under_way)))
         self._last_id += 1
-        pools = [(replica, list(held)) for replica, held in self._devices.replicas()]
-        blocks = [
-            (replica, pool[start : start + HASHES_PER_EVENT])
-            for replica, pool in pools
-            for start in range(0, len(pool), HASHES_PER_EVENT)
-        ]
+        replicas = [replica for replica, _ in self._devices.replicas()]
         walks = [Walk(share) for store in self._catalog.stores.values() for share in store.shares.values()]
-        snapshot = self._under_way[self._last_id] = _Snapshot(walks, blocks)
+        snapshot = self._under_way[self._last_id] = _Snapshot(walks, replicas, self._now)
         return self._last_id, snapshot
 
 
 def deltas_since(epoch: int, log: DeltaLog, snapshots: Snapshots, seen: Position, limit: int) -> Deltas:
     """What a mirror is told next: events about ``limit`` segments and blocks at most, or one event.
 
-    Where some are lost a snapshot begins; while it is told, each answer that has all events brings a part of it.
-    O(limit + part).
+    Where some are lost a snapshot begins, as soon as it has its turn; while it is told, each answer that has all events
+    brings a part of it. O(limit + part).
     """
     events = log.since(seen.seq, limit)
     if events is None:
-        part = snapshots.part(0, 0)
-        return Deltas(epoch, log.last + 1, log.last, [], part, more=not part.last)
+        return _with_part(Deltas(epoch, log.last + 1, log.last, []), snapshots.part(0, 0))
     last = seen.seq + len(events)
-    if last < log.last or not seen.snapshot_id:
-        return Deltas(epoch, seen.seq + 1, last, events, more=last < log.last)
-    part = snapshots.part(seen.snapshot_id, seen.part)
-    return Deltas(epoch, seen.seq + 1, last, events, part, more=not part.last)
+    told = Deltas(epoch, seen.seq + 1, last, events, more=last < log.last)
+    if told.more or not seen.snapshot_id:
+        return told
+    return _with_part(told, snapshots.part(seen.snapshot_id, seen.part))
+
+
+def _with_part(told: Deltas, part: Part | None) -> Deltas:
+    if part is None:
+        return replace(told, more=True, waits=True)
+    return replace(told, part=part, more=not part.last)

@@ -67,6 +67,9 @@ class PlacementMirror:
     def apply(self, deltas: Deltas) -> bool:
         """Apply events; False if they do not follow what is known. `position` then asks for a snapshot. O(events)."""
         part = deltas.part
+        if deltas.waits:
+            self.position, self._coming = NOTHING_SEEN, None
+            return True
         if part is not None and part.number == 0:
             self._coming = _Placement()
             self._epoch = deltas.epoch

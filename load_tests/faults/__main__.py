@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from load_tests.faults.catalogue import BLEND_FAULTS, FAULTS, started_world
+from load_tests.faults.catalogue import BLEND_FAULTS, FAULTS, PAIRED_FAULTS, SURROUNDING_FAULTS, started_world
 from load_tests.faults.trial import Outcome, Trials
 from load_tests.measuring import report
 from load_tests.measuring.command import EXIT_INPUT, JsonFile, out, progress_bar
@@ -39,7 +39,7 @@ def main(
     json_file: JsonFile = None,
 ) -> None:
     """Disturb a server that is started for it; takes some minutes."""
-    known = (*FAULTS, *BLEND_FAULTS)
+    known = (*FAULTS, *SURROUNDING_FAULTS, *PAIRED_FAULTS, *BLEND_FAULTS)
     chosen = [f for f in known if any(part in f"{f.part}: {f.name}" for part in only or [""])]
     if not chosen:
         out.print(f"no fault contains {only!r}; there are: " + ", ".join(f"{f.part}: {f.name}" for f in known))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from deployments.protocol.secret_file import server_secret
 from kvmanager.segments.format import SegmentHeader, read_header
@@ -69,6 +72,8 @@ class Fault:
     `ratio`: of what blended prompts reuse, the share that is computed anew. With 1 every answer equals an exact one's,
     whatever was found of its documents, unless the blend goes wrong. With less it does so only where nothing is found:
     such a fault has to take everything, and strikes while nobody asks.
+    `breaks`: it takes the streams that run and those that begin under it; none has a wrong token all the same.
+    `spares`: the processes whose command line begins so are the same ones afterwards.
     """
 
     part: str
@@ -78,6 +83,8 @@ class Fault:
     missing: str = ""
     strikes_at_once: bool = False
     ratio: float = 1.0
+    breaks: bool = False
+    spares: str = ""
 
 
 @contextlib.contextmanager
@@ -226,6 +233,41 @@ def _hanging(title: str) -> Callable[[World], contextlib.AbstractContextManager[
     return inject
 
 
+def _stopped(title: str, seconds: float) -> Callable[[World], contextlib.AbstractContextManager[Any]]:
+    """It stands still for so long, whatever is done meanwhile."""
+
+    @contextlib.contextmanager
+    def inject(world: World) -> Iterator[None]:
+        processes = world.server.processes(title)
+        if not processes:
+            raise ServerError(f"no process of the server is called {title!r}")
+        with contextlib.ExitStack() as stack:
+            for process in processes:
+                process.send_signal(signal.SIGSTOP)
+                timer = threading.Timer(seconds, _goes_on, (process,))
+                stack.callback(timer.join)
+                timer.start()
+            yield
+
+    return inject
+
+
+def _goes_on(process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.Error):
+        process.send_signal(signal.SIGCONT)
+
+
+def _together(*faults: Fault) -> Callable[[World], contextlib.AbstractContextManager[Any]]:
+    @contextlib.contextmanager
+    def inject(world: World) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for fault in faults:
+                stack.enter_context(fault.inject(world))
+            yield
+
+    return inject
+
+
 def _called(action: str) -> Callable[[World], contextlib.AbstractContextManager[Any]]:
     """A fault that is caused inside an actor; see `load_tests.faults.inside`."""
 
@@ -257,6 +299,42 @@ FAULTS = (
     Fault("replica", "engine exception", _called("break_engine"), strikes_at_once=True, missing="replicas"),
     Fault("replica", "engine hangs", _called("hang_engine"), strikes_at_once=True, missing="replicas"),
 )
+
+_REPLICAS = "ray::ServeReplica"
+_CONTROLLER, _INGRESS, _HAPROXY = "ray::ServeController", "ray::ServeReplica:crosskv:Ingress", "haproxy"
+_SURROUNDINGS = {
+    "Serve's controller": _CONTROLLER,
+    "HAProxy": _HAPROXY,
+    "ingress": _INGRESS,
+    "GCS": "gcs_server",
+    "raylet": "raylet",
+}
+"""Title by name."""
+SURROUNDING_FAULTS = (
+    Fault("Serve's controller", "killed", _killed(_CONTROLLER), spares=_REPLICAS),
+    Fault("HAProxy", "killed", _killed(_HAPROXY), breaks=True, spares=_REPLICAS),
+    Fault("ingress", "killed", _killed(_INGRESS), breaks=True, spares="ray::ServeReplica:crosskv:Replica"),
+    *(
+        Fault(name, f"stands still for {seconds} s", _stopped(title, seconds), spares=_REPLICAS)
+        for seconds in (5, 25)
+        for name, title in _SURROUNDINGS.items()
+    ),
+)
+"""Of what is around the engines and the cache. The death of GCS or of the only raylet ends a server of one node."""
+_BY_NAME = {f"{fault.part}: {fault.name}": fault for fault in FAULTS}
+_PAIRS = (
+    ("Redis: out of memory", "manager: killed"),
+    ("replica: killed mid-stream", "CPU tier: killed"),
+    ("Redis: answers after 1 s", "manager: killed"),
+    ("CPU tier: hangs", "replica: killed mid-stream"),
+    ("Redis: stopped", "CPU tier: killed"),
+    ("manager: hangs", "replica: killed mid-stream"),
+)
+PAIRED_FAULTS = tuple(
+    Fault("pair", " and ".join(names), _together(*(_BY_NAME[name] for name in names)), strikes_at_once=True)
+    for names in _PAIRS
+)
+"""Two at once."""
 
 ENGINE_FAULTS = (
     Fault("engine", "process killed", _one_engine(signal.SIGKILL), strikes_at_once=True, missing="replicas"),

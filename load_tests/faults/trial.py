@@ -122,7 +122,7 @@ class Trials:
                 self._judge(outcome, fault, quiet, QUIET)
             self._park(fault.parked_in)
             server.wait_until_idle(IDLE_S)
-            blends = self._blends()
+            blends, spared = self._blends(), self._spared(fault)
             with self._watched_health(outcome), contextlib.ExitStack() as lasting:
                 struck = asyncio.run(self._strike(fault, lasting))
                 self._judge(outcome, fault, struck, STRUCK)
@@ -135,6 +135,8 @@ class Trials:
             began = time.monotonic()
             server.wait_until(lambda: server.health()["status"] == "ok", "/health is ok again", COME_BACK_S)
             self._judge(outcome, fault, self._stream(AFTER, fault), AFTER)
+            if gone := spared - self._spared(fault):
+                outcome.problems.append(f"it ended processes that it should have spared: {sorted(gone)}")
             if self._prompts.blended:  # all is stored anew then, which what a lost answer holds would be in the way of
                 server.wait_until_idle(IDLE_S)
             self._park("redis")
@@ -166,6 +168,10 @@ class Trials:
 
     def _stream(self, phase: str, fault: Fault) -> list[Stream]:
         return self._ask(self._prompts.by_phase[phase], self._prompts.body(fault.ratio))
+
+    def _spared(self, fault: Fault) -> set[int]:
+        """The numbers of the processes that outlive it."""
+        return {process.pid for process in self._server.processes(fault.spares)} if fault.spares else set()
 
     def _blends(self) -> float:
         """How many there were."""
@@ -230,6 +236,8 @@ class Trials:
         for stream, answer in zip(streams, answers, strict=True):
             if (fault.ratio == 1 or when == UNDER) and stream.tokens != answer[: len(stream.tokens)]:
                 outcome.problems.append(f"{when}: wrong tokens")
+            elif fault.breaks and when != AFTER and not stream.ended:
+                outcome.broken_streams += 1
             elif stream.error:
                 outcome.broken_streams += 1
                 outcome.problems.append(f"{when}: {stream.error} (after {len(stream.tokens)} tokens)")

@@ -182,11 +182,11 @@ class RunningServer:
         raise ServerError("loads were late three times")
 
     def processes(self, title: str) -> list[psutil.Process]:
-        """The server's processes whose command line begins with `title`, such as `ray::CPUTier`."""
+        """The server's processes whose command line begins with `title`, such as `ray::CPUTier`, or with that name."""
         found = []
         for process in self.launcher.children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if " ".join(process.cmdline()).startswith(title):
+                if " ".join(process.cmdline()).startswith(title) or process.name() == title:
                     found.append(process)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from load_tests.faults.catalogue import BLEND_FAULTS, FAULTS, Fault, World
+from load_tests.faults.catalogue import BLEND_FAULTS, FAULTS, PAIRED_FAULTS, SURROUNDING_FAULTS, Fault, World
 from load_tests.faults.trial import Trials
 from tests.sizes import STREAMED_TOKENS, STREAMS
 
@@ -50,10 +50,27 @@ ELSEWHERE = {
     ),
 }
 """Faults whose mechanism a cheaper test holds. The others are one for each mechanism."""
+AROUND = {
+    "HAProxy": pytest.mark.long(
+        "tests/app/launch/test_haproxy.py::test_a_dead_haproxys_place_is_taken_until_ray_starts_another_one"
+    ),
+    "pair": pytest.mark.long(
+        "tests/end_to_end/test_faults.py::test_a_fault_costs_no_token_and_no_request_and_the_part_rejoins"
+    ),
+}
+SPARED = pytest.mark.long(
+    "tests/deployments/protocol/test_log_lines.py::test_vllm_leaves_serves_log_alone_whatever_the_environment_says"
+)
 TRIED = [
-    pytest.param(fault, id=name, marks=[ELSEWHERE[name]] if name in ELSEWHERE else [])
-    for fault in FAULTS
-    for name in [f"{fault.part}: {fault.name}"]
+    *(
+        pytest.param(fault, id=name, marks=[ELSEWHERE[name]] if name in ELSEWHERE else [])
+        for fault in FAULTS
+        for name in [f"{fault.part}: {fault.name}"]
+    ),
+    *(
+        pytest.param(fault, id=f"{fault.part}: {fault.name}", marks=[AROUND.get(fault.part, SPARED)])
+        for fault in (*SURROUNDING_FAULTS, *PAIRED_FAULTS)
+    ),
 ]
 
 

@@ -13,6 +13,26 @@ TESTS = "tests/kvmanager/"
 
 MUTANTS = (
     Mutant(
+        "oldest-snapshot-given-up",
+        "kvmanager/index/snapshots.py",
+        "                return None\n            snapshot_id, snapshot = self._begin()",
+        "                self._end(next(iter(self._under_way)))\n            snapshot_id, snapshot = self._begin()",
+        (
+            "tests/kvmanager/routing/test_mirror.py::test_more_mirrors_than_are_told_at_once_wait_and_each_becomes_whole",
+        ),
+        "From the ninth router on no mirror becomes whole after a manager's death.",
+    ),
+    Mutant(
+        "snapshot-kept-for-the-gone",
+        "kvmanager/index/snapshots.py",
+        "if now - found.asked >= IDLE_S",
+        "if now - found.asked >= 1e9",
+        (
+            "tests/kvmanager/routing/test_mirror.py::test_a_mirror_that_waits_keeps_its_view_and_one_that_is_gone_takes_no_turn",
+        ),
+        "Eight routers that were killed in the middle of a snapshot keep all others from one.",
+    ),
+    Mutant(
         "planned-before-it-is-committed",
         "kvmanager/moves/plans.py",
         "if only.state is not CopyState.RESIDENT or only.share.retired:",

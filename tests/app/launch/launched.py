@@ -46,6 +46,12 @@ class Launched:
     def is_healthy(self) -> bool:
         return httpx.get(f"{self.url}/health", trust_env=False).status_code == 200
 
+    def answers(self) -> bool:
+        """Whether it is healthy, or is not: where nothing listens, it is not."""
+        with contextlib.suppress(httpx.TransportError):
+            return self.is_healthy()
+        return False
+
     def text(self) -> str:
         return self.output.read_text()
 

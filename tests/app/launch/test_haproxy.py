@@ -22,9 +22,9 @@ from ray.serve.config import HTTPOptions
 
 from app.launch import haproxy as own
 from app.launch.cluster import private_folder
-from app.launch.haproxy import SWITCH, haproxy_environment
+from app.launch.haproxy import SWITCH, StandIn, haproxy_environment
 from app.launch.ports import free_port
-from load_tests.harness.patience import patience
+from load_tests.harness.patience import patience, until
 
 PATIENCE_S = 10.0
 
@@ -239,6 +239,47 @@ def test_a_head_of_many_bytes_passes(listening: tuple[int, psutil.Process, HTTPS
     port, *_ = listening
     head = {"x-long": "a" * 40_000}
     assert httpx.get(f"http://127.0.0.1:{port}/", headers=head, trust_env=False).status_code == 200
+
+
+def test_a_dead_haproxys_place_is_taken_until_ray_starts_another_one(
+    environment: dict[str, str], folder: Path, ingress: HTTPServer
+) -> None:
+    servers = [haproxy.ServerConfig(name="ingress", host="127.0.0.1", port=ingress.server_port)]
+    stand_in = StandIn(folder)
+    stand_in.look()  # nothing was started yet
+    with contextlib.closing(stand_in), started(environment, servers) as (port, of_ray):
+        stand_in.look()
+        assert stand_in.process is None
+        of_ray.kill()
+
+        def answers() -> bool:
+            stand_in.look()
+            with contextlib.suppress(httpx.TransportError):
+                return ask("0.0.0.0", port).status_code == 200
+            return False
+
+        until(answers, "another one answers", PATIENCE_S)
+        process = stand_in.process
+        assert process is not None
+        socket_path = Path(environment["RAY_SERVE_HAPROXY_SOCKET_PATH"])
+        with socket.socket(socket.AF_UNIX) as asks, pytest.raises(ConnectionRefusedError):
+            asks.connect(str(socket_path))  # else Ray took its own for well
+
+        written = written_by_ray(environment, port, servers)
+        with httpx.Client(trust_env=False) as client:
+            assert client.get(f"http://127.0.0.1:{port}/").status_code == 200
+            rays = run(environment, "-db", "-f", str(written))
+
+            def is_gone() -> bool:
+                stand_in.look()
+                return process.poll() is not None
+
+            until(is_gone, "the stand-in has ended", PATIENCE_S)
+        assert ask("0.0.0.0", port).status_code == 200
+        stand_in.look()
+        assert stand_in.process is None
+        rays.kill()
+        rays.communicate()
 
 
 def test_a_user_may_keep_serves_own_proxy(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

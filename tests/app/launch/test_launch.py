@@ -5,6 +5,7 @@ Most tests ask one server, in any order. Whoever ends it has the next test start
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -85,7 +86,7 @@ def until(holds: Callable[[], bool]) -> None:
 def test_two_servers_are_reached_by_their_users_alone_and_a_killed_launcher_takes_its_own_with_it(
     server: Launched, launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
 ) -> None:
-    second = launch(write_config(tmp_path, model_folder, builder="build_ailing"))
+    second = launch(write_config(tmp_path, model_folder, builder="build_ailing", http={"log_format": "json"}))
     second.wait_until("Ctrl-C stops it")
     second.wait_until("cpu_tier: missing\n")
     said = second.text().split("server.log", 1)[1]
@@ -98,10 +99,20 @@ def test_two_servers_are_reached_by_their_users_alone_and_a_killed_launcher_take
     assert_reached_by_its_user_alone(server)
     assert_reached_by_its_user_alone(second)
 
+    (proxy,) = [process for process in second.left() if process.name() == "haproxy"]
+    proxy.kill()
+    second.wait_until("HAProxy is dead")
+    until(second.answers)
+    second.look()
+
+    logged = (run_folder(second.port) / "server.log").read_text().splitlines()
     second.process.kill()
     second.process.wait()
     assert psutil.wait_procs(second.left(), STOP_LIMIT_S)[1] == []
     assert second.left() == []
+    for line in logged:
+        assert json.loads(line).keys() >= {"time", "level", "message"}
+    assert any("ray::" in line or "ServeController" in line for line in logged)
     assert server.is_healthy()
 
 

@@ -1,4 +1,4 @@
-"""What the terminal says while a server ends, with a stand-in for the server."""
+"""What the terminal says when a server is ready and while it ends, with a stand-in for the server."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from app.launch import run_folder
 from app.launch.life import Life, ServerError
 from app.launch.plan import LaunchPlan, Overrides, make_plan
+from app.launch.progress import ready_text
 from configs.settings import SettingsError
 from tests.app.launch.stub_config import write_config
 
@@ -57,6 +58,9 @@ class Ending:
         self.stopped = False
 
     def start(self) -> None:
+        pass
+
+    def look(self) -> None:
         pass
 
     def stop(self, impatient: threading.Event, takes_long: Callable[[], None]) -> int:
@@ -196,3 +200,13 @@ def test_a_terminal_that_is_gone_does_not_keep_the_server_from_being_stopped(pla
     with pytest.raises(OSError, match="Input/output"):
         life.run()
     assert server.stopped
+
+
+@pytest.mark.usefixtures("each_processor")
+def test_a_key_is_shown_on_a_terminal_and_in_no_log(tmp_path: Path, model_folder: Path) -> None:
+    http = {"api_keys": {"the-secret-key": "acme"}}
+    plan = make_plan(write_config(tmp_path, model_folder, http=http), Overrides())
+    assert "Bearer the-secret-key" in ready_text(plan, 1.0, on_terminal=True)
+    logged = ready_text(plan, 1.0, on_terminal=False)
+    assert "the-secret-key" not in logged
+    assert "Bearer YOUR_KEY" in logged

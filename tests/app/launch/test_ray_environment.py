@@ -7,14 +7,33 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ray
+
 from app.launch.cluster import ray_environment, write_token
 from configs.settings import load_settings
 
 
-def test_serve_gives_its_http_proxy_a_minute_to_start(model_folder: Path, tmp_path: Path) -> None:
+def test_rays_control_service_keeps_no_record_of_each_call(model_folder: Path, tmp_path: Path) -> None:
     environment = ray_environment(load_settings({"model": str(model_folder)}), write_token(tmp_path))
-    code = "from ray.serve._private import proxy_state; print(proxy_state.PROXY_READY_CHECK_TIMEOUT_S)"
+    assert environment["RAY_task_events_report_interval_ms"] == "0"
+    library = Path(ray.__file__).with_name("_raylet.so").read_bytes()
+    assert b"task_events_report_interval_ms" in library, "Ray reads RAY_ and the name of a setting of its own"
+
+
+def test_serve_gives_its_http_proxy_a_minute_to_start_and_a_manager_that_hangs_seconds(
+    model_folder: Path, tmp_path: Path
+) -> None:
+    environment = ray_environment(load_settings({"model": str(model_folder)}), write_token(tmp_path))
+    code = (
+        "from ray.serve._private import deployment_state as state, proxy_state; "
+        "print(proxy_state.PROXY_READY_CHECK_TIMEOUT_S, state.DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S, "
+        "state.DEPLOYMENT_ACTOR_HEALTH_CHECK_TIMEOUT_S, state.DEPLOYMENT_ACTOR_HEALTH_CHECK_UNHEALTHY_THRESHOLD)"
+    )
     printed = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, check=True
     )
-    assert float(printed.stdout.split()[-1]) == 60
+    ready_s, period_s, timeout_s, times = map(float, printed.stdout.split()[-4:])
+    assert ready_s == 60
+    assert times > 1, "a machine that was asleep is no manager that hangs"
+    assert times * timeout_s <= 5
+    assert period_s <= 1

@@ -1,7 +1,10 @@
+import tracemalloc
+
 import pytest
 
 from kvmanager.config import ManagerConfig
-from kvmanager.index.deltas import Position
+from kvmanager.index import snapshots
+from kvmanager.index.deltas import HASHES_PER_EVENT, NOTHING_SEEN, Position
 from kvmanager.manager import KVManager
 from kvmanager.routing.mirror import PlacementMirror, TierHits
 
@@ -73,3 +76,52 @@ def test_deltas_come_in_pages(brain, mirror):
     assert (page.first, page.last, len(page.events), page.part, page.more) == (1, 2, 2, None, True)
     with pytest.raises(ValueError, match="limit"):
         brain.manager.deltas_since(Position(0), 0)
+
+
+def test_more_mirrors_than_are_told_at_once_wait_and_each_becomes_whole(monkeypatch):
+    monkeypatch.setattr(snapshots, "MOST_TOLD", 16)
+    manager = KVManager(ManagerConfig(1), epoch=1)
+    blocks = [number.to_bytes(32, "big") for number in range(4 * HASHES_PER_EVENT)]
+    manager.device_stored("replica", blocks)
+    mirrors = [PlacementMirror(1) for _ in range(2 * snapshots.MOST_AT_ONCE)]
+    answers = 0
+    for _ in range(100):
+        for mirror in mirrors:
+            if mirror.position.seq < 0 or mirror.position.snapshot_id:
+                deltas = manager.deltas_since(mirror.position, 100)
+                answers += not deltas.waits
+                assert mirror.apply(deltas)
+    assert {mirror.coverage(blocks, "replica").device for mirror in mirrors} == {len(blocks)}
+    assert answers == 4 * len(mirrors), "no part was told in vain"
+
+
+def test_a_mirror_that_waits_keeps_its_view_and_one_that_is_gone_takes_no_turn(brain_with):
+    brain = brain_with(max_deltas=2)
+    mirror = PlacementMirror(2)
+    brain.serve("ab")
+    catch_up(mirror, brain.manager)
+    brain.manager.device_stored("replica", [number.to_bytes(32, "big") for number in range(10_000)])
+    brain.serve("uvwxyz")
+    for _ in range(snapshots.MOST_AT_ONCE):
+        assert brain.manager.deltas_since(NOTHING_SEEN, 1).part.number == 0
+    waits = brain.manager.deltas_since(mirror.position, 1)
+    assert (waits.waits, waits.more, waits.part, waits.events) == (True, True, None, [])
+    assert mirror.apply(waits)
+    assert mirror.coverage(brain.hashes("ab"), "replica").cpu == 2
+    brain.manager.expire(snapshots.IDLE_S)
+    catch_up(mirror, brain.manager)
+    assert mirror.coverage(brain.hashes("uvwxyz"), "replica").cpu == 6
+
+
+def test_to_begin_a_snapshot_copies_the_blocks_of_one_replica_at_most():
+    def memory_of_first_part(replicas: int) -> int:
+        manager = KVManager(ManagerConfig(1, max_deltas=1), epoch=1)
+        for replica in range(replicas):
+            manager.device_stored(str(replica), [number.to_bytes(32, "big") for number in range(10_000)])
+        tracemalloc.start()
+        manager.deltas_since(NOTHING_SEEN, 1)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    assert memory_of_first_part(8) < 2 * memory_of_first_part(1)

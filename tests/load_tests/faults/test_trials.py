@@ -7,13 +7,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from configs.model_folder import DEMO_MODEL, PROJECT_ROOT
 from load_tests.faults import trial as trials
-from load_tests.faults.catalogue import BLEND_FAULTS, FAULTS, Fault
+from load_tests.faults.catalogue import BLEND_FAULTS, FAULTS, PAIRED_FAULTS, SURROUNDING_FAULTS, Fault
 from load_tests.faults.prompts import (
     AFTER,
     CHUNKS,
@@ -76,7 +77,7 @@ def trial_of(prompts: TrialPrompts) -> trials.Trials:
 def said(prompts: TrialPrompts, fault: Fault, when: str, answer: list[int], **how: Any) -> list[str]:
     outcome = trials.Outcome(fault.part, fault.name)
     good = trial_of(prompts)._answers[when if prompts.blended else PHASES[0]][1]
-    streams = [Stream([], answer, ended=True, **how), Stream([], good, ended=True)]
+    streams = [Stream([], answer, **{"ended": True, **how}), Stream([], good, ended=True)]
     trial_of(prompts)._judge(outcome, fault, streams, when)
     return outcome.problems
 
@@ -95,3 +96,26 @@ def test_where_not_all_is_computed_anew_only_answers_under_the_fault_are_exact()
     assert said(PROMPTS, fault, AFTER, [7, 7]) == []
     assert said(PROMPTS, fault, AFTER, [7]) == ["after it: the stream ended without an error after 1 tokens"]
     assert said(PROMPTS, replace(fault, ratio=1.0), AFTER, [7, 7]) == ["after it: wrong tokens"]
+
+
+def test_streams_that_a_fault_takes_may_break_but_have_no_wrong_token_and_none_breaks_afterwards() -> None:
+    (fault,) = [one for one in SURROUNDING_FAULTS if (one.part, one.name) == ("ingress", "killed")]
+    prompts = plain_prompts(WORDS, 2)
+    for when in (STRUCK, UNDER):
+        assert said(prompts, fault, when, [0], error="gone", ended=False) == []
+        assert said(prompts, fault, when, [1], error="gone", ended=False) == [f"{when}: wrong tokens"]
+        assert said(prompts, replace(fault, breaks=False), when, [0], error="gone", ended=False) != []
+    assert said(prompts, fault, AFTER, [0], error="gone", ended=False) == ["after it: gone (after 1 tokens)"]
+
+
+def test_a_fault_that_ends_what_it_should_have_spared_is_seen() -> None:
+    fault = SURROUNDING_FAULTS[0]
+    one: Any = trial_of(plain_prompts(WORDS, 2))
+    one._server = SimpleNamespace(processes=lambda title: [SimpleNamespace(pid=7)] if title == fault.spares else [])
+    assert one._spared(fault) == {7}
+    assert one._spared(FAULTS[0]) == set()
+
+
+def test_each_fault_has_a_name_of_its_own() -> None:
+    faults = (*FAULTS, *SURROUNDING_FAULTS, *PAIRED_FAULTS, *BLEND_FAULTS)
+    assert len({(fault.part, fault.name) for fault in faults}) == len(faults)

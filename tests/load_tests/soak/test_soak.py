@@ -1,0 +1,34 @@
+"""Which processes are judged, and what is said of them."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+
+from load_tests.soak.__main__ import MIB, Watched, growth, read, table
+
+TIMES = list(range(0, 200, 5))
+
+
+def test_a_process_that_grows_comes_first_and_one_that_came_later_is_not_judged() -> None:
+    watched = {
+        1: Watched(1, "manager", [100 * MIB + number % 2 for number in range(40)]),
+        2: Watched(2, "replica", [100 * MIB + number * MIB for number in range(40)]),
+        3: Watched(3, "replica", [100 * MIB + number * MIB for number in range(30)]),
+    }
+    found = growth(TIMES, watched)
+    assert [(one.pid, line.rises) for one, line in found] == [(2, True), (1, False)]
+    lines = table(found).splitlines()
+    assert "+12.00 to +12.00" in lines[-2]
+    assert "yes" in lines[-2]
+    assert "not shown" in lines[-1]
+
+
+def test_the_private_memory_of_each_process_is_read() -> None:
+    watched: dict[int, Watched] = {}
+    read(psutil.Process(), watched)
+    read(psutil.Process(), watched)
+    mine = watched[os.getpid()]
+    assert len(mine.uss_bytes) == 2
+    assert mine.uss_bytes[0] > MIB
