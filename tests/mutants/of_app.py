@@ -231,4 +231,12 @@ MUTANTS = (
         (TESTS + "events/test_watchers.py",),
         "A tenant watches what others send.",
     ),
+    Mutant(
+        "token-without-a-row-sent-on",
+        "app/openai/vocabulary/rows.py",
+        "default=0)) >= rows:\n",
+        "default=0)) < 0:\n",
+        (TESTS + "openai/vocabulary/test_rows.py",),
+        "A prompt with a token that a fine-tune added ends one engine after the other.",
+    ),
 )
