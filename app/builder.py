@@ -18,7 +18,7 @@ from ray.serve.deployment import Application
 
 from app.cluster_checks import check_cluster
 from configs import machine
-from configs.api_keys import sealed
+from configs.secret.handed_on import sealed, shown_secrets, with_secrets_file
 from configs.settings import Settings, load_settings
 from deployments.engine.engine_args import engine_environment
 from deployments.manager.actor import KVManagerActor
@@ -47,7 +47,15 @@ def build(args: Mapping[str, Any]) -> Application:
     from app.protocols.parsers import require_parsers
     from app.serve_ingress import Ingress
 
+    shown = args
+    args = with_secrets_file(args)
     settings = load_settings(args)
+    if secrets := shown_secrets(shown):
+        logger.warning(
+            "%s: Ray Serve has written these secrets to its log. Put them into a file that secrets_file names, or "
+            "write keys as digests (docs/guide/operations.md)",
+            ", ".join(secrets),
+        )
     require_policy(settings)
     require_redis(settings)
     check_cluster(settings)

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-_SECRET_FIELDS = ("redis_url", "api_keys", "metrics_key")
-"""Fields whose value is not shown, nor, where it is a mapping, its keys."""
+from configs.section import secret_fields
+
 _REDIS_URL = re.compile(r"(rediss?|unix)://.*", re.IGNORECASE | re.DOTALL)
 """Anything may follow in a password, so all that follows is left out."""
 
@@ -27,7 +27,7 @@ def one_sentence(error: ValidationError, tree: type[BaseModel]) -> str:
 def _sentence(error: ValidationError, tree: type[BaseModel]) -> str:
     first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"]]
-    secret = next((place for place, part in enumerate(path) if part in _SECRET_FIELDS), None)
+    secret = _secret_place(path, secret_fields(tree))
     field = ".".join(path[: len(path) if secret is None else secret + 1])
     if first["type"] == "extra_forbidden":
         return _unknown_field(field, tree)
@@ -49,6 +49,15 @@ def field_names(tree: type[BaseModel], prefix: str = "") -> list[str]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             names += field_names(field.annotation, f"{prefix}{name}.")
     return names
+
+
+def _secret_place(path: list[str], secret: Any) -> int | None:
+    """Which part of a field's path names a secret: its value is not shown, nor, where it is a mapping, its keys."""
+    for place, part in enumerate(path):
+        secret = secret.get(part) if isinstance(secret, dict) else None
+        if secret is True:
+            return place
+    return None
 
 
 def _unknown_field(field: str, tree: type[BaseModel]) -> str:

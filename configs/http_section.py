@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ByteSize, Field, ValidationError, field_validator
 
-from configs.api_keys import DIGEST_PREFIX, FARTHEST_PRIORITY, ApiKey, key_digest
+from configs.secret.api_keys import DIGEST_PREFIX, FARTHEST_PRIORITY, ApiKey, key_digest
 from configs.section import Section
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._~\[\]:-]+(?<!:)")

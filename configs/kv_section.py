@@ -14,6 +14,8 @@ from configs.section import Section, word_of_yaml
 
 EMBEDDED_REDIS = "embedded"
 """Value of `kv.redis_url`: the server starts a Redis of its own."""
+EXTERNAL_REDIS = "external"
+"""Value of `kv.redis_url` in processes that are not told where an external Redis is."""
 
 Quota = Annotated[ByteSize, Field(gt=0)]
 Fidelity = Literal["exact", "tolerant", "blended"]

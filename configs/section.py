@@ -14,6 +14,22 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
 
+def secret_fields(tree: type[BaseModel]) -> dict[str, Any]:
+    """The fields below `tree` that are marked secret (`repr=False`): True by name, and by section what is in it.
+
+    It is pydantic's `exclude`, too.
+    """
+    found: dict[str, Any] = {}
+    for name, field in tree.model_fields.items():
+        if not field.repr:
+            found[name] = True
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            inner = secret_fields(field.annotation)
+            if inner:
+                found[name] = inner
+    return found
+
+
 def word_of_yaml(value: Any) -> Any:
     """A word that YAML takes for something else unless it is quoted: `on`, `off`, `75`."""
     if isinstance(value, bool):

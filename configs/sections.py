@@ -87,6 +87,7 @@ class EngineSettings(Section):
     )
     extra_args: dict[str, Any] = Field(
         default_factory=dict,
+        repr=False,  # may hold a hub's token
         description="Anything else for vLLM's AsyncEngineArgs, by vLLM's own names. "
         "What would undo the exactness of shared KV is refused.",
     )

@@ -14,13 +14,13 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from configs import machine
-from configs.api_keys import with_all_keys
 from configs.blend_section import BlendSettings
 from configs.errors import SettingsError, one_sentence
 from configs.http_section import HTTPSettings
 from configs.kv_section import EMBEDDED_REDIS, KVSettings
 from configs.model_folder import DEMO_MODEL, PROJECT_ROOT, find_model, is_quantized, own_max_tokens
 from configs.presets import require_scenario, with_scenario
+from configs.secret.handed_on import with_secrets
 from configs.section import Section
 from configs.sections import (
     CPU_BLOCK_MULTIPLE_TOKENS,
@@ -36,14 +36,10 @@ __all__ = ["PROJECT_ROOT", "Settings", "SettingsError", "load_settings"]
 
 _LARGEST_TIER_SHARE = 0.5  # of the machine's memory: the replicas and the page cache need the rest
 _DEFAULT_BLOCK_TOKENS = {"cpu": 32, "cuda": 16}
-_DEFAULT_DEVICE_BLOCKS = {
-    "cpu": 256,
-    "cuda": None,
-}  # CPU memory is shared by all replicas, so the pool has a fixed size
-_DEFAULT_STEP_TOKENS = {
-    "cpu": 512,
-    "cuda": 2048,
-}  # docs/measured/experiments.md, 11: enough for each model that was measured, on a CPU; longer steps hold up decoding
+# CPU memory is shared by all replicas, so the pool has a fixed size.
+_DEFAULT_DEVICE_BLOCKS = {"cpu": 256, "cuda": None}
+# docs/measured/experiments.md, 11: enough for each model that was measured, on a CPU; longer steps hold up decoding.
+_DEFAULT_STEP_TOKENS = {"cpu": 512, "cuda": 2048}
 
 _DEFAULT_ENGINE_PROCESS: dict[str, Literal["thread", "process"]] = {
     "cpu": "thread",  # docs/measured/overhead.md: a second process costs memory, and two cores are busy computing
@@ -64,6 +60,9 @@ class Settings(Section):
         description="What the server is for: `chat`, `long-document`, `rag`, `short`, `cross-node` or `cost`. It "
         "chooses defaults of other settings (docs/guide/scenarios.md); whatever you set yourself stays. Empty: the "
         "defaults of this page.",
+    )
+    secrets_file: str | None = Field(
+        None, min_length=1, description="A private file with more settings, which win (docs/guide/operations.md)."
     )
     served_model_name: str | None = Field(
         None, min_length=1, description="The name that clients ask for. Empty: the model's own."
@@ -380,13 +379,13 @@ class Settings(Section):
 
 
 def load_settings(args: Mapping[str, Any] | None) -> Settings:
-    """The settings in `args`, every one checked, with the keys that stand elsewhere (`configs.api_keys`).
+    """The settings in `args`, every one checked, with the secrets that stand elsewhere (`configs.secret`).
 
     Raises:
         SettingsError: one sentence that names the wrong field and says what would work.
     """
     try:
-        return Settings.model_validate(with_all_keys(args or {}, os.environ))
+        return Settings.model_validate(with_secrets(args or {}, os.environ))
     except ValidationError as error:
         raise SettingsError(one_sentence(error, Settings)) from None
 

@@ -10,10 +10,9 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import BaseModel
-
 from app.launch.memory import replica_bytes, shared_memory_free_bytes
 from configs import machine
+from configs.section import secret_fields
 from configs.settings import Settings
 
 _BYTES_OF = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -33,7 +32,7 @@ def settings_shown(settings: Settings, model: ModelShape | None) -> dict[str, An
 
     `replica_bytes`: of main memory, by type; an estimate.
     """
-    tree = settings.model_dump(mode="json", exclude=_secrets(Settings))
+    tree = settings.model_dump(mode="json", exclude=secret_fields(Settings))
     tree["engine"]["extra_args"] = sorted(settings.engine.extra_args)
     layerwise = settings.kv.layerwise
     return {
@@ -76,16 +75,3 @@ def _redis(settings: Settings) -> str | None:
     if settings.kv.redis_url is None:
         return None
     return "embedded" if settings.kv.redis_embedded else "external"
-
-
-def _secrets(tree: type[BaseModel]) -> dict[str, Any]:
-    """pydantic's `exclude` for all fields below `tree` that are marked secret."""
-    found: dict[str, Any] = {}
-    for name, field in tree.model_fields.items():
-        if not field.repr:
-            found[name] = True
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            inner = _secrets(field.annotation)
-            if inner:
-                found[name] = inner
-    return found

@@ -21,7 +21,7 @@ from vllm.exceptions import GracefulHTTPError
 from app.gate.bound_host import is_loopback
 from app.gate.errors import error_response
 from app.page.files import PATHS as PAGE
-from configs.api_keys import DIGEST_PREFIX, FARTHEST_PRIORITY, ApiKey, key_digest
+from configs.secret.api_keys import DIGEST_PREFIX, FARTHEST_PRIORITY, ApiKey, key_digest
 
 HEALTH, METRICS = "/health", "/metrics"
 OPEN_PATHS = frozenset({HEALTH, METRICS, "/openapi.json", "/docs"}) | PAGE

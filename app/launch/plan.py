@@ -141,7 +141,7 @@ def _only_application(config: dict[str, Any], path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: `applications:` must list exactly one application, with import_path and args.")
     application: dict[str, Any] = applications[0]
     if not isinstance(application.get("args") or {}, dict):
-        raise SettingsError(f"{path}: `args:` must hold settings by name, not {application['args']!r}.")
+        raise SettingsError(f"{path}: `args:` must hold settings by name.")
     return application
 
 

@@ -1,5 +1,8 @@
 """The run folder of a server, one per port: its merged configuration, its log, and which process launched it.
 
+Ray Serve logs the configuration's `args:`, so none of its secrets stands there. While the server runs they lie in a
+file of their own, which `secrets_file` names.
+
 `launcher.pid` is there while the launcher runs. A launcher that was killed leaves it behind, and its number may have
 been given to another program since: `find_launcher` compares start times, and asks whether it is a launcher at all.
 """
@@ -9,14 +12,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
+import yaml
 
 from configs.model_folder import PROJECT_ROOT
+from configs.secret.handed_on import parted, sealed, with_secrets_file
+from configs.section import secret_fields
+from configs.settings import Settings
 
 RUN_FOLDER = PROJECT_ROOT / ".crosskv"
+SECRETS_FILE = "secrets.yaml"
 _LAUNCHER_FILE = "launcher.pid"
 _LAUNCHER_WORD = "app.launch"
 """What a launcher's command line contains: `python -m app.launch …`."""
@@ -36,6 +45,34 @@ def make_private(folder: Path) -> None:
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
+
+
+def write_configuration(folder: Path, serve_config: Mapping[str, Any], settings: Settings) -> Path:
+    """Write what Serve is to read, of `settings` already checked, and its secrets apart; return the path of the first.
+
+    Keys are written as digests, those of `http.api_keys_file` and of the environment among them.
+    """
+    (application,) = serve_config["applications"]
+    args, secrets = parted(with_secrets_file(application["args"]), secret_fields(Settings))
+    args = sealed(args, settings.http.api_keys, settings.http.metrics_key)
+    remove_secrets(folder)
+    if secrets:
+        args["secrets_file"] = str(_write_private(folder / SECRETS_FILE, secrets))
+    return _write_private(
+        folder / "serve_config.yaml", {**serve_config, "applications": [{**application, "args": args}]}
+    )
+
+
+def remove_secrets(folder: Path) -> None:
+    """Remove the file of secrets, where there is one. Raises OSError."""
+    (folder / SECRETS_FILE).unlink(missing_ok=True)
+
+
+def _write_private(path: Path, content: Mapping[str, Any]) -> Path:
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    return path
 
 
 @contextlib.contextmanager

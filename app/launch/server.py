@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import IO, Any
 
 import psutil
-import yaml
 
 from app.launch.cluster import private_folder, ray_environment, write_token
 from app.launch.descendants import Descendants, become_subreaper
 from app.launch.haproxy import StandIn, haproxy_environment
 from app.launch.log_file import write_objects
 from app.launch.plan import LaunchPlan
-from app.launch.run_folder import make_private
+from app.launch.run_folder import make_private, remove_secrets, write_configuration
 from configs.model_folder import PROJECT_ROOT
+from configs.secret.api_keys import KEYS_VARIABLE
 
 RAY_STOP_S = 15.0
 """Serve lets its replicas finish running requests (`http.drain_s`), and then Ray ends its daemons in so long."""
@@ -54,15 +54,14 @@ class Server:
         """Write the merged configuration and start the child. Its output goes to `log_path`; the last log is kept."""
         become_subreaper()
         make_private(self._plan.run_folder)
-        config_path = self._plan.run_folder / "serve_config.yaml"
-        config_path.touch(mode=0o600)  # it may hold API keys and the password of Redis
-        config_path.chmod(0o600)
-        config_path.write_text(yaml.safe_dump(self._plan.serve_config, sort_keys=False))
+        config_path = write_configuration(self._plan.run_folder, self._plan.serve_config, self._plan.settings)
         if self.log_path.exists():
             self.log_path.replace(self.log_path.with_name("server.log.1"))
         self._ray_folder = private_folder()
         self._stand_in = StandIn(self._ray_folder)
         token = write_token(self._plan.run_folder)
+        # Its keys stand in the configuration by now, as digests.
+        inherited = {name: value for name, value in os.environ.items() if name != KEYS_VARIABLE}
         status_read, status_write = os.pipe()
         with self._log() as log:
             self._child = subprocess.Popen(
@@ -75,7 +74,7 @@ class Server:
                     str(status_write),
                 ],
                 cwd=PROJECT_ROOT,
-                env=os.environ | ray_environment(self._plan.settings, token) | haproxy_environment(self._ray_folder),
+                env=inherited | ray_environment(self._plan.settings, token) | haproxy_environment(self._ray_folder),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -134,6 +133,7 @@ class Server:
             self._child.wait()
         if self._writer is not None:
             self._writer.join(LAST_LINES_S)
+        remove_secrets(self._plan.run_folder)
         if self._ray_folder is not None:
             shutil.rmtree(self._ray_folder, ignore_errors=True)
         return killed

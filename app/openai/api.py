@@ -53,6 +53,7 @@ from app.openai.blend_requests import blend_requests
 from app.openai.chat_renderer import ChatRenderer, remembered_answers
 from app.openai.engine_client import HandleEngineClient
 from app.openai.tokenize_route import tokenize_within_context
+from app.openai.vocabulary.rows import require_rows
 from configs.settings import PROJECT_ROOT, Settings
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"})
@@ -184,6 +185,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     """Build vLLM's serving classes into `app.state`, and add their routes and exception handlers."""
     http, engine_settings = settings.http, settings.engine
     chat_template = load_chat_template(PROJECT_ROOT / settings.chat_template if settings.chat_template else None)
+    require_rows(engine.renderer.get_tokenizer(), chat_template, engine.model_config)
     models = OpenAIServingModels(
         engine, [BaseModelPath(name=settings.model_name, model_path=settings.model_name)], lora_modules=None
     )

@@ -52,6 +52,7 @@ from app.openai.constraint_pool import ConstraintPool
 from app.openai.prompt_keys import LONG_PROMPT_TOKENS, PromptKeys
 from app.openai.retries import Attempts, NameBlocks
 from app.openai.suspects import Suspects
+from app.openai.vocabulary.rows import refuse_without_rows
 from app.partings.heads import PromptHeads
 from deployments.protocol.log_lines import REQUEST_ID
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
@@ -343,10 +344,11 @@ class HandleEngineClient(EngineElsewhere):
                 raise UnavailableError("The request took too long and was ended. Please try again later.") from None
 
     def _check(self, prompt: dict[str, Any], params: SamplingParams) -> None:
-        """Raise what the engine would raise for this prompt, but for its constraint (`check_constraint`)."""
+        """Raise what the engine would raise for this prompt, or would end by; not for its constraint."""
         others = copy.copy(params)
         others.structured_outputs = None
-        self.input_processor.process_inputs("check", prompt, others, supported_tasks=("generate",))  # type: ignore[arg-type]
+        request = self.input_processor.process_inputs("check", prompt, others, supported_tasks=("generate",))  # type: ignore[arg-type]
+        refuse_without_rows(request, self.model_config.get_vocab_size())
 
     def _check_pin(self, context: RequestContext) -> None:
         pin, ranks = context.replica_pin, self._replicas.ranks()

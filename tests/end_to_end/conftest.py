@@ -7,13 +7,22 @@ was after its start (`RunningServer.reset`).
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from first_minute import WithoutRedis, look
-from keys import OPERATOR_KEY, TENANT_KEYS
+from keys import (
+    COLLECTORS_PASSWORD,
+    FOREIGN_KEY,
+    HUB_TOKEN,
+    METRICS_KEY,
+    OPERATOR_KEY,
+    SERVER_SECRET,
+    TENANT_KEYS,
+)
 
 from load_tests.faults.catalogue import World, started_world
 from load_tests.harness.running_server import RunningServer, started
@@ -86,17 +95,29 @@ def plain(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def keyed(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> RunningServer:
-    """A server with keys of two tenants and an operator, whose replicas have roles; it has no Redis."""
+    """A server with secrets of each kind but Redis' password, which has no Redis, and whose replicas have roles."""
     keys: dict[str, Any] = {key: tenant for tenant, key in TENANT_KEYS.items()}
     settings = {
         "dtype": "float32",
         "replicas": 2,
         "roles": {"prefill": 1, "decode": 1, "split": "always", "least_tokens": 32, "handover_deadline_s": 5.0},
         "kv": {"redis_url": None},
-        "http": {"debug_headers": True, "api_keys": {**keys, OPERATOR_KEY: {"tenant": "operators", "admin": True}}},
+        "engine": {"enforce_eager": True, "threads": 1, "max_num_seqs": 32, "extra_args": {"hf_token": HUB_TOKEN}},
+        "http": {
+            "debug_headers": True,
+            "api_keys": {**keys, OPERATOR_KEY: {"tenant": "operators", "admin": True}},
+            "metrics_key": METRICS_KEY,
+            "otlp_endpoint": f"http://crosskv:{COLLECTORS_PASSWORD}@127.0.0.1:9/v1/traces",
+        },
     }
-    folder = tmp_path_factory.mktemp("keyed")
-    return whole_server.get("keyed", lambda stack: stack.enter_context(started(folder, settings, key=OPERATOR_KEY)))
+
+    def start(stack: contextlib.ExitStack) -> RunningServer:
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("CROSSKV_API_KEYS", json.dumps({FOREIGN_KEY: "gamma"}))
+            environment.setenv("CROSSKV_SECRET", SERVER_SECRET)
+            return stack.enter_context(started(tmp_path_factory.mktemp("keyed"), settings, key=OPERATOR_KEY))
+
+    return whole_server.get("keyed", start)
 
 
 @pytest.fixture(scope="module")

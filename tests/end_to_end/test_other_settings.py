@@ -44,10 +44,13 @@ def test_a_server_without_sharing_serves_and_recomputes_everything(private_serve
     assert httpx.get(f"{private_server.url}/health").json()["status"] == "ok"
 
 
-def test_a_server_whose_redis_cannot_be_used_says_so_and_serves_with_two_tiers(without_redis: WithoutRedis) -> None:
+def test_a_server_whose_redis_cannot_be_used_says_so_and_serves_with_two_tiers(
+    without_redis: WithoutRedis, server: RunningServer
+) -> None:
     assert "password" in without_redis.redis_state
     first, second = (answer["usage"]["kv_cache"] for answer in without_redis.answers)
     assert (first["device"], first["redis"]) == (0, 0)
     assert second["device"] > 0
     assert "redis:" in without_redis.log
     assert PASSWORD not in without_redis.log + without_redis.redis_state
+    assert server.exposing(PASSWORD) == []

@@ -239,4 +239,12 @@ MUTANTS = (
         (TESTS + "loop/test_error_messages.py::test_vllm_is_shown_only_the_beginning_of_a_long_one",),
         "A text of 16 KB in one request stops every stream for a minute.",
     ),
+    Mutant(
+        "token-without-a-row-sent-on",
+        "app/openai/vocabulary/rows.py",
+        "default=0)) >= rows:\n",
+        "default=0)) < 0:\n",
+        (TESTS + "openai/vocabulary/test_rows.py",),
+        "A prompt with a token that a fine-tune added ends one engine after the other.",
+    ),
 )

@@ -15,7 +15,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for modules that are no te
 
 import httpx
 import pytest
-from keys import OPERATOR_KEY, TENANT_KEYS
+from keys import (
+    COLLECTORS_PASSWORD,
+    FOREIGN_KEY,
+    HUB_TOKEN,
+    METRICS_KEY,
+    OPERATOR_KEY,
+    SERVER_SECRET,
+    TENANT_KEYS,
+)
 
 from load_tests.harness.running_server import RunningServer
 
@@ -128,6 +136,34 @@ def test_tenants_share_no_kv_and_steer_nothing_but_their_own(keyed: RunningServe
     assert known("alpha") > 16, "and nothing else"
     assert get(keyed, TENANT_KEYS["beta"], "/api/v1/kv/stats").json()["tenant"] == "beta"
     assert get(keyed, TENANT_KEYS["beta"], "/metrics").status_code == 403, "all tenants' figures are an operator's"
+
+
+def test_no_secret_that_a_server_was_started_with_can_be_read_anywhere(keyed: RunningServer) -> None:
+    keys = (*TENANT_KEYS.values(), FOREIGN_KEY, OPERATOR_KEY, METRICS_KEY)
+    answers = [completion(keyed, key, [5, 6, 7] * 20) for key in keys]
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 200, 401]
+    answers += [get(keyed, METRICS_KEY, "/metrics"), get(keyed, OPERATOR_KEY, "/metrics")]
+    paths = ("/health", "/api/v1/settings", "/api/v1/kv/stats", "/api/v1/requests", "/openapi.json")
+    answers += [get(keyed, OPERATOR_KEY, path) for path in paths]
+    assert {answer.status_code for answer in answers[5:]} == {200}
+    key = TENANT_KEYS["alpha"]
+    with httpx.Client(base_url=keyed.url, headers={"Authorization": f"Bearer {key}"}, timeout=30) as client:
+        mistakes = [
+            httpx.get(f"{keyed.url}/v1/models", headers={"Authorization": key}),
+            httpx.get(f"{keyed.url}/v1/models", params={"api_key": key}),
+            client.get("/metrics"),
+            client.post("/v1/completions", content=b"{"),
+            client.post("/v1/completions", json={"model": "demo", "prompt": "Hi", "max_tokens": 1, "api_key": key}),
+            client.post("/v1/chat/completions", json={"model": "demo", "messages": "Hi"}),
+            client.post("/v1/chat/completions", content=b" " * 11_000_000),
+        ]
+        client.get(f"/v1/models/{key}")  # the client is told of its own word, and the log is not
+        client.post("/v1/completions", json={"model": key, "prompt": "Hi", "cache_salt": key})
+    assert [answer.status_code for answer in mistakes if answer.status_code >= 500] == []
+    secrets = (*keys, COLLECTORS_PASSWORD, HUB_TOKEN, SERVER_SECRET)
+    said = [answer.text for answer in (*answers, *mistakes)]
+    assert [text for text in said for secret in secrets if secret in text] == []
+    assert keyed.exposing(*secrets) == []
 
 
 def get(server: RunningServer, key: str, path: str) -> httpx.Response:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from configs.api_keys import ENVIRONMENT, sealed
+from configs.secret.api_keys import KEYS_VARIABLE
 from configs.settings import SettingsError, load_settings
 
 
@@ -36,7 +36,7 @@ def test_keys_of_the_settings_the_environment_and_a_file_are_one_mapping(
     file = tmp_path / "keys.yaml"
     file.write_text(f"{digest('key-c')}: carol\n'key-o': {{tenant: ops, admin: true}}\n")
     file.chmod(0o600)
-    monkeypatch.setenv(ENVIRONMENT, json.dumps({"key-b": "bob", "key-a": {"tenant": "alice"}}))
+    monkeypatch.setenv(KEYS_VARIABLE, json.dumps({"key-b": "bob", "key-a": {"tenant": "alice"}}))
     http = load(api_keys={"key-a": "alice"}, api_keys_file=str(file))
     assert http.tenants == ("alice", "bob", "carol", "ops")
     assert set(http.keys) == {digest(key) for key in ("key-a", "key-b", "key-c", "key-o")}
@@ -46,27 +46,11 @@ def test_keys_of_the_settings_the_environment_and_a_file_are_one_mapping(
     assert "key-o" not in repr(http)
 
 
-def test_other_processes_get_digests_and_neither_keys_nor_where_they_were(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    file = tmp_path / "keys.json"
-    file.write_text(json.dumps({"key-f": {"tenant": "frank", "admin": True}}))
-    file.chmod(0o600)
-    monkeypatch.setenv(ENVIRONMENT, "key-e: erin")
-    args = {"replicas": 3, "http": {"api_keys": {"key-a": "alice"}, "api_keys_file": str(file), "metrics_key": "key-m"}}
-    http = load_settings(args).http
-    passed = sealed(args, http.api_keys, http.metrics_key)
-    assert not any(key in repr(passed) for key in ("key-a", "key-e", "key-f", "key-m", str(file)))
-    file.unlink()
-    again = load_settings(passed)
-    assert (again.http.keys, again.replicas) == (http.keys, 3)
-
-
 def test_a_digest_stands_for_its_key_and_a_key_for_one_tenant(monkeypatch: pytest.MonkeyPatch):
     assert load(api_keys={digest("key").upper().replace("SHA256", "sha256"): "alice"}).keys.keys() == {digest("key")}
     assert "stands for two" in said(api_keys={"hunter2": "alice", digest("hunter2"): "bob"})
-    monkeypatch.setenv(ENVIRONMENT, "hunter2: bob")
-    assert said(api_keys={"hunter2": "alice"}).startswith(f"{ENVIRONMENT}: a key stands for somebody else")
+    monkeypatch.setenv(KEYS_VARIABLE, "hunter2: bob")
+    assert said(api_keys={"hunter2": "alice"}).startswith(f"{KEYS_VARIABLE}: a key stands for somebody else")
 
 
 @pytest.mark.parametrize(
@@ -95,8 +79,8 @@ def test_what_is_no_key_is_refused_without_being_shown(http: dict[str, Any]):
 
 @pytest.mark.parametrize("text", ["- hunter2", "hunter2", "{hunter2: [", "5: alice", "hunter2: 5"])
 def test_what_the_environment_holds_is_a_mapping_or_refused(monkeypatch: pytest.MonkeyPatch, text: str):
-    monkeypatch.setenv(ENVIRONMENT, text)
-    assert ENVIRONMENT in said() or "http.api_keys" in said()
+    monkeypatch.setenv(KEYS_VARIABLE, text)
+    assert KEYS_VARIABLE in said() or "http.api_keys" in said()
 
 
 def test_plain_keys_in_a_file_that_everybody_can_read_are_refused_and_digests_are_not(tmp_path: Path):
@@ -126,7 +110,7 @@ def test_a_keys_priority_is_bounded_and_may_not_differ_between_places(monkeypatc
     assert [http.keys[digest(key)].priority for key in ("key-a", "key-b")] == [10, 0]
     for priority in (10**7, -(10**7), 0.5, "first", True, None):
         assert "from -1000000 to 1000000" in said(api_keys={"hunter2": {"tenant": "alice", "priority": priority}})
-    monkeypatch.setenv(ENVIRONMENT, json.dumps({"hunter2": {"tenant": "alice", "priority": 5}}))
+    monkeypatch.setenv(KEYS_VARIABLE, json.dumps({"hunter2": {"tenant": "alice", "priority": 5}}))
     assert "somebody else" in said(api_keys={"hunter2": "alice"})
 
 

@@ -23,7 +23,7 @@ from configs.errors import SettingsError
 from configs.model_folder import PROJECT_ROOT
 from configs.section import Section
 
-ENVIRONMENT = "CROSSKV_API_KEYS"
+KEYS_VARIABLE = "CROSSKV_API_KEYS"
 DIGEST_PREFIX = "sha256:"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _LONGEST_TENANT = 64
@@ -81,8 +81,8 @@ def with_all_keys(args: Mapping[str, Any], environment: Mapping[str, str]) -> di
     sources = {"http.api_keys": own}
     if path is not None:
         sources["http.api_keys_file"] = _read_file(path)
-    if environment.get(ENVIRONMENT):
-        sources[ENVIRONMENT] = _parse(ENVIRONMENT, environment[ENVIRONMENT])
+    if environment.get(KEYS_VARIABLE):
+        sources[KEYS_VARIABLE] = _parse(KEYS_VARIABLE, environment[KEYS_VARIABLE])
     if len(sources) == 1:
         return dict(args)
     http["api_keys"] = {key: whom for source in sources.values() for key, whom in source.items()}
@@ -90,30 +90,20 @@ def with_all_keys(args: Mapping[str, Any], environment: Mapping[str, str]) -> di
     return {**args, "http": http}
 
 
-def sealed(args: Mapping[str, Any], keys: Mapping[str, str | ApiKey], metrics_key: str | None) -> dict[str, Any]:
-    """`args:` for other processes, with the digests of all `keys` in place of the keys and of where they came from.
-
-    Arguments of actors can be read by whoever may look at the cluster.
-    """
-    http = {name: value for name, value in dict(args.get("http") or {}).items() if name != "api_keys_file"}
-    http["api_keys"] = {
-        key_digest(key): whom if isinstance(whom, str) else whom.model_dump() for key, whom in keys.items()
-    }
-    if metrics_key is not None:
-        http["metrics_key"] = key_digest(metrics_key)
-    return {**args, "http": http}
+def readable_by_all(file: Path) -> bool:
+    """Whether every user of this machine may read a file. Raises OSError."""
+    return bool(file.stat().st_mode & stat.S_IROTH)
 
 
 def _read_file(path: str) -> Mapping[str, Any]:
     file = PROJECT_ROOT / Path(path).expanduser()
     try:
-        text = file.read_text()
-        mode = file.stat().st_mode
+        text, exposed = file.read_text(), readable_by_all(file)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise SettingsError(f"http.api_keys_file: {path} cannot be read ({reason}); give the path of a file.") from None
     keys = _parse("http.api_keys_file", text)
-    if mode & stat.S_IROTH and any(not str(key).startswith(DIGEST_PREFIX) for key in keys):
+    if exposed and any(not str(key).startswith(DIGEST_PREFIX) for key in keys):
         raise SettingsError(
             f"http.api_keys_file: everybody on this machine can read the keys in {path}; run `chmod 600 {path}`, or "
             f"write the keys as digests, `sha256:…`."
