@@ -239,4 +239,20 @@ MUTANTS = (
         (TESTS + "loop/test_error_messages.py::test_vllm_is_shown_only_the_beginning_of_a_long_one",),
         "A text of 16 KB in one request stops every stream for a minute.",
     ),
+    Mutant(
+        "bad-words-of-any-length",
+        "app/gate/request_bounds.py",
+        "        if _characters(request.get(name)) > most:\n",
+        "        if len(request.get(name) or ()) > most:\n",
+        (TESTS + "gate/test_bounds.py::test_what_is_beyond_a_bound_is_400_on_every_route",),
+        "One word of 2 MB is tokenized while all streams wait.",
+    ),
+    Mutant(
+        "prompts-begin-together",
+        "app/gate/request_context.py",
+        "            await asyncio.sleep(0)\n",
+        "            pass\n",
+        (TESTS + "loop/test_longest_pause.py::test_a_text_or_a_list_that_is_worked_on",),
+        "A thousand prompts of one request are begun while all streams wait.",
+    ),
 )
