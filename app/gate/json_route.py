@@ -24,6 +24,8 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic_core import SchemaValidator
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 
@@ -61,6 +63,14 @@ class BoundedRequest(Request):
     async def json(self) -> Any:
         """See Starlette's."""
         return self.bounded
+
+
+def takes_body(routes: Iterable[BaseRoute], scope: Scope) -> bool | None:
+    """Whether a request's route takes a body; None: there is no such route."""
+    for route in routes:
+        if route.matches(scope)[0] is Match.FULL:
+            return isinstance(route, APIRoute) and route.body_field is not None
+    return None
 
 
 class JsonRoute(APIRoute):

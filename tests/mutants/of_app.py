@@ -255,4 +255,21 @@ MUTANTS = (
         (TESTS + "loop/test_longest_pause.py::test_a_text_or_a_list_that_is_worked_on",),
         "A thousand prompts of one request are begun while all streams wait.",
     ),
+    Mutant(
+        "body-of-every-route-read",
+        "app/gate/body_limit.py",
+        "if _has_body(headers) and not (takes := self.takes_body(scope)):",
+        "if (takes := True) and not self.takes_body:",
+        (TESTS + "gate/test_open_bodies.py::test_a_body_for_a_route_that_takes_none_is_refused_unread",),
+        "Strangers without a key fill the ingress's memory through /health.",
+        may_hang=True,
+    ),
+    Mutant(
+        "open-bodies-without-a-sum",
+        "app/gate/open_bodies.py",
+        "        if self._of[tenant] + by > self.most_of_one_bytes or self.nbytes + by > self.most_bytes:\n",
+        "        if self._of[tenant] + by > 100 * self.most_of_one_bytes:\n",
+        (TESTS + "gate/test_open_bodies.py",),
+        "Bodies whose ends never come fill the ingress's memory.",
+    ),
 )

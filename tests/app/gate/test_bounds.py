@@ -12,7 +12,9 @@ from fake_backend import FakeControl, FakeReplicas, backend
 from ingress_server import CHAT, COMPLETION, CONTEXT, MODEL
 from vllm.exceptions import VLLMValidationError
 
+from app.gate.auth import CALLER, Caller
 from app.gate.body_limit import MOST_HEADER_BYTES, MOST_PATH_BYTES, BodyLimitMiddleware
+from app.gate.open_bodies import OpenBodies
 from app.gate.request_bounds import MOST_MESSAGES, RequestBounds
 
 TOO_MANY = [5] * (CONTEXT + 1)
@@ -147,6 +149,9 @@ def test_a_body_of_many_chunks_is_kept_as_one_message():
         return {"type": "http.request", "body": b"x", "more_body": next(left, 0) > 0}
 
     left = iter(range(5000, -1, -1))
-    scope = {"type": "http", "headers": [], "query_string": b"", "raw_path": b"/"}
-    asyncio.run(BodyLimitMiddleware(app, 10_000, 5.0)(scope, receive, None))  # type: ignore[arg-type]
+    scope = {"type": "http", "headers": [], "query_string": b"", "raw_path": b"/", CALLER: Caller("")}
+    bodies = OpenBodies(10_000, 10_000)
+    limited = BodyLimitMiddleware(app, 10_000, 5.0, bodies, lambda scope: True)  # type: ignore[arg-type]
+    asyncio.run(limited(scope, receive, None))  # type: ignore[arg-type]
+    assert bodies.nbytes == 0
     assert seen == [{"type": "http.request", "body": b"x" * 5001, "more_body": False}]
