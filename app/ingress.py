@@ -51,6 +51,8 @@ from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
 from app.gate.body_limit import BodyLimitMiddleware
 from app.gate.errors import DefectMiddleware, RetryAfterMiddleware
+from app.gate.json_route import takes_body
+from app.gate.open_bodies import OpenBodies
 from app.gate.rates.limits import RateLimitMiddleware, RateLimits
 from app.gate.request_context import RequestContextMiddleware, RequestLimits
 from app.gate.request_id import RequestIdMiddleware
@@ -181,7 +183,13 @@ def create_app(
             Middleware(RetryAfterMiddleware, http.retry_after_s),
             Middleware(AuthMiddleware, ApiKeys(http.keys), http.metrics_key, loopback, metrics.count_refusal),
             Middleware(RateLimitMiddleware, RateLimits(http, metrics.count_refusal, clock)),
-            Middleware(BodyLimitMiddleware, int(http.max_body_bytes), http.body_timeout_s),
+            Middleware(
+                BodyLimitMiddleware,
+                int(http.max_body_bytes),
+                http.body_timeout_s,
+                OpenBodies(int(http.open_bodies_bytes), int(http.max_body_bytes)),
+                lambda scope: takes_body(app.routes, scope),
+            ),
             Middleware(RequestContextMiddleware, queue, limits, debug_headers),
         ],
     )

@@ -69,6 +69,12 @@ class HTTPSettings(Section):
     max_body_bytes: ByteSize = Field(
         ByteSize(10 * 1024**2), ge=1024, description="Largest request body; more is answered 413."
     )
+    open_bodies_bytes: ByteSize = Field(
+        ByteSize(64 * 1024**2),
+        ge=1024,
+        description="Bytes of request bodies that are received at the same time, without the first 16 KiB of each. A "
+        "tenant has a quarter, and room for one body at least; more is answered 429.",
+    )
     body_timeout_s: float = Field(
         60.0, gt=0, description="Longest time from a request's headers to the end of its body; more is answered 408."
     )

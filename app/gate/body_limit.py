@@ -1,17 +1,21 @@
 """Limits on what is read of a request: its body's size and time, its query's and its headers' size.
 
-They hold when no Content-Length is sent, when the body comes byte by byte, and when its end never comes.
+Only routes that take a body have theirs read, and all bodies that are being read have a sum (`open_bodies`). The limits
+hold when no Content-Length is sent, when the body comes byte by byte, and when its end never comes.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.gate.auth import CALLER, Caller
 from app.gate.errors import error_response
+from app.gate.open_bodies import NoRoomError, OpenBodies, OpenBody
 from app.gate.request_id import LONGEST_REQUEST_ID, is_request_id
 
 _LONGEST_LENGTH = 18  # digits; a longer Content-Length is over any limit, and not worth converting
@@ -21,7 +25,7 @@ MOST_HEADER_BYTES = 64 * 1024
 
 
 class RefusedBodyError(Exception):
-    """A body that is too large or too slow: a status, and a sentence for the client."""
+    """A body that is too large, too slow, or not wanted: a status, and a sentence for the client."""
 
     def __init__(self, status: HTTPStatus, message: str) -> None:
         super().__init__(message)
@@ -32,26 +36,49 @@ class BodyLimitMiddleware:
     """Reads the whole body before the application runs: 413 once it is too large, 408 when its end does not come.
 
     Every route of ours parses its whole body as JSON, so reading it here costs no memory that is not needed anyway.
-    A path or query that is too long is answered 414, too large headers 431.
+    A body for a route that takes none is answered 400; where there is no such route, it is not read. One body too many
+    at the same time is answered 429. A path or query that is too long is answered 414, too large headers 431.
     """
 
-    def __init__(self, app: ASGIApp, max_body_bytes: int, body_timeout_s: float) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_body_bytes: int,
+        body_timeout_s: float,
+        open_bodies: OpenBodies,
+        takes_body: Callable[[Scope], bool | None],
+    ) -> None:
+        """`takes_body`: whether a request's route does; None: there is no such route."""
         self.app = app
         self.max_body_bytes = max_body_bytes
         self.body_timeout_s = body_timeout_s
+        self.open_bodies = open_bodies
+        self.takes_body = takes_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One ASGI request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        caller: Caller = scope[CALLER]
+        headers = Headers(scope=scope)
         try:
             _check_head(scope)
-            async with asyncio.timeout(self.body_timeout_s):
-                rest = await self._read(Headers(scope=scope), receive)
+            if _has_body(headers) and not (takes := self.takes_body(scope)):
+                if takes is not None:
+                    raise RefusedBodyError(HTTPStatus.BAD_REQUEST, f"{scope['method']} {scope['path']} takes no body.")
+                rest: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+            else:
+                with self.open_bodies.open(caller.tenant) as body:
+                    async with asyncio.timeout(self.body_timeout_s):
+                        rest = await self._read(headers, receive, body)
         except TimeoutError:
             late = f"The request body did not end within {self.body_timeout_s:g} s."
             await _refuse(HTTPStatus.REQUEST_TIMEOUT, late, scope, receive, send)
+            return
+        except NoRoomError:
+            full = "Too many large request bodies are being sent. Please try again later."
+            await _refuse(HTTPStatus.TOO_MANY_REQUESTS, full, scope, receive, send)
             return
         except RefusedBodyError as error:
             await _refuse(error.status, str(error), scope, receive, send)
@@ -62,7 +89,7 @@ class BodyLimitMiddleware:
 
         await self.app(scope, replay, send)
 
-    async def _read(self, headers: Headers, receive: Receive) -> list[Message]:
+    async def _read(self, headers: Headers, receive: Receive, open_body: OpenBody) -> list[Message]:
         """The body as one message, followed by the client's disconnect when that came first."""
         too_large = RefusedBodyError(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"The request body is larger than {self.max_body_bytes} bytes."
@@ -78,8 +105,13 @@ class BodyLimitMiddleware:
             body += message.get("body", b"")
             if len(body) > self.max_body_bytes:
                 raise too_large
+            open_body.has(len(body))
             if not message.get("more_body", False):
                 return [{"type": "http.request", "body": bytes(body), "more_body": False}]
+
+
+def _has_body(headers: Headers) -> bool:
+    return headers.get("content-length", "0").strip("0") != "" or "transfer-encoding" in headers
 
 
 def _check_head(scope: Scope) -> None:

@@ -18,6 +18,9 @@ DEEPEST = 100
 LONGEST_NUMBER = 400
 """Digits in a row; a double has no more than 309 before its point."""
 
+LONGEST_NAME = 1024
+"""Characters of an object's member's name, which errors repeat."""
+
 # An unclosed string matches up to the end and nothing is ever tried twice, so that the scan takes linear time.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+\\?(?:"|\Z)', re.DOTALL)
 _DIGITS = re.compile(rb"[0-9]{%d}" % (LONGEST_NUMBER + 1))
@@ -70,6 +73,8 @@ def _count(text: bytes, most_values: int) -> None:
 def _members(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for name, value in pairs:
+        if len(name) > LONGEST_NAME:
+            raise RefusedJsonError(f"A name in the JSON is longer than {LONGEST_NAME} characters: {name[:64]!a}….")
         if name in members:  # one reader takes the first, another the last: a proxy and we must not differ
             raise RefusedJsonError(f"The JSON gives {name[:64]!a} twice in one object.")
         members[name] = value

@@ -50,6 +50,9 @@ _LARGEST_BYTES = {
     "chat_template_kwargs": 64 * 1024,
     "vllm_xargs": 16 * 1024,
 }
+_MOST_CHARACTERS = {"bad_words": 8192, "stop": 8192, "stop_sequences": 8192}
+"""Of the entries of a list together, or of a text in its place. The first are tokenized on the event loop, for every
+prompt; the others are looked for at every step."""
 _CONVERSATIONS = ("messages", "input", "system", "instructions")
 """Of chats, Responses and Anthropic's Messages: what a prompt is rendered from."""
 _TEXT_BLOCKS = frozenset(
@@ -127,6 +130,9 @@ def _check_sizes(request: Mapping[str, Any]) -> None:
     for name, most in _LONGEST_LISTS.items():
         if isinstance(request.get(name), list | dict) and len(request[name]) > most:
             raise VLLMValidationError(f"`{name}` holds more than {most} entries.", parameter=name)
+    for name, most in _MOST_CHARACTERS.items():
+        if _characters(request.get(name)) > most:
+            raise VLLMValidationError(f"`{name}` holds more than {most} characters.", parameter=name)
     for name, most in _LONGEST_TEXTS.items():
         if isinstance(request.get(name), str) and len(request[name]) > most:
             raise VLLMValidationError(f"`{name}` is longer than {most} characters.", parameter=name)

@@ -66,6 +66,8 @@ class RequestContext:
     arrived: float = field(default_factory=time.monotonic)
     prompts: int = 0
     """Prompts sent to the replicas so far; /v1/completions takes several in one request."""
+    starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the one of its prompts that begins now."""
     kv_usage: RequestKVUsage = field(default_factory=RequestKVUsage)
     stages: RequestStages = field(default_factory=lambda: RequestStages(time.monotonic()))
     """What comes before its prompts part; each has a copy."""
@@ -90,6 +92,11 @@ class RequestContext:
     def tenant(self) -> str:
         """On whose behalf; empty where there are no keys."""
         return self.caller.tenant
+
+    async def next_prompt(self) -> None:
+        """Return when the next of its prompts may begin: one at each turn of the loop, for other streams' sake."""
+        async with self.starting:
+            await asyncio.sleep(0)
 
     def reserve(self, prompt_tokens: int, most_tokens: int, answers: int, expected: Callable[[], int]) -> None:
         """A prompt wants so many answers of at most `most_tokens` each. Raises as `Spend.reserve`.

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 from argparse import Namespace
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from http import HTTPStatus
 from typing import Annotated, TypeVar, cast
 
@@ -111,6 +111,11 @@ class CompletionServing(OpenAIServingCompletion):
         _note_what_it_asks_for(request)
         _refuse_beam_search(request)
         return await _finish(await super().create_completion(request, raw_request), self.keep_alive_s)
+
+    async def _get_trace_headers(self, headers: Mapping[str, str]) -> Mapping[str, str] | None:
+        """See vLLM's, which asks for it before each of a request's prompts: others get their turn in between."""
+        await asyncio.sleep(0)
+        return await super()._get_trace_headers(headers)
 
     async def render_completion_request(self, request: CompletionRequest) -> list[EngineInput] | ErrorResponse:
         """See vLLM's."""

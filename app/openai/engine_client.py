@@ -211,6 +211,7 @@ class HandleEngineClient(EngineElsewhere):
         first_at = 0.0
         try:
             async with contextlib.AsyncExitStack() as stack:
+                await context.next_prompt()
                 queued = time.monotonic()
                 name_blocks = await self._name_blocks(request, prompt, context)
                 stages.lap("hash")

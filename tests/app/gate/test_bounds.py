@@ -12,7 +12,9 @@ from fake_backend import FakeControl, FakeReplicas, backend
 from ingress_server import CHAT, COMPLETION, CONTEXT, MODEL
 from vllm.exceptions import VLLMValidationError
 
+from app.gate.auth import CALLER, Caller
 from app.gate.body_limit import MOST_HEADER_BYTES, MOST_PATH_BYTES, BodyLimitMiddleware
+from app.gate.open_bodies import OpenBodies
 from app.gate.request_bounds import MOST_MESSAGES, RequestBounds
 
 TOO_MANY = [5] * (CONTEXT + 1)
@@ -51,6 +53,12 @@ def test_a_lookup_beyond_the_context_is_400_and_hashes_nothing(start):
         ("/v1/completions", {**COMPLETION, "prompt": [[5], TOO_MANY]}),
         ("/v1/completions", {**COMPLETION, "prompt": TOO_LONG * 50, "truncate_prompt_tokens": 5}),
         ("/v1/completions", {**COMPLETION, "logit_bias": {str(token): 1 for token in range(1025)}}),
+        ("/v1/completions", {**COMPLETION, "bad_words": ["x" * 8193]}),
+        ("/v1/chat/completions", {**CHAT, "bad_words": ["x" * 65] * 127}),
+        ("/v1/chat/completions", {**CHAT, "stop": "x" * 8193}),
+        ("/v1/messages", {**CHAT, "stop_sequences": ["x" * 4097] * 2}),
+        ("/v1/chat/completions", {**CHAT, "x" * 1025: 1}),
+        ("/api/v1/kv/pin", {"text": "x", "x" * 1025: 1}),
         ("/v1/completions", {**COMPLETION, "request_id": "x" * 257}),
         ("/v1/completions", {**COMPLETION, "request_id": "x\nERROR forged"}),
         ("/v1/responses", {"model": MODEL, "input": "Hi", "request_id": "x\x9b2J"}),
@@ -68,6 +76,12 @@ def test_what_is_beyond_a_bound_is_400_on_every_route(server, path: str, body: d
     assert answer.status_code == 400, answer.text
     assert len(answer.content) < 2000
     assert len(server.replicas.requests) == sent
+
+
+def test_stop_strings_and_bad_words_within_the_bounds_are_served(server):
+    with server.http() as client:
+        answer = client.post("/v1/chat/completions", json={**CHAT, "stop": ["x" * 8000], "bad_words": ["x" * 60] * 128})
+    assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize(
@@ -135,6 +149,9 @@ def test_a_body_of_many_chunks_is_kept_as_one_message():
         return {"type": "http.request", "body": b"x", "more_body": next(left, 0) > 0}
 
     left = iter(range(5000, -1, -1))
-    scope = {"type": "http", "headers": [], "query_string": b"", "raw_path": b"/"}
-    asyncio.run(BodyLimitMiddleware(app, 10_000, 5.0)(scope, receive, None))  # type: ignore[arg-type]
+    scope = {"type": "http", "headers": [], "query_string": b"", "raw_path": b"/", CALLER: Caller("")}
+    bodies = OpenBodies(10_000, 10_000)
+    limited = BodyLimitMiddleware(app, 10_000, 5.0, bodies, lambda scope: True)  # type: ignore[arg-type]
+    asyncio.run(limited(scope, receive, None))  # type: ignore[arg-type]
+    assert bodies.nbytes == 0
     assert seen == [{"type": "http.request", "body": b"x" * 5001, "more_body": False}]

@@ -36,7 +36,6 @@ REPEATED: list[tuple[str, dict[str, Any]]] = [
     (CHATS, {**CHAT, "logit_bias": {PATHS: 1}}),
     (CHATS, {**CHAT, "bad_words": ["", PATHS]}),
     (CHATS, {**CHAT, "structured_outputs": {PATHS: 1}}),
-    (CHATS, {**CHAT, "structured_outputs": {"regex": f"{PATHS}("}}),
     (COMPLETIONS, {**COMPLETION, "logit_bias": {PATHS: 1}}),
     (COMPLETIONS, {**COMPLETION, **schema({"type": PATHS})}),
     (RESPONSES, {**RESPONSE, "logit_bias": {PATHS: 1}}),
@@ -80,7 +79,8 @@ REPEATED: list[tuple[str, dict[str, Any]]] = [
 def watch(vllm_config) -> Iterator[LoopWatch]:
     gc.collect()
     gc.freeze()  # as an ingress has it (`app.serve_ingress`): else this process's other tests are walked through
-    with running(vllm_config, backend(FakeReplicas())) as server, watched(server) as loop:
+    room = {"max_ongoing_requests": 2 * MANY, "max_queued_requests": 2 * MANY}
+    with running(vllm_config, backend(FakeReplicas()), **room) as server, watched(server) as loop:
         for body in (CHAT, CHAT, {**CHAT, **schema({"type": "object"})}):  # what the first request of all starts
             loop.longest_while(posted(CHATS, body))
         yield loop
@@ -101,5 +101,46 @@ def posted(path: str, body: Any) -> bytes:
 @pytest.mark.parametrize(("path", "body"), REPEATED, ids=lambda value: str(value)[-40:])
 def test_a_text_that_an_error_repeats(watch: LoopWatch, limit_s: float, path: str, body: dict[str, Any]):
     pause_s, answer = watch.longest_while(posted(path, body))
+    assert status_of(answer) == 400, answer[:500]
+    assert pause_s < limit_s
+
+
+WORDS = [f"word {number}" for number in range(128)]
+MANY = 700
+COMPUTED: list[tuple[str, dict[str, Any], int]] = [
+    (CHATS, {**CHAT, "bad_words": ["a" * 2_000_000]}, 400),
+    (CHATS, {**CHAT, "bad_words": ["a" * 64] * 128}, 200),
+    (CHATS, {**CHAT, "stop": ["a" * 2_000_000] * 4}, 400),
+    (MESSAGES, {**MESSAGE, "stop_sequences": ["a" * 2_000_000] * 4}, 400),
+    (CHATS, {**CHAT, "a" * 5_000_000: 1}, 400),
+    (CHATS, {**CHAT, "logit_bias": {"1" * 4000: 1}}, 400),
+    (CHATS, {**CHAT, "unknown": "a" * 9_000_000}, 200),
+    (CHATS, {**CHAT, "unknown": list(range(100_000))}, 200),
+    (CHATS, {**CHAT, "unknown": {str(number): 0 for number in range(50_000)}}, 200),
+    (CHATS, {**CHAT, "messages": CHAT["messages"] * 4096}, 400),
+    (RESPONSES, {**RESPONSE, "input": CHAT["messages"] * 4096}, 400),
+    (COMPLETIONS, {**COMPLETION, "prompt": ["a"] * MANY}, 200),
+    (COMPLETIONS, {**COMPLETION, "prompt": ["a"] * MANY, "bad_words": WORDS}, 200),
+    (COMPLETIONS, {**COMPLETION, "prompt": ["a"] * MANY, "logit_bias": {str(token): 1 for token in range(1024)}}, 200),
+    (COMPLETIONS, {**COMPLETION, "prompt": [[5] * 100] * MANY}, 200),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status"), COMPUTED, ids=lambda value: str(value)[-40:])
+def test_a_text_or_a_list_that_is_worked_on(
+    watch: LoopWatch, limit_s: float, path: str, body: dict[str, Any], status: int
+):
+    pause_s, answer = watch.longest_while(posted(path, body))
+    assert status_of(answer) == status, answer[:500]
+    assert pause_s < limit_s
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"[" + b"x" * 10_000_000, b'"\\"' * 3_300_000, b'{"a":' + b" " * 10_000_000 + b"1}", b"[" * 10_000_000],
+    ids=["words", "quotes", "spaces", "brackets"],
+)
+def test_a_large_body_that_is_no_request(watch: LoopWatch, limit_s: float, body: bytes):
+    pause_s, answer = watch.longest_while(request_bytes("POST", CHATS, body))
     assert status_of(answer) == 400, answer[:500]
     assert pause_s < limit_s
