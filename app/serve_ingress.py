@@ -13,6 +13,7 @@ from ray import serve
 from configs.settings import Settings, load_settings
 from deployments.engine.engine_args import engine_args, engine_environment
 from deployments.engine.model_identity import model_identity, why_not_shared
+from deployments.protocol.free_memory import keep_giving_back
 from deployments.protocol.garbage import modules_set_aside
 from deployments.protocol.log_lines import set_up_log
 from deployments.replica.serve_port import bind_to_node
@@ -37,6 +38,7 @@ class Ingress:
         self._replicas = replicas
         os.environ.update(engine_environment(self._settings))
         set_up_log(self._settings.http.log_format)
+        keep_giving_back()
 
     async def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once, on the replica's event loop, after the constructor."""

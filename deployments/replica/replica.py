@@ -20,6 +20,7 @@ from deployments.engine.engine_args import engine_environment
 from deployments.port.cluster_port import ClusterPort
 from deployments.port.other_process import OpenThere
 from deployments.protocol.families import labelled
+from deployments.protocol.free_memory import keep_giving_back
 from deployments.protocol.garbage import modules_set_aside
 from deployments.protocol.log_lines import lines_of, set_up_log
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
@@ -70,6 +71,7 @@ class Replica:
         settings = load_settings(args)
         os.environ.update(engine_environment(settings))
         set_up_log(settings.http.log_format)
+        keep_giving_back()
         with modules_set_aside():
             from deployments.engine.room import EngineRoom
 

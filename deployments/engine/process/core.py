@@ -41,6 +41,7 @@ from deployments.engine.scheduling.steps import watch_steps
 from deployments.engine.seeded_sampling import keep_seeds_exact, model_runner
 from deployments.engine.step_witness import StepWitness
 from deployments.engine.wiring import KVReuse, why_not_moved
+from deployments.protocol.free_memory import keep_giving_back
 from deployments.protocol.kv_port import BlendTerms
 from deployments.protocol.log_lines import set_up_log
 from kvmanager.segments.budgets import Budgets
@@ -82,6 +83,7 @@ def run(spec: EngineSpec, recorder: FlightRecorder, connected: socket.socket, *a
     threading.Thread(target=_live_with_replica, args=(recorder,), name="crosskv-pulse", daemon=True).start()
     prepare_process()
     set_up_log(spec.settings.http.log_format)
+    keep_giving_back()
 
     class Core(ReplicaEngineCore):
         pass

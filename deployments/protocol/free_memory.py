@@ -1,0 +1,33 @@
+"""Gives memory that is free back to the operating system.
+
+A process that computes or serves for hours asks for blocks of all sizes. glibc keeps what is freed for the next one, in
+an arena for each thread, and what lies between two blocks in use is not returned by itself. An engine under 2,400
+prompts of different lengths grew by 40 KiB a prompt with nothing more in use; with a trim every minute it stays. A trim
+of 1 GiB takes some 10 ms, in which the other threads' allocations wait.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+
+EVERY_S = 60.0
+
+
+def glibc_trim() -> Callable[[int], int] | None:
+    """Return glibc's `malloc_trim`; None with another C library, which has none."""
+    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim
+
+
+def keep_giving_back(every_s: float = EVERY_S) -> threading.Event:
+    """Trim this process's heap every `every_s` seconds, on a thread of its own; set the event to end that."""
+    over, trim = threading.Event(), glibc_trim()
+
+    def work() -> None:
+        while trim is not None and not over.wait(every_s):
+            trim(0)
+
+    threading.Thread(target=work, name="crosskv-free-memory", daemon=True).start()
+    return over
