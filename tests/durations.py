@@ -92,6 +92,14 @@ class Durations:
         one.seconds += report.duration
         one.tests[test] = one.tests.get(test, 0.0) + report.duration
         self._workers[getattr(report, "worker_id", "this process")] += report.duration  # type: ignore[assignment]
+        if report.failed:
+            self._name_at_once(report)
+
+    def _name_at_once(self, report: pytest.TestReport) -> None:
+        """A run that is stopped shows no summary."""
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        terminal.ensure_newline()
+        terminal.write_line(f"{report.when} failed: {report.nodeid}")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

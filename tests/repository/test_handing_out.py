@@ -73,7 +73,7 @@ def test_the_longest_piece_comes_first_and_a_server_is_started_once(monkeypatch:
 
 
 def report(nodeid: str, seconds: float) -> Any:
-    return SimpleNamespace(nodeid=nodeid, duration=seconds)
+    return SimpleNamespace(nodeid=nodeid, duration=seconds, failed=False)
 
 
 def test_a_run_of_a_part_leaves_what_is_stored_of_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,3 +97,13 @@ def test_a_run_of_a_part_leaves_what_is_stored_of_the_rest(tmp_path: Path, monke
         "test_two.py": FileDurations(3.5, [], {"test_c": 3.5}),
     }
     assert json.loads(durations.STORED.read_text())["workers"] == {"this process": 12.5}
+
+
+def test_a_test_that_fails_is_named_before_the_run_has_ended() -> None:
+    shown: list[str] = []
+    terminal = SimpleNamespace(ensure_newline=lambda: shown.append(""), write_line=shown.append)
+    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(get_plugin=lambda name: terminal))
+    failed = report("tests/test_one.py::test_a", 1.0)
+    failed.failed, failed.when = True, "call"
+    durations.Durations(config).pytest_runtest_logreport(failed)
+    assert shown == ["", "call failed: tests/test_one.py::test_a"]
