@@ -112,20 +112,24 @@ class StandIn:
     def __init__(self, folder: Path) -> None:
         """`folder`: that of `haproxy_environment`."""
         self._started = folder / "haproxy" / _STARTED
+        self._instead = self._started.with_name(f"{_STARTED}.instead")
         self.process: subprocess.Popen[bytes] | None = None
         """None: it is not needed."""
         self._not_before = 0.0
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def look(self) -> None:
-        """Start one where Ray's is dead; end it where Ray's listens again. To be called a few times a second."""
+        """Start one where Ray's is dead; end it where Ray's listens again. To be called a few times a second.
+
+        Ray's takes the port from it (`haproxy.sh`), and tells it to end when its answers have.
+        """
         if self.process is not None and self.process.poll() is not None:
             self.process = None
         last = self._last_of_ray()
         if last is None:
             return
         if self.process is not None and last.listens():
-            self.process.send_signal(signal.SIGUSR1)  # it listens no more, and ends with its last answer
+            self.process.send_signal(signal.SIGUSR1)  # in case that it was not told
         elif self.process is None and last.is_dead() and time.monotonic() >= self._not_before:
             self._not_before = time.monotonic() + _RETRY_S
             try:
@@ -159,6 +163,7 @@ class StandIn:
             stderr=subprocess.DEVNULL,
             preexec_fn=self._die_with_launcher,
         )
+        self._instead.write_text(str(self.process.pid))
 
     def _die_with_launcher(self) -> None:
         with contextlib.suppress(AttributeError):  # elsewhere than on Linux

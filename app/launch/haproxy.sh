@@ -39,6 +39,11 @@ fi
 if [ -n "$config" ] && [ -z "$checks" ]; then
     printf '%s\n%s\n' $$ "$config" >"$CROSSKV_HAPROXY_STARTED.new"
     mv "$CROSSKV_HAPROXY_STARTED.new" "$CROSSKV_HAPROXY_STARTED"
+    # The port is not shared: what the launcher has put into a dead one's place gives it up when it is told so.
+    stand_in=$(cat "$CROSSKV_HAPROXY_STARTED.instead" 2>/dev/null || true)
+    if [ -n "$stand_in" ] && grep -q stand-in.cfg "/proc/$stand_in/cmdline" 2>/dev/null; then
+        set -- "$@" -sf "$stand_in"
+    fi
 fi
 
 exec "$CROSSKV_HAPROXY" "$@"

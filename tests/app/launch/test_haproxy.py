@@ -125,7 +125,7 @@ def started(
     environment: dict[str, str], servers: list[haproxy.ServerConfig] | None, host: str = "0.0.0.0"
 ) -> Iterator[tuple[int, psutil.Process]]:
     port = free_port()
-    process = run(environment, "-db", "-f", str(written_by_ray(environment, port, servers, host)))
+    process = run(environment, "-db", "-f", str(written_by_ray(environment, port, servers, host)), "-dR")
     deadline = time.monotonic() + patience(PATIENCE_S)
     try:
         while True:
@@ -268,7 +268,7 @@ def test_a_dead_haproxys_place_is_taken_until_ray_starts_another_one(
         written = written_by_ray(environment, port, servers)
         with httpx.Client(trust_env=False) as client:
             assert client.get(f"http://127.0.0.1:{port}/").status_code == 200
-            rays = run(environment, "-db", "-f", str(written))
+            rays = run(environment, "-db", "-f", str(written), "-dR")
 
             def is_gone() -> bool:
                 stand_in.look()
