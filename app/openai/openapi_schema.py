@@ -43,8 +43,6 @@ _ALWAYS = (
 _WITH_A_KEY = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _WITH_A_BODY = (HTTPStatus.NOT_FOUND, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)  # 404: no such model
 _VLLM_ROUTES = {
-    "/v1/chat/completions": "The model's answer to a chat, as OpenAI's API gives it.",
-    "/v1/completions": "The model's continuation of a text, or of several, as OpenAI's API gives it.",
     "/v1/models": "The one model that this server serves.",
     "/detokenize": "The text that token ids stand for.",
 }

@@ -272,4 +272,23 @@ MUTANTS = (
         (TESTS + "gate/test_open_bodies.py",),
         "Bodies whose ends never come fill the ingress's memory.",
     ),
+    Mutant(
+        "logprobs-without-a-bound",
+        "app/loop/large_answers.py",
+        "    if room < 0 or at_once > fits:\n",
+        "    if room < 0:\n",
+        (TESTS + "loop/test_large_answers.py::test_more_than_the_bound_is_refused_and_names_it",),
+        "One request's log probabilities stop every stream for seconds.",
+    ),
+    Mutant(
+        "large-answers-on-the-loop",
+        "app/loop/large_answers.py",
+        "    return context.logprobs > LARGE or context.sequences > _MANY_ANSWERS\n",
+        "    return context.logprobs < 0\n",
+        (
+            TESTS + "loop/test_large_answers.py::test_a_large_answer_is_made_on_a_thread_and_is_the_same",
+            TESTS + "loop/test_longest_pause.py::test_an_answer_of_many_parts",
+        ),
+        "Making one client's answer stops the streams of all others.",
+    ),
 )
