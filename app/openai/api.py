@@ -47,7 +47,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from app.gate.errors import error_response
 from app.gate.json_route import Endpoint, post_routes
 from app.gate.kv_cache_field import FIELD, read_field
-from app.gate.not_done import CHATS, COMPLETIONS, refuse
+from app.gate.not_done import CHATS, COMPLETIONS, TOKENIZE, refuse
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import RequestContext, current_request
 from app.loop.error_messages import cut_error_messages
@@ -304,7 +304,7 @@ _ROUTES = {
         create_chat_completion, ChatCompletionResponse, streams=True, checks=(refuse(CHATS),)
     ),
     "/v1/completions": Endpoint(create_completion, CompletionResponse, streams=True, checks=(refuse(COMPLETIONS),)),
-    "/tokenize": Endpoint(tokenize_within_context, TokenizeResponse),
+    "/tokenize": Endpoint(tokenize_within_context, TokenizeResponse, checks=(refuse(TOKENIZE),)),
     "/detokenize": Endpoint(detokenize, DetokenizeResponse),
 }
 
