@@ -299,4 +299,12 @@ MUTANTS = (
         (TESTS + "gate/test_bounds.py::test_what_replicas_tell_each_other_no_client_says",),
         "Who fills one field of a request forges turns of its chat.",
     ),
+    Mutant(
+        "any-name-of-a-server-without-keys",
+        AUTH,
+        "        if not self.keys and not is_called(headers, self.host_names, by_address=not self.loopback):\n",
+        "        if self.keys and not is_called(headers, self.host_names, by_address=not self.loopback):\n",
+        (TESTS + "gate/test_access.py::test_without_keys_a_server_of_loopback_answers_to_no_other_name",),
+        "A web page generates, through its reader's browser, on a server that only this machine may use.",
+    ),
 )
