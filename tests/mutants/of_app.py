@@ -307,4 +307,12 @@ MUTANTS = (
         (TESTS + "gate/test_access.py::test_without_keys_a_server_of_loopback_answers_to_no_other_name",),
         "A web page generates, through its reader's browser, on a server that only this machine may use.",
     ),
+    Mutant(
+        "headers-of-any-bytes",
+        "app/launch/haproxy.py",
+        r"[^\r\n\t\x20-\x7e]",
+        r"[^\r\n\t\x20-\xff]",
+        (TESTS + "launch/test_haproxy.py::test_bytes_that_serve_cannot_decode_are_400_in_words",),
+        "A stranger causes a 500, in plain text.",
+    ),
 )
