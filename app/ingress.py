@@ -181,7 +181,14 @@ def create_app(
             Middleware(AnthropicErrorMiddleware),
             Middleware(DefectMiddleware),
             Middleware(RetryAfterMiddleware, http.retry_after_s),
-            Middleware(AuthMiddleware, ApiKeys(http.keys), http.metrics_key, loopback, metrics.count_refusal),
+            Middleware(
+                AuthMiddleware,
+                ApiKeys(http.keys),
+                http.metrics_key,
+                loopback,
+                metrics.count_refusal,
+                http.host_names,
+            ),
             Middleware(RateLimitMiddleware, RateLimits(http, metrics.count_refusal, clock)),
             Middleware(
                 BodyLimitMiddleware,

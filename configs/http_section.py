@@ -13,6 +13,7 @@ from configs.section import Section
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._~\[\]:-]+(?<!:)")
 
+HostName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$")]
 Rate = Annotated[int, Field(ge=0)]
 Weight = Annotated[float, Field(ge=0.01, le=100)]
 
@@ -46,6 +47,12 @@ class HTTPSettings(Section):
     )
     insecure: bool = Field(
         False, description="Let a server without `api_keys` be reached from other machines, by everybody."
+    )
+    host_names: list[HostName] = Field(
+        default_factory=list,
+        description="Names, such as `llm.example.org`, that clients of a server without keys call it by, in `Host`. "
+        "It refuses others with 403, on every route: a web page's name may lead here. Loopback always passes; beyond "
+        "loopback every address does.",
     )
     requests_per_minute: int | None = Field(
         None, ge=1, description="Requests per minute of each tenant; more are answered 429. Empty: no limit."

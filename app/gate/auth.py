@@ -2,14 +2,16 @@
 
 Where keys are configured, a key decides, wherever the request comes from. Where none are, everybody is the one tenant,
 and only this machine itself is an administrator: the server must be bound to loopback, the request must come from
-there, and nothing in it may say that somebody else sent it (`from_this_machine`).
+there, and nothing in it may say that somebody else sent it (`from_this_machine`). Any request to such a server must
+name it as it is called (`is_called`): a web page whose name leads to this machine names itself.
 """
 
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import urlsplit
@@ -35,6 +37,11 @@ _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real
 _KEY_NEEDED = (
     "A valid API key is needed: send the header 'Authorization: Bearer YOUR_KEY', or 'x-api-key: YOUR_KEY' as "
     "Anthropic's clients do."
+)
+
+_WRONG_HOST = (
+    "The header Host names another server. Without keys this one is called by a loopback address or by a name in "
+    "http.host_names; set that, or http.api_keys."
 )
 
 
@@ -111,13 +118,16 @@ class AuthMiddleware:
         metrics_key: str | None,
         loopback: bool,
         count_refusal: Callable[[str], None] = lambda reason: None,
+        host_names: Collection[str] = (),
     ) -> None:
-        """`metrics_key`: `http.metrics_key`; `loopback`: the server is bound to it; `count_refusal`: by reason."""
+        """`metrics_key`, `host_names`: as in the settings; `loopback`: the server is bound to it; `count_refusal`: by
+        reason."""
         self.app = app
         self.keys = keys
         self.metrics_key = None if metrics_key is None else _raw(key_digest(metrics_key))
         self.loopback = loopback
         self.count_refusal = count_refusal
+        self.host_names = frozenset(host_names)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One ASGI request."""
@@ -128,6 +138,10 @@ class AuthMiddleware:
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = Headers(scope=scope)
+        if not self.keys and not is_called(headers, self.host_names, by_address=not self.loopback):
+            self.count_refusal("forbidden")
+            await error_response(HTTPStatus.FORBIDDEN, _WRONG_HOST, param="Host")(scope, receive, send)
+            return
         caller = self._caller(scope, headers)
         path = route_path(scope)
         if path == METRICS and not (caller is not None and caller.admin) and not self._opens_metrics(headers):
@@ -169,6 +183,24 @@ def route_path(scope: Scope) -> str:
     """The path of a request below the application's route prefix."""
     path, root = str(scope["path"]), str(scope.get("root_path") or "")
     return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
+
+
+def is_called(headers: Headers, names: Collection[str], by_address: bool) -> bool:
+    """Whether a request's `Host` is loopback or one of `names`; `by_address`: any address will do, which no page has.
+
+    A request without one was sent by no browser.
+    """
+    given = headers.getlist("host")
+    hosts = [None if "@" in one else _host_of(f"//{one}") for one in given]
+    return all(is_loopback(one) or one in names or (by_address and _is_address(one)) for one in hosts)
+
+
+def _is_address(host: str | None) -> bool:
+    try:
+        ipaddress.ip_address(host or "")
+    except ValueError:
+        return False
+    return True
 
 
 def from_this_machine(scope: Scope, headers: Headers) -> bool:

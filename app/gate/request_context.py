@@ -59,6 +59,12 @@ class RequestContext:
     """What its tokens are counted in; None: its tenant has no limit."""
     max_tokens: int | None = None
     """Tokens of each answer at most, as the body says; None: it says nothing."""
+    tokens_at_once: int | None = None
+    """Tokens that one event of its stream holds; None: all come together, at the end at the latest."""
+    sequences: int = 0
+    """Answers that its prompts want."""
+    logprobs: int = 0
+    """Log probabilities that it may have to be told at once (`app.loop.large_answers`)."""
     kv_cache: KVCacheField = SAYS_NOTHING
     """What the body says in its field of that name."""
     chunk_texts: asyncio.Future[Any] | None = None

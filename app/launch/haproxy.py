@@ -9,6 +9,7 @@ changes the configuration that Ray has written before each start:
 | the socket that commands HAProxy is open to everybody | to this user |
 | each request is a line to the machine's syslog | only HAProxy's own affairs are |
 | a client's address is lost | `X-Forwarded-For` has it, but for a client of this machine: who is local has rights |
+| headers that Serve decodes may hold any bytes: a 500 in plain text | those beyond ASCII are answered 400 |
 | a request's head may take an hour, and so hold one of 4,096 connections | 30 s |
 | the ingress is looked for on 127.0.0.1 | where it listens: at `http_options.host` |
 | without an ingress, a 500 in plain text; before there is an application, a 404 | a 503 in OpenAI's shape |
@@ -70,6 +71,17 @@ _NOT_READY = {
     "code": HTTPStatus.SERVICE_UNAVAILABLE.value,
 }
 _RETRY_AFTER_S = 2
+DECODED = (
+    "x-request-id", "x-session-id", "serve-multiplexed-model-id", "x-request-timeout-seconds",
+    "x-request-disconnect-disabled", "traceparent", "tracestate",
+)  # fmt: skip
+"""Headers whose values Serve takes for UTF-8, before the ingress sees a request; `_` may stand for `-`."""
+_BAD_HEADER = {
+    "message": f"A header holds more than ASCII characters: one of {', '.join(DECODED)}.",
+    "type": HTTPStatus.BAD_REQUEST.phrase,
+    "param": None,
+    "code": HTTPStatus.BAD_REQUEST.value,
+}
 _HEAD_BYTES = 64 * 1024
 """Of a request or an answer. HAProxy answers a larger one itself, with HTML."""
 
@@ -89,12 +101,16 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
     home.mkdir(mode=0o700)
     not_ready = home / "503.http"
     not_ready.write_bytes(_answer())
+    bad_header, rules = home / "400.json", home / "rules.cfg"
+    bad_header.write_text(json.dumps({"error": _BAD_HEADER}))
+    rules.write_text(_rule(bad_header))
     return {
         SWITCH: "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT),
         "CROSSKV_HAPROXY": binary,
         "CROSSKV_HAPROXY_NOT_READY": str(not_ready),
         "CROSSKV_HAPROXY_STARTED": str(home / _STARTED),
+        "CROSSKV_HAPROXY_RULES": str(rules),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": str(_HEAD_BYTES),
@@ -196,6 +212,14 @@ def _binary() -> str | None:
         return get_haproxy_binary()
     except FileNotFoundError:
         return None
+
+
+def _rule(bad_header: Path) -> str:
+    """The line of a frontend that answers with `bad_header` where a header that Serve decodes is not ASCII."""
+    names = "|".join(DECODED).replace("-", "[-_]")
+    not_ascii = rf"(^|\n)({names}):[^\r\n]*[^\r\n\t\x20-\x7e]"
+    answer = f"status {HTTPStatus.BAD_REQUEST.value} content-type application/json file {bad_header}"
+    return f"    http-request return {answer} if {{ req.hdrs -m reg -i '{not_ascii}' }}\n"
 
 
 def _answer() -> bytes:

@@ -25,6 +25,8 @@ if [ -n "$config" ]; then
         -e "s#^( *errorfile 50[234]) .*#\\1 $CROSSKV_HAPROXY_NOT_READY#" \
         -e 's#^( *)option abortonclose$#&\n\1timeout http-request 30s#' \
         -e '/^frontend http_frontend/,/^ *bind /s#^( *)bind .*#&\n\1http-request add-header X-Forwarded-For %[src] unless { src 127.0.0.0/8 ::1 }#' \
+        -e "/^frontend http_frontend/,/^ *bind /{/^ *bind /r $CROSSKV_HAPROXY_RULES
+}" \
         "$config"
     host=$(sed -n -E '/^frontend http_frontend/,/^ *bind /s#^ *bind (.*):[0-9]+$#\1#p' "$config")
     case $host in

@@ -4,28 +4,28 @@ Leans on vLLM, and `tests/app/openai/test_vllm_contract.py` fails when one of th
 
 * `OpenAIServingChat`, `OpenAIServingCompletion`, `OpenAIServingModels`, `ServingTokenization`, `OnlineRenderer`, with
   the arguments that `vllm.entrypoints.launchers.api_server.app_state.init_app_state` gives them;
-* the route functions below, which find their class in `app.state` under the names written here;
+* the route functions for models and for tokens, which find their class in `app.state` under the names written here;
 * `init_exception_handler`, whose handlers read `app.state.args.log_error_stack`;
-* `with_sse_keep_alive`, with which those functions put a comment into a stream's silence, by
-  `app.state.args.sse_keep_alive_interval`;
+* `with_sse_keep_alive`, which puts a comment into a stream's silence;
+* `request_output_to_completion_response`, whose result `create_completion` returns as it is;
 * the first event of a stream, which is either an answer's or, when nothing was generated, the error's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import time
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from http import HTTPStatus
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 from fastapi import APIRouter, FastAPI, Path, Request
-from starlette.responses import JSONResponse, Response
-from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
-from vllm.entrypoints.openai.completion.api_router import create_completion
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.models.api_router import show_available_models
@@ -36,19 +36,22 @@ from vllm.entrypoints.serve.exception_handling.register import init_exception_ha
 from vllm.entrypoints.serve.tokenize.api_router import detokenize
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeResponse, TokenizeResponse
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
-from vllm.entrypoints.serve.utils.sse_keep_alive import SSE_KEEP_ALIVE_COMMENT
+from vllm.entrypoints.serve.utils.api_utils import with_cancellation
+from vllm.entrypoints.serve.utils.sse_keep_alive import SSE_KEEP_ALIVE_COMMENT, with_sse_keep_alive
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import EngineInput
+from vllm.outputs import RequestOutput
 from vllm.renderers.chat_utils import ConversationMessage, load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.gate.errors import error_response
 from app.gate.json_route import Endpoint, post_routes
 from app.gate.kv_cache_field import FIELD, read_field
-from app.gate.not_done import CHATS, COMPLETIONS, refuse
+from app.gate.not_done import CHATS, COMPLETIONS, TOKENIZE, refuse
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import RequestContext, current_request
 from app.loop.error_messages import cut_error_messages
+from app.loop.large_answers import after, is_large, json_response, made
 from app.openai.blend_requests import blend_requests
 from app.openai.chat_renderer import ChatRenderer, remembered_answers
 from app.openai.engine_client import HandleEngineClient
@@ -58,15 +61,8 @@ from configs.settings import PROJECT_ROOT, Settings
 
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"})
 
-_ROUTES = {
-    "/v1/chat/completions": Endpoint(
-        create_chat_completion, ChatCompletionResponse, streams=True, checks=(refuse(CHATS),)
-    ),
-    "/v1/completions": Endpoint(create_completion, CompletionResponse, streams=True, checks=(refuse(COMPLETIONS),)),
-    "/tokenize": Endpoint(tokenize_within_context, TokenizeResponse),
-    "/detokenize": Endpoint(detokenize, DetokenizeResponse),
-}
-
+TURN_S = 0.01
+"""How long events of one stream may be written before others get their turn."""
 ERROR_EVENT = 'data: {"error"'
 """How an error begins among a stream's events."""
 
@@ -98,6 +94,19 @@ class ChatServing(OpenAIServingChat):
             await cast(HandleEngineClient, self.engine_client).check_constraint(request.extract_structured_outputs())
         return rendered
 
+    async def chat_completion_full_generator(
+        self, request: ChatCompletionRequest, result_generator: AsyncIterator[RequestOutput], *args: Any, **more: Any
+    ) -> ErrorResponse | ChatCompletionResponse:
+        """See vLLM's."""
+        ended = await after(result_generator)
+        return await made(super().chat_completion_full_generator(request, ended, *args, **more))
+
+
+class _Unmade(NamedTuple):
+    """A completion whose outputs have ended."""
+
+    make: Callable[[], CompletionResponse]
+
 
 class CompletionServing(OpenAIServingCompletion):
     """vLLM's completions, with `usage.kv_cache`, and with errors before the first token as a status."""
@@ -110,7 +119,14 @@ class CompletionServing(OpenAIServingCompletion):
         """See vLLM's."""
         _note_what_it_asks_for(request)
         _refuse_beam_search(request)
-        return await _finish(await super().create_completion(request, raw_request), self.keep_alive_s)
+        answer = await super().create_completion(request, raw_request)
+        if isinstance(answer, _Unmade):
+            answer = await asyncio.to_thread(answer.make) if is_large() else answer.make()
+        return await _finish(answer, self.keep_alive_s)
+
+    def request_output_to_completion_response(self, *args: Any) -> Any:
+        """See vLLM's, which returns what this returns."""
+        return _Unmade(functools.partial(super().request_output_to_completion_response, *args))
 
     async def _get_trace_headers(self, headers: Mapping[str, str]) -> Mapping[str, str] | None:
         """See vLLM's, which asks for it before each of a request's prompts: others get their turn in between."""
@@ -134,6 +150,7 @@ def _note_what_it_asks_for(request: ChatCompletionRequest | CompletionRequest) -
     given = vars(request)  # vLLM's own access to a chat's `max_tokens` warns that it is deprecated
     context.max_tokens = given.get("max_completion_tokens") or given["max_tokens"]
     context.streams = bool(request.stream)
+    context.tokens_at_once = (request.stream_interval or 1) if request.stream else None
     context.kv_cache = read_field((request.model_extra or {}).get(FIELD))
 
 
@@ -178,8 +195,12 @@ async def _open_stream(
                 yield SSE_KEEP_ALIVE_COMMENT
             yield context.kv_usage.write_to_event(await pending)
             context.first_event_sent()
+            turn = time.monotonic()
             async for event in events:
                 yield context.kv_usage.write_to_event(event)
+                if time.monotonic() - turn > TURN_S:  # else many answers' events of one step are one turn of the loop
+                    await asyncio.sleep(0)
+                    turn = time.monotonic()
         finally:
             pending.cancel()
 
@@ -254,6 +275,40 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     )
     app.include_router(models_routes)
     return renderer
+
+
+@with_cancellation
+async def create_chat_completion(request: ChatCompletionRequest, raw_request: Request) -> Response:
+    """The model's answer to a chat, as OpenAI's API gives it."""
+    serving: ChatServing = raw_request.app.state.openai_serving_chat
+    return await _response(await serving.create_chat_completion(request, raw_request), serving.keep_alive_s)
+
+
+@with_cancellation
+async def create_completion(request: CompletionRequest, raw_request: Request) -> Response:
+    """The model's continuation of a text, or of several, as OpenAI's API gives it."""
+    serving: CompletionServing = raw_request.app.state.openai_serving_completion
+    return await _response(await serving.create_completion(request, raw_request), serving.keep_alive_s)
+
+
+async def _response(
+    answer: AsyncGenerator[str, None] | ChatCompletionResponse | CompletionResponse | ErrorResponse, keep_alive_s: float
+) -> Response:
+    if isinstance(answer, ErrorResponse):
+        return JSONResponse(answer.model_dump(), status_code=answer.error.code)
+    if isinstance(answer, AsyncGenerator):
+        return StreamingResponse(with_sse_keep_alive(answer, keep_alive_s), media_type="text/event-stream")
+    return await json_response(answer)
+
+
+_ROUTES = {
+    "/v1/chat/completions": Endpoint(
+        create_chat_completion, ChatCompletionResponse, streams=True, checks=(refuse(CHATS),)
+    ),
+    "/v1/completions": Endpoint(create_completion, CompletionResponse, streams=True, checks=(refuse(COMPLETIONS),)),
+    "/tokenize": Endpoint(tokenize_within_context, TokenizeResponse, checks=(refuse(TOKENIZE),)),
+    "/detokenize": Endpoint(detokenize, DetokenizeResponse),
+}
 
 
 async def show_model(

@@ -42,6 +42,7 @@ from app.gate.admission import AdmissionQueue
 from app.gate.errors import UnavailableError
 from app.gate.request_context import PIN_HEADER, RequestContext, current_request
 from app.gate.request_id import LONGEST_ECHOED, for_names
+from app.loop.large_answers import bound_logprobs
 from app.metrics.ingress import IngressMetrics
 from app.metrics.stages import ANSWER, RequestStages
 from app.metrics.usage import prompt_usage
@@ -153,11 +154,12 @@ class HandleEngineClient(EngineElsewhere):
         context = current_request()
         _refuse_what_does_not_cross(prompt, sampling_params, lora_request)
         self._check(prompt, sampling_params)
+        prompt_tokens = len(prompt["prompt_token_ids"])
+        bound_logprobs(context, sampling_params, prompt_tokens)
         context.prompts += 1
         if context.prompts > 1:  # the first one's room was taken by check_admission
             context.ticket.admit(sampling_params.n)
         self._check_pin(context)
-        prompt_tokens = len(prompt["prompt_token_ids"])
         expected = functools.partial(self._lengths.by_prompt_length, context.tenant, prompt_tokens, sampling_params)
         context.reserve(prompt_tokens, sampling_params.max_tokens or 0, sampling_params.n, expected)
         stages = context.stages.copy()

@@ -11,6 +11,8 @@ Leans on vLLM: its handlers answer 400 where FastAPI would answer 422, `ErrorRes
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
 import json
 import logging
 from collections.abc import Collection, Iterator, Mapping
@@ -26,6 +28,7 @@ from vllm.entrypoints.anthropic.protocol import AnthropicErrorResponse
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
 from app.gate.errors import UnavailableError
+from app.page.routes import HEADERS as PAGE_HEADERS
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +46,6 @@ _ALWAYS = (
 _WITH_A_KEY = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _WITH_A_BODY = (HTTPStatus.NOT_FOUND, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)  # 404: no such model
 _VLLM_ROUTES = {
-    "/v1/chat/completions": "The model's answer to a chat, as OpenAI's API gives it.",
-    "/v1/completions": "The model's continuation of a text, or of several, as OpenAI's API gives it.",
     "/v1/models": "The one model that this server serves.",
     "/detokenize": "The text that token ids stand for.",
 }
@@ -55,6 +56,18 @@ _TYPES = {
 }  # fmt: skip
 _REF = "#/components/schemas/{model}"
 _ANTHROPICS = "/v1/messages"
+_STYLE = (
+    "body{font:15px sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
+    "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:.2em .5em;text-align:left;"
+    "vertical-align:top}code{font-family:monospace}"
+)
+_STYLES_DIGEST = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+_HEADERS = {
+    **PAGE_HEADERS,
+    "content-security-policy": f"default-src 'none'; style-src 'sha256-{_STYLES_DIGEST}'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+}
+"""The chat page's, with a policy that lets the description load nothing at all."""
 _DESCRIPTION = """OpenAI's and Anthropic's APIs, the cache's control API and the server's own state. Request bodies are
 JSON in UTF-8. A streamed answer is a `text/event-stream` of the protocol's events; an error after its first event is
 an event of its own.
@@ -113,11 +126,11 @@ def add_description(app: FastAPI, open_paths: Collection[str]) -> None:
 
     @app.get("/openapi.json", include_in_schema=False)
     async def openapi() -> Response:
-        return Response((await made())[0], media_type="application/json")
+        return Response((await made())[0], media_type="application/json", headers=_HEADERS)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        return HTMLResponse((await made())[1])
+        return HTMLResponse((await made())[1], headers=_HEADERS)
 
 
 def describe(app: FastAPI, open_paths: Collection[str]) -> dict[str, Any]:
@@ -199,9 +212,7 @@ def _page(schema: dict[str, Any]) -> str:
     sections = "".join(map(_section, routes(schema)))
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>crosskv API</title>"
-        "<style>body{font:15px sans-serif;max-width:60em;margin:2em auto;padding:0 1em}"
-        "table{border-collapse:collapse}td,th{border:1px solid #ccc;padding:.2em .5em;text-align:left;"
-        "vertical-align:top}code{font-family:monospace}</style>"
+        f"<style>{_STYLE}</style>"
         f"<h1>crosskv API</h1><p>{escape(schema['info']['description'])}</p>"
         "<p>The same for programs: <a href=openapi.json>openapi.json</a>.</p>"
         f"{sections}</html>"

@@ -25,6 +25,7 @@ from vllm.exceptions import VLLMValidationError
 
 from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.request_context import current_request
+from app.loop.large_answers import after, made
 from app.openai.engine_client import HandleEngineClient
 
 _TOOLS = ("function", "namespace", "custom")
@@ -62,6 +63,13 @@ class ResponsesServing(OpenAIServingResponses):
         if not isinstance(rendered, ErrorResponse):
             await cast(HandleEngineClient, self.engine_client).check_constraint(request.extract_structured_outputs())
         return rendered
+
+    async def responses_full_generator(
+        self, request: ResponsesRequest, sampling_params: Any, result_generator: Any, *args: Any, **more: Any
+    ) -> ErrorResponse | ResponsesResponse:
+        """See vLLM's."""
+        ended = await after(result_generator)
+        return await made(super().responses_full_generator(request, sampling_params, ended, *args, **more))
 
 
 def write_usage(answer: ResponsesResponse) -> None:

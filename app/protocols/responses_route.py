@@ -21,6 +21,7 @@ from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.entrypoints.serve.utils.sse_keep_alive import SSE_KEEP_ALIVE_COMMENT, with_sse_keep_alive
 
 from app.gate.request_context import RequestContext, current_request
+from app.loop.large_answers import json_response
 from app.protocols.responses import ResponsesServing, write_usage
 
 _AT_ONCE = 2
@@ -36,7 +37,7 @@ async def create_response(request: ResponsesRequest, raw_request: Request) -> Re
     if isinstance(answer, ErrorResponse):
         return JSONResponse(answer.model_dump(), status_code=answer.error.code)
     if isinstance(answer, ResponsesResponse):
-        return JSONResponse(answer.model_dump(mode="json", by_alias=True))
+        return await json_response(answer, by_alias=True)
     events = await _open_stream(answer, current_request(), keep_alive_s)
     return StreamingResponse(with_sse_keep_alive(events, keep_alive_s), media_type="text/event-stream")
 

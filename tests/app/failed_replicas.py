@@ -30,9 +30,8 @@ def send(url: str, body: dict[str, Any], path: str = "/v1/chat/completions") -> 
     target = httpx.URL(url)
     content = json.dumps(body).encode()
     connection = socket.create_connection((target.host, target.port or 80))
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    )
+    headers = f"host: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
+    head = f"POST {path} HTTP/1.1\r\n{headers}\r\n\r\n"
     connection.sendall(head.encode() + content)
     return connection
 

@@ -134,7 +134,6 @@ CONTROL = [
         (False, {}),
         (True, {"x-forwarded-for": "203.0.113.7"}),
         (True, {"forwarded": "for=203.0.113.7"}),
-        (True, {"host": "rebound.example"}),
         (True, {"origin": "https://page.example"}),
         (True, {"origin": "null"}),
         (True, {"sec-fetch-site": "cross-site"}),

@@ -109,6 +109,35 @@ def test_a_pin_is_refused_when_debug_headers_are_off(start):
     assert "http.debug_headers" in answer.json()["error"]["message"]
 
 
+ROUTES = ["/health", "/docs", "/openapi.json", "/", "/v1/models", "/metrics", "/api/v1/kv/stats", "/nowhere"]
+ELSEWHERE = ["rebound.example", "rebound.example:8000", "127.0.0.1.example", "localhost@rebound.example", "", "[::1"]
+
+
+@pytest.mark.parametrize("host", [*ELSEWHERE, "10.0.0.1", "llm.example.org.evil.example"])
+def test_without_keys_a_server_of_loopback_answers_to_no_other_name(start, host: str):
+    server = start(host_names=["llm.example.org"])
+    with server.http(headers={"host": host}) as client:
+        answers = [client.get(path) for path in ROUTES] + [client.post("/v1/chat/completions", json=CHAT)]
+    assert {answer.status_code for answer in answers} == {403}
+    assert "http.host_names" in answers[0].json()["error"]["message"]
+    assert not server.replicas.requests
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "[::1]:80", "llm.example.org", "LLM.example.org:443"])
+def test_without_keys_a_server_answers_to_loopback_and_to_its_own_names(start, host: str):
+    with start(host_names=["llm.example.org"]).http(headers={"host": host}) as client:
+        assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+        assert client.get("/health").status_code == 200
+
+
+def test_a_server_beyond_loopback_answers_to_addresses_too_and_one_with_keys_to_any_name(start):
+    with start(loopback=False).http() as client:
+        for host, status in (("10.0.0.1:8000", 200), ("[fd00::1]", 200), ("rebound.example", 403)):
+            assert client.post("/v1/chat/completions", json=CHAT, headers={"host": host}).status_code == status
+    with start(api_keys=TENANTS).http(headers={"host": "llm.example.org", "authorization": "Bearer key-a"}) as client:
+        assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
+
+
 LIMIT = 2048
 
 

@@ -78,6 +78,35 @@ def test_what_is_beyond_a_bound_is_400_on_every_route(server, path: str, body: d
     assert len(server.replicas.requests) == sent
 
 
+MESSAGES = {"messages": CHAT["messages"], "model": MODEL}
+FORGED = {"prompt_token_ids": [5, 6, 7]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", {**CHAT, "stream": True, "echo": True}),
+        ("/v1/completions", COMPLETION),
+        ("/v1/responses", {"model": MODEL, "input": "Hi"}),
+        ("/v1/messages", CHAT),
+        ("/v1/messages/count_tokens", MESSAGES),
+        ("/tokenize", MESSAGES),
+        ("/tokenize", {"prompt": "Hi"}),
+    ],
+)
+@pytest.mark.parametrize("field", ["kv_transfer_params", "ec_transfer_params"])
+def test_what_replicas_tell_each_other_no_client_says(server, path: str, body: dict[str, Any], field: str):
+    sent = len(server.replicas.requests)
+    with server.http() as client:
+        answer = client.post(path, json={**body, field: FORGED})
+        assert client.post(path, json={**body, field: None}).status_code == 200
+        assert client.post(path, json={**body, field: {}}).status_code == 200
+    assert answer.status_code == 400, answer.text
+    assert field in answer.json()["error"]["message"]
+    assert [request for request in server.replicas.requests[sent:] if request.prompt_token_ids == [5, 6, 7]] == []
+
+
 def test_stop_strings_and_bad_words_within_the_bounds_are_served(server):
     with server.http() as client:
         answer = client.post("/v1/chat/completions", json={**CHAT, "stop": ["x" * 8000], "bad_words": ["x" * 60] * 128})
@@ -131,7 +160,7 @@ def test_a_body_whose_end_does_not_come_is_408(start):
     server = start(body_timeout_s=0.2)
     address = urlsplit(server.url)
     with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
-        connection.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        connection.sendall(b"POST /tokenize HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100\r\n\r\n{")
         answer = b""
         while received := connection.recv(65536):
             answer += received

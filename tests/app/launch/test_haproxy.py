@@ -282,6 +282,33 @@ def test_a_dead_haproxys_place_is_taken_until_ray_starts_another_one(
         rays.communicate()
 
 
+@pytest.mark.parametrize("name", [*own.DECODED, "X_Session_ID", "serve_multiplexed_model_id", "X-Request-Id"])
+def test_bytes_that_serve_cannot_decode_are_400_in_words(
+    listening: tuple[int, psutil.Process, HTTPServer], name: str
+) -> None:
+    port, *_ = listening
+    for value, status in ((b"\xff", 400), (b"a\xe9b", 400), (b"abc ~", 200)):
+        answer = httpx.get(f"http://127.0.0.1:{port}/", headers=[(name.encode(), value)], trust_env=False)
+        assert answer.status_code == status, (value, answer.text)
+        assert status == 200 or answer.json()["error"]["code"] == 400
+    both = [(name.encode(), b"abc"), (name.encode(), b"\xff")]
+    assert httpx.get(f"http://127.0.0.1:{port}/", headers=both, trust_env=False).status_code == 400
+
+
+def test_bytes_in_any_other_header_pass(listening: tuple[int, psutil.Process, HTTPServer]) -> None:
+    port, *_ = listening
+    for name in (b"x-title", b"not-x-request-id", b"x-request-id-too"):
+        head = [(name, b"\xff x-request-id: \xff"), (b"x-request-id", b"abc")]
+        assert httpx.get(f"http://127.0.0.1:{port}/", headers=head, trust_env=False).status_code == 200
+
+
+def test_ray_contract_the_headers_that_serve_decodes() -> None:
+    decoded = {constants.SERVE_HTTP_REQUEST_ID_HEADER, constants.SERVE_SESSION_ID, constants.SERVE_MULTIPLEXED_MODEL_ID,
+               constants.SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER,
+               constants.SERVE_HTTP_REQUEST_DISCONNECT_DISABLED_HEADER, "traceparent", "tracestate"}  # fmt: skip
+    assert {name.replace("_", "-") for name in decoded} == set(own.DECODED)
+
+
 def test_a_user_may_keep_serves_own_proxy(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv(SWITCH, "0")
     assert haproxy_environment(folder) == {}

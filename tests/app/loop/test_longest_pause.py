@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import statistics
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +12,12 @@ from fake_backend import FakeReplicas, backend
 from ingress_server import CHAT, COMPLETION, MODEL, running
 
 from load_tests.harness.patience import slowness
+from tests.app.loop.long_answers import speak_at_length
 from tests.app.loop.pauses import LONGEST_S, LoopWatch, request_bytes, status_of, watched
 
 CHATS, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
-PATHS = "/a" * 4000
-"""A text that vLLM's search for paths in error messages takes ten seconds for."""
+PATHS = "/a" * 2500
+"""A text that vLLM's search for paths in error messages takes a second for."""
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 RESPONSE = {"model": MODEL, "input": "Where is the red ball?", "max_output_tokens": 3}
 MESSAGE = {"model": MODEL, "messages": CHAT["messages"], "max_tokens": 3}
@@ -80,7 +80,7 @@ def watch(vllm_config) -> Iterator[LoopWatch]:
     gc.collect()
     gc.freeze()  # as an ingress has it (`app.serve_ingress`): else this process's other tests are walked through
     room = {"max_ongoing_requests": 2 * MANY, "max_queued_requests": 2 * MANY}
-    with running(vllm_config, backend(FakeReplicas()), **room) as server, watched(server) as loop:
+    with running(vllm_config, backend(FakeReplicas(script=speak_at_length)), **room) as server, watched(server) as loop:
         for body in (CHAT, CHAT, {**CHAT, **schema({"type": "object"})}):  # what the first request of all starts
             loop.longest_while(posted(CHATS, body))
         yield loop
@@ -90,8 +90,8 @@ def watch(vllm_config) -> Iterator[LoopWatch]:
 @pytest.fixture(scope="module")
 def limit_s(watch: LoopWatch) -> float:
     """What is allowed on this machine: a control's pause, too, is what others make of it."""
-    controls = [watch.longest_while(posted(CHATS, CHAT))[0] for _ in range(5)]
-    return LONGEST_S * slowness() + statistics.median(controls)
+    control_s, _ = watch.longest_while(posted(CHATS, CHAT))
+    return LONGEST_S * slowness() + control_s
 
 
 def posted(path: str, body: Any) -> bytes:
@@ -100,7 +100,7 @@ def posted(path: str, body: Any) -> bytes:
 
 @pytest.mark.parametrize(("path", "body"), REPEATED, ids=lambda value: str(value)[-40:])
 def test_a_text_that_an_error_repeats(watch: LoopWatch, limit_s: float, path: str, body: dict[str, Any]):
-    pause_s, answer = watch.longest_while(posted(path, body))
+    pause_s, answer = watch.longest_while(posted(path, body), limit_s)
     assert status_of(answer) == 400, answer[:500]
     assert pause_s < limit_s
 
@@ -130,7 +130,7 @@ COMPUTED: list[tuple[str, dict[str, Any], int]] = [
 def test_a_text_or_a_list_that_is_worked_on(
     watch: LoopWatch, limit_s: float, path: str, body: dict[str, Any], status: int
 ):
-    pause_s, answer = watch.longest_while(posted(path, body))
+    pause_s, answer = watch.longest_while(posted(path, body), limit_s)
     assert status_of(answer) == status, answer[:500]
     assert pause_s < limit_s
 
@@ -141,6 +141,33 @@ def test_a_text_or_a_list_that_is_worked_on(
     ids=["words", "quotes", "spaces", "brackets"],
 )
 def test_a_large_body_that_is_no_request(watch: LoopWatch, limit_s: float, body: bytes):
-    pause_s, answer = watch.longest_while(request_bytes("POST", CHATS, body))
+    pause_s, answer = watch.longest_while(request_bytes("POST", CHATS, body), limit_s)
     assert status_of(answer) == 400, answer[:500]
+    assert pause_s < limit_s
+
+
+LOGPROBS = {"logprobs": True, "top_logprobs": 20}
+TOLD: list[tuple[str, dict[str, Any], int]] = [
+    (CHATS, {**CHAT, **LOGPROBS, "n": 128, "max_tokens": 20}, 400),
+    (CHATS, {**CHAT, **LOGPROBS, "n": 128, "max_tokens": 12}, 200),
+    (CHATS, {**CHAT, "logprobs": True, "n": 128, "max_tokens": 200}, 200),
+    (CHATS, {**CHAT, **LOGPROBS, "max_tokens": None, "n": 4}, 200),
+    (CHATS, {**CHAT, **LOGPROBS, "n": 128, "max_tokens": 4, "stream": True}, 200),
+    (COMPLETIONS, {**COMPLETION, "logprobs": 20, "n": 64, "max_tokens": 24}, 200),
+    (COMPLETIONS, {**COMPLETION, "prompt": ["a"] * MANY, "logprobs": 3, "max_tokens": 20}, 200),
+    (COMPLETIONS, {**COMPLETION, "prompt": [5] * 400, "prompt_logprobs": 20, "max_tokens": 1}, 200),
+    (COMPLETIONS, {**COMPLETION, "prompt": [[5] * 400] * 7, "prompt_logprobs": 20, "max_tokens": 1}, 200),
+    (COMPLETIONS, {**COMPLETION, "prompt": [[5] * 400] * 100, "prompt_logprobs": 20, "max_tokens": 1}, 400),
+    (
+        RESPONSES,
+        {**RESPONSE, "max_output_tokens": 400, "top_logprobs": 20, "include": ["message.output_text.logprobs"]},
+        200,
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status"), TOLD, ids=lambda value: str(value)[-40:])
+def test_an_answer_of_many_parts(watch: LoopWatch, limit_s: float, path: str, body: dict[str, Any], status: int):
+    pause_s, answer = watch.longest_while(posted(path, body), limit_s)
+    assert status_of(answer) == status, answer[:500]
     assert pause_s < limit_s

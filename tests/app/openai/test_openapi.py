@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -87,6 +89,18 @@ def test_it_can_be_read_without_a_key_and_without_the_internet(server, fresh, mo
     assert all(path in page.text for path in paths)
     assert not re.findall(r"(?:src|href)=[\"']?(?:https?:)?//", page.text)
     assert "<script" not in page.text
+
+
+def test_it_comes_under_headers_that_let_it_load_nothing_but_its_own_style(server):
+    with server.http() as client:
+        page, description = client.get("/docs"), client.get("/openapi.json")
+    (style,) = re.findall(r"<style>(.*?)</style>", page.text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    for answer in (page, description):
+        policy = answer.headers["content-security-policy"].split("; ")
+        assert {"default-src 'none'", f"style-src 'sha256-{digest}'", "frame-ancestors 'none'"} <= set(policy)
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["x-frame-options"] == "DENY"
 
 
 def test_the_page_on_the_api_is_up_to_date(server):
