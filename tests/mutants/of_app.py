@@ -236,7 +236,7 @@ MUTANTS = (
         "app/openai/vocabulary/rows.py",
         "default=0)) >= rows:\n",
         "default=0)) < 0:\n",
-        (TESTS + "openai/vocabulary/test_rows.py",),
+        (TESTS + "openai/vocabulary/test_vocabulary_rows.py",),
         "A prompt with a token that a fine-tune added ends one engine after the other.",
     ),
 )
