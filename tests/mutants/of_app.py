@@ -239,4 +239,12 @@ MUTANTS = (
         (TESTS + "openai/vocabulary/test_vocabulary_rows.py",),
         "A prompt with a token that a fine-tune added ends one engine after the other.",
     ),
+    Mutant(
+        "verdicts-of-another-tenant",
+        "app/openai/constraint_pool.py",
+        "pickle.dumps((tenant, constraint))",
+        "pickle.dumps((bool(tenant), constraint))",
+        (TESTS + "openai/test_constraint_pool.py::test_no_tenant_learns_from_a_verdict_what_another_has_sent",),
+        "A tenant learns by timing which structured outputs another one has sent.",
+    ),
 )
