@@ -170,7 +170,7 @@ def create_app(
             await asyncio.to_thread(engine.traces.close)
 
     limits = RequestLimits(http.request_timeout_s, http.stream_timeout_s, http.stream_silence_s)
-    app = FastAPI(
+    app: FastAPI = FastAPI(
         openapi_url=None,
         redirect_slashes=False,
         lifespan=lifespan,

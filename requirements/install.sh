@@ -6,6 +6,7 @@
 #   install.sh dev       both, and what the tests and the linters need: dev.txt, and a Chromium (chromium.sh)
 #
 # A stamp in .venv names the lock files' digests: while they match, nothing is asked of the network.
+# A file whose digest the lock file does not name is refused; torch's CPU build has none there.
 # PYTHON= chooses the interpreter, ACCELERATOR=cpu|cuda the lock file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -60,7 +61,8 @@ get_uv() {
     local wanted
     wanted=$(grep -E '^uv==' requirements/dev.txt | cut -d' ' -f1)
     if [ ! -x $venv/bin/uv ]; then
-        "$venv/bin/python" -m pip install --no-deps --quiet --disable-pip-version-check --no-input "$wanted" 2>&1 |
+        "$venv/bin/python" -m pip install --no-deps --quiet --disable-pip-version-check --no-input --require-hashes \
+            -r <(awk '/^uv==/ { found = 1 } found { print; if (!/\\$/) exit }' requirements/dev.txt) 2>&1 |
             tee -a "$log" | grep -v '^WARNING: Location' >&2 || true # what follows says whether it is there
         [ -x $venv/bin/uv ] || fail "$wanted, which installs the packages, could not be had; check the network, or see $log"
     fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Refreshes requirements/*.txt from *.in with uv (`make lock`). To move one package: `make lock LOCK_ARGS='-P name'`;
+# Refreshes requirements/*.txt from *.in with uv (`make lock`), with the digests of their files. To move one package: `make lock LOCK_ARGS='-P name'`;
 # all of them: `make lock LOCK_ARGS=--upgrade`.
 set -euo pipefail
 uv=$(realpath "${1:?usage: lock.sh PATH_TO_UV [uv arguments]}")
@@ -22,3 +22,21 @@ cpu "$@" || UV_INDEX="${UV_INDEX:-} https://download.pytorch.org/whl/cpu" cpu "$
 (unset UV_FIND_LINKS; compile cuda.in --python-platform x86_64-unknown-linux-gnu -o cuda.txt "$@")
 compile bench.in -o bench.txt "$@"
 compile dev.in -o dev.txt "$@"
+
+# The digests of every file that the default index has of a package: for all platforms, which folders and indexes of one
+# machine do not have. torch's CPU build is not there, so its digest is not known for all.
+add_hashes() { # FILE
+    local pins
+    pins=$(mktemp -d)
+    grep -E '^[A-Za-z0-9]' "$1" | grep -vE '^torch==[^ ]*\+cpu' >"$pins/pins.in"
+    (
+        unset UV_FIND_LINKS UV_INDEX
+        "$uv" pip compile --quiet --no-deps --generate-hashes --no-annotate --no-header --python-version 3.11 \
+            --python-platform x86_64-unknown-linux-gnu "$pins/pins.in" -o "$pins/hashed.txt"
+    )
+    awk 'NR == FNR { if (/^[A-Za-z0-9]/) pin = $1; else if (/--hash=/) hashes[pin] = hashes[pin] " \\\n    " $1; next }
+         { print $0 (/^[A-Za-z0-9]/ ? hashes[$1] : "") }' "$pins/hashed.txt" "$1" >"$pins/both.txt"
+    cat "$pins/both.txt" >"$1"
+    rm -r "$pins"
+}
+for file in cpu.txt cuda.txt bench.txt dev.txt; do add_hashes "$file"; done

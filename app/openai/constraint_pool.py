@@ -5,7 +5,8 @@ Invariants:
 * nothing is compiled in the ingress's process, and no trial outlives its time: the kernel ends it;
 * at most `AT_ONCE` trials run, one of them for any tenant, also when nobody waits for them any more;
 * at most `MOST_WAITING` of a tenant wait, one more is 429;
-* what was tried is remembered, so that a client that repeats itself costs one trial; what took too much, for a minute.
+* what was tried for a tenant is remembered, so that a client that repeats itself costs one trial; what took too much,
+  for a minute. Another tenant's is tried again: how long that takes tells nothing of what others have sent.
 
 The process is started by the first constraint, which waits for it some seconds longer. Everything here runs on the
 ingress's event loop; nothing blocks it but the start of that process and short writes to its pipe.
@@ -79,8 +80,7 @@ class ConstraintPool:
             OverloadedError: too many of this tenant's constraints wait already (429).
             UnavailableError: the process that tries them does not start (503).
         """
-        pickled = pickle.dumps(constraint)
-        digest = hashlib.sha256(pickled).digest()
+        digest = hashlib.sha256(pickle.dumps((tenant, constraint))).digest()
         verdict = self._remembered(digest)
         if verdict is None:
             if self._asking[tenant] > MOST_WAITING:

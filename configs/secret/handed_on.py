@@ -23,7 +23,7 @@ from configs.secret.api_keys import DIGEST_PREFIX, ApiKey, key_digest, readable_
 
 _KEYS = ("api_keys", "metrics_key")
 """Secrets whose digests take their place."""
-_NO_SECRETS = (None, EMBEDDED_REDIS, {})
+_NO_SECRETS: tuple[Any, ...] = (None, EMBEDDED_REDIS, {})
 
 
 def with_secrets_file(args: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
 from deployments.engine.checks import check_engine_config
+from deployments.engine.grammars.by_tenant import keep_grammars_apart
 from deployments.engine.heartbeat import Beat, Heartbeat
 from deployments.engine.process.surroundings import IDLE_STEP_EVERY_S, prepare_process, tolerant_module_scan
 from deployments.engine.resume.front import hear_what_was_said
@@ -151,6 +152,7 @@ class EngineThread:
             core = EngineCore(vllm_config, executor_class, log_stats)
             keep_seeds_exact(core)
             let_requests_resume(core)
+            keep_grammars_apart(core)
             watch_steps(core.scheduler)
         except BaseException as error:
             self._built.set_exception(error)

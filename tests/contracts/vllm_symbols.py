@@ -216,7 +216,7 @@ USED: dict[str, set[str]] = {
         "get_model", "input_batch", "query_start_loc", "requests", "sampler", "vllm_config",
     },
     "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler": {"forward", "forward_cpu", "use_fp64_gumbel"},
-    "vllm.v1.structured_output:StructuredOutputManager": {"accept_tokens"},
+    "vllm.v1.structured_output:StructuredOutputManager": {"_create_grammar", "accept_tokens"},
     "vllm.v1.worker.block_table:BlockTable": {"block_size"},
     "vllm.v1.worker.gpu_input_batch:InputBatch": {"block_table", "num_computed_tokens_cpu", "req_ids"},
     "vllm.v1.worker.utils:AttentionGroup": {

@@ -244,7 +244,7 @@ MUTANTS = (
         "app/openai/vocabulary/rows.py",
         "default=0)) >= rows:\n",
         "default=0)) < 0:\n",
-        (TESTS + "openai/vocabulary/test_rows.py",),
+        (TESTS + "openai/vocabulary/test_vocabulary_rows.py",),
         "A prompt with a token that a fine-tune added ends one engine after the other.",
     ),
     Mutant(
@@ -322,5 +322,13 @@ MUTANTS = (
         r"[^\r\n\t\x20-\xff]",
         (TESTS + "launch/test_haproxy.py::test_bytes_that_serve_cannot_decode_are_400_in_words",),
         "A stranger causes a 500, in plain text.",
+    ),
+    Mutant(
+        "verdicts-of-another-tenant",
+        "app/openai/constraint_pool.py",
+        "pickle.dumps((tenant, constraint))",
+        "pickle.dumps((bool(tenant), constraint))",
+        (TESTS + "openai/test_constraint_pool.py::test_no_tenant_learns_from_a_verdict_what_another_has_sent",),
+        "A tenant learns by timing which structured outputs another one has sent.",
     ),
 )

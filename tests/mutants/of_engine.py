@@ -21,6 +21,14 @@ MUTANTS = (
         "The death of Serve's controller starts every replica again.",
     ),
     Mutant(
+        "grammars-of-another-tenant",
+        "deployments/engine/grammars/by_tenant.py",
+        "        view.backend = self._of(tenant)\n",
+        "        view.backend = self._of(tenant[:0])\n",
+        (TESTS + "grammars/test_by_tenant.py",),
+        "A tenant learns by timing which structured outputs another one has sent.",
+    ),
+    Mutant(
         "failed-blocks-not-told",
         "deployments/transfer/threads.py",
         "                self._failed_blocks |= failed\n                self._finished.add(job.request_id)\n",

@@ -13,8 +13,20 @@ PINNED = re.compile(r"[A-Za-z0-9._\[\],-]+==[\w.+!]+( ;.*)?")
 
 
 def packages(lock: Path) -> list[str]:
-    lines = (line.strip() for line in lock.read_text().splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
+    """The pins, without what follows a pin: its digests."""
+    lines = (line.strip().removesuffix(" \\") for line in lock.read_text().splitlines())
+    return [line for line in lines if line and not line.startswith(("#", "--hash="))]
+
+
+def digests(lock: Path) -> dict[str, list[str]]:
+    """By pin."""
+    found: dict[str, list[str]] = {}
+    for line in lock.read_text().splitlines():
+        if re.match(r"[A-Za-z0-9]", line):
+            found[pin := line.split()[0]] = []
+        elif line.strip().startswith("--hash="):
+            found[pin].append(line.split()[0].removeprefix("--hash="))
+    return found
 
 
 @pytest.mark.parametrize("name", ["cpu.txt", "cuda.txt", "bench.txt", "dev.txt"])
@@ -24,6 +36,16 @@ def test_every_package_is_pinned_and_nothing_names_a_machine(name: str) -> None:
     assert packages(lock)
     assert unpinned == []
     assert not re.search(r"file:|(?<![\w/.])/(?!/)\w+/|find-links|index-url", lock.read_text())
+
+
+@pytest.mark.parametrize("name", ["cpu.txt", "cuda.txt", "bench.txt", "dev.txt"])
+def test_every_file_of_a_package_is_known_by_its_digest_but_those_of_torchs_cpu_build(name: str) -> None:
+    found = digests(PROJECT_ROOT / "requirements" / name)
+    assert {pin for pin, known in found.items() if not known} <= {"torch==2.13.0+cpu"}
+    assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", one) for known in found.values() for one in known)
+    assert (
+        name == "cuda.txt" or len(next((of for pin, of in found.items() if pin.startswith("numpy==")), range(3))) > 2
+    ), "of all platforms, not of one machine's"
 
 
 @pytest.mark.parametrize("server", ["cpu.txt", "cuda.txt"])

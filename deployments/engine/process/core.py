@@ -31,6 +31,7 @@ from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCoreProc
 
 from configs.settings import Settings
+from deployments.engine.grammars.by_tenant import keep_grammars_apart
 from deployments.engine.heartbeat import Heartbeat
 from deployments.engine.process import channel
 from deployments.engine.process.flight_recorder import FlightRecorder
@@ -138,6 +139,7 @@ class ReplicaEngineCore(EngineCoreProc):
         spec = self.spec
         keep_seeds_exact(self)
         let_requests_resume(self)
+        keep_grammars_apart(self)
         watch_steps(self.scheduler)
         self.heartbeat = Heartbeat(beat=self.recorder.beat)
         self.heartbeat.watch(self.scheduler)

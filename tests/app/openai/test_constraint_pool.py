@@ -52,7 +52,7 @@ def test_constraints_are_tried_in_time_and_one_tenants_slow_ones_hold_up_no_othe
     async def scene() -> None:
         async with pool(vllm_config, 3.0, counted) as checks:
             await checks.check(of(SIMPLE), "alice")
-            await checks.check(of(SIMPLE), "bob")
+            await checks.check(of(SIMPLE), "alice")
             assert counted == ["fits"], "what was tried is remembered"
             for refused in ({"type": "nonsense"}, {"$ref": "#/nowhere"}):
                 with pytest.raises(VLLMValidationError):
@@ -75,7 +75,7 @@ def test_constraints_are_tried_in_time_and_one_tenants_slow_ones_hold_up_no_othe
             with pytest.raises(VLLMValidationError, match="3 s"):
                 await pending
             with pytest.raises(VLLMValidationError, match="3 s"):
-                await checks.check(slow(0), "alice")
+                await checks.check(slow(0), "mallory")
             assert counted[7:8] == ["too_long"]
             await checks.check(of({**SIMPLE, "title": "after"}), "mallory")  # waits for the trial nobody waits for
             assert counted[8:] == ["too_long", "fits"]
@@ -104,6 +104,19 @@ def stand_in(pipe: Connection) -> subprocess.Popen[bytes]:
     with contextlib.closing(pipe):
         command = [sys.executable, "-c", STAND_IN, str(pipe.fileno())]
         return subprocess.Popen(command, cwd=PROJECT_ROOT, pass_fds=[pipe.fileno()])
+
+
+def test_no_tenant_learns_from_a_verdict_what_another_has_sent(vllm_config: VllmConfig):
+    counted: list[str] = []
+
+    async def scene() -> None:
+        checks = ConstraintPool(vllm_config, 60.0, counted.append, stand_in)
+        for tenant, tried in (("alice", 1), ("alice", 1), ("bob", 2), ("", 3), ("alice", 3), ("bob", 3)):
+            await checks.check(of(SIMPLE), tenant)
+            assert len(counted) == tried, tenant
+        checks.close()
+
+    asyncio.run(scene())
 
 
 def test_a_process_that_has_ended_is_replaced(vllm_config: VllmConfig):

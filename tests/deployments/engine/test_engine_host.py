@@ -17,6 +17,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.request import RequestStatus
 
+from deployments.engine.grammars.by_tenant import GrammarsByTenant
 from load_tests.faults.deadly_prompt import make_mortal
 from load_tests.harness.engine import greedy, prompt, until
 
@@ -41,6 +42,11 @@ def stepwise(engine: LiveEngine) -> Iterator[threading.Semaphore]:
     finally:
         free_running.set()
         engine.on_engine_thread(lambda: setattr(core, "step_fn", step))
+
+
+def test_its_grammars_are_kept_apart_by_tenant(engine: LiveEngine) -> None:
+    created: Any = engine.thread.core.structured_output_manager._create_grammar
+    assert isinstance(created.__self__, GrammarsByTenant)
 
 
 def test_every_token_is_streamed_before_the_next_is_computed(engine: LiveEngine) -> None:

@@ -1,0 +1,84 @@
+"""A cache of compiled grammars for each tenant: how long one takes says nothing of what another tenant has sent.
+
+vLLM has one backend per engine, whose compiler remembers the grammars of all. Here each tenant has a copy of that
+backend with a cache of its own. Both are forgotten for the tenant that has waited longest for its next one: where there
+are more than `MOST_TENANTS`, and where xgrammar's caches together are larger than vLLM lets one be.
+
+Leans on vLLM: `EngineCore.structured_output_manager`; `StructuredOutputManager._create_grammar`, called for a request
+on an executor's thread, which reads `backend` alone; `XgrammarBackend.compiler`, an `xgrammar.GrammarCompiler`, and
+`OutlinesBackend.cache`, a mapping. Its other backends remember no grammar. And on `Request.kv_transfer_params`.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from cachetools import LRUCache
+from vllm.v1.structured_output import StructuredOutputManager
+
+from deployments.protocol.kv_port import TENANT
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.request import Request
+
+MOST_TENANTS = 64
+MOST_INDEXES = 16
+"""Of a tenant's, in a cache of Outlines."""
+_COMPILER_THREADS = 8  # vLLM's own number
+_ANY = 'root ::= "a"'
+
+
+def keep_grammars_apart(core: EngineCore) -> None:
+    """Give each tenant's requests grammars from a cache of its own. On the engine thread, before the first step."""
+    apart = GrammarsByTenant(core.structured_output_manager)
+    core.structured_output_manager._create_grammar = apart.create  # type: ignore[method-assign]
+
+
+class GrammarsByTenant:
+    """Any thread may call."""
+
+    def __init__(self, manager: StructuredOutputManager) -> None:
+        """`manager`: has the backend, from its first request on."""
+        self._manager = manager
+        self._backends: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def create(self, request: Request) -> Any:
+        """vLLM's grammar of a request's constraint; raises what its backend raises for one that is none."""
+        tenant = str((request.kv_transfer_params or {}).get(TENANT, ""))
+        view = copy.copy(self._manager)
+        view.backend = self._of(tenant)
+        return StructuredOutputManager._create_grammar(view, request)
+
+    def _of(self, tenant: str) -> Any:
+        with self._lock:
+            backend = self._backends.pop(tenant, None) or _twin(self._manager.backend)
+            self._backends[tenant] = backend
+            while len(self._backends) > MOST_TENANTS or self._too_large():
+                self._backends.popitem(last=False)
+            return backend
+
+    def _too_large(self) -> bool:
+        compilers = [compiler for each in self._backends.values() if (compiler := getattr(each, "compiler", None))]
+        if len(compilers) < 2 or compilers[0].cache_limit_bytes < 0:
+            return False
+        return sum(each.get_cache_size_bytes() for each in compilers) > compilers[0].cache_limit_bytes
+
+
+def _twin(backend: Any) -> Any:
+    """The same backend, with nothing remembered."""
+    twin = copy.copy(backend)
+    compiler = getattr(backend, "compiler", None)
+    if compiler is not None:
+        twin.compiler = type(compiler)(
+            compiler.compile_grammar(_ANY).tokenizer_info,  # the compiler itself does not tell it
+            max_threads=_COMPILER_THREADS,
+            cache_limit_bytes=compiler.cache_limit_bytes,
+        )
+    if hasattr(backend, "cache"):
+        twin.cache = LRUCache(maxsize=MOST_INDEXES)
+    return twin
