@@ -264,16 +264,9 @@ class HandleEngineClient(EngineElsewhere):
 
     def attempts(self, request: GenerateRequest, arrived: float, name_blocks: NameBlocks) -> Attempts:
         """What sends a prompt to a replica, and again where that dies (`app.openai.retries`)."""
+        retries, suspects, most_tokens = self._replica_count, self._suspects, self._resume_most_tokens
         return Attempts(
-            request,
-            self._replicas,
-            self.metrics,
-            self._replica_count,
-            self._suspects,
-            arrived,
-            name_blocks,
-            self._resume_most_tokens,
-            self.handovers,
+            request, self._replicas, self.metrics, retries, suspects, arrived, name_blocks, most_tokens, self.handovers
         )
 
     def _count_stages(
