@@ -1,4 +1,4 @@
-"""Every part of a running server failing in every way that issue 3 names, and what its requests see of it.
+"""Every part of a running server fails in every way that issues 3 and 33 name, and two at once: what requests see.
 
 redis_process.py  a redis-server of our own, and a proxy before it that can be slow or deaf
 prompts.py        what the streams ask: plain prompts, or documents in new orders

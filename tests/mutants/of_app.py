@@ -14,6 +14,22 @@ TESTS = "tests/app/"
 
 MUTANTS = (
     Mutant(
+        "stand-in-keeps-the-port",
+        "app/launch/haproxy.py",
+        "        self._instead.write_text(str(self.process.pid))\n",
+        "",
+        ("tests/app/launch/test_haproxy.py::test_a_dead_haproxys_place_is_taken_until_ray_starts_another_one",),
+        "After HAProxy's death Ray's own never listens again.",
+    ),
+    Mutant(
+        "log-line-hides-its-process",
+        "app/launch/log_file.py",
+        "return json.dumps({**(_object(said) or _of_text(said, now_s)), **whose})",
+        "return json.dumps(_object(said) or _of_text(said, now_s))",
+        ("tests/app/launch/test_log_file.py::test_an_object_keeps_what_it_has_and_says_whose_it_is",),
+        "A log in JSON does not say which process wrote a line.",
+    ),
+    Mutant(
         "third-engine-for-one-prompt",
         RETRIES,
         "if retries >= self._most_retries or self._engines_ended > 1 or self._replicas.none_left():",

@@ -18,6 +18,14 @@ TESTS = "tests/deployments/"
 
 MUTANTS = (
     Mutant(
+        "new-index-not-set-aside",
+        "deployments/protocol/garbage.py",
+        "        self._aside = min(self._aside, segments)\n",
+        "",
+        (TESTS + "protocol/test_garbage.py::test_what_takes_the_place_of_an_index_is_set_aside_too",),
+        "After a manager's death each full garbage collection of an ingress looks through its whole mirror.",
+    ),
+    Mutant(
         "tier-beyond-its-budget",
         TIER,
         "if self._used_bytes + buffer.nbytes > self._budget_bytes:",

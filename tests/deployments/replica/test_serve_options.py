@@ -46,7 +46,7 @@ def test_ray_reads_every_option_and_does_otherwise_without() -> None:
         "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": False,
         "RAY_SERVE_USE_GRPC_BY_DEFAULT": True,
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": LONGEST_MESSAGE_BYTES,
-        "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": 1000,
+        "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": 100,
         "separate_loop": False,
         "by_reference": False,
         "separate_thread": False,
