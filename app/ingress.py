@@ -195,7 +195,7 @@ def create_app(
                 int(http.max_body_bytes),
                 http.body_timeout_s,
                 OpenBodies(int(http.open_bodies_bytes), int(http.max_body_bytes)),
-                lambda scope: takes_body(app.routes, scope),
+                takes_body,
             ),
             Middleware(RequestContextMiddleware, queue, limits, debug_headers),
         ],

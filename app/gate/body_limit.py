@@ -97,6 +97,7 @@ class BodyLimitMiddleware:
         declared = headers.get("content-length", "")
         if declared.isdecimal() and (len(declared) > _LONGEST_LENGTH or int(declared) > self.max_body_bytes):
             raise too_large
+        open_body.has(int(declared) if declared.isdecimal() else 0)  # one without room costs no memory at all
         body = bytearray()  # one, however many chunks: a message for each byte would weigh hundreds of times the body
         while True:
             message = await receive()

@@ -19,12 +19,12 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic_core import SchemaValidator
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match
+from starlette.routing import Match
 from starlette.types import Scope
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
@@ -65,9 +65,10 @@ class BoundedRequest(Request):
         return self.bounded
 
 
-def takes_body(routes: Iterable[BaseRoute], scope: Scope) -> bool | None:
+def takes_body(scope: Scope) -> bool | None:
     """Whether a request's route takes a body; None: there is no such route."""
-    for route in routes:
+    app: FastAPI = scope["app"]
+    for route in app.routes:
         if route.matches(scope)[0] is Match.FULL:
             return isinstance(route, APIRoute) and route.body_field is not None
     return None

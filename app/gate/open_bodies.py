@@ -1,4 +1,4 @@
-"""How many bytes of bodies are being received at the same time: of all requests, and of one tenant's.
+"""How many bytes of bodies are being received at the same time, or announced: of all requests, and of one tenant's.
 
 Invariants:
 
@@ -67,7 +67,7 @@ class OpenBody:
         self._all._end(self._tenant, self._counted)
 
     def has(self, nbytes: int) -> None:
-        """It has so many bytes by now. Raises NoRoomError."""
+        """It has so many bytes by now, or will have. Raises NoRoomError."""
         counts = max(nbytes - FREE_BYTES, 0)
         if counts > self._counted:
             self._all._grow(self._tenant, counts - self._counted)

@@ -100,6 +100,12 @@ def test_one_large_body_too_many_is_429_and_small_ones_are_served(start: Callabl
         wait_until(lambda: client.post("/v1/chat/completions", json=large).status_code == 200)
 
 
+def test_an_announced_body_takes_its_room_before_it_comes(start: Callable[..., Server]):
+    server = start(max_body_bytes=256 * 1024, open_bodies_bytes=1024)
+    with started(server, "POST", "/tokenize", sent=0, length=200_000), server.http() as client:
+        wait_until(lambda: client.post("/tokenize", json={"prompt": "x" * 200_000}).status_code == 429)
+
+
 @pytest.mark.parametrize(("method", "path"), [("GET", "/health"), ("POST", "/v1/chat/completions"), ("POST", "/x")])
 def test_thirty_open_bodies_of_nine_megabytes_take_little_memory(start: Callable[..., Server], method: str, path: str):
     server = start()
@@ -116,14 +122,16 @@ def test_thirty_open_bodies_of_nine_megabytes_take_little_memory(start: Callable
 
 
 @contextlib.contextmanager
-def started(server: Server, method: str, path: str, chunked: bool = False, sent: int = 100) -> Any:
+def started(
+    server: Server, method: str, path: str, chunked: bool = False, sent: int = 100, length: int | None = None
+) -> Any:
     """A connection that has sent a request but for its body's end."""
     address = urlsplit(server.url)
     head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-    length = "transfer-encoding: chunked" if chunked else f"content-length: {sent + 1}"
+    told = "transfer-encoding: chunked" if chunked else f"content-length: {length or sent + 1}"
     begun = f"{sent:x}\r\n".encode() if chunked else b""
     with socket.create_connection((address.hostname, address.port), timeout=120) as connection:
-        connection.sendall(f"{head}{length}\r\n\r\n".encode() + begun)
+        connection.sendall(f"{head}{told}\r\n\r\n".encode() + begun)
         connection.sendall(b" " * sent)
         yield connection
 
