@@ -101,7 +101,8 @@ class JsonRoute(APIRoute):
             try:
                 return await handle(bounded)
             except (AttributeError, LookupError, AssertionError, RecursionError) as error:
-                if current_request().parsed:
+                # What is nested too deep is a client's, later too: the arguments of a tool call are JSON in a text.
+                if current_request().parsed and not isinstance(error, RecursionError):
                     raise
                 logger.info("vLLM cannot parse a body", exc_info=True)
                 raise VLLMValidationError("The request body has a field of the wrong type.") from error

@@ -18,6 +18,7 @@ def schema(value: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": value}}}
 
 
+DEEP_CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "[" * 1000 + "]" * 1000}}
 BAD_CHAT: list[tuple[dict[str, Any], int]] = [
     ({"messages": []}, 400),
     ({"messages": None}, 400),
@@ -57,6 +58,7 @@ BAD_CHAT: list[tuple[dict[str, Any], int]] = [
     ({"structured_outputs": 5}, 400),
     ({"tools": [{"type": "function"}]}, 400),
     ({"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}, 400),
+    ({"messages": [{"role": "assistant", "tool_calls": [DEEP_CALL]}, {"role": "user", "content": "Hi"}]}, 400),
     ({"cache_salt": ""}, 400),
     ({"cache_salt": "a/b"}, 400),
     ({"kv_transfer_params": {"do_remote_prefill": True}}, 400),
