@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Callable
 
 from rich.console import Console
@@ -20,6 +21,8 @@ from configs.settings import SettingsError
 _POLL_S = 0.25
 _SETTLE_POLLS = 12
 """/health is read so often until all parts are well: what it says is up to a second old."""
+_INDEXING_S = 30.0
+"""A Redis that holds so much that reading it takes longer is not waited for."""
 _FAILED_STATUSES = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
@@ -100,10 +103,17 @@ class Life:
                 if status.get("status") == "RUNNING" and self._readiness.is_healthy():
                     progress.at("producing a first token")
                     if self._readiness.gives_a_token():
+                        self._wait_for_redis(progress)
                         ready = ready_text(self._plan, progress.done(), self._out.is_terminal)
                         self._out.print(f"\n{ready}\n", markup=False)
                         return True
         return False
+
+    def _wait_for_redis(self, progress: StartProgress) -> None:
+        """Who is told that the server is ready finds what an earlier life has stored. Requests are served meanwhile."""
+        end = time.monotonic() + _INDEXING_S
+        while time.monotonic() < end and self._readiness.indexing() and not self._is_over():
+            progress.at("reading what Redis holds")
 
     def _warn(self) -> None:
         """Say what the server does without, in its own words."""

@@ -50,6 +50,10 @@ class Readiness:
             if part.get("state") != "ok" and not part.get("indexing")
         ]
 
+    def indexing(self) -> bool:
+        """Whether what Redis holds cannot be reused yet, and soon can."""
+        return any(part.get("indexing") for part in (self._health() or {}).values())
+
     def requests(self) -> int | None:
         """How many requests are being answered or wait; None when the server does not say."""
         ingress = (self._health(timeout_s=1.0) or {}).get("ingress", {})

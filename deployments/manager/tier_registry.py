@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 OK = "ok"
 NO_WORKER = "no prefetch worker is ready yet"
+WAITS = "Redis is ready and waits for the first replica"
 TIER_SILENCE_S = 15.0
 """A tier that was not heard for so long loses its seat."""
 ANSWER_S = 1.0
@@ -190,7 +191,8 @@ class TierRegistry:
             return None
         workers = any(tier.workers for tier in self.cpu.values())
         state = NO_WORKER if seat.state == OK and not workers else seat.state
-        indexing = bool(seat.incarnation) and not (seat.indexed and workers)
+        coming = bool(seat.incarnation) or seat.state == WAITS
+        indexing = coming and not (seat.indexed and workers)
         return {"state": state, "indexing": indexing, "segments": self._redis_segments()}
 
     # All.

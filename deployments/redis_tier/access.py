@@ -6,15 +6,12 @@ The blocking half of the Redis tier. `close` may be called while another thread 
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import threading
-import uuid
 from pathlib import Path
 
 import redis
 
-from deployments.redis_tier.claim import NamespaceClaim
+from deployments.redis_tier.claim import NamespaceClaim, claimant_name
 from deployments.redis_tier.config import RedisTierConfig
 from deployments.redis_tier.neighbours import Neighbours
 from deployments.redis_tier.server import EmbeddedRedis
@@ -39,7 +36,7 @@ class RedisAccess:
     def __init__(self, config: RedisTierConfig) -> None:
         self._config = config
         self._server = EmbeddedRedis(Path(config.folder), config.budget_bytes) if config.embedded else None
-        self._claimant = f"host {socket.gethostname()}, process {os.getpid()}, {uuid.uuid4().hex}"
+        self._claimant = claimant_name()
         self._lock = threading.Lock()
         self._closed = False
         self._client: redis.Redis | None = None

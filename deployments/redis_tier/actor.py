@@ -34,7 +34,7 @@ import ray
 import redis
 from ray import serve
 
-from deployments.manager.tier_registry import OK
+from deployments.manager.tier_registry import OK, WAITS
 from deployments.protocol.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from deployments.redis_tier.access import RedisAccess
 from deployments.redis_tier.config import USUAL_PACE, RedisPace, RedisTierConfig, check_now
@@ -150,7 +150,7 @@ class RedisTier:
         facts = await asyncio.to_thread(self._access.open)
         self._take_facts(facts)
         if self._fingerprint is None:
-            self._state = "Redis is ready and waits for the first replica"
+            self._state = WAITS
             await self._fingerprint_known.wait()
         fingerprint = self._fingerprint
         assert fingerprint is not None

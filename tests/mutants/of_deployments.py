@@ -26,6 +26,17 @@ MUTANTS = (
         "After a manager's death each full garbage collection of an ingress looks through its whole mirror.",
     ),
     Mutant(
+        "claim-of-a-living-server-taken",
+        "deployments/redis_tier/claim.py",
+        "    except (OSError, OverflowError):\n        return False\n    return False\n",
+        "    except (OSError, OverflowError):\n        return False\n    return True\n",
+        (
+            "tests/deployments/segment_store/test_redis_connection.py"
+            "::test_the_claim_of_a_process_that_has_ended_is_taken_at_once",
+        ),
+        "Two servers manage one namespace of a Redis, and evict each other's segments.",
+    ),
+    Mutant(
         "tier-beyond-its-budget",
         TIER,
         "if self._used_bytes + buffer.nbytes > self._budget_bytes:",

@@ -21,10 +21,13 @@ class Stub:
     def __init__(self, parts: dict[str, Any]) -> None:
         bind_to_node()
         self._parts = parts
+        self._asked = 0
 
     async def __call__(self, request: Request) -> Response:
         if request.url.path == "/health":
-            return JSONResponse({"status": "ok", "parts": self._parts})
+            self._asked += 1
+            come = {"redis": {"state": "ok", "indexing": False}} if self._parts["redis"]["indexing"] else {}
+            return JSONResponse({"status": "ok", "parts": self._parts | (come if self._asked > 8 else {})})
         if request.url.path == "/slow":
             await asyncio.to_thread(Path(request.query_params["arrived"]).touch)
             await asyncio.sleep(3)

@@ -78,6 +78,7 @@ class Ready:
 
     def __init__(self, running: int | None, *ailments: list[str] | None) -> None:
         self.running = running
+        self.indexed_after = 0
         self.found = list(ailments) or [[]]
 
     def is_healthy(self) -> bool:
@@ -85,6 +86,10 @@ class Ready:
 
     def gives_a_token(self) -> bool:
         return True
+
+    def indexing(self) -> bool:
+        self.indexed_after -= 1
+        return self.indexed_after >= 0
 
     def ailments(self) -> list[str] | None:
         return self.found.pop(0) if self.found[1:] else self.found[0]
@@ -159,6 +164,23 @@ def test_processes_that_were_killed_are_counted(plan: LaunchPlan) -> None:
 def test_what_is_not_well_is_told_once_it_serves(plan: LaunchPlan, found: list[list[str] | None], told: str) -> None:
     said = play(plan, Later(), Ending(), 0, ailments=found)[1]
     assert said.partition("server.log\n\n")[2].startswith(f"{told}stopping")
+
+
+@pytest.mark.parametrize(("patience_s", "left"), [(3600.0, -1), (0.0, 2)])
+def test_it_is_ready_when_what_redis_holds_can_be_reused_or_takes_too_long(
+    plan: LaunchPlan, monkeypatch: pytest.MonkeyPatch, patience_s: float, left: int
+) -> None:
+    monkeypatch.setattr("app.launch.life._INDEXING_S", patience_s)
+    said = io.StringIO()
+    console = Console(file=said, highlight=False, soft_wrap=True)
+    asked, server, ready = Later(), Ending(), Ready(0)
+    asked.looks, ready.indexed_after = -5, 2
+    life: Any = Life(plan, asked, lambda running: running, console, console)  # type: ignore[arg-type]
+    life._server, life._readiness = server, ready
+    life.run()
+    assert "(ready after" in said.getvalue()
+    assert ready.indexed_after == left
+    assert ("reading what Redis holds" in said.getvalue()) == (left < 0)
 
 
 def test_a_restart_gives_the_next_plan(plan: LaunchPlan) -> None:

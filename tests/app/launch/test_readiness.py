@@ -61,9 +61,11 @@ def test_readiness_does_not_wait_for_redis(readiness: Readiness, health: Health)
 
 
 def test_a_redis_that_is_still_being_indexed_is_no_ailment(readiness: Readiness, health: Health) -> None:
+    assert not readiness.indexing()
     health.say(redis={"state": "reading what it holds", "indexing": True, "segments": 7})
     assert readiness.is_healthy()
     assert readiness.ailments() == []
+    assert readiness.indexing(), "it is waited for"
 
 
 def test_readiness_waits_for_every_replica(readiness: Readiness, health: Health) -> None:

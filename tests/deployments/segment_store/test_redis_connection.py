@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 import redis
 from redis_fixture import FINGERPRINT, RedisForTests, chain, endpoint, sealed, until
 
-from deployments.redis_tier.claim import NamespaceClaim
+from deployments.redis_tier.claim import NamespaceClaim, claimant_name, has_ended
 from deployments.redis_tier.config import RedisTierConfig, check_now
 from deployments.redis_tier.server import find_redis_server
 from deployments.segment_store import redis_connection
@@ -237,6 +238,31 @@ def test_a_claim_is_held_by_one_until_it_is_given_up(running: RedisForTests) -> 
     first.release()
     assert second.take() is None
     assert first.take() == "second"
+
+
+def test_the_claim_of_a_process_that_has_ended_is_taken_at_once(running: RedisForTests) -> None:
+    """A server that is restarted would not reuse what lies in Redis until its earlier claim ends by itself."""
+    key = owner_key("tests", FINGERPRINT)
+    ours = claimant_name()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    earlier = ours.replace(f"process {os.getpid()},", f"process {ended.pid},")
+    elsewhere = earlier.replace("pid:[", "pid:[1")
+    assert NamespaceClaim(running.client, key, elsewhere).take() is None
+    assert NamespaceClaim(running.client, key, ours).take() == elsewhere, "its process cannot be seen here"
+    running.client.unlink(key)
+    assert NamespaceClaim(running.client, key, earlier).take() is None
+    assert NamespaceClaim(running.client, key, ours).take() is None
+    assert running.client.pttl(key) > 0, "it ends by itself, too"
+    assert NamespaceClaim(running.client, key, claimant_name()).take() == ours, "a living one's is not taken"
+
+
+@pytest.mark.parametrize(
+    "name", ["", "me", "host h, process 1, x", "host h, process 99999999999999999999, {}." + 32 * "0"]
+)
+def test_what_does_not_say_whose_process_it_is_has_not_ended(name: str) -> None:
+    here = claimant_name().rpartition(", ")[2].rpartition(".")[0]
+    assert not has_ended(name.format(here))
 
 
 def test_a_claim_ends_when_its_owner_does_not_renew_it_however_often_others_ask(running: RedisForTests) -> None:
