@@ -21,9 +21,9 @@ from vllm.sampling_params import SamplingParams
 
 from app.gate.request_context import RequestContext, current_request
 
-MOST_LOGPROBS = 32_768
+MOST_LOGPROBS = 16_384
 """Of one prompt's answers and of its own tokens: what one message of a replica brings at once. Reading that message,
-and one walk of Python's collector through what is made of it, take some 40 ms each, and stop all threads."""
+and one walk of Python's collector through what is made of it, take some 20 ms each, and stop all threads."""
 MOST_OF_A_REQUEST = 2 * MOST_LOGPROBS
 """Of all prompts of one request."""
 LARGE = 500

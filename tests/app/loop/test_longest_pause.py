@@ -149,14 +149,14 @@ def test_a_large_body_that_is_no_request(watch: LoopWatch, limit_s: float, body:
 LOGPROBS = {"logprobs": True, "top_logprobs": 20}
 TOLD: list[tuple[str, dict[str, Any], int]] = [
     (CHATS, {**CHAT, **LOGPROBS, "n": 128, "max_tokens": 20}, 400),
-    (CHATS, {**CHAT, **LOGPROBS, "n": 128, "max_tokens": 12}, 200),
-    (CHATS, {**CHAT, "logprobs": True, "n": 128, "max_tokens": 200}, 200),
+    (CHATS, {**CHAT, **LOGPROBS, "n": 128, "max_tokens": 6}, 200),
+    (CHATS, {**CHAT, "logprobs": True, "n": 128, "max_tokens": 120}, 200),
     (CHATS, {**CHAT, **LOGPROBS, "max_tokens": None, "n": 4}, 200),
     (CHATS, {**CHAT, **LOGPROBS, "n": 128, "max_tokens": 4, "stream": True}, 200),
-    (COMPLETIONS, {**COMPLETION, "logprobs": 20, "n": 64, "max_tokens": 24}, 200),
-    (COMPLETIONS, {**COMPLETION, "prompt": ["a"] * MANY, "logprobs": 3, "max_tokens": 20}, 200),
+    (COMPLETIONS, {**COMPLETION, "logprobs": 20, "n": 64, "max_tokens": 12}, 200),
+    (COMPLETIONS, {**COMPLETION, "prompt": ["a"] * MANY, "logprobs": 3, "max_tokens": 10}, 200),
     (COMPLETIONS, {**COMPLETION, "prompt": [5] * 400, "prompt_logprobs": 20, "max_tokens": 1}, 200),
-    (COMPLETIONS, {**COMPLETION, "prompt": [[5] * 400] * 7, "prompt_logprobs": 20, "max_tokens": 1}, 200),
+    (COMPLETIONS, {**COMPLETION, "prompt": [[5] * 400] * 3, "prompt_logprobs": 20, "max_tokens": 1}, 200),
     (COMPLETIONS, {**COMPLETION, "prompt": [[5] * 400] * 100, "prompt_logprobs": 20, "max_tokens": 1}, 400),
     (
         RESPONSES,
