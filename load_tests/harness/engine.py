@@ -25,7 +25,6 @@ from deployments.protocol.wire import KV_CACHE_USAGE
 from kvmanager.segments.keys import BLENDED, EXACT, BlockHash, Fidelity, block_hashes, cache_salt
 from kvmanager.segments.server_secret import ServerSecret
 from load_tests.harness.patience import PATIENCE_S, patience
-from load_tests.harness.patience import until as until
 
 if TYPE_CHECKING:
     from vllm import SamplingParams

@@ -47,8 +47,8 @@ def engine_slot(demo_model: Path, one_engine: Any) -> EngineSlot:
 @pytest.fixture
 def engine(engine_slot: EngineSlot) -> Iterator[LiveEngine]:
     """The float32 engine with an empty device and an empty port; after the test nothing may be left in it."""
-    from load_tests.harness.engine import until
     from load_tests.harness.memory_port import MemoryPort
+    from load_tests.harness.patience import until
 
     live = engine_slot.get()
     live.port = MemoryPort()

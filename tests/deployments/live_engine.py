@@ -19,8 +19,9 @@ from deployments.engine.room import EngineRoom
 from deployments.protocol.kv_port import PLAN, TENANT
 from deployments.protocol.wire import KV_CACHE_USAGE
 from kvmanager.segments.keys import cache_salt, tenant_tag
-from load_tests.harness.engine import SECRET, Engine, greedy, until
+from load_tests.harness.engine import SECRET, Engine, greedy
 from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.patience import until
 
 T = TypeVar("T")
 

@@ -30,8 +30,9 @@ from deployments.protocol.kv_port import PlanDict
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments.keys import block_hashes, cache_salt
 from load_tests.faults.inside_engine import in_engine
-from load_tests.harness.engine import SECRET, greedy, until
+from load_tests.harness.engine import SECRET, greedy
 from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.patience import until
 
 T = TypeVar("T")
 

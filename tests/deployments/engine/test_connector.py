@@ -13,8 +13,9 @@ from vllm import SamplingParams
 
 from kvmanager.segments.format import read_header
 from kvmanager.segments.spans import NodeKind
-from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.patience import until
 
 
 def spans(port: MemoryPort) -> list[tuple[int, int, NodeKind]]:

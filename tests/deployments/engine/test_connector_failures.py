@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from live_engine import BLOCK, PATIENCE_S, LiveEngine, usage
 
-from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import LEASE_ID, MemoryPort
+from load_tests.harness.patience import until
 
 LENGTH = 500  # 15 full blocks: segments of 4, 4, 4 and 3 blocks
 

@@ -19,7 +19,8 @@ from vllm.v1.request import RequestStatus
 
 from deployments.engine.grammars.by_tenant import GrammarsByTenant
 from load_tests.faults.deadly_prompt import make_mortal
-from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.engine import greedy, prompt
+from load_tests.harness.patience import until
 
 DEADLY = [7, 8, 9, 7, 8]
 

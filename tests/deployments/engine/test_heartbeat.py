@@ -14,7 +14,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from deployments.engine.heartbeat import LOOK_EVERY_S, PATIENCE, UNKNOWN_S, HangWatch, Heartbeat
 from deployments.engine.host import EngineHungError
 from kvmanager.loading.step_pace import StepWork
-from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.engine import greedy, prompt
+from load_tests.harness.patience import until
 
 SLACK_S = 10.0
 FULL_STEP = StepWork().plus(512, 0)

@@ -18,8 +18,9 @@ from deployments.manager.replica_seat import MISSED_POLLS_S
 from deployments.replica.manager_link import ManagerLink
 from kvmanager.config import ManagerConfig
 from kvmanager.manager import KVManager
-from load_tests.harness.engine import prompt, until
+from load_tests.harness.engine import prompt
 from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.patience import until
 
 TOKENS = 12 * BLOCK + 16
 

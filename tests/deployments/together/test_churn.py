@@ -28,8 +28,9 @@ from deployments.redis_tier.server import EmbeddedRedis
 from deployments.replica.prompt_plans import PromptPlans
 from load_tests.faults.lost_answers import lose_answers
 from load_tests.harness.disturbed_redis import StoreFaults, disturbed
-from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.patience import until
 from load_tests.harness.tiered_engine import PortSource
 from load_tests.harness.tiers import MIB, Tiers, own_redis, redis_config
 from tests.sizes import LONG

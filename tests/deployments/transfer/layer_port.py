@@ -10,8 +10,8 @@ from live_engine import PATIENCE_S, LiveEngine
 
 from deployments.protocol.kv_port import LayerArrival, PlannedLoad
 from kvmanager.segments.format import read_header
-from load_tests.harness.engine import until
 from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.patience import until
 
 LENGTH = 500  # 15 full blocks: segments of 4, 4, 4 and 3 blocks
 LAYERS = 6

@@ -20,8 +20,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from kvmanager.segments.format import read_header
-from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import LEASE_ID
+from load_tests.harness.patience import until
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from live_engine import BLOCK, PATIENCE_S, LiveEngine, usage
 from vllm import SamplingParams
 
 from deployments.transfer.shared_loads import MOST_WAITS, SharedLoads
-from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.engine import greedy, prompt
+from load_tests.harness.patience import until
 
 LENGTH = 500  # 15 full blocks: segments of 4, 4, 4 and 3 blocks
 TOGETHER = 8

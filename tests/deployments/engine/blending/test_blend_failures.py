@@ -18,8 +18,9 @@ from live_engine import BLOCK, PATIENCE_S, LiveEngine
 from deployments.engine.blending import queue as queue_module
 from deployments.engine.blending.model import BlendModel
 from deployments.protocol.kv_port import PlanExpectation
-from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import LEASE_ID
+from load_tests.harness.patience import until
 
 ONE = chunked(40, 37, [130, 257, 100], 30)
 

@@ -13,8 +13,9 @@ from ordered_pool import TOKENS, outcome, spans, stored
 
 from deployments.engine import directive_runner as device_orders
 from deployments.engine.pool import control as device_control
-from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.patience import until
 
 
 @pytest.fixture

@@ -33,7 +33,8 @@ from deployments.protocol.kv_port import BlendTerms, PlanDict, PlannedBlend, Pla
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments.keys import BLENDED, ROOT_HASH, block_hashes, cache_salt
 from load_tests.faults.inside_engine import die_of, in_engine
-from load_tests.harness.engine import SECRET, greedy, prompt, until
+from load_tests.harness.engine import SECRET, greedy, prompt
+from load_tests.harness.patience import until
 
 TOKENS = prompt(900, 2 * SEGMENT_BLOCKS * BLOCK + 5)
 DEADLY = [7, 8, 9, 7, 8]

@@ -15,8 +15,9 @@ from deployments.engine.scheduling.metrics import scheduling_families
 from deployments.engine.scheduling.policy_scheduler import PolicyScheduler
 from deployments.protocol.kv_port import PREDICTED_TOKENS
 from kvmanager.scheduling.policies import MultiLevel, make_policy
-from load_tests.harness.engine import greedy, prompt, until
+from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.memory_port import MemoryPort
+from load_tests.harness.patience import until
 
 SLOTS = 2
 
