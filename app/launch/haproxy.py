@@ -10,6 +10,7 @@ changes the configuration that Ray has written before each start:
 | each request is a line to the machine's syslog | only HAProxy's own affairs are |
 | a client's address is lost | `X-Forwarded-For` has it, but for a client of this machine: who is local has rights |
 | headers that Serve decodes may hold any bytes: a 500 in plain text | those beyond ASCII are answered 400 |
+| clients tell Serve to end a request early, or not when they leave | the two headers are dropped |
 | a request's head may take an hour, and so hold one of 4,096 connections | 30 s |
 | the ingress is looked for on 127.0.0.1 | where it listens: at `http_options.host` |
 | without an ingress, a 500 in plain text; before there is an application, a 404 | a 503 in OpenAI's shape |
@@ -76,6 +77,8 @@ DECODED = (
     "x-request-disconnect-disabled", "traceparent", "tracestate",
 )  # fmt: skip
 """Headers whose values Serve takes for UTF-8, before the ingress sees a request; `_` may stand for `-`."""
+ORDERS = ("x-request-timeout-seconds", "x-request-disconnect-disabled")
+"""Headers that Serve obeys. The first ends a request without a word; with the second it goes on without its client."""
 _BAD_HEADER = {
     "message": f"A header holds more than ASCII characters: one of {', '.join(DECODED)}.",
     "type": HTTPStatus.BAD_REQUEST.phrase,
@@ -103,7 +106,7 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
     not_ready.write_bytes(_answer())
     bad_header, rules = home / "400.json", home / "rules.cfg"
     bad_header.write_text(json.dumps({"error": _BAD_HEADER}))
-    rules.write_text(_rule(bad_header))
+    rules.write_text(_rules(bad_header))
     return {
         SWITCH: "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT),
@@ -214,12 +217,19 @@ def _binary() -> str | None:
         return None
 
 
-def _rule(bad_header: Path) -> str:
-    """The line of a frontend that answers with `bad_header` where a header that Serve decodes is not ASCII."""
-    names = "|".join(DECODED).replace("-", "[-_]")
-    not_ascii = rf"(^|\n)({names}):[^\r\n]*[^\r\n\t\x20-\x7e]"
+def _rules(bad_header: Path) -> str:
+    """The lines of a frontend that answer with `bad_header` where one that Serve decodes is not ASCII, and drop
+    `ORDERS`."""
+    not_ascii = rf"(^|\n)({_either(DECODED)}):[^\r\n]*[^\r\n\t\x20-\x7e]"
     answer = f"status {HTTPStatus.BAD_REQUEST.value} content-type application/json file {bad_header}"
-    return f"    http-request return {answer} if {{ req.hdrs -m reg -i '{not_ascii}' }}\n"
+    return (
+        f"    http-request return {answer} if {{ req.hdrs -m reg -i '{not_ascii}' }}\n"
+        f"    http-request del-header ^({_either(ORDERS)})$ -m reg\n"
+    )
+
+
+def _either(names: tuple[str, ...]) -> str:
+    return "|".join(names).replace("-", "[-_]")
 
 
 def _answer() -> bytes:

@@ -302,6 +302,15 @@ def test_bytes_in_any_other_header_pass(listening: tuple[int, psutil.Process, HT
         assert httpx.get(f"http://127.0.0.1:{port}/", headers=head, trust_env=False).status_code == 200
 
 
+@pytest.mark.parametrize("name", [*own.ORDERS, "X_Request_Disconnect_Disabled"])
+def test_what_serve_would_obey_does_not_reach_it(listening: tuple[int, psutil.Process, HTTPServer], name: str) -> None:
+    port, *_ = listening
+    answer = httpx.get(f"http://127.0.0.1:{port}/", headers={name: "1", "x-request-id": "abc"}, trust_env=False)
+    assert answer.status_code == 200
+    assert name.lower() not in answer.text
+    assert "x-request-id: abc" in answer.text
+
+
 def test_ray_contract_the_headers_that_serve_decodes() -> None:
     decoded = {constants.SERVE_HTTP_REQUEST_ID_HEADER, constants.SERVE_SESSION_ID, constants.SERVE_MULTIPLEXED_MODEL_ID,
                constants.SERVE_HTTP_REQUEST_TIMEOUT_S_HEADER,
