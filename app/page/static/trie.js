@@ -37,6 +37,7 @@ export class TriePicture {
     this.placed = layout(nodes);
     const { canvas } = this;
     canvas.dataset.nodes = nodes.length;
+    canvas.dataset.first = nodes[0]?.id ?? "";
     canvas.setAttribute("aria-label", `Trie of cached prefixes: ${nodes.length} nodes shown, ${hidden} beginnings hidden`);
     if (this.node) this.choose(this.placed.byId.get(this.node.id), false);
     if (this.moved) this.redraw();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from fake_backend import FakeReplicas, backend
@@ -58,8 +59,10 @@ def test_all_of_it_is_there_and_the_manager_sends_and_touches_a_bounded_part(ope
     trie.focus()
     page.keyboard.press("ArrowRight")
     for _ in range(3):
-        with page.expect_response(lambda one: "root=" in one.url):
+        with page.expect_response(lambda one: "root=" in one.url) as answered:
             page.keyboard.press("Enter")
+        (root,) = parse_qs(urlsplit(answered.value.url).query)["root"]
+        expect(trie).to_have_attribute("data-first", root)  # an arrow goes from there in what is shown by then
         page.keyboard.press("ArrowRight")
     page.get_by_role("button", name="Whole trie").click()
     expect(page.get_by_role("button", name="Whole trie")).to_be_hidden()

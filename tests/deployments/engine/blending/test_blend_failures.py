@@ -386,9 +386,8 @@ def test_a_blend_waits_for_room_no_longer_than_it_is_sooner_than_computing(
     done, busy = outcomes(engine, "done"), outcomes(engine, "refused_busy")
 
     def begin(one: ChunkedPrompt) -> Any:
-        expected = PlanExpectation(
-            load_s=1.0, recompute_s=1.0 + gain_s, deadline_s=0.0, device_tokens=0, short_tokens=0
-        )
+        figures = {"load_s": 1.0, "recompute_s": 1.0 + gain_s, "deadline_s": 0.0}
+        expected = PlanExpectation(**figures, device_tokens=0, short_tokens=0)
         plan: Any = {**engine.blend_plan(one.tokens, one.chunks), "expected": expected}
         return engine.start(last_of(engine.blended(one.tokens, greedy(2), plan)))
 
