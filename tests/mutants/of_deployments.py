@@ -271,7 +271,7 @@ MUTANTS = (
         "Every account of the machine can forge KV.",
     ),
     Mutant(
-        "process-ends-before-its-requests-have-heard",
+        "process-ends-before-all-have-heard",
         "deployments/replica/last_words.py",
         "quiet_turns = 0 if ongoing() else quiet_turns + 1",
         "quiet_turns += 1",
