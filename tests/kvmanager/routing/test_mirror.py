@@ -109,6 +109,7 @@ def test_a_mirror_that_waits_keeps_its_view_and_one_that_is_gone_takes_no_turn(b
     assert mirror.apply(waits)
     assert mirror.coverage(brain.hashes("ab"), "replica").cpu == 2
     brain.manager.expire(snapshots.IDLE_S)
+    assert not brain.manager.deltas_since(mirror.position, 1).waits
     catch_up(mirror, brain.manager)
     assert mirror.coverage(brain.hashes("uvwxyz"), "replica").cpu == 6
 
