@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from plain_references import plain_references, plan
+from plain_references import TURNS, plain_references, plan
 
 from load_tests.faults.inside import Inside
 from load_tests.harness.conversations import Turn, run
@@ -17,6 +18,7 @@ from tests.sizes import CONVERSATIONS
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
+ROUNDS = 4
 MOST_HELD = 60
 """Segments that the tiers of `CHURN` hold together, about. When more have left, all of them have been exchanged."""
 CHURN = {
@@ -44,24 +46,32 @@ def references(pytestconfig: pytest.Config) -> Path:
     return pytestconfig.cache.mkdir("plain-vllm")
 
 
-def verdict_of(server: RunningServer, references: Path, *cleared: tuple[str, ...]) -> Verdict:
-    """For each element of `cleared` its share of the conversations; only these tiers are cleared in it."""
+def verdict_of(server: RunningServer, references: Path, least: Mapping[str, int], *cleared: tuple[str, ...]) -> Verdict:
+    """For each element of `cleared` its share of the conversations; only these tiers are cleared in it.
+
+    They are held again until each tier of `least` has given more than so many prompt tokens, `ROUNDS` times at most:
+    on a slow machine what is saved comes late, and is cleared before it is asked for.
+    """
     turns: list[Turn] = []
-    for seed, tiers in enumerate(cleared, 20):
-        turns += asyncio.run(run(server.url, "demo", plan(CONVERSATIONS // len(cleared), seed, tiers)))
-    verdict = compare(turns, plain_references(turns, server.model_folder, references), CONVERSATIONS)
+    for _ in range(ROUNDS):
+        for seed, tiers in enumerate(cleared, 20):
+            turns += asyncio.run(run(server.url, "demo", plan(CONVERSATIONS // len(cleared), seed, tiers)))
+        if all(sum(turn.kv_cache.get(tier, 0) for turn in turns) > tokens for tier, tokens in least.items()):
+            break
+    verdict = compare(turns, plain_references(turns, server.model_folder, references), len(turns) // TURNS)
     print(verdict)
-    assert sum(verdict.prompt_tokens_by_source.values()) == sum(len(turn.prompt) for turn in turns)
+    reused = verdict.prompt_tokens_by_source
+    assert sum(reused.values()) == sum(len(turn.prompt) for turn in turns)
+    enough = all(reused[tier] > tokens for tier, tokens in least.items())
+    assert enough, f"too little was reused for this to mean anything: {reused}"
     return verdict
 
 
 def test_disturbed_conversations_answer_as_plain_vllm_does(server: RunningServer, references: Path) -> None:
-    verdict = verdict_of(server, references, ("device", "cpu"), ("device", "cpu", "redis"))
+    least = {"device": 200, "cpu": 200, "redis": 200}
+    verdict = verdict_of(server, references, least, ("device", "cpu"), ("device", "cpu", "redis"))
 
     assert verdict.different_answers == 0
-    reused = verdict.prompt_tokens_by_source
-    enough = all(reused[tier] > 200 for tier in ("device", "cpu", "redis"))
-    assert enough, f"too little was reused for this to mean anything: {reused}"
     server.wait_until_idle()
 
 
@@ -72,13 +82,11 @@ def test_tiers_that_churn_and_fail_answer_as_plain_vllm_does(private_server: Run
         inside.do("disturb_redis", 0.05, 0.1)
         inside.do("lose_some_replies", 0.05)
     # Redis is left to its faults: cleared too, it would be empty most of the time.
-    verdict = verdict_of(private_server, references, ("device", "cpu"), ("device", "cpu"))
+    # How much of it Redis still has when it is wanted is chance: a slow machine saw 128 tokens.
+    least = {"device": 200, "cpu": 200, "redis": 64}
+    verdict = verdict_of(private_server, references, least, ("device", "cpu"), ("device", "cpu"))
 
     assert verdict.different_answers == 0
-    reused = verdict.prompt_tokens_by_source
-    # How much of it Redis still has when it is wanted is chance: a slow machine saw 128 tokens.
-    assert min(reused["device"], reused["cpu"]) > 200, f"too little was reused: {reused}"
-    assert reused["redis"] > 64, f"too little came from Redis: {reused}"
     evicted = private_server.metric("crosskv_manager_evicted_segments_total")
     assert evicted > MOST_HELD, "the tiers are not small enough"
     private_server.wait_until_idle(deadline_s=60.0)  # the leases of lost plans end by themselves
