@@ -22,7 +22,7 @@ _POLL_S = 0.25
 _SETTLE_POLLS = 12
 """/health is read so often until all parts are well: what it says is up to a second old."""
 _INDEXING_S = 30.0
-"""A Redis that holds so much that reading it takes longer is not waited for."""
+"""A Redis that takes longer to read is not waited for."""
 _FAILED_STATUSES = ("DEPLOY_FAILED", "UNHEALTHY")
 
 

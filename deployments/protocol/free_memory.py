@@ -1,9 +1,9 @@
 """Gives memory that is free back to the operating system.
 
 A process that computes or serves for hours asks for blocks of all sizes. glibc keeps what is freed for the next one, in
-an arena for each thread, and what lies between two blocks in use is not returned by itself. An engine under 2,400
-prompts of different lengths grew by 40 KiB a prompt with nothing more in use; with a trim every minute it stays. A trim
-of 1 GiB takes some 10 ms, in which the other threads' allocations wait.
+an arena for each thread, and what lies between two blocks in use is not returned by itself. So an engine that computes
+prompts of different lengths grows with nothing more in use. While a heap is trimmed the allocations of other threads
+wait: some milliseconds, which is why it is done once a minute.
 """
 
 from __future__ import annotations

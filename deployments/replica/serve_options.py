@@ -23,7 +23,7 @@ SERVE_OPTIONS: Mapping[str, str] = {
     # Calls of a handle as messages on one connection, instead of a task of Ray each and an object for each token.
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(LONGEST_MESSAGE_BYTES),
-    # Serve's log file gets a line per request, so many at a time: all are written in one go, on the event loop.
+    # Serve's log file gets a line per request, a hundred at a time: all are written in one go, on the event loop.
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "100",
 }
 """Environment variables."""

@@ -234,7 +234,7 @@ def _hanging(title: str) -> Callable[[World], contextlib.AbstractContextManager[
 
 
 def _stopped(title: str, seconds: float) -> Callable[[World], contextlib.AbstractContextManager[Any]]:
-    """It stands still for so long, whatever is done meanwhile."""
+    """It stands still for `seconds`, whatever is done meanwhile."""
 
     @contextlib.contextmanager
     def inject(world: World) -> Iterator[None]:

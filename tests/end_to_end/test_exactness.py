@@ -49,7 +49,7 @@ def references(pytestconfig: pytest.Config) -> Path:
 def verdict_of(server: RunningServer, references: Path, least: Mapping[str, int], *cleared: tuple[str, ...]) -> Verdict:
     """For each element of `cleared` its share of the conversations; only these tiers are cleared in it.
 
-    They are held again until each tier of `least` has given more than so many prompt tokens, `ROUNDS` times at most:
+    They are held again until each tier has given more prompt tokens than `least` says, `ROUNDS` times at most:
     on a slow machine what is saved comes late, and is cleared before it is asked for.
     """
     turns: list[Turn] = []

@@ -34,7 +34,7 @@ class LoopWatch:
     def longest_while(self, request: bytes, enough_s: float = 0.0) -> tuple[float, bytes]:
         """The longest pause in seconds while the server answers one raw request, and the answer.
 
-        The smallest of some tries, or the first one below `enough_s`: whoever else computes makes a pause longer.
+        The smallest of some tries, or the first one below `enough_s`: other work on the machine makes a pause longer.
         """
         tries = []
         for _ in range(TRIES):
