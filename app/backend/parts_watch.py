@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 PARTS_EVERY_S = 1.0
 PARTS_ANSWER_S = 2.0
 SILENT_S = 3 * DIRECTIVES_WAIT_S
-"""A replica reports at least every `DIRECTIVES_WAIT_S`. After so long /health calls it missing; it is still sent
-requests, for Serve knows better whether it lives."""
+"""A replica reports at least every `DIRECTIVES_WAIT_S`. After so long /health calls it missing; where others report, it
+is the last that is sent requests, and its silent streams go on elsewhere."""
 
 
 class PartsWatch:

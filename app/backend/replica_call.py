@@ -42,6 +42,8 @@ class CallTimes:
     gone."""
     look_s: float = 0.5
     """Between two looks for calls whose replica is dead."""
+    unheard_s: float = 2.0
+    """How long a call may go without an output while the manager hears of others, and not of its replica."""
     reroute_s: float = 5.0
     """How long a prompt whose replica is gone may look for another one; without any, Serve would wait for a new one."""
 
@@ -58,6 +60,7 @@ class ReplicaCall:
         self._cancelled = False
         self._dead_since: float | None = None
         self._drains_since: float | None = None
+        self._unheard_since: float | None = None
 
     def __aiter__(self) -> ReplicaCall:
         return self
@@ -66,6 +69,7 @@ class ReplicaCall:
         """The next output. Raises what the replica raised, or what Ray says of its end."""
         try:
             output: RequestOutput = await anext(self._outputs)
+            self._unheard_since = None
         except (ActorUnavailableError, AioRpcError, RequestCancelledError, asyncio.CancelledError) as error:
             if self._cancelled or (isinstance(error, asyncio.CancelledError) and is_cancelled()):
                 raise
@@ -84,6 +88,18 @@ class ReplicaCall:
         elif self._dead_since is None:
             self._dead_since = now
         elif now - self._dead_since >= self._times.last_outputs_s:
+            self._end()
+
+    def look_for_silence(self, now: float, silent: Collection[str]) -> None:
+        """End the call when nothing has come of it for a while, and its replica is one of the `silent`.
+
+        Its link may be cut, or it may stand still. Ray calls the first dead after most of a minute, the second never.
+        """
+        if self._progress.replica not in silent:
+            self._unheard_since = None
+        elif self._unheard_since is None:
+            self._unheard_since = now
+        elif now - self._unheard_since >= self._times.unheard_s:
             self._end()
 
     def look_for_drain(self, now: float, living: Collection[str], drain_s: float) -> None:

@@ -105,14 +105,17 @@ class ServeReplicas:
             outputs.cancel()
 
     async def _look(self) -> None:
-        """A replica whose machine is gone ends no call; one that Serve stops shall be left by its streams."""
+        """A replica whose machine is gone or out of reach ends no call; one that Serve stops is left by its streams."""
         loop, failed = asyncio.get_running_loop(), False
         while True:
             await asyncio.sleep(self._times.look_s)
-            living = self.living() or frozenset()
+            living, silent = self.living() or frozenset(), self.silent()
+            for name in silent:
+                self._failed.note(name)
             for outputs in list(self._live.values()):
                 try:
                     outputs.look(loop.time())
+                    outputs.look_for_silence(loop.time(), silent)
                     outputs.look_for_drain(loop.time(), living, self._hand_over_s)
                 except Exception:  # of one call: nobody else would look for the others
                     if not failed:
@@ -123,6 +126,12 @@ class ServeReplicas:
         """Names of those that run and live, as Serve, Ray and the requests say; None before Serve has told."""
         names = self._running.names()
         return None if names is None else frozenset(name for name in names if name not in self._dead)
+
+    def silent(self) -> frozenset[str]:
+        """Names of those that run and do not report to the manager while others do; none while all are silent."""
+        living, silence_s = self.living() or frozenset(), self._parts.silence_s
+        reporting = {name for name in living if silence_s.get(name, math.inf) < SILENT_S}
+        return living - reporting if reporting else frozenset()
 
     def none_left(self) -> bool:
         """See `app.backend.protocols.ReplicaHandle`."""
@@ -209,6 +218,8 @@ def outside_http_request(call: Callable[..., Any], *args: Any) -> Any:
 
 def serve_backend(handle: DeploymentHandle, app_name: str, settings: Settings) -> Backend:
     """Everything behind the ingress. On the ingress's event loop."""
+    # A handle says what the process that built the application would do, and that one knows nothing of SERVE_OPTIONS.
+    handle = handle.options(_by_reference=False)
     manager = ManagerClient(app_name)
     parts = PartsWatch(manager)
     control = ManagerControl(manager)

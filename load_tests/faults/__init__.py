@@ -6,6 +6,7 @@ streams.py        streamed requests, and what came of each
 inside.py         faults inside the actors of a running server; the product has no switch for them
 deadly_prompt.py, lost_answers.py     a prompt that ends engines; a manager whose answers are lost
 catalogue.py      the faults: how to cause each, how to end it
+two_nodes.py      the link between two nodes is cut; a program of its own
 trial.py          one fault: streams before, during and after it, held against undisturbed answers
 __main__.py       all of them as a table
 """

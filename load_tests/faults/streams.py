@@ -29,6 +29,9 @@ class Stream:
     """With `[DONE]`, as a stream ends that the client may trust."""
     first_token_s: float = 0.0
     seconds: float = 0.0
+    longest_silence_s: float = 0.0
+    """Between two tokens."""
+    last_token_s: float = 0.0
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set by the first token, or by the end."""
 
@@ -78,7 +81,10 @@ def _read_event(stream: Stream, event: dict[str, Any], began: float) -> None:
         stream.kv_cache = event["usage"]["kv_cache"]
     for choice in event["choices"]:
         if choice.get("token_ids"):
-            stream.first_token_s = stream.first_token_s or time.monotonic() - began
+            now_s = time.monotonic() - began
+            stream.first_token_s = stream.first_token_s or now_s
+            stream.longest_silence_s = max(stream.longest_silence_s, now_s - (stream.last_token_s or now_s))
+            stream.last_token_s = now_s
             stream.tokens += choice["token_ids"]
             stream.begun.set()
 

@@ -64,6 +64,16 @@ def test_what_one_replica_computed_the_other_loads(server: RunningServer, stream
     assert (crossed["device"], crossed["cpu"], crossed["replica"]) == (0, warm["device"], "1")
 
 
+def test_replicas_are_called_over_grpc(server: RunningServer) -> None:
+    """Ray writes the method that an actor carries out into its process's title; gRPC's calls are none."""
+    body = {"model": "demo", "prompt": "Anna", "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False) as answer:
+        assert next(answer.iter_lines()).startswith("data:")
+        titles = [" ".join(process.cmdline()) for process in server.processes("ray::ServeReplica:crosskv:Replica")]
+    assert titles
+    assert [title for title in titles if "handle_request" in title] == []
+
+
 @pytest.mark.parametrize("length", [333, 500, 1011])
 def test_a_question_about_a_stored_document_computes_itself_and_one_block(server: RunningServer, length: int) -> None:
     """Wherever the document's length falls, and whichever replica is asked."""

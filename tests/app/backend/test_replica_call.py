@@ -19,6 +19,7 @@ from deployments.router.running_replicas import RunningReplicas
 
 PATIENCE_S = 60.0
 LAST_OUTPUTS_S = 1.0
+UNHEARD_S = 5.0
 
 
 class Actor:
@@ -81,7 +82,7 @@ class Scene:
         self.running = RunningReplicas()
         self.running.tell({"a": self.actor})
         self.outputs = Outputs(script())
-        times = CallTimes(told_within_s=told_within_s, last_outputs_s=LAST_OUTPUTS_S)
+        times = CallTimes(told_within_s=told_within_s, last_outputs_s=LAST_OUTPUTS_S, unheard_s=UNHEARD_S)
         self.call = ReplicaCall(self.outputs, Progress(replica="a"), self.running, times)
 
     async def error(self) -> BaseException:
@@ -164,6 +165,33 @@ def test_a_call_of_a_dead_replica_that_does_not_end_is_ended() -> None:
         assert not reading.done(), "its last outputs may be on their way"
         scene.call.look(100.0 + LAST_OUTPUTS_S)
         assert isinstance(await reading, ActorDiedError)
+
+    run(check)
+
+
+def test_a_call_without_outputs_of_a_silent_replica_is_ended_and_one_that_goes_on_is_not() -> None:
+    async def check() -> None:
+        more = asyncio.Event()
+
+        async def slowly() -> AsyncIterator[Any]:
+            await more.wait()
+            yield "a word"
+            await asyncio.Event().wait()
+
+        scene = Scene(slowly, told_within_s=0.01)
+        reading = asyncio.ensure_future(anext(scene.call))
+        scene.call.look_for_silence(0.0, {"a"})
+        scene.call.look_for_silence(UNHEARD_S, ())
+        scene.call.look_for_silence(UNHEARD_S + 1, {"a"})
+        more.set()
+        assert await reading == "a word"
+        error = asyncio.ensure_future(scene.error())
+        scene.call.look_for_silence(2 * UNHEARD_S + 1, {"a"})
+        scene.call.look_for_silence(3 * UNHEARD_S, {"a", "b"})
+        await asyncio.sleep(0.01)
+        assert not error.done(), "it has said something meanwhile"
+        scene.call.look_for_silence(3 * UNHEARD_S + 1, {"a"})
+        assert replica_gone(await error) == "unreachable"  # type: ignore[arg-type]
 
     run(check)
 

@@ -29,9 +29,11 @@ class FakeHandle:
     def __init__(self, script: Any) -> None:
         self.generate = self
         self.cancelled = 0
+        self.asked_for: dict[str, Any] = {}
         self._script = script
 
-    def options(self, **_: Any) -> FakeHandle:
+    def options(self, **options: Any) -> FakeHandle:
+        self.asked_for = {**self.asked_for, **options}
         return self
 
     def remote(self, request: GenerateRequest) -> FakeHandle:
@@ -64,7 +66,7 @@ async def read_over(handle: FakeHandle, request: GenerateRequest, **times: float
 
 def replicas_over(handle: FakeHandle, running: RunningReplicas | None = None, **times: float) -> ServeReplicas:
     """`times`: those of `CallTimes` that the test is about; it waits for none of the others."""
-    parts: Any = SimpleNamespace(ranks={})
+    parts: Any = SimpleNamespace(ranks={}, silence_s={})
     soon = CallTimes(**{"told_within_s": 0.01, **times})
     return ServeReplicas(handle, parts, running or RunningReplicas(), times=soon)  # type: ignore[arg-type]
 
@@ -83,7 +85,8 @@ def test_a_number_names_the_replica_that_can_be_sent_to_and_roles_and_drains_say
     async def check() -> None:
         running = RunningReplicas()
         running.tell({"old": Actor(), "a": Actor(), "b": Actor()})
-        parts: Any = SimpleNamespace(ranks={"old": 1, "a": 1, "b": 0, "c": 2}, roles={"a": "prefill", "b": "decode"})
+        ranks = {"old": 1, "a": 1, "b": 0, "c": 2}
+        parts: Any = SimpleNamespace(ranks=ranks, roles={"a": "prefill", "b": "decode"}, silence_s={})
         replicas = ServeReplicas(FakeHandle(None), parts, running)  # type: ignore[arg-type]
         running.tell({"a": Actor(), "b": Actor()})
         assert [replicas.named(rank) for rank in (0, 1, 2, 3)] == ["b", "a", "c", None]
@@ -108,6 +111,9 @@ def test_a_call_that_cannot_be_looked_after_keeps_nobody_from_the_others() -> No
             if self.error is not None:
                 raise self.error
 
+        def look_for_silence(self, now: float, silent: Collection[str]) -> None:
+            pass
+
         def look_for_drain(self, now: float, living: Collection[str], drain_s: float) -> None:
             pass
 
@@ -119,6 +125,42 @@ def test_a_call_that_cannot_be_looked_after_keeps_nobody_from_the_others() -> No
             while sound.looks < 2:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert broken.looks > 1
+
+    asyncio.run(check())
+
+
+def test_replicas_are_called_over_grpc_whatever_built_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Manager:
+        async def ask(self, method: str, timeout_s: float) -> Any:
+            return {"replicas": {}, "cpu_tiers": []}
+
+    async def check() -> None:
+        monkeypatch.setattr(backend_module, "ManagerClient", lambda app_name: Manager())
+        handle = FakeHandle(None)
+        serve_backend(handle, "an-application-of-its-own", load_settings({}))  # type: ignore[arg-type]
+        assert handle.asked_for["_by_reference"] is False
+
+    asyncio.run(check())
+
+
+def test_a_replica_is_silent_only_where_others_report_and_the_router_takes_it_last() -> None:
+    async def check() -> None:
+        running = RunningReplicas()
+        running.tell({"a": Actor(), "b": Actor()})
+        silence_s = {"a": 0.5, "b": 0.5}
+        parts: Any = SimpleNamespace(ranks={}, silence_s=silence_s)
+        replicas = ServeReplicas(FakeHandle(None), parts, running, times=CallTimes(look_s=0.001))  # type: ignore[arg-type]
+        assert replicas.silent() == frozenset()
+        silence_s["b"] = SILENT_S + 1
+        assert replicas.silent() == {"b"}
+        async with asyncio.timeout(60):
+            while "b" not in replicas._failed:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        assert "a" not in replicas._failed
+        silence_s["a"] = SILENT_S + 1
+        assert replicas.silent() == frozenset(), "it may be the manager that hears nobody"
+        silence_s.clear()
+        assert replicas.silent() == frozenset(), "a manager that has just started"
 
     asyncio.run(check())
 

@@ -119,6 +119,7 @@ class Nobody:
     """Stands in for the watch on the manager's parts."""
 
     ranks: ClassVar[dict[str, int]] = {}
+    silence_s: ClassVar[dict[str, float]] = {}
 
 
 Test = Callable[[ServeReplicas, IngressMetrics], Awaitable[None]]

@@ -1,4 +1,5 @@
-"""A stream whose replica has said that it takes it, and died at once, is not sent again by Serve."""
+"""Serve sends no stream again whose replica has said that it takes it, and died at once; it does where the replica says
+nothing."""
 
 from __future__ import annotations
 
@@ -22,6 +23,8 @@ LOST = AioRpcError(grpc.StatusCode.UNAVAILABLE, Metadata(), Metadata())
 class Call:
     """A stream over gRPC that is over before anybody asked whether it was taken."""
 
+    cancelled = False
+
     def __init__(self, said: Metadata | None) -> None:
         self._said = said
 
@@ -34,6 +37,9 @@ class Call:
     async def wait_for_connection(self) -> None:
         raise LOST
 
+    def cancel(self) -> None:
+        self.cancelled = True
+
     async def initial_metadata(self) -> Metadata:
         if self._said is None:
             await asyncio.Event().wait()
@@ -44,11 +50,21 @@ class Call:
         pass
 
 
+class CallIntoTheVoid(Call):
+    """To a replica behind a cut link: it lives, and nothing comes of it."""
+
+    async def wait_for_connection(self) -> None:
+        await asyncio.Event().wait()
+
+
 def over(said: Metadata | None) -> TakenCall:
+    return taken(Call(said))
+
+
+def taken(call: Any) -> TakenCall:
     metadata = RequestMetadata(
         request_id="r", internal_request_id="r", is_streaming=True, _by_reference=False, _on_separate_loop=False
     )
-    call: Any = Call(said)
     return TakenCall(call, metadata, ActorID.nil(), asyncio.get_running_loop(), with_rejection=True)
 
 
@@ -77,6 +93,18 @@ def test_what_was_not_taken_may_go_elsewhere(said: Metadata | None, monkeypatch:
             await over(said).get_rejection_response()
 
     asyncio.run(check())
+
+
+def test_a_replica_that_does_not_say_whether_it_takes_a_call_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(taken_calls, "TAKEN_UP_S", 0.05)
+    call = CallIntoTheVoid(None)
+
+    async def check() -> None:
+        with pytest.raises(ActorUnavailableError):
+            await taken(call).get_rejection_response()
+
+    asyncio.run(check())
+    assert call.cancelled, "or a replica that is back would begin it"
 
 
 def test_serve_makes_its_calls_so(monkeypatch: pytest.MonkeyPatch) -> None:
