@@ -85,6 +85,13 @@ class EngineSettings(Section):
         min_length=1,
         description="vLLM's parser for the model's reasoning, such as `qwen3`. Empty: reasoning stays in the answer.",
     )
+    json_whitespace: int | None = Field(
+        8,
+        ge=1,
+        description="Most characters of whitespace in a row between two parts of a JSON answer, or of a tool call's "
+        "arguments. A model that was not taught JSON may else write line feeds until its tokens are spent. The "
+        "backend `guidance` then writes none. Empty: no bound.",
+    )
     extra_args: dict[str, Any] = Field(
         default_factory=dict,
         repr=False,  # may hold a hub's token

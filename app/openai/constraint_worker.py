@@ -85,6 +85,8 @@ def _compiler(vllm_config: Any) -> Any:
     from vllm.v1.request import Request
     from vllm.v1.structured_output import StructuredOutputManager
 
+    from deployments.engine.grammars.by_tenant import keep_grammars_apart
+
     tokenizer = cached_tokenizer_from_config(model_config=vllm_config.model_config)
 
     def compile_it(constraint: Any) -> None:
@@ -97,6 +99,7 @@ def _compiler(vllm_config: Any) -> Any:
         )
         request = Request("trial", [1], params, None)
         manager = StructuredOutputManager(vllm_config)
+        keep_grammars_apart(manager)
         manager.grammar_init(request)
         assert request.structured_output_request is not None
         compiling: Any = request.structured_output_request._grammar

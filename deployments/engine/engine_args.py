@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+JSON_WHITESPACE = "crosskv_json_whitespace"
+"""Of `VllmConfig.additional_config`, for `deployments.engine.grammars.whitespace`."""
 SCHEDULER = "deployments.engine.resume.scheduler.ResumingScheduler"
 
 
@@ -87,6 +89,8 @@ def engine_args(settings: Settings) -> AsyncEngineArgs:
         args["kv_events_config"] = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
     args.update(settings.engine.extra_args)
     args.update(scheduling_arguments(settings, args))
+    bound = {JSON_WHITESPACE: settings.engine.json_whitespace}
+    args["additional_config"] = {**(args.get("additional_config") or {}), **bound}
     known = set(AsyncEngineArgs.__dataclass_fields__)
     return AsyncEngineArgs(**{name: value for name, value in args.items() if name in known and value is not None})
 

@@ -152,7 +152,7 @@ class EngineThread:
             core = EngineCore(vllm_config, executor_class, log_stats)
             keep_seeds_exact(core)
             let_requests_resume(core)
-            keep_grammars_apart(core)
+            keep_grammars_apart(core.structured_output_manager)
             watch_steps(core.scheduler)
         except BaseException as error:
             self._built.set_exception(error)

@@ -1,6 +1,7 @@
 """Structured outputs in the engine: each tenant's compiled grammars are its own.
 
 by_tenant.py   vLLM's one backend, with a cache for each tenant
+whitespace.py  how much whitespace JSON may have
 
 On the threads of vLLM's grammar executor. Imports vLLM and nothing of the cluster.
 """

@@ -7,6 +7,10 @@ are more than `MOST_TENANTS`, and where xgrammar's caches together are larger th
 Leans on vLLM: `EngineCore.structured_output_manager`; `StructuredOutputManager._create_grammar`, called for a request
 on an executor's thread, which reads `backend` alone; `XgrammarBackend.compiler`, an `xgrammar.GrammarCompiler`, and
 `OutlinesBackend.cache`, a mapping. Its other backends remember no grammar. And on `Request.kv_transfer_params`.
+
+Whitespace in JSON is bounded here too, as `deployments.engine.grammars.whitespace` says, and a request that wants none
+(`structured_outputs.disable_any_whitespace`, which vLLM's front takes and does not hand on) gets none. This leans on
+`disable_any_whitespace` of `XgrammarBackend` and `GuidanceBackend`.
 """
 
 from __future__ import annotations
@@ -19,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 from cachetools import LRUCache
 from vllm.v1.structured_output import StructuredOutputManager
 
+from deployments.engine.engine_args import JSON_WHITESPACE
 from deployments.protocol.kv_port import TENANT
 
 if TYPE_CHECKING:
-    from vllm.v1.engine.core import EngineCore
     from vllm.v1.request import Request
 
 MOST_TENANTS = 64
@@ -32,10 +36,9 @@ _COMPILER_THREADS = 8  # vLLM's own number
 _ANY = 'root ::= "a"'
 
 
-def keep_grammars_apart(core: EngineCore) -> None:
+def keep_grammars_apart(manager: StructuredOutputManager) -> None:
     """Give each tenant's requests grammars from a cache of its own. On the engine thread, before the first step."""
-    apart = GrammarsByTenant(core.structured_output_manager)
-    core.structured_output_manager._create_grammar = apart.create  # type: ignore[method-assign]
+    manager._create_grammar = GrammarsByTenant(manager).create  # type: ignore[method-assign]
 
 
 class GrammarsByTenant:
@@ -44,6 +47,8 @@ class GrammarsByTenant:
     def __init__(self, manager: StructuredOutputManager) -> None:
         """`manager`: has the backend, from its first request on."""
         self._manager = manager
+        configured: Any = manager.vllm_config.additional_config or {}
+        self._most_whitespace: int | None = configured.get(JSON_WHITESPACE)
         self._backends: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -52,11 +57,14 @@ class GrammarsByTenant:
         tenant = str((request.kv_transfer_params or {}).get(TENANT, ""))
         view = copy.copy(self._manager)
         view.backend = self._of(tenant)
+        constraint = request.sampling_params.structured_outputs if request.sampling_params is not None else None
+        if constraint is not None and constraint.disable_any_whitespace:
+            view.backend = _without_whitespace(view.backend)
         return StructuredOutputManager._create_grammar(view, request)
 
     def _of(self, tenant: str) -> Any:
         with self._lock:
-            backend = self._backends.pop(tenant, None) or _twin(self._manager.backend)
+            backend = self._backends.pop(tenant, None) or _twin(self._manager.backend, self._most_whitespace)
             self._backends[tenant] = backend
             while len(self._backends) > MOST_TENANTS or self._too_large():
                 self._backends.popitem(last=False)
@@ -69,16 +77,28 @@ class GrammarsByTenant:
         return sum(each.get_cache_size_bytes() for each in compilers) > compilers[0].cache_limit_bytes
 
 
-def _twin(backend: Any) -> Any:
-    """The same backend, with nothing remembered."""
+def _without_whitespace(backend: Any) -> Any:
+    """A view of a backend whose JSON has none; they share a cache."""
+    view = copy.copy(backend)
+    view.disable_any_whitespace = True
+    return view
+
+
+def _twin(backend: Any, most_whitespace: int | None) -> Any:
+    """The same backend, with nothing remembered, and a bound for whitespace."""
     twin = copy.copy(backend)
     compiler = getattr(backend, "compiler", None)
     if compiler is not None:
-        twin.compiler = type(compiler)(
+        from deployments.engine.grammars.whitespace import BoundedCompiler  # loads xgrammar, which is here by now
+
+        twin.compiler = BoundedCompiler(
             compiler.compile_grammar(_ANY).tokenizer_info,  # the compiler itself does not tell it
             max_threads=_COMPILER_THREADS,
             cache_limit_bytes=compiler.cache_limit_bytes,
         )
+        twin.compiler.most = most_whitespace
     if hasattr(backend, "cache"):
         twin.cache = LRUCache(maxsize=MOST_INDEXES)
+    if most_whitespace is not None and type(backend).__name__ == "GuidanceBackend":
+        twin.disable_any_whitespace = True  # it has none or any number
     return twin

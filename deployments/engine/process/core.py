@@ -139,7 +139,7 @@ class ReplicaEngineCore(EngineCoreProc):
         spec = self.spec
         keep_seeds_exact(self)
         let_requests_resume(self)
-        keep_grammars_apart(self)
+        keep_grammars_apart(self.structured_output_manager)
         watch_steps(self.scheduler)
         self.heartbeat = Heartbeat(beat=self.recorder.beat)
         self.heartbeat.watch(self.scheduler)

@@ -37,7 +37,7 @@ def request(backend: str, name: str, tenant: str | None) -> Request:
 
 
 def apart_of(manager: StructuredOutputManager) -> GrammarsByTenant:
-    keep_grammars_apart(SimpleNamespace(structured_output_manager=manager))  # type: ignore[arg-type]
+    keep_grammars_apart(manager)
     created: Any = manager._create_grammar
     apart: GrammarsByTenant = created.__self__
     return apart
