@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +28,11 @@ _STORE_HEADROOM_SHARE = 0.25
 _CPUS_BESIDE_REPLICAS = 2
 
 
-def private_folder() -> Path:
-    """A new folder that this user alone can enter, for Ray's sockets and logs: Ray opens its own ones to everybody.
-
-    Its path is short: a socket's may have 107 bytes.
-    """
-    return Path(tempfile.mkdtemp(prefix="crosskv-"))
-
-
 def write_token(folder: Path) -> Path:
     """A file in `folder`, readable by this user alone, with a token that Ray's processes are to ask each other for."""
     path = folder / TOKEN_FILE
     path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(secrets.token_hex(32))
     return path
 
