@@ -252,7 +252,7 @@ class EmbeddedRedis:
         return b"ready to accept connections" in self._folder.log.read_bytes().lower()
 
     def _last_words(self) -> str:
-        lines = self._folder.log.read_text(errors="replace").strip().splitlines()
+        lines = self._folder.log.read_text(errors="replace", encoding="utf-8").strip().splitlines()
         return lines[-1] if lines else f"it ended with {self._process.returncode if self._process else None}"
 
 
