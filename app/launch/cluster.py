@@ -12,6 +12,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from configs.cores import cores
 from configs.settings import Settings
 
 TOKEN_FILE = "ray_token"
@@ -97,7 +98,7 @@ def ray_options(settings: Settings, folder: Path) -> dict[str, Any]:
         "include_dashboard": False,
         "_temp_dir": str(folder / "ray"),
         "object_store_memory": object_store_bytes(settings),
-        "num_cpus": max(os.cpu_count() or 1, needed_cpus),
+        "num_cpus": max(cores(), needed_cpus),
         # A spilled segment takes longer to read back than to recompute.
         "_system_config": {"automatic_object_spilling_enabled": False},
     }
