@@ -196,7 +196,7 @@ class EmbeddedRedis:
         self._process = self._spawn(program, lock)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(configuration.encode())
+            self._process.stdin.write(os.fsencode(configuration))  # paths are bytes
             self._process.stdin.close()
         deadline = time.monotonic() + START_WAIT_S
         while not _listens(self._socket_path):
