@@ -12,7 +12,7 @@ import itertools
 import sys
 from pathlib import Path
 
-from packaging.markers import Environment, Marker, default_environment
+from packaging.markers import Marker
 
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PATCHES = ("0", "99")
@@ -20,17 +20,20 @@ PATCHES = ("0", "99")
 ARCHITECTURES = ("x86_64", "aarch64")
 
 
-def machines() -> list[Environment]:
-    """Linux with CPython, each of `PYTHONS` on each of `ARCHITECTURES`."""
-    found = []
-    for version, patch, architecture in itertools.product(PYTHONS, PATCHES, ARCHITECTURES):
-        machine = default_environment()
-        machine["python_version"], machine["python_full_version"] = version, f"{version}.{patch}"
-        machine["implementation_name"], machine["platform_python_implementation"] = "cpython", "CPython"
-        machine["sys_platform"], machine["platform_machine"] = "linux", architecture
-        machine["os_name"], machine["platform_system"] = "posix", "Linux"
-        found.append(machine)
-    return found
+def machines() -> list[dict[str, str]]:
+    """What markers ask for, of Linux with CPython: each of `PYTHONS` on each of `ARCHITECTURES`."""
+    linux = {"os_name": "posix", "platform_system": "Linux", "sys_platform": "linux"}
+    cpython = {"implementation_name": "cpython", "platform_python_implementation": "CPython"}
+    return [
+        {
+            **linux,
+            **cpython,
+            "platform_machine": architecture,
+            "python_version": version,
+            "python_full_version": f"{version}.{patch}",
+        }
+        for version, patch, architecture in itertools.product(PYTHONS, PATCHES, ARCHITECTURES)
+    ]
 
 
 def reduced(lock: str) -> str:
@@ -39,7 +42,7 @@ def reduced(lock: str) -> str:
     for line in lock.splitlines(keepends=True):
         if line[0].isalnum():
             pin, separator, marker = line.rstrip().removesuffix("\\").partition(" ; ")
-            needed = [Marker(marker).evaluate(dict(machine)) for machine in machines()] if separator else [True]
+            needed = [Marker(marker).evaluate(machine) for machine in machines()] if separator else [True]
             kept = any(needed)
             if all(needed):
                 line = pin.rstrip() + "\n"
