@@ -5,6 +5,9 @@ SHELL := /bin/bash
 .PHONY: help serve demo observe demo-model bench bench-scenarios experiments load-test bench-manager bench-kernels bench-codec bench-quality bench-sparse \
 	profile-codec profile-blend profile-sparse test test-long fuzz mutants lint format lock install install-bench install-dev clean
 
+# What a shell has set for its own programs changes how these run: Ray starts with none of them.
+unexport PYTHONHOME PYTHONINSPECT PYTHONOPTIMIZE PYTHONWARNINGS
+
 VENV := .venv
 RUN := $(VENV)/bin/python
 # One process more than two cores have: whole servers mostly wait. tests/handing_out.py says which runs what.

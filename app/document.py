@@ -44,10 +44,10 @@ def http_api_page(written_by_hand: str, schema: dict[str, Any]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the page, or with `--check` say whether it is up to date."""
-    old = PAGE.read_text()
+    old = PAGE.read_text(encoding="utf-8")
     page = http_api_page(old.partition(MARKER)[0], _description())
     if arguments != ["--check"]:
-        PAGE.write_text(page)
+        PAGE.write_text(page, encoding="utf-8")
         return 0
     if page == old:
         return 0

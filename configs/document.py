@@ -84,8 +84,8 @@ def main(arguments: list[str]) -> int:
         path = GUIDE / name
         if arguments != ["--check"]:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(page)
-        elif not path.is_file() or path.read_text() != page:
+            path.write_text(page, encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != page:
             stale = 1
             print(f"docs/guide/{name} is not up to date; run `python -m configs.document`.", file=sys.stderr)
     return stale
@@ -102,7 +102,9 @@ def _leaves(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 def _said(scenario: str) -> str:
     """The words above a scenario's file."""
-    lines = itertools.takewhile(lambda line: line.startswith("#"), (SCENARIOS / f"{scenario}.yaml").open())
+    lines = itertools.takewhile(
+        lambda line: line.startswith("#"), (SCENARIOS / f"{scenario}.yaml").open(encoding="utf-8")
+    )
     return " ".join(line.strip("# \n") for line in lines)
 
 

@@ -198,7 +198,7 @@ def engine_argument_names() -> frozenset[str]:
     if spec is None or spec.origin is None:
         return frozenset()
     try:
-        module = ast.parse((Path(spec.origin).parent / _SOURCE).read_text())
+        module = ast.parse((Path(spec.origin).parent / _SOURCE).read_text(encoding="utf-8"))
     except (OSError, SyntaxError):
         return frozenset()
     classes = [node for node in module.body if isinstance(node, ast.ClassDef) and node.name in _CLASSES]

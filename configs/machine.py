@@ -56,7 +56,7 @@ def processor_kind(dtype: str) -> str:
 def _cpu_flags() -> frozenset[str]:
     """What the processor says that it has; nothing, where it does not say."""
     try:
-        lines = _CPU_INFO.read_text().splitlines()
+        lines = _CPU_INFO.read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset()
     return frozenset(next((line for line in lines if line.startswith(("flags", "Features"))), "").split())
@@ -67,7 +67,7 @@ def memory_bytes() -> int:
     total = int(psutil.virtual_memory().total)
     for limit in _CGROUP_LIMITS:
         try:
-            total = min(total, int(limit.read_text()))
+            total = min(total, int(limit.read_text(encoding="utf-8")))
         except (OSError, ValueError):  # no such cgroup version here, or "max": no limit
             continue
     return total

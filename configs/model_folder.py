@@ -38,7 +38,7 @@ def own_max_tokens(model: Path | str) -> int | None:
     """Longest sequence, in tokens, that the model's config.json allows; None for a hub id or when it does not say."""
     if isinstance(model, str):
         return None
-    config: dict[str, Any] = json.loads((model / "config.json").read_text())
+    config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
     length = (config.get("text_config") or config).get("max_position_embeddings")
     return int(length) if length is not None else None
 
@@ -50,7 +50,7 @@ def kv_shape(model: Path | str) -> tuple[int, int] | None:
     """
     if isinstance(model, str):
         return None
-    whole: dict[str, Any] = json.loads((model / "config.json").read_text())
+    whole: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
     config = whole.get("text_config") or whole
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
     kv_heads = config.get("num_key_value_heads") or heads
@@ -66,7 +66,7 @@ def is_quantized(model: Path | str) -> bool:
     """Whether the model's config.json says that its weights are quantized; a hub id says nothing."""
     if isinstance(model, str):
         return False
-    config: dict[str, Any] = json.loads((model / "config.json").read_text())
+    config: dict[str, Any] = json.loads((model / "config.json").read_text(encoding="utf-8"))
     return any(part.get("quantization_config") for part in (config, config.get("text_config") or {}))
 
 
@@ -78,7 +78,7 @@ def _checked(folder: Path, model: str) -> Path:
             + _demo_hint(model)
         )
     try:
-        json.loads(config.read_text())
+        json.loads(config.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{config} is not JSON ({error}); copy the model's folder again") from None
     return folder

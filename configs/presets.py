@@ -75,5 +75,5 @@ def _names(folder: Path) -> list[str]:
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((folder / f"{name}.yaml").read_text())
+    found: dict[str, Any] = yaml.safe_load((folder / f"{name}.yaml").read_text(encoding="utf-8"))
     return found

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import sys
-
 import typer
 
 from app.cli.become import REST, demo, serve
@@ -15,6 +11,7 @@ from app.cli.prompts import lookup, pin, unpin
 from app.cli.status import status
 from app.cli.top import top
 from app.cli.trie import trie
+from app.launch.surroundings.streams import show_what_can_be_shown
 
 app = typer.Typer(
     name="crosskv",
@@ -32,7 +29,5 @@ app.command(context_settings=REST)(demo)
 
 def main() -> None:
     """The entry point `crosskv`."""
-    for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character is no reason to fail
-        with contextlib.suppress(AttributeError, io.UnsupportedOperation):
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    show_what_can_be_shown()
     app()

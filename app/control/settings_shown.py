@@ -6,12 +6,12 @@ only the names are shown. Light: `crosskv doctor` makes the same of a settings f
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from app.launch.memory import replica_bytes, shared_memory_free_bytes
 from configs import machine
+from configs.cores import cores
 from configs.section import secret_fields
 from configs.settings import Settings
 
@@ -54,7 +54,7 @@ def settings_shown(settings: Settings, model: ModelShape | None) -> dict[str, An
         "model": asdict(model) if model else None,
         "machine": {
             "accelerator": machine.accelerator(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "cores": cores(),
             "memory_bytes": machine.memory_bytes(),
             "shared_memory_free_bytes": shared_memory_free_bytes(),
             "cpu_dtype": machine.cpu_dtype(),

@@ -22,6 +22,7 @@ from app.demo.restart import Restart
 from app.demo.scenes import Scenes
 from app.demo.server import DemoError, Server
 from app.demo.stage import Stage
+from app.launch.surroundings.streams import show_what_can_be_shown
 
 DEMO_MODEL = "demo"
 """The name that models/demo is served by."""
@@ -91,8 +92,9 @@ def _write(file: str, data: dict[str, object]) -> None:
     if file == "-":
         sys.stdout.write(text)
     else:
-        Path(file).write_text(text)
+        Path(file).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
+    show_what_can_be_shown()
     typer.run(demo)

@@ -11,4 +11,5 @@ server.py       the parent's handle on that child
 descendants.py  everything that the child started, and how it is ended
 readiness.py    asks the server over HTTP whether it serves, and what it does without
 progress.py     the steps of a start on the terminal
+surroundings/   what the machine and the shell must have, and what is done where they have not
 """

@@ -15,6 +15,7 @@ from rich.console import Console
 from app.launch.life import Life, ServerError
 from app.launch.plan import LaunchPlan, Overrides, make_plan
 from app.launch.signals import Signals
+from app.launch.surroundings.streams import show_what_can_be_shown
 from configs.model_folder import PROJECT_ROOT
 from configs.settings import SettingsError
 
@@ -52,4 +53,5 @@ def launch(
 
 
 if __name__ == "__main__":
+    show_what_can_be_shown()
     typer.run(launch)

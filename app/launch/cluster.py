@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from configs.cores import cores
 from configs.settings import Settings
 
 TOKEN_FILE = "ray_token"
@@ -29,19 +29,11 @@ _STORE_HEADROOM_SHARE = 0.25
 _CPUS_BESIDE_REPLICAS = 2
 
 
-def private_folder() -> Path:
-    """A new folder that this user alone can enter, for Ray's sockets and logs: Ray opens its own ones to everybody.
-
-    Its path is short: a socket's may have 107 bytes.
-    """
-    return Path(tempfile.mkdtemp(prefix="crosskv-"))
-
-
 def write_token(folder: Path) -> Path:
     """A file in `folder`, readable by this user alone, with a token that Ray's processes are to ask each other for."""
     path = folder / TOKEN_FILE
     path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(secrets.token_hex(32))
     return path
 
@@ -106,7 +98,7 @@ def ray_options(settings: Settings, folder: Path) -> dict[str, Any]:
         "include_dashboard": False,
         "_temp_dir": str(folder / "ray"),
         "object_store_memory": object_store_bytes(settings),
-        "num_cpus": max(os.cpu_count() or 1, needed_cpus),
+        "num_cpus": max(cores(), needed_cpus),
         # A spilled segment takes longer to read back than to recompute.
         "_system_config": {"automatic_object_spilling_enabled": False},
     }

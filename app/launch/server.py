@@ -16,12 +16,14 @@ from typing import IO, Any
 
 import psutil
 
-from app.launch.cluster import private_folder, ray_environment, write_token
+from app.launch.cluster import ray_environment, write_token
 from app.launch.descendants import Descendants, become_subreaper
 from app.launch.haproxy import StandIn, haproxy_environment
 from app.launch.log_file import write_objects
 from app.launch.plan import LaunchPlan
 from app.launch.run_folder import make_private, remove_secrets, write_configuration
+from app.launch.surroundings.folder import private_folder
+from app.launch.surroundings.python import server_environment
 from configs.model_folder import PROJECT_ROOT
 from configs.secret.api_keys import KEYS_VARIABLE
 
@@ -61,7 +63,8 @@ class Server:
         self._stand_in = StandIn(self._ray_folder)
         token = write_token(self._plan.run_folder)
         # Its keys stand in the configuration by now, as digests.
-        inherited = {name: value for name, value in os.environ.items() if name != KEYS_VARIABLE}
+        inherited = server_environment(str(self._ray_folder.parent))
+        inherited.pop(KEYS_VARIABLE, None)
         status_read, status_write = os.pipe()
         with self._log() as log:
             self._child = subprocess.Popen(
@@ -141,13 +144,13 @@ class Server:
     def last_lines(self, count: int) -> list[str]:
         """The log's last lines that say something."""
         try:
-            lines = self.log_path.read_text(errors="replace").splitlines()
+            lines = self.log_path.read_text(errors="replace", encoding="utf-8").splitlines()
         except OSError:
             return []
         return [line for line in lines if line.strip()][-count:]
 
     def _read_status(self, fd: int) -> None:
-        with os.fdopen(fd) as lines:
+        with os.fdopen(fd, encoding="utf-8") as lines:
             for line in lines:
                 self.status = json.loads(line)
                 self._has_run = self._has_run or self.status.get("status") == "RUNNING"

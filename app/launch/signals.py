@@ -83,7 +83,7 @@ def _parent_make() -> int | None:
 def _catches_interrupt(pid: int) -> bool:
     """Whether the process still has its handler for SIGINT; GNU make drops it on the first one (Linux only)."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:
         return False
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")

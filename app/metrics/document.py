@@ -47,9 +47,9 @@ def main(arguments: list[str]) -> int:
     """Write the page, or with `--check` say whether it is up to date."""
     page = metrics_page()
     if arguments != ["--check"]:
-        PAGE.write_text(page)
+        PAGE.write_text(page, encoding="utf-8")
         return 0
-    if PAGE.is_file() and PAGE.read_text() == page:
+    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page:
         return 0
     print(f"{PAGE.relative_to(PROJECT_ROOT)} is not up to date; run `python -m app.metrics.document`.", file=sys.stderr)
     return 1

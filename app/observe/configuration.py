@@ -29,14 +29,14 @@ class Ports:
 
 def write_prometheus(folder: Path, ports: Ports, metrics_key: str | None) -> Path:
     """The configuration's path. A key goes into a file that its owner alone can read."""
-    config: dict[str, Any] = yaml.safe_load((RULES / "prometheus.yaml").read_text())
+    config: dict[str, Any] = yaml.safe_load((RULES / "prometheus.yaml").read_text(encoding="utf-8"))
     config["rule_files"] = [str(RULES / name) for name in config["rule_files"]]
     (scrape,) = config["scrape_configs"]
     scrape["static_configs"] = [{"targets": [f"{LOOPBACK}:{ports.server}"]}]
     if metrics_key is not None:
         key_file = folder / "metrics_key"
         key_file.unlink(missing_ok=True)
-        with os.fdopen(os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        with os.fdopen(os.open(key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(metrics_key)
         scrape["authorization"] = {"credentials_file": str(key_file)}
     return _written(folder / "prometheus.yaml", config)
@@ -68,5 +68,5 @@ def write_grafana(folder: Path, ports: Ports) -> dict[str, str]:
 
 def _written(path: Path, content: Mapping[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump(dict(content), sort_keys=False))
+    path.write_text(yaml.safe_dump(dict(content), sort_keys=False), encoding="utf-8")
     return path

@@ -150,7 +150,7 @@ def _fork(trial: Trial, try_it: Any) -> tuple[Connection, int]:
 
 
 def _limit_memory() -> None:
-    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    now = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + MOST_MEMORY_BYTES, now + MOST_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

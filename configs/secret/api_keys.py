@@ -98,7 +98,7 @@ def readable_by_all(file: Path) -> bool:
 def _read_file(path: str) -> Mapping[str, Any]:
     file = PROJECT_ROOT / Path(path).expanduser()
     try:
-        text, exposed = file.read_text(), readable_by_all(file)
+        text, exposed = file.read_text(encoding="utf-8"), readable_by_all(file)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise SettingsError(f"http.api_keys_file: {path} cannot be read ({reason}); give the path of a file.") from None

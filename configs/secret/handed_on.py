@@ -37,7 +37,7 @@ def with_secrets_file(args: Mapping[str, Any]) -> dict[str, Any]:
         return dict(args)
     file = PROJECT_ROOT / Path(path).expanduser()
     try:
-        text, exposed = file.read_text(), readable_by_all(file)
+        text, exposed = file.read_text(encoding="utf-8"), readable_by_all(file)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise SettingsError(f"secrets_file: {path} cannot be read ({reason}); give the path of a file.") from None

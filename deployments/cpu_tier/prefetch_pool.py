@@ -15,7 +15,6 @@ import collections
 import contextlib
 import itertools
 import logging
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from configs.cores import cores
 from deployments.cpu_tier.prefetch_worker import UNREACHABLE, start_worker
 from deployments.segment_store.endpoint import RedisEndpoint
 from kvmanager.circuit_breaker import CircuitBreaker, CircuitState
@@ -88,7 +88,7 @@ class PrefetchPool:
         self._queued_bytes: collections.Counter[Any] = collections.Counter()
         """By worker: what it has been asked for and has not brought yet."""
         self._loads: list[Load] = []
-        self._fan_out = FanOut(len(os.sched_getaffinity(0)))
+        self._fan_out = FanOut(cores())
         self._turn = itertools.count()
         self._breaker = CircuitBreaker()
         self._bytes_in_flight = 0
@@ -109,7 +109,7 @@ class PrefetchPool:
         self._starting.clear()
         self._endpoint = endpoint
         self._breaker = CircuitBreaker()
-        self._fan_out = FanOut(len(os.sched_getaffinity(0)))
+        self._fan_out = FanOut(cores())
         self._workers = [] if endpoint is None else [self._start(number, endpoint) for number in range(self._count)]
 
     @property

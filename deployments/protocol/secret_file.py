@@ -55,7 +55,7 @@ def server_secret(folder: Path, environment: Mapping[str, str] = os.environ) -> 
 def _read(path: Path) -> ServerSecret | None:
     """What the file holds; None: there is none. Raises SettingsError for a file that holds no secret, OSError."""
     try:
-        with path.open() as file:
+        with path.open(encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & _OTHERS:
                 os.fchmod(file.fileno(), 0o600)
                 logger.warning("%s could be read by others; now only its owner can. To be sure, make a new one", path)
@@ -78,7 +78,9 @@ def _made(path: Path) -> ServerSecret:
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{FILE_NAME}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+        with os.fdopen(
+            os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w", encoding="utf-8"
+        ) as file:
             file.write(secrets.token_hex(SECRET_BYTES) + "\n")
             file.flush()
             os.fsync(file.fileno())

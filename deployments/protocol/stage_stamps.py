@@ -58,7 +58,7 @@ class StageStamps(NamedTuple):
 def this_clock() -> str:
     """Names the clock of `time.monotonic` here: equal names are one clock."""
     try:
-        return _BOOT_ID.read_text().strip()
+        return _BOOT_ID.read_text(encoding="utf-8").strip()
     except OSError:  # not Linux: at least another machine's is another one
         return socket.gethostname()
 

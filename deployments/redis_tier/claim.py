@@ -52,7 +52,7 @@ def _processes_here() -> str:
     Containers may share a host's name, and count processes of their own.
     """
     try:
-        booted = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        booted = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{booted} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return ""

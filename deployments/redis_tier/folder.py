@@ -88,7 +88,7 @@ class RedisFolder:
         """A new private folder with a short path; what a killed server left behind is removed."""
         note = self.path / "socket_folder"
         with contextlib.suppress(OSError):
-            left_behind = Path(note.read_text())
+            left_behind = Path(note.read_text(encoding="utf-8"))
             if left_behind.name.startswith("crosskv-"):
                 (left_behind / "redis.sock").unlink(missing_ok=True)
                 left_behind.rmdir()
@@ -96,7 +96,7 @@ class RedisFolder:
         if len(made.encode()) + len("/redis.sock") > LONGEST_SOCKET_PATH:
             Path(made).rmdir()
             made = tempfile.mkdtemp(prefix="crosskv-", dir="/tmp")
-        note.write_text(made)
+        note.write_text(made, encoding="utf-8")
         return Path(made)
 
 

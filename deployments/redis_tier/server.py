@@ -196,7 +196,7 @@ class EmbeddedRedis:
         self._process = self._spawn(program, lock)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(configuration.encode())
+            self._process.stdin.write(os.fsencode(configuration))  # paths are bytes
             self._process.stdin.close()
         deadline = time.monotonic() + START_WAIT_S
         while not _listens(self._socket_path):
@@ -252,7 +252,7 @@ class EmbeddedRedis:
         return b"ready to accept connections" in self._folder.log.read_bytes().lower()
 
     def _last_words(self) -> str:
-        lines = self._folder.log.read_text(errors="replace").strip().splitlines()
+        lines = self._folder.log.read_text(errors="replace", encoding="utf-8").strip().splitlines()
         return lines[-1] if lines else f"it ended with {self._process.returncode if self._process else None}"
 
 

@@ -48,7 +48,7 @@ def main(
         err.print("every target was reached")
     if json_file:
         text = json.dumps(as_dict(rows), indent=2)
-        print(text) if json_file == "-" else Path(json_file).write_text(text + "\n")
+        print(text) if json_file == "-" else Path(json_file).write_text(text + "\n", encoding="utf-8")
 
 
 def _measure_all(cases: Iterable[Case], repetitions: int, clock: Clock, console: Console) -> list[Row]:

@@ -122,7 +122,7 @@ def _write(rows: Sequence[dict[str, Any]], plot_file: str | None, json_file: str
         if json_file == "-":
             sys.stdout.write(text)
         else:
-            Path(json_file).write_text(text)
+            Path(json_file).write_text(text, encoding="utf-8")
 
 
 def main(words: Sequence[str]) -> None:

@@ -132,7 +132,7 @@ def main(
         if json_file == "-":
             sys.stdout.write(text + "\n")
         elif json_file:
-            Path(json_file).write_text(text + "\n")
+            Path(json_file).write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         err.print(f"{error.filename} cannot be written ({error.strerror}).", markup=False)
         raise typer.Exit(EXIT_FAILED) from None

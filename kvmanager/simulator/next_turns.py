@@ -108,7 +108,7 @@ def main(
         if json_file == "-":
             sys.stdout.write(text + "\n")
         elif json_file:
-            Path(json_file).write_text(text)
+            Path(json_file).write_text(text, encoding="utf-8")
     except ValueError as error:
         err.print(f"{error}.", markup=False)
         raise typer.Exit(EXIT_FAILED) from None

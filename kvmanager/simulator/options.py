@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.cores import cores
 from kvmanager.simulator.cluster.routers import router_names
 from kvmanager.simulator.costs import Costs, CostsError
 from kvmanager.simulator.one_replica.oracle import NextUses
 from kvmanager.simulator.one_replica.replay import BELADY, Setup, make_manager
 from kvmanager.simulator.policies import simulated_names
-from kvmanager.simulator.runs import cores
 from kvmanager.simulator.trace import BLOCK_TOKENS, TraceError, TraceRequest, read_trace
 
 DEFAULT_ROUTER = "ours"

@@ -24,11 +24,6 @@ class RunError(RuntimeError):
     """A replay broke off. One sentence."""
 
 
-def cores() -> int:
-    """Return how many processes can work at once."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Result(NamedTuple):
     """A setup, what came of it (`kvmanager.simulator.figures`), and how long its replay took."""
 

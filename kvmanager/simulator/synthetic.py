@@ -78,7 +78,7 @@ def write(
     """Write a synthetic trace."""
     if name not in SYNTHETIC:
         raise typer.BadParameter(f"unknown trace {name!r}; choose one of {', '.join(SYNTHETIC)}")
-    with file.open("w") as out:
+    with file.open("w", encoding="utf-8") as out:
         for request in SYNTHETIC[name](seed):
             line = {
                 "timestamp": request.timestamp_s * 1000,

@@ -113,8 +113,8 @@ def _report(choice: Choice, journal: Journal[Key], results: Path, json_file: str
     setting = setting_of(choice.plan)
     page = markdown(found, judged, choice.skipped, setting)
     document = as_json(choice.plan, found, judged, choice.skipped, setting)
-    (results / f"{choice.name}.md").write_text(page)
-    (results / f"{choice.name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    (results / f"{choice.name}.md").write_text(page, encoding="utf-8")
+    (results / f"{choice.name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     pictures = draw(found, results, choice.name)
     if docs:
         write_between(DOCS, BEGIN, END, page)

@@ -76,13 +76,13 @@ def crosskv_settings(peer: Peer, folder: Path, kind: Kind) -> dict[str, Any]:
 def _crosskv(kind: Kind) -> Callable[[Peer, Path, int], list[str]]:
     def command(peer: Peer, folder: Path, metrics_port: int) -> list[str]:
         del metrics_port  # every answer says which replica gave it
-        config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text())
+        config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
         shipped = config["applications"][0]["args"]
         ours = crosskv_settings(peer, folder, kind)
         merged = shipped | ours | {name: shipped[name] | ours[name] for name in ("engine", "kv")}
         config["applications"][0]["args"] = merged
         path = folder / "serve_config.yaml"
-        path.write_text(yaml.safe_dump(config))
+        path.write_text(yaml.safe_dump(config), encoding="utf-8")
         return [sys.executable, "-m", "app.launch", str(path), "--port", str(peer.port)]
 
     return command

@@ -57,7 +57,7 @@ def running(command: Sequence[str], url: str, model: str, log: Path, start_s: fl
 
     Raises ServerError, with the end of the log, when it ends by itself or is not ready within `start_s` seconds.
     """
-    with log.open("w") as out:
+    with log.open("w", encoding="utf-8") as out:
         child = subprocess.Popen(
             list(command),
             cwd=PROJECT_ROOT,
@@ -116,5 +116,5 @@ def chunk_tokens(url: str) -> ChunkTokens | None:
 
 def last_lines(log: Path) -> str:
     """The end of a log, and where it lies."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return "\n".join([*lines[-_LAST_LINES:], f"The whole story: {log}"])

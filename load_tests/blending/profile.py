@@ -137,7 +137,7 @@ def write_profile(folder: Path, profile: BlendProfile) -> Path:
     """Replace the folder's profile at once. Raises InputError that names the path."""
     path = folder / BLEND_PROFILE_FILE
     try:
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=".blend-", delete=False) as file:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=folder, prefix=".blend-", delete=False) as file:
             file.write(profile.model_dump_json(indent=1) + "\n")
         made = Path(file.name)
         made.chmod(0o644)

@@ -82,7 +82,7 @@ def installed_text(seed: int) -> str:
         file for root in roots for name in ("METADATA", "LICENSE*") for file in root.glob(f"*.dist-info/**/{name}")
     )
     random.Random(seed).shuffle(files)
-    return "\n\n".join(file.read_text(errors="ignore") for file in files if file.is_file())
+    return "\n\n".join(file.read_text(errors="ignore", encoding="utf-8") for file in files if file.is_file())
 
 
 def make_profile(
@@ -160,7 +160,9 @@ def main(
     else:
         source = str(text) if text else "licences and readmes of the installed packages"
         try:
-            samples = text_samples(str(folder), text.read_text() if text else installed_text(seed), count)
+            samples = text_samples(
+                str(folder), text.read_text(encoding="utf-8") if text else installed_text(seed), count
+            )
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
     out.print(f"{model}: {len(samples)} prompts from {source}")
@@ -177,7 +179,7 @@ def main(
     out.print(f"{target}: {len(profile.to_bytes())} bytes, {profile.digest.hex()}; {levels}")
     if json_file:
         written = json.dumps(report | {"source": source, "seed": seed}, indent=2)
-        print(written) if json_file == "-" else Path(json_file).write_text(written)
+        print(written) if json_file == "-" else Path(json_file).write_text(written, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def write_report(path: Path, results: Sequence[Result], sizes: Sizes, command: s
         if result.entries:
             write_csv(folder / f"{result.experiment.name}.csv", result.rows)
             draw(folder / f"{result.experiment.name}.png", result)
-    path.write_text(markdown(results, sizes, command))
+    path.write_text(markdown(results, sizes, command), encoding="utf-8")
 
 
 def draw(path: Path, result: Result) -> None:

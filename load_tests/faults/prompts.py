@@ -65,7 +65,7 @@ def chunked_prompts(rng: Random, words: Sequence[int], separator: int, streams: 
 
 def document_token(model_folder: Path) -> int:
     """The id of `DOCUMENT_TOKEN`. Raises ValueError where the model has none."""
-    added = json.loads((model_folder / "tokenizer.json").read_text())["added_tokens"]
+    added = json.loads((model_folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
     for token in added:
         if token["content"] == DOCUMENT_TOKEN:
             return int(token["id"])

@@ -41,14 +41,14 @@ class EmulatedLink:
         """Let all calls from now on, in any process, find another link. Needs a `control_file`."""
         path = Path(self.control_file)
         beside = path.with_suffix(".new")
-        beside.write_text(f"{bytes_per_s!r} {delay_s!r}")
+        beside.write_text(f"{bytes_per_s!r} {delay_s!r}", encoding="utf-8")
         beside.replace(path)  # no call reads half of it
 
     def now(self) -> EmulatedLink:
         """The link as it is for a call that begins now."""
         if not self.control_file:
             return self
-        bytes_per_s, delay_s = map(float, Path(self.control_file).read_text().split())
+        bytes_per_s, delay_s = map(float, Path(self.control_file).read_text(encoding="utf-8").split())
         return replace(self, bytes_per_s=bytes_per_s, delay_s=delay_s)
 
     def seconds(self, nbytes: int) -> float:
@@ -61,7 +61,7 @@ class EmulatedLink:
         if not (self.shared and self.bytes_per_s):
             return began + self.seconds(nbytes)
         taken = nbytes / self.bytes_per_s
-        with Path(f"{self.control_file}.until").open("a+") as books:
+        with Path(f"{self.control_file}.until").open("a+", encoding="utf-8") as books:
             fcntl.flock(books, fcntl.LOCK_EX)
             books.seek(0)
             until = max(began, float(books.read() or 0.0)) + taken

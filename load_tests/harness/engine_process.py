@@ -97,7 +97,7 @@ def _host(spec: EngineSpec, folder: str, log: str, pipe: Any) -> None:
     """The engine's process."""
     os.setsid()  # Ctrl-C in the terminal is for the parent, which ends this one in order
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    with Path(log).open("a") as stream:
+    with Path(log).open("a", encoding="utf-8") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
     # Before torch is loaded, which reads how many threads it may use; vLLM lets nobody change that afterwards.

@@ -27,7 +27,7 @@ def main() -> None:
     """Answer everything on stdin."""
     os.environ.update(_ENVIRONMENT)
     # vLLM and its libraries print to stdout while loading; the answers must stand there alone.
-    answers_out = os.fdopen(os.dup(1), "w")
+    answers_out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     job = json.load(sys.stdin)
     json.dump(answer(job), answers_out)

@@ -67,7 +67,7 @@ class RunningServer:
     def said(self) -> str:
         """The last of what the launcher printed, and of the server's own log."""
         parts = (self.log, run_folder(self.port) / "server.log")
-        return "\n".join(f"{path}:\n{path.read_text()[-MOST_SAID:]}" for path in parts if path.exists())
+        return "\n".join(f"{path}:\n{path.read_text(encoding='utf-8')[-MOST_SAID:]}" for path in parts if path.exists())
 
     def metrics(self, *names: str) -> list[tuple[str, dict[str, str], float]]:
         """The samples of GET /metrics whose names begin with one of `names`, or all of them."""
@@ -251,17 +251,17 @@ def started(
     model_folder = folder / "demo"
     if not model_folder.exists():
         shutil.copytree(PROJECT_ROOT / "models" / "demo", model_folder)
-    config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text())
+    config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
     args = config["applications"][0]["args"]
     kv = {**args["kv"], "redis_folder": str(folder / "redis"), **settings.get("kv", {})}
     http = {**args["http"], "metrics_max_age_s": 0, **settings.get("http", {})}  # what is compared must be of now
     config["applications"][0]["args"] = args | {"model": str(model_folder), **settings, "kv": kv, "http": http}
     path = folder / "serve_config.yaml"
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
     port = free_port()
     command = [sys.executable, "-m", "app.launch", str(path), "--port", str(port)]
     log_path = folder / "launch.log"
-    with log_path.open("w") as log:
+    with log_path.open("w", encoding="utf-8") as log:
         child = subprocess.Popen(
             command, cwd=PROJECT_ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )

@@ -103,7 +103,7 @@ class Load:
     def summary(self) -> dict[str, Any] | None:
         """The run's figures so far."""
         try:
-            found: dict[str, Any] = json.loads(self.summary_file.read_text())
+            found: dict[str, Any] = json.loads(self.summary_file.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         return found
@@ -148,7 +148,7 @@ def run(load: Load, served: Served, api_key: str | None) -> bool:
     """
     # Its own session: Ctrl-C reaches this process only, which passes it on. The key is not for `ps` to see.
     environment = os.environ | ({"OPENAI_API_KEY": api_key} if api_key else {})
-    with load.log.open("w") as log:
+    with load.log.open("w", encoding="utf-8") as log:
         locust = subprocess.Popen(
             load.command(served),
             cwd=PROJECT_ROOT,
@@ -174,7 +174,7 @@ def run(load: Load, served: Served, api_key: str | None) -> bool:
             raise
         return over
     if locust.returncode:
-        words = [line for line in load.log.read_text().splitlines() if line.strip()]
+        words = [line for line in load.log.read_text(encoding="utf-8").splitlines() if line.strip()]
         raise LocustError(f"Locust ended with code {locust.returncode}: {words[-1] if words else load.log}")
     return True
 

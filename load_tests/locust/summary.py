@@ -77,7 +77,7 @@ class Record:
     def write(self, path: Path, facts: dict[str, Any]) -> None:
         """`facts` and the summary, so that a reader never sees half a file. Raises OSError."""
         beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_text(json.dumps({**facts, **self.summary()}, indent=2))
+        beside.write_text(json.dumps({**facts, **self.summary()}, indent=2), encoding="utf-8")
         beside.replace(path)
 
 

@@ -28,7 +28,7 @@ class Journal(Generic[P]):
         self.path = path
         self._entries: dict[str, dict[str, Any]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+") as file:
+        with path.open("a+", encoding="utf-8") as file:
             file.seek(0)
             text = file.read()
         for line in text.splitlines():
@@ -44,7 +44,7 @@ class Journal(Generic[P]):
         """Keep what was found at a point, on the disk too."""
         entry = {"key": point.key, **found}
         line = json.dumps(entry)
-        with self.path.open("a") as file:
+        with self.path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
         self._entries[_name(point.key)] = json.loads(line)
 
@@ -67,7 +67,7 @@ class Journal(Generic[P]):
         self._rewrite()
 
     def _rewrite(self) -> None:
-        self.path.write_text("".join(json.dumps(entry) + "\n" for entry in self._entries.values()))
+        self.path.write_text("".join(json.dumps(entry) + "\n" for entry in self._entries.values()), encoding="utf-8")
 
 
 def _name(key: Any) -> str:

@@ -39,13 +39,13 @@ def write_json(found: Any, json_file: str | None) -> None:
     if json_file == "-":
         print(text)
     else:
-        Path(json_file).write_text(text + "\n")
+        Path(json_file).write_text(text + "\n", encoding="utf-8")
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """All columns of all rows, in the order in which they first appear. Raises OSError."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    with path.open("w", newline="") as stream:
+    with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -53,11 +53,11 @@ def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 def write_between(page: Path, begin: str, end: str, text: str) -> None:
     """Replace what lies between a page's two marks. Raises ValueError, one sentence, where it has none."""
-    whole = page.read_text()
+    whole = page.read_text(encoding="utf-8")
     if begin not in whole or end not in whole:
         raise ValueError(f"{page} has no place for the results: a line {begin!r} and a line {end!r}.")
     before, _, rest = whole.partition(begin)
-    page.write_text(f"{before}{begin}\n\n{text}\n{end}{rest.partition(end)[2]}")
+    page.write_text(f"{before}{begin}\n\n{text}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
 
 
 def wrapped(text: str) -> str:

@@ -241,7 +241,7 @@ def main(
             engine.close()
 
     # vLLM prints to stdout while loading; the result must stand there alone.
-    result = os.fdopen(os.dup(1), "w")
+    result = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     found = asyncio.run(run())
     with result, contextlib.redirect_stdout(result):

@@ -105,7 +105,7 @@ def engine_arguments(settings: Settings, offload: Offload | None = None) -> dict
 
 def kv_block_bytes(settings: Settings) -> int:
     """Bytes of one KV block of all layers, from the model folder's config.json."""
-    config = json.loads((Path(settings.model_source) / "config.json").read_text())
+    config = json.loads((Path(settings.model_source) / "config.json").read_text(encoding="utf-8"))
     dtype = settings.engine_dtype
     if dtype == "auto":
         dtype = config.get("dtype") or config.get("torch_dtype") or "float32"

@@ -13,8 +13,10 @@ from typing import Any
 
 import psutil
 
-from app.launch.cluster import private_folder, ray_environment, ray_options, write_token
+from app.launch.cluster import ray_environment, ray_options, write_token
 from app.launch.descendants import Descendants, become_subreaper
+from app.launch.surroundings.folder import private_folder
+from configs.cores import cores
 from configs.settings import Settings, SettingsError
 from load_tests.peers.engine import Peer, peer_environment
 
@@ -42,7 +44,7 @@ def serve_until_signal(
     import ray
     from ray import serve
 
-    cpus = max(os.cpu_count() or 1, settings.max_replicas * _CPUS_PER_REPLICA + _CPUS_BESIDE_REPLICAS)
+    cpus = max(cores(), settings.max_replicas * _CPUS_PER_REPLICA + _CPUS_BESIDE_REPLICAS)
     options = ray_options(settings, folder) | {"num_cpus": cpus, "_metrics_export_port": metrics_port}
     try:
         ray.init(**options)

@@ -75,7 +75,7 @@ def read_first_tokens(file: Path | None = None) -> FirstTokens | None:
     if file is None and not path.exists():
         return None
     try:
-        return FirstTokens(**json.loads(path.read_text()))
+        return FirstTokens(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, TypeError) as error:
         raise ValueError(f"{path} is no result of load_tests.quality.first_tokens: {error}.") from None
 
@@ -131,7 +131,7 @@ def main(
         f"Medians of {rounds} rounds, `python -m load_tests.quality.first_tokens`. {machine_line()}"
     )
     found = FirstTokens(setting, ratios)
-    output.write_text(json.dumps(found.as_dict(), indent=2) + "\n")
+    output.write_text(json.dumps(found.as_dict(), indent=2) + "\n", encoding="utf-8")
     out.print(f"{output} is written")
     lines = [[name, Spread.of(values).slashed(".3f", bold=True)] for name, values in ratios.items()]
     deliver(f"{setting}\n\n{table(['form', 'TTFT ÷ prefill'], lines)}", found.as_dict(), json_file)

@@ -30,14 +30,14 @@ def server(model: str, engine: dict[str, Any], start_s: float, log: Path) -> Ite
     """Started, quiet, and ended on leaving. Raises ServerError."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="crosskv-") as scratch:
-        config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text())
+        config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
         args = config["applications"][0]["args"]
         args |= {"model": model, "dtype": "float32", "replicas": 1, "max_model_len": MAX_MODEL_LEN}
         args["engine"] |= {"max_num_seqs": SLOTS, "device_blocks": DEVICE_BLOCKS, **engine}
         # All that is stored is loaded, although so small a model would be computed sooner: that is what is measured.
         args["kv"] |= {"redis_url": None, "load_or_recompute": "load"}
         path = Path(scratch) / "serve_config.yaml"
-        path.write_text(yaml.safe_dump(config))
+        path.write_text(yaml.safe_dump(config), encoding="utf-8")
         command = [sys.executable, "-m", "app.launch", str(path), "--port", str(port)]
         with running(command, f"http://127.0.0.1:{port}", Path(model).name, log, start_s) as found:
             wait_until_quiet(found.process)

@@ -70,7 +70,7 @@ def main(
             samples = demo_samples(sampled, seed)
         else:
             source = str(text) if text else "licences and readmes of the installed packages"
-            words = text.read_text() if text else installed_text(seed)
+            words = text.read_text(encoding="utf-8") if text else installed_text(seed)
             asked, samples = (text_samples(str(folder), words, number) for number in (count, sampled))
         with Progress(console=out) as progress:
             total = 2 * layers + 2 * len(samples) + 2 * len(PROBES) * len(layer_groups(layers))

@@ -50,14 +50,14 @@ def commands(other: Path | None, loads: bool) -> dict[str, Callable[[Peer, Path,
 
 def _as_shipped(peer: Peer, folder: Path, loads: bool) -> list[str]:
     """As it is shipped, but for the sizes."""
-    config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text())
+    config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
     shipped = config["applications"][0]["args"]
     ours: dict[str, Any] = crosskv_settings(peer, folder, "exact")
     if loads:
         ours["kv"] |= {"load_or_recompute": "load"}
     config["applications"][0]["args"] = shipped | ours | {part: shipped[part] | ours[part] for part in ("engine", "kv")}
     path = folder / "serve_config.yaml"
-    path.write_text(yaml.safe_dump(config))
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
     return [sys.executable, "-m", "app.launch", str(path), "--port", str(peer.port)]
 
 

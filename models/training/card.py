@@ -74,7 +74,7 @@ def _training_line(work: Path) -> str:
     curve = work / "curve.jsonl"
     if not curve.exists():
         return "The curve of the training run is not on this machine."
-    last = json.loads(curve.read_text().splitlines()[-1])
+    last = json.loads(curve.read_text(encoding="utf-8").splitlines()[-1])
     return (
         f"Trained with seed {last['seed']} on {last['tokens'] / 1e6:.1f} million tokens of generated conversations in"
         f" {last['step']:,} steps, {last['seconds'] / 60:.0f} minutes on one shared CPU core."
@@ -85,8 +85,8 @@ def write_card(folder: Path, work: Path) -> None:
     """Measure the model in `folder`; write its `README.md` and the raw counts (`measured.json`) beside it."""
     measured = measure(folder)
     raw = {str(context): {kind: list(found) for kind, found in tally.items()} for context, tally in measured.items()}
-    (folder / CELLS_FILE).write_text(json.dumps(raw, indent=1) + "\n")
-    template = (Path(__file__).parent / "card.md").read_text()
+    (folder / CELLS_FILE).write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
+    template = (Path(__file__).parent / "card.md").read_text(encoding="utf-8")
     size = (folder / "model.safetensors").stat().st_size
     text = template.format(
         table=table(measured),
@@ -95,4 +95,4 @@ def write_card(folder: Path, work: Path) -> None:
         prompts=", ".join(f"{count} at {context:,}" for context, count in CONTEXTS.items()),
         contexts=", ".join(f"{context:,}" for context in sorted({c for s in curriculum.STAGES for c in s.contexts})),
     )
-    (folder / "README.md").write_text(text)
+    (folder / "README.md").write_text(text, encoding="utf-8")

@@ -187,7 +187,7 @@ class Trainer:
         row["seconds"] = round(self.state.seconds)
         heldout = {kind: round(right / asked, 2) for kind, (right, asked) in found.items()}
         row["heldout"] = heldout
-        with (self.work / "curve.jsonl").open("a") as curve:
+        with (self.work / "curve.jsonl").open("a", encoding="utf-8") as curve:
             curve.write(json.dumps(row) + "\n")
         shown = " ".join(f"{kind} {share:.2f}" for kind, share in heldout.items())
         console.print(f"{self.state.tokens / 1e6:.2f}M tokens, held out at {context}: {shown}")

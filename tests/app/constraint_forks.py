@@ -79,9 +79,9 @@ class Forks:
 
 def _serve(descriptor: int) -> None:
     """Fork for each descriptor that comes, until the socket is closed."""
-    import vllm.sampling_params
-    import vllm.tokenizers
-    import vllm.v1.request
+    import vllm.sampling_params  # noqa: F401
+    import vllm.tokenizers  # noqa: F401
+    import vllm.v1.request  # noqa: F401
     import vllm.v1.structured_output  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no fork is left behind

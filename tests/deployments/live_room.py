@@ -161,7 +161,7 @@ def write_surroundings(core: Any, port: RoomPort, path: str) -> None:
     settings = core.spec.settings
     identity = model_identity(engine_config(settings), settings).fingerprint()
     found = [identity.hex(), kv_cache_utils.NONE_HASH.hex(), str(hash("a word")), str(tiles_are_granted())]
-    Path(path).write_text(" ".join(found))
+    Path(path).write_text(" ".join(found), encoding="utf-8")
 
 
 def hang_while_computing(core: Any, port: RoomPort) -> None:

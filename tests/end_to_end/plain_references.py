@@ -49,7 +49,9 @@ def _key(turn: Turn) -> str:
 
 
 def _digest(model_folder: Path) -> str:
-    processor = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")][:1]
+    processor = [
+        line for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if line.startswith("flags")
+    ][:1]
     locks = sorted((PROJECT_ROOT / "requirements").glob("c*.txt"))
     weights = sorted(path for path in model_folder.iterdir() if path.is_file())
     digest = hashlib.sha256("".join(processor).encode())

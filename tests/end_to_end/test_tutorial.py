@@ -38,7 +38,9 @@ def played(server: RunningServer, folder: Path) -> list[str]:
 
 def is_stored(server: RunningServer, messages: Path) -> bool:
     """Whether the CPU tier and Redis have all full blocks of the prompt."""
-    answer = httpx.get(f"{server.url}/api/v1/kv/lookup", params={"messages": messages.read_text()}, timeout=10)
+    answer = httpx.get(
+        f"{server.url}/api/v1/kv/lookup", params={"messages": messages.read_text(encoding="utf-8")}, timeout=10
+    )
     found = answer.raise_for_status().json()
     full = found["tokens"] // found["block_size_tokens"] * found["block_size_tokens"]
     return found["tokens_by_tier"]["cpu"] == found["tokens_by_tier"]["redis"] == full

@@ -126,7 +126,7 @@ class memory_limit:  # noqa: N801 - a context manager reads like a function
         self._before = resource.getrlimit(resource.RLIMIT_AS)
 
     def __enter__(self) -> None:
-        now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        now = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (now + self._more, self._before[1]))
 
     def __exit__(self, *_: object) -> None:

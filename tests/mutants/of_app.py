@@ -14,9 +14,28 @@ TESTS = "tests/app/"
 
 MUTANTS = (
     Mutant(
+        "switches-of-python-handed-on",
+        "app/launch/surroundings/python.py",
+        "if name not in DROPPED}",
+        "if name}",
+        (
+            TESTS + "launch/surroundings/test_python_switches.py::"
+            "test_variables_that_ray_does_not_start_with_are_not_handed_on_and_that_is_said",
+        ),
+        "With PYTHONOPTIMIZE=2 in the shell Ray does not start.",
+    ),
+    Mutant(
+        "files-not-counted-for-haproxy",
+        "app/launch/haproxy.py",
+        "        **connections_environment(),\n",
+        "",
+        (TESTS + "launch/test_haproxy.py::test_it_starts_where_few_files_may_be_opened",),
+        "With a hard limit of 4,096 open files HAProxy does not start.",
+    ),
+    Mutant(
         "stand-in-keeps-the-port",
         "app/launch/haproxy.py",
-        "        self._instead.write_text(str(self.process.pid))\n",
+        '        self._instead.write_text(str(self.process.pid), encoding="utf-8")\n',
         "",
         ("tests/app/launch/test_haproxy.py::test_a_dead_haproxys_place_is_taken_until_ray_starts_another_one",),
         "After HAProxy's death Ray's own never listens again.",

@@ -10,6 +10,14 @@ TESTS = "tests/configs/"
 
 MUTANTS = (
     Mutant(
+        "quota-not-counted",
+        "configs/cores.py",
+        "min([allowed, *(math.ceil(quota) for quota in _quotas())])",
+        "allowed",
+        (TESTS + "test_cores.py::test_a_quota_counts_where_it_is_less",),
+        "In a container with a quota of 8 cores Ray is told the machine's 96.",
+    ),
+    Mutant(
         "quotas-beyond-the-budget",
         SETTINGS,
         "            if sum(quotas.values()) > budget:\n",

@@ -18,7 +18,7 @@ LEAST = 40
 @cache
 def functions_of(path: Path) -> frozenset[str]:
     """Names of a file's test functions."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     return frozenset(node.name for node in tree.body if isinstance(node, functions) and node.name.startswith("test_"))
 

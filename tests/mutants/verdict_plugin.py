@@ -34,5 +34,5 @@ def pytest_exception_interact(node: Any, call: Any, report: Any) -> None:
         "when": getattr(report, "when", "collect"),
         "errors": [each.__name__ for each in call.excinfo.type.__mro__],
     }
-    with Path(os.environ[FAILURES]).open("a") as file:
+    with Path(os.environ[FAILURES]).open("a", encoding="utf-8") as file:
         file.write(json.dumps(failure) + "\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections import Counter
 from typing import Any
 
@@ -32,6 +34,20 @@ def test_the_hooks_before_a_commit_are_the_linters() -> None:
     assert local["repo"] == "local"
     assert [hook["entry"] for hook in local["hooks"]] == recipe("lint")
     assert not any(hook["pass_filenames"] for hook in local["hooks"]), "the linters know what they look at"
+
+
+def test_make_hands_on_no_switch_of_python_that_ray_does_not_start_with() -> None:
+    switches = dict.fromkeys(("PYTHONHOME", "PYTHONINSPECT", "PYTHONOPTIMIZE", "PYTHONWARNINGS"), "set")
+    shown = subprocess.run(
+        ["make", "--eval", "shown: ; @env", "shown"],
+        cwd=PROJECT_ROOT,
+        env={**os.environ, **switches},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "PATH=" in shown.stdout
+    assert not any(f"{name}=" in shown.stdout for name in switches)
 
 
 def test_the_workflow_runs_what_every_machine_runs() -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from app.launch.cluster import private_folder
 from app.launch.haproxy import haproxy_environment
 from app.launch.memory import shared_memory_free_bytes
+from app.launch.surroundings.folder import private_folder
 from configs import machine
 from configs.model_folder import PROJECT_ROOT
 from tests.sizes import LONG

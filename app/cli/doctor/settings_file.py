@@ -50,7 +50,7 @@ def _shape(settings: Settings) -> Any:
 def _arguments(config: Path) -> dict[str, Any]:
     """`args:` of the one application."""
     try:
-        applications = yaml.safe_load(config.read_text())["applications"]
+        applications = yaml.safe_load(config.read_text(encoding="utf-8"))["applications"]
         (application,) = applications
         arguments = application.get("args") or {}
     except OSError as error:

@@ -33,7 +33,7 @@ def write_budgets(folder: Path, budgets: Budgets, measured: Mapping[str, Any], m
         "recent_tokens": budgets.recent,
         "measured": dict(measured),
     }
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return path
 
 
@@ -48,7 +48,7 @@ def find_budgets(model: str, level: str, layers: int) -> Budgets:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ValueError("it is far too large")
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
         eighths, recent = content["eighths"], content["recent_tokens"]
         if not all(type(number) is int for number in (*eighths, recent)):
             raise ValueError("it has something else than whole eighths")

@@ -53,7 +53,7 @@ def roles(
         if json_file == "-":
             sys.stdout.write(as_json)
         elif json_file:
-            Path(json_file).write_text(as_json)
+            Path(json_file).write_text(as_json, encoding="utf-8")
         if write_docs:
             write_between(PAGE, text)
     except (OSError, ValueError) as error:

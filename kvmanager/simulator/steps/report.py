@@ -42,8 +42,8 @@ def table(machine: Machine, rows: Sequence[Row], seed: int) -> str:
 
 def write_between(page: Path, text: str) -> None:
     """Replace what stands between the page's marks. Raises ValueError where it has none, OSError as writing does."""
-    before, begin, rest = page.read_text().partition(BEGIN)
+    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{page} has no lines {BEGIN!r} and {END!r}")
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")

@@ -26,7 +26,7 @@ def write_prompts(file: Path) -> None:
         dialogue = heldout_dialogue(CALIBRATION_SEED + number, CALIBRATION_CONTEXT, turns=1)
         messages = dialogue.messages(1, last_answer=False)
         lines.append(json.dumps({"messages": messages, "documents": dialogue.documents}))
-    file.write_text("\n".join(lines) + "\n")
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -45,17 +45,17 @@ def write_card(folder: Path, work: Path) -> None:
     """Measure the model in `folder`; write its `README.md` and the raw counts (`measured.json`) beside it."""
     measured = measure(folder)
     raw = {str(context): asdict(counts) for context, counts in measured.items()}
-    (folder / CELLS_FILE).write_text(json.dumps(raw, indent=1) + "\n")
+    (folder / CELLS_FILE).write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
     run = work / RUN_FILE
     training = "The record of the training run is not on this machine."
     if run.exists():
-        state = json.loads(run.read_text())
+        state = json.loads(run.read_text(encoding="utf-8"))
         training = (
             f"Fine-tuned from the demo model with seed {state['seed']} in {state['step']:,} steps on"
             f" {state['tokens'] / 1e6:.1f} million tokens of generated conversations,"
             f" {state['seconds'] / 60:.0f} minutes on one shared CPU core."
         )
-    template = (Path(__file__).parent / "card.md").read_text()
+    template = (Path(__file__).parent / "card.md").read_text(encoding="utf-8")
     (folder / "README.md").write_text(
         template.format(
             table=table(measured),
@@ -65,5 +65,6 @@ def write_card(folder: Path, work: Path) -> None:
             contexts=", ".join(f"{context:,}" for context in sorted({c for _, of in CONTEXTS for c in of})),
             steps=f"{STEPS:,}",
             rate=f"{PEAK_RATE:g}",
-        )
+        ),
+        encoding="utf-8",
     )

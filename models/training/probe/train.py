@@ -139,7 +139,7 @@ class ProbeTrainer:
             scratch,
         )
         scratch.replace(self.checkpoint)
-        (self.work / RUN_FILE).write_text(json.dumps(asdict(self.state)))
+        (self.work / RUN_FILE).write_text(json.dumps(asdict(self.state)), encoding="utf-8")
 
     def step(self) -> tuple[float, float, float]:
         """One optimizer step; what `losses` gives of its batch."""

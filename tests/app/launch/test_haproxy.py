@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -21,9 +22,10 @@ from ray.serve._private import constants, haproxy
 from ray.serve.config import HTTPOptions
 
 from app.launch import haproxy as own
-from app.launch.cluster import private_folder
 from app.launch.haproxy import SWITCH, StandIn, haproxy_environment
 from app.launch.ports import free_port
+from app.launch.surroundings import files
+from app.launch.surroundings.folder import LONGEST_BYTES, private_folder
 from load_tests.harness.patience import patience, until
 
 PATIENCE_S = 10.0
@@ -90,6 +92,7 @@ def written_by_ray(
         server_state_base=environment["RAY_SERVE_HAPROXY_SERVER_STATE_BASE"],
         server_state_file=environment["RAY_SERVE_HAPROXY_SERVER_STATE_FILE"],
         bufsize=int(environment["RAY_SERVE_HAPROXY_TUNE_BUFSIZE"]),
+        maxconn=int(environment.get("RAY_SERVE_HAPROXY_MAXCONN", constants.RAY_SERVE_HAPROXY_MAXCONN)),
         http_options=HTTPOptions(host=host, port=port),
         has_received_routes=True,
         has_received_servers=True,
@@ -105,8 +108,11 @@ def written_by_ray(
 
 
 def run(environment: dict[str, str], *words: str) -> subprocess.Popen[bytes]:
+    limit = 'ulimit -n "$FILES"; exec "$@"'
     return subprocess.Popen(
-        [environment["RAY_SERVE_HAPROXY_BINARY_PATH"], *words], env=os.environ | environment, stderr=subprocess.PIPE
+        ["sh", "-c", limit, "sh", environment["RAY_SERVE_HAPROXY_BINARY_PATH"], *words],
+        env={"FILES": str(resource.getrlimit(resource.RLIMIT_NOFILE)[1]), **os.environ, **environment},
+        stderr=subprocess.PIPE,
     )
 
 
@@ -208,6 +214,30 @@ def test_two_servers_of_one_machine_do_not_answer_for_each_other() -> None:
         for folder in folders:
             shutil.rmtree(folder)
     assert len(ports) == 3
+
+
+def test_it_starts_where_few_files_may_be_opened(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, ingress: HTTPServer, host: str
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(resource, "getrlimit", lambda which: (files.FEWEST, files.FEWEST))
+        environment = haproxy_environment(folder)
+    servers = [haproxy.ServerConfig(name="ingress", host="127.0.0.1", port=ingress.server_port)]
+    with started({**environment, "FILES": str(files.FEWEST)}, servers, host) as (port, _):
+        assert ask(host, port).status_code == 200
+
+
+def test_its_sockets_fit_into_the_longest_private_folder(environment: dict[str, str], folder: Path) -> None:
+    longest = folder.with_name(folder.name + "x" * (LONGEST_BYTES - len(os.fsencode(folder))))
+    config = written_by_ray(environment, free_port(), [])
+    text = config.read_text().replace(environment["RAY_SERVE_HAPROXY_SOCKET_PATH"], f"{longest}/haproxy/{'0' * 56}/s")
+    config.write_text(text)
+    longest.joinpath("haproxy", "0" * 56).mkdir(parents=True)
+    try:
+        checked = run(environment, "-c", "-f", str(config))
+        assert checked.wait(patience(PATIENCE_S)) == 0, checked.stderr
+    finally:
+        shutil.rmtree(longest)
 
 
 def test_before_there_is_an_application_clients_are_told_to_come_again(environment: dict[str, str]) -> None:
@@ -329,12 +359,3 @@ def test_where_there_is_no_haproxy_serves_own_proxy_is_used(monkeypatch: pytest.
 
     monkeypatch.setattr(own, "get_haproxy_binary", none)
     assert haproxy_environment(folder) == {}
-
-
-def test_a_path_that_is_too_long_for_haproxys_socket_leaves_serves_own_proxy(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    long = tmp_path / ("d" * 60)
-    long.mkdir()
-    assert haproxy_environment(long) == {}
-    assert "A shorter TMPDIR helps" in caplog.text

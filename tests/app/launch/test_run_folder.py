@@ -38,7 +38,7 @@ def launcher() -> Iterator[psutil.Process]:
 
 
 def write(note: Path, process: psutil.Process, later_s: float = 0.0) -> None:
-    note.write_text(json.dumps({"pid": process.pid, "started": process.create_time() + later_s}))
+    note.write_text(json.dumps({"pid": process.pid, "started": process.create_time() + later_s}), encoding="utf-8")
 
 
 def test_a_living_launcher_is_found_by_its_port(note: Path, launcher: psutil.Process) -> None:
@@ -66,18 +66,18 @@ def test_a_process_that_is_no_launcher_is_not_found(note: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "7", "[]", "{}", '{"pid": "x", "started": 0}', '{"pid": -1, "started": 0}'])
 def test_a_note_that_says_nothing_finds_nobody(note: Path, text: str) -> None:
-    note.write_text(text)
+    note.write_text(text, encoding="utf-8")
     assert find_launcher(PORT) is None
 
 
 def test_the_note_is_there_while_the_launcher_runs_and_gone_afterwards(note: Path) -> None:
-    note.write_text("what a killed launcher left")
+    note.write_text("what a killed launcher left", encoding="utf-8")
     with launched_from_here(PORT):
-        assert json.loads(note.read_text())["pid"] == psutil.Process().pid
+        assert json.loads(note.read_text(encoding="utf-8"))["pid"] == psutil.Process().pid
     assert not note.exists()
 
 
 def test_the_note_of_another_launcher_is_left_alone(note: Path) -> None:
     with launched_from_here(PORT):
-        note.write_text("another's")
-    assert note.read_text() == "another's"
+        note.write_text("another's", encoding="utf-8")
+    assert note.read_text(encoding="utf-8") == "another's"

@@ -40,7 +40,11 @@ COMMAND = [sys.executable, "-c", LISTENER]
 
 
 def wait_for(said: Path, *words: str) -> None:
-    until(lambda: said.exists() and said.read_text().split() == list(words), f"it says {' '.join(words)}", LIMIT_S)
+    until(
+        lambda: said.exists() and said.read_text(encoding="utf-8").split() == list(words),
+        f"it says {' '.join(words)}",
+        LIMIT_S,
+    )
 
 
 @pytest.fixture

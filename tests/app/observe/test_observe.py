@@ -50,7 +50,7 @@ def started(tmp_path: Path, bin_folder: Path, **environment: str) -> subprocess.
 def wait_for(path: Path) -> dict:
     for _ in range(1200):
         if path.exists():
-            return json.loads(path.read_text())
+            return json.loads(path.read_text(encoding="utf-8"))
         time.sleep(0.1)
     raise AssertionError(f"{path} was not written")
 
@@ -124,7 +124,7 @@ def test_a_key_is_readable_by_its_owner_alone(tmp_path: Path) -> None:
     (tmp_path / "metrics_key").touch(0o644)
     config = yaml.safe_load(write_prometheus(tmp_path, Ports(8123), "a-key").read_text())
     path = Path(config["scrape_configs"][0]["authorization"]["credentials_file"])
-    assert path.read_text() == "a-key"
+    assert path.read_text(encoding="utf-8") == "a-key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

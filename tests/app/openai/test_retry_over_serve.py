@@ -53,7 +53,7 @@ T = TypeVar("T")
 def take(note: Path, name: str) -> str:
     """What the note says, and note who read it; nothing for all but the first."""
     try:
-        text = note.read_text()
+        text = note.read_text(encoding="utf-8")
         note.rename(f"{note}.read-by-{name}")
     except FileNotFoundError:
         return ""

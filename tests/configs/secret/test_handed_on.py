@@ -35,7 +35,7 @@ EACH = pytest.mark.parametrize("args", PLACES.values(), ids=PLACES)
 
 
 def private(path: Path, content: Any) -> str:
-    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content), encoding="utf-8")
     path.chmod(0o600)
     return str(path)
 

@@ -130,7 +130,7 @@ def test_vllm_samples_and_keeps_books_as_the_wrapping_expects() -> None:
     bookkeeping = inspect.getsource(GPUModelRunner._bookkeeping_sync)
     assert "self.discard_request_mask.np[:num_reqs]" in bookkeeping, changed
     assert "self.input_batch.generators.get(int(i))" in bookkeeping, changed
-    everything = Path(inspect.getfile(GPUModelRunner)).read_text()
+    everything = Path(inspect.getfile(GPUModelRunner)).read_text(encoding="utf-8")
     assert everything.count("set_offset(") == 1, f"{changed} turns generators back at another place too"
     assert everything.count("self._sample(") == 1, f"{changed} samples at another place too"
 

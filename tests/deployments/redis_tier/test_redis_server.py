@@ -23,7 +23,7 @@ from deployments.segment_store.redis_connection import RedisUnavailableError, co
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return tmp_path / 'with a space and a " sign' / "redis"
+    return tmp_path / os.fsdecode(b'with a space, a " and a \\, and a byte that is no UTF-8: \xfc') / "redis"
 
 
 @pytest.fixture

@@ -1,0 +1,108 @@
+"""What `install.sh` says and takes before it installs anything."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from configs.model_folder import PROJECT_ROOT
+
+PRETENDED = """#!/bin/sh
+case "$*" in
+*version_info*) echo {version} ;;
+*ensurepip*) exit {without_ensurepip} ;;
+*venv*) exit 1 ;;
+esac
+"""
+"""A Python of a version, in which nothing can be installed."""
+
+
+def install(project: Path, **variables: str) -> str:
+    """Run it in a copy, to its end, which is a failure; what it says."""
+    project.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(PROJECT_ROOT / "requirements", project / "requirements", dirs_exist_ok=True)
+    environment = {**os.environ, "ACCELERATOR": "cpu", **variables}
+    ended = subprocess.run(
+        ["requirements/install.sh", "server"],
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 1, ended.stdout
+    return ended.stdout + ended.stderr
+
+
+def pretend(folder: Path, name: str, version: str, without_ensurepip: int = 0) -> None:
+    program = folder / name
+    program.write_text(PRETENDED.format(version=version, without_ensurepip=without_ensurepip), encoding="utf-8")
+    program.chmod(0o755)
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A folder in front of the PATH; a disk that is full is none of these tests' business."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for name in ("python3.14", "python3.13", "python3.12", "python3.11", "python3", "python"):
+        pretend(folder, name, "3.10")
+    (folder / "df").write_text("#!/bin/sh\necho Filesystem\necho / 0 0 99999999 0 /\n", encoding="utf-8")
+    (folder / "df").chmod(0o755)
+    return folder
+
+
+def path_with(programs: Path) -> str:
+    return f"{programs}:{os.environ['PATH']}"
+
+
+def test_without_a_python_that_fits_the_sentence_names_how_to_get_one(tmp_path: Path, programs: Path) -> None:
+    said = install(tmp_path / "project", PATH=path_with(programs))
+    assert "no Python from 3.11 to 3.14 was found" in said
+    assert "uv python install" in said
+    said = install(tmp_path / "project", PYTHON=str(tmp_path / "not here"))
+    assert f"(looked for: {tmp_path}/not here)" in said
+
+
+@pytest.mark.parametrize(
+    ("versions", "taken"),
+    [
+        (["3.11"], "3.11"),
+        (["3.11", "3.13", "3.12"], "3.13"),
+        (["3.11", "3.14"], "3.14"),
+    ],
+)
+def test_the_newest_python_that_the_lock_files_are_for_is_tried_first(
+    tmp_path: Path, programs: Path, versions: list[str], taken: str
+) -> None:
+    for version in versions:
+        pretend(programs, f"python{version}", version)
+    pretend(programs, "python3", "3.15")
+    said = install(tmp_path / "project", PATH=path_with(programs))
+    assert f"{programs}/python{taken} could not create" in said
+
+
+def test_a_python_without_ensurepip_is_passed_over(tmp_path: Path, programs: Path) -> None:
+    pretend(programs, "python3.13", "3.13", without_ensurepip=1)
+    said = install(tmp_path / "one", PATH=path_with(programs))
+    assert "python3.13 cannot make virtual environments" in said
+    pretend(programs, "python3.12", "3.12")
+    said = install(tmp_path / "two", PATH=path_with(programs))
+    assert "python3.12 could not create" in said
+
+
+def test_a_path_that_no_environment_can_have_is_refused(tmp_path: Path, programs: Path) -> None:
+    said = install(tmp_path / "a:colon", PATH=path_with(programs))
+    assert "has a colon or a line's end in its path" in said
+
+
+def test_a_named_python_may_lie_below_a_blank(tmp_path: Path, programs: Path) -> None:
+    (tmp_path / "a blank").mkdir()
+    pretend(tmp_path / "a blank", "python", "3.12")
+    said = install(tmp_path / "project", PATH=path_with(programs), PYTHON=str(tmp_path / "a blank" / "python"))
+    assert "a blank/python could not create" in said
