@@ -25,6 +25,8 @@ ON_NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 _STORE_HEADROOM_BYTES = 256 * 1024**2
 _STORE_HEADROOM_SHARE = 0.25
 
+_LOGICAL_MEMORY_BYTES = 1024**3
+
 # Logical CPUs for the ingress, the tier and the manager. They mostly wait, so they may exceed the machine's cores.
 _CPUS_BESIDE_REPLICAS = 2
 
@@ -106,6 +108,8 @@ def ray_options(settings: Settings, folder: Path) -> dict[str, Any]:
         "include_dashboard": False,
         "_temp_dir": str(folder / "ray"),
         "object_store_memory": object_store_bytes(settings),
+        # Nothing is placed by memory, and unless told Ray refuses to start where little is free at the moment.
+        "_memory": _LOGICAL_MEMORY_BYTES,
         "num_cpus": max(os.cpu_count() or 1, needed_cpus),
         # A spilled segment takes longer to read back than to recompute.
         "_system_config": {"automatic_object_spilling_enabled": False},

@@ -14,6 +14,14 @@ TESTS = "tests/app/"
 
 MUTANTS = (
     Mutant(
+        "cut-weights-pass",
+        "app/checks/model_files.py",
+        "        if wanted != size:\n",
+        "        if wanted < size:\n",
+        (TESTS + "checks/test_model_files.py::test_a_cut_file_is_refused_as_safetensors_would_refuse_it",),
+        "A model whose download was cut is found out after a minute, by a traceback.",
+    ),
+    Mutant(
         "stand-in-keeps-the-port",
         "app/launch/haproxy.py",
         "        self._instead.write_text(str(self.process.pid))\n",
