@@ -16,17 +16,18 @@ from ray import serve
 from ray.serve.config import DeploymentActorConfig, RequestRouterConfig
 from ray.serve.deployment import Application
 
+from app.checks.before_start import require_startable
 from app.cluster_checks import check_cluster
 from configs import machine
 from configs.secret.handed_on import sealed, shown_secrets, with_secrets_file
 from configs.settings import Settings, load_settings
 from deployments.engine.engine_args import engine_environment
 from deployments.manager.actor import KVManagerActor
-from deployments.manager.config import manager_config, pin_shares, require_policy, tenant_quotas
+from deployments.manager.config import manager_config, pin_shares, tenant_quotas
 from deployments.protocol.manager_client import MANAGER_ACTOR
 from deployments.protocol.secret_file import server_secret
 from deployments.redis_tier.actor import RedisTier
-from deployments.redis_tier.config import RedisTierConfig, require_redis
+from deployments.redis_tier.config import RedisTierConfig
 from deployments.replica.replica import Replica
 from deployments.replica.serve_options import SERVE_OPTIONS
 from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions
@@ -44,7 +45,6 @@ DRAIN_POLL_S = 1.0
 
 def build(args: Mapping[str, Any]) -> Application:
     """The application: ingress → router → replicas, with the KV-manager actor beside them."""
-    from app.protocols.parsers import require_parsers
     from app.serve_ingress import Ingress
 
     shown = args
@@ -56,10 +56,8 @@ def build(args: Mapping[str, Any]) -> Application:
             "write keys as digests (docs/guide/operations.md)",
             ", ".join(secrets),
         )
-    require_policy(settings)
-    require_redis(settings)
+    require_startable(settings)
     check_cluster(settings)
-    require_parsers(settings.engine)
     logger.info("%s computes in %s", settings.model_name, settings.dtype_said)
     # Here, for all nodes: KV of two types, or of two kinds of processor, is not shared.
     chosen = {

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ByteSize, Field, field_validator
 
 from configs.layerwise_section import LayerwiseSettings
-from configs.model_folder import PROJECT_ROOT
+from configs.own_folder import in_project
 from configs.section import Section, word_of_yaml
 
 EMBEDDED_REDIS = "embedded"
@@ -211,12 +211,12 @@ class KVSettings(Section):
     @property
     def redis_folder_path(self) -> Path:
         """`redis_folder` as an absolute path; nothing is created."""
-        return (PROJECT_ROOT / Path(self.redis_folder).expanduser()).resolve()
+        return in_project(self.redis_folder)
 
     @property
     def codec_profiles_path(self) -> Path:
         """`codec_profiles` as an absolute path; nothing is created."""
-        return (PROJECT_ROOT / Path(self.codec_profiles).expanduser()).resolve()
+        return in_project(self.codec_profiles)
 
     @property
     def redis_embedded(self) -> bool:

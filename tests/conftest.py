@@ -6,7 +6,6 @@ And which tests are run, in which process and order (`handing_out.py`), and how 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import pytest
 
 from tests.durations import Durations, handed_over, left_out_of, needs_of, timed_start
 from tests.handing_out import Pieces, longest_first
+from tests.model_files import write_model
 from tests.programs import pytest_sessionstart  # noqa: F401
 from tests.sizes import LONG
 from tests.surroundings import _known_machine, each_processor, own_machine  # noqa: F401
@@ -105,10 +105,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that passes for a model of 4,096 tokens while settings are checked; it holds no weights."""
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 4096}))
-    return folder
+    """A folder that passes for a model of 4,096 tokens while settings are checked; its weights are none."""
+    return write_model(tmp_path_factory.mktemp("model"))
 
 
 class OneEngine:

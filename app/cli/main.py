@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from app.cli.become import REST, demo, serve
+from app.cli.check import check
 from app.cli.clear import clear
 from app.cli.doctor.command import doctor
 from app.cli.prompts import lookup, pin, unpin
@@ -22,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # they show local variables, keys among them
 )
 app.command(context_settings=REST)(serve)
-for command in (status, top, lookup, pin, unpin, clear, trie, doctor):
+for command in (status, top, lookup, pin, unpin, clear, trie, check, doctor):
     app.command()(command)
 app.command(context_settings=REST)(demo)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from app.launch.memory import replica_bytes, shared_memory_free_bytes
 from configs import machine
-from configs.cores import cores
+from configs.machine.cores import cores
 from configs.section import secret_fields
 from configs.settings import Settings
 

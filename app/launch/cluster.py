@@ -12,7 +12,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from configs.cores import cores
+from configs.machine.cores import cores
 from configs.settings import Settings
 
 TOKEN_FILE = "ray_token"
@@ -24,6 +24,8 @@ ON_NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 # Some 7 segments of an 8B model (256 tokens of 144 KiB) fit into the first figure; the second grows with the tier.
 _STORE_HEADROOM_BYTES = 256 * 1024**2
 _STORE_HEADROOM_SHARE = 0.25
+
+_LOGICAL_MEMORY_BYTES = 1024**3
 
 # Logical CPUs for the ingress, the tier and the manager. They mostly wait, so they may exceed the machine's cores.
 _CPUS_BESIDE_REPLICAS = 2
@@ -98,6 +100,8 @@ def ray_options(settings: Settings, folder: Path) -> dict[str, Any]:
         "include_dashboard": False,
         "_temp_dir": str(folder / "ray"),
         "object_store_memory": object_store_bytes(settings),
+        # Nothing is placed by memory, and unless told Ray refuses to start where little is free at the moment.
+        "_memory": _LOGICAL_MEMORY_BYTES,
         "num_cpus": max(cores(), needed_cpus),
         # A spilled segment takes longer to read back than to recompute.
         "_system_config": {"automatic_object_spilling_enabled": False},

@@ -60,8 +60,8 @@ class Life:
             ServerError: the server failed; its message was printed, and everything was ended.
         """
         with launched_from_here(self._plan.port), contextlib.closing(self._readiness):
-            if self._plan.warning:
-                self._err.print(self._plan.warning, markup=False)
+            for warning in self._plan.warnings:
+                self._err.print(warning, markup=False)
             try:
                 self._server.start()
                 if self._wait_until_ready():

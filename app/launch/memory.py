@@ -7,14 +7,13 @@ sizes of its files; a hub model that is not in a folder counts for its process a
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from app.launch.cluster import object_store_bytes
 from configs import machine
-from configs.model_folder import find_model
+from configs.model_folder import find_model, text_config
 from configs.settings import Settings, SettingsError
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -85,8 +84,7 @@ def replica_bytes(settings: Settings, dtype: str) -> int:
     folder = find_model(settings.model)
     if machine.accelerator() != "cpu" or not isinstance(folder, Path):
         return process
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config = config.get("text_config") or config
+    config = text_config(folder)
     saved = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     used = saved if dtype == "auto" else dtype
     item = _ITEM_BYTES.get(used, 2)

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from app.checks.before_start import Check, Said, checks_of
 from app.gate.bound_host import require_guarded
 from app.launch.memory import check_memory, shared_memory_warning
-from app.launch.run_folder import run_folder
+from app.launch.run_folder import require_writable, run_folder
 from app.launch.surroundings import require_surroundings, surroundings_warnings
+from configs import machine
+from configs.machine.cores import cores
 from configs.presets import find_preset
 from configs.settings import Settings, SettingsError, load_settings
-from deployments.manager.config import require_policy
-from deployments.redis_tier.config import require_redis
 
 
 @dataclass(frozen=True)
@@ -63,8 +64,8 @@ class LaunchPlan:
     app_name: str
     host: str
     port: int
-    warning: str | None = None
-    """What will be slow or other than asked, and what would help, a line each; to be said at the start."""
+    warnings: tuple[str, ...] = ()
+    """What the server will lack, or what will be slow, and what would help; to be said at the start."""
 
     @property
     def address(self) -> str:
@@ -84,26 +85,82 @@ def make_plan(config_path: Path, overrides: Overrides, running: LaunchPlan | Non
     Raises:
         SettingsError: one sentence that names what is wrong and what would work.
     """
+    plan = read_plan(config_path, overrides)
+    found = [check.look() for check in checks_before(plan, running)]
+    return replace(plan, warnings=tuple(said.words for said in found if not said.well))
+
+
+def read_plan(config_path: Path, overrides: Overrides) -> LaunchPlan:
+    """Read and merge, and look at nothing but the settings themselves. Raises SettingsError, as `make_plan` does."""
     config = _read(config_path)
     application = _only_application(config, config_path)
     application["args"] = merge(application.get("args") or {}, overrides.as_args())
-    http = config["http_options"] = dict(config.get("http_options") or {})
+    options = config.get("http_options") or {}
+    if not isinstance(options, dict):
+        raise SettingsError(f"{config_path}: `http_options:` must hold settings by name, such as `port: 8000`.")
+    http = config["http_options"] = dict(options)
     if overrides.port is not None:
         http["port"] = overrides.port
     host, port = str(http.get("host", "127.0.0.1")), http.get("port", 8000)
     if not isinstance(port, int) or not 1 <= port <= 65535:
         raise SettingsError(f"http_options.port: {port!r} is not a port; use a number from 1 to 65535.")
     settings = load_settings(application["args"])
-    require_guarded(settings, host)
-    require_policy(settings)
-    require_redis(settings)
-    require_surroundings()
-    check_memory(settings)
-    slow = shared_memory_warning(settings, running.settings if running else None)
-    warning = "\n".join([*surroundings_warnings(), *([slow] if slow else [])]) or None
-    if running is None or running.port != port:
+    return LaunchPlan(config, settings, str(application.get("name", "default")), host, port)
+
+
+def checks_before(plan: LaunchPlan, running: LaunchPlan | None = None) -> list[Check]:
+    """All that has to hold before Ray starts, in order: of the settings, and of this machine.
+
+    `running`: the server whose place the plan's is to take.
+    """
+    settings, host, port = plan.settings, plan.host, plan.port
+
+    def guarded() -> Said:
+        require_guarded(settings, host)
+        return Said(f"keys: {len(settings.http.keys)}" if settings.http.keys else "no key is needed")
+
+    def free() -> Said:
+        if running is not None and running.port == port:
+            return Said(f"{host}:{port} is the running server's")
         _check_free(host, port)
-    return LaunchPlan(config, settings, str(application.get("name", "default")), host, port, warning)
+        return Said(f"{host}:{port} is free")
+
+    def folder() -> Said:
+        require_writable(plan.run_folder)
+        return Said(f"{plan.run_folder} can be written")
+
+    def surroundings() -> Said:
+        require_surroundings()
+        warnings = surroundings_warnings()
+        return Said("\n".join(warnings) or "paths, files and the interpreter are as they have to be", not warnings)
+
+    def memory() -> Said:
+        check_memory(settings)
+        warning = shared_memory_warning(settings, running.settings if running else None)
+        return Said(warning or "all parts fit this machine's memory", well=warning is None)
+
+    return [
+        Check("http.api_keys", guarded),
+        *checks_of(settings),
+        Check("surroundings", surroundings),
+        Check("memory", memory),
+        Check("engine.threads", lambda: _cores(settings)),
+        Check("run folder", folder),
+        Check("http_options.port", free),
+    ]
+
+
+def _cores(settings: Settings) -> Said:
+    """Engines whose threads wait for each other spin, and take the cores from those that compute."""
+    threads, have = settings.max_replicas * settings.engine.threads, cores()
+    if machine.accelerator() != "cpu" or settings.engine.threads == 1 or threads <= have:
+        return Said(f"{threads} threads of replicas, {have} cores")
+    return Said(
+        f"engine.threads: {settings.max_replicas} replicas of {settings.engine.threads} threads are {threads}, and "
+        f"this machine has {have} cores, so a request may take 10 times as long; use "
+        f"{max(1, have // settings.max_replicas)}, or fewer replicas.",
+        well=False,
+    )
 
 
 def _whole_number(name: str, text: str | None) -> int | None:

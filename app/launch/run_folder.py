@@ -19,12 +19,12 @@ from typing import Any
 import psutil
 import yaml
 
-from configs.model_folder import PROJECT_ROOT
+from configs.own_folder import OWN_FOLDER_VARIABLE, own_folder, why_not_writable
 from configs.secret.handed_on import parted, sealed, with_secrets_file
 from configs.section import secret_fields
-from configs.settings import Settings
+from configs.settings import Settings, SettingsError
 
-RUN_FOLDER = PROJECT_ROOT / ".crosskv"
+RUN_FOLDER = own_folder()
 SECRETS_FILE = "secrets.yaml"
 _LAUNCHER_FILE = "launcher.pid"
 _LAUNCHER_WORD = "app.launch"
@@ -45,6 +45,15 @@ def make_private(folder: Path) -> None:
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
+
+
+def require_writable(folder: Path) -> None:
+    """Raise SettingsError where no run folder could be made, or no file be written in it. Leaves nothing there."""
+    if why := why_not_writable(folder):
+        raise SettingsError(
+            f"{folder}: the server's files cannot be written there ({why}); set {OWN_FOLDER_VARIABLE} to a folder that "
+            f"can be written and has room."
+        )
 
 
 def write_configuration(folder: Path, serve_config: Mapping[str, Any], settings: Settings) -> Path:

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from app.observe.configuration import LOOPBACK, Ports, write_grafana, write_prometheus
-from configs.model_folder import PROJECT_ROOT
+from configs.own_folder import own_folder
 
-FOLDER = PROJECT_ROOT / ".crosskv" / "observe"
+FOLDER = own_folder() / "observe"
 KEY = "CROSSKV_METRICS_KEY"
 GRAFANA_HOME = Path("/usr/share/grafana")
 """Where its packages put what it serves."""

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import ray
 
-from configs.cores import cores
+from configs.machine.cores import cores
 from deployments.cpu_tier.prefetch_worker import UNREACHABLE, start_worker
 from deployments.segment_store.endpoint import RedisEndpoint
 from kvmanager.circuit_breaker import CircuitBreaker, CircuitState

@@ -60,12 +60,13 @@ def tenant_quotas(settings: Settings, secret: ServerSecret) -> dict[Tier, dict[s
     }
 
 
-def require_policy(settings: Settings) -> None:
-    """Raise SettingsError, in one sentence, where `kv.eviction_policy` names none that can be used."""
+def require_policy(settings: Settings) -> str:
+    """Name the policy. Raises SettingsError, in one sentence, where `kv.eviction_policy` is none that can be used."""
     try:
         KVManager(manager_config(settings), epoch=0)
     except ValueError as error:
         raise SettingsError(f"kv.eviction_policy: {error}.") from None
+    return settings.kv.eviction_policy
 
 
 def _by_tag(quotas: Mapping[str, int], secret: ServerSecret) -> dict[str, int]:

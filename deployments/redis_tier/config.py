@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from configs.own_folder import why_not_writable
 from configs.settings import Settings, SettingsError
 from deployments.redis_tier.folder import RedisFolder
 from deployments.redis_tier.server import find_redis_server
 from deployments.segment_store.endpoint import RedisEndpoint
 from deployments.segment_store.key_names import namespace_root, segment_prefix
-from deployments.segment_store.redis_connection import RedisUnavailableError, check, connect
+from deployments.segment_store.redis_connection import (
+    RedisUnavailableError,
+    check,
+    connect,
+    require_writes,
+    server_name,
+)
 from deployments.segment_store.segment_codecs import CACHEGEN, RAW_CODING, Coding
 from deployments.segment_store.sparse.coding import OFF
 from kvmanager.segments.server_secret import ServerSecret
 
 EMBEDDED = "embedded"
 CHECK_DEADLINE_S = 3.0
+"""For each answer of a Redis that is required."""
+GLANCE_DEADLINE_S = 0.8
+"""Of one that is not: the start does not wait for it."""
 MAXMEMORY_SHARE = 0.8
 """Of an external Redis' maxmemory that segments may fill; the rest is its overhead."""
 
@@ -113,21 +122,23 @@ class RedisTierConfig:
         return min(self.budget_bytes, int(MAXMEMORY_SHARE * maxmemory_bytes))
 
 
-def check_now(config: RedisTierConfig) -> str | None:
+def check_now(config: RedisTierConfig, deadline_s: float = CHECK_DEADLINE_S) -> str | None:
     """Why this configuration cannot work at the moment, in one sentence that says what to do; None when it can.
 
-    Blocks: for a URL one connection with CHECK_DEADLINE_S per answer, for the embedded server a look at program and
+    Blocks: for a URL one connection with `deadline_s` per answer, for the embedded server a look at program and
     folder. Whether the folder is in use is not asked: it is while an application is deployed anew.
     """
     try:
         root = namespace_root(config.namespace)
         if config.embedded:
             find_redis_server()
-            os.close(RedisFolder(Path(config.folder)).open())
+            if why := why_not_writable(Path(config.folder)):
+                return RedisFolder(Path(config.folder)).refusal(why)
         else:
-            client = connect(config.url, CHECK_DEADLINE_S)
+            client = connect(config.url, deadline_s)
             try:
                 check(client, config.url, root)
+                require_writes(client, config.url, root)
             finally:
                 client.close()
     except (RedisUnavailableError, ValueError) as error:
@@ -135,9 +146,24 @@ def check_now(config: RedisTierConfig) -> str | None:
     return None
 
 
-def require_redis(settings: Settings) -> None:
-    """Raise SettingsError, in one sentence, where `kv.redis_required` is set and Redis cannot be used. May block."""
+def require_redis(settings: Settings) -> tuple[str, bool]:
+    """Say, in words, which Redis there is, and whether it can be used now. May block.
+
+    Raises SettingsError, in one sentence, for a URL that is none, and where `kv.redis_required` is set and Redis cannot
+    be used.
+    """
     config = RedisTierConfig.from_settings(settings)
-    problem = check_now(config) if config is not None and settings.kv.redis_required else None
-    if problem is not None:
-        raise SettingsError(f"kv.redis_required: {problem}")
+    if config is None:
+        return "no Redis", True
+    if not config.embedded:
+        try:
+            connect(config.url, GLANCE_DEADLINE_S).close()
+        except RedisUnavailableError as error:
+            raise SettingsError(f"{error}.") from None
+    required = settings.kv.redis_required
+    problem = check_now(config, CHECK_DEADLINE_S if required else GLANCE_DEADLINE_S)
+    if problem is None:
+        return "embedded" if config.embedded else f"{server_name(config.url)} takes reads and writes", True
+    if required:
+        raise SettingsError(f"kv.redis_required: {problem}.")
+    return f"kv.redis_url: {problem}. The server starts without it (kv.redis_required is false).", False

@@ -54,9 +54,11 @@ class RedisFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             return os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise RedisUnavailableError(
-                f"kv.redis_folder {self.path} cannot be written ({error.strerror}): set it to another folder"
-            ) from error
+            raise RedisUnavailableError(self.refusal(str(error.strerror))) from error
+
+    def refusal(self, why: str) -> str:
+        """One sentence for a folder that cannot be written."""
+        return f"kv.redis_folder {self.path} cannot be written ({why}): set it to another folder"
 
     def has_data(self) -> bool:
         """Whether a server has left something to load."""

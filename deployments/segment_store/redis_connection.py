@@ -78,9 +78,14 @@ def connect(url: str, deadline_s: float) -> redis.Redis:
     RESP2, so that an ACL user needs no +hello and the handshake no round trips. Raises RedisUnavailableError for a URL
     that is none.
     """
-    if urlsplit(url).scheme not in SCHEMES:
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:  # brackets that hold no address
+        scheme = ""
+    if scheme not in SCHEMES:
         raise RedisUnavailableError(
-            "kv.redis_url is not the URL of a Redis: it starts with redis://, rediss:// or unix://, or is 'embedded'"
+            "kv.redis_url: not the URL of a Redis; it starts with redis://, rediss:// or unix://, such as "
+            "redis://host:6379/0, or is 'embedded'"
         )
     try:
         return redis.Redis.from_url(
@@ -89,13 +94,13 @@ def connect(url: str, deadline_s: float) -> redis.Redis:
             socket_connect_timeout=deadline_s,
             socket_read_size=READ_BYTES,
             retry=Retry(NoBackoff(), 1, supported_errors=(redis.exceptions.ConnectionError,)),
-            **(_KEPT_ALIVE if urlsplit(url).scheme != "unix" else {}),
+            **(_KEPT_ALIVE if scheme != "unix" else {}),
             protocol=2,
             driver_info=None,
         )
     except ValueError:  # its text may quote the password
         raise RedisUnavailableError(
-            "kv.redis_url cannot be read: write redis://user:password@host:port/0, "
+            "kv.redis_url: it cannot be read; write redis://user:password@host:port/0, "
             "with special characters of the password percent-encoded"
         ) from None
 
@@ -118,11 +123,27 @@ def explain(url: str, error: redis.RedisError) -> str:
         return f"the Redis at {name} forbids a command that crosskv needs ({text}): give its user {ACL_RIGHTS}"
     if isinstance(error, redis.exceptions.ReadOnlyError):
         return f"the Redis at {name} is a read-only replica: set kv.redis_url to the primary"
+    if isinstance(error, redis.exceptions.OutOfMemoryError):
+        return f"the Redis at {name} is full and takes no writes: raise its maxmemory, or set kv.redis_bytes below it"
+    if text.startswith("NOREPLICAS"):
+        return f"the Redis at {name} takes no writes: it has fewer replicas than its min-replicas-to-write"
+    if text.startswith("MISCONF"):
+        return f"the Redis at {name} takes no writes: it cannot save to its disk (stop-writes-on-bgsave-error)"
     if isinstance(error, redis.exceptions.TimeoutError):
         return f"the Redis at {name} does not answer in time: check it, or raise kv.redis_deadline_s"
     if isinstance(error, redis.exceptions.ConnectionError):
         return f"no Redis can be reached at {name}: start it, or correct kv.redis_url ({text})"
     return f"the Redis at {name} answers an error: {text}"
+
+
+def require_writes(client: redis.Redis, url: str, prefix: bytes) -> None:
+    """Raise RedisUnavailableError, in one sentence, for a Redis that answers and keeps nothing: full, or short of
+    replicas or of disk. A running server goes on reading from it."""
+    try:
+        client.set(prefix + b"probe", b"0", ex=10)
+        client.unlink(prefix + b"probe")
+    except redis.RedisError as error:
+        raise RedisUnavailableError(explain(url, error)) from error
 
 
 def read_facts(client: redis.Redis) -> ServerFacts:

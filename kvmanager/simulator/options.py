@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.cores import cores
+from configs.machine.cores import cores
 from kvmanager.simulator.cluster.routers import router_names
 from kvmanager.simulator.costs import Costs, CostsError
 from kvmanager.simulator.one_replica.oracle import NextUses

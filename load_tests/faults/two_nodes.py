@@ -134,7 +134,7 @@ def two_nodes(folder: Path) -> Iterator[Nodes]:
     The far node joins when the near one has all parts but the second replica, so that this one alone is far.
     """
     token = folder / "token"
-    token.write_text(secrets.token_hex(32))
+    token.write_text(secrets.token_hex(32), encoding="utf-8")
     token.chmod(0o600)
     ray_folder = folder / "ray"
     ray_folder.mkdir()
@@ -163,7 +163,11 @@ def two_nodes(folder: Path) -> Iterator[Nodes]:
         node = ("--block", f"--object-store-memory={STORE_BYTES}", "--num-cpus=1", "--disable-usage-stats")
         alone = ("--head", "--include-dashboard=false", f"--temp-dir={ray_folder}", f"--port={ray_port}")
         start("near", "ray", "start", *node, *alone, f"--node-ip-address={NEAR}")
-        until(lambda: "Ray runtime started" in (folder / "near.log").read_text(), "Ray has started", START_S)
+        until(
+            lambda: "Ray runtime started" in (folder / "near.log").read_text(encoding="utf-8"),
+            "Ray has started",
+            START_S,
+        )
         start("serve", "serve", "run", f"--address={here}", str(_settings(folder, port)))
         nodes = Nodes(f"http://127.0.0.1:{port}", link)
         until(lambda: nodes.health() == "degraded", "the near node's replica answers", START_S)

@@ -16,7 +16,7 @@ import psutil
 from app.launch.cluster import ray_environment, ray_options, write_token
 from app.launch.descendants import Descendants, become_subreaper
 from app.launch.surroundings.folder import private_folder
-from configs.cores import cores
+from configs.machine.cores import cores
 from configs.settings import Settings, SettingsError
 from load_tests.peers.engine import Peer, peer_environment
 

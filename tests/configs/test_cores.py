@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from configs import cores as counted
-from configs.cores import cores
+from configs.machine import cores as counted
+from configs.machine.cores import cores
 from configs.model_folder import PROJECT_ROOT
 
 ALLOWED = 96

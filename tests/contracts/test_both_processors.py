@@ -9,6 +9,7 @@ ASKING = {
     "app.builder": "tests/app/test_builder.py",
     "app.control.settings_shown": "tests/app/control/test_settings_shown.py",
     "app.launch.memory": "tests/app/launch/test_launch_memory.py",
+    "app.launch.plan": "tests/app/launch/test_plan.py",
     "configs.settings": "tests/configs/test_settings.py",
     "load_tests.bench.arms": "tests/load_tests/bench/test_bench.py",
     "load_tests.bench.choice": "tests/load_tests/bench/test_bench.py",

@@ -21,7 +21,7 @@ FLOORS: dict[str, list[list[str]]] = {
         ["app.answers", "app.blending", "app.continuation", "app.events", "app.observe", "app.partings"],
         ["app.backend", "app.loop"],
         ["app.gate"],
-        ["app.metrics", "app.page"],
+        ["app.checks", "app.metrics", "app.page"],
     ],
     "deployments": [
         ["deployments.router", "deployments.replica", "deployments.redis_tier", "deployments.scaling"],

@@ -33,6 +33,14 @@ MUTANTS = (
         "With a hard limit of 4,096 open files HAProxy does not start.",
     ),
     Mutant(
+        "cut-weights-pass",
+        "app/checks/model_files.py",
+        "        if wanted != size:\n",
+        "        if wanted < size:\n",
+        (TESTS + "checks/test_model_files.py::test_a_cut_file_is_refused_as_safetensors_would_refuse_it",),
+        "A model whose download was cut is found out after a minute, by a traceback.",
+    ),
+    Mutant(
         "stand-in-keeps-the-port",
         "app/launch/haproxy.py",
         '        self._instead.write_text(str(self.process.pid), encoding="utf-8")\n',

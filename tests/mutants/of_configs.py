@@ -11,7 +11,7 @@ TESTS = "tests/configs/"
 MUTANTS = (
     Mutant(
         "quota-not-counted",
-        "configs/cores.py",
+        "configs/machine/cores.py",
         "min([allowed, *(math.ceil(quota) for quota in _quotas())])",
         "allowed",
         (TESTS + "test_cores.py::test_a_quota_counts_where_it_is_less",),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from app.launch import run_folder
 from app.launch.plan import LaunchPlan, Overrides, make_plan, merge
 from app.launch.ports import free_port
 from app.launch.readiness import Readiness
@@ -121,7 +122,6 @@ def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("http://redis:6379", "redis://"),
         ("redis://127.0.0.1:1/0", "no Redis can be reached"),
         ("unix:///no/such/socket", "no Redis can be reached"),
     ],
@@ -136,9 +136,43 @@ def test_a_required_redis_that_cannot_be_used_is_refused_in_one_sentence(
     assert "\n" not in str(refused.value)
 
 
-def test_a_redis_that_is_not_required_is_not_asked_before_the_start(tmp_path: Path, model_folder: Path) -> None:
+def test_a_redis_that_is_not_required_is_asked_and_started_without(tmp_path: Path, model_folder: Path) -> None:
     config = write_config(tmp_path, model_folder, kv={"redis_url": "redis://127.0.0.1:1/0"})
-    assert make_plan(config, Overrides()).settings.kv.redis_url == "redis://127.0.0.1:1/0"
+    (warning,) = make_plan(config, Overrides()).warnings
+    assert warning.startswith("kv.redis_url: no Redis can be reached at redis://127.0.0.1:1:")
+    assert "starts without it" in warning
+
+
+@pytest.mark.parametrize(("threads", "warned"), [(1, False), (2, False), (3, True)])
+def test_threads_that_would_wait_for_each_other_are_told(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int, warned: bool
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    config = write_config(tmp_path, model_folder, replicas=2, engine={"threads": threads})
+    assert [said.startswith("engine.threads: 2 replicas") for said in make_plan(config, Overrides()).warnings] == (
+        [True] if warned else []
+    )
+
+
+@pytest.mark.parametrize("place", ["/proc/crosskv", "/dev/null/crosskv"])
+def test_a_run_folder_that_cannot_be_written_is_refused_with_the_variable_that_moves_it(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(run_folder, "RUN_FOLDER", Path(place))
+    with pytest.raises(SettingsError, match=rf"^{place}/.* cannot be written there .*set CROSSKV_FOLDER") as refused:
+        make_plan(write_config(tmp_path, model_folder), Overrides())
+    assert "\n" not in str(refused.value)
+
+
+def test_looking_whether_the_run_folder_can_be_written_leaves_nothing(
+    tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "RUN_FOLDER", tmp_path / "own" / "runs")
+    plan = make_plan(write_config(tmp_path, model_folder), Overrides())
+    assert not (tmp_path / "own").exists()
+    plan.run_folder.mkdir(parents=True)
+    make_plan(write_config(tmp_path, model_folder), Overrides())
+    assert list(plan.run_folder.iterdir()) == []
 
 
 def test_an_open_server_beyond_loopback_is_refused_before_anything_starts(tmp_path: Path, model_folder: Path) -> None:

@@ -9,23 +9,9 @@ import pytest
 from fake_backend import FakeReplicas, say
 from ingress_server import CHAT, settings_with
 
-from app.protocols.parsers import require_parsers
-from configs.errors import SettingsError
 from deployments.engine.engine_args import engine_args
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-
-
-@pytest.mark.parametrize("setting", ["tool_call_parser", "reasoning_parser"])
-def test_a_parser_that_vllm_does_not_have_is_one_sentence(setting: str) -> None:
-    with pytest.raises(SettingsError, match=rf"^engine\.{setting}: vLLM has no 'qwen_3'") as refused:
-        require_parsers(settings_with(engine={setting: "qwen_3"}).engine)
-    assert "did you mean 'qwen3" in str(refused.value)
-
-
-def test_those_that_it_has_are_taken_and_none_is_needed() -> None:
-    require_parsers(settings_with(engine={"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}).engine)
-    require_parsers(settings_with().engine)
 
 
 def test_the_engine_heeds_the_reasoning_parser() -> None:

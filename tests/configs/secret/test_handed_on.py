@@ -147,7 +147,8 @@ def test_the_application_says_which_secret_serve_has_logged(
 ) -> None:
     from app.builder import build
 
-    monkeypatch.setattr("app.builder.check_cluster", lambda settings: None)
+    for check in ("check_cluster", "require_startable"):
+        monkeypatch.setattr(f"app.builder.{check}", lambda settings: None)
     (section, (name,)) = next((section, list(fields)) for section, fields in args.items())
     folder = {"redis_folder": str(tmp_path)}
     told = {**args, "kv": {**args.get("kv", {}), **folder}}

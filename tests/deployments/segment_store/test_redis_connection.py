@@ -322,6 +322,32 @@ def test_a_configuration_that_cannot_work_is_said_why(tmp_path: Path) -> None:
     assert "cannot be written" in (check_now(config("embedded", tmp_path / "file")) or "")
 
 
+WRITELESS = {
+    "NOREPLICAS": ({"min-replicas-to-write": "1"}, "fewer replicas than its min-replicas-to-write"),
+    "OOM": ({"maxmemory": "1", "maxmemory-policy": "noeviction"}, "is full and takes no writes"),
+}
+
+
+@pytest.mark.parametrize(("limits", "says"), WRITELESS.values(), ids=WRITELESS)
+def test_a_redis_that_answers_and_takes_no_writes_is_said_why(
+    running: RedisForTests, tmp_path: Path, limits: dict[str, str], says: str
+) -> None:
+    before = {name: value for pattern in limits for name, value in running.client.config_get(pattern).items()}
+    try:
+        for name, value in limits.items():
+            running.client.config_set(name, value)
+        assert says in (check_now(config(running.url, tmp_path)) or "")
+    finally:
+        for name, value in before.items():
+            running.client.config_set(name, value)
+    assert check_now(config(running.url, tmp_path)) is None
+
+
+def test_a_redis_that_cannot_save_is_said_why() -> None:
+    error = redis.exceptions.ResponseError("MISCONF Redis is configured to save RDB snapshots, but it cannot.")
+    assert "takes no writes: it cannot save to its disk" in redis_connection.explain("redis://host", error)
+
+
 def test_a_folder_in_use_is_no_obstacle_for_an_application_that_is_deployed_anew(running: RedisForTests) -> None:
     assert check_now(config("embedded", running.server._folder.path)) is None
 
