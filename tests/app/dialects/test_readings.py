@@ -32,6 +32,8 @@ from bodies import (
 )
 from fake_backend import FakeReplicas
 from ingress_server import CONTEXT, MODEL, Server
+from vllm.renderers.chat_utils import ChatTemplateResolutionError
+from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.metrics.left_out import KINDS, LeftOut
 
@@ -228,6 +230,24 @@ def test_odd_shapes_are_answered_or_refused_and_never_a_defect(start, path: str,
     for field in ("messages", "input", "system", "tools", "tool_choice", "thinking", "model", "max_tokens", "n"):
         answer = post(server, path, {**chat(ASK), **response(ASK), field: value})
         assert answer.status_code in (200, 400, 404), (field, answer.text)
+
+
+def test_a_model_without_a_chat_template_names_the_setting(start, monkeypatch: pytest.MonkeyPatch):
+    async def render(*_: Any, **__: Any) -> Any:
+        raise ChatTemplateResolutionError("there is none")
+
+    server = start()
+    for name in ("render_chat", "render_responses"):
+        monkeypatch.setattr(OnlineRenderer, name, render)
+    for path, body in (
+        (CHATS, chat(ASK)),
+        (RESPONSES, response(ASK)),
+        (MESSAGES, message(ASK)),
+        (COUNTED, message(ASK)),
+    ):
+        answer = post(server, path, body)
+        assert answer.status_code == 400, answer.text
+        assert "`chat_template`" in answer.json()["error"]["message"]
 
 
 def test_blocks_within_blocks_do_not_grow(server):
