@@ -49,7 +49,9 @@ def read_items(body: Item, drop_media: bool) -> None:
 
 
 def _read(item: Item, number: int, drop: bool, drop_output: bool) -> list[Item]:
-    kind = item.get("type", "message" if "role" in item else None)
+    kind = item.get("type", "message" if "role" in item else "")
+    if not isinstance(kind, str):
+        kind = ""
     if kind == "message" or (kind in _TEXTS and "role" in item):
         return _message(item, number, drop)
     if kind == "reasoning":
@@ -70,7 +72,7 @@ def _read(item: Item, number: int, drop: bool, drop_output: bool) -> list[Item]:
     if kind in _ENCRYPTED:
         current_request().left_out.note("encrypted", kind)
         return []
-    if isinstance(kind, str) and kind.endswith(("_call", "_output")):
+    if kind.endswith(("_call", "_output")):
         return _hosted(item, kind, number)
     raise VLLMValidationError(
         f"`input.{number}` is no item that is known here: give messages, function calls and their outputs.",

@@ -40,14 +40,17 @@ _SHOULD = "Input should be "
 async def answer_wrong_body(request: Request, error: Exception) -> Response:
     """400 for a body that does not validate."""
     assert isinstance(error, RequestValidationError | ValidationError)
-    message, param = sentence(error.errors())
+    message, param = sentence(error.errors(), "input" if "/responses" in request.url.path else "messages")
     status = HTTPStatus.BAD_REQUEST
     body = ErrorResponse(error=ErrorInfo(message=message, type=status.phrase, param=param, code=status.value))
     return JSONResponse(body.model_dump(), status_code=status.value)
 
 
-def sentence(errors: Sequence[Any]) -> tuple[str, str | None]:
-    """What is told of these errors, and of which field."""
+def sentence(errors: Sequence[Any], within: str = "messages") -> tuple[str, str | None]:
+    """What is told of these errors, and of which field.
+
+    `within`: the field whose parts and calls vLLM validates late, so that their places begin with a number.
+    """
     errors = [error for error in errors[:_MOST_ERRORS] if isinstance(error, dict)]
     fields = [_field(error.get("loc", ())) for error in errors]
     if not fields:
@@ -55,6 +58,8 @@ def sentence(errors: Sequence[Any]) -> tuple[str, str | None]:
     counts = Counter(fields)
     field = max(counts, key=lambda one: (counts[one], len(one.split("."))))
     of_field = [error for error, name in zip(errors, fields, strict=True) if name == field]
+    if field[:1].isdigit():
+        return f"An entry in `{within}` is wrong: `{field}` {_reason(of_field)}.", within
     said = f"`{field}` {_reason(of_field)}." if field else f"The body {_reason(of_field)}."
     return said, field or None
 

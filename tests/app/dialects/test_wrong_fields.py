@@ -64,6 +64,11 @@ def test_what_a_client_wrote_is_no_part_of_it():
     assert len(field) <= 128
 
 
+def test_an_entry_without_its_field_is_one_of_the_messages():
+    error = {"type": "string_type", "loc": (0, "id"), "msg": "Input should be a valid string"}
+    assert sentence([error], "messages") == ("An entry in `messages` is wrong: `0.id` must be a text.", "messages")
+
+
 @pytest.mark.parametrize("errors", [[], [None], [{"type": "value_error"}], [{"type": "x", "loc": (), "msg": ""}]])
 def test_errors_of_any_shape_make_a_sentence(errors: list[Any]):
     message, _ = sentence(errors)
