@@ -72,8 +72,8 @@ from app.openai.user_text import keep_user_text
 from app.page.routes import page_router
 from app.partings.heads import PromptHeads
 from app.protocols import routes as protocols
-from app.protocols.anthropic_errors import AnthropicErrorMiddleware
 from app.protocols.cors import cors
+from app.protocols.error_words import ErrorWordsMiddleware
 from app.protocols.routes import add_protocol_routes
 from app.protocols.unserved import answer_unserved
 from configs.settings import Settings
@@ -178,7 +178,7 @@ def create_app(
             Middleware(RequestIdMiddleware, behind_serve, http.log_format == "json"),
             Middleware(MetricsMiddleware, metrics, _COUNTED_PATHS),
             *cors(http.cors_origins),
-            Middleware(AnthropicErrorMiddleware),
+            Middleware(ErrorWordsMiddleware),
             Middleware(DefectMiddleware),
             Middleware(RetryAfterMiddleware, http.retry_after_s),
             Middleware(
@@ -197,7 +197,7 @@ def create_app(
                 OpenBodies(int(http.open_bodies_bytes), int(http.max_body_bytes)),
                 takes_body,
             ),
-            Middleware(RequestContextMiddleware, queue, limits, debug_headers),
+            Middleware(RequestContextMiddleware, queue, limits, debug_headers, metrics.count_left_out),
         ],
     )
     online = add_openai_routes(app, engine, settings)

@@ -82,6 +82,21 @@ class HTTPSettings(Section):
         description="Bytes of request bodies that are received at the same time, without the first 16 KiB of each. A "
         "tenant has a quarter, and room for one body at least; more is answered 429.",
     )
+    max_tools_bytes: ByteSize = Field(
+        ByteSize(2 * 1024**2),
+        ge=1024,
+        description="Largest `tools` of a request, as JSON; more is answered 400. There may be 1,024 tools.",
+    )
+    model_aliases: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
+        default_factory=list,
+        description="Other names by which clients may call the model, such as `claude-haiku-*`: `*` is any text, `?` "
+        "any character. They share its KV.",
+    )
+    drop_media: bool = Field(
+        False,
+        description="Take media in messages before the last one, and in what tools returned: a sentence stands in "
+        "their place. Otherwise they are answered 400.",
+    )
     body_timeout_s: float = Field(
         60.0, gt=0, description="Longest time from a request's headers to the end of its body; more is answered 408."
     )

@@ -13,6 +13,8 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
+from app.dialects.chats import read_chat
+from app.dialects.tools import read_empty
 from app.gate.kv_cache_field import read_field
 from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys
@@ -95,8 +97,11 @@ class PromptChoice(ChatFields):
             "kv_cache": self.kv_cache,
             **self.given(),
         }
+        given = {name: value for name, value in body.items() if value is not None}
+        read_empty(given)
+        read_chat(given, drop_media=False)
         try:
-            request = ChatCompletionRequest.model_validate({k: v for k, v in body.items() if v is not None})
+            request = ChatCompletionRequest.model_validate(given)
         except ValidationError as error:
             raise RequestValidationError(error.errors()) from None
         rendered = await renderer.render_chat(request)

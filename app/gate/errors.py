@@ -63,7 +63,10 @@ class RefusedPromptError(GracefulHTTPError):
 def error_response(
     status: HTTPStatus, message: str, *, param: str | None = None, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    """An error answer in the shape, and with the `type` and `code`, that vLLM gives its own."""
+    """An error answer in the shape, and with the `type` and `code`, that vLLM gives its own.
+
+    `app.protocols.error_words` puts both into the words of the API that was asked.
+    """
     body = ErrorResponse(error=ErrorInfo(message=message, type=status.phrase, param=param, code=status.value))
     return JSONResponse(body.model_dump(), status_code=status.value, headers=dict(headers) if headers else None)
 

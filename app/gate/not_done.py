@@ -38,14 +38,17 @@ _GUIDED = {
     name: NotDone(_CONSTRAINED, lambda value: value is not None)
     for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 }
-_OF_REPLICAS = dict.fromkeys(
-    ("kv_transfer_params", "ec_transfer_params"),
-    NotDone("It is what replicas tell each other: clients name prompts by their text."),
-)
+_EVERYWHERE = {
+    **dict.fromkeys(
+        ("kv_transfer_params", "ec_transfer_params"),
+        NotDone("It is what replicas tell each other: clients name prompts by their text."),
+    ),
+    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), NotDone("This server takes text only.")),
+}
 """On every route: vLLM would take a prompt's tokens out of the first, and special ones among them."""
-TOKENIZE = _OF_REPLICAS
+TOKENIZE = _EVERYWHERE
 CHATS = {
-    **_OF_REPLICAS,
+    **_EVERYWHERE,
     "modalities": NotDone(_TEXT_ONLY, lambda value: value not in (None, [], ["text"])),
     "audio": NotDone(_TEXT_ONLY, lambda value: value is not None),
     "web_search_options": NotDone(f"This server searches nothing: {_CLIENTS_TOOLS}", lambda value: value is not None),
@@ -56,14 +59,14 @@ CHATS = {
     **_GUIDED,
 }
 COMPLETIONS = {
-    **_OF_REPLICAS,
+    **_EVERYWHERE,
     "best_of": NotDone(
         "This server samples no more answers than it gives: ask for `n`.", lambda value: value not in (None, 1)
     ),
     **_GUIDED,
 }
 RESPONSES = {
-    **_OF_REPLICAS,
+    **_EVERYWHERE,
     **dict.fromkeys(
         ("background", "previous_response_id", "previous_input_messages", "conversation", "prompt"),
         NotDone(KEEPS_NOTHING),
@@ -72,7 +75,7 @@ RESPONSES = {
     **_GUIDED,
 }
 MESSAGES = {
-    **_OF_REPLICAS,
+    **_EVERYWHERE,
     "mcp_servers": NotDone(f"This server calls no MCP servers: {_CLIENTS_TOOLS}"),
     "container": NotDone(f"This server runs no code and has no containers: {_CLIENTS_TOOLS}"),
     "output_format": NotDone("This server takes it as `output_config.format`."),

@@ -12,7 +12,7 @@ Leans on vLLM: `has_non_text_content`, which knows the parts of a message that a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
@@ -30,7 +30,7 @@ _LONGEST_LISTS = {
     "messages": MOST_MESSAGES,
     "input": MOST_MESSAGES,
     "system": MOST_MESSAGES,
-    "tools": 128,
+    "tools": 1024,
     "documents": 1024,
     "stop_token_ids": 1024,
     "logit_bias": 1024,
@@ -46,7 +46,6 @@ _LARGEST_BYTES = {
     "text": 64 * 1024,
     "tool_choice": 64 * 1024,
     "metadata": 64 * 1024,
-    "tools": 256 * 1024,
     "chat_template_kwargs": 64 * 1024,
     "vllm_xargs": 16 * 1024,
 }
@@ -68,20 +67,41 @@ _LONGEST_TEXTS = {"model": 1024, "user": 1024, "session_id": 1024, "request_id":
 class RequestBounds:
     """The bounds of one model's server. Stateless; `read` takes up to 0.1 s for a body of 10 MiB."""
 
-    def __init__(self, max_model_len: int, max_chars_per_token: int) -> None:
+    def __init__(self, max_model_len: int, max_chars_per_token: int, max_tools_bytes: int) -> None:
         self.most_tokens = max_model_len
         self.most_characters = max_model_len * max_chars_per_token
+        self.most_tools_bytes = max_tools_bytes
 
-    def read(self, body: bytes) -> Any:
-        """A body's JSON. Raises VLLMValidationError (400), in words, for what is none or is beyond a bound."""
+    def read(self, body: bytes, reading: Callable[[dict[str, Any]], None] | None = None) -> Any:
+        """A body's JSON. Raises VLLMValidationError (400), in words, for what is none or is beyond a bound.
+
+        `reading` changes it in place once its lists are known to be short, before its texts and parts are looked at; it
+        raises the same.
+        """
         value = self.read_text(body)
         if isinstance(value, dict):
-            self.check(value, len(body))
+            self._check_sizes(value)
+            if reading is not None:
+                reading(value)
+            self._check_texts(value, len(body))
         return value
 
     def check(self, request: Mapping[str, Any], size: int) -> None:
         """Refuse what is beyond a bound in a request that took `size` bytes; raises as `read`."""
-        _check_sizes(request)
+        self._check_sizes(request)
+        self._check_texts(request, size)
+
+    def _check_sizes(self, request: Mapping[str, Any]) -> None:
+        _check_lengths(request)
+        for name, most in _LARGEST_BYTES.items():
+            if isinstance(request.get(name), list | dict) and len(json.dumps(request[name])) > most:
+                raise VLLMValidationError(f"`{name}` is larger than {most} bytes.", parameter=name)
+        if isinstance(request.get("tools"), list) and len(json.dumps(request["tools"])) > self.most_tools_bytes:
+            raise VLLMValidationError(
+                f"`tools` is larger than {self.most_tools_bytes} bytes (http.max_tools_bytes).", parameter="tools"
+            )
+
+    def _check_texts(self, request: Mapping[str, Any], size: int) -> None:
         prompt = request.get("prompt")
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
             self._check_length("prompt", *prompt)
@@ -126,7 +146,7 @@ class RequestBounds:
         )
 
 
-def _check_sizes(request: Mapping[str, Any]) -> None:
+def _check_lengths(request: Mapping[str, Any]) -> None:
     for name, most in _LONGEST_LISTS.items():
         if isinstance(request.get(name), list | dict) and len(request[name]) > most:
             raise VLLMValidationError(f"`{name}` holds more than {most} entries.", parameter=name)
@@ -139,9 +159,6 @@ def _check_sizes(request: Mapping[str, Any]) -> None:
     request_id = request.get("request_id")
     if isinstance(request_id, str) and not is_request_id(request_id):  # logs and answers repeat it
         raise VLLMValidationError("`request_id` must be printable ASCII characters, no spaces.", parameter="request_id")
-    for name, most in _LARGEST_BYTES.items():
-        if isinstance(request.get(name), list | dict) and len(json.dumps(request[name])) > most:
-            raise VLLMValidationError(f"`{name}` is larger than {most} bytes.", parameter=name)
 
 
 def _holds_media(messages: Any) -> bool:

@@ -15,14 +15,16 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.gate.admission import AdmissionQueue, Ticket
 from app.gate.auth import CALLER, Caller
 from app.gate.errors import error_response
 from app.gate.kv_cache_field import SAYS_NOTHING, KVCacheField
 from app.gate.rates.limits import SPEND, Spend
+from app.metrics.left_out import HEADER as LEFT_OUT_HEADER
+from app.metrics.left_out import LeftOut
 from app.metrics.stages import RequestStages
 from app.metrics.usage import RequestKVUsage
 
@@ -59,6 +61,8 @@ class RequestContext:
     """What its tokens are counted in; None: its tenant has no limit."""
     max_tokens: int | None = None
     """Tokens of each answer at most, as the body says; None: it says nothing."""
+    tells_usage: bool = False
+    """Its stream ends with a chunk of its usage."""
     tokens_at_once: int | None = None
     """Tokens that one event of its stream holds; None: all come together, at the end at the latest."""
     sequences: int = 0
@@ -78,8 +82,12 @@ class RequestContext:
     stages: RequestStages = field(default_factory=lambda: RequestStages(time.monotonic()))
     """What comes before its prompts part; each has a copy."""
     shows_stages: bool = False
+    name_answer: Callable[[str], str] = lambda vllms: vllms
+    """What the answer's id is called in this API, of what vLLM's chats and completions call it."""
     first_event_sent: Callable[[], None] = lambda: None
     """To be called when the stream's first event has been sent."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """What of the body is not obeyed, which the answer says."""
     parsed: bool = False
     """The body has become one of vLLM's request objects."""
     live: dict[str, Callable[[], None]] = field(default_factory=dict)
@@ -140,9 +148,17 @@ class _RefusedHeaderError(ValueError):
 class RequestContextMiddleware:
     """Gives every request its context, and ends what it left behind."""
 
-    def __init__(self, app: ASGIApp, queue: AdmissionQueue, limits: RequestLimits, debug_headers: bool | None) -> None:
-        """`debug_headers`: obeyed of everybody, or of nobody; None: of administrators."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        queue: AdmissionQueue,
+        limits: RequestLimits,
+        debug_headers: bool | None,
+        count_left_out: Callable[[str, int], None],
+    ) -> None:
+        """`debug_headers`: obeyed of everybody, or of nobody; None: of administrators. `count_left_out`: by kind."""
         self.app = app
+        self.count_left_out = count_left_out
         self.queue = queue
         self.limits = limits
         self.debug_headers = debug_headers
@@ -168,9 +184,17 @@ class RequestContextMiddleware:
             traceparent=Headers(scope=scope).get("traceparent", "")[:LONGEST_TRACEPARENT],
             shows_stages=shows_stages,
         )
+
+        async def send_with_warnings(message: Message) -> None:
+            if message["type"] == "http.response.start" and (said := context.left_out.header()):
+                MutableHeaders(scope=message)[LEFT_OUT_HEADER] = said
+                for kind, count in context.left_out.counts.items():
+                    self.count_left_out(kind, count)
+            await send(message)
+
         token = _current.set(context)
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, send_with_warnings)
         finally:
             context.close()
             _current.reset(token)

@@ -65,9 +65,9 @@ _PR_SET_PDEATHSIG = 1
 
 _NOT_READY = {
     "message": "The server is not ready. Please try again later.",
-    "type": HTTPStatus.SERVICE_UNAVAILABLE.phrase,
+    "type": "server_error",
     "param": None,
-    "code": HTTPStatus.SERVICE_UNAVAILABLE.value,
+    "code": "service_unavailable",
 }
 _RETRY_AFTER_S = 2
 DECODED = (
@@ -79,9 +79,9 @@ ORDERS = ("x-request-timeout-seconds", "x-request-disconnect-disabled")
 """Headers that Serve obeys. The first ends a request without a word; with the second it goes on without its client."""
 _BAD_HEADER = {
     "message": f"A header holds more than ASCII characters: one of {', '.join(DECODED)}.",
-    "type": HTTPStatus.BAD_REQUEST.phrase,
+    "type": "invalid_request_error",
     "param": None,
-    "code": HTTPStatus.BAD_REQUEST.value,
+    "code": None,
 }
 _HEAD_BYTES = 64 * 1024
 """Of a request or an answer. HAProxy answers a larger one itself, with HTML."""

@@ -14,8 +14,8 @@ from vllm.entrypoints.serve.exception_handling import error_response
 from vllm.entrypoints.serve.exception_handling.handlers import http, validation
 from vllm.entrypoints.serve.exception_handling.utils import sanitize_message
 
-MOST_CHARACTERS = 1000
-"""Of a message. The worst one of that length takes vLLM's expression some 20 ms."""
+MOST_CHARACTERS = 360
+"""Of a message. The worst one of 1,000 takes vLLM's expression some 20 ms."""
 MODULES = (error_response, http, validation, anthropic_serving)
 
 

@@ -20,6 +20,7 @@ from app.metrics.labels import (
     RETURNS,
     VOLUNTARY,
 )
+from app.metrics.left_out import KINDS as LEFT_OUT
 from app.metrics.stages import STAGES
 from app.metrics.usage import SOURCES
 from deployments.protocol.wire import KVCacheUsage
@@ -112,6 +113,12 @@ class IngressMetrics:
         )  # fmt: skip
         for outcome in OUTCOMES:
             self.constraints.labels(outcome)
+        self.left_out = Counter(
+            "crosskv_left_out", "What requests had and answers went without, by kind; the header `warnings` says it.",
+            ["kind"], registry=registry,
+        )  # fmt: skip
+        for kind in LEFT_OUT:
+            self.left_out.labels(kind)
         self.poison_prompts = Counter(
             "crosskv_poison_prompts",
             "Prompts that ended an engine: answered 500, and refused for a while. The log has their digests.",
@@ -231,6 +238,10 @@ class IngressMetrics:
     def count_refusal(self, reason: str) -> None:
         """One request has been refused, for one of `REFUSALS`."""
         self.refused.labels(reason).inc()
+
+    def count_left_out(self, kind: str, number: int) -> None:
+        """An answer goes without what its request has so often; one of `app.metrics.left_out.KINDS`."""
+        self.left_out.labels(kind).inc(number)
 
     def count_stages(self, seconds: Mapping[str, float]) -> None:
         """A prompt has ended, whose stages took so long."""

@@ -36,10 +36,16 @@ class RequestKVUsage:
         self._blended = 0
         self._replicas: list[str] = []
         self._reasons: list[str] = []
+        self.cached_at_first: int | None = None
+        """Tokens that the prompt whose first output came last has reused, by then; None: none has come."""
         self.stages: RequestStages | None = None
         """Of the last prompt that ended, for who may see them and asked."""
         self.fidelity: Fidelity = EXACT
         """What the prompts were computed under."""
+
+    def begin(self, usage: KVCacheUsage) -> None:
+        """The first output of a prompt has come, with what is known by then."""
+        self.cached_at_first = usage["device"] + usage["cpu"] + usage["redis"]
 
     def add(self, usage: KVCacheUsage) -> None:
         """Count one prompt."""

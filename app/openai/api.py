@@ -4,7 +4,7 @@ Leans on vLLM, and `tests/app/openai/test_vllm_contract.py` fails when one of th
 
 * `OpenAIServingChat`, `OpenAIServingCompletion`, `OpenAIServingModels`, `ServingTokenization`, `OnlineRenderer`, with
   the arguments that `vllm.entrypoints.launchers.api_server.app_state.init_app_state` gives them;
-* the route functions for models and for tokens, which find their class in `app.state` under the names written here;
+* the route functions for tokens, which find their class in `app.state` under the names written here;
 * `init_exception_handler`, whose handlers read `app.state.args.log_error_stack`;
 * `with_sse_keep_alive`, which puts a comment into a stream's silence;
 * `request_output_to_completion_response`, whose result `create_completion` returns as it is;
@@ -19,21 +19,20 @@ import json
 import time
 from argparse import Namespace
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from http import HTTPStatus
-from typing import Annotated, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
-from fastapi import APIRouter, FastAPI, Path, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.responses import JSONResponse, Response
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponse
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
-from vllm.entrypoints.openai.models.api_router import show_available_models
 from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse, ModelCard, ModelList
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
-from vllm.entrypoints.serve.tokenize.api_router import detokenize
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeResponse, TokenizeResponse
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
@@ -44,7 +43,11 @@ from vllm.outputs import RequestOutput
 from vllm.renderers.chat_utils import ConversationMessage, load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from app.gate.errors import error_response
+from app.dialects.asked import gap_marks
+from app.dialects.errors import event_in_openais_words
+from app.dialects.event_stream import event_stream, with_null_usage
+from app.dialects.reading import Readings
+from app.dialects.wrong_fields import answer_wrong_body
 from app.gate.json_route import Endpoint, post_routes
 from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.not_done import CHATS, COMPLETIONS, TOKENIZE, refuse
@@ -53,9 +56,9 @@ from app.gate.request_context import RequestContext, current_request
 from app.loop.error_messages import cut_error_messages
 from app.loop.large_answers import after, is_large, json_response, made
 from app.openai.blend_requests import blend_requests
-from app.openai.chat_renderer import ChatRenderer, remembered_answers
+from app.openai.chat_renderer import ChatRenderer, remembered_answers, require_room
 from app.openai.engine_client import HandleEngineClient
-from app.openai.tokenize_route import tokenize_within_context
+from app.openai.tokenize_route import detokenize_known, tokenize_within_context
 from app.openai.vocabulary.rows import require_rows
 from configs.settings import PROJECT_ROOT, Settings
 
@@ -73,6 +76,8 @@ class ChatServing(OpenAIServingChat):
     """vLLM's chat completions, with `usage.kv_cache`, and with errors before the first token as a status."""
 
     keep_alive_s: float
+    error_event: Callable[[str], str] = staticmethod(event_in_openais_words)
+    """How an error is told among a stream's events, of vLLM's event of it."""
 
     async def create_chat_completion(
         self, request: ChatCompletionRequest, raw_request: Request | None = None
@@ -82,7 +87,8 @@ class ChatServing(OpenAIServingChat):
         if not request.messages:
             return self.create_error_response("`messages` must hold at least one message.", param="messages")
         _refuse_beam_search(request)
-        return await _finish(await super().create_chat_completion(request, raw_request), self.keep_alive_s)
+        answer = await super().create_chat_completion(request, raw_request)
+        return await _finish(answer, self.keep_alive_s, self.error_event)
 
     async def render_chat_request(
         self, request: ChatCompletionRequest
@@ -91,6 +97,7 @@ class ChatServing(OpenAIServingChat):
         rendered = await super().render_chat_request(request)
         current_request().stages.lap("render")
         if not isinstance(rendered, ErrorResponse):
+            require_room(rendered[1], self.model_config.max_model_len, "messages")
             await cast(HandleEngineClient, self.engine_client).check_constraint(request.extract_structured_outputs())
         return rendered
 
@@ -122,7 +129,7 @@ class CompletionServing(OpenAIServingCompletion):
         answer = await super().create_completion(request, raw_request)
         if isinstance(answer, _Unmade):
             answer = await asyncio.to_thread(answer.make) if is_large() else answer.make()
-        return await _finish(answer, self.keep_alive_s)
+        return await _finish(answer, self.keep_alive_s, event_in_openais_words)
 
     def request_output_to_completion_response(self, *args: Any) -> Any:
         """See vLLM's, which returns what this returns."""
@@ -138,6 +145,7 @@ class CompletionServing(OpenAIServingCompletion):
         rendered = await super().render_completion_request(request)
         current_request().stages.lap("render")
         if not isinstance(rendered, ErrorResponse):
+            require_room(rendered, self.model_config.max_model_len, "prompt")
             await cast(HandleEngineClient, self.engine_client).check_constraint(request.extract_structured_outputs())
         return rendered
 
@@ -152,6 +160,7 @@ def _note_what_it_asks_for(request: ChatCompletionRequest | CompletionRequest) -
     context.streams = bool(request.stream)
     context.tokens_at_once = (request.stream_interval or 1) if request.stream else None
     context.kv_cache = read_field((request.model_extra or {}).get(FIELD))
+    context.tells_usage = bool(request.stream_options and request.stream_options.include_usage)
 
 
 def _refuse_beam_search(request: ChatCompletionRequest | CompletionRequest) -> None:
@@ -160,19 +169,24 @@ def _refuse_beam_search(request: ChatCompletionRequest | CompletionRequest) -> N
 
 
 async def _finish(
-    answer: AsyncGenerator[str, None] | ResponseT | ErrorResponse, keep_alive_s: float
+    answer: AsyncGenerator[str, None] | ResponseT | ErrorResponse,
+    keep_alive_s: float,
+    error_event: Callable[[str], str],
 ) -> AsyncGenerator[str, None] | ResponseT | ErrorResponse:
     context = current_request()
     if isinstance(answer, ErrorResponse):
         return answer
     if isinstance(answer, AsyncGenerator):
-        return await _open_stream(answer, context, keep_alive_s)
+        return await _open_stream(answer, context, keep_alive_s, error_event)
     context.kv_usage.write_to(answer.usage)
     return answer
 
 
 async def _open_stream(
-    events: AsyncGenerator[str, None], context: RequestContext, keep_alive_s: float
+    events: AsyncGenerator[str, None],
+    context: RequestContext,
+    keep_alive_s: float,
+    error_event: Callable[[str], str],
 ) -> AsyncGenerator[str, None] | ErrorResponse:
     """Wait a while for the stream's first event, which comes with the first token, before the response starts.
 
@@ -189,15 +203,21 @@ async def _open_stream(
         pending.cancel()
         raise
 
+    def written(event: str) -> str:
+        if event.startswith(ERROR_EVENT):
+            return error_event(event)
+        told = context.kv_usage.write_to_event(event)
+        return with_null_usage(told) if context.tells_usage else told
+
     async def stream() -> AsyncGenerator[str, None]:
         try:
             if not pending.done():
                 yield SSE_KEEP_ALIVE_COMMENT
-            yield context.kv_usage.write_to_event(await pending)
+            yield written(await pending)
             context.first_event_sent()
             turn = time.monotonic()
             async for event in events:
-                yield context.kv_usage.write_to_event(event)
+                yield written(event)
                 if time.monotonic() - turn > TURN_S:  # else many answers' events of one step are one turn of the loop
                     await asyncio.sleep(0)
                     turn = time.monotonic()
@@ -231,9 +251,13 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         engine.renderer, chat_template, http, engine.returns, engine.metrics
     )
     engine.blends = blend_requests(settings, engine.renderer, chat_template, engine.keys, engine.metrics)
+    most_tokens = engine.model_config.max_model_len
     app.state.request_bounds = RequestBounds(
-        engine.model_config.max_model_len, engine.renderer.get_tokenizer().max_chars_per_token
+        most_tokens, engine.renderer.get_tokenizer().max_chars_per_token, int(http.max_tools_bytes)
     )
+    gaps = gap_marks(engine.renderer.get_tokenizer().get_vocab())
+    readings = Readings(settings.model_name, http.model_aliases, most_tokens, http.drop_media, gaps)
+    app.state.is_served, app.state.readings = readings.is_served, readings.by_path()
     app.state.args = Namespace(log_error_stack=False, sse_keep_alive_interval=http.keep_alive_s)
     app.state.engine_client = engine
     app.state.openai_serving_models = models
@@ -258,22 +282,10 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         models, renderer, chat_template=chat_template, chat_template_content_format="auto"
     )
     init_exception_handler(app)
+    for wrong in (RequestValidationError, ValidationError):
+        app.add_exception_handler(wrong, answer_wrong_body)
     cut_error_messages()
     app.include_router(post_routes(_ROUTES))
-    models_routes = APIRouter()
-    models_routes.add_api_route(
-        "/v1/models", show_available_models, response_model=None, responses={200: {"model": ModelList}}
-    )
-    models_routes.add_api_route(
-        "/v1/models/{model_id:path}",
-        show_model,
-        response_model=None,
-        responses={
-            200: {"model": ModelCard, "description": "It is served."},
-            404: {"model": ErrorResponse, "description": "This server serves no model of that id."},
-        },
-    )
-    app.include_router(models_routes)
     return renderer
 
 
@@ -297,7 +309,7 @@ async def _response(
     if isinstance(answer, ErrorResponse):
         return JSONResponse(answer.model_dump(), status_code=answer.error.code)
     if isinstance(answer, AsyncGenerator):
-        return StreamingResponse(with_sse_keep_alive(answer, keep_alive_s), media_type="text/event-stream")
+        return event_stream(with_sse_keep_alive(answer, keep_alive_s))
     return await json_response(answer)
 
 
@@ -307,18 +319,5 @@ _ROUTES = {
     ),
     "/v1/completions": Endpoint(create_completion, CompletionResponse, streams=True, checks=(refuse(COMPLETIONS),)),
     "/tokenize": Endpoint(tokenize_within_context, TokenizeResponse, checks=(refuse(TOKENIZE),)),
-    "/detokenize": Endpoint(detokenize, DetokenizeResponse),
+    "/detokenize": Endpoint(detokenize_known, DetokenizeResponse),
 }
-
-
-async def show_model(
-    model_id: Annotated[str, Path(description="As `GET /v1/models` lists it.")], raw_request: Request
-) -> Response:
-    """One model by its id, which may hold slashes: the one that is served, or 404."""
-    models: OpenAIServingModels = raw_request.app.state.openai_serving_models
-    for card in (await models.show_available_models()).data:
-        if card.id == model_id:
-            return JSONResponse(card.model_dump())
-    served = ", ".join(f"`{path.name}`" for path in models.base_model_paths)
-    message = f"The model `{model_id[:256]}` does not exist. This server serves {served}."
-    return error_response(HTTPStatus.NOT_FOUND, message, param="model")

@@ -12,6 +12,7 @@ further keys travel to `EngineClient.generate`.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -20,7 +21,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import EngineInput
 from vllm.renderers import BaseRenderer
-from vllm.renderers.chat_utils import ConversationMessage
+from vllm.renderers.chat_utils import ChatTemplateResolutionError, ConversationMessage
 from vllm.renderers.online_renderer import OnlineRenderer, ResponsesRenderResult
 
 from app.answers.divergence import History
@@ -38,6 +39,12 @@ logger = logging.getLogger(__name__)
 
 OFFERS_TOOLS = "crosskv_offers_tools"
 """Key of a rendered chat whose answers may be remembered; says whether tools were offered."""
+_NO_TEMPLATE = "This model has no chat template: the setting `chat_template` can name one."
+_PARSER_FLAG, _NO_PARSER = (
+    "--tool-call-parser",
+    "This server reads no tool calls: the setting `engine.tool_call_parser` names the model's parser, and "
+    "`engine.enable_auto_tool_choice` allows `auto`.",
+)
 
 
 class ChatRenderer(OnlineRenderer):
@@ -52,7 +59,12 @@ class ChatRenderer(OnlineRenderer):
     ) -> tuple[list[ConversationMessage], list[EngineInput]] | ErrorResponse:
         """See vLLM's."""
         messages = list(request.messages)
-        rendered = await super().render_chat(request, skip_mm_cache=skip_mm_cache)
+        try:
+            rendered = await super().render_chat(request, skip_mm_cache=skip_mm_cache)
+        except ChatTemplateResolutionError as error:
+            raise VLLMValidationError(_NO_TEMPLATE, parameter="messages") from error
+        if isinstance(rendered, ErrorResponse) and _PARSER_FLAG in rendered.error.message:
+            raise VLLMValidationError(_NO_PARSER, parameter="tool_choice")
         if self.answers is not None and not isinstance(rendered, ErrorResponse):
             prompt: Any = rendered[1][0]
             if prompt["type"] == "token" and request.truncate_prompt_tokens is None:
@@ -68,6 +80,8 @@ class ChatRenderer(OnlineRenderer):
         """See vLLM's."""
         try:
             rendered = await super().render_responses(request, **how)
+        except ChatTemplateResolutionError as error:
+            raise VLLMValidationError(_NO_TEMPLATE, parameter="input") from error
         except (AttributeError, LookupError, AssertionError) as error:  # it reads items that it has not validated
             raise VLLMValidationError("`input` has an item of the wrong shape.", parameter="input") from error
         if self.answers is not None and not isinstance(rendered, ErrorResponse):
@@ -95,9 +109,23 @@ class ChatRenderer(OnlineRenderer):
         except Exception:  # it is only for speed, and no request fails for it
             answers.note_defect()
             return
-        longest = max(len(rendered), self.model_config.max_model_len - (asked or 1))
+        room = self.model_config.max_model_len - (asked or 1)
+        if room < len(rendered):  # the answer is cut to what is left, whatever the client asks for
+            room = self.model_config.max_model_len - 1
+        longest = max(len(rendered), room)
         if len(spliced) <= longest:
             prompt["prompt_token_ids"] = spliced
+
+
+def require_room(prompts: Sequence[Any], most_tokens: int, param: str) -> None:
+    """Raise VLLMValidationError (400) for a rendered prompt that fills the context, where an answer is wanted."""
+    longest = max((len(prompt.get("prompt_token_ids") or ()) for prompt in prompts), default=0)
+    if current_request().parsed and longest >= most_tokens:
+        raise VLLMValidationError(
+            f"The prompt has {longest} tokens and fills the model's context of {most_tokens}: no room is left for an "
+            "answer. Send a shorter one.",
+            parameter=param,
+        )
 
 
 def remembered_answers(

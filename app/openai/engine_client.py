@@ -56,7 +56,7 @@ from app.openai.suspects import Suspects
 from app.openai.vocabulary.rows import refuse_without_rows
 from app.partings.heads import PromptHeads
 from deployments.protocol.log_lines import REQUEST_ID
-from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
+from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
 from kvmanager.segments.keys import BLENDED
 
 _MOST_ANSWERS = 128  # OpenAI's own limit on `n`
@@ -196,7 +196,8 @@ class HandleEngineClient(EngineElsewhere):
         sampled = None
         if self.answers is not None and kind is not None:
             sampled = Sampled(self.answers, Conversation(context.tenant, salt), token_ids, kind)
-        outputs = self._outputs(request, prompt, context, stages, sampled, answer_id(echoed))
+        told_id = context.name_answer(answer_id(echoed))
+        outputs = self._outputs(request, prompt, context, stages, sampled, told_id)
         return outputs if self.traces is None else self.traces.follow(outputs, request, context, stages)
 
     async def _outputs(
@@ -242,6 +243,8 @@ class HandleEngineClient(EngineElsewhere):
                         break
                     if not first_at:
                         first_at = time.monotonic()
+                        first_usage = getattr(output, FIRST_USAGE, None)
+                        context.kv_usage.begin(first_usage or prompt_usage(output, prompt_tokens))
                         if params.output_kind == RequestOutputKind.DELTA:
                             self.metrics.time_to_first_token.observe(first_at - context.arrived)
                             context.first_event_sent = functools.partial(self._count_first_event, stages, first_at)

@@ -5,7 +5,8 @@
 FastAPI describes each route's parameters, body and success. What every route has in common is added here: the answers
 of the middlewares, errors in OpenAI's shape, the API key. The page needs no script and no other host.
 
-Leans on vLLM: its handlers answer 400 where FastAPI would answer 422, `ErrorResponse` and `AnthropicErrorResponse`.
+Leans on vLLM: its handlers answer 400 where FastAPI would answer 422, and `AnthropicErrorResponse`. Errors in OpenAI's
+words (`app.dialects.errors`) have the name of vLLM's here, which routes give as their own.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import HTMLResponse, Response
 from vllm.entrypoints.anthropic.protocol import AnthropicErrorResponse
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 
+from app.dialects.errors import ErrorResponse
 from app.gate.errors import UnavailableError
 from app.page.routes import HEADERS as PAGE_HEADERS
 
@@ -45,11 +46,6 @@ _ALWAYS = (
 )
 _WITH_A_KEY = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _WITH_A_BODY = (HTTPStatus.NOT_FOUND, HTTPStatus.UNSUPPORTED_MEDIA_TYPE)  # 404: no such model
-_VLLM_ROUTES = {
-    "/v1/models": "The one model that this server serves.",
-    "/detokenize": "The text that token ids stand for.",
-}
-"""What vLLM's routes do; its handlers have no docstrings."""
 _SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _TYPES = {
     "string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "object": "object",
@@ -149,7 +145,7 @@ def describe(app: FastAPI, open_paths: Collection[str]) -> dict[str, Any]:
         "AnthropicsKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
     }
     for path, _, operation in _operations(schema):
-        operation.setdefault("description", _VLLM_ROUTES.get(path, ""))
+        operation.setdefault("description", "")
         is_open = path in open_paths
         if not is_open:
             operation["security"] = [{"ApiKey": []}, {"AnthropicsKey": []}]

@@ -1,4 +1,5 @@
-"""POST /tokenize, for texts that a request could send: no longer than the model's context.
+"""POST /tokenize, for texts that a request could send: no longer than the model's context. POST /detokenize, for tokens
+that there are.
 
 Leans on vLLM: `ServingTokenization.create_tokenize` asks the request itself for its `TokenizeParams`, in which
 vLLM sets no limit, and takes subclasses of its two requests.
@@ -11,8 +12,12 @@ import dataclasses
 from fastapi import Request
 from starlette.responses import Response
 from vllm.config import ModelConfig
-from vllm.entrypoints.serve.tokenize.api_router import tokenize
-from vllm.entrypoints.serve.tokenize.protocol import TokenizeChatRequest, TokenizeCompletionRequest
+from vllm.entrypoints.serve.tokenize.api_router import detokenize, tokenize
+from vllm.entrypoints.serve.tokenize.protocol import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+)
 from vllm.renderers import TokenizeParams
 
 
@@ -43,3 +48,9 @@ async def tokenize_within_context(
 ) -> Response:
     """The token ids that a text or a chat is made into. Texts beyond the model's context are refused."""
     return await tokenize(request, raw_request)
+
+
+async def detokenize_known(request: DetokenizeRequest, raw_request: Request) -> Response:
+    """The text that token ids stand for. Ids that the model does not have are refused."""
+    raw_request.app.state.engine_client.renderer.validate_token_ids(request.tokens, parameter="tokens")
+    return await detokenize(request, raw_request)

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
+from app.metrics.left_out import HEADER as LEFT_OUT
+
 _RATES = [f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")]
-EXPOSED = ("x-request-id", "retry-after", *_RATES)
+EXPOSED = ("x-request-id", "request-id", "retry-after", LEFT_OUT, *_RATES)
 """Headers of an answer that a page may read, beside those that every page may."""
 PREFLIGHT_S = 600
 

@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from pydantic import Field
+from starlette.responses import JSONResponse, Response
 from vllm.entrypoints.anthropic.protocol import (
     AnthropicCountTokensRequest,
     AnthropicMessagesRequest,
@@ -26,12 +27,14 @@ from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.entrypoints.serve.utils.sse_keep_alive import with_sse_keep_alive
 from vllm.exceptions import VLLMValidationError
 
+from app.dialects.event_stream import event_stream
 from app.gate.kv_cache_field import FIELD
 from app.gate.request_context import current_request
 from app.openai.api import ERROR_EVENT, ChatServing
-from app.protocols.anthropic_errors import error_event
+from app.protocols.error_words import error_event
 
-_USAGE_EVENT = "event: message_delta\ndata: "
+_START, _USAGE_EVENT = ("event: message_start\ndata: ", "event: message_delta\ndata: ")
+_OF_CHATS = "chatcmpl-"
 
 
 class MessagesUsage(AnthropicUsage):
@@ -46,8 +49,17 @@ class MessagesResponse(AnthropicMessagesResponse):
     usage: MessagesUsage | None = None
 
 
+class MessagesRequest(AnthropicMessagesRequest):
+    """Anthropic's request, within Anthropic's bounds; how much `stop_sequences` may hold: `app.gate.request_bounds`."""
+
+    stop_sequences: list[str] | None = None
+    temperature: float | None = Field(None, ge=0, le=1)
+
+
 class MessagesServing(ChatServing, AnthropicServingMessages):
     """A chat in Anthropic's words; what chats have, such as bounds on time and sampled answers put back, it has."""
+
+    error_event = staticmethod(str)  # `message_stream_converter` reads vLLM's
 
     async def create_chat_completion(
         self, request: ChatCompletionRequest, raw_request: Request | None = None
@@ -55,13 +67,39 @@ class MessagesServing(ChatServing, AnthropicServingMessages):
         """See vLLM's. Anthropic's request has lost our field on the way here."""
         body = await raw_request.json() if raw_request is not None else {}
         setattr(request, FIELD, body.get(FIELD))
+        current_request().name_answer = message_id
         return await super().create_chat_completion(request, raw_request)
+
+    @classmethod
+    def to_chat_completion_request(cls, anthropic_request: Any, **how: Any) -> ChatCompletionRequest:
+        """See vLLM's. An assistant's message at the end is begun, and the answer goes on behind it."""
+        request = super().to_chat_completion_request(anthropic_request, **how)
+        last: Any = request.messages[-1] if request.messages else {}
+        if last.get("role") == "assistant":
+            if last.get("tool_calls"):
+                raise VLLMValidationError(
+                    "`messages` ends with a `tool_use`: send its `tool_result` behind it.", parameter="messages"
+                )
+            if last.get("content"):
+                request.add_generation_prompt, request.continue_final_message = False, True
+        return request
+
+    @classmethod
+    def _build_base_request(cls, anthropic_request: Any, openai_messages: list[Any]) -> ChatCompletionRequest:
+        stops = getattr(anthropic_request, "stop_sequences", None)
+        if stops:  # OpenAI's chats have four at most
+            anthropic_request = anthropic_request.model_copy(update={"stop_sequences": None})
+        request = super()._build_base_request(anthropic_request, openai_messages)
+        if stops:
+            request.stop = stops
+        return request
 
     def messages_full_converter(self, generator: ChatCompletionResponse) -> MessagesResponse:
         """See vLLM's."""
         answer = super().messages_full_converter(generator).model_dump()
         if answer["usage"] is not None:
             answer["usage"][FIELD] = current_request().kv_usage.fields()
+        answer["id"] = message_id(answer["id"])
         return MessagesResponse.model_validate(answer)
 
     async def message_stream_converter(self, generator: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
@@ -83,28 +121,14 @@ class MessagesServing(ChatServing, AnthropicServingMessages):
             yield error_event(failed.error.code, failed.error.message)
 
 
-async def refuse_tools_of_servers(raw_request: Request) -> None:
-    """Raise VLLMValidationError (400), before vLLM reads a body, for tools that would have to run here."""
-    body = await raw_request.json()
-    if not isinstance(body, dict):
-        return
-    tools = body.get("tools")
-    for tool in tools if isinstance(tools, list) else ():
-        kind, callers = _field(tool, "type"), _field(tool, "allowed_callers")
-        if kind not in (None, "custom") or callers not in (None, [], ["direct"]):
-            named = kind if kind not in (None, "custom") else callers
-            raise VLLMValidationError(
-                f"This server runs no tools, such as {str(named)[:64]!r}: give tools with an `input_schema`, whose "
-                "calls the client answers.",
-                parameter="tools",
-            )
-
-
-def _field(of: Any, name: str) -> Any:
-    return of.get(name) if isinstance(of, dict) else None
+def message_id(of_chat: str) -> str:
+    """The id of an answer, of what vLLM calls it."""
+    return f"msg_{of_chat.removeprefix(_OF_CHATS)}"
 
 
 def _with_usage(event: str) -> str:
+    if event.startswith(_START):
+        return _with_start(event)
     told = current_request().kv_usage.fields()
     if told is None or not event.startswith(_USAGE_EVENT):
         return event
@@ -114,17 +138,29 @@ def _with_usage(event: str) -> str:
     return f"{_USAGE_EVENT}{json.dumps(delta, ensure_ascii=False)}\n\n"
 
 
+def _with_start(event: str) -> str:
+    """The first event with Anthropic's id, and with the usage that the last one will tell."""
+    start = json.loads(event.removeprefix(_START))
+    message = start["message"]
+    message["id"] = message_id(message["id"])
+    cached, usage = current_request().kv_usage.cached_at_first, message.get("usage")
+    if usage and cached is not None and "cache_read_input_tokens" not in usage:
+        read = min(cached, usage["input_tokens"])
+        usage["input_tokens"] -= read
+        usage.update({"cache_creation_input_tokens": 0, "cache_read_input_tokens": read})
+    return f"{_START}{json.dumps(start, ensure_ascii=False)}\n\n"
+
+
 @with_cancellation
-async def create_message(request: AnthropicMessagesRequest, raw_request: Request) -> Response:
+async def create_message(request: MessagesRequest, raw_request: Request) -> Response:
     """The model's answer to a conversation, as Anthropic's Messages API gives it."""
     serving: MessagesServing = raw_request.app.state.anthropic_serving_messages
     answer = await serving.create_messages(request, raw_request)
     if isinstance(answer, ErrorResponse):
         return JSONResponse(answer.model_dump(), status_code=answer.error.code)
     if isinstance(answer, AnthropicMessagesResponse):
-        return JSONResponse(answer.model_dump(exclude_none=True))
-    events = with_sse_keep_alive(answer, raw_request.app.state.args.sse_keep_alive_interval)
-    return StreamingResponse(events, media_type="text/event-stream")
+        return JSONResponse({**answer.model_dump(exclude_none=True), "stop_sequence": answer.stop_sequence})
+    return event_stream(with_sse_keep_alive(answer, raw_request.app.state.args.sse_keep_alive_interval))
 
 
 @with_cancellation

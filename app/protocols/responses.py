@@ -1,8 +1,7 @@
 """POST /v1/responses: vLLM's class for OpenAI's Responses, and what of it a server without a store cannot do.
 
 Nothing is stored, neither for a tenant nor for all: OpenAI's clients ask for it by default (`store`), so that is let
-pass and answered with `"store": false`. What needs a stored response is refused (`app.gate.not_done`), as are
-tools that would be run here.
+pass and answered with `"store": false`. What needs a stored response is refused (`app.gate.not_done`).
 
 Leans on vLLM: `OpenAIServingResponses` calls `_preflight` before `_render_resolved_response_inputs`, and
 `EngineClient.generate` only within the generator that it returns; `store` becomes false where `enable_store` is.
@@ -11,9 +10,10 @@ Leans on vLLM: `OpenAIServingResponses` calls `_preflight` before `_render_resol
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from fastapi import Request
+from pydantic import BaseModel
 from vllm.entrypoints.openai.responses.protocol import (
     ResponsesRequest,
     ResponsesResponse,
@@ -26,10 +26,8 @@ from vllm.exceptions import VLLMValidationError
 from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.request_context import current_request
 from app.loop.large_answers import after, made
+from app.openai.chat_renderer import require_room
 from app.openai.engine_client import HandleEngineClient
-
-_TOOLS = ("function", "namespace", "custom")
-"""Tools whose calls the client answers."""
 
 
 class ResponsesServing(OpenAIServingResponses):
@@ -52,8 +50,16 @@ class ResponsesServing(OpenAIServingResponses):
         _refuse_what_cannot_be_answered(request)
         answer = await super().create_responses(request, raw_request)
         if isinstance(answer, ResponsesResponse):
-            write_usage(answer)
+            complete(answer)
         return answer
+
+    async def count_input(self, request: ResponsesRequest) -> int | ErrorResponse:
+        """The tokens of a request's prompt."""
+        wrong = await self._check_model(request)
+        if wrong is not None:
+            return wrong
+        rendered = await self.online_renderer.render_responses(request)
+        return rendered if isinstance(rendered, ErrorResponse) else len(rendered.engine_input["prompt_token_ids"])
 
     async def _render_resolved_response_inputs(
         self, request: ResponsesRequest, prev_response: ResponsesResponse | None, *, skip_mm_cache: bool = False
@@ -61,6 +67,7 @@ class ResponsesServing(OpenAIServingResponses):
         rendered = await super()._render_resolved_response_inputs(request, prev_response, skip_mm_cache=skip_mm_cache)
         current_request().stages.lap("render")
         if not isinstance(rendered, ErrorResponse):
+            require_room([rendered.engine_input], self.model_config.max_model_len, "input")
             await cast(HandleEngineClient, self.engine_client).check_constraint(request.extract_structured_outputs())
         return rendered
 
@@ -72,8 +79,18 @@ class ResponsesServing(OpenAIServingResponses):
         return await made(super().responses_full_generator(request, sampling_params, ended, *args, **more))
 
 
-def write_usage(answer: ResponsesResponse) -> None:
-    """Add our fields to the usage of an answer that has ended."""
+class InputTokens(BaseModel):
+    """What OpenAI says of a prompt's length."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+def complete(answer: ResponsesResponse) -> None:
+    """Add what OpenAI's clients look for and vLLM leaves out; and our fields to an ended answer's usage."""
+    answer.service_tier = "default"
+    for name, value in (("store", False), ("error", None)):
+        setattr(answer, name, value)  # extra fields, unknown to the type
     told = current_request().kv_usage.fields()
     if told is None or answer.usage is None:
         return
@@ -85,10 +102,3 @@ def _refuse_what_cannot_be_answered(request: ResponsesRequest) -> None:
     """Raise VLLMValidationError (400) for what the client would believe to have been obeyed."""
     if not request.input:
         raise VLLMValidationError("`input` must hold a text or at least one item.", parameter="input")
-    for tool in request.tools:
-        if tool.type not in _TOOLS:
-            raise VLLMValidationError(
-                f"This server runs no tools, such as {tool.type[:64]!r}: give tools of the type `function`, whose "
-                "calls the client answers.",
-                parameter="tools",
-            )

@@ -13,19 +13,34 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from vllm.entrypoints.openai.responses.protocol import ResponseCompletedEvent, ResponsesRequest, ResponsesResponse
+from openai.types.responses import ResponseIncompleteEvent
+from starlette.responses import JSONResponse, Response
+from vllm.entrypoints.openai.responses.protocol import (
+    ResponseCompletedEvent,
+    ResponseCreatedEvent,
+    ResponseInProgressEvent,
+    ResponsesRequest,
+    ResponsesResponse,
+)
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 from vllm.entrypoints.serve.utils.sse_keep_alive import SSE_KEEP_ALIVE_COMMENT, with_sse_keep_alive
 
+from app.dialects.errors import in_openais_words
+from app.dialects.event_stream import event_stream
 from app.gate.request_context import RequestContext, current_request
 from app.loop.large_answers import json_response
-from app.protocols.responses import ResponsesServing, write_usage
+from app.protocols.responses import InputTokens, ResponsesServing, complete
 
 _AT_ONCE = 2
 """Events that come before anything is computed."""
+
+
+class _IncompleteEvent(ResponseIncompleteEvent):
+    """OpenAI's, with vLLM's answer."""
+
+    response: ResponsesResponse  # type: ignore[assignment]
 
 
 @with_cancellation
@@ -39,7 +54,17 @@ async def create_response(request: ResponsesRequest, raw_request: Request) -> Re
     if isinstance(answer, ResponsesResponse):
         return await json_response(answer, by_alias=True)
     events = await _open_stream(answer, current_request(), keep_alive_s)
-    return StreamingResponse(with_sse_keep_alive(events, keep_alive_s), media_type="text/event-stream")
+    return event_stream(with_sse_keep_alive(events, keep_alive_s))
+
+
+@with_cancellation
+async def count_input_tokens(request: ResponsesRequest, raw_request: Request) -> Response:
+    """How many tokens a conversation's prompt would have."""
+    serving: ResponsesServing = raw_request.app.state.openai_serving_responses
+    count = await serving.count_input(request)
+    if isinstance(count, ErrorResponse):
+        return JSONResponse(count.model_dump(), status_code=count.error.code)
+    return JSONResponse(InputTokens(input_tokens=count).model_dump())
 
 
 async def _open_stream(
@@ -83,20 +108,17 @@ async def _open_stream(
 
 
 def _written(event: Any) -> str:
-    if isinstance(event, ResponseCompletedEvent):
-        write_usage(event.response)
+    if isinstance(event, ResponseCreatedEvent | ResponseInProgressEvent | ResponseCompletedEvent):
+        complete(event.response)
+    if isinstance(event, ResponseCompletedEvent) and event.response.status == "incomplete":
+        event = _IncompleteEvent.model_construct(**{**dict(event), "type": "response.incomplete"})
     return f"event: {event.type}\ndata: {event.model_dump_json(by_alias=True)}\n\n"
 
 
 def _failure(error: Exception, number: int) -> str:
     """OpenAI's event `error`, which holds what chat's does too: that is what makes the official client raise it."""
     info = create_error_response(error).error
-    event = {
-        "type": "error",
-        "code": str(info.code),
-        "message": info.message,
-        "param": info.param,
-        "sequence_number": number,
-        "error": info.model_dump(),
-    }
+    told = in_openais_words(info.code, info.model_dump()).model_dump()
+    event = {"type": "error", **{name: told[name] for name in ("code", "message", "param")}}
+    event |= {"sequence_number": number, "error": told}
     return f"event: error\ndata: {json.dumps(event, ensure_ascii=False)}\n\n"

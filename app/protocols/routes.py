@@ -18,23 +18,19 @@ from app.gate.not_done import MESSAGES as NOT_OF_MESSAGES
 from app.gate.not_done import RESPONSES as NOT_OF_RESPONSES
 from app.gate.not_done import refuse
 from app.openai.engine_client import HandleEngineClient
-from app.protocols.anthropic_errors import MESSAGES
-from app.protocols.messages import (
-    MessagesResponse,
-    MessagesServing,
-    count_tokens,
-    create_message,
-    refuse_tools_of_servers,
-)
-from app.protocols.responses import ResponsesServing
-from app.protocols.responses_route import create_response
+from app.protocols.error_words import MESSAGES
+from app.protocols.messages import MessagesResponse, MessagesServing, count_tokens, create_message
+from app.protocols.models import models_router
+from app.protocols.responses import InputTokens, ResponsesServing
+from app.protocols.responses_route import count_input_tokens, create_response
 from configs.settings import Settings
 
-RESPONSES, COUNT_TOKENS = "/v1/responses", f"{MESSAGES}/count_tokens"
-PATHS = frozenset({RESPONSES, MESSAGES, COUNT_TOKENS})
-_OF_MESSAGES = (refuse(NOT_OF_MESSAGES), refuse_tools_of_servers)
+RESPONSES, COUNT_TOKENS, COUNT_INPUT = "/v1/responses", f"{MESSAGES}/count_tokens", "/v1/responses/input_tokens"
+PATHS = frozenset({RESPONSES, COUNT_INPUT, MESSAGES, COUNT_TOKENS})
+_OF_MESSAGES = (refuse(NOT_OF_MESSAGES),)
 _ROUTES = {
     RESPONSES: Endpoint(create_response, ResponsesResponse, streams=True, checks=(refuse(NOT_OF_RESPONSES),)),
+    COUNT_INPUT: Endpoint(count_input_tokens, InputTokens, checks=(refuse(NOT_OF_RESPONSES),)),
     MESSAGES: Endpoint(create_message, MessagesResponse, streams=True, checks=_OF_MESSAGES),
     COUNT_TOKENS: Endpoint(count_tokens, AnthropicCountTokensResponse, checks=_OF_MESSAGES),
 }
@@ -58,3 +54,4 @@ def add_protocol_routes(app: FastAPI, engine: HandleEngineClient, renderer: Onli
     app.state.anthropic_serving_messages = MessagesServing(engine, models, "assistant", **shared)
     app.state.anthropic_serving_messages.keep_alive_s = settings.http.keep_alive_s
     app.include_router(post_routes(_ROUTES))
+    app.include_router(models_router())

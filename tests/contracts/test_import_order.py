@@ -19,7 +19,7 @@ FLOORS: dict[str, list[list[str]]] = {
         ["app.launch"],
         ["app.openai"],
         ["app.answers", "app.blending", "app.continuation", "app.events", "app.observe", "app.partings"],
-        ["app.backend", "app.loop"],
+        ["app.backend", "app.dialects", "app.loop"],
         ["app.gate"],
         ["app.checks", "app.metrics", "app.page"],
     ],

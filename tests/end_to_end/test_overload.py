@@ -20,7 +20,7 @@ def test_many_clients_get_an_answer_or_a_429_with_retry_after(server: RunningSer
         response = await client.post("/v1/completions", json=body)
         if response.status_code == 429:
             assert int(response.headers["retry-after"]) >= 1
-            assert response.json()["error"]["code"] == 429
+            assert response.json()["error"]["code"] == "rate_limit_exceeded"
         return response.status_code
 
     async def all_at_once() -> Counter[int]:

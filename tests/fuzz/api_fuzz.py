@@ -26,6 +26,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from app.dialects.errors import MOST_CHARACTERS
+
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -145,6 +147,7 @@ class ApiFuzz:
             answer = case.call(base_url=self.url, headers=headers, session=self._session, timeout=DEADLINE_S)
             self.report.answers[route, name, f"{answer.status_code // 100}xx"] += 1
             case.validate_response(answer, checks=CHECKS, headers=headers)
+            _check_words(answer)
             needs_key = bool(case.operation.definition.raw.get("security"))
             if needs_key and name in ("none", "wrong") and answer.status_code != 401:
                 raise AssertionError(f"{answer.status_code} with {name} key")
@@ -178,10 +181,21 @@ class ApiFuzz:
 
 
 def _for_the_one_model(case: Any) -> Any:
-    """A made-up model is 404, and nothing else of the request is looked at."""
-    if isinstance(case.body, dict):
-        case.body.pop("model", None)
+    """A made-up model is 404, none is 400, and nothing else of the request is looked at."""
+    if isinstance(case.body, dict) and (case.path.startswith("/v1/") or "model" in case.body):
+        case.body["model"] = "demo"
     return case
+
+
+def _check_words(answer: requests.Response) -> None:
+    """An error's message is a sentence or two of this server's, and nothing of a library's."""
+    body = answer.json() if answer.headers.get("content-type") == "application/json" else None
+    error = body.get("error") if isinstance(body, dict) else None
+    if answer.status_code >= 400 and isinstance(error, dict):
+        message = error["message"]
+        assert 0 < len(message) <= MOST_CHARACTERS, f"a message of {len(message)} characters"
+        for words in ("pydantic", "validation error", "Input should be", "--"):
+            assert words not in message, message
 
 
 def _bearer(key: str | None) -> dict[str, str]:

@@ -13,6 +13,7 @@ BASES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "demo", "messages": MESSAGES, "max_tokens": 3},
     "/v1/completions": {"model": "demo", "prompt": "The red ball", "max_tokens": 3},
     "/v1/responses": {"model": "demo", "input": MESSAGES, "max_output_tokens": 3},
+    "/v1/responses/input_tokens": {"model": "demo", "input": MESSAGES},
     "/v1/messages": {"model": "demo", "messages": MESSAGES, "max_tokens": 3},
     "/v1/messages/count_tokens": {"model": "demo", "messages": MESSAGES},
     "/tokenize": {"prompt": "The red ball"},

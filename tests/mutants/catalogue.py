@@ -5,9 +5,10 @@ from __future__ import annotations
 from of_app import MUTANTS as APP
 from of_configs import MUTANTS as CONFIGS
 from of_deployments import MUTANTS as DEPLOYMENTS
+from of_dialects import MUTANTS as DIALECTS
 from of_engine import MUTANTS as ENGINE
 from of_kernels import MUTANTS as KERNELS
 from of_kvmanager import MUTANTS as KVMANAGER
 from of_segments import MUTANTS as SEGMENTS
 
-MUTANTS = (*ENGINE, *APP, *DEPLOYMENTS, *KERNELS, *CONFIGS, *KVMANAGER, *SEGMENTS)
+MUTANTS = (*ENGINE, *APP, *DIALECTS, *DEPLOYMENTS, *KERNELS, *CONFIGS, *KVMANAGER, *SEGMENTS)

@@ -97,4 +97,15 @@ MUTANTS = (
         (TESTS + "test_engine_checks.py::test_an_engine_that_would_not_keep_kv_exact_is_not_started",),
         "One damaged segment is a 500 instead of some milliseconds more.",
     ),
+    Mutant(
+        "stop-string-hides-where-kv-came-from",
+        "deployments/engine/resume/front.py",
+        "        elif told and finish_reason is not None:\n",
+        "        elif not told:\n",
+        (
+            TESTS
+            + "resume/test_continuation.py::test_an_answer_that_a_stop_string_ends_says_where_its_prompt_came_from",
+        ),
+        "Loads are counted as what the device had.",
+    ),
 )

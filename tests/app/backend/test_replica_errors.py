@@ -33,6 +33,8 @@ ERRORS = [
     (through_ray(RuntimeError(SECRET)), 500),
 ]
 
+TYPES = {400: "invalid_request_error", 429: "rate_limit_error"}
+
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -42,7 +44,7 @@ def test_before_the_first_token_it_is_a_status(start, error: Exception, status: 
     with server.http() as client:
         answer = client.post(path, json={**(CHAT if "chat" in path else COMPLETION), "stream": stream})
     assert answer.status_code == status, answer.text
-    assert answer.json()["error"]["code"] == status
+    assert answer.json()["error"]["type"] == TYPES.get(status, "server_error")
     assert SECRET not in answer.text
     assert "Traceback" not in answer.text
     assert answer.headers.get("retry-after") == ("7" if status in (429, 503) else None)
@@ -59,7 +61,7 @@ def test_after_the_first_token_it_is_an_event_in_the_stream(start, error: Except
     assert events[-1] == "[DONE]"
     failure = json.loads(events[-2])["error"]
     assert set(failure) == {"message", "type", "param", "code"}
-    assert failure["code"] == status
+    assert failure["type"] == TYPES.get(status, "server_error")
     assert SECRET not in answer.text
 
 

@@ -251,7 +251,7 @@ def test_what_cannot_be_meant_is_a_400_that_names_it(tenants: Tenants, path: str
     answer = tenants.post(path, {**body, "kv_cache": value})
 
     assert answer.status_code == 400, answer.text
-    assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, 400)
+    assert answer.json()["error"]["param"] == param
     assert len(answer.json()["error"]["message"]) < 400
     assert len(tenants.replicas.requests) == before
 

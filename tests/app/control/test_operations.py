@@ -86,7 +86,7 @@ def test_a_bad_lookup_is_400(server, query: dict[str, str]):
     with server.http() as client:
         answer = client.get("/api/v1/kv/lookup", params=query)
     assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["code"] == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("path", ["lookup?tokens=1&fidelty=tolerant", "trie?rot=ab", "stats?tier=cpu"])

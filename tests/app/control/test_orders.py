@@ -207,5 +207,5 @@ def test_a_bad_order_is_400_and_is_not_carried_out(start, path, body):
     server = start(behind=backend(FakeReplicas(), control))
     with server.http() as client:
         answer = client.post(f"/api/v1/kv/{path}", json=body)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, 400), answer.text
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error"), answer.text
     assert (control.orders, control.cleared) == ([], [])

@@ -182,7 +182,7 @@ def test_who_goes_gives_the_place_back_and_too_many_are_refused(fresh, monkeypat
             refused = second.get("/api/v1/events")
             assert refused.status_code == 429
             assert refused.headers["retry-after"]
-            assert refused.json()["error"]["code"] == 429
+            assert refused.json()["error"]["code"] == "rate_limit_exceeded"
 
         def again() -> bool:
             with second.stream("GET", "/api/v1/events") as one_more:

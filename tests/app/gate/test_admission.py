@@ -113,7 +113,7 @@ def test_of_many_clients_each_is_answered_or_told_when_to_come_back(start):
     for answer in answers:
         if answer.status_code == 429:
             assert answer.headers["retry-after"] == "1"
-            assert answer.json()["error"]["code"] == 429
+            assert answer.json()["error"]["code"] == "rate_limit_exceeded"
     replicas.script = speak
     with server.http() as client:
         assert client.post("/v1/completions", json=COMPLETION).status_code == 200

@@ -133,7 +133,7 @@ def test_stop_strings_and_bad_words_within_the_bounds_are_served(server):
 def test_content_that_is_no_text_is_refused_before_anybody_looks_at_it(part: dict[str, Any]):
     messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, part]}]
     with pytest.raises(VLLMValidationError, match="text only"):
-        RequestBounds(512, 8).check({"messages": messages}, 100)
+        RequestBounds(512, 8, 4096).check({"messages": messages}, 100)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_body_that_is_not_plain_json_is_415(server, path: str, headers: dict[s
     with server.http() as client:
         answer = client.post(path, content=b"{}", headers=headers)
     assert answer.status_code == 415, answer.text
-    assert answer.json()["error"]["code"] == 415
+    assert answer.json()["error"]["code"] is None
 
 
 def test_a_target_or_headers_that_are_too_long_are_refused(server):
@@ -165,7 +165,7 @@ def test_a_body_whose_end_does_not_come_is_408(start):
         while received := connection.recv(65536):
             answer += received
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert b'"code":408' in answer
+    assert b'"invalid_request_error"' in answer
 
 
 def test_a_body_of_many_chunks_is_kept_as_one_message():

@@ -94,7 +94,7 @@ def test_one_large_body_too_many_is_429_and_small_ones_are_served(start: Callabl
         wait_until(is_refused)  # the first one is on its way
         assert answer is not None
         assert answer.headers["retry-after"]
-        assert answer.json()["error"]["code"] == 429
+        assert answer.json()["error"]["code"] == "rate_limit_exceeded"
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
     with server.http() as client:
         wait_until(lambda: client.post("/v1/chat/completions", json=large).status_code == 200)

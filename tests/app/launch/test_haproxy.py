@@ -244,7 +244,7 @@ def test_before_there_is_an_application_clients_are_told_to_come_again(environme
     with started(environment, None) as (port, _):
         answer = ask("127.0.0.1", port)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
-    assert answer.json()["error"]["code"] == 503
+    assert answer.json()["error"]["code"] == "service_unavailable"
 
 
 def test_the_head_of_a_request_cannot_take_for_ever(environment: dict[str, str], ingress: HTTPServer) -> None:
@@ -262,7 +262,7 @@ def test_without_an_ingress_clients_are_told_to_come_again(
     ingress.server_close()
     answer = httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False, timeout=patience(PATIENCE_S))
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "2")
-    assert answer.json()["error"]["code"] == 503
+    assert answer.json()["error"]["code"] == "service_unavailable"
 
 
 def test_a_head_of_many_bytes_passes(listening: tuple[int, psutil.Process, HTTPServer]) -> None:
@@ -320,7 +320,7 @@ def test_bytes_that_serve_cannot_decode_are_400_in_words(
     for value, status in ((b"\xff", 400), (b"a\xe9b", 400), (b"abc ~", 200)):
         answer = httpx.get(f"http://127.0.0.1:{port}/", headers=[(name.encode(), value)], trust_env=False)
         assert answer.status_code == status, (value, answer.text)
-        assert status == 200 or answer.json()["error"]["code"] == 400
+        assert status == 200 or answer.json()["error"]["code"] is None
     both = [(name.encode(), b"abc"), (name.encode(), b"\xff")]
     assert httpx.get(f"http://127.0.0.1:{port}/", headers=both, trust_env=False).status_code == 400
 

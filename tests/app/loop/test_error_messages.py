@@ -25,7 +25,7 @@ def test_vllm_is_shown_only_the_beginning_of_a_long_one(monkeypatch):
     monkeypatch.setattr(error_messages, "sanitize_message", lambda text: seen.append(text) or text)
     told = sanitize_cut("/a" * 5_000_000)
     assert list(map(len, seen)) == [MOST_CHARACTERS]
-    assert told.endswith(" … (9999000 more characters)")
+    assert told.endswith(" … (9999640 more characters)")
 
 
 def test_all_that_tell_errors_have_the_cutting_one():

@@ -82,7 +82,9 @@ def watch(vllm_config) -> Iterator[LoopWatch]:
     gc.collect()
     gc.freeze()  # as an ingress has it (`app.serve_ingress`): else this process's other tests are walked through
     room = {"max_ongoing_requests": 2 * MANY, "max_queued_requests": 2 * MANY}
-    with running(vllm_config, backend(FakeReplicas(script=speak_at_length)), **room) as server, watched(server) as loop:
+    agents = {"engine": {"tool_call_parser": "hermes"}, "model_aliases": ["a*a*a*a*a*a*a*a*a*b", "*-*-*-*-*-*-*-*-c"]}
+    behind = backend(FakeReplicas(script=speak_at_length))
+    with running(vllm_config, behind, **room, **agents) as server, watched(server) as loop:
         for body in (CHAT, CHAT, {**CHAT, **schema({"type": "object"})}):  # what the first request of all starts
             loop.longest_while(posted(CHATS, body))
         yield loop
@@ -126,6 +128,46 @@ COMPUTED: list[tuple[str, dict[str, Any], int]] = [
     (COMPLETIONS, {**COMPLETION, "prompt": ["a"] * MANY, "logit_bias": {str(token): 1 for token in range(1024)}}, 200),
     (COMPLETIONS, {**COMPLETION, "prompt": [[5] * 100] * MANY}, 200),
 ]
+
+
+DESCRIBED = {"description": "It does a thing. " * 110, "parameters": {"type": "object", "properties": {"a": {}}}}
+NAMED = [{"name": f"tool_{number}", **DESCRIBED} for number in range(1024)]
+SERVER_BLOCK = {"type": "server_tool_use", "name": "web_search", "input": {"query": "a"}}
+READ: list[tuple[str, dict[str, Any], int]] = [
+    (CHATS, {**CHAT, "tools": [{"type": "function", "function": tool} for tool in NAMED]}, 200),
+    (CHATS, {**CHAT, "tools": [{"type": "function", "function": tool} for tool in NAMED * 2]}, 400),
+    (RESPONSES, {**RESPONSE, "tools": [{"type": "function", "strict": False, **tool} for tool in NAMED]}, 200),
+    (RESPONSES, {**RESPONSE, "tools": [{"type": "function", "name": "f"}, *[{"type": PATHS[:2000]}] * 1000]}, 200),
+    (MESSAGES, {**MESSAGE, "tools": [{"name": tool["name"], "input_schema": DESCRIBED} for tool in NAMED]}, 200),
+    (MESSAGES, {**MESSAGE, "messages": [{"role": "user", "content": [SERVER_BLOCK] * 20_000}]}, 400),
+    (
+        MESSAGES,
+        {
+            **MESSAGE,
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {
+                            "type": "document",
+                            "source": {"type": "base64", "media_type": "text/plain", "data": "QUFB" * 2_000_000},
+                        }
+                    ],
+                }
+            ],
+        },
+        400,
+    ),
+    (RESPONSES, {**RESPONSE, "input": [{"type": "web_search_call", "action": {"query": "a"}}] * 4096}, 400),
+    (CHATS, {**CHAT, "model": "a-" * 500}, 404),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status"), READ, ids=lambda value: str(value)[-40:])
+def test_what_agents_send(watch: LoopWatch, limit_s: float, path: str, body: dict[str, Any], status: int):
+    pause_s, answer = watch.longest_while(posted(path, body), limit_s)
+    assert status_of(answer) == status, answer[:500]
+    assert pause_s < limit_s
 
 
 @pytest.mark.parametrize(("path", "body", "status"), COMPUTED, ids=lambda value: str(value)[-40:])

@@ -160,7 +160,7 @@ def test_a_stream_that_ends_its_engine_after_a_token_is_refused_when_it_comes_ag
     server = fresh(replicas)
     answer = ask(server, stream=True)
     events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
-    assert json.loads(events[-2])["error"]["code"] == 500
+    assert json.loads(events[-2])["error"]["code"] == "internal_error"
     assert ask(server, stream=True).status_code == 503
     assert len(replicas.requests) == 2, "most such deaths are the engine's own, so one continuation is risked"
 

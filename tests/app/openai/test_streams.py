@@ -78,7 +78,7 @@ def test_what_fails_after_the_headers_is_an_error_event(start: Callable[..., Any
             held.free.set()
     assert answer.status_code == 200
     *_, failure, done = events_of(lines)
-    assert (json.loads(failure)["error"]["code"], done) == (503, "[DONE]")
+    assert (json.loads(failure)["error"]["code"], done) == ("service_unavailable", "[DONE]")
     check_all_is_free(server)
 
 
@@ -132,7 +132,7 @@ def test_a_stream_ends_by_its_silence_and_by_its_length(start: Callable[..., Any
     with server.http() as client:
         lines = client.post(PATHS[0], json=body(PATHS[0])).text.splitlines()
     *_, failure, done = events_of(lines)
-    assert (json.loads(failure)["error"]["code"], done) == (503, "[DONE]")
+    assert (json.loads(failure)["error"]["code"], done) == ("service_unavailable", "[DONE]")
     assert "too long" in json.loads(failure)["error"]["message"]
     wait_until(lambda: replicas.aborted == [replicas.requests[0].request_id])
     check_all_is_free(server)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from live_engine import LiveEngine, usage
 from vllm import SamplingParams
-from vllm.sampling_params import StructuredOutputsParams
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from deployments.protocol.wire import FIRST_USAGE
 from load_tests.harness.engine import greedy, prompt
@@ -128,6 +128,24 @@ def test_the_first_output_says_where_the_prompt_came_from_and_so_does_the_last(e
     assert not first.finished
     assert {tier: told[tier] for tier in ("device", "cpu", "redis", "recomputed")} == usage(last)
     assert not hasattr(last, FIRST_USAGE)
+
+
+@pytest.mark.parametrize("kind", [RequestOutputKind.FINAL_ONLY, RequestOutputKind.DELTA])
+def test_an_answer_that_a_stop_string_ends_says_where_its_prompt_came_from(
+    engine: LiveEngine, kind: RequestOutputKind
+) -> None:
+    def answer(**options: Any) -> Any:
+        engine.settle()
+        engine.clear_device()
+        return engine.run(engine.answer(LONG, greedy(40, output_kind=kind, **options)))
+
+    answer()  # so its KV lies in the tiers
+    text = engine.run(engine.answer(LONG, greedy(40))).outputs[0].text
+    plain = answer()
+    assert usage(plain)["cpu"] > 0
+    stopped = answer(stop=[text[20:26]])
+    assert (stopped.outputs[0].finish_reason, stopped.finished) == ("stop", True)
+    assert usage(stopped) == usage(plain)
 
 
 def test_one_that_is_aborted_before_its_first_step_leaves_nothing_behind(cutter: Any, engine: LiveEngine) -> None:

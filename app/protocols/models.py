@@ -1,0 +1,79 @@
+"""GET /v1/models and /v1/models/{id}: the model that is served, in OpenAI's words or in Anthropic's.
+
+Anthropic's client is known by its header `anthropic-version`, which the official one always sends.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Request
+from starlette.responses import JSONResponse, Response
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse, ModelCard, ModelList
+
+from app.gate.errors import error_response
+
+
+def models_router() -> APIRouter:
+    """Both routes."""
+    routes = APIRouter()
+    routes.add_api_route("/v1/models", show_models, response_model=None, responses={200: {"model": ModelList}})
+    routes.add_api_route(
+        "/v1/models/{model_id:path}",
+        show_model,
+        response_model=None,
+        responses={
+            200: {"model": ModelCard, "description": "It is served."},
+            404: {"model": ErrorResponse, "description": "This server serves no model of that id."},
+        },
+    )
+    return routes
+
+
+async def show_models(raw_request: Request) -> Response:
+    """The one that is served; by what other names it may be called is not listed (http.model_aliases)."""
+    listed = await _models(raw_request).show_available_models()
+    if not _is_anthropics(raw_request):
+        return JSONResponse(listed.model_dump())
+    data = [_in_anthropics_words(card) for card in listed.data]
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": None, "last_id": None}
+    return JSONResponse({"data": data, "has_more": False, **ends})
+
+
+async def show_model(
+    model_id: Annotated[str, Path(description="As `GET /v1/models` lists it, or one of http.model_aliases.")],
+    raw_request: Request,
+) -> Response:
+    """One model by its id, which may hold slashes: the one that is served, or 404."""
+    models = _models(raw_request)
+    if raw_request.app.state.is_served(model_id[:1024]):
+        (card,) = (await models.show_available_models()).data
+        return JSONResponse(_in_anthropics_words(card) if _is_anthropics(raw_request) else card.model_dump())
+    served = ", ".join(f"`{path.name}`" for path in models.base_model_paths)
+    message = f"The model `{model_id[:128]}` does not exist. This server serves {served}."
+    return error_response(HTTPStatus.NOT_FOUND, message, param="model")
+
+
+def _models(raw_request: Request) -> OpenAIServingModels:
+    models: OpenAIServingModels = raw_request.app.state.openai_serving_models
+    return models
+
+
+def _is_anthropics(raw_request: Request) -> bool:
+    return "anthropic-version" in raw_request.headers
+
+
+def _in_anthropics_words(card: ModelCard) -> dict[str, Any]:
+    created = datetime.fromtimestamp(card.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "type": "model",
+        "id": card.id,
+        "display_name": card.id,
+        "created_at": created,
+        "lifecycle": "active",
+        "max_input_tokens": card.max_model_len,
+        "max_tokens": card.max_model_len,
+    }

@@ -1,0 +1,58 @@
+"""Faults in `app/dialects` and its like: what agents are told, and what of theirs reaches others."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+TESTS = "tests/app/dialects/"
+
+MUTANTS = (
+    Mutant(
+        "clients-text-in-a-header",
+        "app/metrics/left_out.py",
+        "return text if text in NAMES else OTHER",
+        "return text",
+        (TESTS + "test_readings.py::test_what_a_client_calls_a_tool_is_no_part_of_the_header",),
+        "A client writes headers of answers, and makes a time series of each name.",
+    ),
+    Mutant(
+        "left-out-without-a-word",
+        "app/gate/request_context.py",
+        "                MutableHeaders(scope=message)[LEFT_OUT_HEADER] = said\n",
+        "",
+        (TESTS + "test_readings.py::test_hosted_tools_beside_functions_are_left_out_and_the_answer_says_so",),
+        "A client believes that the web was searched.",
+    ),
+    Mutant(
+        "last-picture-dropped",
+        "app/dialects/chats.py",
+        'earlier = number < len(messages) - 1 or role in ("tool", "function")',
+        "earlier = True",
+        (TESTS + "test_readings.py::test_what_the_last_message_shows_is_refused_all_the_same",),
+        "A question about a picture is answered by a model that has not seen it.",
+    ),
+    Mutant(
+        "any-model-is-an-alias",
+        "app/dialects/asked.py",
+        "any(fnmatchcase(name, alias) for alias in aliases)",
+        "bool(aliases)",
+        (TESTS + "test_readings.py::test_a_model_has_the_names_that_the_settings_give_it_and_one_kv",),
+        "A client that asks for another model is answered by this one.",
+    ),
+    Mutant(
+        "start-without-cached-tokens",
+        "app/openai/engine_client.py",
+        "context.kv_usage.begin(first_usage or prompt_usage(output, prompt_tokens))",
+        "del first_usage",
+        (TESTS + "test_event_sequences.py::test_messages",),
+        "A client that reads usage where a message starts counts reused tokens as computed.",
+    ),
+    Mutant(
+        "error-of-pydantic",
+        "app/openai/api.py",
+        "        app.add_exception_handler(wrong, answer_wrong_body)\n",
+        "        pass\n",
+        ("tests/app/openai/test_bad_input.py",),
+        "A client reads hundreds of lines about models that it does not know.",
+    ),
+)
