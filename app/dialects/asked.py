@@ -48,11 +48,11 @@ def hold_to_context(body: Body, most_tokens: int) -> None:
     """
     thinking = body.get("thinking")
     for name in LIMITS:
-        limit = body.get(name)
+        limit: Any = body.get(name)
         if not _is_number(limit) or limit <= most_tokens:
             continue
         body[name] = most_tokens
-        budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+        budget: Any = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
         if isinstance(thinking, dict) and _is_number(budget) and most_tokens <= budget < limit:
             room = {**thinking, "budget_tokens": most_tokens - 1}
             body["thinking"] = room if most_tokens > _LEAST_BUDGET else {"type": "adaptive"}
@@ -84,7 +84,8 @@ def fill_gap(body: Body, marks: GapMarks | None) -> None:
 
 def let_greedy_answer_often(body: Body) -> None:
     """Several answers at temperature 0 are the likeliest token each time: vLLM refuses them by that name only."""
-    many, temperature = body.get("n"), body.get("temperature")
+    many: Any = body.get("n")
+    temperature = body.get("temperature")
     is_greedy = (
         isinstance(temperature, int | float) and not isinstance(temperature, bool) and 0 <= temperature < _GREEDY
     )

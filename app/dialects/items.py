@@ -135,7 +135,7 @@ def _reasoning(item: Item) -> list[Item]:
     thought = _joined(item.get("content")) or _joined(item.get("summary"))
     if not thought:
         return []
-    kept = {name: item[name] for name in ("id", "status") if name in item}
+    kept: Item = {name: item[name] for name in ("id", "status") if name in item}
     content = [{"type": "reasoning_text", "text": thought}]
     return [{"id": "rs_0", **kept, "type": "reasoning", "summary": [], "content": content}]
 
