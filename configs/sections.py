@@ -75,6 +75,12 @@ class EngineSettings(Section):
     tool_call_parser: str | None = Field(
         None, min_length=1, description="vLLM's parser for the model's tool calls, such as `hermes`. Empty: none."
     )
+    tool_strict_level: Literal["auto", "forced", "function", "parameter"] = Field(
+        "forced",
+        description="Whose arguments fit their tool's schema. `auto`: of tools that say `strict`. `forced`: of these, "
+        "and of calls that a request forces (`tool_choice`), where the grammar can be had. `function`: vLLM's grammar "
+        "has the envelope of every call. `parameter`: and all schemas; requests with many tools then wait for it.",
+    )
     enable_auto_tool_choice: bool | None = Field(
         None,
         description="Let the model choose whether it calls a tool (`tool_choice: auto`); needs `tool_call_parser`. "
@@ -108,6 +114,17 @@ class EngineSettings(Section):
     def _automatic_calls_can_be_parsed(self) -> EngineSettings:
         if self.enable_auto_tool_choice and self.tool_call_parser is None:
             raise ValueError("enable_auto_tool_choice needs tool_call_parser; name the model's, such as 'hermes'")
+        return self
+
+    @model_validator(mode="after")
+    def _forced_calls_can_be_constrained(self) -> EngineSettings:
+        constraints = self.extra_args.get("structured_outputs_config")
+        backend = constraints.get("backend") if isinstance(constraints, dict) else None
+        if self.tool_call_parser is not None and backend not in (None, "auto", "xgrammar"):
+            raise ValueError(
+                f"extra_args.structured_outputs_config.backend {backend!r} knows no grammar for tool calls; use 'auto' "
+                "or 'xgrammar', or leave tool_call_parser empty"
+            )
         return self
 
     @field_validator("extra_args")

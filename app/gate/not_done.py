@@ -39,13 +39,18 @@ _GUIDED = {
     for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 }
 _EVERYWHERE = {
+    "structured_outputs": NotDone(
+        "Its `whitespace_pattern` is taken by no backend here: `disable_any_whitespace` allows none, and "
+        "`engine.json_whitespace` bounds it for all.",
+        lambda value: isinstance(value, dict) and value.get("whitespace_pattern") is not None,
+    ),
     **dict.fromkeys(
         ("kv_transfer_params", "ec_transfer_params"),
         NotDone("It is what replicas tell each other: clients name prompts by their text."),
     ),
     **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), NotDone("This server takes text only.")),
 }
-"""On every route: vLLM would take a prompt's tokens out of the first, and special ones among them."""
+"""On every route: vLLM would take a prompt's tokens out of `kv_transfer_params`, and special ones among them."""
 TOKENIZE = _EVERYWHERE
 CHATS = {
     **_EVERYWHERE,

@@ -88,6 +88,10 @@ class RequestContext:
     """To be called when the stream's first event has been sent."""
     left_out: LeftOut = field(default_factory=LeftOut)
     """What of the body is not obeyed, which the answer says."""
+    cut: frozenset[int] = frozenset()
+    """Which of its answers a limit of tokens has ended, by index; known when all have ended, and not of streams."""
+    lax_calls: bool = False
+    """The arguments of its forced call are as the model likes, for a grammar with the tool's schema cannot be had."""
     parsed: bool = False
     """The body has become one of vLLM's request objects."""
     live: dict[str, Callable[[], None]] = field(default_factory=dict)

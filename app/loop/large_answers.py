@@ -78,6 +78,8 @@ async def after(outputs: AsyncIterator[Output]) -> AsyncIterator[Output]:
     last: list[Output] = []
     async for output in outputs:
         last = [output]
+    answers = [answer for output in last for answer in getattr(output, "outputs", ())]
+    current_request().cut = frozenset(answer.index for answer in answers if answer.finish_reason == "length")
 
     async def replay() -> AsyncIterator[Output]:
         for output in last:

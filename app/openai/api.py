@@ -44,6 +44,7 @@ from vllm.renderers.chat_utils import ConversationMessage, load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.dialects.asked import gap_marks
+from app.dialects.calls import becomes_lax, holding_forced_calls, level_of_vllm, reading_cut_calls
 from app.dialects.errors import event_in_openais_words
 from app.dialects.event_stream import event_stream, with_null_usage
 from app.dialects.reading import Readings
@@ -79,6 +80,10 @@ class ChatServing(OpenAIServingChat):
     error_event: Callable[[str], str] = staticmethod(event_in_openais_words)
     """How an error is told among a stream's events, of vLLM's event of it."""
 
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.parser_cls = reading_cut_calls(self.parser_cls)
+
     async def create_chat_completion(
         self, request: ChatCompletionRequest, raw_request: Request | None = None
     ) -> AsyncGenerator[str, None] | ChatCompletionResponse | ErrorResponse:
@@ -94,11 +99,21 @@ class ChatServing(OpenAIServingChat):
         self, request: ChatCompletionRequest
     ) -> tuple[list[ConversationMessage], list[EngineInput]] | ErrorResponse:
         """See vLLM's."""
+        asked, form = request.structured_outputs, request.response_format
         rendered = await super().render_chat_request(request)
         current_request().stages.lap("render")
-        if not isinstance(rendered, ErrorResponse):
-            require_room(rendered[1], self.model_config.max_model_len, "messages")
-            await cast(HandleEngineClient, self.engine_client).check_constraint(request.extract_structured_outputs())
+        if isinstance(rendered, ErrorResponse):
+            return rendered
+        require_room(rendered[1], self.model_config.max_model_len, "messages")
+        engine = cast(HandleEngineClient, self.engine_client)
+        try:
+            await engine.check_constraint(request.extract_structured_outputs())
+        except VLLMValidationError:
+            if not becomes_lax(request):
+                raise
+            request.structured_outputs, request.response_format = asked, form
+            rendered = await super().render_chat_request(request)
+            await engine.check_constraint(request.extract_structured_outputs())
         return rendered
 
     async def chat_completion_full_generator(
@@ -106,7 +121,12 @@ class ChatServing(OpenAIServingChat):
     ) -> ErrorResponse | ChatCompletionResponse:
         """See vLLM's."""
         ended = await after(result_generator)
-        return await made(super().chat_completion_full_generator(request, ended, *args, **more))
+        answer = await made(super().chat_completion_full_generator(request, ended, *args, **more))
+        if isinstance(answer, ChatCompletionResponse):
+            for choice in answer.choices:
+                if choice.index in current_request().cut:
+                    choice.finish_reason = "length"  # also of a call, as in a stream
+        return answer
 
 
 class _Unmade(NamedTuple):
@@ -244,7 +264,9 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         enable_auto_tools=engine_settings.auto_tool_choice,
         tool_parser=engine_settings.tool_call_parser,
         reasoning_parser=engine_settings.reasoning_parser,
+        tool_strict_level=level_of_vllm(settings),
     )
+    renderer.parser = holding_forced_calls(renderer.parser, settings)
     renderer.warmup()
     renderer.keys = engine.keys
     renderer.answers = engine.answers = remembered_answers(

@@ -11,7 +11,10 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import partial_json_parser  # type: ignore[import-untyped]
 from fastapi import Request
+from partial_json_parser import MalformedJSON
+from partial_json_parser.core.options import Allow  # type: ignore[import-untyped]
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 from vllm.entrypoints.anthropic.protocol import (
@@ -95,8 +98,13 @@ class MessagesServing(ChatServing, AnthropicServingMessages):
         return request
 
     def messages_full_converter(self, generator: ChatCompletionResponse) -> MessagesResponse:
-        """See vLLM's."""
+        """See vLLM's, which reads a call's arguments: those of one that was cut are ended for it."""
+        choice = generator.choices[0]
+        for call in choice.message.tool_calls or ():
+            call.function.arguments = _whole(call.function.arguments)
         answer = super().messages_full_converter(generator).model_dump()
+        if choice.finish_reason == "length":
+            answer["stop_reason"] = "max_tokens"
         if answer["usage"] is not None:
             answer["usage"][FIELD] = current_request().kv_usage.fields()
         answer["id"] = message_id(answer["id"])
@@ -119,6 +127,15 @@ class MessagesServing(ChatServing, AnthropicServingMessages):
             yield _with_usage(event)
         if failed is not None:
             yield error_event(failed.error.code, failed.error.message)
+
+
+def _whole(arguments: str) -> str:
+    """A JSON object: the arguments, or as much of them as was said."""
+    try:
+        said = partial_json_parser.loads(arguments, Allow.ALL)
+    except (ValueError, MalformedJSON, RecursionError):
+        said = {}
+    return json.dumps(said if isinstance(said, dict) else {})
 
 
 def message_id(of_chat: str) -> str:

@@ -9,6 +9,7 @@ Leans on vLLM: `OpenAIServingResponses` calls `_preflight` before `_render_resol
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncGenerator
 from typing import Any, Literal, cast
 
@@ -23,6 +24,7 @@ from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 
+from app.dialects.calls import becomes_lax, reading_cut_calls
 from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.request_context import current_request
 from app.loop.large_answers import after, made
@@ -35,6 +37,7 @@ class ResponsesServing(OpenAIServingResponses):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = reading_cut_calls(self.parser)
         self.enable_store = False  # whatever vLLM's environment variable says: its store has neither bounds nor owners
 
     async def create_responses(
@@ -59,16 +62,32 @@ class ResponsesServing(OpenAIServingResponses):
         if wrong is not None:
             return wrong
         rendered = await self.online_renderer.render_responses(request)
-        return rendered if isinstance(rendered, ErrorResponse) else len(rendered.engine_input["prompt_token_ids"])
+        if isinstance(rendered, ErrorResponse):
+            return rendered
+        prompt: Any = rendered.engine_input
+        return len(prompt["prompt_token_ids"])
 
     async def _render_resolved_response_inputs(
         self, request: ResponsesRequest, prev_response: ResponsesResponse | None, *, skip_mm_cache: bool = False
     ) -> Any:
-        rendered = await super()._render_resolved_response_inputs(request, prev_response, skip_mm_cache=skip_mm_cache)
+        render = functools.partial(
+            super()._render_resolved_response_inputs, request, prev_response, skip_mm_cache=skip_mm_cache
+        )
+        asked, text = request.structured_outputs, request.text
+        rendered = await render()
         current_request().stages.lap("render")
-        if not isinstance(rendered, ErrorResponse):
-            require_room([rendered.engine_input], self.model_config.max_model_len, "input")
-            await cast(HandleEngineClient, self.engine_client).check_constraint(request.extract_structured_outputs())
+        if isinstance(rendered, ErrorResponse):
+            return rendered
+        require_room([rendered.engine_input], self.model_config.max_model_len, "input")
+        engine = cast(HandleEngineClient, self.engine_client)
+        try:
+            await engine.check_constraint(request.extract_structured_outputs())
+        except VLLMValidationError:
+            if not becomes_lax(request):
+                raise
+            request.structured_outputs, request.text = asked, text
+            rendered = await render()
+            await engine.check_constraint(request.extract_structured_outputs())
         return rendered
 
     async def responses_full_generator(

@@ -75,6 +75,16 @@ def load(model_folder: Path) -> Any:
         ({"http": {"cors_origins": ["null"]}}, "http.cors_origins", "https://chat.example.org"),
         ({"http": {"cors_origins": ["a.org"]}}, "http.cors_origins", "https://chat.example.org"),
         ({"engine": {"enable_auto_tool_choice": True}}, "engine", "tool_call_parser"),
+        (
+            {
+                "engine": {
+                    "tool_call_parser": "hermes",
+                    "extra_args": {"structured_outputs_config": {"backend": "guidance"}},
+                }
+            },
+            "engine",
+            "xgrammar",
+        ),
         ({"http": {"tool_call_parser": "hermes"}}, "http.tool_call_parser", "engine.tool_call_parser"),
         ({"kv": 3}, "kv", "dictionary"),
         ({"kv": {"segment_tokens": 100}}, "kv.segment_tokens", "128"),

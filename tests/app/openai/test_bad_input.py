@@ -142,6 +142,7 @@ def test_malformed_json(server: Server, path: str, body: bytes):
         (CHAT_PATH, {"modalities": ["text", "audio"]}),
         (CHAT_PATH, {"audio": {"voice": "alloy", "format": "wav"}}),
         (CHAT_PATH, {"web_search_options": {}}),
+        (CHAT_PATH, {"structured_outputs": {"json": {"type": "object"}, "whitespace_pattern": " ?"}}),
         (CHAT_PATH, {"functions": [{"name": "f", "parameters": {}}]}),
         (CHAT_PATH, {"function_call": {"name": "f"}}),
         (CHAT_PATH, {"guided_json": {"type": "object"}}),
