@@ -136,8 +136,6 @@ def two_nodes(folder: Path) -> Iterator[Nodes]:
     token = folder / "token"
     token.write_text(secrets.token_hex(32), encoding="utf-8")
     token.chmod(0o600)
-    ray_folder = folder / "ray"
-    ray_folder.mkdir()
     environment = {
         **os.environ,
         "RAY_AUTH_MODE": "token",
@@ -148,9 +146,11 @@ def two_nodes(folder: Path) -> Iterator[Nodes]:
     }
     port, ray_port = free_port(), free_port()
     here = f"{NEAR}:{ray_port}"
-    # A folder of its own, as another machine has: Ray keeps the node's address in it.
-    apart = ["sh", "-c", f"mount -t tmpfs none '{ray_folder}' && exec \"$@\"", "sh"]
     with contextlib.ExitStack() as stack:
+        # Sockets lie in it, whose paths may have 107 bytes.
+        ray_folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="crosskv-", ignore_cleanup_errors=True))
+        # A folder of its own, as another machine has: Ray keeps the node's address in it.
+        apart = ["sh", "-c", f"mount -t tmpfs none '{ray_folder}' && exec \"$@\"", "sh"]
         link = Link()
         stack.callback(link.close)
 
