@@ -1,4 +1,4 @@
-"""Faults in `app`: who may do what, how much of it, and what becomes of a request whose replica dies."""
+"""Faults in `app` and its start: who may do what, how much of it, and what becomes of a request whose replica dies."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ API = "app/control/api.py"
 TESTS = "tests/app/"
 
 MUTANTS = (
+    Mutant(
+        "another-users-link-entered",
+        "requirements/plain_path.py",
+        "os.lstat(link).st_uid == os.geteuid() and os.readlink(link) == environment",
+        "os.readlink(link)",
+        ("tests/requirements/test_plain_path.py::test_a_link_is_used_again_and_another_users_or_a_wrong_one_never",),
+        "Who may write to /tmp chooses the Python that another user's server runs.",
+    ),
     Mutant(
         "switches-of-python-handed-on",
         "app/launch/surroundings/python.py",

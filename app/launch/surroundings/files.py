@@ -25,8 +25,8 @@ def require_files() -> None:
     limit = _limit()
     if limit < FEWEST:
         raise SettingsError(
-            f"a process may open {limit} files here (ulimit -Hn), and the server's need {FEWEST}; raise the limit: "
-            f"`ulimit -Hn` of the shell's owner, LimitNOFILE= of a systemd unit, or docker run --ulimit nofile=65536."
+            f"a process may open {limit} files here (ulimit -Hn), and the server needs {FEWEST}; raise the limit: "
+            f"nofile in /etc/security/limits.conf, LimitNOFILE= of a systemd unit, or docker run --ulimit nofile=65536."
         )
 
 

@@ -18,7 +18,7 @@ def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 @pytest.mark.parametrize("limit", [256, files.FEWEST - 1], indirect=True)
 def test_too_few_are_refused_in_a_sentence_that_says_what_to_raise(limit: int) -> None:
-    with pytest.raises(SettingsError, match=rf"may open {limit} files .* need {files.FEWEST}; raise the limit"):
+    with pytest.raises(SettingsError, match=rf"may open {limit} files .* needs {files.FEWEST}; raise the limit"):
         files.require_files()
 
 
