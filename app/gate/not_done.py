@@ -31,6 +31,7 @@ class NotDone(NamedTuple):
     asks: Callable[[Any], bool] = bool
 
 
+_NAME, _TEMPLATE = "chat_template", "This server renders chats by its own template, the setting `chat_template`."
 _TEXT_ONLY = "This server answers in text only."
 _CONSTRAINED = "This server takes it as `structured_outputs`, or as `response_format`."
 _CLIENTS_TOOLS = "give `tools`, whose calls the client answers."
@@ -49,10 +50,15 @@ _EVERYWHERE = {
         NotDone("It is what replicas tell each other: clients name prompts by their text."),
     ),
     **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs"), NotDone("This server takes text only.")),
+    "chat_template_kwargs": NotDone(
+        f"Its `chat_template` is the server's. {_TEMPLATE}", lambda value: isinstance(value, dict) and _NAME in value
+    ),
 }
 """On every route: vLLM would take a prompt's tokens out of `kv_transfer_params`, and special ones among them."""
-TOKENIZE = _EVERYWHERE
+_OF_CHATS = {_NAME: NotDone(_TEMPLATE, lambda value: value is not None)}
+TOKENIZE = {**_EVERYWHERE, **_OF_CHATS}
 CHATS = {
+    **_OF_CHATS,
     **_EVERYWHERE,
     "modalities": NotDone(_TEXT_ONLY, lambda value: value not in (None, [], ["text"])),
     "audio": NotDone(_TEXT_ONLY, lambda value: value is not None),
@@ -65,6 +71,7 @@ CHATS = {
 }
 COMPLETIONS = {
     **_EVERYWHERE,
+    "prompt_embeds": NotDone("This server takes prompts of text or token ids only.", lambda value: value is not None),
     "best_of": NotDone(
         "This server samples no more answers than it gives: ask for `n`.", lambda value: value not in (None, 1)
     ),

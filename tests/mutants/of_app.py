@@ -353,8 +353,8 @@ MUTANTS = (
     Mutant(
         "tokens-of-a-chat-from-its-client",
         "app/gate/not_done.py",
-        "TOKENIZE = _EVERYWHERE\nCHATS = {\n    **_EVERYWHERE,\n",
-        "TOKENIZE = _EVERYWHERE\nCHATS = {\n",
+        "CHATS = {\n    **_OF_CHATS,\n    **_EVERYWHERE,\n",
+        "CHATS = {\n    **_OF_CHATS,\n",
         (TESTS + "gate/test_bounds.py::test_what_replicas_tell_each_other_no_client_says",),
         "Who fills one field of a request forges turns of its chat.",
     ),
