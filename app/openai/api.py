@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
-from fastapi import APIRouter, FastAPI, Path, Request
+from fastapi import APIRouter, Depends, FastAPI, Path, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
@@ -65,6 +65,8 @@ TURN_S = 0.01
 """How long events of one stream may be written before others get their turn."""
 ERROR_EVENT = 'data: {"error"'
 """How an error begins among a stream's events."""
+
+_NO_REPLICA: dict[str, Any] = {"model": ErrorResponse, "description": "No replica can answer now."}
 
 ResponseT = TypeVar("ResponseT", ChatCompletionResponse, CompletionResponse)
 
@@ -260,7 +262,8 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     init_exception_handler(app)
     cut_error_messages()
     app.include_router(post_routes(_ROUTES))
-    models_routes = APIRouter()
+    # Clients take a list of models for a server that answers.
+    models_routes = APIRouter(dependencies=[Depends(engine.check_health)], responses={503: _NO_REPLICA})
     models_routes.add_api_route(
         "/v1/models", show_available_models, response_model=None, responses={200: {"model": ModelList}}
     )
