@@ -88,17 +88,16 @@ def health_probe(
 ) -> Callable[[], Awaitable[HealthReport]]:
     """What GET /health asks; answers from what is known here, without asking anybody.
 
-    `living`: names of the replicas that can be sent to now; None: Serve has not told yet, and the manager is believed.
+    `living`: names of the replicas that can be sent to now; None: Serve has not told yet, and a request would wait.
     `listed`: how many Serve runs, as it said last.
     """
     wanted_replicas = WantedReplicas(settings.min_replicas)
 
     async def health() -> HealthReport:
         alive = living()
-        if alive is None and parts.error:
-            return HealthReport(True, {"kv_manager": {"state": parts.error}})
         if alive is None:
-            alive = frozenset(parts.silence_s)
+            untold = {"state": "Serve has not told yet who runs"}
+            return HealthReport(False, {"kv_manager": {"state": parts.error or "ok"}, "replicas": untold})
         # One that the manager has not heard of is not known by its number, and takes no pinned request yet. A manager
         # that has heard of nobody has just started, or is gone.
         unheard = math.inf if parts.silence_s else 0.0

@@ -178,5 +178,7 @@ class Backend:
     health: Callable[[], Awaitable[HealthReport]]
     metrics: Callable[[], Sequence[MetricsSource]] = tuple
     """The parts that there are now (replicas, manager): /metrics adds their families to the ingress's own."""
+    ending: Callable[[], bool] = lambda: False
+    """Whether this ingress is being stopped, and waits for its requests to end."""
     follow_replicas: Callable[[Callable[[int], None]], None] = lambda hear: None
     """Call `hear` with how many replicas there are, now if that is known, and whenever it changes."""

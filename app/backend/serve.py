@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection,
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client.core import Metric
+from ray._private.worker import global_worker
 
 from app.backend.manager_control import ManagerControl
 from app.backend.merged_outputs import merged
@@ -216,6 +217,14 @@ def outside_http_request(call: Callable[..., Any], *args: Any) -> Any:
     return contextvars.Context().run(call, *args)
 
 
+def is_ending() -> bool:
+    """Whether Serve is stopping this process's replica of the ingress, and waits for its requests.
+
+    Leans on Ray: Serve calls nothing of the application's before the last request has ended, so the actor is asked.
+    """
+    return any(actor._replica_impl._shutting_down for actor in global_worker.actors.values())
+
+
 def serve_backend(handle: DeploymentHandle, app_name: str, settings: Settings) -> Backend:
     """Everything behind the ingress. On the ingress's event loop."""
     # A handle says what the process that built the application would do, and that one knows nothing of SERVE_OPTIONS.
@@ -235,6 +244,7 @@ def serve_backend(handle: DeploymentHandle, app_name: str, settings: Settings) -
         control=control,
         health=health_probe(parts, replicas.living, settings, lambda: running.listed),
         metrics=metrics,
+        ending=is_ending,
         follow_replicas=running.listen,
     )
 

@@ -25,6 +25,7 @@ _OTHERS = {
     "_REWARD_MODELS": "rates answers",
     "_TOKEN_CLASSIFICATION_MODELS": "classifies tokens",
     "_SEQUENCE_CLASSIFICATION_MODELS": "classifies texts",
+    "_SPECULATIVE_DECODING_MODELS": "drafts tokens for another model",
 }
 _HEADS = {
     "ForSequenceClassification": "classifies texts",

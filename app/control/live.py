@@ -38,6 +38,7 @@ def live_router(
         queue=lambda: {"ongoing": queue.ongoing, "waiting": queue.waiting},
         families=parts.families,
         block_bytes=block_bytes(config),
+        ending=backend.ending,
     )
     decisions.rank_of = lambda replica: replicas.rank_of(replica)
     Feed(backend.control, decisions, sources)  # the watchers hold it

@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from app.events.watchers import Event, Watcher, Watchers
+from app.events.watchers import LAST, Event, Watcher, Watchers
 from app.gate.auth import require_owner
 from app.gate.request_context import current_request
 
@@ -61,7 +61,8 @@ def events_router(watchers: Watchers, clock: Clock = time.monotonic) -> APIRoute
         `cache` comes about once a second, with `manager`: `ok` or `away`. Its `tiers` have used and budget bytes, hit
         tokens and hit rates. Its `replicas` have the prompts under way, and those without a token yet.
         `route`, with a prompt's first token: its replica, the reason, its tokens by source. `directive`, for
-        administrators: what the KV manager has ordered. `dropped`: what this client was too slow for.
+        administrators: what the KV manager has ordered. `dropped`: what this client was too slow for. `restarting`:
+        the last event of a server that stops or restarts.
         """
         caller = current_request().caller
         require_owner(caller)
@@ -77,6 +78,9 @@ async def events_of(watcher: Watcher, clock: Clock) -> AsyncIterator[str]:
     yield ": the cache, live\nretry: 2000\n\n"
     while (left := end - clock()) > 0:
         found = await watcher.next(min(HEARTBEAT_S, left))
+        if LAST in found:
+            yield "".join(map(_written, found[: found.index(LAST) + 1]))
+            return
         yield "".join(map(_written, found)) or ": nothing new\n\n"
 
 

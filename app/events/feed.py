@@ -1,4 +1,4 @@
-"""Asks the manager once a second, for all that watch through this ingress, and tells them.
+"""Asks the manager once a second, for all that watch through this ingress, and tells them; or that the ingress ends.
 
 One call a second while somebody watches, whoever and however many; none while nobody does. A manager that does not
 answer is *away*: the ingress's own counts go on, and every second says so. How large the replicas' device pools are is
@@ -43,6 +43,8 @@ class Sources:
     """Awaitable: the parts' metrics (`PartsMetrics.families`)."""
     block_bytes: int
     """Of KV in a block of the device pool."""
+    ending: Callable[[], bool] = lambda: False
+    """Whether this ingress is being stopped, and waits for its requests."""
 
 
 class Feed:
@@ -70,6 +72,9 @@ class Feed:
         try:
             while len(self._watchers):
                 began = time.monotonic()
+                if self._sources.ending():
+                    self._watchers.end()
+                    return
                 await self._tick()
                 await asyncio.sleep(max(0.0, began + EVERY_S - time.monotonic()))
         except Exception:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from app.gate.auth import Caller
-from app.gate.errors import OverloadedError
+from app.gate.errors import OverloadedError, UnavailableError
 
 MOST_WATCHERS = 64
 MOST_OF_A_TENANT = 8
@@ -23,6 +23,8 @@ MOST_WAITING = 256
 
 Event = tuple[str, dict[str, Any]]
 """Its name, and what it says."""
+LAST: Event = ("restarting", {})
+"""What a server says that stops or restarts; a stream ends with it."""
 
 
 class Watcher:
@@ -76,6 +78,7 @@ class Watchers:
         self.changed = changed
         self._watchers: dict[Watcher, None] = {}
         self._of_tenant: Counter[str] = Counter()
+        self._ended = False
 
     def __len__(self) -> int:
         return len(self._watchers)
@@ -85,7 +88,14 @@ class Watchers:
 
     @contextmanager
     def one_more(self, caller: Caller) -> Iterator[Watcher]:
-        """A watcher, for as long as it watches. Raises OverloadedError: there are as many as there may be."""
+        """A watcher, for as long as it watches.
+
+        Raises:
+            OverloadedError: there are as many as there may be.
+            UnavailableError: this server ends; another one may take its place.
+        """
+        if self._ended:
+            raise UnavailableError("The server is stopping or restarting. Please try again later.")
         full = not caller.admin and len(self._watchers) >= MOST_WATCHERS
         if full or self._of_tenant[caller.tenant] >= MOST_OF_A_TENANT:
             raise OverloadedError("Too many clients watch already. Please close one, or try again later.")
@@ -101,6 +111,12 @@ class Watchers:
             if not self._of_tenant[caller.tenant]:
                 del self._of_tenant[caller.tenant]
             self.changed()
+
+    def end(self) -> None:
+        """Let all go, and take no more: a server that ends waits for its streams."""
+        self._ended = True
+        for watcher in self._watchers:
+            watcher.tell(LAST)
 
     def tell(self, tenant: str, name: str, said: dict[str, Any], more_for_admins: dict[str, Any]) -> None:
         """Something has happened to a tenant."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from app.launch.plan import LaunchPlan
-from app.launch.progress import StartProgress, describe, ready_text
+from app.launch.progress import StartProgress, StartWatch, describe, last_start, note_start, ready_text
 from app.launch.readiness import Readiness
 from app.launch.run_folder import launched_from_here
 from app.launch.server import Server
@@ -23,7 +22,6 @@ _SETTLE_POLLS = 12
 """/health is read so often until all parts are well: what it says is up to a second old."""
 _INDEXING_S = 30.0
 """A Redis that takes longer to read is not waited for."""
-_FAILED_STATUSES = ("DEPLOY_FAILED", "UNHEALTHY")
 
 
 class ServerError(Exception):
@@ -88,23 +86,27 @@ class Life:
                 )
         self._server.look()
         if self._server.exit_code is not None:
+            if self._signals.wait_for_stop(_POLL_S):
+                return True  # whoever ended it has told us, too, and a little later
             raise ServerError(self._ended_by_itself())
         return self._following is not None
 
     def _wait_until_ready(self) -> bool:
-        """True when a first token was produced, False when this life was ended before."""
-        with StartProgress(self._out) as progress:
+        """True when a first chat was answered, False when this life was ended before."""
+        folder = self._plan.run_folder
+        watch = StartWatch()
+        with StartProgress(self._out, last_start(folder)) as progress:
             while not self._is_over():
                 status = self._server.status
-                if status.get("status") in _FAILED_STATUSES:
-                    messages = [status["message"], *(d["message"] for d in status["deployments"].values())]
-                    raise ServerError(f"{_cause(messages)}\nThe whole story: {self._server.log_path}")
+                if cause := watch.cause(status, lambda: self._server.dead_workers()):
+                    raise ServerError(f"{cause}\nThe whole story: {self._server.log_path}")
                 progress.at(*describe(status))
                 if status.get("status") == "RUNNING" and self._readiness.is_healthy():
-                    progress.at("producing a first token")
+                    progress.at("answering a first chat")
                     if self._readiness.gives_a_token():
                         self._wait_for_redis(progress)
                         ready = ready_text(self._plan, progress.done(), self._out.is_terminal)
+                        note_start(folder, progress.took)
                         self._out.print(f"\n{ready}\n", markup=False)
                         return True
         return False
@@ -148,14 +150,3 @@ class Life:
         return (
             f"{tail}\n\nThe server ended by itself (exit code {server.exit_code}). The whole story: {server.log_path}"
         )
-
-
-def _cause(messages: list[str]) -> str:
-    """The line that says what went wrong: a settings error's own sentence, or the last line of the last traceback."""
-    for message in messages:
-        found = re.search(r"SettingsError\S*: (.+)", message)
-        if found:
-            return found[1].strip()
-    lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
-    errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception|Exit)\b", line)]
-    return (errors or lines or ["Serve gave no reason."])[-1]

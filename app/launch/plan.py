@@ -186,6 +186,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise SettingsError(
             f"{path} cannot be read ({error.strerror}); give the path of a Serve configuration."
         ) from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"{path} is not text in UTF-8; save it as that.") from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""

@@ -1,4 +1,4 @@
-"""Asks the server over HTTP whether it serves: healthy, able to produce a token; and which parts are not well."""
+"""Asks the server over HTTP whether it serves: healthy, answering a chat; and which parts are not well."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import httpx
 from app.launch.plan import LaunchPlan
 
 _ANSWER_S = 60.0
+CHATS_IN_A_ROW = 4
+"""Answered at so many looks before the server counts as ready: the HAProxy that answered the first may be replaced."""
 
 
 class Readiness:
@@ -19,9 +21,18 @@ class Readiness:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # Where keys are known by their digests only, being asked for one shows that the server serves.
         self._good = {httpx.codes.OK} if key or not plan.settings.http.tenants else {httpx.codes.UNAUTHORIZED}
-        # trust_env=False: a proxy in the environment is not for this machine's own address.
-        self._client = httpx.Client(base_url=plan.address, headers=headers, timeout=_ANSWER_S, trust_env=False)
+        # Each question has a connection of its own, as a newcomer's: one that is kept leads to a HAProxy that another
+        # has replaced. trust_env=False: a proxy in the environment is not for this machine's own address.
+        self._client = httpx.Client(
+            base_url=plan.address,
+            headers=headers,
+            timeout=_ANSWER_S,
+            trust_env=False,
+            limits=httpx.Limits(max_keepalive_connections=0),
+        )
         self._model = plan.settings.model_name
+        self._refusal = ""
+        self._answered = 0
 
     def is_healthy(self) -> bool:
         """Whether requests are served by all replicas. What the cache is missing, such as Redis, is not waited for."""
@@ -29,12 +40,33 @@ class Readiness:
         return health is not None and health.get("replicas", {}).get("state", "ok") == "ok"
 
     def gives_a_token(self) -> bool:
-        """Whether one token can be generated. The prompt is shorter than a block, so it leaves nothing in any cache."""
-        body = {"model": self._model, "prompt": "Hello", "max_tokens": 1}
+        """Whether a chat is answered, with one token, as it was at the looks before. To be asked until it is so.
+
+        The prompt is short, and leaves nothing in the shared tiers.
+
+        A model whose chats are refused, such as a hub's without a template, is asked to complete a prompt; `ailments`
+        has the reason then.
+        """
+        chat = {"messages": [{"role": "user", "content": "Hello"}]}
+        status, self._refusal = self._first_token("/v1/chat/completions", chat)
+        if status in (httpx.codes.BAD_REQUEST, httpx.codes.NOT_FOUND):
+            status, _ = self._first_token("/v1/completions", {"prompt": "Hello"})
+        self._answered = self._answered + 1 if status in self._good else 0
+        return self._answered >= CHATS_IN_A_ROW
+
+    def _first_token(self, path: str, prompt: dict[str, Any]) -> tuple[int | None, str]:
+        """The status of an answer, None without one; and what was said in place of it."""
         try:
-            return self._client.post("/v1/completions", json=body).status_code in self._good
+            response = self._client.post(path, json={"model": self._model, "max_tokens": 1, **prompt})
         except httpx.HTTPError:
-            return False
+            return None, ""
+        if response.status_code in self._good:
+            return response.status_code, ""
+        try:
+            said = response.json()["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            said = f"HTTP {response.status_code}"
+        return response.status_code, f"chats are refused: {said}"
 
     def ailments(self) -> list[str] | None:
         """`part: what is wrong with it` for each part that is not well; None when the server does not say.
@@ -44,7 +76,7 @@ class Readiness:
         parts = self._health()
         if parts is None:
             return None
-        return [
+        return [self._refusal] * bool(self._refusal) + [
             f"{name}: {part.get('state')}"
             for name, part in parts.items()
             if part.get("state") != "ok" and not part.get("indexing")

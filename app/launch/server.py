@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -36,6 +38,9 @@ LAST_LINES_S = 5.0
 """What the ended child has said is written by then."""
 LONG_STOP_S = 8.0
 """A server without requests has ended by then."""
+
+
+_DEAD_WORKER = re.compile(r"worker process\D*(\d+)\D.* The process is dead, probably it crashed during start")
 
 
 class Server:
@@ -149,8 +154,32 @@ class Server:
             return []
         return [line for line in lines if line.strip()][-count:]
 
+    def dead_workers(self) -> list[str]:
+        """The last lines of processes that Ray has started, and that ended before they had told it that they live.
+
+        Leans on Ray: what the raylet logs of them, and the names of workers' own logs, which end with their number.
+        """
+        if self._ray_folder is None:
+            return []
+        logs = self._ray_folder / "ray" / "session_latest" / "logs"
+        with contextlib.suppress(OSError):
+            raylet = (logs / "raylet.out").read_text(encoding="utf-8", errors="replace")
+            return [_last_line(logs, number) for number in _DEAD_WORKER.findall(raylet)]
+        return []
+
     def _read_status(self, fd: int) -> None:
         with os.fdopen(fd, encoding="utf-8") as lines:
             for line in lines:
                 self.status = json.loads(line)
                 self._has_run = self._has_run or self.status.get("status") == "RUNNING"
+
+
+def _last_line(logs: Path, number: str) -> str:
+    """What a worker has said last; nothing is known of one that said nothing."""
+    for file in [*logs.glob(f"worker-*-{number}.err"), *logs.glob(f"worker-*-{number}.out")]:
+        with contextlib.suppress(OSError):
+            if lines := file.read_text(encoding="utf-8", errors="replace").split("\n"):
+                said = [line.strip() for line in lines if line.strip() and not line.startswith(":")]
+                if said:
+                    return said[-1]
+    return f"process {number} ended without a word"

@@ -18,6 +18,8 @@ import psutil
 
 _CLOSING_S = 5.0
 """A SIGHUP within that time of a terminal's end is the terminal's."""
+_SAME_S = 1.0
+"""A SIGTERM to make and all that it runs comes twice: make hands its own on. The second is no impatience."""
 
 
 class Signals:
@@ -26,6 +28,7 @@ class Signals:
     def __init__(self) -> None:
         self.impatient = threading.Event()
         self._stop = threading.Event()
+        self._stopped_at = -math.inf
         self._hung_up = False
         self._make = _parent_make()
         self._has_terminal = _has_terminal()
@@ -52,7 +55,13 @@ class Signals:
         return hung_up
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        (self.impatient if self._stop.is_set() else self._stop).set()
+        now = time.monotonic()
+        again = number == signal.SIGTERM and self._make is not None and now - self._stopped_at < _SAME_S
+        if not self._stop.is_set():
+            self._stopped_at = now
+            self._stop.set()
+        elif not again:
+            self.impatient.set()
 
     def _on_hangup(self, number: int, frame: FrameType | None) -> None:
         self._hung_up = True

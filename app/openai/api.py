@@ -70,6 +70,7 @@ TURN_S = 0.01
 ERROR_EVENT = 'data: {"error"'
 """How an error begins among a stream's events."""
 
+
 ResponseT = TypeVar("ResponseT", ChatCompletionResponse, CompletionResponse)
 
 

@@ -9,17 +9,20 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, Depends, Path, Request
 from starlette.responses import JSONResponse, Response
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse, ModelCard, ModelList
 
 from app.gate.errors import error_response
+from app.openai.engine_client import HandleEngineClient
+
+_NO_REPLICA: dict[str, Any] = {"model": ErrorResponse, "description": "No replica can answer now."}
 
 
-def models_router() -> APIRouter:
-    """Both routes."""
-    routes = APIRouter()
+def models_router(engine: HandleEngineClient) -> APIRouter:
+    """Both routes; clients take a list of models for a server that answers."""
+    routes = APIRouter(dependencies=[Depends(engine.check_health)], responses={503: _NO_REPLICA})
     routes.add_api_route("/v1/models", show_models, response_model=None, responses={200: {"model": ModelList}})
     routes.add_api_route(
         "/v1/models/{model_id:path}",

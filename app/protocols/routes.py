@@ -54,4 +54,4 @@ def add_protocol_routes(app: FastAPI, engine: HandleEngineClient, renderer: Onli
     app.state.anthropic_serving_messages = MessagesServing(engine, models, "assistant", **shared)
     app.state.anthropic_serving_messages.keep_alive_s = settings.http.keep_alive_s
     app.include_router(post_routes(_ROUTES))
-    app.include_router(models_router())
+    app.include_router(models_router(engine))

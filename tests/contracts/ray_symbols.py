@@ -17,6 +17,10 @@ PRIVATE: dict[str, tuple[set[str], str]] = {
         {"is_token_auth_enabled"},
         "nobody else says whether Ray asks for a token",
     ),
+    "ray._private.worker": (
+        {"global_worker"},
+        "it has the actor of this process, which Serve tells that it is being stopped",
+    ),
     "ray.core.generated.gcs_pb2": (
         {"ActorTableData"},
         "the states of an actor, as a handle gives them",

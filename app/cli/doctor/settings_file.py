@@ -6,23 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from app.cli.doctor.figures import Setup
 from app.cli.doctor.gathered import setup_of
 from app.cli.doctor.rules.ordinary_text import PAGE
 from app.cli.failures import CommandError
 from app.control.settings_shown import settings_shown, shape_of_kv
+from app.launch.plan import Overrides, read_plan
 from configs.model_folder import find_model, kv_shape, own_max_tokens
-from configs.settings import Settings, SettingsError, load_settings
+from configs.settings import Settings, SettingsError
 
 
 def setup_from(config: Path) -> Setup:
     """Raises CommandError, with the sentence of the settings' own check, for a file that holds none."""
     try:
-        settings = load_settings(_arguments(config))
+        settings = read_plan(config, Overrides()).settings
     except SettingsError as error:
-        raise CommandError(f"{config}: {error}") from None
+        raise CommandError(str(error)) from None
     setup = setup_of(settings_shown(settings, _shape(settings)))
     return replace(setup, page_tokens=_page_tokens(settings)) if setup.separators_of_tokens else setup
 
@@ -45,20 +44,3 @@ def _shape(settings: Settings) -> Any:
     model = find_model(settings.model)
     shape, longest = kv_shape(model), own_max_tokens(model)
     return shape_of_kv(*shape, settings, longest) if shape and longest else None
-
-
-def _arguments(config: Path) -> dict[str, Any]:
-    """`args:` of the one application."""
-    try:
-        applications = yaml.safe_load(config.read_text(encoding="utf-8"))["applications"]
-        (application,) = applications
-        arguments = application.get("args") or {}
-    except OSError as error:
-        raise CommandError(f"{config} cannot be read ({error.strerror}).") from None
-    except (yaml.YAMLError, UnicodeDecodeError, KeyError, TypeError, ValueError, AttributeError):
-        raise CommandError(
-            f"{config} is no configuration with one application: give one as serve_config.yaml."
-        ) from None
-    if not isinstance(arguments, dict):
-        raise CommandError(f"{config}: `args:` must hold settings by name.")
-    return arguments

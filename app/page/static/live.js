@@ -11,6 +11,7 @@ const UNTOLD_MS = 30_000; // what no event tells, such as the end of a pin, is s
 const SILENCE_MS = 30_000; // longer than the server ever says nothing
 const [FIRST_WAIT_MS, LONGEST_WAIT_MS] = [500, 10_000];
 const MOST_NODES = 1000;
+const RESTARTING = "The server is restarting, or was stopped; asking again.";
 const AWAY = "The KV manager is away: answers go on without it. The figures are its last ones.";
 
 export class Live {
@@ -68,14 +69,15 @@ export class Live {
           wait = FIRST_WAIT_MS;
           this.hear(event, JSON.parse(data));
         }
-        this.say("The server has ended the live view; asking again.", true);
+        this.say(this.restarting ? RESTARTING : "The server has ended the live view; asking again.", true);
       } catch (error) {
         if (signal.aborted) return;
         if (error.status === 401 || error.status === 403 || error.status === 404) {
           this.say(error.status === 404 ? "This server has no live view." : error.message, true);
           return;
         }
-        this.say(error.status === undefined ? "The live view broke off; asking again." : `${error.message} Asking again.`, true);
+        const broken = error.status === undefined ? "The live view broke off; asking again." : `${error.message} Asking again.`;
+        this.say(this.restarting ? RESTARTING : broken, true);
       } finally {
         clearTimeout(timer);
       }
@@ -85,6 +87,7 @@ export class Live {
   }
 
   hear(event, said) {
+    this.restarting = event === "restarting";
     this.changed ||= event !== "cache";
     if (event === "route") addRoute(said);
     else if (event === "directive") addDirective(said);

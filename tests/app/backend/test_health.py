@@ -122,12 +122,6 @@ def test_a_manager_that_is_gone_is_named_and_requests_go_on() -> None:
     assert report.parts["replicas"]["state"] == "ok"
 
 
-def test_before_serve_has_told_the_manager_is_believed() -> None:
-    assert health(None, None).serving
-    assert not health({"replicas": {}, "cpu_tiers": []}, None).serving
-    assert health({"replicas": reporting(a=0.1), "cpu_tiers": []}, None).parts["replicas"]["running"] == [0]
-
-
 def test_a_missing_cpu_tier_is_named() -> None:
     assert health({**ALL_WELL, "cpu_tiers": []}).parts["cpu_tier"]["state"] == "missing"
 
@@ -159,3 +153,10 @@ def test_a_replica_that_shares_no_kv_though_others_do_is_named_with_its_reason()
     assert "kv_sharing" not in health(ALL_WELL).parts
     state = health(said).parts["kv_sharing"]["state"]
     assert state == "off at replica 1: the processors of this node are of another kind"
+
+
+@pytest.mark.parametrize("parts", [None, {"replicas": {}, "cpu_tiers": []}, ALL_WELL], ids=["away", "new", "knows"])
+def test_before_serve_has_told_nothing_is_served(parts: dict[str, Any] | None) -> None:
+    report = health(parts, None)
+    assert not report.serving
+    assert report.parts["replicas"]["state"] != "ok"

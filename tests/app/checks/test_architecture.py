@@ -26,6 +26,7 @@ def folder(tmp_path: Path, architecture: str, **config: Any) -> Path:
         ("BertForTokenClassification", "classifies tokens"),
         ("Qwen2ForRewardModel", "rates"),
         ("NomicBertModel", "embeds"),
+        ("Eagle3LlamaForCausalLM", "drafts tokens"),
         ("WhisperForConditionalGeneration", "transcribes"),
         ("XForSequenceClassification", "classifies texts"),
         ("DistilBertForQuestionAnswering", "marks answers"),

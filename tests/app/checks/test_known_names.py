@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
+from vllm.config.cache import CacheDType
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+from vllm.model_executor.model_loader import LoadFormats
 from vllm.model_executor.models import registry
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
@@ -27,6 +30,8 @@ def test_the_source_says_what_the_registries_say_contract() -> None:
     assert set(reasoning["_REASONING_PARSERS_TO_REGISTER"]) == set(ReasoningParserManager.list_registered())
     methods = tables("model_executor/layers/quantization/__init__.py")["QuantizationMethods"]
     assert list(methods) == QUANTIZATION_METHODS
+    assert tables("config/cache.py")["CacheDType"] == get_args(CacheDType)
+    assert tables("model_executor/model_loader/__init__.py")["LoadFormats"] == get_args(LoadFormats)
     models = tables("model_executor/models/registry.py")
     for group in (*architecture._ANSWERS, *architecture._OTHERS):
         spread = {name for name in getattr(registry, group) if name in registry._TEXT_GENERATION_MODELS}
@@ -41,6 +46,8 @@ def test_the_source_says_what_the_registries_say_contract() -> None:
         ({"tool_call_parser": "Hermes"}, "engine.tool_call_parser", "hermes"),
         ({"reasoning_parser": "qwen_3"}, "engine.reasoning_parser", "qwen3"),
         ({"extra_args": {"quantization": "awk"}}, "engine.extra_args.quantization", "awq"),
+        ({"extra_args": {"kv_cache_dtype": "fp-8"}}, "engine.extra_args.kv_cache_dtype", "fp8"),
+        ({"extra_args": {"load_format": "dumy"}}, "engine.extra_args.load_format", "dummy"),
     ],
 )
 def test_a_misspelt_name_is_one_sentence_with_the_nearest(args: dict[str, Any], setting: str, meant: str) -> None:
@@ -65,3 +72,10 @@ def test_without_vllm_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(vllm_source, "vllm_folder", lambda: None)
     monkeypatch.setattr(parsers, "tables", tables.__wrapped__)
     require_parsers(engine(tool_call_parser="hermess"))
+
+
+def test_what_a_plugin_may_have_added_is_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not vllm_source.has_plugins()
+    plugin = SimpleNamespace(dist=SimpleNamespace(name="own-parsers"))
+    monkeypatch.setattr(vllm_source.importlib.metadata, "entry_points", lambda group: [plugin])
+    require_parsers(engine(tool_call_parser="of_the_plugin"))

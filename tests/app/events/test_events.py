@@ -191,6 +191,20 @@ def test_who_goes_gives_the_place_back_and_too_many_are_refused(fresh, monkeypat
         wait_until(again)
 
 
+def test_a_server_that_is_being_stopped_ends_its_streams_and_begins_none(fresh):
+    stopping = threading.Event()
+    server = fresh(behind=backend(FakeReplicas(), ending=stopping.is_set))
+    with server.http() as client, server.http() as second:
+        with client.stream("GET", "/api/v1/events") as answer:
+            found = events(answer)
+            first(found, "cache")
+            stopping.set()
+            assert list(found)[-1] == ("restarting", {})
+        refused = second.get("/api/v1/events")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, 503)
+        assert refused.headers["retry-after"]
+
+
 def test_a_comment_says_that_the_stream_lives_while_nothing_happens(fresh, monkeypatch):
     monkeypatch.setattr(api, "HEARTBEAT_S", 0.01)
     monkeypatch.setattr(feed, "EVERY_S", 60.0)

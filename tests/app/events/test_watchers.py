@@ -12,7 +12,7 @@ from app.events import watchers as module
 from app.events.api import HEARTBEAT_S, LONGEST_S, events_of
 from app.events.watchers import Event, Watchers
 from app.gate.auth import Caller
-from app.gate.errors import OverloadedError
+from app.gate.errors import OverloadedError, UnavailableError
 
 ALICE, BOB, CAROL, ADMIN = Caller("alice"), Caller("bob"), Caller("carol"), Caller("operator", admin=True)
 
@@ -130,5 +130,25 @@ def test_a_client_that_does_not_read_gives_its_place_back_when_the_time_is_over(
         assert len(watchers) == 1
         await watched({"type": "http", "asgi": {"spec_version": "2.4"}}, wait_for_ever, wait_for_ever)
         assert len(watchers) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_ends_lets_its_watchers_go_at_once_and_takes_no_more():
+    async def scenario() -> None:
+        watchers = Watchers()
+        with watchers.one_more(ALICE) as alice, watchers.one_more(ADMIN) as admin:
+            alice.tell(("route", {"id": "1"}))
+            admin.show(("cache", {}))
+            streams = [events_of(one, lambda: 0.0) for one in (alice, admin)]
+            for stream in streams:
+                await anext(stream)
+            watchers.end()
+            told = [[event async for event in stream] for stream in streams]
+            with pytest.raises(UnavailableError, match="restarting"), watchers.one_more(BOB):
+                pass
+        last = "event: restarting\ndata: {}\n\n"
+        assert ["".join(events).endswith(last) for events in told] == [True, True]
+        assert "route" in told[0][0]
 
     asyncio.run(scenario())

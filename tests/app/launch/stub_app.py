@@ -32,7 +32,7 @@ class Stub:
             await asyncio.to_thread(Path(request.query_params["arrived"]).touch)
             await asyncio.sleep(3)
             return JSONResponse({"answer": "whole"})
-        if request.url.path == "/v1/completions":
+        if request.url.path == "/v1/chat/completions":
             return JSONResponse({"choices": [{"text": " there"}]})
         return JSONResponse({"error": "no such path"}, status_code=404)
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from rich.console import Console
 
 from app.launch import run_folder
 from app.launch.life import Life, ServerError
 from app.launch.plan import LaunchPlan, Overrides, make_plan
-from app.launch.progress import ready_text
+from app.launch.progress import StartProgress, StartWatch, last_start, note_start, ready_text
+from app.launch.server import Server
 from configs.settings import SettingsError
 from tests.app.launch.stub_config import write_config
 
@@ -232,3 +234,118 @@ def test_a_key_is_shown_on_a_terminal_and_in_no_log(tmp_path: Path, model_folder
     logged = ready_text(plan, 1.0, on_terminal=False)
     assert "the-secret-key" not in logged
     assert "Bearer YOUR_KEY" in logged
+
+
+def failing(*, error: str, left: int, name: str = "Ingress", kind: str = "replica") -> dict[str, Any]:
+    """Serve's status while it tries a part again."""
+    said = f"A {kind} failed to start with exception. Retrying {left} more time(s). Error:\n{error}"
+    part = {"running": 0, "target": 1, "status": "UPDATING", "message": said}
+    well = {"running": 1, "target": 1, "status": "HEALTHY", "message": ""}
+    return {"phase": "app", "status": "DEPLOYING", "message": "", "deployments": {"Well": well, name: part}}
+
+
+TRACEBACK = "Traceback (most recent call last):\n  File x\nAssertionError: needs at least one cacheable group\n"
+NO_WORKERS: Callable[[], list[str]] = list
+
+
+@pytest.mark.parametrize("kind", ["replica", "deployment actor"])
+def test_a_part_that_fails_twice_in_the_same_words_ends_the_start_with_them(kind: str) -> None:
+    watch = StartWatch()
+    for _ in range(3):
+        assert watch.cause(failing(error=TRACEBACK, left=2, kind=kind), NO_WORKERS) is None, "Serve tries again"
+    cause = watch.cause(failing(error=TRACEBACK, left=1, kind=kind), NO_WORKERS)
+    assert cause == "Ingress: AssertionError: needs at least one cacheable group"
+
+
+def test_failures_with_different_reasons_or_of_different_parts_are_left_to_serve() -> None:
+    watch = StartWatch()
+    for left, error in ((3, "OSError: a"), (2, "OSError: b"), (1, "OSError: a")):
+        assert watch.cause(failing(error=error, left=left), NO_WORKERS) is None
+    assert watch.cause(failing(error="OSError: a", left=0, name="Replica"), NO_WORKERS) is None
+
+
+def test_a_setting_that_cannot_work_is_not_tried_twice() -> None:
+    error = "ray.exceptions.RayTaskError(SettingsError): kv.x: it cannot work; use y."
+    cause = StartWatch().cause(failing(error=error, left=2), NO_WORKERS)
+    assert cause == "Ingress: kv.x: it cannot work; use y."
+
+
+def test_what_serve_has_given_up_ends_the_start() -> None:
+    status = {**failing(error=TRACEBACK, left=0), "status": "DEPLOY_FAILED"}
+    assert StartWatch().cause(status, NO_WORKERS) == "AssertionError: needs at least one cacheable group"
+
+
+@pytest.mark.parametrize(
+    "status", [{"phase": "ray"}, {"phase": "serve", "message": ""}, {"phase": "app", "message": ""}]
+)
+def test_a_start_whose_processes_end_at_birth_ends_after_a_minute_with_their_last_line(status: dict[str, Any]) -> None:
+    now = 0.0
+    watch = StartWatch(lambda: now)
+    dead = ["ImportError: no module", "SystemError: no docstring"]
+    now = 59.0
+    assert watch.cause(status, lambda: dead) is None
+    now = 61.0
+    assert watch.cause(status, NO_WORKERS) is None, "a slow machine"
+    assert watch.cause(failing(error="", left=3), lambda: dead) is None, "others have come up"
+    assert (
+        watch.cause(status, lambda: dead)
+        == "Ray's processes end as soon as they are started: SystemError: no docstring"
+    )
+
+
+def test_the_last_line_of_a_worker_that_died_at_birth_is_found(plan: LaunchPlan, tmp_path: Path) -> None:
+    server = Server(plan)
+    assert server.dead_workers() == []
+    server._ray_folder = tmp_path
+    logs = tmp_path / "ray" / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    assert server.dead_workers() == []
+    said = "Some workers of the worker process({}) have not registered within the timeout. The process is {}.\n"
+    dead = "dead, probably it crashed during start"
+    raylet = said.format(7, dead) + said.format(8, "still alive, probably it's hanging during start")
+    (logs / "raylet.out").write_text(raylet + said.format(9, dead))
+    (logs / "worker-ab-ffffffff-7.err").write_text(":job_id:01\nTraceback\nTypeError: no docstring\n\n")
+    assert server.dead_workers() == ["TypeError: no docstring", "process 9 ended without a word"]
+    raylet_itself = (Path(ray.__file__).parent / "core/src/ray/raylet/raylet").read_bytes()
+    assert dead.encode() in raylet_itself, "Ray's own words"
+    assert b"Some workers of the worker process(" in raylet_itself
+
+
+def test_off_a_terminal_a_step_that_goes_on_is_said_with_what_it_took_last_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("app.launch.progress.time.monotonic", lambda: now)
+    written = io.StringIO()
+    assert last_start(tmp_path) == {}
+    note_start(tmp_path, {"loading the model": 12.3})
+    with StartProgress(Console(file=written, width=200), last_start(tmp_path)) as progress:
+        for now in (0.0, 10.0, 29.0, 31.0, 40.0, 62.0, 63.0):  # noqa: B007 (the clock reads it)
+            progress.at("loading the model", "Replica 0/2")
+        progress.done()
+    assert written.getvalue().splitlines() == [
+        "… loading the model (Replica 0/2): 31 s, last time 12 s",
+        "… loading the model (Replica 0/2): 62 s, last time 12 s",
+        "✓ loading the model 63.0 s",
+    ]
+    assert progress.took == {"loading the model": 63.0}
+    note_start(tmp_path / "none", progress.took)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": "b"}', "7"])
+def test_a_broken_note_of_the_last_start_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "start.json").write_text(text)
+    assert last_start(tmp_path) == {}
+
+
+def test_a_server_that_was_ended_together_with_its_launcher_was_stopped_as_asked(plan: LaunchPlan) -> None:
+    class Soon(Asked):
+        looks = 0
+
+        def wait_for_stop(self, timeout_s: float) -> bool:
+            self.looks += 1
+            return self.looks > 1
+
+    server = Ending()
+    server.exit_code = -15
+    assert "ended by itself" not in play(plan, Soon(), server, 0)[1]

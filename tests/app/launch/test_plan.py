@@ -114,6 +114,13 @@ def test_a_broken_file_is_one_sentence(tmp_path: Path, text: str, says: str) -> 
     assert "\n" not in str(error.value)
 
 
+def test_a_file_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(b"applications: [\xff]")
+    with pytest.raises(SettingsError, match="is not text in UTF-8"):
+        make_plan(path, Overrides())
+
+
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="cannot be read"):
         make_plan(tmp_path / "none.yaml", Overrides())

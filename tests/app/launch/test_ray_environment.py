@@ -7,9 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import ray
+from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 
-from app.launch.cluster import ray_environment, write_token
+from app.launch.cluster import ray_environment, ray_options, write_token
 from configs.settings import load_settings
 
 
@@ -37,3 +39,18 @@ def test_serve_gives_its_http_proxy_a_minute_to_start_and_a_manager_that_hangs_s
     assert times > 1, "a machine that was asleep is no manager that hangs"
     assert times * timeout_s <= 5
     assert period_s <= 1
+
+
+def test_ray_does_not_refuse_a_store_for_which_little_memory_is_free_at_the_moment(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray._private.utils.estimate_available_memory", lambda: 2**30)
+    options = ray_options(load_settings({"model": str(model_folder)}), tmp_path)
+
+    def resolved(memory: int | None) -> ResourceAndLabelSpec:
+        store = options["object_store_memory"]
+        return ResourceAndLabelSpec(num_cpus=1, num_gpus=0, memory=memory, object_store_memory=store).resolve(True)
+
+    with pytest.raises(ValueError, match="less than"):
+        resolved(None)
+    resolved(options["_memory"])

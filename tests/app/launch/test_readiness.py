@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.launch.plan import Overrides, make_plan
-from app.launch.readiness import Readiness
+from app.launch.readiness import CHATS_IN_A_ROW, Readiness
 from tests.app.launch.stub_config import write_config
 
 WELL: dict[str, Any] = {
@@ -28,8 +28,15 @@ class Health:
     def __init__(self) -> None:
         self.code = 200
         self.body: Any = {"status": "ok", "parts": WELL}
+        self.answers: dict[str, int] = {}
+        """By path, where it is not 200."""
+        self.asked: list[str] = []
 
     def answer(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "POST":
+            self.asked.append(request.url.path)
+            status = self.answers.get(request.url.path, 200)
+            return httpx.Response(status, json={} if status == 200 else {"error": {"message": "no template"}})
         return httpx.Response(self.code, json=self.body)
 
     def say(self, **parts: dict[str, Any]) -> None:
@@ -97,3 +104,54 @@ def test_running_and_waiting_requests_are_counted_together(readiness: Readiness,
     assert readiness.requests() == 5
     health.body = {"parts": {}}
     assert readiness.requests() is None
+
+
+def becomes_ready(readiness: Readiness) -> bool:
+    """What the last look of a start sees."""
+    return [readiness.gives_a_token() for _ in range(CHATS_IN_A_ROW)][-1]
+
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+def test_ready_means_that_a_chat_is_answered(readiness: Readiness, health: Health) -> None:
+    assert becomes_ready(readiness)
+    assert set(health.asked) == {CHAT}
+    assert readiness.ailments() == []
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_server_that_completes_prompts_and_fails_chats_is_not_ready(
+    readiness: Readiness, health: Health, status: int
+) -> None:
+    health.answers = {CHAT: status}
+    assert not becomes_ready(readiness)
+
+
+def test_one_answer_before_a_failure_is_not_readiness(readiness: Readiness, health: Health) -> None:
+    for _ in range(3):
+        assert not any(readiness.gives_a_token() for _ in range(CHATS_IN_A_ROW - 1))
+        health.answers = {CHAT: 503}
+        assert not readiness.gives_a_token()
+        health.answers = {}
+    assert becomes_ready(readiness)
+
+
+def test_each_question_has_a_connection_of_its_own(tmp_path: Path, model_folder: Path) -> None:
+    readiness = Readiness(make_plan(write_config(tmp_path, model_folder), Overrides()))
+    pool: Any = readiness._client._transport
+    assert pool._pool._max_keepalive_connections == 0
+    readiness.close()
+
+
+def test_a_model_whose_chats_are_refused_is_ready_for_prompts_and_that_is_said(
+    readiness: Readiness, health: Health
+) -> None:
+    health.answers = {CHAT: 400}
+    assert becomes_ready(readiness)
+    assert readiness.ailments() == ["chats are refused: no template"]
+    health.answers = {CHAT: 400, COMPLETIONS: 503}
+    assert not readiness.gives_a_token()
+    health.answers = {}
+    assert becomes_ready(readiness)
+    assert readiness.ailments() == []

@@ -11,10 +11,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from app.launch import signals as module
 from configs.model_folder import PROJECT_ROOT
-from load_tests.harness.patience import until
+from load_tests.harness.patience import patience, until
 
 LIMIT_S = 20.0
 
@@ -134,3 +136,70 @@ def test_once_the_terminal_is_long_gone_sighup_restarts_again(said: Path) -> Non
     finally:
         os.kill(number, signal.SIGKILL)
         os.waitpid(number, 0)
+
+
+STOPPABLE = """
+import os
+import sys
+from app.launch.signals import Signals
+signals = Signals()
+open(sys.argv[1], "w").write(f"{os.getpid()}")
+while not signals.wait_for_stop(0.05):
+    pass
+sys.exit(3 if signals.impatient.is_set() else 0)
+"""
+
+
+@pytest.mark.parametrize(("to", "ends_with"), [("make", -signal.SIGTERM), ("both", -signal.SIGTERM), ("launcher", 0)])
+def test_sigterm_ends_make_and_what_it_runs_whoever_is_sent_it(tmp_path: Path, to: str, ends_with: int) -> None:
+    program, makefile, noted = (tmp_path / name for name in ("stoppable.py", "Makefile", "number"))
+    program.write_text(STOPPABLE)
+    makefile.write_text(f"serve:\n\t@exec {sys.executable} {program} {noted}\n")
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT_ROOT)}
+    command = ["make", "-f", str(makefile), "serve"]
+    with subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment, start_new_session=True) as make:
+        until(lambda: noted.exists() and noted.read_text(), "it runs", LIMIT_S)
+        launcher = int(noted.read_text())
+        if to == "both":
+            os.killpg(make.pid, signal.SIGTERM)
+        else:
+            os.kill(make.pid if to == "make" else launcher, signal.SIGTERM)
+        assert make.wait(patience(LIMIT_S)) == ends_with
+        until(lambda: not psutil.pid_exists(launcher), "it has ended", LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("make", "number", "after_s", "impatient"),
+    [
+        (1, signal.SIGTERM, 0.1, False),  # make hands on what its group was sent, too
+        (1, signal.SIGTERM, 2.0, True),
+        (1, signal.SIGINT, 0.1, True),  # make hands no Ctrl-C on
+        (None, signal.SIGTERM, 0.1, True),
+    ],
+)
+def test_a_stop_that_make_hands_on_is_the_same_one(
+    monkeypatch: pytest.MonkeyPatch, make: int | None, number: signal.Signals, after_s: float, impatient: bool
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(module, "_parent_make", lambda: make)
+    monkeypatch.setattr(module.signal, "signal", lambda *handled: None)
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    signals = module.Signals()
+    signals._on_stop(number, None)
+    assert not signals.impatient.is_set()
+    now += after_s
+    signals._on_stop(number, None)
+    assert signals.impatient.is_set() == impatient
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_during_the_launchers_imports_is_one_as_asked(tmp_path: Path, number: signal.Signals) -> None:
+    reached = tmp_path / "reached"
+    slow = f"import pathlib, time\npathlib.Path({str(reached)!r}).touch()\ntime.sleep(600)\n"
+    (tmp_path / "typer.py").write_text(slow)  # in the place of the first that it imports
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "app.launch"]
+    with subprocess.Popen(command, cwd=PROJECT_ROOT, env=environment, start_new_session=True) as launcher:
+        until(reached.exists, "it imports", LIMIT_S)
+        launcher.send_signal(number)
+        assert launcher.wait(patience(LIMIT_S)) == 0

@@ -121,6 +121,15 @@ def test_a_node_is_found_by_mouse_and_keyboard_and_says_what_it_is(live_page):
     expect(page.get_by_role("button", name="Whole trie")).to_be_visible()
 
 
+def test_a_server_that_stops_is_said_to_restart_until_it_is_there_again(live_page):
+    events = [("cache", cache()), ("restarting", {})]
+    opened = live_page(events)
+    state = opened.page.locator("#live-state")
+    expect(state).to_contain_text("restarting")
+    events[:] = [("cache", cache())]
+    expect(state).to_contain_text("ended the live view")
+
+
 def test_the_trie_is_read_anew_when_something_has_happened_and_else_now_and_then(live_page):
     events = [("cache", cache())]
     opened = live_page(events, [node(1)])

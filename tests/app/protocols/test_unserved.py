@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import openai
 import pytest
+from fake_backend import FakeReplicas
 from ingress_server import CHAT, MODEL
 
 
@@ -76,3 +77,15 @@ def test_models_need_a_key_and_an_empty_id_is_none(start):
     with start(api_keys={"key-a": "alice"}).http() as client:
         assert client.get(f"/v1/models/{MODEL}").status_code == 401
         assert client.get("/v1/models/", headers={"authorization": "Bearer key-a"}).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/models", f"/v1/models/{MODEL}"])
+def test_a_model_is_listed_while_a_replica_can_answer(fresh, path: str) -> None:
+    replicas = FakeReplicas()
+    with fresh(replicas).http() as client:
+        assert client.get(path).status_code == 200
+        replicas.known_ranks = set()
+        refused = client.get(path)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, 503)
+        assert refused.headers["retry-after"]
+        assert client.post("/v1/chat/completions", json=CHAT).status_code == 503

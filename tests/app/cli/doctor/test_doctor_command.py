@@ -193,10 +193,10 @@ def test_a_settings_file_comes_before_the_servers_own(crosskv: Run, server: Stan
     [
         ("applications: [{args: {kv: {cpu_tier_bytes: lots}}}]", "kv.cpu_tier_bytes"),
         ("applications: [{args: [1]}]", "must hold settings by name"),
-        ("applications: []", "no configuration"),
-        ("applications: [1]", "no configuration"),
-        ("]", "no configuration"),
-        ("", "no configuration"),
+        ("applications: []", "exactly one application"),
+        ("applications: [1]", "exactly one application"),
+        ("]", "is not YAML"),
+        ("", "holds no settings"),
         (None, "cannot be read"),
     ],
 )
