@@ -10,5 +10,6 @@ from of_engine import MUTANTS as ENGINE
 from of_kernels import MUTANTS as KERNELS
 from of_kvmanager import MUTANTS as KVMANAGER
 from of_segments import MUTANTS as SEGMENTS
+from of_start import MUTANTS as START
 
-MUTANTS = (*ENGINE, *APP, *DIALECTS, *DEPLOYMENTS, *KERNELS, *CONFIGS, *KVMANAGER, *SEGMENTS)
+MUTANTS = (*ENGINE, *APP, *START, *DIALECTS, *DEPLOYMENTS, *KERNELS, *CONFIGS, *KVMANAGER, *SEGMENTS)

@@ -55,4 +55,12 @@ MUTANTS = (
         ("tests/app/openai/test_bad_input.py",),
         "A client reads hundreds of lines about models that it does not know.",
     ),
+    Mutant(
+        "cut-call-read-as-text",
+        "app/dialects/calls.py",
+        "                if read[2]:",
+        "                if False:",
+        ("tests/app/dialects/test_calls.py",),
+        "A call that a limit cuts is shown to the user as the model's envelope, or runs with no arguments.",
+    ),
 )

@@ -108,4 +108,12 @@ MUTANTS = (
         ),
         "Loads are counted as what the device had.",
     ),
+    Mutant(
+        "whitespace-without-a-bound",
+        "deployments/engine/grammars/whitespace.py",
+        'options = {"max_whitespace_cnt": self.most, **options}',
+        "pass",
+        ("tests/deployments/engine/grammars/test_whitespace.py",),
+        "A model writes line feeds until its tokens are spent, and the answer is no JSON.",
+    ),
 )

@@ -86,6 +86,6 @@ def test_a_model_is_listed_while_a_replica_can_answer(fresh, path: str) -> None:
         assert client.get(path).status_code == 200
         replicas.known_ranks = set()
         refused = client.get(path)
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, 503)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "service_unavailable")
         assert refused.headers["retry-after"]
         assert client.post("/v1/chat/completions", json=CHAT).status_code == 503

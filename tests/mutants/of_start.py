@@ -1,0 +1,85 @@
+"""Faults in what comes before a server serves: its surroundings, its checks, its processes, and when it is ready."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+TESTS = "tests/app/"
+
+MUTANTS = (
+    Mutant(
+        "another-users-link-entered",
+        "requirements/plain_path.py",
+        "os.lstat(link).st_uid == os.geteuid() and os.readlink(link) == environment",
+        "os.readlink(link)",
+        ("tests/requirements/test_plain_path.py::test_a_link_is_used_again_and_another_users_or_a_wrong_one_never",),
+        "Who may write to /tmp chooses the Python that another user's server runs.",
+    ),
+    Mutant(
+        "switches-of-python-handed-on",
+        "app/launch/surroundings/python.py",
+        "if name not in DROPPED}",
+        "if name}",
+        (
+            TESTS + "launch/surroundings/test_python_switches.py::"
+            "test_variables_that_ray_does_not_start_with_are_not_handed_on_and_that_is_said",
+        ),
+        "With PYTHONOPTIMIZE=2 in the shell Ray does not start.",
+    ),
+    Mutant(
+        "files-not-counted-for-haproxy",
+        "app/launch/haproxy.py",
+        "        **connections_environment(),\n",
+        "",
+        (TESTS + "launch/test_haproxy.py::test_it_starts_where_few_files_may_be_opened",),
+        "With a hard limit of 4,096 open files HAProxy does not start.",
+    ),
+    Mutant(
+        "cut-weights-pass",
+        "app/checks/model_files.py",
+        "        if wanted != size:\n",
+        "        if wanted < size:\n",
+        (TESTS + "checks/test_model_files.py::test_a_cut_file_is_refused_as_safetensors_would_refuse_it",),
+        "A model whose download was cut is found out after a minute, by a traceback.",
+    ),
+    Mutant(
+        "ready-after-answers-between-failures",
+        "app/launch/readiness.py",
+        "        self._answered = self._answered + 1 if status in self._good else 0\n",
+        "        self._answered += status in self._good\n",
+        ("tests/app/launch/test_readiness.py::test_one_answer_before_a_failure_is_not_readiness",),
+        "The terminal says that the server is ready, and the next requests are answered 503.",
+    ),
+    Mutant(
+        "ready-before-serve-has-told",
+        "app/backend/parts_watch.py",
+        "            return HealthReport(False, {",
+        "            return HealthReport(True, {",
+        (TESTS + "backend/test_health.py::test_before_serve_has_told_nothing_is_served",),
+        "A load balancer sends requests to a server that has no replica yet.",
+    ),
+    Mutant(
+        "stop-that-make-hands-on-is-impatient",
+        "app/launch/signals.py",
+        "        elif not again:\n",
+        "        else:\n",
+        ("tests/app/launch/test_signals.py::test_a_stop_that_make_hands_on_is_the_same_one",),
+        "A SIGTERM to make and all that it runs ends answers that are under way.",
+    ),
+    Mutant(
+        "stand-in-keeps-the-port",
+        "app/launch/haproxy.py",
+        '        self._instead.write_text(str(self.process.pid), encoding="utf-8")\n',
+        "",
+        ("tests/app/launch/test_haproxy.py::test_a_dead_haproxys_place_is_taken_until_ray_starts_another_one",),
+        "After HAProxy's death Ray's own never listens again.",
+    ),
+    Mutant(
+        "log-line-hides-its-process",
+        "app/launch/log_file.py",
+        "return json.dumps({**(_object(said) or _of_text(said, now_s)), **whose})",
+        "return json.dumps(_object(said) or _of_text(said, now_s))",
+        ("tests/app/launch/test_log_file.py::test_an_object_keeps_what_it_has_and_says_whose_it_is",),
+        "A log in JSON does not say which process wrote a line.",
+    ),
+)
