@@ -59,7 +59,10 @@ class ResponsesServing(OpenAIServingResponses):
         if wrong is not None:
             return wrong
         rendered = await self.online_renderer.render_responses(request)
-        return rendered if isinstance(rendered, ErrorResponse) else len(rendered.engine_input["prompt_token_ids"])
+        if isinstance(rendered, ErrorResponse):
+            return rendered
+        prompt: Any = rendered.engine_input
+        return len(prompt["prompt_token_ids"])
 
     async def _render_resolved_response_inputs(
         self, request: ResponsesRequest, prev_response: ResponsesResponse | None, *, skip_mm_cache: bool = False
