@@ -50,6 +50,16 @@ def build_broken(args: dict[str, Any]) -> Application:
     raise RuntimeError("the stub cannot be built")
 
 
+@serve.deployment
+class Failing:
+    def __init__(self) -> None:
+        raise AssertionError("the stub needs at least one group")
+
+
+def build_failing(args: dict[str, Any]) -> Application:
+    return Failing.options(name="Failing").bind()
+
+
 def _build(args: dict[str, Any], parts: dict[str, Any]) -> Application:
     check_cluster(load_settings(args))
     return Stub.options(num_replicas=args["replicas"]).bind(parts)

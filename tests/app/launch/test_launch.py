@@ -171,15 +171,25 @@ def test_a_request_that_is_under_way_gets_its_answer_and_a_stop_wins_over_a_rest
 @pytest.mark.long(
     "tests/app/launch/test_life.py::test_a_server_that_ended_by_itself_says_its_last_words_before_it_is_tidied_up"
 )
-def test_an_application_that_cannot_be_built_ends_with_its_reason(
-    launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
+@pytest.mark.long(
+    "tests/app/launch/test_life.py::test_a_part_that_fails_twice_in_the_same_words_ends_the_start_with_them"
+)
+@pytest.mark.parametrize(
+    ("builder", "reason"),
+    [
+        ("build_broken", "RuntimeError: the stub cannot be built"),
+        ("build_failing", "Failing: AssertionError: the stub needs at least one group"),
+    ],
+)
+def test_an_application_that_cannot_start_ends_with_its_reason(
+    launch: Callable[..., Launched], tmp_path: Path, model_folder: Path, builder: str, reason: str
 ) -> None:
-    server = launch(write_config(tmp_path, model_folder, builder="build_broken"))
+    server = launch(write_config(tmp_path, model_folder, builder=builder))
     while server.process.poll() is None:
         server.look()
         time.sleep(0.2)
     assert server.process.returncode == 1
-    assert "RuntimeError: the stub cannot be built" in server.text()
+    assert reason in server.text()
     assert "Traceback" not in server.text()
     assert server.left() == []
 
