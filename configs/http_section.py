@@ -141,6 +141,11 @@ class HTTPSettings(Section):
         description="Longest answer that another replica goes on with when the stream's replica is gone. The ingress "
         "keeps 4 bytes of each of its tokens. 0: none.",
     )
+    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
+        "auto",
+        description="How the chat template is given a message's content: as one text (`string`) or as a list of parts "
+        "(`openai`). `auto`: as vLLM guesses, unless a conversation rendered at the start is whole only in the other.",
+    )
     cors_origins: list[str] = Field(
         default_factory=list,
         description="Origins, such as `https://chat.example.org`, whose pages may use this server from a browser "

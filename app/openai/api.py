@@ -45,6 +45,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.dialects.asked import gap_marks
 from app.dialects.calls import becomes_lax, holding_forced_calls, level_of_vllm, reading_cut_calls
+from app.dialects.content_format import content_format
 from app.dialects.errors import event_in_openais_words
 from app.dialects.event_stream import event_stream, with_null_usage
 from app.dialects.reading import Readings
@@ -253,6 +254,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     http, engine_settings = settings.http, settings.engine
     chat_template = load_chat_template(PROJECT_ROOT / settings.chat_template if settings.chat_template else None)
     require_rows(engine.renderer.get_tokenizer(), chat_template, engine.model_config)
+    form = content_format(engine.renderer, chat_template, http.chat_template_content_format)
     models = OpenAIServingModels(
         engine, [BaseModelPath(name=settings.model_name, model_path=settings.model_name)], lora_modules=None
     )
@@ -261,7 +263,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         engine.renderer,
         request_logger=None,
         chat_template=chat_template,
-        chat_template_content_format="auto",
+        chat_template_content_format=form,
         enable_auto_tools=engine_settings.auto_tool_choice,
         tool_parser=engine_settings.tool_call_parser,
         reasoning_parser=engine_settings.reasoning_parser,
@@ -270,9 +272,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     renderer.parser = holding_forced_calls(renderer.parser, settings)
     renderer.warmup()
     renderer.keys = engine.keys
-    renderer.answers = engine.answers = remembered_answers(
-        engine.renderer, chat_template, http, engine.returns, engine.metrics
-    )
+    renderer.answers = engine.answers = remembered_answers(renderer, http, engine.returns, engine.metrics)
     engine.blends = blend_requests(settings, engine.renderer, chat_template, engine.keys, engine.metrics)
     most_tokens = engine.model_config.max_model_len
     app.state.request_bounds = RequestBounds(
@@ -291,7 +291,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
         online_renderer=renderer,
         request_logger=None,
         chat_template=chat_template,
-        chat_template_content_format="auto",
+        chat_template_content_format=form,
         enable_auto_tools=engine_settings.auto_tool_choice,
         tool_parser=engine_settings.tool_call_parser,
         reasoning_parser=engine_settings.reasoning_parser or "",
@@ -302,7 +302,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     )
     app.state.openai_serving_chat.keep_alive_s = app.state.openai_serving_completion.keep_alive_s = http.keep_alive_s
     app.state.serving_tokenization = ServingTokenization(
-        models, renderer, chat_template=chat_template, chat_template_content_format="auto"
+        models, renderer, chat_template=chat_template, chat_template_content_format=form
     )
     init_exception_handler(app)
     for wrong in (RequestValidationError, ValidationError):

@@ -20,7 +20,6 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs import EngineInput
-from vllm.renderers import BaseRenderer
 from vllm.renderers.chat_utils import ChatTemplateResolutionError, ConversationMessage
 from vllm.renderers.online_renderer import OnlineRenderer, ResponsesRenderResult
 
@@ -129,10 +128,11 @@ def require_room(prompts: Sequence[Any], most_tokens: int, param: str) -> None:
 
 
 def remembered_answers(
-    renderer: BaseRenderer, chat_template: str | None, http: HTTPSettings, returns: Returns, metrics: IngressMetrics
+    rendering: ChatRenderer, http: HTTPSettings, returns: Returns, metrics: IngressMetrics
 ) -> Answers | None:
     """The memory of this ingress, and one line in the log about it; None where turns have no marks."""
-    marks = turn_marks(renderer, chat_template)
+    renderer = rendering.renderer
+    marks = turn_marks(renderer, rendering.chat_template, rendering.chat_template_content_format)
     if isinstance(marks, str):
         logger.warning("answers are not given back as they were sampled: %s", marks)
         return None

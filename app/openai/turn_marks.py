@@ -14,11 +14,12 @@ from vllm.renderers import BaseRenderer
 from vllm.utils.mistral import is_mistral_tokenizer
 
 from app.answers.turns import TurnMarks
+from app.dialects.content_format import Format
 
 _QUESTION, _ANSWER = {"role": "user", "content": "Hello!"}, {"role": "assistant", "content": "Hello to you."}
 
 
-def turn_marks(renderer: BaseRenderer, chat_template: str | None) -> TurnMarks | str:
+def turn_marks(renderer: BaseRenderer, chat_template: str | None, form: Format = "auto") -> TurnMarks | str:
     """The marks of a model's turns, or, in words, why they cannot be known. Does not raise."""
     tokenizer: Any = renderer.tokenizer
     if tokenizer is None or is_mistral_tokenizer(tokenizer):
@@ -31,7 +32,7 @@ def turn_marks(renderer: BaseRenderer, chat_template: str | None) -> TurnMarks |
         request = ChatCompletionRequest.model_validate(
             {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
         )
-        params = request.build_chat_params(chat_template, "auto").with_defaults({"tools": None, "tokenize": False})
+        params = request.build_chat_params(chat_template, form).with_defaults({"tools": None, "tokenize": False})
         _, prompt = renderer.render_messages(request.messages, params)
         text: Any = prompt["prompt"]  # type: ignore[typeddict-item]
         if not isinstance(text, str):

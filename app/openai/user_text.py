@@ -7,6 +7,11 @@ special tokens in its strings takes none of these steps and has the tokens that 
 
 What clients write into /v1/completions and /tokenize as a raw prompt is not touched: there special tokens are what they
 name, as with vLLM and OpenAI. Tokens that a tokenizer adds but does not call special, such as `<tool_call>`, are left.
+So are the tags of a model's thoughts in an assistant's messages: templates cut thoughts there, and must see them.
+
+A template that does more with a text than to print it, such as cutting it or printing a list's form, may tear a mark.
+Then the prompt with marks is another one than without. It is rendered once more with each special token torn by us: an
+invisible character in it makes it text, the same one in every request, so that the prompt's KV is found again.
 
 Leans on vLLM: every renderer turns messages into text by `render_messages_async(messages, params)`, which gives
 a conversation and a prompt, and text into tokens by `_tokenize_prompt_async(prompt, params)`, which is
@@ -30,6 +35,9 @@ from vllm.utils.mistral import is_mistral_tokenizer
 
 _MARK = "\ue000{}:{}\ue001"  # characters of private use, which templates print as they are
 _MARKS = re.compile("\ue000([0-9a-f]{32}):([0-9]+)\ue001")
+_TEAR = "\u2060"
+"""WORD JOINER: no width, and no space to any template."""
+_THOUGHTS = re.compile("</?(?:think|thinking|thought|thoughts|reasoning)>")
 _MARKED = "crosskv_marked"
 """Field of a rendered prompt: the nonce of the marks in it."""
 
@@ -43,15 +51,22 @@ def keep_user_text(renderer: BaseRenderer) -> None:
     render, tokenize = renderer.render_messages_async, renderer._tokenize_prompt_async
 
     async def render_marked(messages: list[Any], params: ChatParams) -> tuple[Any, Any]:
+        messages = _mapped(messages, str)  # it is rendered twice: what can be read once becomes a list
         marks = Marks(texts)
-        marked = marks.put(messages)
+        marked = marks.put_in_messages(messages)
         kwargs = marks.put(params.chat_template_kwargs)
         if not marks.used:
             return await render(marked, params)
         conversation, prompt = await render(marked, dataclasses.replace(params, chat_template_kwargs=kwargs))
         if not isinstance(prompt.get("prompt"), str):
             raise VLLMValidationError("Special tokens cannot be written in messages here.", parameter="messages")
-        return marks.take_back(conversation), {**prompt, _MARKED: marks.nonce}
+        _, plain = await render(messages, params)
+        if plain.get("prompt") == texts.unmarked(prompt["prompt"], marks.nonce):
+            return marks.take_back(conversation), {**prompt, _MARKED: marks.nonce}
+        tears = Tears(texts)
+        torn = dataclasses.replace(params, chat_template_kwargs=tears.put(params.chat_template_kwargs))
+        conversation, prompt = await render(tears.put_in_messages(messages), torn)
+        return tears.take_back(conversation), prompt
 
     def tokenize_pieces(prompt: dict[str, Any], params: TokenizeParams) -> dict[str, Any]:
         nonce = prompt.pop(_MARKED)
@@ -108,29 +123,69 @@ class SpecialTexts:
         return "".join(piece if isinstance(piece, str) else self.texts[piece] for piece in self.cut(text, nonce))
 
 
-class Marks:
-    """The marks of one prompt."""
+class _Changes:
+    """What takes the place of special tokens in one prompt's strings."""
 
     def __init__(self, texts: SpecialTexts) -> None:
-        self.nonce = secrets.token_hex(16)
         self.used = False
         self._texts = texts
 
     def put(self, value: Any) -> Any:
-        """`value` with a mark for each special token in its strings; one-shot iterators in it become lists."""
-        return _mapped(value, self._mark) if self._texts.pattern else value
+        """`value` with a change for each special token in its strings; one-shot iterators in it become lists."""
+        return _mapped(value, self._changed) if self._texts.pattern else value
+
+    def put_in_messages(self, messages: list[Any]) -> list[Any]:
+        """The same for messages: tags of thoughts stay in an assistant's."""
+        return [_mapped(each, self._kept) if _is_answer(each) else self.put(each) for each in messages]
+
+    def _kept(self, text: str) -> str:
+        pieces, tags = _THOUGHTS.split(text), [*_THOUGHTS.findall(text), ""]
+        return "".join(self._changed(piece) + tag for piece, tag in zip(pieces, tags, strict=True))
+
+    def _changed(self, text: str) -> str:
+        if self._texts.pattern is None:
+            return text
+        changed, count = self._texts.pattern.subn(lambda found: self._change(found[0]), text)
+        self.used = self.used or count > 0
+        return changed
+
+    def _change(self, special: str) -> str:
+        raise NotImplementedError
+
+
+class Marks(_Changes):
+    """The marks of one prompt."""
+
+    def __init__(self, texts: SpecialTexts) -> None:
+        super().__init__(texts)
+        self.nonce = secrets.token_hex(16)
 
     def take_back(self, value: Any) -> Any:
         """The inverse of `put`."""
         return _mapped(value, lambda text: self._texts.unmarked(text, self.nonce))
 
-    def _mark(self, text: str) -> str:
+    def _change(self, special: str) -> str:
+        return _MARK.format(self.nonce, self._texts.number[special])
+
+
+class Tears(_Changes):
+    """Special tokens that are none any more, for templates that would tear marks."""
+
+    def take_back(self, value: Any) -> Any:
+        """The inverse of `put`, but for texts that were torn before, and for tokens of one character."""
+        torn = {change: text for text in self._texts.texts if (change := self._change(text))}
+        pattern = re.compile("|".join(map(re.escape, torn)) or "(?!)")
+        return _mapped(value, lambda text: pattern.sub(lambda found: torn[found[0]], text))
+
+    def _change(self, special: str) -> str:
+        """The same with a tear behind each character; one that holds another special token then is left out."""
         assert self._texts.pattern is not None
-        marked, count = self._texts.pattern.subn(
-            lambda found: _MARK.format(self.nonce, self._texts.number[found[0]]), text
-        )
-        self.used = self.used or count > 0
-        return marked
+        torn = _TEAR.join(special)
+        return "" if self._texts.pattern.search(torn) else torn
+
+
+def _is_answer(message: Any) -> bool:
+    return isinstance(message, Mapping) and message.get("role") == "assistant"
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:

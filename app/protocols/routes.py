@@ -43,7 +43,7 @@ def add_protocol_routes(app: FastAPI, engine: HandleEngineClient, renderer: Onli
         "online_renderer": renderer,
         "request_logger": None,
         "chat_template": renderer.chat_template,
-        "chat_template_content_format": "auto",
+        "chat_template_content_format": renderer.chat_template_content_format,
         "enable_auto_tools": parsed.auto_tool_choice,
         "tool_parser": parsed.tool_call_parser,
         "reasoning_parser": parsed.reasoning_parser or "",
