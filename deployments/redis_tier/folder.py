@@ -26,6 +26,8 @@ class RedisFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path).absolute()
+        self.shown = os.fsencode(self.path).decode("utf-8", "backslashreplace")
+        """As messages name it: logs and answers are UTF-8, and a path may hold other bytes."""
         self.log = self.path / "redis.log"
 
     def lock(self) -> int:
@@ -43,7 +45,7 @@ class RedisFolder:
                 if time.monotonic() > deadline:
                     os.close(lock)
                     raise RedisUnavailableError(
-                        f"{self.path} is used by another crosskv server: "
+                        f"{self.shown} is used by another crosskv server: "
                         "stop that one, or set kv.redis_folder to another folder"
                     ) from None
                 time.sleep(0.05)
@@ -58,7 +60,7 @@ class RedisFolder:
 
     def refusal(self, why: str) -> str:
         """One sentence for a folder that cannot be written."""
-        return f"kv.redis_folder {self.path} cannot be written ({why}): set it to another folder"
+        return f"kv.redis_folder {self.shown} cannot be written ({why}): set it to another folder"
 
     def has_data(self) -> bool:
         """Whether a server has left something to load."""

@@ -147,7 +147,7 @@ class EmbeddedRedis:
             raise
         except OSError as error:
             raise RedisUnavailableError(
-                f"kv.redis_folder {self._folder.path} cannot be used ({error.strerror}): make room or set another one"
+                f"kv.redis_folder {self._folder.shown} cannot be used ({error.strerror}): make room or set another one"
             ) from error
         finally:
             os.close(lock)
@@ -179,7 +179,9 @@ class EmbeddedRedis:
             self._folder.move_back()  # so it was not the data
             raise
         if self._folder.drop_aside():
-            logger.warning("Redis could not load its data in %s; it was dropped, Redis starts empty", self._folder.path)
+            logger.warning(
+                "Redis could not load its data in %s; it was dropped, Redis starts empty", self._folder.shown
+            )
 
     def _launch(self, program: str, lock: int) -> None:
         Path(self._socket_path).unlink(missing_ok=True)
