@@ -57,6 +57,7 @@ def keep_user_text(renderer: BaseRenderer) -> None:
         kwargs = marks.put(params.chat_template_kwargs)
         if not marks.used:
             return await render(marked, params)
+        prompt: Any
         conversation, prompt = await render(marked, dataclasses.replace(params, chat_template_kwargs=kwargs))
         if not isinstance(prompt.get("prompt"), str):
             raise VLLMValidationError("Special tokens cannot be written in messages here.", parameter="messages")
