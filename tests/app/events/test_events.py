@@ -201,7 +201,7 @@ def test_a_server_that_is_being_stopped_ends_its_streams_and_begins_none(fresh):
             stopping.set()
             assert list(found)[-1] == ("restarting", {})
         refused = second.get("/api/v1/events")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, 503)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "service_unavailable")
         assert refused.headers["retry-after"]
 
 

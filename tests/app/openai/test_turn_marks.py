@@ -90,7 +90,8 @@ def test_one_line_says_what_becomes_of_answers(
 ):
     http = HTTPSettings(splice_answers=wanted)  # type: ignore[arg-type]
     with caplog.at_level(logging.INFO, logger="app.openai.chat_renderer"):
-        answers = remembered_answers(renderer, template, http, Returns("auto"), IngressMetrics(CollectorRegistry()))
+        rendering: Any = SimpleNamespace(renderer=renderer, chat_template=template, chat_template_content_format="auto")
+        answers = remembered_answers(rendering, http, Returns("auto"), IngressMetrics(CollectorRegistry()))
     assert (answers.splices if answers else None) is splices
     assert len(caplog.messages) == 1
     assert said in caplog.messages[0]
