@@ -21,6 +21,8 @@ from configs.model_folder import PROJECT_ROOT
 
 START_LIMIT_S = 180.0
 STOP_LIMIT_S = 60.0
+KILLED_LIMIT_S = 240.0
+"""An agent of Ray's that finds its raylet gone tells GCS, and waits a minute and more for one that is gone too."""
 
 
 class Launched:

@@ -20,7 +20,13 @@ import pytest
 
 from app.launch.ports import free_port
 from app.launch.run_folder import find_launcher, run_folder
-from tests.app.launch.launched import START_LIMIT_S, STOP_LIMIT_S, Launched, assert_reached_by_its_user_alone
+from tests.app.launch.launched import (
+    KILLED_LIMIT_S,
+    START_LIMIT_S,
+    STOP_LIMIT_S,
+    Launched,
+    assert_reached_by_its_user_alone,
+)
 from tests.app.launch.stub_config import write_config
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
@@ -108,7 +114,7 @@ def test_two_servers_are_reached_by_their_users_alone_and_a_killed_launcher_take
     logged = (run_folder(second.port) / "server.log").read_text().splitlines()
     second.process.kill()
     second.process.wait()
-    assert psutil.wait_procs(second.left(), STOP_LIMIT_S)[1] == []
+    assert psutil.wait_procs(second.left(), KILLED_LIMIT_S)[1] == []
     assert second.left() == []
     for line in logged:
         assert json.loads(line).keys() >= {"time", "level", "message"}
