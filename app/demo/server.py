@@ -46,6 +46,8 @@ class Turn:
     prompt_ids: list[int]
     answer_ids: list[int]
     text: str
+    reason: str = ""
+    """Why it was not loaded, or where most of it came from, as the usage says."""
 
     @property
     def computed(self) -> list[int]:
@@ -114,6 +116,7 @@ class Server:
             prompt_ids=prompt_ids,
             answer_ids=answer_ids,
             text=text,
+            reason=str(kv.get("reason") or ""),
         )
 
     def lookup(self, tokens: Sequence[int]) -> dict[str, Any]:

@@ -133,6 +133,20 @@ def test_a_reuse_count_that_is_wrong_fails(fake, number):
     assert len(wrong_rows(fake)) == 1
 
 
+@pytest.mark.parametrize(("reason", "wrong"), [("recompute_faster", 0), ("cold", 1)])
+def test_a_turn_that_the_server_would_rather_compute_is_said_and_is_no_fault(fake, reason: str, wrong: int):
+    def compute(request: int, usage: dict[str, Any]) -> None:
+        if request == 3:  # from the CPU tier, once the devices are cleared
+            kv = usage["kv_cache"]
+            kv.update(recomputed=kv["recomputed"] + kv["cpu"], cpu=0, reason=reason)
+            usage["prompt_tokens_details"]["cached_tokens"] = kv["device"]
+
+    fake.tamper = compute
+    rows = json.loads(run(fake, "--json", "-").stdout)["rows"]
+    assert sum(bool(row["problems"]) for row in rows) == wrong
+    assert sum(stage.COMPUTED_SOONER in row["notes"] for row in rows) == 1 - wrong
+
+
 def test_counts_that_disagree_with_openais_own_field_fail(fake):
     fake.tamper = lambda number, usage: usage["prompt_tokens_details"].update(cached_tokens=1)
     assert len(wrong_rows(fake)) == ROWS - 1
