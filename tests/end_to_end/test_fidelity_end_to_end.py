@@ -39,8 +39,12 @@ def ask_redis(server: RunningServer, messages: list[dict[str, str]], salt: str, 
     """As `ask`, when Redis alone has any KV."""
 
     def trial() -> Any:
-        server.clear("device", "cpu")
-        return ask(server, messages, salt, **more)
+        for _ in range(3):  # what does not come in time is computed
+            server.clear("device", "cpu")
+            found = ask(server, messages, salt, **more)
+            if found[2].get("reason") != "load_failed":
+                break
+        return found
 
     return server.in_time(trial)
 
@@ -51,6 +55,8 @@ def test_a_tolerant_turn_comes_from_lossy_kv_and_exact_answers_stay_what_they_we
     text, logprobs, cold = ask(server, QUESTION, salt)
     assert (cold["device"], cold["cpu"], cold["redis"], cold["fidelity"]) == (0, 0, 0, "exact")
 
+    server.wait_until(lambda: server.segments("cpu") > 0, "the exact twin is in the CPU tier")
+    server.wait_until_idle()
     answer, _, first = ask(server, QUESTION, salt, **TOLERANT)
     assert first["fidelity"] == "tolerant"
     assert (first["device"], first["redis"]) == (0, 0)
