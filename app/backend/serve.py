@@ -66,6 +66,8 @@ class ServeReplicas:
         self._failed = FailedReplicas()
         self._dead = FailedReplicas()
         """Of these, those that will not come back; one that could not be reached may be well."""
+        self._silent: frozenset[str] = frozenset()
+        """As of the last look at which anybody reported."""
         self._task = asyncio.get_running_loop().create_task(self._look())
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
@@ -129,10 +131,18 @@ class ServeReplicas:
         return None if names is None else frozenset(name for name in names if name not in self._dead)
 
     def silent(self) -> frozenset[str]:
-        """Names of those that run and do not report to the manager while others do; none while all are silent."""
+        """Names of those that run and no longer report to the manager while others do; none while all are silent.
+
+        A manager that has just started hears of one after the other: who was not silent before it is not yet. A manager
+        forgets who is silent for long: who was silent stays so until it reports.
+        """
         living, silence_s = self.living() or frozenset(), self._parts.silence_s
-        reporting = {name for name in living if silence_s.get(name, math.inf) < SILENT_S}
-        return living - reporting if reporting else frozenset()
+        late = frozenset(name for name in living if silence_s.get(name, 0.0) >= SILENT_S)
+        forgotten = (self._silent & living) - silence_s.keys()
+        if not any(name in silence_s for name in living - late):
+            return frozenset()
+        self._silent = late | forgotten
+        return self._silent
 
     def none_left(self) -> bool:
         """See `app.backend.protocols.ReplicaHandle`."""

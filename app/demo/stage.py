@@ -18,8 +18,9 @@ MOST_ANSWER_TOKENS = 96
 LEAST_ANSWER_TOKENS = 40
 """Asked of models that might answer in fewer: an answer must fill a block to be found again."""
 
-COMPUTED_SOONER = "computing was faster just now, or what was to be loaded did not come in time"
-_SOONER = ("recompute_faster", "load_failed", "no_plan")
+COMPUTED_SOONER = "computing was faster just now: the server has measured it, and did not load all"
+_SOONER = ("recompute_faster", "partial")
+"""What the manager's plan says then; a load that fails stays a problem."""
 _NO_ANSWER_REUSED = "the last answer is too short, or this chat template does not repeat it token by token"
 
 

@@ -1,4 +1,4 @@
-"""What a body asks for beside its conversation: the model by another name, more tokens than there are, nulls.
+"""What a body asks for, apart from its conversation: the model by another name, more tokens than there are, nulls.
 
 A model's other names (`http.model_aliases`) are patterns as shells have them. The model's own name takes the place of
 what was asked for, so KV is found under it whatever a client calls the model.

@@ -14,10 +14,12 @@ same arguments. `OpenAIServingChat.parser_cls` and `OpenAIServingResponses.parse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from vllm.entrypoints.generate.base.protocol import DeltaMessage, FunctionCall
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.exceptions import VLLMValidationError
 from vllm.parser.abstract_parser import Parser
 from vllm.tool_parsers.tool_strict_level import ToolStrictLevel
 
@@ -26,6 +28,7 @@ from configs.settings import Settings
 
 FORCED = "forced"
 
+Rendered = TypeVar("Rendered")
 Parsed = tuple[str | None, str | None, list[FunctionCall] | None]
 
 
@@ -54,11 +57,30 @@ def is_forced(request: Any) -> bool:
     return bool(request.tools) and request.tool_choice not in (None, "auto", "none")
 
 
-def becomes_lax(request: Any) -> bool:
-    """Whether the request can be tried once more, without the schemas that this server has put into its grammar."""
-    context = current_request()
-    lax, context.lax_calls = context.lax_calls, True
-    return is_forced(request) and not lax
+async def rendered_with_grammar(
+    request: Any, form: str, render: Callable[[], Awaitable[Rendered]], check: Callable[[Any], Awaitable[None]]
+) -> Rendered:
+    """What `render` makes of a request, whose grammar `check` takes; of a forced call once more without the schemas.
+
+    `form`: the field besides `structured_outputs` that rendering takes the form of an answer from, and empties. Raises
+    VLLMValidationError (400), as `check` does, for a grammar that the client itself asks for.
+    """
+    before = {name: getattr(request, name) for name in ("structured_outputs", form)}
+    rendered = await render()
+    if isinstance(rendered, ErrorResponse):
+        return rendered
+    try:
+        await check(request.extract_structured_outputs())
+    except VLLMValidationError:
+        context = current_request()
+        if context.lax_calls or not is_forced(request):
+            raise
+        context.lax_calls = True
+        for name, value in before.items():
+            setattr(request, name, value)
+        rendered = await render()
+        await check(request.extract_structured_outputs())
+    return rendered
 
 
 def reading_cut_calls(parser_class: type[Parser] | None) -> type[Parser] | None:

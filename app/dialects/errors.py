@@ -1,6 +1,6 @@
 """Errors in OpenAI's words: its types, codes that are text, and a param that is the field's name.
 
-Whoever answers gives them as vLLM does, with the status as a number; this is what goes out (`app.protocols.error_words`
+All parts give them as vLLM does, with the status as a number; this is what goes out (`app.protocols.error_words`
 for those who speak Anthropic's).
 """
 

@@ -1,4 +1,4 @@
-"""Tools: those that would run at a server are left out beside functions, grammars of custom tools become words.
+"""Tools: hosted ones are left out where there are functions too, grammars of custom tools become words.
 
 Which tools a client can answer for differs by API: functions by all; custom tools and namespaces by Responses'.
 """

@@ -10,7 +10,7 @@ from app.launch.plan import LaunchPlan
 
 _ANSWER_S = 60.0
 CHATS_IN_A_ROW = 4
-"""Answered at so many looks before the server counts as ready: the HAProxy that answered the first may be replaced."""
+"""Answered before the server counts as ready: the HAProxy that answered the first may be replaced."""
 
 
 class Readiness:

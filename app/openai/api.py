@@ -44,7 +44,7 @@ from vllm.renderers.chat_utils import ConversationMessage, load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
 
 from app.dialects.asked import gap_marks
-from app.dialects.calls import becomes_lax, holding_forced_calls, level_of_vllm, reading_cut_calls
+from app.dialects.calls import holding_forced_calls, level_of_vllm, reading_cut_calls, rendered_with_grammar
 from app.dialects.content_format import content_format
 from app.dialects.errors import event_in_openais_words
 from app.dialects.event_stream import event_stream, with_null_usage
@@ -101,22 +101,17 @@ class ChatServing(OpenAIServingChat):
         self, request: ChatCompletionRequest
     ) -> tuple[list[ConversationMessage], list[EngineInput]] | ErrorResponse:
         """See vLLM's."""
-        asked, form = request.structured_outputs, request.response_format
-        rendered = await super().render_chat_request(request)
-        current_request().stages.lap("render")
-        if isinstance(rendered, ErrorResponse):
-            return rendered
-        require_room(rendered[1], self.model_config.max_model_len, "messages")
+        render = super().render_chat_request
+
+        async def rendered() -> tuple[list[ConversationMessage], list[EngineInput]] | ErrorResponse:
+            found = await render(request)
+            current_request().stages.lap("render")
+            if not isinstance(found, ErrorResponse):
+                require_room(found[1], self.model_config.max_model_len, "messages")
+            return found
+
         engine = cast(HandleEngineClient, self.engine_client)
-        try:
-            await engine.check_constraint(request.extract_structured_outputs())
-        except VLLMValidationError:
-            if not becomes_lax(request):
-                raise
-            request.structured_outputs, request.response_format = asked, form
-            rendered = await super().render_chat_request(request)
-            await engine.check_constraint(request.extract_structured_outputs())
-        return rendered
+        return await rendered_with_grammar(request, "response_format", rendered, engine.check_constraint)
 
     async def chat_completion_full_generator(
         self, request: ChatCompletionRequest, result_generator: AsyncIterator[RequestOutput], *args: Any, **more: Any

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's or Anthropic's clients expect them, whoever answers them: the gate, vLLM, or a stream.
+"""Errors as OpenAI's or Anthropic's clients expect them, from the gate, from vLLM and in a stream.
 
 A request is Anthropic's by its path, or because it says its `anthropic-version`, as the official client always does.
 Its answers name the request in the header `request-id`, where that client looks for it.

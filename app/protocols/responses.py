@@ -9,7 +9,6 @@ Leans on vLLM: `OpenAIServingResponses` calls `_preflight` before `_render_resol
 
 from __future__ import annotations
 
-import functools
 from collections.abc import AsyncGenerator
 from typing import Any, Literal, cast
 
@@ -24,7 +23,7 @@ from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import VLLMValidationError
 
-from app.dialects.calls import becomes_lax, reading_cut_calls
+from app.dialects.calls import reading_cut_calls, rendered_with_grammar
 from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.request_context import current_request
 from app.loop.large_answers import after, made
@@ -70,25 +69,17 @@ class ResponsesServing(OpenAIServingResponses):
     async def _render_resolved_response_inputs(
         self, request: ResponsesRequest, prev_response: ResponsesResponse | None, *, skip_mm_cache: bool = False
     ) -> Any:
-        render = functools.partial(
-            super()._render_resolved_response_inputs, request, prev_response, skip_mm_cache=skip_mm_cache
-        )
-        asked, text = request.structured_outputs, request.text
-        rendered = await render()
-        current_request().stages.lap("render")
-        if isinstance(rendered, ErrorResponse):
-            return rendered
-        require_room([rendered.engine_input], self.model_config.max_model_len, "input")
+        render = super()._render_resolved_response_inputs
+
+        async def rendered() -> Any:
+            found = await render(request, prev_response, skip_mm_cache=skip_mm_cache)
+            current_request().stages.lap("render")
+            if not isinstance(found, ErrorResponse):
+                require_room([found.engine_input], self.model_config.max_model_len, "input")
+            return found
+
         engine = cast(HandleEngineClient, self.engine_client)
-        try:
-            await engine.check_constraint(request.extract_structured_outputs())
-        except VLLMValidationError:
-            if not becomes_lax(request):
-                raise
-            request.structured_outputs, request.text = asked, text
-            rendered = await render()
-            await engine.check_constraint(request.extract_structured_outputs())
-        return rendered
+        return await rendered_with_grammar(request, "text", rendered, engine.check_constraint)
 
     async def responses_full_generator(
         self, request: ResponsesRequest, sampling_params: Any, result_generator: Any, *args: Any, **more: Any

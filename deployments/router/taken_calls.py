@@ -24,7 +24,7 @@ SAID_S = 0.1
 """What the replica has said of a call that is over is known, or never will be."""
 
 TAKEN_UP_S = 1.5
-"""A replica says at once whether it takes a call; its event loop may stand still meanwhile, but not for so long."""
+"""A replica says at once whether it takes a call; its event loop may stand still meanwhile, for less than that."""
 
 
 class TakenCall(gRPCReplicaResult):

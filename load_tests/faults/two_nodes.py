@@ -1,8 +1,8 @@
 """`python -m load_tests.faults.two_nodes`: two Ray nodes with a replica each, and the link between them is cut.
 
 The far node has a network of its own (a Linux network namespace), joined to this machine's by a bridge that stands in
-for the switch. Taking the bridge's port down cuts the link as a pulled cable does: nobody is told. The near node holds
-the ingress and the manager. Needs root and iproute2's `ip`.
+for the switch. Taking the bridge's port down cuts the link as a pulled cable does: no process is told. The near node
+holds the ingress and the manager. Needs root and iproute2's `ip`.
 
 Exit codes: 0 everything was as it must be, 1 something was wrong, 2 such a network cannot be made here.
 """
@@ -121,7 +121,7 @@ class Nodes:
     link: Link
 
     def health(self) -> str:
-        """`ok`, or another word; empty while nobody answers."""
+        """`ok`, or another word; empty while there is no answer."""
         with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
             return str(httpx.get(f"{self.url}/health", timeout=5, trust_env=False).json()["status"])
         return ""

@@ -19,26 +19,43 @@ from load_tests.harness.running_server import RunningServer
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
 
+MOST_COMPUTED = 2
+"""Scenes in which the manager may find that computing is sooner: all of them would show nothing."""
 MOST_ORDERS = 6
 """The manager blends where measured rates say that it is sooner, which a busy machine may learn late."""
 
 
-def shown(server: RunningServer, *options: str) -> list[dict[str, Any]]:
-    """The rows of `make demo`, which finds nothing wrong."""
+def played(server: RunningServer, *options: str) -> tuple[bool, list[dict[str, Any]]]:
+    """Whether `make demo` finds nothing wrong, and its rows."""
     command = [sys.executable, "-m", "app.demo", "--port", str(server.port), "--json", "-", *options]
     done = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=380)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return list(json.loads(done.stdout)["rows"])
+    assert done.stdout, done.stderr
+    return done.returncode == 0, list(json.loads(done.stdout)["rows"])
+
+
+def shown(server: RunningServer, *options: str) -> list[dict[str, Any]]:
+    """The rows of `make demo`, which finds nothing wrong."""
+    passed, rows = played(server, *options)
+    assert passed, rows
+    return rows
+
+
+def only_computed_more(rows: list[dict[str, Any]]) -> bool:
+    """Whether in all that is wrong less was loaded than there was: what does not come in time is computed."""
+    wrong = [row for row in rows if row["problems"]]
+    return all(row["tokens"]["recomputed"] > row["expected"]["recomputed"] for row in wrong)
 
 
 # First: it expects a server that has not yet measured what is worth a load, as a user's is.
 def test_the_demo_passes(plain: RunningServer) -> None:
-    try:
-        rows = shown(plain, "--no-restart")
-    except AssertionError:  # a stalled machine may have computed the last blocks behind what its device has
-        rows = shown(plain, "--no-restart")
+    passed, rows = played(plain, "--no-restart")
+    if not passed and only_computed_more(rows):
+        passed, rows = played(plain, "--no-restart")
+    assert passed, rows
     assert [row["scene"] for row in rows if not row["passed"]] == ["whole server restarted: Redis hit"], "left out"
-    if not any(COMPUTED_SOONER in row["notes"] for row in rows):
+    computed = [row for row in rows if COMPUTED_SOONER in row["notes"]]
+    assert len(computed) <= MOST_COMPUTED, computed
+    if not any("Redis" in row["scene"] for row in computed):
         assert max((row["tokens"] or {}).get("redis", 0) for row in rows) > 256
 
 

@@ -68,7 +68,7 @@ def _tell_usage_at_the_end(state: Any) -> None:
         new_token_ids: Any, pooling_output: Any, finish_reason: Any, stop_reason: Any,
         kv_transfer_params: Any = None, *more: Any, **named: Any
     ) -> Any:  # fmt: skip
-        said = dict(kv_transfer_params or {})
+        said = kv_transfer_params or {}
         if KV_CACHE_USAGE in said:
             told.update(said[KV_CACHE_USAGE])
         elif told and finish_reason is not None:

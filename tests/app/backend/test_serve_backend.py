@@ -161,6 +161,13 @@ def test_a_replica_is_silent_only_where_others_report_and_the_router_takes_it_la
         assert replicas.silent() == frozenset(), "it may be the manager that hears nobody"
         silence_s.clear()
         assert replicas.silent() == frozenset(), "a manager that has just started"
+        silence_s["a"] = 0.5
+        assert replicas.silent() == {"b"}, "it was silent, and is still not heard of"
+        silence_s["b"] = 0.5
+        assert replicas.silent() == frozenset()
+        silence_s.clear()
+        silence_s["a"] = 0.5
+        assert replicas.silent() == frozenset(), "the next manager has not heard of it yet"
 
     asyncio.run(check())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionResponse
+from vllm.exceptions import VLLMValidationError
 from vllm.parser.parser_manager import ParserManager
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.tokenizers import get_tokenizer
 
-from app.dialects.calls import becomes_lax, holding_forced_calls, level_of_vllm, reading_cut_calls
+from app.dialects.calls import holding_forced_calls, level_of_vllm, reading_cut_calls, rendered_with_grammar
 from app.gate import request_context
 from app.protocols.messages import MessagesServing
 from configs.model_folder import PROJECT_ROOT
@@ -111,9 +114,33 @@ def test_the_schema_of_a_forced_call_is_in_its_grammar(tokenizer: Any, context: 
     made = holding_forced_calls(parser_class(tokenizer), settings())
     assert constrained(made, tokenizer, asking(choice)) == forced
     assert constrained(made, tokenizer, asking(choice, strict=True)), "as the tool says"
-    assert becomes_lax(asking(choice)) == forced
+    context.lax_calls = True
     assert not constrained(made, tokenizer, asking(choice)), "vLLM's own"
-    assert not becomes_lax(asking(choice)), "once"
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=["required", "named", "auto"])
+def test_a_grammar_that_cannot_be_had_with_the_schemas_is_had_without(context: SimpleNamespace, choice: Any) -> None:
+    request, checked = asking(choice, strict=choice == "auto"), list[Any]()
+    form = request.response_format
+
+    async def render() -> str:
+        assert (request.structured_outputs, request.response_format) == (None, form), "as it came"
+        request.structured_outputs = StructuredOutputsParams(regex="lax" if context.lax_calls else "strict")
+        return request.structured_outputs.regex or ""
+
+    async def check(constraint: Any) -> None:
+        checked.append(constraint.regex)
+        if constraint.regex == "strict":
+            raise VLLMValidationError("it is too large")
+
+    rendering = rendered_with_grammar(request, "response_format", render, check)
+    if choice == "auto":
+        with pytest.raises(VLLMValidationError):
+            asyncio.run(rendering)
+        assert checked == ["strict"], "the client asks for it, and is told"
+    else:
+        assert asyncio.run(rendering) == "lax"
+        assert checked == ["strict", "lax"]
 
 
 def test_other_levels_are_vllms(tokenizer: Any, context: SimpleNamespace) -> None:
