@@ -18,19 +18,21 @@ import psutil
 
 _CLOSING_S = 5.0
 """A SIGHUP within that time of a terminal's end is the terminal's."""
-_SAME_S = 1.0
-"""A SIGTERM to make and all that it runs comes twice: make hands its own on. The second is no impatience."""
 
 
 class Signals:
-    """Install from the main thread, which alone may ask. `impatient` is set by a second signal to stop: do not wait."""
+    """Install from the main thread, which alone may ask. `impatient` is set by a second signal to stop: do not wait.
+
+    Below `make` one more SIGTERM is needed: it may be the first one again.
+    """
 
     def __init__(self) -> None:
         self.impatient = threading.Event()
         self._stop = threading.Event()
-        self._stopped_at = -math.inf
         self._hung_up = False
         self._make = _parent_make()
+        # A SIGTERM to make and all that it runs comes twice: make hands its own on, as late as the machine is busy.
+        self._may_be_handed_on = self._make is not None
         self._has_terminal = _has_terminal()
         self._terminal_gone_at = -math.inf
         self._outlives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -55,12 +57,11 @@ class Signals:
         return hung_up
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        again = number == signal.SIGTERM and self._make is not None and now - self._stopped_at < _SAME_S
         if not self._stop.is_set():
-            self._stopped_at = now
             self._stop.set()
-        elif not again:
+        elif number == signal.SIGTERM and self._may_be_handed_on:
+            self._may_be_handed_on = False
+        else:
             self.impatient.set()
 
     def _on_hangup(self, number: int, frame: FrameType | None) -> None:

@@ -61,8 +61,8 @@ MUTANTS = (
     Mutant(
         "stop-that-make-hands-on-is-impatient",
         "app/launch/signals.py",
-        "        elif not again:\n",
-        "        else:\n",
+        "        self._may_be_handed_on = self._make is not None\n",
+        "        self._may_be_handed_on = False\n",
         ("tests/app/launch/test_signals.py::test_a_stop_that_make_hands_on_is_the_same_one",),
         "A SIGTERM to make and all that it runs ends answers that are under way.",
     ),
