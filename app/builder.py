@@ -31,7 +31,7 @@ from deployments.redis_tier.config import RedisTierConfig
 from deployments.replica.replica import Replica
 from deployments.replica.serve_options import SERVE_OPTIONS
 from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions
-from deployments.scaling.config import replica_options
+from deployments.scaling.policy import replica_options
 from kvmanager.routing.roles import RoleShares
 from kvmanager.segments.server_secret import ServerSecret
 

@@ -1,6 +1,6 @@
 """What a manager is made of, wired together. It has no behaviour: `kvmanager.manager.KVManager` has. One thread."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from kvmanager.config import ManagerConfig
 from kvmanager.eviction.pins import Pins
@@ -13,7 +13,9 @@ from kvmanager.index.deltas import DeltaLog
 from kvmanager.index.demotion_queue import DemotionQueue
 from kvmanager.index.device_index import DeviceIndex
 from kvmanager.index.hotness import HotnessClock
+from kvmanager.index.locations import REDIS, Location
 from kvmanager.index.snapshots import Snapshots
+from kvmanager.index.stores import Store
 from kvmanager.index.trie import PrefixTrie
 from kvmanager.moves.demotions import Demotions
 from kvmanager.moves.due_evictions import DueEvictions
@@ -21,9 +23,9 @@ from kvmanager.moves.leases import Leases, Numbers
 from kvmanager.moves.offloads import Offloads
 from kvmanager.moves.plans import Planner
 from kvmanager.moves.prompt_orders import PromptOrders
-from kvmanager.moves.redis_forms import RedisForms
 from kvmanager.moves.renewals import Renewals
 from kvmanager.moves.saves import Saves
+from kvmanager.segments.keys import SegmentKey
 from kvmanager.views.tree import Views
 
 
@@ -69,3 +71,23 @@ class ManagerParts:
         self.due = DueEvictions(self.counters)
         self.orders = PromptOrders(self.catalog.stores, self.planner, self.demotions, self.due)
         self.views = Views(self.trie, self.devices, self.clock, config.block_tokens)
+
+
+class RedisForms:
+    """In which form Redis has segments: dense, or sparse (`kvmanager.segments.forms`). What nobody says is dense.
+
+    Whoever commits or adopts at Redis says the form of every segment of it, before anything is planned. One thread.
+    """
+
+    def __init__(self, trie: PrefixTrie, stores: Mapping[Location, Store]) -> None:
+        self._trie = trie
+        self._stores = stores
+
+    def note(self, forms: Mapping[SegmentKey, bytes]) -> None:
+        """Note the forms of segments that Redis has; one that is not known there is no error. O(forms)."""
+        redis = self._stores.get(REDIS)
+        for key, form in forms.items() if redis is not None else ():
+            node = self._trie.nodes.get(key)
+            copy = None if node is None or redis is None else node.copy_at(redis)
+            if copy is not None:
+                copy.form = form

@@ -6,15 +6,47 @@ number, is left out, and the rest is shown.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from app.metrics.codecs import codec_families
-from app.metrics.manager_counters import COUNTER_TEXTS
-from app.metrics.scaling import scaling_families
+from deployments.segment_store.codec_meter import BUCKETS_S
+from kvmanager.segments.format import RAW
+
+COUNTER_TEXTS = {
+    "plans": "Plans made for prompts.",
+    "prompt_blocks": "Blocks of the prompts that were planned.",
+    "device_blocks": "Blocks of prompts that were planned to be reused on the device.",
+    "cpu_blocks": "Blocks of prompts that were planned to be loaded from a CPU tier.",
+    "redis_blocks": "Blocks of prompts that were planned to be loaded from Redis.",
+    "offered_segments": "Segments that replicas offered to the CPU tier.",
+    "refused_colder": "Offered segments for which nothing colder could be evicted, or that exceed the budget.",
+    "refused_unknown_parent": "Offered segments whose parent is not stored there, nor about to be.",
+    "refused_other_cut": "Offered segments that are stored elsewhere in another cut.",
+    "refused_twins": "Segments not indexed because too many begin with their first block.",
+    "committed_segments": "Segments that a CPU tier has stored.",
+    "refused_commits": "Commits that the manager did not expect or has no room for; the tier frees the bytes.",
+    "evicted_segments": "Segments ordered evicted, for whatever reason.",
+    "dropped_segments": "Segments that a tier has lost or given up by itself.",
+    "expired_leases": "Leases whose replica did not give them back in time.",
+    "expired_reservations": "Saves that did not end in time.",
+    "demoted_segments": "Segments copied to Redis.",
+    "refused_demotions": "Copies to Redis without room: nothing there was colder.",
+    "dropped_demotions": "Copies to Redis that waited too long in a full queue.",
+    "expired_demotions": "Copies to Redis that did not end in time.",
+    "stray_segments": "Segments written to Redis by a copy that had ended; evicted there.",
+    "relieved_segments": "Segments evicted from a CPU tier above its high-water mark, while Redis keeps them.",
+    "renewed_segments": "Segments kept from expiring in Redis because they were used.",
+    "restored_segments": "Segments that Redis lost, copied there once more.",
+    "promoted_segments": "Segments copied from Redis to a CPU tier.",
+    "refused_promotions": "Segments at Redis for which a CPU tier has no room, or lacks the parent.",
+    "trimmed_segments": "Segments evicted because a quota had shrunk below what was held.",
+}
+
 
 _INDEX_GAUGES = {
     "nodes": "Segments that the index knows, ghosts included.",
@@ -181,3 +213,73 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _mappings(value: Any) -> list[Mapping[str, Any]]:
     return [place for place in value or () if {"tier", "holder"} <= _mapping(place).keys()]
+
+
+_GAUGES = {
+    "crosskv_replicas_desired": "Replicas that the figures ask for, before Serve's delays.",
+    "crosskv_replicas_target": "Replicas that Serve aims at.",
+    "crosskv_replicas_running": "Replicas that Serve runs.",
+}
+
+
+def scaling_families(scaling: Mapping[str, Any]) -> Iterator[Metric]:
+    """From the manager's `stats()["scaling"]` (`kvmanager.scaling.book`); what is missing is left out."""
+    if not scaling:
+        return
+    for name, text in _GAUGES.items():
+        if isinstance(value := scaling.get(name.rpartition("_")[2]), int):
+            yield GaugeMetricFamily(name, text, value=value)
+    asked = GaugeMetricFamily(
+        "crosskv_replicas_demand", "Replicas that a figure asks for, not rounded; the largest counts.", labels=["by"]
+    )
+    for figure, replicas in (scaling.get("demands") or {}).items():
+        asked.add_metric([str(figure)], float(replicas))
+    yield asked
+    changes = CounterMetricFamily(
+        "crosskv_replicas_changed",
+        "Times that Serve aimed at more or fewer replicas, and what asked for it.",
+        labels=["direction", "why"],
+    )
+    for direction, why, count in scaling.get("changes") or ():
+        changes.add_metric([str(direction), str(why)], count)
+    yield changes
+
+
+_LABELS = ["codec", "node"]
+_BUCKET_ENDS = [*(f"{end:g}" for end in BUCKETS_S), "+Inf"]
+_RATIO_TEXT = (
+    "Bytes of segments in memory over their bytes in Redis, of all that a node has written; `raw` is 1. "
+    "NaN: none was written with the codec."
+)
+
+
+def codec_families(nodes: Mapping[str, Any]) -> Iterator[Metric]:
+    """The metric families, of what `nodes` report by codec. A node's report that is none is left out."""
+    ratio = GaugeMetricFamily("crosskv_compression_ratio", _RATIO_TEXT, labels=_LABELS)
+    encoding = HistogramMetricFamily(
+        "crosskv_compression_duration_seconds", "Encoding a segment for Redis.", labels=_LABELS
+    )
+    decoding = HistogramMetricFamily(
+        "crosskv_decompression_duration_seconds", "Decoding a segment from Redis.", labels=_LABELS
+    )
+    for node, codecs in nodes.items():
+        for codec, counts in codecs.items() if isinstance(codecs, Mapping) else ():
+            with contextlib.suppress(KeyError, TypeError, ValueError):  # of another version
+                labels = [str(codec), node]
+                histograms = [_histogram(counts[what]) for what in ("encoding", "decoding")]
+                ratio.add_metric(labels, _ratio(str(codec), counts["raw_bytes"], counts["coded_bytes"]))
+                encoding.add_metric(labels, *histograms[0])
+                decoding.add_metric(labels, *histograms[1])
+    yield from (ratio, encoding, decoding)
+
+
+def _ratio(codec: str, raw_bytes: int, coded_bytes: int) -> float:
+    if codec == RAW:  # whether there is a segment yet or not
+        return 1.0
+    return raw_bytes / coded_bytes if coded_bytes else math.nan
+
+
+def _histogram(durations: Mapping[str, Any]) -> tuple[list[tuple[str, float]], float]:
+    """Cumulative buckets, and the sum."""
+    counts = map(float, accumulate(durations["buckets"]))
+    return list(zip(_BUCKET_ENDS, counts, strict=True)), float(durations["total_s"])

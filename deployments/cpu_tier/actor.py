@@ -31,10 +31,10 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deployments.cpu_tier.codec_reports import CodecReports
 from deployments.cpu_tier.prefetch_pool import PrefetchPool, Pull
 from deployments.protocol.kv_port import Promotion
 from deployments.protocol.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
+from deployments.segment_store.codec_meter import added_up
 from kvmanager.index.locations import Tier
 from kvmanager.segments.format import read_header
 from kvmanager.segments.forms import stated_form
@@ -335,3 +335,31 @@ def get_or_start_tier(
     tier: Any = ray.remote(CPUTier).options(**options).remote(app_name, node_id, budget_bytes, prefetch_workers, pace)
     tier.resize.remote(budget_bytes)
     return tier
+
+
+ANSWER_S = 0.5
+"""Metrics are waited for at the ingress; who does not answer now is counted as it was."""
+
+
+class CodecReports:
+    """The last report of each worker that there ever was. On the tier's event loop."""
+
+    def __init__(self) -> None:
+        self._last: dict[Any, dict[str, dict[str, Any]]] = {}
+        self._ended: dict[str, dict[str, Any]] = {}
+
+    async def report(self, workers: Sequence[Any]) -> dict[str, dict[str, Any]]:
+        """Ask these workers, the present ones, and add up what all have said. See `CodecMeter.report`."""
+        answers = await asyncio.gather(*map(_asked, workers))
+        self._last |= {worker: answer for worker, answer in zip(workers, answers, strict=True) if answer is not None}
+        for worker in self._last.keys() - set(workers):
+            self._ended = added_up([self._ended, self._last.pop(worker)])
+        return added_up([self._ended, *self._last.values()])
+
+
+async def _asked(worker: Any) -> dict[str, dict[str, Any]] | None:
+    try:
+        answer: dict[str, dict[str, Any]] = await asyncio.wait_for(worker.codec_report.remote(), ANSWER_S)
+    except (TimeoutError, ray.exceptions.RayError):
+        return None
+    return answer

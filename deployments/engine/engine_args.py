@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 JSON_WHITESPACE = "crosskv_json_whitespace"
-"""Of `VllmConfig.additional_config`, for `deployments.engine.grammars.whitespace`."""
+"""Of `VllmConfig.additional_config`, for `deployments.engine.grammars.by_tenant`."""
 SCHEDULER = "deployments.engine.resume.scheduler.ResumingScheduler"
 
 

@@ -33,8 +33,7 @@ from deployments.engine.blending.blend import BlendOrder
 from deployments.engine.blending.blends import Blends
 from deployments.engine.pool.block_owners import NOBODY, BlockOwners, Owner
 from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
-from deployments.engine.pool.hotness_queue import HotnessQueue
-from deployments.engine.pool.request_scores import cached_blocks, score_blocks
+from deployments.engine.pool.hotness_queue import HotnessQueue, cached_blocks, score_blocks
 from deployments.engine.request_saves import RequestSaves
 from deployments.engine.scheduling.kept_kv import KeptKV
 from deployments.engine.sparse.requests import NOTHING_SAVED, SparseRequests, entered

@@ -20,14 +20,13 @@ import collections
 import logging
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deployments.manager.config import load_choice
 from deployments.manager.control import Control
 from deployments.manager.demoter import Demoter
 from deployments.manager.directive_sender import DirectiveSender
-from deployments.manager.housekeeping import keep_house
 from deployments.manager.index_watch import IndexWatch
 from deployments.manager.people.calls import PeopleCalls
 from deployments.manager.people.orders import Orders
@@ -56,6 +55,7 @@ from kvmanager.segments.spans import SegmentSpan
 
 if TYPE_CHECKING:
     from deployments.segment_store.endpoint import RedisEndpoint
+
 
 logger = logging.getLogger(__name__)
 
@@ -380,3 +380,16 @@ class KVManagerActor(PeopleCalls):
         self._seats.forget_silent(now)
         self._directives.keep_house({node: self._seats.takes_segments(node) for node in self._seats.cpu})
         self._garbage.set_aside(self._brain.stats(now)["nodes"])
+
+
+EVERY_S = 1.0
+
+
+async def keep_house(tidy: Callable[[float], None]) -> None:
+    """Call `tidy` with the time of `time.monotonic` for ever; an error is logged, and the next turn comes."""
+    while True:
+        await asyncio.sleep(EVERY_S)
+        try:
+            tidy(time.monotonic())
+        except Exception:
+            logger.exception("housekeeping failed")

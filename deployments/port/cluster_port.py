@@ -5,13 +5,14 @@ Errors become "nothing" here, are counted in `counters`, and are logged once per
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import contextlib
 import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -22,7 +23,6 @@ from deployments.cpu_tier.actor import get_or_start_tier, tier_name
 from deployments.port.layer_groups import in_layer_groups
 from deployments.port.locked_breaker import LockedBreaker
 from deployments.port.port_waits import PortWaits
-from deployments.port.second_plans import SecondPlans
 from deployments.port.tier_reader import TierReader
 from deployments.protocol.kv_port import BlendQuery, LayerArrival, OfferedBlocks, PlanDict, PlannedLoad, SaveGrant
 from deployments.protocol.manager_client import SERVE_NAMESPACE, ManagerClient, ManagerUnavailableError
@@ -367,3 +367,43 @@ class ClusterPort:
             self.counters[what] += amount
         if first:
             logger.warning("KV reuse is degraded: %s (counted from now on, logged once)", what)
+
+
+# Plans for requests that an engine has preempted: asked on a loop of their own, for the engine thread has none.
+#
+# The loop's thread is started with the first question. Where the engine is a process of its own it runs there.
+
+
+class SecondPlans:
+    """`ask` returns at once, from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def ask(self, question: Coroutine[Any, Any, PlanDict | None], on_plan: Callable[[PlanDict | None], None]) -> None:
+        """`on_plan` hears the answer, None for a question that fails. On the loop's thread."""
+
+        async def answered() -> None:
+            plan: PlanDict | None = None
+            try:
+                plan = await question
+            except Exception:
+                logger.exception("a plan for a preempted request failed")
+            on_plan(plan)
+
+        asyncio.run_coroutine_threadsafe(answered(), self._started())
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        with self._lock:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
+                self._loop = None
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="crosskv-plans", daemon=True).start()
+            return self._loop

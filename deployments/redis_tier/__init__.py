@@ -1,6 +1,6 @@
 """Who owns Redis: everything about it but the way of the bytes.
 
-`actor` starts the embedded server or checks yours, claims the namespace, reads what lies there (`index`), watches it,
+`actor` starts the embedded server or checks yours, claims the namespace, reads what lies there, watches it,
 and deletes what the manager evicts. `server` and `folder` are the embedded redis-server and its data; `neighbours` is
 what other models have there.
 

@@ -25,7 +25,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -38,13 +38,16 @@ from deployments.manager.tier_registry import OK, WAITS
 from deployments.protocol.manager_client import MANAGER_ANSWER_S, ManagerClient, ManagerUnavailableError
 from deployments.redis_tier.access import RedisAccess
 from deployments.redis_tier.config import USUAL_PACE, RedisPace, RedisTierConfig, check_now
-from deployments.redis_tier.index import read_index
 from deployments.segment_store.base import StoreUnavailableError
 from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_files import find_profile
 from deployments.segment_store.endpoint import RedisEndpoint, open_profiles, open_store
 from deployments.segment_store.redis_connection import RedisLoadingError, RedisUnavailableError, ServerFacts
 from deployments.segment_store.redis_store import RedisStore
+from deployments.segment_store.sparse.coding import SparseCoding
+from kvmanager.segments.format import SegmentHeader
+from kvmanager.segments.forms import DENSE, serves
+from kvmanager.segments.keys import SegmentKey
 from kvmanager.segments.server_secret import ServerSecret
 
 __all__ = ["RedisPace", "RedisTier", "RedisTierConfig", "check_now"]
@@ -309,3 +312,39 @@ class RedisTier:
 
     def _address(self) -> Any:
         return ray.get_runtime_context().current_actor
+
+
+# What lies in Redis, read anew for each of its lives: the headers, not the payloads.
+
+
+@dataclass(frozen=True, slots=True)
+class RedisIndex:
+    """`headers` are ordered by start block, so parents come first."""
+
+    headers: list[SegmentHeader]
+    unusable: list[bytes]
+    forms: dict[SegmentKey, bytes]
+    """Of sparse ones (`kvmanager.segments.forms`)."""
+
+
+def read_index(endpoint: RedisEndpoint) -> RedisIndex:
+    """Scan Redis; blocks for as long as that takes. Raises StoreUnavailableError.
+
+    A sparse segment is unusable where `kv.sparse` or the model's budgets have become others: no replica presents it,
+    and it would keep what is dense from being copied there.
+    """
+    sparse = SparseCoding(endpoint.coding, endpoint.fingerprint)
+    headers: list[SegmentHeader] = []
+    unusable: list[bytes] = []
+    forms: dict[SegmentKey, bytes] = {}
+    for chunk in open_store(endpoint).scan():
+        unusable += chunk.unusable
+        forms |= chunk.forms
+        for header in chunk.headers:
+            form = chunk.forms.get(SegmentKey(header.key), DENSE)
+            if form == DENSE or serves(form, sparse.budgets(header.shape[0])):
+                headers.append(header)
+            else:
+                unusable.append(header.key)
+    headers.sort(key=lambda header: header.start_block)
+    return RedisIndex(headers, unusable, forms)

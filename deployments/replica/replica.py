@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,6 @@ from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateReque
 from deployments.replica.chunk_fill import NOT_BLENDED, ChunkFill, ChunkRefusedError
 from deployments.replica.fill_request import fill_output, filler
 from deployments.replica.fill_times import FillTimes
-from deployments.replica.first_token import goes_on, take_token
-from deployments.replica.last_words import end_process_once_told
 from deployments.replica.manager_link import ManagerLink
 from deployments.replica.prompt_plans import PromptPlan, PromptPlans
 from deployments.replica.serve_port import bind_to_node
@@ -39,9 +38,11 @@ from kvmanager.scaling.figures import ReplicaLoad
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
 
     from deployments.engine.room import EngineRoom
     from deployments.protocol.wire import KVCacheUsage
+
 
 logger = logging.getLogger(__name__)
 
@@ -290,3 +291,80 @@ class Replica:
             self._fill.close()
         if self._room:
             self._room.close()
+
+
+# The end of a replica's process after its engine's death: once every request has heard of it.
+#
+# The error that a request gets names those which may have ended the engine. A request that only sees its process end
+# knows nothing, is tried again, and may end a second engine. How long the errors take depends on the machine: on a busy
+# one a process may not run for half a second.
+
+
+LAST_WORDS_S = 0.5
+"""Between the last request's error and the process's end: by then Ray has sent it."""
+TURNS = 20
+"""Of the event loop in that time, at least: where the process hardly runs, they take longer."""
+MOST_LAST_WORDS_S = 10.0
+"""From the engine's death on, whatever is still under way."""
+
+
+def end_process_once_told(ongoing: Callable[[], int], loop: asyncio.AbstractEventLoop | None) -> threading.Thread:
+    """End this process with status 1 when `ongoing()`, the number of requests in the engine, is 0 and all is sent.
+
+    `loop` carries the requests; None: there was none. Returns the thread that waits.
+    """
+    thread = threading.Thread(target=_wait_and_end, args=(ongoing, loop), name="crosskv-end", daemon=True)
+    thread.start()
+    return thread
+
+
+def _wait_and_end(ongoing: Callable[[], int], loop: asyncio.AbstractEventLoop | None) -> None:
+    latest = time.monotonic() + MOST_LAST_WORDS_S
+    quiet_turns = 0
+    while quiet_turns < TURNS and time.monotonic() < latest:
+        time.sleep(LAST_WORDS_S / TURNS)
+        if loop is not None:
+            turn = threading.Event()
+            with contextlib.suppress(RuntimeError):  # it is closed, and carries nothing any more
+                loop.call_soon_threadsafe(turn.set)
+                turn.wait(latest - time.monotonic())
+        quiet_turns = 0 if ongoing() else quiet_turns + 1
+    os._exit(1)
+
+
+# A prompt's first token goes to the client at once, and its end when the prompt's KV is stored for who goes on.
+#
+# A prefill replica samples one token and ends. vLLM gives that token and that end as one output; here they become two.
+# The text of the first is what an answer that goes on would show: what may still become a stop string is held back, as
+# `vllm.v1.engine.detokenizer.BaseIncrementalDetokenizer` (0.32.0) does, for the continuation shows it. On the replica's
+# event loop.
+
+
+HANDED_OVER = "length"
+"""The finish reason of a prompt that could have gone on; with any other the answer is whole."""
+
+
+def goes_on(output: RequestOutput) -> bool:
+    """Whether this last output is only the end of a prefill."""
+    return output.outputs[0].finish_reason == HANDED_OVER
+
+
+def take_token(output: RequestOutput, params: SamplingParams) -> RequestOutput:
+    """Split a last output of one answer that is sent piece by piece: return its token as an output of its own.
+
+    `output` keeps its end, and what is said of the prompt.
+    """
+    first = copy.copy(output)
+    end = output.outputs[0]
+    token = copy.copy(end)
+    token.finish_reason = token.stop_reason = None
+    held_back = _held_back_chars(params)
+    token.text = token.text[: max(0, len(token.text) - held_back)]
+    first.finished, first.outputs, first.kv_transfer_params, first.metrics = False, [token], None, None
+    end.token_ids, end.text, end.logprobs = [], "", None
+    return first
+
+
+def _held_back_chars(params: SamplingParams) -> int:
+    stops = [params.stop] if isinstance(params.stop, str) else params.stop or []
+    return max(map(len, stops)) - 1 if stops and not params.include_stop_str_in_output else 0

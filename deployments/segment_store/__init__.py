@@ -1,8 +1,8 @@
 """How the bytes of a segment get into Redis and out of it: layers over one transport.
 
-From outside in: `checked_store` verifies, `coded_store` codes, `guarded_store` keys the checksums with the server's
-secret, `redis_store` moves the parts; `endpoint` builds the stack. `redis_profiles`, `codec_files` and `segment_codecs`
-say which codec with which profile; `key_names`, what all of it is called in Redis.
+From outside in: `checked_store` verifies, `coded_store` codes, `endpoint` keys the checksums with the server's secret
+and builds the stack, `redis_store` moves the parts. `redis_profiles`, `codec_files` and `segment_codecs` say which
+codec with which profile; `key_names`, what all of it is called in Redis.
 
 Runs on whichever thread calls. Imports `kernels` and redis; never Ray, vLLM or torch.
 """

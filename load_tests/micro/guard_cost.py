@@ -31,8 +31,7 @@ from deployments.segment_store.base import SegmentStore
 from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_meter import CodecMeter
 from deployments.segment_store.coded_store import CodedStore
-from deployments.segment_store.endpoint import RedisEndpoint, open_profiles
-from deployments.segment_store.guarded_store import GuardedStore
+from deployments.segment_store.endpoint import GuardedStore, RedisEndpoint, open_profiles
 from deployments.segment_store.redis_store import RedisStore
 from deployments.segment_store.segment_codecs import Coding, SegmentCodecs
 from kvmanager.segments.format import SegmentHeader, seal

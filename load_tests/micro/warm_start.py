@@ -17,7 +17,7 @@ import redis
 import typer
 from rich.progress import track
 
-from deployments.redis_tier.index import RedisIndex, read_index
+from deployments.redis_tier.actor import RedisIndex, read_index
 from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.endpoint import RedisEndpoint, open_store
 from deployments.segment_store.key_names import segment_prefix

@@ -145,7 +145,7 @@ MUTANTS = (
     ),
     Mutant(
         "debt-forgiven",
-        "app/gate/rates/bucket.py",
+        "app/gate/rates/limits.py",
         "        self._level = min(float(self.per_minute), self._level - amount)\n",
         "        self._level = max(0.0, min(float(self.per_minute), self._level - amount))\n",
         (TESTS + "gate/test_token_bucket.py",),

@@ -272,7 +272,7 @@ MUTANTS = (
     ),
     Mutant(
         "process-ends-before-all-have-heard",
-        "deployments/replica/last_words.py",
+        "deployments/replica/replica.py",
         "quiet_turns = 0 if ongoing() else quiet_turns + 1",
         "quiet_turns += 1",
         ("tests/deployments/replica/test_last_words.py::test_the_process_outlives_its_requests",),

@@ -110,7 +110,7 @@ MUTANTS = (
     ),
     Mutant(
         "whitespace-without-a-bound",
-        "deployments/engine/grammars/whitespace.py",
+        "deployments/engine/grammars/by_tenant.py",
         'options = {"max_whitespace_cnt": self.most, **options}',
         "pass",
         ("tests/deployments/engine/grammars/test_whitespace.py",),

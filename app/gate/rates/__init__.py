@@ -1,1 +1,1 @@
-"""Requests and tokens per minute of each tenant: 429 with `Retry-After`, by `limits` over the pure `bucket`."""
+"""Requests and tokens per minute of each tenant: 429 with `Retry-After`, by `limits` over token buckets."""

@@ -8,7 +8,7 @@ Leans on vLLM: `EngineCore.structured_output_manager`; `StructuredOutputManager.
 on an executor's thread, which reads `backend` alone; `XgrammarBackend.compiler`, an `xgrammar.GrammarCompiler`, and
 `OutlinesBackend.cache`, a mapping. Its other backends remember no grammar. And on `Request.kv_transfer_params`.
 
-Whitespace in JSON is bounded here too, as `deployments.engine.grammars.whitespace` says, and a request that wants none
+Whitespace in JSON is bounded here too, as `deployments.engine.grammars.by_tenant` says, and a request that wants none
 (`structured_outputs.disable_any_whitespace`, which vLLM's front takes and does not hand on) gets none. This leans on
 `disable_any_whitespace` of `XgrammarBackend` and `GuidanceBackend`.
 """
@@ -16,18 +16,21 @@ Whitespace in JSON is bounded here too, as `deployments.engine.grammars.whitespa
 from __future__ import annotations
 
 import copy
+import json
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
 from vllm.v1.structured_output import StructuredOutputManager
+from xgrammar import CompiledGrammar, GrammarCompiler
 
 from deployments.engine.engine_args import JSON_WHITESPACE
 from deployments.protocol.kv_port import TENANT
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
 
 MOST_TENANTS = 64
 MOST_INDEXES = 16
@@ -89,7 +92,7 @@ def _twin(backend: Any, most_whitespace: int | None) -> Any:
     twin = copy.copy(backend)
     compiler = getattr(backend, "compiler", None)
     if compiler is not None:
-        from deployments.engine.grammars.whitespace import BoundedCompiler  # loads xgrammar, which is here by now
+        from deployments.engine.grammars.by_tenant import BoundedCompiler  # loads xgrammar, which is here by now
 
         twin.compiler = BoundedCompiler(
             compiler.compile_grammar(_ANY).tokenizer_info,  # the compiler itself does not tell it
@@ -102,3 +105,43 @@ def _twin(backend: Any, most_whitespace: int | None) -> Any:
     if most_whitespace is not None and type(backend).__name__ == "GuidanceBackend":
         twin.disable_any_whitespace = True  # it has none or any number
     return twin
+
+
+# xgrammar's compiler with a bound for JSON's whitespace: `engine.json_whitespace` characters in a row.
+#
+# Without one a model may write line feeds until its tokens are spent, and the answer is no JSON (vllm#38696). Guidance
+# knows none or any number, and so has none under a bound; Outlines and lm-format-enforcer have bounds of their own: one
+# space, and twelve.
+
+
+_SCHEMAS = frozenset({"json_schema", "qwen_xml_parameter"})
+"""Formats of a structural tag that are JSON, or hold it."""
+
+
+class BoundedCompiler(GrammarCompiler):
+    """Bounds whitespace where nothing else was asked for."""
+
+    most: int | None = None
+
+    def compile_json_schema(self, schema: Any, *, any_whitespace: bool = True, **options: Any) -> CompiledGrammar:
+        """As `GrammarCompiler` does."""
+        if any_whitespace:
+            options = {"max_whitespace_cnt": self.most, **options}
+        return super().compile_json_schema(schema, any_whitespace=any_whitespace, **options)
+
+    def compile_structural_tag(self, *args: Any, **options: Any) -> CompiledGrammar:
+        """As `GrammarCompiler` does; the old form with triggers has no place for a bound."""
+        if self.most is not None and len(args) == 1 and isinstance(args[0], str):
+            args = (json.dumps(_bounded(json.loads(args[0]), self.most)),)
+        return super().compile_structural_tag(*args, **options)
+
+
+def _bounded(part: Any, most: int) -> Any:
+    """The same structural tag, whose schemas have a bound. Schemas themselves are not looked into."""
+    if isinstance(part, list):
+        return [_bounded(each, most) for each in part]
+    if not isinstance(part, dict):
+        return part
+    if part.get("type") in _SCHEMAS and "json_schema" in part:
+        return {**part, "max_whitespace_cnt": part.get("max_whitespace_cnt") or most}
+    return {name: _bounded(each, most) for name, each in part.items()}

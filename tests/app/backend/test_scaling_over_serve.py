@@ -26,7 +26,7 @@ from deployments.replica.replica import Replica, _rank_now
 from deployments.replica.serve_options import SERVE_OPTIONS
 from deployments.router.prefix_affinity import PrefixAffinityRouter, RouterOptions
 from deployments.router.running_replicas import RunningReplicas, running_replicas
-from deployments.scaling.config import replica_options
+from deployments.scaling.policy import replica_options
 from kvmanager.config import ManagerConfig
 
 pytestmark = pytest.mark.server

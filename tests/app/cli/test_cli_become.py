@@ -12,7 +12,7 @@ import pytest
 from stand_in import StandIn
 from typer.testing import CliRunner, Result
 
-from app.cli import become
+from app.cli import main
 from app.cli.main import app
 from configs.model_folder import PROJECT_ROOT
 
@@ -29,7 +29,7 @@ def _no_program(monkeypatch: pytest.MonkeyPatch) -> None:
         assert path == sys.executable
         raise BecameError(arguments)
 
-    monkeypatch.setattr(become.os, "execv", execv)
+    monkeypatch.setattr(main.os, "execv", execv)
 
 
 def became(*arguments: str, **more: str) -> list[str]:
@@ -58,7 +58,7 @@ def test_demo_goes_to_the_server_of_the_common_options(tmp_path: Path, monkeypat
     file = tmp_path / "key"
     file.write_text("secret")
     assert became("demo", "--key-file", str(file)) == default, "the key is not where `ps` shows it"
-    assert become.os.environ["CROSSKV_API_KEY"] == "secret"
+    assert main.os.environ["CROSSKV_API_KEY"] == "secret"
 
 
 @pytest.mark.parametrize(

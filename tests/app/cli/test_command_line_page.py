@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import typer.main
 
-from app.cli.doctor.examination import RULES
+from app.cli.doctor.command import RULES
 from app.cli.main import app
 from configs.model_folder import PROJECT_ROOT
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.gate.rates.bucket import TokenBucket
+from app.gate.rates.limits import TokenBucket
 from tests.quantities import up_to
 
 STEPS = st.lists(st.tuples(up_to(30.0), st.integers(0, 80), st.integers(-20, 60)), max_size=50)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from app.metrics.manager import manager_families
-from deployments.cpu_tier import codec_reports
-from deployments.cpu_tier.codec_reports import CodecReports
+from deployments.cpu_tier import actor
+from deployments.cpu_tier.actor import CodecReports
 from deployments.segment_store.codec_meter import CodecMeter, added_up
 from deployments.segment_store.segment_codecs import RAW_CODING, Coding
 
@@ -90,7 +90,7 @@ class Worker:
 
 
 def test_a_worker_that_ends_or_does_not_answer_takes_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec_reports, "ANSWER_S", 0.01)
+    monkeypatch.setattr(actor, "ANSWER_S", 0.01)
     first, second = Worker(metered()), Worker(metered(300, 100))
 
     async def check() -> None:

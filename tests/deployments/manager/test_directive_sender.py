@@ -12,8 +12,8 @@ import pytest
 from live_engine import BLOCK, PATIENCE_S, LiveEngine, room_of
 from managed_port import FINGERPRINT, NODE, REPLICA, Client, Handle, ManagedPort
 
+from deployments.manager import actor
 from deployments.manager import directive_sender as direction
-from deployments.manager import housekeeping
 from deployments.manager.replica_seat import MISSED_POLLS_S
 from deployments.replica.manager_link import ManagerLink
 from kvmanager.config import ManagerConfig
@@ -28,7 +28,7 @@ TOKENS = 12 * BLOCK + 16
 @pytest.fixture
 def directed(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ManagedPort]]:
     """Gives the engine a manager that it obeys; of the manager's settings the test may give some."""
-    monkeypatch.setattr(housekeeping, "EVERY_S", 0.02)
+    monkeypatch.setattr(actor, "EVERY_S", 0.02)
     started: list[Any] = []
 
     def start(**config: Any) -> ManagedPort:
@@ -171,7 +171,7 @@ def test_a_tier_that_was_cleared_by_order_is_not_filled_again_unasked(
     port.ask("clear", ["cpu"], 5.0)
     for _ in range(10):
         port.ask("stats")
-        engine.run(asyncio.sleep(housekeeping.EVERY_S))
+        engine.run(asyncio.sleep(actor.EVERY_S))
     assert port.segments == {}
     assert "offload" not in outcomes(port)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 
-from deployments.manager import housekeeping
+from deployments.manager import actor
 from deployments.manager.actor import KVManagerActor
 from deployments.manager.directive_sender import MOST_OFFLOADED
 from kvmanager.config import ManagerConfig
@@ -34,7 +34,7 @@ def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     Its housekeeping does nothing unless the test calls it.
     """
-    monkeypatch.setattr(housekeeping, "EVERY_S", 3600.0)
+    monkeypatch.setattr(actor, "EVERY_S", 3600.0)
 
     def run(test: Callable[[KVManagerActor], Awaitable[None]]) -> None:
         async def main() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 
-from deployments.manager import housekeeping, replica_seat
+from deployments.manager import actor, replica_seat
 from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
 from deployments.manager.eviction_queue import EvictionQueue
@@ -46,7 +46,7 @@ class FakeTier:
 @pytest.fixture
 def managed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Runs a test's coroutine with a manager that has one replica and one tier; its clock-driven waits are short."""
-    monkeypatch.setattr(housekeeping, "EVERY_S", 0.02)
+    monkeypatch.setattr(actor, "EVERY_S", 0.02)
     monkeypatch.setattr(tier_seats, "ANSWER_S", 0.1)
 
     def run(test: Callable[[KVManagerActor, FakeTier], Awaitable[None]], segments: int = 4, **config: Any) -> None:

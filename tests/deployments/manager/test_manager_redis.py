@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 
-from deployments.manager import demoter, housekeeping
+from deployments.manager import actor, demoter
 from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
 from deployments.protocol.kv_port import Promotion
@@ -108,7 +108,7 @@ class World(SimpleNamespace):
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Runs a test's coroutine in a new world; clock-driven waits are short."""
-    monkeypatch.setattr(housekeeping, "EVERY_S", 0.02)
+    monkeypatch.setattr(actor, "EVERY_S", 0.02)
     monkeypatch.setattr(tier_seats, "ANSWER_S", 0.1)
     monkeypatch.setattr(demoter, "PAUSE_S", 0.05)
 

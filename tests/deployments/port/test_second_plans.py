@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from typing import Any
 
-from deployments.port.second_plans import SecondPlans
+from deployments.port.cluster_port import SecondPlans
 
 PLAN: Any = {"lease_id": 1}
 

@@ -34,7 +34,7 @@ from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.redis_tier import actor as redis_tier
 from deployments.redis_tier import neighbours as redis_neighbours
 from deployments.redis_tier import server as redis_server
-from deployments.redis_tier.index import read_index
+from deployments.redis_tier.actor import read_index
 from deployments.redis_tier.neighbours import Neighbours
 from deployments.segment_store.endpoint import open_store
 from deployments.segment_store.key_names import owner_key

@@ -15,9 +15,8 @@ from vllm.v1.engine.detokenizer import BaseIncrementalDetokenizer, FastIncrement
 
 from deployments.protocol.kv_port import SHORT_TOKENS
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
-from deployments.replica.first_token import goes_on, take_token
 from deployments.replica.prompt_plans import PromptPlans
-from deployments.replica.replica import Replica
+from deployments.replica.replica import Replica, goes_on, take_token
 
 
 def last_output(text: str = " token", reason: str = "length") -> RequestOutput:

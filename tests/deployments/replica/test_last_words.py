@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from deployments.replica import last_words
-from deployments.replica.last_words import TURNS, end_process_once_told
+from deployments.replica import replica
+from deployments.replica.replica import TURNS, end_process_once_told
 from load_tests.harness.patience import patience
 
 
@@ -32,8 +32,8 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """With which status the process would have ended."""
     statuses: list[int] = []
     monkeypatch.setattr(os, "_exit", statuses.append)
-    monkeypatch.setattr(last_words, "LAST_WORDS_S", 0.0)
-    monkeypatch.setattr(last_words, "MOST_LAST_WORDS_S", patience(60))
+    monkeypatch.setattr(replica, "LAST_WORDS_S", 0.0)
+    monkeypatch.setattr(replica, "MOST_LAST_WORDS_S", patience(60))
     return statuses
 
 
@@ -60,7 +60,7 @@ def test_a_loop_that_hardly_runs_is_given_its_turns(ended: list[int]) -> None:
 
 
 def test_a_request_that_never_ends_does_not_keep_the_process(ended: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_words, "MOST_LAST_WORDS_S", 0.05)
+    monkeypatch.setattr(replica, "MOST_LAST_WORDS_S", 0.05)
     loop: Any = SteppedLoop()  # it makes no turn at all
     end_process_once_told(lambda: 1, loop).join(patience(20))
     assert ended == [1]

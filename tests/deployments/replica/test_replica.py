@@ -22,7 +22,7 @@ from deployments.protocol.log_lines import CLIENT_REQUEST, REQUEST_ID
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.protocol.stage_stamps import STAGE_STAMPS
 from deployments.protocol.wire import FILL_OUTCOME, GenerateRequest
-from deployments.replica import last_words as last_words_module
+from deployments.replica import replica as replica_module
 from deployments.replica.chunk_fill import ChunkRefusedError
 from deployments.replica.fill_queue import ColdChunk
 from deployments.replica.fill_suspects import FillSuspects
@@ -333,7 +333,7 @@ def test_a_dead_engine_fails_the_health_check() -> None:
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """With which status the process would have ended, as often as it would."""
     statuses: list[int] = []
-    monkeypatch.setattr(last_words_module, "MOST_LAST_WORDS_S", 0.0)
+    monkeypatch.setattr(replica_module, "MOST_LAST_WORDS_S", 0.0)
     monkeypatch.setattr(os, "_exit", statuses.append)
     return statuses
 

@@ -17,8 +17,7 @@ from ray.serve.config import AutoscalingContext
 
 from configs.settings import load_settings
 from deployments.protocol.manager_client import ManagerUnavailableError
-from deployments.scaling.config import replica_options
-from deployments.scaling.policy import KVAwareScaling
+from deployments.scaling.policy import KVAwareScaling, replica_options
 from kvmanager.scaling.figures import NAMES, ReplicaLoad
 
 DEPLOYMENT = DeploymentID("Replica", "app")

@@ -15,7 +15,7 @@ from redis_fixture import sealed as random_segment
 from small_codecs import SmallKit, SmallProfile, kv_segment
 
 import kernels
-from deployments.redis_tier.index import read_index
+from deployments.redis_tier.actor import read_index
 from deployments.segment_store import redis_profiles
 from deployments.segment_store.base import StoreUnavailableError
 from deployments.segment_store.codec_files import find_profile, model_digest, profile_path

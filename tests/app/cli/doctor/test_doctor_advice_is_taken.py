@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 
 from app.cli.doctor.advice import Advice
-from app.cli.doctor.examination import examine
+from app.cli.doctor.command import examine
 from app.cli.doctor.figures import CodecUse, Figures, Setup, TierFill, Traffic
 from app.cli.doctor.gathered import setup_of
 from app.control.settings_shown import settings_shown, shape_of_kv

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.cli.doctor.advice import Advice, Severity
-from app.cli.doctor.examination import RULES, examine
+from app.cli.doctor.command import RULES, examine
 from app.cli.doctor.figures import LEAST_PROMPTS, CodecUse, Figures, Setup, TierFill, Traffic
 from app.cli.doctor.rules.ordinary_text import times_in_ordinary_text
 from configs.errors import field_names

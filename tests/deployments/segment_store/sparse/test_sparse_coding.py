@@ -10,7 +10,7 @@ import pytest
 from memory_store import MemoryProfiles, MemoryStore
 from redis_fixture import FINGERPRINT
 
-from deployments.redis_tier import index
+from deployments.redis_tier import actor
 from deployments.segment_store.checked_store import CheckedStore
 from deployments.segment_store.codec_meter import CodecMeter
 from deployments.segment_store.coded_store import CodedStore
@@ -136,9 +136,9 @@ def test_an_index_has_no_sparse_segment_that_nobody_presents_any_more(
     monkeypatch: pytest.MonkeyPatch, level: str, is_kept: bool
 ) -> None:
     _, inner, _, form = stored_by(RAW, with_mass(sealed(), MASS))
-    monkeypatch.setattr(index, "open_store", lambda endpoint: CheckedStore(inner, FINGERPRINT))
+    monkeypatch.setattr(actor, "open_store", lambda endpoint: CheckedStore(inner, FINGERPRINT))
     endpoint: Any = SimpleNamespace(coding=Coding("raw", "raw", sparse=level), fingerprint=FINGERPRINT)
-    found = index.read_index(endpoint)
+    found = actor.read_index(endpoint)
     assert [header.key for header in found.headers] == ([SPAN.key] if is_kept else [])
     assert found.unusable == ([] if is_kept else [SPAN.key])
     assert found.forms == {SPAN.key: form}
