@@ -52,7 +52,6 @@ _UNITS = {
     "layerwise_layer_load_ms": "milliseconds",
     "layerwise_layer_wait_ms": "milliseconds",
     "layerwise_load_latency": "milliseconds",
-    "prefetch_connection_bytes_per_s": "bytes per second",
     "router_credit": "ratio",
     "tenant_cost": "tokens",
 }

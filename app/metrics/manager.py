@@ -69,7 +69,6 @@ _LOCATION_GAUGES = {
 _NODE_GAUGES = {
     "pulls_in_flight": ("pulls_in_flight", "Segments on their way from Redis to a node."),
     "workers": ("prefetch_workers", "Prefetch workers of a node."),
-    "connection_bytes_per_s": ("prefetch_connection_bytes_per_s", "What one connection to Redis brings, measured."),
 }
 _NODE_COUNTERS = {
     "promoted": ("promoted_segments", "Segments that the CPU tier kept of what it fetched from Redis."),

@@ -23,11 +23,10 @@ from typing import Any
 import numpy as np
 import ray
 
-from configs.machine.cores import cores
 from deployments.cpu_tier.prefetch_worker import UNREACHABLE, start_worker
 from deployments.segment_store.endpoint import RedisEndpoint
 from kvmanager.circuit_breaker import CircuitBreaker, CircuitState
-from kvmanager.loading.fan_out import FanOut, assign
+from kvmanager.loading.fan_out import assign, workers_for
 from kvmanager.segments.sizes import MOST_BYTES_IN_FLIGHT
 
 logger = logging.getLogger(__name__)
@@ -40,18 +39,6 @@ _WORKER_GONE = ("worker_stuck", "worker_lost")
 """Counts against Redis once for each worker, however much it had been asked for."""
 
 
-@dataclass(slots=True)
-class Load:
-    """Segments that one replica waits for, pulled by `workers` workers. `left` are still to come."""
-
-    workers: int
-    began: float
-    nbytes: int = 0
-    left: int = 0
-    undisturbed: bool = True
-    """No other load at the same time, and no failure: its duration says what the link can do."""
-
-
 @dataclass(frozen=True, slots=True)
 class Pull:
     """A segment on its way from Redis. `ref` is to the sealed bytes, or to the reason why there are none (str)."""
@@ -60,7 +47,6 @@ class Pull:
     nbytes: int
     ref: ray.ObjectRef[Any]
     worker: Any
-    load: Load
     answer: asyncio.Task[Any]
     """What `ref` refers to."""
 
@@ -87,8 +73,6 @@ class PrefetchPool:
         """Set whenever there may be room for more."""
         self._queued_bytes: collections.Counter[Any] = collections.Counter()
         """By worker: what it has been asked for and has not brought yet."""
-        self._loads: list[Load] = []
-        self._fan_out = FanOut(cores())
         self._turn = itertools.count()
         self._breaker = CircuitBreaker()
         self._bytes_in_flight = 0
@@ -109,7 +93,6 @@ class PrefetchPool:
         self._starting.clear()
         self._endpoint = endpoint
         self._breaker = CircuitBreaker()
-        self._fan_out = FanOut(cores())
         self._workers = [] if endpoint is None else [self._start(number, endpoint) for number in range(self._count)]
 
     @property
@@ -143,10 +126,11 @@ class PrefetchPool:
         if self._breaker.state is not CircuitState.CLOSED:
             fitting = 1  # a probe
         sizes = sizes[:fitting]
-        load = self._new_load(sum(sizes), len(sizes), len(workers))
-        chosen = assign(sizes, [self._queued_bytes[worker] for worker in workers], load.workers)
+        share = workers_for(sum(sizes), len(sizes), len(workers))
+        self._loads_by_workers[share] += 1
+        chosen = assign(sizes, [self._queued_bytes[worker] for worker in workers], share)
         return [
-            self._pull(key, nbytes, workers[index], load)
+            self._pull(key, nbytes, workers[index])
             for (key, nbytes), index in zip(segments[:fitting], chosen, strict=True)
         ]
 
@@ -211,7 +195,6 @@ class PrefetchPool:
             "pulled_bytes": self._pulled_bytes,
             "late_pulls": self._late,
             "loads_by_workers": dict(self._loads_by_workers),
-            "connection_bytes_per_s": self._fan_out.connection_bytes_per_s,
             "promoted": self._promoted,
             "demoted": self._demoted,
             "pull_failures": dict(self._failures),
@@ -219,27 +202,16 @@ class PrefetchPool:
             "redis_circuit_opened": self._breaker.opened,
         }
 
-    def _new_load(self, nbytes: int, pieces: int, workers: int) -> Load:
-        choice = self._fan_out.choose(nbytes, pieces, workers, alone=not self._loads)
-        load = Load(choice, time.monotonic(), undisturbed=not self._loads)
-        for other in self._loads:
-            other.undisturbed = False
-        self._loads.append(load)
-        self._loads_by_workers[choice] += 1
-        return load
-
-    def _pull(self, key: bytes, nbytes: int, worker: Any, load: Load) -> Pull:
+    def _pull(self, key: bytes, nbytes: int, worker: Any) -> Pull:
         self._bytes_in_flight += nbytes
         self._pulls_in_flight += 1
         self._queued_bytes[worker] += nbytes
-        load.nbytes += nbytes
-        load.left += 1
         ref = worker.read.remote(key)
-        answer = asyncio.get_running_loop().create_task(self._answer(ref, nbytes, worker, load))
-        return Pull(key, nbytes, ref, worker, load, answer)
+        answer = asyncio.get_running_loop().create_task(self._answer(ref, nbytes, worker))
+        return Pull(key, nbytes, ref, worker, answer)
 
-    async def _answer(self, ref: Any, nbytes: int, worker: Any, load: Load) -> Any:
-        """What a worker answers to a pull, or why it does not; counted, and learned from."""
+    async def _answer(self, ref: Any, nbytes: int, worker: Any) -> Any:
+        """What a worker answers to a pull, or why it does not; counted."""
         replaced = False
         try:
             answer = await self._brought(ref, worker)
@@ -256,12 +228,6 @@ class PrefetchPool:
         if not self._queued_bytes[worker]:
             del self._queued_bytes[worker], self._last_answer[worker]
         came = not isinstance(answer, str)
-        load.left -= 1
-        load.undisturbed = load.undisturbed and came
-        if not load.left:
-            self._loads.remove(load)
-            if load.undisturbed and load.workers == 1:
-                self._fan_out.measured(load.nbytes, time.monotonic() - load.began)
         if came:
             self._pulled_bytes += nbytes
         else:

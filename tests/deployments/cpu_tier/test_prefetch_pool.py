@@ -73,11 +73,9 @@ def pool_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return make
 
 
-async def connected(pool: Any, measured: bool = True) -> None:
-    """The workers are ready, and the connection is known to be slow if it is measured."""
+async def connected(pool: Any) -> None:
+    """The workers are ready."""
     pool.connect("endpoint")
-    if measured:
-        pool._fan_out.measured(MIB, 1.0)
     await asyncio.sleep(0)  # the worker is ready
     await asyncio.sleep(0)
 
@@ -318,25 +316,6 @@ def test_a_pool_of_one_late_worker_asks_nobody_else(pool_of: Any) -> None:
         (pull,) = pool.pull(segments(1))
         assert pool.pull(segments(1), avoid=pool.started[0]) == []
         await pool.arrival(pull)
-
-    asyncio.run(check())
-
-
-def test_only_a_load_that_came_whole_and_alone_over_one_connection_measures_it(pool_of: Any) -> None:
-    async def check() -> None:
-        pool = pool_of(np.zeros(8, np.uint8), 2)
-        await connected(pool, measured=False)
-        for pull in [*pool.pull(segments(2)), *pool.pull(segments(2))]:
-            await pool.arrival(pull)
-        assert pool.stats()["connection_bytes_per_s"] is None, "they shared the workers"
-        for worker in pool.started:
-            worker._answer = "missing"
-        await bring(pool, segments(1))
-        assert pool.stats()["connection_bytes_per_s"] is None, "it did not come"
-        for worker in pool.started:
-            worker._answer = np.zeros(8, np.uint8)
-        await bring(pool, segments(1))
-        assert pool.stats()["connection_bytes_per_s"] > 0
 
     asyncio.run(check())
 

@@ -13,7 +13,7 @@ from kv_cluster import SEGMENT_BYTES, sealed, sequence
 
 from deployments.cpu_tier import actor as cpu_tier
 from deployments.cpu_tier.actor import USUAL_PACE, CPUTier, TierPace
-from deployments.cpu_tier.prefetch_pool import Load, Pull
+from deployments.cpu_tier.prefetch_pool import Pull
 from deployments.protocol.kv_port import Promotion
 from deployments.protocol.manager_client import ManagerUnavailableError
 from kvmanager.segments.spans import SegmentSpan
@@ -140,7 +140,7 @@ class Pool:
         number = len(self.asked)
         return [
             Pull(
-                key, nbytes, f"ref {number} {key.hex()}", self.worker, Load(1, 0.0),
+                key, nbytes, f"ref {number} {key.hex()}", self.worker,
                 asyncio.get_running_loop().create_task(self._answer(key, number)),
             )
             for key, nbytes in segments
