@@ -1,80 +1,74 @@
-"""The control API's calls (`app.backend.protocols.ControlPlane`), to the KV-manager actor."""
+"""What the control API asks of the KV manager (`deployments.manager.api`)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from app.backend.parts_watch import PARTS_ANSWER_S
 from deployments.protocol.manager_client import ManagerClient
 from kvmanager.moves.directives import DirectiveKind
 
+PARTS_ANSWER_S = 2.0
 CLEAR_S = 8.0
 
 
 class ManagerControl:
-    """The control API's calls, to the manager actor."""
+    """One method for each call. A late answer, and what the manager raises, becomes a 503.
+
+    A tenant is named by its tag; `whose` None: any tenant's. What cannot be done is answered
+    `{"refused": reason, "message": sentence}`. Answers are JSON objects as the API shows them.
+    """
 
     def __init__(self, manager: ManagerClient) -> None:
         self._manager = manager
 
     async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        found: dict[str, Any] = await self._manager.ask("lookup", hashes, timeout_s=PARTS_ANSWER_S)
-        return found
+        """Where the KV of a prompt with these block hashes lies now (`KVManager.lookup`)."""
+        return await self._ask("lookup", hashes)
 
     async def stats(self) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        stats: dict[str, Any] = await self._manager.ask("stats", timeout_s=PARTS_ANSWER_S)
-        return stats
+        """The manager's figures (`KVManager.stats`)."""
+        return await self._ask("stats")
 
     async def tenant_stats(self, tenant: str) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        stats: dict[str, Any] = await self._manager.ask("tenant_stats", tenant, timeout_s=PARTS_ANSWER_S)
-        return stats
+        """What a tenant may know of them (`KVManager.tenant_stats`)."""
+        return await self._ask("tenant_stats", tenant)
 
     async def trie(self, tenant: str | None, root: bytes | None, depth: int, most: int) -> dict[str, Any] | None:
-        """See `app.backend.protocols.ControlPlane`."""
-        asked = tenant, root, depth, most
-        found: dict[str, Any] | None = await self._manager.ask("trie", *asked, timeout_s=PARTS_ANSWER_S)
+        """The index as a tree (`kvmanager.views.tree`), of one tenant or of all; None: there is no such root."""
+        found: dict[str, Any] | None = await self._ask("trie", tenant, root, depth, most)
         return found
 
     async def live(self, seen: int, tenants: Sequence[str]) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        found: dict[str, Any] = await self._manager.ask("live", seen, tenants, timeout_s=PARTS_ANSWER_S)
-        return found
+        """What changes from second to second (`deployments.manager.reports`), with these tenants' own.
+
+        `seen`: the number of the last order that was heard of; -1: none.
+        """
+        return await self._ask("live", seen, tenants)
 
     async def clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        cleared: dict[str, Any] = await self._manager.ask(
-            "clear", list(tiers), CLEAR_S, tenant, timeout_s=CLEAR_S + 1.0
-        )
-        return cleared
+        """Forget all KV in these tiers (`device`, `cpu`, `redis`), or a tenant's; returns what was cleared."""
+        return await self._ask("clear", list(tiers), CLEAR_S, tenant, timeout_s=CLEAR_S + 1.0)
 
     async def pin(self, hashes: Sequence[bytes], ttl_s: float, tenant: str) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        answer: dict[str, Any] = await self._manager.ask("pin", hashes, ttl_s, tenant, timeout_s=PARTS_ANSWER_S)
-        return answer
+        """Keep the known beginning of a tenant's prompt for `ttl_s`."""
+        return await self._ask("pin", hashes, ttl_s, tenant)
 
     async def unpin(self, hashes: Sequence[bytes], tenant: str) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        answer: dict[str, Any] = await self._manager.ask("unpin", hashes, tenant, timeout_s=PARTS_ANSWER_S)
-        return answer
+        """End a tenant's pin."""
+        return await self._ask("unpin", hashes, tenant)
 
     async def pin_node(self, node: bytes, ttl_s: float | None, whose: str | None) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        answer: dict[str, Any] = await self._manager.ask("pin_node", node, ttl_s, whose, timeout_s=PARTS_ANSWER_S)
-        return answer
+        """Pin a segment and all that it follows on; without a time: unpin."""
+        return await self._ask("pin_node", node, ttl_s, whose)
 
     async def hashes_to(self, node: bytes, whose: str | None) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        answer: dict[str, Any] = await self._manager.ask("hashes_to", node, whose, timeout_s=PARTS_ANSWER_S)
-        return answer
+        """The `hashes` of a segment's blocks and of all that it follows on."""
+        return await self._ask("hashes_to", node, whose)
 
     async def would_clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        answer: dict[str, Any] = await self._manager.ask("would_clear", list(tiers), tenant, timeout_s=PARTS_ANSWER_S)
-        return answer
+        """What `clear` would take, by tier."""
+        return await self._ask("would_clear", list(tiers), tenant)
 
     async def evict(
         self,
@@ -86,45 +80,37 @@ class ManagerControl:
         deadline_s: float,
         dry_run: bool,
     ) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
+        """Take what only one prompt needs out of tiers (`deployments.manager.prompt_orders`), or say what would go.
+
+        Answers as `prefetch` does, with amounts by tier; refused where nothing was begun.
+        """
         asked = hashes, node, whose, list(tiers), replica, deadline_s, dry_run
-        answer: dict[str, Any] = await self._manager.ask(
-            "evict_prompt", *asked, timeout_s=PARTS_ANSWER_S + (0 if dry_run else deadline_s)
-        )
-        return answer
+        return await self._ask("evict_prompt", *asked, timeout_s=PARTS_ANSWER_S + (0 if dry_run else deadline_s))
 
     async def would_move(self, hashes: Sequence[bytes], source: int, target: int) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        asked = hashes, source, target
-        answer: dict[str, Any] = await self._manager.ask("would_move", *asked, timeout_s=PARTS_ANSWER_S)
-        return answer
+        """What `move` would do."""
+        return await self._ask("would_move", hashes, source, target)
 
     async def compress(self, hashes: Sequence[bytes]) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        answer: dict[str, Any] = await self._manager.ask("compress", hashes, timeout_s=PARTS_ANSWER_S)
-        return answer
+        """Let a prompt's segments be copied to Redis now; how far that is."""
+        return await self._ask("compress", hashes)
 
     async def compressed(self, hashes: Sequence[bytes]) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        answer: dict[str, Any] = await self._manager.ask("compressed", hashes, timeout_s=PARTS_ANSWER_S)
-        return answer
+        """How far that is (`kvmanager.moves.prompt_orders.Compressed`)."""
+        return await self._ask("compressed", hashes)
 
     async def prefetch(self, hashes: Sequence[bytes], replica: int, deadline_s: float) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        answer: dict[str, Any] = await self._manager.ask(
-            "direct", DirectiveKind.PROMOTE.value, replica, hashes, deadline_s, timeout_s=deadline_s + PARTS_ANSWER_S
-        )
-        return answer
+        """Bring a prompt's known beginning to a replica's device.
+
+        Answers when it has ended: `outcome` is "done" or the reason why not, with a `message` then.
+        """
+        asked = DirectiveKind.PROMOTE.value, replica, hashes, deadline_s
+        return await self._ask("direct", *asked, timeout_s=deadline_s + PARTS_ANSWER_S)
 
     async def move(self, hashes: Sequence[bytes], source: int, target: int, deadline_s: float) -> dict[str, Any]:
-        """See `app.backend.protocols.ControlPlane`."""
-        answer: dict[str, Any] = await self._manager.ask(
-            "direct",
-            DirectiveKind.MOVE.value,
-            source,
-            hashes,
-            deadline_s,
-            target,
-            timeout_s=deadline_s + PARTS_ANSWER_S,
-        )  # fmt: skip
-        return answer
+        """Move a prompt's known beginning between two replicas' devices; answers as `prefetch` does."""
+        asked = DirectiveKind.MOVE.value, source, hashes, deadline_s, target
+        return await self._ask("direct", *asked, timeout_s=deadline_s + PARTS_ANSWER_S)
+
+    async def _ask(self, call: str, *args: Any, timeout_s: float = PARTS_ANSWER_S) -> Any:
+        return await self._manager.ask("api", call, *args, timeout_s=timeout_s)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from app.backend.manager_control import PARTS_ANSWER_S
 from app.backend.protocols import HealthReport
 from configs.settings import Settings
 from deployments.protocol.manager_client import DIRECTIVES_WAIT_S, ManagerClient, ManagerUnavailableError
@@ -18,7 +19,6 @@ from kvmanager.scheduling.rebalancing import KVReport
 logger = logging.getLogger(__name__)
 
 PARTS_EVERY_S = 1.0
-PARTS_ANSWER_S = 2.0
 SILENT_S = 3 * DIRECTIVES_WAIT_S
 """A replica reports at least every `DIRECTIVES_WAIT_S`. After so long /health calls it missing; where others report, it
 is the last that is sent requests, and its silent streams go on elsewhere."""
@@ -69,7 +69,7 @@ class PartsWatch:
         failed = False
         while True:
             try:
-                self.hear(await self._manager.ask("parts", timeout_s=PARTS_ANSWER_S))
+                self.hear(await self._manager.ask("api", "parts", timeout_s=PARTS_ANSWER_S))
             except ManagerUnavailableError as error:
                 self._forget(str(error))
             except Exception as error:  # else what was said before would be shown for ever

@@ -14,6 +14,8 @@ from kvmanager.scheduling.rebalancing import KVReport
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
+    from app.backend.manager_control import ManagerControl
+
 
 class ReplicaHandle(Protocol):
     """The replicas, behind their router. All methods are called on the ingress's event loop."""
@@ -68,99 +70,6 @@ class ReplicaHandle(Protocol):
         ...
 
 
-class ControlPlane(Protocol):
-    """The KV manager, as the control API sees it. What it raises, or answers late, becomes a 503."""
-
-    async def lookup(self, hashes: Sequence[bytes]) -> dict[str, Any]:
-        """Where the KV of a prompt with these block hashes lies now (`KVManager.lookup`)."""
-        ...
-
-    async def stats(self) -> dict[str, Any]:
-        """The manager's figures (`KVManager.stats`)."""
-        ...
-
-    async def tenant_stats(self, tenant: str) -> dict[str, Any]:
-        """What a tenant, here and below by its tag, may know of them (`KVManager.tenant_stats`)."""
-        ...
-
-    async def trie(self, tenant: str | None, root: bytes | None, depth: int, most: int) -> dict[str, Any] | None:
-        """The index as a tree (`kvmanager.views.tree`), of one tenant or of all; None: there is no such root."""
-        ...
-
-    async def live(self, seen: int, tenants: Sequence[str]) -> dict[str, Any]:
-        """What changes from second to second (`deployments.manager.people.calls`), with these tenants' own.
-
-        `seen`: the number of the last order that was heard of; -1: none.
-        """
-        ...
-
-    async def clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
-        """Forget all KV in these tiers (`device`, `cpu`, `redis`), or a tenant's; returns what was cleared."""
-        ...
-
-    async def pin(self, hashes: Sequence[bytes], ttl_s: float, tenant: str) -> dict[str, Any]:
-        """Keep the known beginning of a tenant's prompt for so long.
-
-        What a pin or an unpin cannot do is answered `{"refused": reason, "message": sentence}`.
-        """
-        ...
-
-    async def unpin(self, hashes: Sequence[bytes], tenant: str) -> dict[str, Any]:
-        """End a tenant's pin."""
-        ...
-
-    async def pin_node(self, node: bytes, ttl_s: float | None, whose: str | None) -> dict[str, Any]:
-        """The same for a segment and all that it follows on, of a tenant or, None, of all; without a time: unpin."""
-        ...
-
-    async def hashes_to(self, node: bytes, whose: str | None) -> dict[str, Any]:
-        """The `hashes` of a segment's blocks and of all that it follows on, `whose` as for `pin_node`; or refused."""
-        ...
-
-    async def would_clear(self, tiers: Collection[str], tenant: str | None) -> dict[str, Any]:
-        """What `clear` would take, by tier."""
-        ...
-
-    async def evict(
-        self,
-        hashes: Sequence[bytes],
-        node: bytes | None,
-        whose: str | None,
-        tiers: Collection[str],
-        replica: int | None,
-        deadline_s: float,
-        dry_run: bool,
-    ) -> dict[str, Any]:
-        """Take what only one prompt needs out of tiers (`deployments.manager.people.orders`), or say what would go.
-
-        Answers as `prefetch` does, with amounts by tier; or, where nothing was begun, as a pin does.
-        """
-        ...
-
-    async def would_move(self, hashes: Sequence[bytes], source: int, target: int) -> dict[str, Any]:
-        """What `move` would do; refused as a pin is."""
-        ...
-
-    async def compress(self, hashes: Sequence[bytes]) -> dict[str, Any]:
-        """Let a prompt's segments be copied to Redis now; how far that is, or refused as a pin is."""
-        ...
-
-    async def compressed(self, hashes: Sequence[bytes]) -> dict[str, Any]:
-        """How far that is (`kvmanager.moves.prompt_orders.Compressed`)."""
-        ...
-
-    async def prefetch(self, hashes: Sequence[bytes], replica: int, deadline_s: float) -> dict[str, Any]:
-        """Bring a prompt's known beginning to a replica's device.
-
-        Answers when it has ended: `outcome` is "done" or the reason why not, with a `message` then.
-        """
-        ...
-
-    async def move(self, hashes: Sequence[bytes], source: int, target: int, deadline_s: float) -> dict[str, Any]:
-        """Move a prompt's known beginning between two replicas' devices; answers as `prefetch` does."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class HealthReport:
     """`serving`: a request sent now is answered. `parts`: each part's `state` ("ok" or what is wrong) and more."""
@@ -174,7 +83,7 @@ class Backend:
     """Everything behind the ingress."""
 
     replicas: ReplicaHandle
-    control: ControlPlane
+    control: ManagerControl
     health: Callable[[], Awaitable[HealthReport]]
     metrics: Callable[[], Sequence[MetricsSource]] = tuple
     """The parts that there are now (replicas, manager): /metrics adds their families to the ingress's own."""

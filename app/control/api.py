@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from app.backend.protocols import ControlPlane
+from app.backend.manager_control import ManagerControl
 from app.blending.recognition import Span
 from app.control.audit import audited
 from app.control.prompt_param import ChatFields, PromptChoice
@@ -53,7 +53,7 @@ def owner_only() -> None:
 
 
 def control_router(
-    control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys, blends: BlendRequests | None = None
+    control: ManagerControl, renderer: OnlineRenderer, keys: PromptKeys, blends: BlendRequests | None = None
 ) -> APIRouter:
     """The routes under /api/v1/kv. `blends` finds the chunks of blended prompts."""
     router = APIRouter(prefix="/api/v1/kv", route_class=JsonRoute, dependencies=[Depends(owner_only)])
@@ -165,7 +165,7 @@ def in_tokens(found: Mapping[str, Any], block_size: int) -> dict[str, Any]:
 
 
 async def _lookup_chunks(
-    control: ControlPlane, keys: PromptKeys, token_ids: Sequence[int], chunks: Sequence[Span], salt: str
+    control: ManagerControl, keys: PromptKeys, token_ids: Sequence[int], chunks: Sequence[Span], salt: str
 ) -> list[dict[str, Any]]:
     """Where a prompt's chunks lie, as `in_tokens` has it; `salt` is that of the tenant's exact prompts.
 

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from app.backend.protocols import ControlPlane
+from app.backend.manager_control import ManagerControl
 from app.control.api import ask, in_tokens, owner_only
 from app.control.moves import PREFIX
 from app.control.prompt_param import PromptChoice
@@ -42,7 +42,9 @@ class DivergeBody(BaseModel):
     second: PromptChoice = Field(description="Another one.")
 
 
-def diverge_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys, heads: PromptHeads) -> APIRouter:
+def diverge_router(
+    control: ManagerControl, renderer: OnlineRenderer, keys: PromptKeys, heads: PromptHeads
+) -> APIRouter:
     """The route, for prompts of the tenant who asks."""
     router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
 

@@ -12,7 +12,7 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.exceptions import GracefulHTTPError
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from app.backend.protocols import ControlPlane
+from app.backend.manager_control import ManagerControl
 from app.control.api import ask, owner_only
 from app.control.audit import audited, audited_work
 from app.control.jobs import Job, Jobs
@@ -79,7 +79,7 @@ class MoveBody(PromptOrNode):
     dry_run: bool = Field(False, description=DRY_RUN)
 
 
-def moves_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys, jobs: Jobs) -> APIRouter:
+def moves_router(control: ManagerControl, renderer: OnlineRenderer, keys: PromptKeys, jobs: Jobs) -> APIRouter:
     """The routes for orders, under /api/v1/kv, each for the prompts of the tenant who asks."""
     router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.responses import JSONResponse
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from app.backend.protocols import ControlPlane
+from app.backend.manager_control import ManagerControl
 from app.control.api import ask, owner_only
 from app.control.audit import audited, audited_work
 from app.control.jobs import Jobs
@@ -55,7 +55,7 @@ class CompressBody(PromptChoice):
     deadline_s: float = Field(60.0, gt=0, le=600, description="Seconds after which the job ends; the copying goes on.")
 
 
-def orders_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptKeys, jobs: Jobs) -> APIRouter:
+def orders_router(control: ManagerControl, renderer: OnlineRenderer, keys: PromptKeys, jobs: Jobs) -> APIRouter:
     """The routes, each for the prompts of the tenant who asks."""
     router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
 
@@ -107,7 +107,7 @@ def orders_router(control: ControlPlane, renderer: OnlineRenderer, keys: PromptK
 
 
 async def until_compressed(
-    control: ControlPlane, hashes: list[bytes], progress: dict[str, Any], deadline_s: float
+    control: ManagerControl, hashes: list[bytes], progress: dict[str, Any], deadline_s: float
 ) -> dict[str, Any]:
     """Follow the copying until nothing waits, at the longest for so long; for `Jobs`."""
     pause_s = POLL_S

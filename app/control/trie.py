@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 
-from app.backend.protocols import ControlPlane
+from app.backend.manager_control import ManagerControl
 from app.control.api import ask, owner_only
 from app.control.looks import Looks
 from app.control.moves import PREFIX, UNKNOWN, RefusedError
@@ -22,7 +22,7 @@ from kvmanager.views.tree import MOST_DEPTH, MOST_NODES
 PATHS = frozenset({f"{PREFIX}/trie"})
 
 
-def trie_router(control: ControlPlane, keys: PromptKeys) -> APIRouter:
+def trie_router(control: ManagerControl, keys: PromptKeys) -> APIRouter:
     """The route."""
     router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
     looks = Looks()

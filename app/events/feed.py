@@ -17,7 +17,7 @@ from typing import Any
 
 from prometheus_client.core import Metric
 
-from app.backend.protocols import ControlPlane
+from app.backend.manager_control import ManagerControl
 from app.events.decisions import Decisions
 from app.events.figures import Heard, LivePrompt, for_admin, for_tenant
 from app.events.watchers import Watcher
@@ -50,7 +50,7 @@ class Sources:
 class Feed:
     """See the module's docstring."""
 
-    def __init__(self, control: ControlPlane, decisions: Decisions, sources: Sources) -> None:
+    def __init__(self, control: ManagerControl, decisions: Decisions, sources: Sources) -> None:
         self._control = control
         self._watchers = decisions.watchers
         self._savings = decisions.savings

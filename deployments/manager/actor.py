@@ -23,13 +23,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from deployments.manager.api import ManagerApi
 from deployments.manager.config import load_choice
 from deployments.manager.control import Control
 from deployments.manager.demoter import Demoter
 from deployments.manager.directive_sender import DirectiveSender
 from deployments.manager.index_watch import IndexWatch
-from deployments.manager.people.calls import PeopleCalls
-from deployments.manager.people.orders import Orders
+from deployments.manager.prompt_orders import PromptOrders
 from deployments.manager.prompt_planner import PromptPlanner
 from deployments.manager.redis_renewer import RedisRenewer
 from deployments.manager.replica_seat import ReplicaSeat, silent, succeeded_by, warn_of_another_model
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class KVManagerActor(PeopleCalls):
+class KVManagerActor:
     """See the module's docstring. `now` is this process's monotonic clock everywhere."""
 
     def __init__(
@@ -82,13 +82,15 @@ class KVManagerActor(PeopleCalls):
         self._demoter = Demoter(self._brain, self._seats)
         self._renewer = RedisRenewer(self._brain, self._seats, lambda keys: self._drop_and_evict(REDIS, keys))
         self._directives = DirectiveSender(self._brain, self._replicas, self._seats.news)
-        self._control = Control(self._brain, self._replicas, self._directives, self._seats, self._watch)
-        self._orders = Orders(self._brain, self._replicas, self._directives, self._seats, self._ordered)
         self._loads = load_choice(config)
         self._prompts = PromptPlanner(self._brain, self._loads, config.block_tokens)
         self._fills, self._roles = ChunkFills(config.deadly_chunk_s, self._brain.epoch), RoleBook(roles)
         known = self._replicas, self._ended, self._roles
         self._reports = Reports(self._brain, *known, self._loads, self._directives, self._seats, self._watch)
+        parts = self._brain, self._replicas, self._directives, self._seats
+        control = Control(*parts, self._watch)
+        orders = PromptOrders(*parts, control, self._ordered)
+        self._api = ManagerApi(control, orders, self._reports, self._directives)
         self._garbage = GcFreeze()
         self._housekeeping = asyncio.get_event_loop().create_task(keep_house(self._tidy))
 
@@ -120,14 +122,6 @@ class KVManagerActor(PeopleCalls):
         self._ended.update([why] if why else [])
         if replica in self._replicas:
             self._forget_replica(replica, blamed)
-
-    async def replicas_drain(self, gone: Sequence[str], running: Sequence[str]) -> None:
-        """Serve sends nothing more to those that are `gone`: what only their devices have shall outlive them."""
-        self._directives.drain(gone, running)
-
-    async def scaling(self, *decided: Any) -> None:
-        """What Serve's policy has decided (`kvmanager.scaling.book.ScalingBook.hear`)."""
-        self._reports.scaling.hear(time.monotonic(), *decided)
 
     async def plan(
         self,
@@ -336,7 +330,11 @@ class KVManagerActor(PeopleCalls):
         if self._seats.is_redis(incarnation):
             self._seats.lose_redis(state)
 
-    # Routers; what people ask for is in `PeopleCalls`.
+    # The ingress and the routers.
+
+    async def api(self, name: str, *args: Any, **options: Any) -> Any:
+        """Answer a call of the control API (`deployments.manager.api`)."""
+        return await self._api.call(name, args, options)
 
     async def deltas(self, seen: Position, wait_s: float) -> RouterNews:
         """What comes after `seen`, as soon as there is anything."""
@@ -351,7 +349,7 @@ class KVManagerActor(PeopleCalls):
         return settled
 
     def _ordered(self) -> None:
-        """Somebody has ordered what is done in the background."""
+        """There is work for the background."""
         self._watch.wake()
         self._demoter.wake()
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from deployments.manager.people.news import News
+from deployments.manager.directive_log import News
 from deployments.manager.plan_answer import planned_loads
 from deployments.manager.replica_seat import ReplicaSeat
 from kvmanager.index.locations import Location, Tier

@@ -25,6 +25,9 @@ from kvmanager.segments.keys import BlockHash
 MOST_DELTAS = 4096
 """Segments and blocks in the events of one answer to a router; the rest follows in the next."""
 
+DESCRIBED_AT_ONCE = 128
+"""Nodes of the tree that are put into words before other calls get the event loop: a millisecond or two."""
+
 TURN_S = 0.05
 """How often it is looked whether a waiting router may begin a snapshot: some ten parts of another one's."""
 
@@ -74,6 +77,56 @@ class Reports:
             if replica in found["device"]
         }
         return found
+
+    def tenant_stats(self, tenant: str) -> dict[str, Any]:
+        """What a tenant (by tag) may know of the cache: its own share, and nothing of where it lies."""
+        return self._brain.tenant_stats(time.monotonic(), tenant)
+
+    async def trie(self, tenant: str | None, root: bytes | None, depth: int, most: int) -> dict[str, Any] | None:
+        """The index as a tree (`kvmanager.views.tree`); None: there is no such `root` for this tenant.
+
+        The search is one bounded piece of work; its nodes are put into words a few at a time, with plans in between.
+        """
+        tree = self._brain.views.tree(tenant, root, depth, most)
+        if tree is None:
+            return None
+        nodes: list[dict[str, Any]] = []
+        for begin in range(0, len(tree.shown), DESCRIBED_AT_ONCE):
+            some, replicas = tree.shown[begin : begin + DESCRIBED_AT_ONCE], names_by_rank(self._replicas)
+            nodes += self._brain.views.describe(some, replicas, with_tenants=tenant is None)
+            await asyncio.sleep(0)
+        return {"nodes": nodes, "hidden": tree.hidden_roots}
+
+    def live(self, seen: int, tenants: Sequence[str]) -> dict[str, Any]:
+        """What changes from second to second, for all who watch through one ingress: no tier is asked for it.
+
+        `seen`: the number of the last order that the ingress has heard of; -1: none. `tenants`: those who watch.
+        """
+        now = time.monotonic()
+        stats = self._brain.stats(now)
+        log = self._tiers.news
+        orders, missed = log.since(log.last if seen < 0 else seen)
+        devices = {rank: self._brain.views.device_blocks(name) for rank, name in names_by_rank(self._replicas).items()}
+        rates = self._loads.describe()
+        return {
+            "epoch": self._brain.epoch,
+            "last": log.last,
+            "directives": orders,
+            "missed_directives": missed,
+            "ranks": {name: seat.rank for name, seat in self._replicas.items()},
+            "locations": stats["locations"],
+            "nodes": stats["nodes"],
+            "ghosts": stats["ghosts"],
+            "pins": stats["pins"],
+            "device_blocks": devices,
+            "prefill_s": rates["prefill_s"],
+            "early_prefill_s": rates["early_prefill_s"],
+            "tenants": {tenant: self._brain.tenant_stats(now, tenant) for tenant in tenants},
+        }
+
+    def scaling_decided(self, *decided: Any) -> None:
+        """Note what Serve's policy has decided (`kvmanager.scaling.book.ScalingBook.hear`)."""
+        self.scaling.hear(time.monotonic(), *decided)
 
     async def stats(self) -> dict[str, Any]:
         """The brain's books, and every tier's own count beside them."""

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from deployments.manager.directive_log import News
 from deployments.manager.eviction_queue import EvictionQueue
-from deployments.manager.people.news import News
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.directives import Directive

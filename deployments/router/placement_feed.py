@@ -62,7 +62,7 @@ class PlacementFeed:
     def replicas_drain(self, gone: Sequence[str], running: Sequence[str]) -> None:
         """Tell the manager whom Serve sends nothing more, and who goes on. A manager that is away need not know."""
         with contextlib.suppress(ManagerUnavailableError):
-            self._manager.tell("replicas_drain", gone, running)
+            self._manager.tell("api", "drain", gone, running)
 
     def hear(
         self,

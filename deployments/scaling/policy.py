@@ -101,7 +101,7 @@ class KVAwareScaling:
         if self._manager is None:
             self._manager = ManagerClient(str(ctx.app_name))
         try:
-            self._manager.tell("scaling", *word, dict(decision.demands))
+            self._manager.tell("api", "scaling", *word, dict(decision.demands))
         except ManagerUnavailableError:  # it is being looked for, or is being recreated
             return
         self._said = now, word

@@ -147,7 +147,7 @@ class TieredEngine(Engine):
     async def forget(self, *tiers: str) -> None:
         """So do these tiers; default: all of them."""
         await self.empty_device()
-        self.tiers.ask("clear", list(tiers or (("cpu", "redis") if self.tiers.redis else ("cpu",))), PATIENCE_S)
+        self.tiers.ask("api", "clear", list(tiers or (("cpu", "redis") if self.tiers.redis else ("cpu",))), PATIENCE_S)
 
     @property
     def segments_saved(self) -> int:

@@ -98,7 +98,7 @@ class Tiers:
         self.node: str = ray.get_runtime_context().get_node_id()
         self._redis_config = redis
         self.manager = start_manager(app, config, redis is not None, manager)
-        self.ask("parts")
+        self.ask("api", "parts")
         self.tier = get_or_start_tier(app, self.node, cpu_bytes, workers)
         self.redis: Any = self._start_redis(redis) if redis else None
 
@@ -125,7 +125,7 @@ class Tiers:
 
         def ready() -> bool:
             keep_alive()
-            parts = self.ask("parts")
+            parts = self.ask("api", "parts")
             if self.node not in parts["cpu_tiers"]:
                 return False
             redis = parts["redis"]
@@ -137,7 +137,7 @@ class Tiers:
 
     def at_rest(self) -> bool:
         """Whether nothing is copied, held or on its way."""
-        stats = self.ask("stats")
+        stats = self.ask("api", "stats")
         return not (
             self.ask_tier("stats")["pulls_in_flight"] or stats["reservations"] or stats["leases"] or stats["demotions"]
         )
@@ -145,7 +145,7 @@ class Tiers:
     def stored_bytes(self) -> dict[str, int]:
         """What each shared tier holds, by the manager's books."""
         held = {"cpu": 0, "redis": 0}
-        for place in self.ask("stats")["locations"]:
+        for place in self.ask("api", "stats")["locations"]:
             held[place["tier"]] += place["bytes"]
         return held
 

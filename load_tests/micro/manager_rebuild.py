@@ -122,7 +122,7 @@ class Prober:
         while set(tiers) - set(probe.full):
             await asyncio.sleep(0.05)
             try:
-                books = await self._manager.ask("stats", timeout_s=5.0)
+                books = await self._manager.ask("api", "stats", timeout_s=5.0)
             except ManagerUnavailableError:
                 continue
             for location in books["locations"]:

@@ -121,7 +121,7 @@ class _Scene:
 
     async def clear(self) -> None:
         """All of the CPU tier."""
-        await self.manager.clear(["cpu"], CLEAR_S)
+        await self.manager.api("clear", ["cpu"], CLEAR_S)
 
     async def uproot(self) -> None:
         """The tier has lost the root of half of the index."""

@@ -187,7 +187,7 @@ class Application:
 
     def _empty_cpu_tier(self) -> None:
         until(self._tiers.at_rest, "nothing is held or on its way")
-        self._tiers.ask("clear", ["cpu"], PATIENCE_S)
+        self._tiers.ask("api", "clear", ["cpu"], PATIENCE_S)
 
     def _degraded(self, what: str) -> None:
         if what == "redis_asked_again":

@@ -98,7 +98,7 @@ class ThrottledEngine(TieredEngine):
 
         def in_redis() -> bool:
             self.keep_alive()
-            return bool(self.tiers.ask("lookup", hashes)["redis"] >= len(hashes))
+            return bool(self.tiers.ask("api", "lookup", hashes)["redis"] >= len(hashes))
 
         await asyncio.to_thread(until, in_redis, "Redis has the prompt's KV", PATIENCE_S)
         await self.forget("cpu")

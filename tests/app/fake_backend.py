@@ -173,7 +173,7 @@ def live_figures(seen: int, tenants: Sequence[str]) -> dict[str, Any]:
 
 @dataclass
 class FakeControl:
-    """A `ControlPlane` that answers what it was asked, or raises `error`."""
+    """A `ManagerControl` that answers what it was asked, or raises `error`."""
 
     error: Exception | None = None
     looked_up: list[list[bytes]] = field(default_factory=list)

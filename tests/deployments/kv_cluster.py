@@ -100,7 +100,7 @@ class KVCluster:
             return True
 
         until(started, "the name of the manager is free")
-        self.ask("parts")
+        self.ask("api", "parts")
 
     def ask(self, method: str, *args: Any) -> Any:
         return ray.get(getattr(self.manager, method).remote(*args), timeout=PATIENCE_S)
@@ -109,7 +109,7 @@ class KVCluster:
         return ray.get(getattr(self.tier, method).remote(*args), timeout=PATIENCE_S)
 
     def wait_for_tier(self) -> None:
-        until(lambda: self.node in self.ask("parts")["cpu_tiers"], "the tier is registered")
+        until(lambda: self.node in self.ask("api", "parts")["cpu_tiers"], "the tier is registered")
 
     def register_replica(self) -> None:
         self.ask("register_replica", "replica", 0, self.node, [], FINGERPRINT)
@@ -117,7 +117,7 @@ class KVCluster:
     def stats(self) -> dict[str, Any]:
         """The manager's books; asking keeps the replica from being forgotten with its leases and saves."""
         self.ask("take_directives", "replica", 0.0)
-        return self.ask("stats")
+        return self.ask("api", "stats")
 
     def save(self, spans: Sequence[SegmentSpan]) -> int:
         """Offer and put; returns how many segments the tier kept."""

@@ -23,7 +23,7 @@ class FakeManager:
         self.parts = parts
 
     async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
-        assert method == "parts"
+        assert (method, args) == ("api", ("parts",))
         if self.parts is None:
             raise ManagerUnavailableError("the KV manager is not running")
         return self.parts

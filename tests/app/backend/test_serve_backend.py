@@ -131,7 +131,7 @@ def test_a_call_that_cannot_be_looked_after_keeps_nobody_from_the_others() -> No
 
 def test_replicas_are_called_over_grpc_whatever_built_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
     class Manager:
-        async def ask(self, method: str, timeout_s: float) -> Any:
+        async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
             return {"replicas": {}, "cpu_tiers": []}
 
     async def check() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fake_backend import FakeControl
 
-from deployments.manager.people.calls import PeopleCalls
+from deployments.manager.reports import Reports
 from kvmanager.index.deltas import DeltaLog
 from kvmanager.index.device_index import DeviceIndex
 from kvmanager.index.hotness import HotnessClock
@@ -81,12 +81,11 @@ class LargeTrieControl(FakeControl):
         self.views.looked_at = []
         self.answered: list[int] = []
         """Nodes of each answer."""
-        self._people: Any = PeopleCalls()
-        self._people._brain = SimpleNamespace(views=self.views)
-        self._people._replicas = {f"replica-{rank}": SimpleNamespace(rank=rank, last_seen=0.0) for rank in range(2)}
+        replicas = {f"replica-{rank}": SimpleNamespace(rank=rank, last_seen=0.0) for rank in range(2)}
+        self._reports = Reports(SimpleNamespace(views=self.views), replicas, *(Any,) * 6)  # type: ignore[arg-type]
 
     async def trie(self, tenant: str | None, root: bytes | None, depth: int, most: int) -> dict[str, Any] | None:
-        found: dict[str, Any] | None = await self._people.trie(tenant, root, depth, most)
+        found = await self._reports.trie(tenant, root, depth, most)
         if found is not None:
             self.answered.append(len(found["nodes"]))
         return found

@@ -73,7 +73,7 @@ def test_the_tiers_count_is_the_managers_count_also_after_evictions(cluster: KVC
         cluster.planned(hashes)
         assert cluster.save(spans) == 4
 
-    own, books = cluster.ask_tier("stats"), cluster.ask("stats")["locations"][0]
+    own, books = cluster.ask_tier("stats"), cluster.ask("api", "stats")["locations"][0]
     assert own["refused"] == 0
     assert (own["segments"], own["used_bytes"]) == (books["segments"], books["bytes"])
     assert own["used_bytes"] == cluster.budget_bytes
@@ -81,7 +81,7 @@ def test_the_tiers_count_is_the_managers_count_also_after_evictions(cluster: KVC
 
 def test_a_new_manager_learns_what_the_tier_holds(cluster: KVCluster, ray_cluster: Any) -> None:
     hashes, spans = sequence(30, 3)
-    cluster.ask("clear", ["cpu"], 5.0)
+    cluster.ask("api", "clear", ["cpu"], 5.0)
     cluster.save(spans)
 
     ray_cluster.kill(cluster.manager)

@@ -105,7 +105,7 @@ def test_the_chunks_stay_until_the_plans_lease_is_released(managed: Any) -> None
         hashes = await stored(manager, 901, 5)
         made = await plan(manager, query((40, hashes)))
         assert made["lease_id"]
-        await manager.clear(["cpu"], 0.5)
+        await manager.api("clear", ["cpu"], 0.5)
         assert tier.evicted == []
         await manager.release([made["lease_id"]])
         manager._tidy(time.monotonic())
@@ -123,8 +123,8 @@ def test_what_is_stored_of_chunks_is_told_in_a_batch_without_a_lease(managed: An
         cold, _ = sequence(904, 1)
         answers = await carry_out(manager, [("stored_chunks", [[hashes, cold, hashes[:3], []]])])
         assert answers == [(True, [8, 0, 3, 0])]
-        assert (await manager.stats())["leases"] == 0
-        assert (await manager.stats())["counters"]["plans"] == 0
+        assert (await manager.api("stats"))["leases"] == 0
+        assert (await manager.api("stats"))["counters"]["plans"] == 0
 
     managed(check)
 
@@ -137,6 +137,6 @@ def test_blends_that_take_long_are_learned_from_and_nonsense_is_not(managed: Any
         assert 1.0 < learned < 2.0
         await manager.report_rates("stranger", [("blend", 0.5, 8.0)])
         assert pace.factor("stranger", 0.0) == 1.0
-        assert (await manager.stats())["counters"]["chunk_tokens_asked"] == 0
+        assert (await manager.api("stats"))["counters"]["chunk_tokens_asked"] == 0
 
     managed(check)

@@ -41,7 +41,7 @@ def directed(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
             return ManagerLink(client, REPLICA, lambda: 0, NODE, room_of(engine, switch, REPLICA, NODE, FINGERPRINT))
 
         started.extend((port, engine.run(obey())))
-        until(lambda: port.ask("parts")["replicas"], "the replica is registered")
+        until(lambda: port.ask("api", "parts")["replicas"], "the replica is registered")
         return port
 
     yield start
@@ -58,11 +58,11 @@ def directed(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
 
 
 def outcomes(port: ManagedPort) -> dict[str, dict[str, int]]:
-    return dict(port.ask("stats")["directives"]["outcomes"])
+    return dict(port.ask("api", "stats")["directives"]["outcomes"])
 
 
 def on_device(engine: LiveEngine, tokens: Sequence[int]) -> int:
-    return int(engine.port.ask("lookup", engine.hashes(tokens))["device"]["0"])
+    return int(engine.port.ask("api", "lookup", engine.hashes(tokens))["device"]["0"])
 
 
 def test_what_the_manager_promotes_is_on_the_device_exact_and_counts_no_use(
@@ -71,21 +71,21 @@ def test_what_the_manager_promotes_is_on_the_device_exact_and_counts_no_use(
     port, tokens = directed(), prompt(900, TOKENS)
     computed, _ = engine.ask(tokens)
     engine.clear_device()
-    before = port.ask("lookup", engine.hashes(tokens))["segments"]
+    before = port.ask("api", "lookup", engine.hashes(tokens))["segments"]
 
-    ended = port.ask("direct", "promote", 0, engine.hashes(tokens), 10.0)
+    ended = port.ask("api", "direct", "promote", 0, engine.hashes(tokens), 10.0)
 
     assert ended == {"kind": "promote", "outcome": "done", "segments": 3, "blocks": 12}
     assert on_device(engine, tokens) == 12, "the manager knows when the order has ended"
-    found = port.ask("lookup", engine.hashes(tokens))
+    found = port.ask("api", "lookup", engine.hashes(tokens))
     assert [segment["uses"] for segment in found["segments"]] == [segment["uses"] for segment in before]
-    stats = port.ask("stats")
+    stats = port.ask("api", "stats")
     assert stats["leases"] == 0
     assert stats["directives"]["blocks"] == {"promote": 12}
     assert stats["directives"]["worst_step_s"]["promote"] > 0
     answer, by_tier = engine.ask(tokens, planned=False)
     assert (answer, by_tier["device"]) == (computed, 12 * BLOCK)
-    assert port.ask("direct", "promote", 0, engine.hashes(tokens), 10.0)["blocks"] == 0
+    assert port.ask("api", "direct", "promote", 0, engine.hashes(tokens), 10.0)["blocks"] == 0
 
 
 def test_a_corrupt_segment_ends_a_promotion_and_is_reported(
@@ -96,7 +96,7 @@ def test_a_corrupt_segment_ends_a_promotion_and_is_reported(
     engine.clear_device()
     port.spoil = lambda sealed: sealed[:-1] + bytes([sealed[-1] ^ 1])
 
-    ended = port.ask("direct", "promote", 0, engine.hashes(tokens), 10.0)
+    ended = port.ask("api", "direct", "promote", 0, engine.hashes(tokens), 10.0)
 
     assert (ended["outcome"], ended["blocks"]) == ("failed", 0)
     assert ended["message"]
@@ -112,16 +112,16 @@ def test_what_the_tier_lost_is_offloaded_again_by_order(
     port, tokens = directed(), prompt(902, TOKENS)
     computed, _ = engine.ask(tokens)
     hashes = engine.hashes(tokens)
-    port.ask("clear", ["cpu"], 5.0)
+    port.ask("api", "clear", ["cpu"], 5.0)
     assert port.segments == {}
 
-    ended = port.ask("direct", "offload", REPLICA, hashes, 10.0)
+    ended = port.ask("api", "direct", "offload", REPLICA, hashes, 10.0)
 
     assert ended == {"kind": "offload", "outcome": "done", "segments": 3, "blocks": 12}
-    assert port.ask("lookup", hashes)["cpu"] == 12
+    assert port.ask("api", "lookup", hashes)["cpu"] == 12
     engine.clear_device()
     assert engine.ask(tokens) == (computed, {"device": 0, "cpu": 384, "redis": 0, "recomputed": 16})
-    assert port.ask("direct", "offload", REPLICA, hashes, 10.0)["outcome"] == "done", "nothing is left to do"
+    assert port.ask("api", "direct", "offload", REPLICA, hashes, 10.0)["outcome"] == "done", "nothing is left to do"
 
 
 def test_what_is_hot_on_a_device_and_in_no_tier_is_offloaded_unasked(
@@ -133,7 +133,7 @@ def test_what_is_hot_on_a_device_and_in_no_tier_is_offloaded_unasked(
     port.segments.clear()
     port.ask("register_tier", NODE, Handle(port), "second life", 1 << 40, [], [])  # it was restarted, and is empty
 
-    until(lambda: port.ask("lookup", engine.hashes(tokens))["cpu"] == 12, "the tier has it again")
+    until(lambda: port.ask("api", "lookup", engine.hashes(tokens))["cpu"] == 12, "the tier has it again")
 
     until(lambda: outcomes(port).get("offload") == {"done": 1}, "the directive has ended")
 
@@ -149,12 +149,12 @@ def test_a_promotion_that_waits_for_its_tier_holds_up_no_other_order(
     port.before_fetch = gate.wait
     answers: list[Any] = []
     asking = threading.Thread(
-        target=lambda: answers.append(port.ask("direct", "promote", 0, engine.hashes(tokens), PATIENCE_S))
+        target=lambda: answers.append(port.ask("api", "direct", "promote", 0, engine.hashes(tokens), PATIENCE_S))
     )
     asking.start()
     until(lambda: engine.blocks_in_use() == 12, "the promotion is under way")
 
-    assert port.ask("direct", "evict", 0, engine.hashes(other), 10.0)["blocks"] == 12
+    assert port.ask("api", "direct", "evict", 0, engine.hashes(other), 10.0)["blocks"] == 12
     assert not answers
     gate.set()
 
@@ -168,9 +168,9 @@ def test_a_tier_that_was_cleared_by_order_is_not_filled_again_unasked(
     port, tokens = directed(), prompt(913, TOKENS)
     for _ in range(2):
         engine.ask(tokens)
-    port.ask("clear", ["cpu"], 5.0)
+    port.ask("api", "clear", ["cpu"], 5.0)
     for _ in range(10):
-        port.ask("stats")
+        port.ask("api", "stats")
         engine.run(asyncio.sleep(actor.EVERY_S))
     assert port.segments == {}
     assert "offload" not in outcomes(port)
@@ -180,9 +180,9 @@ def test_an_eviction_and_a_promotion_are_carried_out(engine: LiveEngine, directe
     port, tokens = directed(), prompt(904, TOKENS)
     engine.ask(tokens)
     hashes = engine.hashes(tokens)
-    assert port.ask("direct", "evict", 0, hashes, 10.0)["blocks"] == 12
+    assert port.ask("api", "direct", "evict", 0, hashes, 10.0)["blocks"] == 12
     assert on_device(engine, tokens) == 0
-    assert port.ask("direct", "promote", 0, hashes, 10.0)["blocks"] == 12
+    assert port.ask("api", "direct", "promote", 0, hashes, 10.0)["blocks"] == 12
 
 
 def test_orders_that_cannot_be_carried_out_are_answered_in_words(
@@ -190,16 +190,16 @@ def test_orders_that_cannot_be_carried_out_are_answered_in_words(
 ) -> None:
     port, hashes = directed(), engine.hashes(prompt(905, TOKENS))
     for replica in (7, "stranger"):
-        answer = port.ask("direct", "promote", replica, hashes, 10.0)
+        answer = port.ask("api", "direct", "promote", replica, hashes, 10.0)
         assert answer["message"] == f"There is no replica {replica}."
     for kind in ("promote", "offload", "evict"):
-        answer = port.ask("direct", kind, 0, hashes, 10.0)
+        answer = port.ask("api", "direct", kind, 0, hashes, 10.0)
         assert (answer["outcome"], bool(answer["message"])) == ("refused_gone", True), kind
-    assert port.ask("direct", "move", 0, hashes, 10.0, target=7)["message"] == "There is no replica 7."
+    assert port.ask("api", "direct", "move", 0, hashes, 10.0, target=7)["message"] == "There is no replica 7."
     with pytest.raises(ValueError, match="'explode' is not a valid DirectiveKind"):
-        port.ask("direct", "explode", 0, hashes, 10.0)
-    assert port.ask("pin", hashes, 60.0)["refused"] == "unknown_key"
-    assert port.ask("unpin", hashes)["refused"] == "unknown_key"
+        port.ask("api", "direct", "explode", 0, hashes, 10.0)
+    assert port.ask("api", "pin", hashes, 60.0)["refused"] == "unknown_key"
+    assert port.ask("api", "unpin", hashes)["refused"] == "unknown_key"
 
 
 def test_a_pin_in_the_shared_tiers_is_granted_and_ended(
@@ -208,9 +208,9 @@ def test_a_pin_in_the_shared_tiers_is_granted_and_ended(
     port, tokens = directed(pin_budget_bytes=1 << 30), prompt(906, TOKENS)
     engine.ask(tokens)
     hashes = engine.hashes(tokens)
-    assert port.ask("pin", hashes, 60.0)["segments"] == 3
-    assert port.ask("pin", hashes, -1.0)["refused"] == "bad_value"
-    assert port.ask("unpin", hashes) == {"unpinned": 1}
+    assert port.ask("api", "pin", hashes, 60.0)["segments"] == 3
+    assert port.ask("api", "pin", hashes, -1.0)["refused"] == "bad_value"
+    assert port.ask("api", "unpin", hashes) == {"unpinned": 1}
 
 
 def test_a_directive_that_the_engine_is_too_busy_for_is_refused_as_late(
@@ -223,7 +223,7 @@ def test_a_directive_that_the_engine_is_too_busy_for_is_refused_as_late(
     engine.thread.call(busy.wait)
     threading.Timer(0.5, busy.set).start()
 
-    ended = port.ask("direct", "promote", 0, engine.hashes(tokens), 0.2)
+    ended = port.ask("api", "direct", "promote", 0, engine.hashes(tokens), 0.2)
 
     assert ended["outcome"] == "refused_late"
     assert outcomes(port)["promote"] == {"refused_late": 1}
@@ -245,10 +245,10 @@ def test_a_move_offloads_promotes_and_frees_the_source(
     port, tokens = directed(), prompt(908, TOKENS)
     engine.ask(tokens)
     hashes = engine.hashes(tokens)
-    port.ask("clear", ["cpu"], 5.0)
+    port.ask("api", "clear", ["cpu"], 5.0)
     port.ask("register_replica", "target", 1, NODE, [], FINGERPRINT)
     moving = threading.Thread(
-        target=lambda: answers.append(port.ask("direct", "move", 0, hashes, 10.0, target=1, keep=False))
+        target=lambda: answers.append(port.ask("api", "direct", "move", 0, hashes, 10.0, target=1, keep=False))
     )
     answers: list[Any] = []
     moving.start()
@@ -259,7 +259,7 @@ def test_a_move_offloads_promotes_and_frees_the_source(
     assert 0 < order["deadline_s"] <= 10.0
     assert [segment[:3] for segment in order["segments"]] == [(hashes[4 * n + 3], 4 * n, 4) for n in range(3)]
     assert {segment[0] for segment in order["segments"]} <= set(port.segments), "the source has offloaded it"
-    assert port.ask("stats")["leases"] == 1, "nobody takes it away meanwhile"
+    assert port.ask("api", "stats")["leases"] == 1, "nobody takes it away meanwhile"
     port.ask("acknowledge", order["id"], {"outcome": "done", "segments": 3, "blocks": 12, "step_s": 0.001})
     moving.join(PATIENCE_S)
     assert answers == [{"kind": "move", "outcome": "done", "segments": 3, "blocks": 12}]
@@ -280,7 +280,7 @@ def test_a_replica_that_goes_during_a_directive_ends_it_at_once(
     port.ask("register_replica", "mute", 1, NODE, [], FINGERPRINT)
     answers: list[Any] = []
     asking = threading.Thread(
-        target=lambda: answers.append(port.ask("direct", "promote", 1, engine.hashes(tokens), 10 * PATIENCE_S))
+        target=lambda: answers.append(port.ask("api", "direct", "promote", 1, engine.hashes(tokens), 10 * PATIENCE_S))
     )
     asking.start()
     assert port.ask("take_directives", "mute", PATIENCE_S)
@@ -290,9 +290,11 @@ def test_a_replica_that_goes_during_a_directive_ends_it_at_once(
 
     asking.join(PATIENCE_S)
     assert answers[0]["outcome"] == "lost"
-    assert port.ask("stats")["leases"] == 0
+    assert port.ask("api", "stats")["leases"] == 0
     monkeypatch.setattr(direction, "GRACE_S", 0.0)
-    assert port.ask("direct", "promote", 1, engine.hashes(tokens), 0.05)["outcome"] == "lost", "nobody answers in time"
+    assert port.ask("api", "direct", "promote", 1, engine.hashes(tokens), 0.05)["outcome"] == "lost", (
+        "nobody answers in time"
+    )
     assert port.ask("take_directives", "successor", 1.0) == [], "what is over is not delivered"
 
 
@@ -304,7 +306,7 @@ def test_a_replica_is_not_sent_more_than_it_can_have_under_way(
     hashes = engine.hashes(prompt(910, TOKENS))
 
     async def many() -> list[Any]:
-        return await asyncio.gather(*(port.manager.direct("evict", 1, hashes, 0.2) for _ in range(20)))
+        return await asyncio.gather(*(port.manager.api("direct", "evict", 1, hashes, 0.2) for _ in range(20)))
 
     answers = asyncio.run_coroutine_threadsafe(many(), port._loop).result(PATIENCE_S)
 

@@ -68,7 +68,7 @@ async def ordered(manager: KVManagerActor, replica: str) -> list[int]:
 
 def test_what_is_hot_there_is_copied_as_soon_as_serve_sends_it_nothing_more(managed: Callable[..., None]) -> None:
     async def check(manager: KVManagerActor) -> None:
-        await manager.replicas_drain([LEAVING, "unknown"], [STAYING])
+        await manager.api("drain", [LEAVING, "unknown"], [STAYING])
         await asyncio.sleep(0)
         assert await ordered(manager, LEAVING) == [SEGMENTS], "the whole chain, not a few segments of it"
         assert await ordered(manager, STAYING) == []
@@ -79,8 +79,8 @@ def test_what_is_hot_there_is_copied_as_soon_as_serve_sends_it_nothing_more(mana
 
 def test_one_that_serve_runs_after_all_is_as_all_others(managed: Callable[..., None]) -> None:
     async def check(manager: KVManagerActor) -> None:
-        await manager.replicas_drain([LEAVING], [STAYING])
-        await manager.replicas_drain([], [STAYING, LEAVING])
+        await manager.api("drain", [LEAVING], [STAYING])
+        await manager.api("drain", [], [STAYING, LEAVING])
         assert not manager._replicas[LEAVING].drains
 
     managed(check)

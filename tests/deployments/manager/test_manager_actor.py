@@ -88,9 +88,9 @@ def test_a_replicas_last_words_make_the_manager_forget_it_at_once_and_are_counte
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         await manager.replica_ends(REPLICA, "hung")
         await manager.replica_ends(REPLICA, "hung")  # of one that is not known any more
-        assert (await manager.parts())["replicas"] == {}
+        assert (await manager.api("parts"))["replicas"] == {}
         assert await manager.plan(REPLICA, NODE, []) is None
-        assert (await manager.stats())["replicas_ended"] == {"dead": 0, "hung": 2}
+        assert (await manager.api("stats"))["replicas_ended"] == {"dead": 0, "hung": 2}
 
     managed(check)
 
@@ -112,7 +112,7 @@ def test_a_chunk_with_which_a_replica_ended_is_filled_by_no_other_one(managed: A
 def test_clear_returns_when_every_replica_has_acknowledged(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         await manager.register_replica("second", 1, NODE, [], FINGERPRINT)
-        clearing = asyncio.create_task(manager.clear(["device"], 10.0))
+        clearing = asyncio.create_task(manager.api("clear", ["device"], 10.0))
         first = (await manager.take_directives(REPLICA, 1.0) or [])[0]
         second = (await manager.take_directives("second", 1.0) or [])[0]
         assert {first["kind"], second["kind"]} == {"clear_device"}
@@ -130,23 +130,23 @@ def test_a_tenants_clear_names_the_tenant_to_every_part_and_leaves_what_others_h
         (hashes, own), (others_hashes, others) = sequence(21, 2), sequence(22, 2)
         await save(manager, [replace(span, tenant="a" * 16) for span in own])
         await save(manager, [replace(span, tenant="b" * 16) for span in others])
-        clearing = asyncio.create_task(manager.clear(["cpu", "device"], 10.0, "a" * 16))
+        clearing = asyncio.create_task(manager.api("clear", ["cpu", "device"], 10.0, "a" * 16))
         order = (await manager.take_directives(REPLICA, 1.0) or [])[0]
         assert (order["kind"], order["tenant"]) == ("clear_device", "a" * 16)
         await manager.acknowledge(order["id"], 3)
         assert await clearing == {"cpu": 2, "device": {"0": 3}}
         assert tier.evicted == [span.key for span in reversed(own)]
-        stats = await manager.tenant_stats("b" * 16)
+        stats = await manager.api("tenant_stats", "b" * 16)
         assert stats["tiers"]["cpu"]["segments"] == 2
-        assert (await manager.tenant_stats("a" * 16))["tiers"]["cpu"]["segments"] == 0
-        assert (await manager.lookup(hashes))["cpu"] == 0 < (await manager.lookup(others_hashes))["cpu"]
+        assert (await manager.api("tenant_stats", "a" * 16))["tiers"]["cpu"]["segments"] == 0
+        assert (await manager.api("lookup", hashes))["cpu"] == 0 < (await manager.api("lookup", others_hashes))["cpu"]
 
     managed(check)
 
 
 def test_clear_does_not_wait_longer_than_its_deadline(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
-        assert await manager.clear(["device"], 0.05) == {"device": {"0": None}}
+        assert await manager.api("clear", ["device"], 0.05) == {"device": {"0": None}}
         assert manager._directives._clears == {}
 
     managed(check)
@@ -156,7 +156,7 @@ def test_clearing_the_cpu_tier_evicts_children_first_and_all_of_it(managed: Any)
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         hashes, spans = sequence(1, 3)
         await save(manager, spans)
-        assert await manager.clear(["cpu"], 1.0) == {"cpu": 3}
+        assert await manager.api("clear", ["cpu"], 1.0) == {"cpu": 3}
         assert tier.evicted == [span.key for span in reversed(spans)]
         assert await planned(manager, hashes) == []
 
@@ -169,7 +169,7 @@ def test_leases_delay_an_eviction_until_they_are_released(managed: Any) -> None:
         await save(manager, spans)
         plans = [await manager.plan(REPLICA, NODE, hashes) for _ in range(2)]
         leases = [plan["lease_id"] for plan in plans if plan]
-        await manager.clear(["cpu"], 1.0)
+        await manager.api("clear", ["cpu"], 1.0)
         assert tier.evicted == []
         await manager.release(leases[:1])
         await asyncio.sleep(0.1)
@@ -213,7 +213,7 @@ def test_room_is_promised_only_when_the_tier_has_made_it(managed: Any) -> None:
         tier.answers = False
         assert await manager.offer(REPLICA, NODE, offered(spans), SIZES) is None
         assert len(tier.evicted) == 2
-        assert (await manager.stats())["reservations"] == 0
+        assert (await manager.api("stats"))["reservations"] == 0
 
     managed(check)
 
@@ -223,7 +223,7 @@ def test_a_tier_that_failed_at_an_eviction_must_tell_again_what_it_holds(managed
         assert (await manager.tier_alive(NODE, "first life", 0))[0]
         await save(manager, sequence(6, 1)[1])
         tier.fails = True
-        await manager.clear(["cpu"], 1.0)
+        await manager.api("clear", ["cpu"], 1.0)
         assert not (await manager.tier_alive(NODE, "first life", 0))[0]
 
     managed(check)
@@ -234,7 +234,7 @@ def test_a_tier_that_is_slow_keeps_its_seat_and_is_given_nothing_until_it_has_ev
         spans = sequence(6, 1)[1]
         await save(manager, spans)
         tier.answers = False
-        assert await manager.clear(["cpu"], 0.2) == {"cpu": 1}
+        assert await manager.api("clear", ["cpu"], 0.2) == {"cpu": 1}
         assert await save(manager, spans) == [], "the eviction of its first copy would take the new one"
         assert (await manager.tier_alive(NODE, "first life", 0))[0]
         tier.answers = True
@@ -281,18 +281,18 @@ def test_a_silent_replica_is_forgotten_with_its_device_and_leases(
         await save(manager, spans)
         await manager.report_placement(REPLICA, [(hashes, [], False)])
         await manager.plan(REPLICA, NODE, hashes)
-        assert (await manager.lookup(hashes))["device"] == {"0": 8}
+        assert (await manager.api("lookup", hashes))["device"] == {"0": 8}
 
         await soon(lambda: _gone(manager))
 
-        assert (await manager.lookup(hashes))["device"] == {}
-        assert (await manager.stats())["leases"] == 0
+        assert (await manager.api("lookup", hashes))["device"] == {}
+        assert (await manager.api("stats"))["leases"] == 0
 
     managed(check)
 
 
 async def _gone(manager: KVManagerActor) -> bool:
-    return (await manager.parts())["replicas"] == {}
+    return (await manager.api("parts"))["replicas"] == {}
 
 
 def test_a_silent_tiers_segments_are_not_planned(managed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +318,7 @@ def test_a_silent_predecessor_is_forgotten_when_a_successor_reports_its_rank(man
         await manager.report_placement(REPLICA, [(hashes, [], False)])
         manager._replicas[REPLICA].last_seen -= replica_seat.MISSED_POLLS_S + 1
         await manager.register_replica("successor", 0, NODE, hashes[:2], FINGERPRINT)
-        assert (await manager.lookup(hashes))["device"] == {"0": 2}
+        assert (await manager.api("lookup", hashes))["device"] == {"0": 2}
         assert await manager.take_directives(REPLICA, 1.0) is None
 
     managed(check)
@@ -334,8 +334,8 @@ def test_two_replicas_that_report_one_rank_do_not_forget_each_other(managed: Any
                 assert await manager.take_directives(name, 0.0, 0) == []
         assert manager._brain.offloads.device_blocks(REPLICA, hashes) == len(hashes)
         # A number means the one that was heard of last.
-        assert (await manager.lookup(hashes))["device"] == {"0": 2}
-        assert (await manager.stats())["replicas"] == {"0": "replacement"}
+        assert (await manager.api("lookup", hashes))["device"] == {"0": 2}
+        assert (await manager.api("stats"))["replicas"] == {"0": "replacement"}
 
     managed(check)
 
@@ -348,7 +348,7 @@ def test_a_replica_that_serve_renumbers_is_called_by_its_new_number(managed: Any
         await asyncio.sleep(0)
         assert await manager.take_directives(REPLICA, 0.0, 5) == []
         assert (await polling)[1] == {REPLICA: 5}, "routers hear of it at once"
-        assert (await manager.parts())["replicas"][REPLICA][0] == 5
+        assert (await manager.api("parts"))["replicas"][REPLICA][0] == 5
 
     managed(check)
 
@@ -374,7 +374,7 @@ def test_a_router_that_waits_for_changes_is_woken_by_each_kind(managed: Any) -> 
         assert await heard(manager.report_placement(REPLICA, [(hashes[:4], [], False)])) == (4, 4, 0)
         assert await heard(manager.report_placement(REPLICA, [([], [], True)])) == (0, 8, 0)
         assert await heard(manager.lost("cpu", NODE, [spans[1].key])) == (0, 4, 0)
-        assert await heard(manager.clear(["cpu"], 1.0)) == (0, 0, 0)
+        assert await heard(manager.api("clear", ["cpu"], 1.0)) == (0, 0, 0)
 
     managed(check)
 

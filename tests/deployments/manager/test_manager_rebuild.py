@@ -138,7 +138,7 @@ class Rebuilt:
         return ray.get(getattr(self.tier, method).remote(*args), timeout=PATIENCE_S)
 
     def indexed(self) -> int:
-        return sum(location["segments"] for location in self.ask("stats")["locations"])
+        return sum(location["segments"] for location in self.ask("api", "stats")["locations"])
 
     def planned(self, hashes: Any) -> list[bytes]:
         if (answer := self.ask("plan", REPLICA, NODE, hashes)) is None:
@@ -199,7 +199,7 @@ def test_plans_made_during_a_rebuild_name_only_what_the_tier_holds_and_then_all_
         if full:
             break
         full = it.indexed() == SEGMENTS - len(lost)
-    assert it.ask("lookup", PROMPTS[0][0])["device"] == {"0": 8}, "the replica has told what its device holds"
+    assert it.ask("api", "lookup", PROMPTS[0][0])["device"] == {"0": 8}, "the replica has told what its device holds"
     assert it.ask_tier("stats")["segments"] == SEGMENTS - len(lost), "the tier has kept all of it"
 
 

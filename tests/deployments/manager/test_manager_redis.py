@@ -102,7 +102,7 @@ class World(SimpleNamespace):
         return [load.tier for load in plan["segments"]]
 
     async def in_redis(self, hashes: list[BlockHash]) -> int:
-        return int((await self.manager.lookup(hashes))["redis"])
+        return int((await self.manager.api("lookup", hashes))["redis"])
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_what_is_saved_is_copied_to_redis_in_the_background(world: Any) -> None:
         await soon(lambda: it.in_redis(hashes))
         assert it.cpu.demoted == [span.key for span in spans]
         assert await it.planned(hashes) == ["cpu"] * 3, "the CPU tier is nearer"
-        assert (await it.manager.stats())["leases"] == 0
+        assert (await it.manager.api("stats"))["leases"] == 0
 
     world(check)
 
@@ -174,7 +174,7 @@ def test_a_lost_redis_is_planned_from_no_more_and_is_not_copied_to(world: Any) -
         await it.attach_redis(spans=spans)
         await it.manager.redis_lost(REDIS_LIFE, "it hangs")
         assert await it.planned(hashes) == []
-        assert (await it.manager.parts())["redis"] == {"state": "it hangs", "indexing": False, "segments": 0}
+        assert (await it.manager.api("parts"))["redis"] == {"state": "it hangs", "indexing": False, "segments": 0}
         assert (await it.manager.redis_alive(REDIS_LIFE, "ok"))["known"] is False
         await it.save(spans)
         await asyncio.sleep(0.1)
@@ -192,7 +192,7 @@ def test_a_copy_that_fails_leaves_nothing_behind_and_is_tried_later(world: Any) 
         await it.attach_redis()
         await it.save(spans)
         await soon(lambda: not it.manager._demoter._tasks)
-        stats = await it.manager.stats()
+        stats = await it.manager.api("stats")
         assert (stats["leases"], stats["reservations"], await it.in_redis(hashes)) == (0, 0, 0)
         it.cpu.demote_answer = lambda keys: (len(keys), "")
         await it.planned(hashes)  # a use earns it another try
@@ -208,14 +208,14 @@ def test_redis_is_charged_with_what_a_copy_takes_there_and_the_cpu_tier_with_all
         await it.attach_redis()
         await it.save(spans)
         await soon(lambda: it.in_redis(hashes))
-        held = {place["tier"]: place["bytes"] for place in (await it.manager.stats())["locations"]}
+        held = {place["tier"]: place["bytes"] for place in (await it.manager.api("stats"))["locations"]}
         assert held == {"cpu": 3 * SEGMENT_BYTES, "redis": 3 * (SEGMENT_BYTES // 2)}
-        await it.manager.clear(["cpu"], 1.0)
+        await it.manager.api("clear", ["cpu"], 1.0)
         plan = await it.manager.plan(REPLICA, NODE, hashes)
         assert plan is not None
         assert {(load.nbytes, load.raw_nbytes) for load in plan["segments"]} == {(SEGMENT_BYTES // 2, SEGMENT_BYTES)}
         await it.manager.promote(REPLICA, NODE, [span.key for span in spans])
-        held = {place["tier"]: place["bytes"] for place in (await it.manager.stats())["locations"]}
+        held = {place["tier"]: place["bytes"] for place in (await it.manager.api("stats"))["locations"]}
         assert held["cpu"] == 3 * SEGMENT_BYTES
 
     world(check)
@@ -227,7 +227,7 @@ def test_a_redis_that_misses_an_eviction_has_to_tell_again_what_it_holds(world: 
         await it.attach_redis(spans=spans)
         assert (await it.manager.redis_alive(REDIS_LIFE, "ok"))["known"]
         it.redis.fails = True
-        await it.manager.clear(["redis"], 1.0)
+        await it.manager.api("clear", ["redis"], 1.0)
         assert (await it.manager.redis_alive(REDIS_LIFE, "ok"))["known"] is False
 
     world(check)
@@ -239,7 +239,7 @@ def test_clearing_redis_leaves_the_cpu_tier_alone(world: Any) -> None:
         await it.attach_redis()
         await it.save(spans)
         await soon(lambda: it.in_redis(hashes))
-        assert await it.manager.clear(["redis"], 1.0) == {"redis": 2}
+        assert await it.manager.api("clear", ["redis"], 1.0) == {"redis": 2}
         assert it.redis.evicted == [span.key for span in reversed(spans)]
         assert it.cpu.evicted == []
         assert await it.planned(hashes) == ["cpu"] * 2
@@ -284,11 +284,11 @@ def test_redis_is_not_ok_before_a_prefetch_worker_is_ready(world: Any) -> None:
     async def check(it: World) -> None:
         await it.attach_redis()
         await it.manager.redis_alive(REDIS_LIFE, "ok")
-        report = (await it.manager.parts())["redis"]
+        report = (await it.manager.api("parts"))["redis"]
         assert report["state"] != "ok"
         assert report["indexing"]
         await it.manager.tier_alive(NODE, "cpu life", 1)
-        assert (await it.manager.parts())["redis"] == {"state": "ok", "indexing": False, "segments": 0}
+        assert (await it.manager.api("parts"))["redis"] == {"state": "ok", "indexing": False, "segments": 0}
 
     world(check)
 
@@ -324,7 +324,7 @@ def test_what_is_used_is_renewed_and_what_redis_lost_is_copied_there_once_more(w
         await asyncio.sleep(0.05)
         assert await it.in_redis(hashes) == 12, "nothing was uprooted"
         assert it.redis.evicted == []
-        assert (await it.manager.stats())["counters"]["restored_segments"] >= 1
+        assert (await it.manager.api("stats"))["counters"]["restored_segments"] >= 1
 
     world(check, redis_renew_s=0.05)
 

@@ -51,7 +51,7 @@ def test_roles_are_told_to_routers_by_name_and_to_people_by_number(managed: Any)
         told = (await polling).roles
         assert sorted(told.items()) == [("x", told["x"]), ("y", told["y"])]
         assert set(told.values()) == {"prefill", "decode"}
-        assert (await manager.stats())["roles"] == {"1": told["x"], "0": told["y"]}
+        assert (await manager.api("stats"))["roles"] == {"1": told["x"], "0": told["y"]}
 
     managed(check, RoleShares(1, 1))
 
@@ -88,6 +88,6 @@ def test_without_roles_nobody_has_one(managed: Any) -> None:
     async def check(manager: KVManagerActor) -> None:
         await come(manager, "x", 0)
         assert await roles(manager) == {}
-        assert (await manager.stats())["roles"] == {}
+        assert (await manager.api("stats"))["roles"] == {}
 
     managed(check, RoleShares())

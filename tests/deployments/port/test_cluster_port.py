@@ -207,7 +207,7 @@ def test_placement_reports_arrive_in_order(cluster: KVCluster, port: ClusterPort
     port.report_placement(list(hashes), [], False)
     port.report_placement([], list(hashes), True)
     port.report_placement(list(hashes[:5]), [], False)
-    until(lambda: cluster.ask("lookup", hashes)["device"] == {"0": 5}, "the last report counts")
+    until(lambda: cluster.ask("api", "lookup", hashes)["device"] == {"0": 5}, "the last report counts")
 
 
 def test_what_the_tier_does_not_take_gives_its_room_back(cluster: KVCluster, port: ClusterPort) -> None:

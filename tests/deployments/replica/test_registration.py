@@ -210,7 +210,7 @@ def test_the_manager_hears_with_every_poll_what_the_device_pool_holds(replica: A
         start()
 
         async def report() -> KVReport | None:
-            told: Mapping[str, KVReport] = (await client.manager.parts())["kv"]
+            told: Mapping[str, KVReport] = (await client.manager.api("parts"))["kv"]
             return told.get("replica")
 
         while (first := await report()) is None:  # noqa: ASYNC110 - nothing announces it
@@ -236,6 +236,6 @@ def test_a_replica_that_shares_no_kv_though_others_do_says_why(replica: Any, mon
         monkeypatch.setattr(type(link._room), "shares_kv", False)
         link._room.apart = "its processors are others"
         await link._register()
-        assert (await client.manager.parts())["apart"] == {0: "its processors are others"}
+        assert (await client.manager.api("parts"))["apart"] == {0: "its processors are others"}
 
     replica(check)

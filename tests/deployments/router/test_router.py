@@ -265,7 +265,7 @@ def test_the_manager_hears_whom_serve_takes_away_and_not_who_has_died(
         routing.router.update_replicas(REPLICAS)
         routing.router.update_replicas(REPLICAS[:1])
         routing.router.update_replicas(REPLICAS[:1])
-        assert told == [("replicas_drain", ["b"], ["a"])]
+        assert told == [("api", "drain", ["b"], ["a"])]
         assert heard[-3:] == [3, 1, 1]
 
     routed(check)

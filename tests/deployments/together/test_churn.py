@@ -117,11 +117,11 @@ class Churn:
         if "device" in tiers:
             await asyncio.wrap_future(self.engine.reuse.clear_device(None))
         if "cpu" in tiers:
-            await self.tiers.manager.clear.remote(["cpu"], 5.0)
+            await self.tiers.manager.api.remote("clear", ["cpu"], 5.0)
 
     def seen(self) -> Counter[str]:
         """What `ENOUGH` names, so far."""
-        found: Counter[str] = Counter(evicted=self.tiers.ask("stats")["counters"]["evicted_segments"])
+        found: Counter[str] = Counter(evicted=self.tiers.ask("api", "stats")["counters"]["evicted_segments"])
         for turn in self.turns:
             found.update(turn.usage)
         for why, count in self.tiers.ask_tier("stats")["pull_failures"].items():

@@ -66,7 +66,7 @@ class ThreeTiers(KVCluster):
 
     def _redis_is_usable(self) -> bool:
         self.stats()  # keeps the replica from being forgotten
-        report = self.ask("parts")["redis"]
+        report = self.ask("api", "parts")["redis"]
         return report["state"] == "ok" and not report["indexing"] and self.ask_tier("stats")["workers"] == 2
 
     def store(self, seed: int, segments: int = 4) -> list[BlockHash]:
@@ -74,12 +74,12 @@ class ThreeTiers(KVCluster):
         hashes, spans = sequence(seed, segments)
         self.planned(hashes)
         assert self.save(spans) == segments
-        until(lambda: self.ask("lookup", hashes)["redis"] == len(hashes), "all of it is in Redis")
+        until(lambda: self.ask("api", "lookup", hashes)["redis"] == len(hashes), "all of it is in Redis")
         return hashes
 
     def only_in_redis(self, seed: int, segments: int = 4) -> list[BlockHash]:
         hashes = self.store(seed, segments)
-        self.ask("clear", ["cpu"], 5.0)
+        self.ask("api", "clear", ["cpu"], 5.0)
         return hashes
 
     def load(self, hashes: list[BlockHash]) -> list[bytes | None]:
@@ -126,14 +126,14 @@ def expected(seed: int, segments: int = 4) -> list[bytes]:
 
 def test_what_left_the_cpu_tier_comes_from_redis_byte_for_byte_and_stays(tiers: ThreeTiers) -> None:
     hashes = tiers.only_in_redis(1)
-    assert tiers.ask("lookup", hashes)["cpu"] == 0
+    assert tiers.ask("api", "lookup", hashes)["cpu"] == 0
 
     assert tiers.load(hashes) == expected(1)
 
-    until(lambda: tiers.ask("lookup", hashes)["cpu"] == len(hashes), "it is in the CPU tier again")
+    until(lambda: tiers.ask("api", "lookup", hashes)["cpu"] == len(hashes), "it is in the CPU tier again")
     assert not tiers.port.counters
     own = tiers.ask_tier("stats")
-    (books,) = [location for location in tiers.ask("stats")["locations"] if location["tier"] == "cpu"]
+    (books,) = [location for location in tiers.ask("api", "stats")["locations"] if location["tier"] == "cpu"]
     assert (own["segments"], own["used_bytes"]) == (books["segments"], books["bytes"])
 
 
@@ -163,7 +163,7 @@ def test_two_loads_of_one_prompt_fetch_it_once(tiers: ThreeTiers) -> None:
     assert [bytes(each) for each in ray.get(first)] == expected(2)
     assert [bytes(each) for each in ray.get(second)] == expected(2)
     assert int(tiers.redis.info("commandstats")["cmdstat_hmget"]["calls"]) - before <= len(keys)
-    until(lambda: tiers.ask("lookup", hashes)["cpu"] == len(hashes), "it is in the CPU tier again")
+    until(lambda: tiers.ask("api", "lookup", hashes)["cpu"] == len(hashes), "it is in the CPU tier again")
 
 
 def test_a_segment_that_redis_has_lost_ends_the_load_and_leaves_the_index(tiers: ThreeTiers) -> None:
@@ -174,7 +174,7 @@ def test_a_segment_that_redis_has_lost_ends_the_load_and_leaves_the_index(tiers:
     assert tiers.load(hashes) == [*expected(3)[:2], None]
 
     assert tiers.port.counters == {"redis_missing": 1}
-    until(lambda: tiers.ask("lookup", hashes)["redis"] == 8, "what hangs on it is not planned either")
+    until(lambda: tiers.ask("api", "lookup", hashes)["redis"] == 8, "what hangs on it is not planned either")
 
 
 def test_a_damaged_segment_is_refused_by_the_worker_and_deleted(tiers: ThreeTiers) -> None:
@@ -195,7 +195,7 @@ def test_a_redis_that_hangs_costs_its_deadline_and_is_then_not_asked(tiers: Thre
     try:
         assert tiers.load(hashes) == [None]
         assert set(tiers.port.counters) == {"redis_unreachable"}
-        until(lambda: tiers.ask("parts")["redis"]["state"] != "ok", "the Redis tier has noticed")
+        until(lambda: tiers.ask("api", "parts")["redis"]["state"] != "ok", "the Redis tier has noticed")
         assert tiers.load(hashes) == [], "nothing is planned from there any more"
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -300,16 +300,16 @@ def test_a_read_that_ends_early_has_not_asked_for_what_lies_far_ahead(
     assert tiers.load(hashes) == [expected(15, 8)[0], None]
     asked = sum(tiers.ask_tier("stats")["loads_by_workers"].values()) - before
     assert asked in (2, 3), "the first two of four windows; once more for the lost one, where its chain is to be kept"
-    until(lambda: tiers.ask("lookup", hashes)["redis"] == 4, "what hangs on the lost one is not planned")
+    until(lambda: tiers.ask("api", "lookup", hashes)["redis"] == 4, "what hangs on the lost one is not planned")
 
 
 def test_a_shrunk_budget_keeps_heads_of_chains_and_the_books_agree(tiers: ThreeTiers) -> None:
-    tiers.ask("clear", ["cpu"], 5.0)
+    tiers.ask("api", "clear", ["cpu"], 5.0)
     hashes = tiers.store(7)
 
     def agree(budget_bytes: int) -> bool:
         own = tiers.ask_tier("stats")
-        (books,) = [location for location in tiers.ask("stats")["locations"] if location["tier"] == "cpu"]
+        (books,) = [location for location in tiers.ask("api", "stats")["locations"] if location["tier"] == "cpu"]
         tiers.register_replica()
         same = (own["segments"], own["used_bytes"]) == (books["segments"], books["bytes"])
         return same and own["budget_bytes"] == books["budget_bytes"] == budget_bytes >= own["used_bytes"] > 0
@@ -330,14 +330,14 @@ def test_a_redis_that_is_full_keeps_what_it_has_and_takes_more_when_it_has_room(
     tiers.planned(hashes)
     tiers.save(spans)
     until(lambda: tiers.stats()["demotions"] == 0, "the copy was given up")
-    assert tiers.ask("lookup", hashes)["redis"] == 0
-    assert tiers.ask("lookup", kept)["redis"] == len(kept)
+    assert tiers.ask("api", "lookup", hashes)["redis"] == 0
+    assert tiers.ask("api", "lookup", kept)["redis"] == len(kept)
 
     tiers.redis.config_set("maxmemory", "0")
 
     def used_again() -> bool:
         tiers.planned(hashes)  # each use earns another try
-        return int(tiers.ask("lookup", hashes)["redis"]) == len(hashes)
+        return int(tiers.ask("api", "lookup", hashes)["redis"]) == len(hashes)
 
     until(used_again, "it is copied after all")
 
@@ -353,7 +353,7 @@ def test_a_new_manager_finds_everything_again(tiers: ThreeTiers) -> None:
 
     def found() -> bool:
         try:
-            tiers.port.manager.ask_blocking("parts", timeout_s=DEADLINE_S)
+            tiers.port.manager.ask_blocking("api", "parts", timeout_s=DEADLINE_S)
         except ManagerUnavailableError:
             return False
         return True

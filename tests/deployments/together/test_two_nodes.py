@@ -118,8 +118,8 @@ class TwoNodes:
         self.replicas = {name: self._replica(name, rank) for rank, name in enumerate("ab")}
         for name in "ab":
             self.call(name, "load", sequence(0, 1)[0])
-        until(lambda: len(self.ask("parts")["cpu_tiers"]) == 2, "both nodes have a tier")
-        until(lambda: self.ask("parts")["redis"]["state"] == "ok", "Redis is indexed")
+        until(lambda: len(self.ask("api", "parts")["cpu_tiers"]) == 2, "both nodes have a tier")
+        until(lambda: self.ask("api", "parts")["redis"]["state"] == "ok", "Redis is indexed")
         until(lambda: all(self.workers(name) for name in "ab"), "each tier has its prefetch worker")
 
     def add(self, name: str) -> None:
@@ -128,7 +128,7 @@ class TwoNodes:
         self.ids[name] = self.nodes[name].node_id
         self.replicas[name] = self._replica(name, len(self.replicas))
         self.call(name, "load", sequence(0, 1)[0])
-        until(lambda: self.ids[name] in self.ask("parts")["cpu_tiers"], "the new node has a tier")
+        until(lambda: self.ids[name] in self.ask("api", "parts")["cpu_tiers"], "the new node has a tier")
 
     @staticmethod
     def _only_on(node_id: str) -> NodeAffinitySchedulingStrategy:
@@ -191,9 +191,9 @@ def scenario(nodes: TwoNodes) -> None:
     in_a = [("cpu", nodes.ids["a"])] * 3
     assert nodes.call("b", "load", hashes) == (in_a, expected(1, 3)), "node A's objects, byte for byte, at node B"
 
-    until(lambda: nodes.ask("lookup", hashes)["redis"] == len(hashes), "a second use brings it to Redis")
+    until(lambda: nodes.ask("api", "lookup", hashes)["redis"] == len(hashes), "a second use brings it to Redis")
     only_a = nodes.save("a", 2, 3)
-    assert nodes.ask("lookup", only_a) == {**nodes.ask("lookup", only_a), "cpu": len(only_a), "redis": 0}
+    assert nodes.ask("api", "lookup", only_a) == {**nodes.ask("api", "lookup", only_a), "cpu": len(only_a), "redis": 0}
 
     nodes.cluster.remove_node(nodes.nodes["a"], allow_graceful=False)
 
@@ -202,9 +202,9 @@ def scenario(nodes: TwoNodes) -> None:
     _, found = nodes.call("b", "load", only_a)
     assert all(segment is None for segment in found)
     assert time.monotonic() - began < PATIENCE_S
-    until(lambda: nodes.ids["a"] not in nodes.ask("parts")["cpu_tiers"], "the manager has forgotten node A")
+    until(lambda: nodes.ids["a"] not in nodes.ask("api", "parts")["cpu_tiers"], "the manager has forgotten node A")
     assert nodes.call("b", "load", only_a) == ([], []), "plans name it no more"
-    assert nodes.ask("lookup", only_a)["cpu"] == 0
+    assert nodes.ask("api", "lookup", only_a)["cpu"] == 0
 
     planned, found = nodes.call("b", "load", hashes)
     assert [tier for tier, _ in planned] == ["redis"] * 3
@@ -218,4 +218,4 @@ def scenario(nodes: TwoNodes) -> None:
     theirs = nodes.save("c", 4, 2)
     in_c = [("cpu", nodes.ids["c"])] * 2
     assert nodes.call("b", "load", theirs) == (in_c, expected(4, 2)), "and others have what it made"
-    assert len(nodes.ask("parts")["cpu_tiers"]) == 2
+    assert len(nodes.ask("api", "parts")["cpu_tiers"]) == 2

@@ -36,7 +36,7 @@ _NO_NAME = {
 _NO_REDIS = {"refused": "no_redis", "message": "There is no Redis to store it in, or it cannot be used now."}
 
 
-class Orders:
+class PromptOrders:
     """See the module's docstring. `begun` is called when there is work for the background."""
 
     def __init__(
@@ -45,15 +45,17 @@ class Orders:
         replicas: Mapping[str, ReplicaSeat],
         directives: DirectiveSender,
         tiers: TierRegistry,
+        control: Control,
         begun: Callable[[], None],
     ) -> None:
         self._brain = brain
         self._replicas = replicas
         self._directives = directives
         self._tiers = tiers
+        self._control = control
         self._begun = begun
 
-    def would_clear(self, tiers: Sequence[str], tenant: str | None) -> dict[str, Any]:
+    def would_clear(self, tiers: Sequence[str], tenant: str | None = None) -> dict[str, Any]:
         """What a clear would take, by tier. A device knows itself which of its blocks are whose: None for a tenant."""
         found: dict[str, Any] = {tier: {"segments": 0, "bytes": 0} for tier in tiers if tier != Tier.DEVICE.value}
         if tenant is None:
@@ -143,7 +145,7 @@ class Orders:
             "load": {"segments": len(loaded), "bytes": sum(one.nbytes for one in loaded)},
         }
 
-    def pin_node(self, key: SegmentKey, ttl_s: float | None, whose: str | None, control: Control) -> dict[str, Any]:
+    def pin_node(self, key: SegmentKey, ttl_s: float | None, whose: str | None) -> dict[str, Any]:
         """Pin, or with no time unpin, a node of this tenant, or for an administrator (None) anybody's: on its owner."""
         path = self._brain.orders.path_to(key, whose)
         if not path:
@@ -159,7 +161,7 @@ class Orders:
             return {"refused": "pin_budget", "message": str(error)}
         except ValueError as error:
             return {"refused": "bad_value", "message": str(error)}
-        return control.pinned(report)
+        return self._control.pinned(report)
 
     async def hashes_to(self, key: SegmentKey, whose: str | None) -> dict[str, Any]:
         """The `hashes` of the blocks up to the end of a node of this tenant (None: of anybody), from block 0 on.

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 
+from deployments.manager import reports
 from deployments.manager.actor import KVManagerActor
-from deployments.manager.people import calls
 from kvmanager.config import ManagerConfig
 
 NODE, REPLICA = "node", "replica"
@@ -56,13 +56,13 @@ async def save(manager: KVManagerActor, spans: list[Any]) -> None:
 
 
 def test_the_tree_names_replicas_by_number_and_is_put_into_words_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "DESCRIBED_AT_ONCE", 1)
+    monkeypatch.setattr(reports, "DESCRIBED_AT_ONCE", 1)
 
     async def test(manager: KVManagerActor) -> None:
         _, spans = sequence(1, 3)
         await save(manager, spans)
         await manager.report_placement(REPLICA, [([spans[0].key], [], False)])
-        found = await manager.trie(None, None, 3, 10)
+        found = await manager.api("trie", None, None, 3, 10)
         assert found is not None
         assert [node["id"] for node in found["nodes"]] == [span.key.hex() for span in spans]
         assert [node["tiers"] for node in found["nodes"]] == [
@@ -70,31 +70,31 @@ def test_the_tree_names_replicas_by_number_and_is_put_into_words_in_slices(monke
             {"device": [], "cpu": SEGMENT_BYTES, "redis": 0},
             {"device": [], "cpu": SEGMENT_BYTES, "redis": 0},
         ]
-        below = await manager.trie(None, spans[1].key, 3, 10)
+        below = await manager.api("trie", None, spans[1].key, 3, 10)
         assert below is not None
         assert [node["id"] for node in below["nodes"]] == [span.key.hex() for span in spans[1:]]
-        assert await manager.trie("a tenant", None, 3, 10) == {"nodes": [], "hidden": 0}
-        assert await manager.trie("a tenant", spans[1].key, 3, 10) is None
+        assert await manager.api("trie", "a tenant", None, 3, 10) == {"nodes": [], "hidden": 0}
+        assert await manager.api("trie", "a tenant", spans[1].key, 3, 10) is None
 
     with_manager(test)
 
 
 def test_live_figures_ask_nobody_and_tell_orders_once() -> None:
     async def test(manager: KVManagerActor) -> None:
-        first = await manager.live(-1, ["somebody"])
+        first = await manager.api("live", -1, ["somebody"])
         assert (first["directives"], first["missed_directives"], first["device_blocks"]) == ([], 0, {0: 0})
         assert first["locations"][0]["budget_bytes"] == 4 * SEGMENT_BYTES
         assert first["tenants"]["somebody"]["tiers"]["cpu"]["bytes"] == 0
         await save(manager, sequence(1, 4)[1])
         await manager.plan(REPLICA, NODE, sequence(2, 2)[0])
         await save(manager, sequence(2, 2)[1])
-        told = await manager.live(first["last"], [])
+        told = await manager.api("live", first["last"], [])
         evictions = [(order["kind"], order["source"], order["segments"]) for order in told["directives"]]
         assert evictions == [("evict", ("cpu", NODE), 2)]
-        assert (await manager.live(told["last"], []))["directives"] == []
-        refused = await manager.direct("evict", REPLICA, sequence(1, 1)[0], 0.0)
+        assert (await manager.api("live", told["last"], []))["directives"] == []
+        refused = await manager.api("direct", "evict", REPLICA, sequence(1, 1)[0], 0.0)
         assert refused["outcome"] != "done"
-        (order,) = (await manager.live(told["last"], []))["directives"]
+        (order,) = (await manager.api("live", told["last"], []))["directives"]
         assert (order["kind"], order["source"]) == ("evict", ("device", "0"))
         assert order["outcome"] == refused["outcome"]
 
@@ -106,15 +106,15 @@ def test_an_eviction_is_told_beforehand_and_then_done() -> None:
         hashes, spans = sequence(1, 3)
         await save(manager, spans)
         asked = hashes, None, None, ["cpu", "redis"], None, 1.0
-        would = await manager.evict_prompt(*asked, True)
+        would = await manager.api("evict_prompt", *asked, True)
         assert would == {
             "cpu": {"segments": 3, "bytes": 3 * SEGMENT_BYTES},
             "redis": {"segments": 0, "bytes": 0},
         }
-        assert (await manager.lookup(hashes))["cpu"] == len(hashes)
-        assert await manager.evict_prompt(*asked, False) == {**would, "outcome": "done"}
-        assert (await manager.lookup(hashes))["cpu"] == 0
-        (order,) = (await manager.live(0, []))["directives"]
+        assert (await manager.api("lookup", hashes))["cpu"] == len(hashes)
+        assert await manager.api("evict_prompt", *asked, False) == {**would, "outcome": "done"}
+        assert (await manager.api("lookup", hashes))["cpu"] == 0
+        (order,) = (await manager.api("live", 0, []))["directives"]
         assert (order["kind"], order["source"], order["segments"]) == ("evict", ("cpu", NODE), 3)
 
     with_manager(test)
@@ -126,17 +126,17 @@ def test_a_node_is_pinned_and_evicted_by_its_owner_or_an_administrator() -> None
         await save(manager, spans)
         key = spans[1].key
         for refused in (
-            await manager.pin_node(key, 10.0, "another"),
-            await manager.pin_node(bytes(32), 10.0, None),
-            await manager.evict_prompt((), key, "another", ["cpu"], None, 1.0, False),
+            await manager.api("pin_node", key, 10.0, "another"),
+            await manager.api("pin_node", bytes(32), 10.0, None),
+            await manager.api("evict_prompt", (), key, "another", ["cpu"], None, 1.0, False),
         ):
             assert refused["refused"] == "unknown_key"
-        assert (await manager.pin_node(key, 10.0, ""))["segments"] == 2
-        refused = await manager.evict_prompt(hashes[:4], None, None, ["cpu"], None, 1.0, False)
+        assert (await manager.api("pin_node", key, 10.0, ""))["segments"] == 2
+        refused = await manager.api("evict_prompt", hashes[:4], None, None, ["cpu"], None, 1.0, False)
         assert (refused["refused"], refused["outcome"]) == ("pinned", "pinned")
-        assert (await manager.lookup(hashes))["cpu"] == len(hashes)
-        assert await manager.pin_node(key, None, None) == {"unpinned": 1}
-        evicted = await manager.evict_prompt((), key, "", ["cpu", "device"], None, 1.0, False)
+        assert (await manager.api("lookup", hashes))["cpu"] == len(hashes)
+        assert await manager.api("pin_node", key, None, None) == {"unpinned": 1}
+        evicted = await manager.api("evict_prompt", (), key, "", ["cpu", "device"], None, 1.0, False)
         assert (evicted["outcome"], evicted["cpu"]["segments"], "device" in evicted) == ("done", 3, False)
 
     with_manager(test, pin_budget_bytes=10 * SEGMENT_BYTES)
@@ -147,18 +147,18 @@ def test_a_node_is_named_for_orders_by_what_devices_and_cpu_tiers_say_and_to_its
         hashes, spans = sequence(1, 3)
         await save(manager, spans)
         key, tier = spans[1].key, manager._seats.cpu[NODE].handle.block_hashes
-        assert (await manager.hashes_to(key, "another"))["refused"] == "unknown_key"
-        assert (await manager.hashes_to(b"x", None))["refused"] == "unknown_key"
+        assert (await manager.api("hashes_to", key, "another"))["refused"] == "unknown_key"
+        assert (await manager.api("hashes_to", b"x", None))["refused"] == "unknown_key"
         assert tier.asked == [], "nobody is asked of what is another's"
-        assert (await manager.hashes_to(key, ""))["refused"] == "not_named"
+        assert (await manager.api("hashes_to", key, ""))["refused"] == "not_named"
         tier.known = {span.key: b"".join(hashes[span.start_block : span.end_block]) for span in spans}
-        assert await manager.hashes_to(key, "") == {"hashes": list(hashes[:8])}
+        assert await manager.api("hashes_to", key, "") == {"hashes": list(hashes[:8])}
         assert tier.asked == [spans[0].key, key] * 2
         await manager.report_placement(REPLICA, [(list(hashes), [], False)])
-        assert await manager.hashes_to(spans[2].key, None) == {"hashes": list(hashes)}
+        assert await manager.api("hashes_to", spans[2].key, None) == {"hashes": list(hashes)}
         assert len(tier.asked) == 4, "the device has said it"
         del manager._seats.cpu[NODE].handle.block_hashes
-        assert await manager.hashes_to(key, "") == {"hashes": list(hashes[:8])}
+        assert await manager.api("hashes_to", key, "") == {"hashes": list(hashes[:8])}
 
     with_manager(test)
 
@@ -168,7 +168,7 @@ def test_a_cpu_tier_that_does_not_answer_leaves_a_node_without_names() -> None:
         _, spans = sequence(1, 3)
         await save(manager, spans)
         del manager._seats.cpu[NODE].handle.block_hashes
-        assert (await manager.hashes_to(spans[1].key, ""))["refused"] == "not_named"
+        assert (await manager.api("hashes_to", spans[1].key, ""))["refused"] == "not_named"
 
     with_manager(test)
 
@@ -178,20 +178,20 @@ def test_what_a_clear_and_a_move_would_do_is_told_and_nothing_is_done() -> None:
         hashes, spans = sequence(1, 3)
         await save(manager, spans)
         await manager.register_replica("second", 1, NODE, list(hashes[:6]), FINGERPRINT)
-        assert await manager.would_clear(["device", "cpu"]) == {
+        assert await manager.api("would_clear", ["device", "cpu"]) == {
             "cpu": {"segments": 3, "bytes": 3 * SEGMENT_BYTES},
             "device": {"0": {"blocks": 0}, "1": {"blocks": 6}},
         }
-        assert await manager.would_clear(["device", "cpu", "redis"], "a tenant") == {
+        assert await manager.api("would_clear", ["device", "cpu", "redis"], "a tenant") == {
             "cpu": {"segments": 0, "bytes": 0}, "redis": {"segments": 0, "bytes": 0}, "device": None,
         }  # fmt: skip
-        would = await manager.would_move(hashes, 1, 0)
+        would = await manager.api("would_move", hashes, 1, 0)
         assert (would["source_blocks"], would["target_blocks"], would["blocks"]) == (6, 0, 12)
         assert would["store"] == {"segments": 0}
         assert would["load"] == {"segments": 3, "bytes": 3 * SEGMENT_BYTES}
-        assert (await manager.would_move(hashes, 0, 7))["refused"] == "no_replica"
-        assert (await manager.lookup(hashes))["cpu"] == len(hashes)
-        assert (await manager.compress(hashes))["refused"] == "no_redis"
+        assert (await manager.api("would_move", hashes, 0, 7))["refused"] == "no_replica"
+        assert (await manager.api("lookup", hashes))["cpu"] == len(hashes)
+        assert (await manager.api("compress", hashes))["refused"] == "no_redis"
 
     with_manager(test)
 
@@ -209,13 +209,13 @@ def test_devices_evict_too_and_one_that_has_nothing_of_it_is_no_failure() -> Non
             await manager.acknowledge(order["id"], {"outcome": outcomes[replica], "blocks": blocks})
 
         asked = hashes, None, None, ["device"]
-        assert (await manager.evict_prompt(*asked, None, 5.0, True))["device"]["1"] == {"blocks": len(hashes)}
-        evicting = asyncio.ensure_future(manager.evict_prompt(*asked, None, 5.0, False))
+        assert (await manager.api("evict_prompt", *asked, None, 5.0, True))["device"]["1"] == {"blocks": len(hashes)}
+        evicting = asyncio.ensure_future(manager.api("evict_prompt", *asked, None, 5.0, False))
         await asyncio.gather(obey(REPLICA), obey("second"))
         assert await evicting == {"device": {"0": {"blocks": 0}, "1": {"blocks": len(hashes)}}, "outcome": "done"}
-        assert (await manager.evict_prompt(*asked, 7, 5.0, False))["refused"] == "no_replica"
+        assert (await manager.api("evict_prompt", *asked, 7, 5.0, False))["refused"] == "no_replica"
         outcomes["second"] = "failed"
-        evicting = asyncio.ensure_future(manager.evict_prompt(*asked, 1, 5.0, False))
+        evicting = asyncio.ensure_future(manager.api("evict_prompt", *asked, 1, 5.0, False))
         await obey("second")
         failed = await evicting
         assert (failed["outcome"], "message" in failed) == ("failed", True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.manager.people.news import MOST_KEPT, News
+from deployments.manager.directive_log import MOST_KEPT, News
 
 CPU, REDIS = ("cpu", "node"), ("redis", "")
 
