@@ -221,7 +221,7 @@ class KVManagerActor:
         return self._directives.deliver(await seat.take(wait_s))
 
     async def acknowledge(self, directive_id: int, result: Any) -> None:
-        """A replica has carried out a directive (`deployments.engine.room.EngineRoom.carry_out`)."""
+        """A replica has carried out a directive (`deployments.engine.handle.EngineHandle.carry_out`)."""
         self._directives.acknowledge(directive_id, result)
 
     async def batch(self, *calls: tuple[str, Sequence[Any]]) -> list[tuple[bool, Any]]:

@@ -57,7 +57,7 @@ class ChunkRefusedError(Exception):
 
 
 class ChunkSource(Protocol):
-    """Who asks the manager: `deployments.engine.room.EngineRoom`."""
+    """Who asks the manager: `deployments.engine.handle.EngineHandle`."""
 
     @property
     def blend_terms(self) -> BlendTerms | None:

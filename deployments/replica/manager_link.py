@@ -21,7 +21,7 @@ from deployments.protocol.manager_client import (
 )
 
 if TYPE_CHECKING:
-    from deployments.engine.room import EngineRoom
+    from deployments.engine.handle import EngineHandle
 
 logger = logging.getLogger(__name__)
 
@@ -43,13 +43,13 @@ class ManagerLink:
         name: str,
         rank: Callable[[], int],
         node_id: str,
-        room: EngineRoom,
+        engine: EngineHandle,
     ) -> None:
         self._manager = manager
         self._name = name
         self._rank = rank
         self._node_id = node_id
-        self._room = room
+        self._engine = engine
         self._directives: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(self._poll()), self._loop.create_task(self._look_after_tier())]
@@ -69,10 +69,10 @@ class ManagerLink:
         while True:
             try:
                 directives = await self._manager.ask(
-                    "take_directives", self._name, DIRECTIVES_WAIT_S, self._rank(), await self._room.kv_report(),
+                    "take_directives", self._name, DIRECTIVES_WAIT_S, self._rank(), await self._engine.kv_report(),
                     timeout_s=DIRECTIVES_WAIT_S + MANAGER_ANSWER_S,
                 )  # fmt: skip
-                if directives is None or await self._room.untold():
+                if directives is None or await self._engine.untold():
                     if directives is None and refused:
                         await asyncio.sleep(MANAGER_RETRY_S)  # it has just been told who this is
                     await self._register()
@@ -89,25 +89,25 @@ class ManagerLink:
 
     async def _register(self) -> None:
         """Introduce the replica, with what its device holds."""
-        if self._room.shares_kv:
-            await self._room.register(self._rank())
+        if self._engine.shares_kv:
+            await self._engine.register(self._rank())
             return
-        apart = [self._room.apart] if self._room.apart else []
-        hello: tuple[Any, ...] = (self._name, self._rank(), self._node_id, [], self._room.fingerprint, *apart)
+        apart = [self._engine.apart] if self._engine.apart else []
+        hello: tuple[Any, ...] = (self._name, self._rank(), self._node_id, [], self._engine.fingerprint, *apart)
         await self._manager.ask("register_replica", *hello, timeout_s=MANAGER_ANSWER_S)
 
     async def _look_after_tier(self) -> None:
         """See to it that the node has a CPU tier, whatever has become of the one there was."""
-        while self._room.shares_kv:
+        while self._engine.shares_kv:
             await asyncio.sleep(TIER_CARE_S)
             try:
-                await self._room.look_after_tier()
+                await self._engine.look_after_tier()
             except Exception:
                 logger.exception("the node's CPU tier could not be looked after")
 
     async def _carry_out(self, directive: dict[str, Any]) -> None:
         try:
-            result = await self._room.carry_out(directive)
+            result = await self._engine.carry_out(directive)
             await self._manager.ask("acknowledge", directive["id"], result, timeout_s=MANAGER_ANSWER_S)
         except ManagerUnavailableError:
             pass  # a new manager knows nothing of the directive

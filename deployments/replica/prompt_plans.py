@@ -73,7 +73,7 @@ def _planned_blend(
 
 
 class PlanSource(Protocol):
-    """Who asks the manager, and tells it: `deployments.engine.room.EngineRoom`."""
+    """Who asks the manager, and tells it: `deployments.engine.handle.EngineHandle`."""
 
     @property
     def blend_terms(self) -> BlendTerms | None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
-    from deployments.engine.room import EngineRoom
+    from deployments.engine.handle import EngineHandle
     from deployments.protocol.wire import KVCacheUsage
 
 
@@ -60,7 +60,7 @@ def _rank_now() -> int:
 
 
 class Replica:
-    """Serve deployment class. On the replica's event loop; the engine is behind the door of its room."""
+    """Serve deployment class. On the replica's event loop; the engine is behind its handle."""
 
     _fill: ChunkFill | None = None
     """None: this replica fills no chunks."""
@@ -74,24 +74,24 @@ class Replica:
         set_up_log(settings.http.log_format)
         keep_giving_back()
         with modules_set_aside():
-            from deployments.engine.room import EngineRoom
+            from deployments.engine.handle import EngineHandle
 
         context = serve.get_replica_context()
         self._name = context.replica_id.unique_id
         here = ray.get_runtime_context()
         node_id = here.get_node_id()
         self._link: ManagerLink | None = None
-        self._room: EngineRoom | None = None
+        self._engine: EngineHandle | None = None
         self._ending = False
         self._manager = ManagerClient(context.app_name)
         open_port = partial(ClusterPort, context.app_name, self._name, node_id, settings.kv, self._manager)
         there = OpenThere(here.gcs_address, context.app_name, self._name, node_id, settings.kv)
-        self._room = EngineRoom(settings, self._name, self.rank, node_id, open_port, self._end_soon, there)
-        self._plans = PromptPlans(self._room if self._room.shares_kv else None, settings.block_size_tokens)
+        self._engine = EngineHandle(settings, self._name, self.rank, node_id, open_port, self._end_soon, there)
+        self._plans = PromptPlans(self._engine if self._engine.shares_kv else None, settings.block_size_tokens)
         self._fill_times = FillTimes(self._plans.report_prefill)
-        self._fill = filler(settings, self._room, self._compute_chunk)
+        self._fill = filler(settings, self._engine, self._compute_chunk)
         self._fill_deadline_s = settings.kv.plan_deadline_s
-        self._link = ManagerLink(self._manager, self._name, _rank_now, node_id, self._room)
+        self._link = ManagerLink(self._manager, self._name, _rank_now, node_id, self._engine)
 
     @property
     def rank(self) -> int:
@@ -106,18 +106,18 @@ class Replica:
         """
         from vllm.exceptions import GenerationError
 
-        from deployments.engine.room import EnginePrompt
+        from deployments.engine.handle import EnginePrompt
         from deployments.engine.step_witness import EngineDiedError
 
-        assert self._room is not None
+        assert self._engine is not None
         self._loop = asyncio.get_running_loop()
-        if self._room.dead:
+        if self._engine.dead:
             self._end_soon()
             raise EngineDiedError(self._suspects())
         if request.fills:
             yield await self._fill_by_hand(request)
             return
-        if request.resumed_tokens and request.fingerprint != self._room.fingerprint:
+        if request.resumed_tokens and request.fingerprint != self._engine.fingerprint:
             raise GenerationError("The model was replaced while this answer was under way.")
         received = time.monotonic()
         fill = self._fill
@@ -125,7 +125,7 @@ class Replica:
             fill.begins()
         try:
             filled = fill is not None and await fill.before(request)
-            if self._room.dead:
+            if self._engine.dead:
                 raise EngineDiedError(self._suspects())
             with lines_of(request.client_request_id):
                 planned = await self._plans.ask(request)
@@ -136,7 +136,7 @@ class Replica:
                 # What is to be decoded elsewhere shall be stored, however short it is.
                 short_tokens = 1 if request.store_within_s else planned.short_tokens
                 prompt = EnginePrompt(request, planned.plan, received - request.waited_s, short_tokens)
-                async for output in self._room.generate(prompt):
+                async for output in self._engine.generate(prompt):
                     planned.begun()
                     if not yielded_at:
                         yielded_at = time.monotonic()
@@ -150,7 +150,7 @@ class Replica:
                             fill.after(request, planned.own_tokens)
                         if request.store_within_s and goes_on(output):
                             yield take_token(output, request.sampling_params)
-                            if not await self._room.saved(request.store_within_s):
+                            if not await self._engine.saved(request.store_within_s):
                                 with lines_of(request.client_request_id):
                                     logger.info("request %s is handed over before its KV is stored", request.request_id)
                     else:
@@ -163,22 +163,22 @@ class Replica:
         finally:
             if fill is not None:
                 fill.ends()
-            if self._room.dead:
+            if self._engine.dead:
                 self._end_soon()
 
     def _suspects(self) -> Sequence[str] | None:
         """Who may have ended the engine: the same answer to every prompt, lest the first one to tell leaves one out."""
-        assert self._room is not None
-        suspects = self._room.suspects()
+        assert self._engine is not None
+        suspects = self._engine.suspects()
         return suspects if self._fill is None else self._fill.suspects.with_prompts(suspects)
 
     async def _fill_by_hand(self, request: GenerateRequest) -> RequestOutput:
         """Compute a chunk that somebody ordered; says what became of it. Raises EngineDiedError."""
         from deployments.engine.step_witness import EngineDiedError
 
-        assert self._room is not None
+        assert self._engine is not None
         outcome = NOT_BLENDED if self._fill is None else await self._fill.by_hand(request)
-        if self._room.dead:
+        if self._engine.dead:
             self._end_soon()
             raise EngineDiedError(self._suspects())
         return fill_output(request, outcome)
@@ -189,9 +189,9 @@ class Replica:
         The manager knows of it meanwhile: what ends this engine, and perhaps its process, is not computed in another
         one. Raises what ends it, ChunkRefusedError and ManagerUnavailableError before it begins.
         """
-        from deployments.engine.room import EnginePrompt
+        from deployments.engine.handle import EnginePrompt
 
-        assert self._room is not None
+        assert self._engine is not None
         chunk = request.block_hashes[-1]
         number: int | None = None  # not heard: the manager may have begun it all the same
         try:
@@ -203,14 +203,14 @@ class Replica:
                 try:
                     # However short it is, it shall be stored.
                     prompt = EnginePrompt(request, planned.plan, time.monotonic(), short_tokens=1)
-                    async for output in self._room.generate(prompt):
+                    async for output in self._engine.generate(prompt):
                         planned.begun()
                         if output.finished:
                             planned.ended(output, self._fill_times)
                 finally:
                     planned.begun()
         finally:
-            if number != 0 and not self._room.dead:
+            if number != 0 and not self._engine.dead:
                 with contextlib.suppress(ManagerUnavailableError):
                     self._manager.tell("end_fill", self._name, chunk, *([number] if number else []))
 
@@ -231,27 +231,27 @@ class Replica:
     async def metrics(self, call: PinnedCall) -> list[Metric]:
         """What this process counts, labelled with its rank: vLLM labels by engine, and all replicas would say 0."""
         del call
-        assert self._room is not None
+        assert self._engine is not None
         own = self._fill.families() if self._fill is not None else []
-        return labelled([*await self._room.metrics(), *own], replica=str(self.rank))
+        return labelled([*await self._engine.metrics(), *own], replica=str(self.rank))
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """This replica's load, for Serve's autoscaling (`kvmanager.scaling.figures`); empty while it is not known.
 
         Serve asks again and again where the number of replicas follows the load, and never otherwise.
         """
-        assert self._room is not None
-        queued_s, pressure = self._plans.queued_s, await self._room.kv_pressure()
+        assert self._engine is not None
+        queued_s, pressure = self._plans.queued_s, await self._engine.kv_pressure()
         if queued_s is None or pressure is None:
             return {}
-        return ReplicaLoad(queued_s, pressure, self._room.ongoing, self._room.waiting).stats()
+        return ReplicaLoad(queued_s, pressure, self._engine.ongoing, self._engine.waiting).stats()
 
     def check_health(self) -> None:
         """Serve replaces the replica when this raises: the engine is dead."""
-        assert self._room is not None
-        if self._room.dead:
+        assert self._engine is not None
+        if self._engine.dead:
             self._end_soon()
-            raise RuntimeError(f"the engine of replica {self.rank} is dead: {self._room.dead}")
+            raise RuntimeError(f"the engine of replica {self.rank} is dead: {self._engine.dead}")
 
     def _end_soon(self, why: str = "dead") -> None:
         """The engine is dead: end the process, so that routers know at once and Serve starts another replica.
@@ -260,12 +260,12 @@ class Replica:
         """
         if not self._ending:
             self._ending = True
-            why_dead = self._room.dead if self._room else why
+            why_dead = self._engine.dead if self._engine else why
             logger.error("the engine of replica %d is dead, and the replica ends: %s", self.rank, why_dead)
             chunks = self._fill.suspects.in_words(self._engine_suspects()) if self._fill else ""
             if chunks:
                 logger.error("it ended while it computed chunks of blended prompts alone: %s", chunks)
-            end_process_once_told(lambda: self._room.ongoing if self._room else 0, self._loop)
+            end_process_once_told(lambda: self._engine.ongoing if self._engine else 0, self._loop)
             threading.Thread(target=self._say_that_it_ends, args=(why,), name="crosskv-last-words", daemon=True).start()
 
     def _say_that_it_ends(self, why: str) -> None:
@@ -278,7 +278,7 @@ class Replica:
 
     def _engine_suspects(self) -> Sequence[str] | None:
         """What the engine's witness names; None: it left none."""
-        return self._room.suspects() if self._room else None
+        return self._engine.suspects() if self._engine else None
 
     def __del__(self) -> None:
         """Serve calls this after it has drained the replica's requests."""
@@ -289,8 +289,8 @@ class Replica:
                     self._manager.tell("replica_ends", self._name)
         if self._fill:
             self._fill.close()
-        if self._room:
-            self._room.close()
+        if self._engine:
+            self._engine.close()
 
 
 # The end of a replica's process after its engine's death: once every request has heard of it.

@@ -123,7 +123,7 @@ class TieredEngine(Engine):
         if self.fidelity != EXACT:
             transfer[FIDELITY] = self.fidelity
         salt = request.cache_salt
-        if sparse := planned.plan.get("sparse") if planned.plan else None:  # as `deployments.engine.room`
+        if sparse := planned.plan.get("sparse") if planned.plan else None:  # as `deployments.engine.handle`
             transfer[PLAIN_SALT] = salt
             salt = sparse_salt(salt, sparse["loads"][-1].key, sparse["digest"])
         async for output in self.generate(request.prompt_token_ids, request.sampling_params, transfer, salt):

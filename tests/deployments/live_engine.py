@@ -14,8 +14,8 @@ from vllm import SamplingParams
 from vllm.outputs import RequestOutput
 
 from configs.settings import load_settings
+from deployments.engine.handle import EngineHandle
 from deployments.engine.process.service import ReuseService
-from deployments.engine.room import EngineRoom
 from deployments.protocol.kv_port import PLAN, TENANT
 from deployments.protocol.wire import KV_CACHE_USAGE
 from kvmanager.segments.keys import cache_salt, tenant_tag
@@ -160,11 +160,11 @@ def usage(output: RequestOutput) -> dict[str, int]:
     return {tier: counts[tier] for tier in ("device", "cpu", "redis", "recomputed")}
 
 
-def room_of(engine: LiveEngine, port: Any, replica: str, node_id: str, fingerprint: bytes) -> EngineRoom:
-    """The door of a room that has this engine."""
-    room: Any = object.__new__(EngineRoom)
-    room._llm, room._engine, room._service = engine.llm, engine.thread, ReuseService(engine.reuse, port)
-    room._port, room._replica, room._node_id, room.fingerprint = port, replica, node_id, fingerprint
-    room._named, room._judged, room._begun, room._names_requests = None, False, {}, False
-    room._blend_terms, room._sparse_budgets = engine.reuse.blends.terms, engine.reuse.sparse_budgets
-    return room
+def handle_of(engine: LiveEngine, port: Any, replica: str, node_id: str, fingerprint: bytes) -> EngineHandle:
+    """A handle on this engine."""
+    handle: Any = object.__new__(EngineHandle)
+    handle._llm, handle._engine, handle._service = engine.llm, engine.thread, ReuseService(engine.reuse, port)
+    handle._port, handle._replica, handle._node_id, handle.fingerprint = port, replica, node_id, fingerprint
+    handle._named, handle._judged, handle._begun, handle._names_requests = None, False, {}, False
+    handle._blend_terms, handle._sparse_budgets = engine.reuse.blends.terms, engine.reuse.sparse_budgets
+    return handle

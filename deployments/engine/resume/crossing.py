@@ -1,7 +1,7 @@
 """How answered tokens get into the engine: beside vLLM's sampling parameters, which cross to an engine's own process.
 
 A client cannot set them: the ingress refuses `extra_args` of this project's (`app.openai.engine_client`), and the
-room's door writes over what is there.
+engine's handle writes over what is there.
 """
 
 from __future__ import annotations

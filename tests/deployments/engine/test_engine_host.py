@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from live_engine import PATIENCE_S, LiveEngine
-from live_room import tiles_are_granted
+from live_handle import tiles_are_granted
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError

@@ -29,8 +29,8 @@ from configs.settings import PROJECT_ROOT, Settings, load_settings
 from deployments.engine import wiring
 from deployments.engine.connector import why_unsupported
 from deployments.engine.engine_args import engine_config
+from deployments.engine.handle import EngineHandle, EnginePrompt
 from deployments.engine.model_identity import why_not_shared
-from deployments.engine.room import EnginePrompt, EngineRoom
 from deployments.protocol.wire import GenerateRequest
 from load_tests.harness.engine import greedy, prompt
 
@@ -147,16 +147,16 @@ def test_without_sharing_an_engine_recomputes_everything(folder: Callable[..., P
     assert not config.cache_config.enable_prefix_caching
 
 
-def open_room(model: Path) -> EngineRoom:
+def open_handle(model: Path) -> EngineHandle:
     def no_port() -> Any:
         raise AssertionError("an engine that shares no KV has no port")
 
-    return EngineRoom(settings(model), "replica", 0, "node", no_port, lambda why: None)
+    return EngineHandle(settings(model), "replica", 0, "node", no_port, lambda why: None)
 
 
 def test_a_hybrid_model_answers_from_vllms_own_prefix_cache(folder: Callable[..., Path], own_engine: Any) -> None:
     model = folder(HYBRID, Gemma3ForCausalLM(HYBRID).to(torch.bfloat16))
-    opened = own_engine.start(lambda: open_room(model), lambda room: room.close())
+    opened = own_engine.start(lambda: open_handle(model), lambda handle: handle.close())
 
     async def twice() -> list[Any]:
         found = []

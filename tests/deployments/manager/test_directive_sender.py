@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from live_engine import BLOCK, PATIENCE_S, LiveEngine, room_of
+from live_engine import BLOCK, PATIENCE_S, LiveEngine, handle_of
 from managed_port import FINGERPRINT, NODE, REPLICA, Client, Handle, ManagedPort
 
 from deployments.manager import actor
@@ -38,7 +38,7 @@ def directed(engine: LiveEngine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         async def obey() -> ManagerLink:
             client: Any = Client(port)
             switch: Any = port
-            return ManagerLink(client, REPLICA, lambda: 0, NODE, room_of(engine, switch, REPLICA, NODE, FINGERPRINT))
+            return ManagerLink(client, REPLICA, lambda: 0, NODE, handle_of(engine, switch, REPLICA, NODE, FINGERPRINT))
 
         started.extend((port, engine.run(obey())))
         until(lambda: port.ask("api", "parts")["replicas"], "the replica is registered")

@@ -64,9 +64,9 @@ def _numbered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Replica, "rank", 0)
 
 
-def replica(room: Room) -> Any:
+def replica(handle: Room) -> Any:
     made: Any = object.__new__(Replica)
-    made._room, made._plans = room, PromptPlans(room, 32)  # type: ignore[arg-type]
+    made._engine, made._plans = handle, PromptPlans(handle, 32)  # type: ignore[arg-type]
     made._link = None
     return made
 
@@ -78,32 +78,32 @@ def request(**options: Any) -> GenerateRequest:
 
 def test_the_token_comes_before_its_kv_is_stored_and_the_end_after() -> None:
     async def check() -> None:
-        room = Room(last_output())
-        outputs = replica(room).generate(request(phase="prefill", store_within_s=0.5))
+        handle = Room(last_output())
+        outputs = replica(handle).generate(request(phase="prefill", store_within_s=0.5))
         first = await anext(outputs)
         assert (first.finished, first.outputs[0].token_ids, first.outputs[0].text) == (False, [7], " token")
         assert (first.outputs[0].finish_reason, first.kv_transfer_params, first.metrics) == (None, None, None)
         ending = asyncio.ensure_future(anext(outputs))
         await asyncio.sleep(0.01)
         assert not ending.done()
-        assert room.asked == [0.5]
-        room.stored.set()
+        assert handle.asked == [0.5]
+        handle.stored.set()
         end = await ending
         assert (end.finished, end.outputs[0].finish_reason) == (True, "length")
         assert (list(end.outputs[0].token_ids), end.outputs[0].text, end.outputs[0].logprobs) == ([], "", None)
         assert end.kv_transfer_params is not None
         assert end.kv_transfer_params[KV_CACHE_USAGE]["recomputed"] == 200
-        assert room.prompts[0].short_tokens == 1, "however short it is, it is stored"
+        assert handle.prompts[0].short_tokens == 1, "however short it is, it is stored"
 
     asyncio.run(check())
 
 
 def test_an_end_comes_also_where_nothing_was_stored_in_time() -> None:
     async def check() -> None:
-        room = Room(last_output())
-        room.answer = False
-        room.stored.set()
-        assert len([one async for one in replica(room).generate(request(store_within_s=0.5))]) == 2
+        handle = Room(last_output())
+        handle.answer = False
+        handle.stored.set()
+        assert len([one async for one in replica(handle).generate(request(store_within_s=0.5))]) == 2
 
     asyncio.run(check())
 
@@ -111,11 +111,11 @@ def test_an_end_comes_also_where_nothing_was_stored_in_time() -> None:
 @pytest.mark.parametrize(("reason", "within_s"), [("stop", 0.5), ("length", 0.0)])
 def test_an_answer_that_is_whole_is_one_output_and_waits_for_nothing(reason: str, within_s: float) -> None:
     async def check() -> None:
-        room = Room(last_output(reason=reason))
-        (only,) = [one async for one in replica(room).generate(request(store_within_s=within_s))]
+        handle = Room(last_output(reason=reason))
+        (only,) = [one async for one in replica(handle).generate(request(store_within_s=within_s))]
         assert only.finished
         assert (only.outputs[0].token_ids, only.outputs[0].finish_reason) == ([7], reason)
-        assert room.asked == []
+        assert handle.asked == []
 
     asyncio.run(check())
 
@@ -143,11 +143,11 @@ def test_what_may_still_become_a_stop_string_is_held_back_as_vllm_does(options: 
 
 def test_short_tokens_are_the_managers_for_other_prompts() -> None:
     async def check() -> None:
-        room = Room(last_output("x", "stop"))
-        made = replica(room)
+        handle = Room(last_output("x", "stop"))
+        made = replica(handle)
         made._plans._short.heard(0.0, 150)
         [one async for one in made.generate(request())]
-        assert room.prompts[0].short_tokens == 150
+        assert handle.prompts[0].short_tokens == 150
         assert SHORT_TOKENS
 
     asyncio.run(check())

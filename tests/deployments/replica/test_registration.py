@@ -12,8 +12,8 @@ import pytest
 from kv_cluster import FINGERPRINT
 
 from configs.kv_section import KVSettings
+from deployments.engine.handle import EngineHandle
 from deployments.engine.process.service import ReuseService
-from deployments.engine.room import EngineRoom
 from deployments.manager.actor import KVManagerActor
 from deployments.port import cluster_port
 from deployments.port.cluster_port import ClusterPort
@@ -74,9 +74,9 @@ class Engine:
         self.port.report_placement([], [block], False)
 
 
-def room(port: ClusterPort, engine: Engine) -> EngineRoom:
-    """The door of a room whose engine is the test's."""
-    made: Any = object.__new__(EngineRoom)
+def handle(port: ClusterPort, engine: Engine) -> EngineHandle:
+    """The door of a handle whose engine is the test's."""
+    made: Any = object.__new__(EngineHandle)
     made._port, made._service = port, ReuseService(engine, port)  # type: ignore[arg-type]
     made._replica, made._node_id, made.fingerprint = "replica", "node", FINGERPRINT
     return made
@@ -97,7 +97,7 @@ def replica(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             takers: list[ManagerLink] = []
 
             def start() -> ManagerLink:
-                takers.append(ManagerLink(client, "replica", lambda: 0, "node", room(port, engine)))
+                takers.append(ManagerLink(client, "replica", lambda: 0, "node", handle(port, engine)))
                 return takers[-1]
 
             try:
@@ -225,7 +225,7 @@ def test_the_manager_hears_with_every_poll_what_the_device_pool_holds(replica: A
 
 
 def test_a_replica_that_keeps_its_kv_to_itself_reports_none() -> None:
-    made: Any = object.__new__(EngineRoom)
+    made: Any = object.__new__(EngineHandle)
     made._service = None
     assert asyncio.run(made.kv_report()) is None
 
@@ -233,8 +233,8 @@ def test_a_replica_that_keeps_its_kv_to_itself_reports_none() -> None:
 def test_a_replica_that_shares_no_kv_though_others_do_says_why(replica: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check(client: Client, engine: Engine, start: Callable[[], ManagerLink]) -> None:
         link = start()
-        monkeypatch.setattr(type(link._room), "shares_kv", False)
-        link._room.apart = "its processors are others"
+        monkeypatch.setattr(type(link._engine), "shares_kv", False)
+        link._engine.apart = "its processors are others"
         await link._register()
         assert (await client.manager.api("parts"))["apart"] == {0: "its processors are others"}
 

@@ -15,7 +15,7 @@ import pytest
 from vllm import SamplingParams
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from deployments.engine.room import EngineRoom
+from deployments.engine.handle import EngineHandle
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.kv_port import ARRIVED, FIDELITY, PLAN, PlanDict, PlannedLoad
 from deployments.protocol.log_lines import CLIENT_REQUEST, REQUEST_ID
@@ -75,18 +75,18 @@ def _numbered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def replica(engine: FakeEngine, port: FakePort | None) -> Any:
-    room: Any = object.__new__(EngineRoom)
-    room._llm, room._port, room._named, room._judged, room._begun = engine, port, None, False, {}
-    room._blend_terms = room._sparse_budgets = None
-    room._names_requests = False
-    room._engine = SimpleNamespace(error=RuntimeError("out of memory"), suspects=lambda not_begun, begun: ["suspect"])
-    room.close = lambda: None
+    handle: Any = object.__new__(EngineHandle)
+    handle._llm, handle._port, handle._named, handle._judged, handle._begun = engine, port, None, False, {}
+    handle._blend_terms = handle._sparse_budgets = None
+    handle._names_requests = False
+    handle._engine = SimpleNamespace(error=RuntimeError("out of memory"), suspects=lambda not_begun, begun: ["suspect"])
+    handle.close = lambda: None
     made: Any = object.__new__(Replica)
-    made._room, made._link = room, None
-    room._on_death = made._end_soon
+    made._engine, made._link = handle, None
+    handle._on_death = made._end_soon
     made.told = []
     made._manager = SimpleNamespace(tell=lambda *what: made.told.append(what))
-    made._plans = PromptPlans(room if room.shares_kv else None, 32)
+    made._plans = PromptPlans(handle if handle.shares_kv else None, 32)
     made._name = "replica"
     made._ending = True  # the process of the tests shall not end
     return made
@@ -153,7 +153,7 @@ def test_the_engine_is_told_of_which_http_request_a_prompt_is_where_lines_name_r
     named = replace(request({"kv_transfer_params": {CLIENT_REQUEST: "forged"}}), client_request_id="order-1")
     made = replica(engine, port)
     ask(made, named)
-    made._room._names_requests = True
+    made._engine._names_requests = True
     ask(made, replace(named, sampling_params=SamplingParams()))
     quiet, told = ((params.extra_args or {}).get("kv_transfer_params", {}) for params in engine.params)
     assert CLIENT_REQUEST not in quiet
@@ -280,7 +280,7 @@ def test_of_a_chunk_that_ended_the_engine_the_manager_hears_no_end_but_the_blame
     chunk = ColdChunk(range(70), [b"h" * 32], "salt", "")
     made._fill = SimpleNamespace(suspects=FillSuspects(), close=lambda: None)
     made._fill.suspects.begins(chunk)
-    made._room._engine.suspects = lambda not_begun, begun: [f"{chunk.fill_id}1"]
+    made._engine._engine.suspects = lambda not_begun, begun: [f"{chunk.fill_id}1"]
     engine.errored = True
     with pytest.raises(EngineDiedError):
         asyncio.run(made._compute_chunk(request(None)))
@@ -362,9 +362,9 @@ def test_a_replica_whose_engine_hangs_fails_its_health_check_and_asks_for_no_pla
     engine, port = FakeEngine(), FakePort(PLAN_OF_FIVE)
     made = replica(engine, port)
     made._ending = False
-    made._room._engine.give_up = lambda error: setattr(engine, "errored", True)
+    made._engine._engine.give_up = lambda error: setattr(engine, "errored", True)
 
-    made._room._give_up("a step of 7 tokens has not ended")
+    made._engine._give_up("a step of 7 tokens has not ended")
 
     with pytest.raises(RuntimeError, match="replica 0 is dead"):
         made.check_health()

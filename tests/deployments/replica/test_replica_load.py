@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from prometheus_client.core import GaugeMetricFamily
 
-from deployments.engine import room as room_module
-from deployments.engine.room import EngineRoom
+from deployments.engine import handle as room_module
+from deployments.engine.handle import EngineHandle
 from deployments.protocol.manager_client import ManagerUnavailableError
 from deployments.protocol.wire import GenerateRequest
 from deployments.replica.prompt_plans import PromptPlans
@@ -27,9 +27,9 @@ class Service:
 
 def replica(service: Service | None = None) -> Any:
     made: Any = object.__new__(Replica)
-    made._room = object.__new__(EngineRoom)
-    made._room._service, made._room._begun = service, {}
-    made._room.close = lambda: None
+    made._engine = object.__new__(EngineHandle)
+    made._engine._service, made._engine._begun = service, {}
+    made._engine.close = lambda: None
     made._plans = PromptPlans(None, 32)
     made._link, made._ending = None, False
     return made
@@ -52,7 +52,7 @@ def test_an_idle_replica_has_no_load_although_its_device_is_full_of_cached_kv() 
 
 def test_what_waits_counts_in_seconds_and_what_runs_in_blocks() -> None:
     one = replica(Service(101, 40))
-    one._room._begun = {"a": False, "b": True, "c": False}
+    one._engine._begun = {"a": False, "b": True, "c": False}
     plan = asyncio.run(queue(one, 500))
     assert load_of(one) == {}, "nobody knows yet how long 500 tokens take"
     one._plans.report_prefill(1000, 2.0, 0)
@@ -88,7 +88,7 @@ def test_only_one_that_serve_takes_away_says_good_bye(dies: bool, told: list[Any
     """One whose engine is dead has said so already, with the reason."""
     said: list[Any] = []
     one, closed = replica(), SimpleNamespace(close=lambda: None)
-    one._name, one._link, one._room, one._ending = "me", closed, closed, dies
+    one._name, one._link, one._engine, one._ending = "me", closed, closed, dies
     one._manager = SimpleNamespace(tell=lambda *call: said.append(call))
     one.__del__()
     assert said == told
@@ -102,6 +102,6 @@ def test_a_manager_that_is_gone_keeps_no_replica_from_ending() -> None:
 
     one = replica()
     one._name, one._link = "me", SimpleNamespace(close=lambda: None)
-    one._room, one._manager = SimpleNamespace(close=lambda: ended.append("engine")), SimpleNamespace(tell=nobody)
+    one._engine, one._manager = SimpleNamespace(close=lambda: ended.append("engine")), SimpleNamespace(tell=nobody)
     one.__del__()
     assert ended == ["engine"]

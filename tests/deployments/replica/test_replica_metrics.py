@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from live_engine import BLOCK, PATIENCE_S, LiveEngine, room_of
+from live_engine import BLOCK, PATIENCE_S, LiveEngine, handle_of
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
@@ -66,7 +66,7 @@ def test_metrics_are_complete_while_the_engine_is_in_a_step_and_as_of_the_last_o
 
     port = SimpleNamespace(counters=Counter(), circuits=dict, waits=SimpleNamespace(registry=CollectorRegistry()))
     made: Any = object.__new__(Replica)
-    made._link, made._room = None, room_of(engine, port, "replica", "node", b"")
+    made._link, made._engine = None, handle_of(engine, port, "replica", "node", b"")
     before = engine.reuse.pool_usage().result(PATIENCE_S)
     engine.on_engine_thread(lambda: setattr(core, "step_fn", long_step))
     try:
@@ -76,7 +76,7 @@ def test_metrics_are_complete_while_the_engine_is_in_a_step_and_as_of_the_last_o
     finally:
         core.step_fn = step
         gate.set()
-        made._room = None
+        made._engine = None
     running.result(PATIENCE_S)
 
     assert before["cached_blocks"] == 4

@@ -136,7 +136,7 @@ def renumber(rank: int) -> None:
 def test_a_replica_says_which_number_it_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "_INTERNAL_REPLICA_CONTEXT", None)
     replica: Any = object.__new__(Replica)
-    replica._link = replica._room = None
+    replica._link = replica._engine = None
     output = RequestOutput("r", None, None, None, [], True, kv_transfer_params={KV_CACHE_USAGE: {"replica": "2"}})
     renumber(2)
     assert replica.rank == 2

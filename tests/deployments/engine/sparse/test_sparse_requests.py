@@ -11,7 +11,7 @@ from live_engine import BLOCK, PATIENCE_S, LiveEngine
 from sparse_asker import SEGMENT, SparseAsker
 
 from deployments.engine.blending.plan import RequestBlend
-from deployments.engine.room import EnginePrompt, EngineRoom
+from deployments.engine.handle import EngineHandle, EnginePrompt
 from deployments.protocol.kv_port import FIDELITY, PLAIN_SALT
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments.keys import BLENDED, EXACT, TOLERANT, block_hashes
@@ -112,14 +112,14 @@ def test_a_room_names_a_prompt_by_its_sparse_prefix(asker: SparseAsker, fidelity
         seen.append((asked["cache_salt"], params.extra_args["kv_transfer_params"]))
         yield SimpleNamespace(prompt_token_ids=None)
 
-    room: Any = EngineRoom.__new__(EngineRoom)
-    room._llm, room._begun, room._port = SimpleNamespace(generate=generate), {}, None
+    handle: Any = EngineHandle.__new__(EngineHandle)
+    handle._llm, handle._begun, handle._port = SimpleNamespace(generate=generate), {}, None
     params = greedy(4)
     params.extra_args = {"kv_transfer_params": {PLAIN_SALT: "a client's"}}
     request = GenerateRequest("name", tokens, params, "plain", [], fidelity=fidelity)
 
     async def ask() -> None:
-        async for _ in room.generate(EnginePrompt(request, thinned.plan, 0.0)):
+        async for _ in handle.generate(EnginePrompt(request, thinned.plan, 0.0)):
             pass
 
     asyncio.run(ask())

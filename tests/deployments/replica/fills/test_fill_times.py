@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deployments.engine.room import EngineRoom
+from deployments.engine.handle import EngineHandle
 from deployments.protocol.wire import KV_CACHE_USAGE
 from deployments.replica.fill_queue import ColdChunk
 from deployments.replica.fill_request import fill_request
@@ -95,11 +95,11 @@ def test_a_replica_that_fills_several_chunks_in_one_step_reports_that_step_once(
             pass
 
     async def fill() -> Port:
-        port, room, made = Port(), object.__new__(EngineRoom), object.__new__(Replica)
-        room._llm, room._port, room._begun, room._blend_terms = Engine(), port, {}, None  # type: ignore[assignment]
-        room._names_requests = False
-        room.close = lambda: None  # type: ignore[method-assign]
-        made._room, made._link, made._plans = room, None, PromptPlans(room, 32)
+        port, handle, made = Port(), object.__new__(EngineHandle), object.__new__(Replica)
+        handle._llm, handle._port, handle._begun, handle._blend_terms = Engine(), port, {}, None  # type: ignore[assignment]
+        handle._names_requests = False
+        handle.close = lambda: None  # type: ignore[method-assign]
+        made._engine, made._link, made._plans = handle, None, PromptPlans(handle, 32)
         made._fill_times = FillTimes(made._plans.report_prefill)
         made._name, made._manager, made._fill_deadline_s = "replica", Manager(), 1.0  # type: ignore[assignment]
         chunks = [ColdChunk(range(TOKENS), [bytes([number]) * 32], "salt", "") for number in range(4)]

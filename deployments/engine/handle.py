@@ -1,9 +1,9 @@
-"""The engine room's door: all that a replica says to its engine, and all that it hears of it.
+"""A replica's handle on its engine: all calls to it, and all that it answers and reports.
 
-The engine is a thread of this process or a process of its own (`engine.process`). Whatever goes through this door is a
-message: arguments, answers, outputs and errors can be pickled, and nobody outside holds an object of the room's;
-`tests/deployments/engine/test_room.py` sends all through pickle. The port is the room's too. An engine's process has
-one of its own, for its connector and all that is in order with what the engine reports; this one plans.
+The engine is a thread of this process or a process of its own (`engine.process`). Whatever crosses the handle is a
+message: arguments, answers, outputs and errors can be pickled, and the replica holds no object of the engine's;
+`tests/deployments/engine/test_handle.py` sends all through pickle. The port is the handle's too. An engine's process
+has one of its own, for its connector and all that is in order with what the engine reports; this one plans.
 
 Methods belong to the replica's event loop; `on_death` is called from any thread, once.
 """
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NO_CACHE = {"outcome": "refused_gone"}
-"""What a room without KV reuse answers to every directive."""
+"""What an engine without KV reuse answers to every directive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class EnginePrompt:
     """Below so many nothing is worth a load (`kvmanager.loading.short_prompts`); 0: not known."""
 
 
-class EngineRoom:
+class EngineHandle:
     """See the module's docstring. Building it loads the model, and blocks meanwhile."""
 
     def __init__(
@@ -294,7 +294,7 @@ class EngineRoom:
     async def register(self, rank: int) -> None:
         """Introduce the replica to the manager with what its device holds, in order with the changes reported."""
         if self._service is None:
-            raise ValueError("a room without KV reuse has nothing to register")
+            raise ValueError("an engine without KV reuse has nothing to register")
         await self._service.register(self._replica, rank, self._node_id, self.fingerprint)
 
     async def untold(self) -> bool:
@@ -316,7 +316,7 @@ class EngineRoom:
             await self._service.look_after_tier()
 
     async def metrics(self) -> list[Metric]:
-        """Families of everything in the room. Does not wait for the engine: the pool is as of its last step."""
+        """Families of the engine and the port. Does not wait for the engine: the pool is as of its last step."""
         own = await asyncio.to_thread(lambda: [*vllm_families(), sharing_family(self.shares_kv)])
         if self._service is None and isinstance(self._engine, EngineThread):
             own += scheduling_families(self._engine.scheduler)

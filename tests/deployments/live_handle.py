@@ -1,4 +1,4 @@
-"""An engine room whose engine is a process of its own, over a port in memory there, on a loop thread of its own."""
+"""An engine handle whose engine is a process of its own, over a port in memory there, on a loop thread of its own."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from vllm.v1.core import kv_cache_utils
 
 from configs.settings import load_settings
 from deployments.engine.engine_args import engine_config, engine_environment
+from deployments.engine.handle import EngineHandle, EnginePrompt
 from deployments.engine.model_identity import model_identity
-from deployments.engine.room import EnginePrompt, EngineRoom
 from deployments.protocol.kv_port import PlanDict
 from deployments.protocol.wire import GenerateRequest
 from kvmanager.segments.keys import block_hashes, cache_salt
@@ -42,7 +42,7 @@ PATIENCE_S = 120.0
 
 
 class RoomPort(MemoryPort):
-    """What a room asks of a port beside the connector's part."""
+    """What a handle asks of a port beside the connector's part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ def refused_port() -> RoomPort:
     raise ValueError("no cluster here")
 
 
-class LiveRoom:
+class LiveHandle:
     """Methods are for the test's thread."""
 
     def __init__(self, model: Path, open_there: Callable[[], Any] = RoomPort, **engine: Any) -> None:
@@ -100,18 +100,18 @@ class LiveRoom:
         self._thread = threading.Thread(target=self._loop.run_forever, name="test-loop", daemon=True)
         self._thread.start()
 
-        async def open_room() -> EngineRoom:
-            return EngineRoom(settings, "replica", 0, "node", lambda: self.port, self.deaths.append, open_there)  # type: ignore[arg-type,return-value]
+        async def open_handle() -> EngineHandle:
+            return EngineHandle(settings, "replica", 0, "node", lambda: self.port, self.deaths.append, open_there)  # type: ignore[arg-type,return-value]
 
-        self.room = self.run(open_room())
-        self.salt = cache_salt(SECRET, self.room.fingerprint, "")
-        assert not self.run(self.room.untold())  # the door is open
+        self.handle = self.run(open_handle())
+        self.salt = cache_salt(SECRET, self.handle.fingerprint, "")
+        assert not self.run(self.handle.untold())  # the door is open
         self._ids = iter(range(1, 1_000_000))
 
     @property
     def process(self) -> psutil.Process:
         """The engine's."""
-        engine: Any = self.room._engine
+        engine: Any = self.handle._engine
         return psutil.Process(engine._processes[0].pid)
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
@@ -126,7 +126,7 @@ class LiveRoom:
         return GenerateRequest(name, list(tokens), params, self.salt, list(hashes))
 
     async def answer(self, request: GenerateRequest, plan: PlanDict | None = None) -> RequestOutput:
-        return [output async for output in self.room.generate(EnginePrompt(request, plan, 0.0))][-1]
+        return [output async for output in self.handle.generate(EnginePrompt(request, plan, 0.0))][-1]
 
     def ask(self, tokens: Sequence[int], max_tokens: int = 8, plan: PlanDict | None = None) -> tuple[list[int], Any]:
         """The greedy answer, and where the prompt came from."""
@@ -136,17 +136,17 @@ class LiveRoom:
     def plan(self, tokens: Sequence[int], folder: Path) -> PlanDict:
         """What the port in the engine's process has for a prompt."""
         found = folder / "plan"
-        in_engine(self.room, write_plan, block_hashes(tokens, BLOCK, self.salt), str(found))
+        in_engine(self.handle, write_plan, block_hashes(tokens, BLOCK, self.salt), str(found))
         plan: PlanDict = pickle.loads(found.read_bytes())
         return plan
 
     def count(self, name: str) -> float:
         """The sum of a counter's or gauge's samples."""
-        families = self.run(self.room.metrics())
+        families = self.run(self.handle.metrics())
         return sum(sample.value for family in families for sample in family.samples if sample.name == name)
 
     def close(self) -> None:
-        self.room.close()
+        self.handle.close()
         self.run(asyncio.sleep(0.01))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""All that goes through the engine room's door can cross a process: here every message goes through pickle."""
+"""All that crosses the engine's handle can cross a process: here every message goes through pickle."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from live_engine import BLOCK, SEGMENT_BLOCKS, LiveEngine, room_of
+from live_engine import BLOCK, SEGMENT_BLOCKS, LiveEngine, handle_of
 from prometheus_client import CollectorRegistry
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from deployments.engine.room import EnginePrompt, EngineRoom
+from deployments.engine.handle import EngineHandle, EnginePrompt
 from deployments.engine.step_witness import EngineDiedError
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest
 from load_tests.harness.engine import greedy, prompt
@@ -29,7 +29,7 @@ def sent(message: Any) -> Any:
 
 
 class Port:
-    """What a room asks of its port beside the connector's part, which the engine's own port in memory has."""
+    """What a handle asks of its port beside the connector's part, which the engine's own port in memory has."""
 
     def __init__(self, engine: LiveEngine) -> None:
         self._engine = engine
@@ -59,8 +59,8 @@ class Port:
 class Outside:
     """A replica in another process: sends what it says, and has what it hears, by pickle."""
 
-    def __init__(self, room: EngineRoom) -> None:
-        self._room = room
+    def __init__(self, handle: EngineHandle) -> None:
+        self._room = handle
 
     async def say(self, method: str, *arguments: Any) -> Any:
         return sent(await getattr(self._room, method)(*sent(arguments)))
@@ -81,7 +81,7 @@ def port(engine: LiveEngine) -> Port:
 
 @pytest.fixture
 def outside(engine: LiveEngine, port: Port) -> Outside:
-    return Outside(room_of(engine, port, "replica", "node", b"f" * 32))
+    return Outside(handle_of(engine, port, "replica", "node", b"f" * 32))
 
 
 def asked(engine: LiveEngine, name: str) -> GenerateRequest:
@@ -144,12 +144,12 @@ def test_an_engine_that_died_names_its_suspects_in_another_process(engine: LiveE
         raise EngineDeadError
         yield
 
-    room: Any = room_of(engine, port, "replica", "node", b"")
-    room._llm = SimpleNamespace(generate=dying, errored=True)
-    room._engine = SimpleNamespace(suspects=lambda not_begun, begun: [*not_begun, *begun], error=RuntimeError("gone"))
+    handle: Any = handle_of(engine, port, "replica", "node", b"")
+    handle._llm = SimpleNamespace(generate=dying, errored=True)
+    handle._engine = SimpleNamespace(suspects=lambda not_begun, begun: [*not_begun, *begun], error=RuntimeError("gone"))
     with pytest.raises(EngineDiedError) as error:
         asyncio.run(
-            Outside(room).answer(asked(engine, "last"), {**engine.port.plan(engine.hashes(TOKENS)), "lease_id": 7})
+            Outside(handle).answer(asked(engine, "last"), {**engine.port.plan(engine.hashes(TOKENS)), "lease_id": 7})
         )
     assert error.value.suspects == ("last",)
     assert port.released == [7], "the engine never took it"
