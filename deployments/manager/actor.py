@@ -32,7 +32,7 @@ from deployments.manager.index_watch import IndexWatch
 from deployments.manager.prompt_orders import PromptOrders
 from deployments.manager.prompt_planner import PromptPlanner
 from deployments.manager.redis_renewer import RedisRenewer
-from deployments.manager.replica_seat import ReplicaSeat, silent, succeeded_by, warn_of_another_model
+from deployments.manager.replica_state import ReplicaState, silent, succeeded_by, warn_of_another_model
 from deployments.manager.reports import Reports, RouterNews
 from deployments.manager.tier_registry import TierRegistry
 from deployments.protocol.call_batches import carry_out
@@ -74,20 +74,20 @@ class KVManagerActor:
         self._brain = KVManager(config, epoch=random.getrandbits(48))
         for tier, shares in (quotas or {}).items():
             self._brain.set_quotas(tier, shares)
-        self._replicas: dict[str, ReplicaSeat] = {}
+        self._replicas: dict[str, ReplicaState] = {}
         self._ended: collections.Counter[str] = collections.Counter({"dead": 0, "hung": 0})
         self._fingerprint: bytes | None = None
-        self._watch = IndexWatch(self._brain, lambda directives: self._seats.send(directives))
-        self._seats = TierRegistry(self._brain, with_redis, self._watch.wake)
-        self._demoter = Demoter(self._brain, self._seats)
-        self._renewer = RedisRenewer(self._brain, self._seats, lambda keys: self._drop_and_evict(REDIS, keys))
-        self._directives = DirectiveSender(self._brain, self._replicas, self._seats.news)
+        self._watch = IndexWatch(self._brain, lambda directives: self._tiers.send(directives))
+        self._tiers = TierRegistry(self._brain, with_redis, self._watch.wake)
+        self._demoter = Demoter(self._brain, self._tiers)
+        self._renewer = RedisRenewer(self._brain, self._tiers, lambda keys: self._drop_and_evict(REDIS, keys))
+        self._directives = DirectiveSender(self._brain, self._replicas, self._tiers.news)
         self._loads = load_choice(config)
         self._prompts = PromptPlanner(self._brain, self._loads, config.block_tokens)
         self._fills, self._roles = ChunkFills(config.deadly_chunk_s, self._brain.epoch), RoleBook(roles)
         known = self._replicas, self._ended, self._roles
-        self._reports = Reports(self._brain, *known, self._loads, self._directives, self._seats, self._watch)
-        parts = self._brain, self._replicas, self._directives, self._seats
+        self._reports = Reports(self._brain, *known, self._loads, self._directives, self._tiers, self._watch)
+        parts = self._brain, self._replicas, self._directives, self._tiers
         control = Control(*parts, self._watch)
         orders = PromptOrders(*parts, control, self._ordered)
         self._api = ManagerApi(control, orders, self._reports, self._directives)
@@ -109,8 +109,8 @@ class KVManagerActor:
         self._fingerprint = fingerprint
         for other in succeeded_by(self._replicas, replica, rank, time.monotonic()):
             self._forget_replica(other)
-        self._replicas[replica] = ReplicaSeat(rank, node_id, time.monotonic(), apart=apart)
-        if role := self._roles.seat(replica):
+        self._replicas[replica] = ReplicaState(rank, node_id, time.monotonic(), apart=apart)
+        if role := self._roles.join(replica):
             logger.info("replica %s (rank %d) has the role %s", replica, rank, role)
         self._brain.device_cleared(replica)
         self._brain.device_stored(replica, device_hashes)
@@ -167,7 +167,7 @@ class KVManagerActor:
         self, replica: str, node_id: str, offered: OfferedBlocks, segment_bytes: Sequence[int]
     ) -> tuple[int, list[SegmentSpan]] | None:
         """Which segments of its blocks a replica shall store in its CPU tier; None: there is none. See `KVPort`."""
-        if not self._seats.takes_segments(node_id):
+        if not self._tiers.takes_segments(node_id):
             return None
         location = Location(Tier.CPU, node_id)
         spans = self._brain.cut(location, *offered)
@@ -211,14 +211,14 @@ class KVManagerActor:
 
         `rank`: its number now, if it says so.
         """
-        seat = self._replicas.get(replica)
-        if seat is None:
+        state = self._replicas.get(replica)
+        if state is None:
             return None
-        seat.last_seen, seat.kv = time.monotonic(), kv
-        if rank is not None and rank != seat.rank:
-            seat.rank = rank
+        state.last_seen, state.kv = time.monotonic(), kv
+        if rank is not None and rank != state.rank:
+            state.rank = rank
             self._watch.wake()
-        return self._directives.deliver(await seat.take(wait_s))
+        return self._directives.deliver(await state.take(wait_s))
 
     async def acknowledge(self, directive_id: int, result: Any) -> None:
         """A replica has carried out a directive (`deployments.engine.handle.EngineHandle.carry_out`)."""
@@ -232,8 +232,8 @@ class KVManagerActor:
 
     async def tier_alive(self, node_id: str, incarnation: str, workers: int) -> tuple[bool, RedisEndpoint | None]:
         """A tier's heartbeat, with its ready workers: is it known (if not: register), and which Redis is there."""
-        known = self._seats.cpu_alive(time.monotonic(), node_id, incarnation, workers)
-        return known, self._seats.redis_endpoint
+        known = self._tiers.cpu_alive(time.monotonic(), node_id, incarnation, workers)
+        return known, self._tiers.redis_endpoint
 
     async def register_tier(
         self,
@@ -247,7 +247,7 @@ class KVManagerActor:
     ) -> list[bytes]:
         """A tier introduces itself with what it holds (parents first), or not `told`: with the beginning of it, and the
         rest follows by `adopt_tier`. Returns the keys that it shall keep."""
-        self._seats.seat_cpu(time.monotonic(), node_id, handle, incarnation, budget_bytes, told=False)
+        self._tiers.register_cpu(time.monotonic(), node_id, handle, incarnation, budget_bytes, told=False)
         self._loads.tier_is_back(Tier.CPU)
         logger.info("CPU tier of node %s: %d bytes budget", node_id[:8], budget_bytes)
         return await self.adopt_tier(node_id, incarnation, spans, segment_bytes, told) or []
@@ -257,7 +257,7 @@ class KVManagerActor:
     ) -> list[bytes] | None:
         """More of what a tier holds (parents first, over all calls), the last of it if `told`; plans go on in between.
         Returns the keys that it shall keep; None when it is not known here (any more), which says nothing of them."""
-        if not self._seats.cpu_told(time.monotonic(), node_id, incarnation, told):
+        if not self._tiers.cpu_told(time.monotonic(), node_id, incarnation, told):
             return None
         kept = self._brain.adopt(time.monotonic(), Location(Tier.CPU, node_id), spans, segment_bytes)
         self._watch.wake()
@@ -266,13 +266,13 @@ class KVManagerActor:
 
     async def promote(self, replica: str, node_id: str, keys: Sequence[SegmentKey]) -> Promotion:
         """A node's tier fetches segments from Redis for a replica: what of it shall stay there."""
-        if not self._seats.takes_segments(node_id):
+        if not self._tiers.takes_segments(node_id):
             return Promotion()
         location = Location(Tier.CPU, node_id)
         offer = self._brain.promote(time.monotonic(), replica, location, keys)
         if not await self._has_room(location, offer):
             return Promotion()
-        self._seats.news.note("promote", (Tier.REDIS.value, ""), (Tier.CPU.value, node_id), len(offer.keys))
+        self._tiers.news.note("promote", (Tier.REDIS.value, ""), (Tier.CPU.value, node_id), len(offer.keys))
         return Promotion(offer.save_id, offer.keys, offer.above)
 
     async def commit(self, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> list[bytes]:
@@ -294,12 +294,12 @@ class KVManagerActor:
 
     async def redis_alive(self, incarnation: str, state: str) -> dict[str, Any]:
         """The Redis tier's heartbeat, with what /health shall say of it."""
-        known = self._seats.redis_alive(time.monotonic(), incarnation, state)
+        known = self._tiers.redis_alive(time.monotonic(), incarnation, state)
         return {"known": known, "fingerprint": self._fingerprint}
 
     async def register_redis(self, handle: Any, incarnation: str, endpoint: RedisEndpoint, budget_bytes: int) -> None:
         """The Redis tier can be used from now on; what lies there is told by `adopt_redis`."""
-        self._seats.seat_redis(time.monotonic(), handle, incarnation, endpoint, budget_bytes)
+        self._tiers.register_redis(time.monotonic(), handle, incarnation, endpoint, budget_bytes)
         self._loads.tier_is_back(Tier.REDIS)
 
     async def adopt_redis(
@@ -312,7 +312,7 @@ class KVManagerActor:
     ) -> list[bytes]:
         """Segments that lie in Redis (parents before children, over all calls), `forms` of sparse ones; returns the
         keys that it shall keep. `segment_bytes` is what each takes there, `raw_bytes` what it takes in a CPU tier."""
-        if not self._seats.is_redis(incarnation):
+        if not self._tiers.is_redis(incarnation):
             return []
         kept = self._brain.adopt(time.monotonic(), REDIS, spans, segment_bytes, raw_bytes)
         self._brain.forms.note({span.key: forms.get(span.key, DENSE) for span in spans})
@@ -321,14 +321,14 @@ class KVManagerActor:
 
     async def redis_indexed(self, incarnation: str) -> None:
         """All that lies in Redis has been told: copying to it may begin."""
-        if self._seats.is_redis(incarnation):
-            self._seats.redis_indexed()
+        if self._tiers.is_redis(incarnation):
+            self._tiers.redis_indexed()
             self._demoter.wake()
 
     async def redis_lost(self, incarnation: str, state: str) -> None:
         """Redis cannot be used now: its segments are misses until it is registered again."""
-        if self._seats.is_redis(incarnation):
-            self._seats.lose_redis(state)
+        if self._tiers.is_redis(incarnation):
+            self._tiers.lose_redis(state)
 
     # The ingress and the routers.
 
@@ -342,8 +342,8 @@ class KVManagerActor:
 
     async def _has_room(self, location: Location, offer: Offer) -> bool:
         """Make room for what is to be stored: the tier refuses what does not fit. False: the offer is abandoned."""
-        self._seats.send(offer.evict)
-        settled = await self._seats.settled(location)
+        self._tiers.send(offer.evict)
+        settled = await self._tiers.settled(location)
         if not settled:
             self._brain.abandon(offer.save_id)
         return settled
@@ -355,8 +355,8 @@ class KVManagerActor:
 
     def _drop_and_evict(self, location: Location, keys: Sequence[SegmentKey]) -> None:
         """Free segments that cannot be used, and what hangs on them."""
-        self._seats.send([evict(location, tuple(keys))])
-        self._seats.send(self._brain.dropped(time.monotonic(), location, keys))
+        self._tiers.send([evict(location, tuple(keys))])
+        self._tiers.send(self._brain.dropped(time.monotonic(), location, keys))
         self._watch.wake()
 
     def _forget_replica(self, replica: str, blamed: Sequence[BlockHash] | None = None) -> None:
@@ -369,14 +369,14 @@ class KVManagerActor:
         self._watch.wake()
 
     def _tidy(self, now: float) -> None:
-        self._seats.send(self._brain.expire(now))
+        self._tiers.send(self._brain.expire(now))
         self._renewer.tick()
         self._watch.wake()
         self._demoter.wake()
         for replica in silent(self._replicas, now):
             self._forget_replica(replica)
-        self._seats.forget_silent(now)
-        self._directives.keep_house({node: self._seats.takes_segments(node) for node in self._seats.cpu})
+        self._tiers.forget_silent(now)
+        self._directives.keep_house({node: self._tiers.takes_segments(node) for node in self._tiers.cpu})
         self._garbage.set_aside(self._brain.stats(now)["nodes"])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from deployments.manager.directive_sender import DirectiveSender, Ended
 from deployments.manager.index_watch import IndexWatch
-from deployments.manager.replica_seat import ReplicaSeat, names_by_rank
+from deployments.manager.replica_state import ReplicaState, names_by_rank
 from deployments.manager.tier_registry import TierRegistry
 from kvmanager.eviction.pins import PinBudgetError, PinReport, UnknownKeyError
 from kvmanager.index.locations import Tier
@@ -35,7 +35,7 @@ class Control:
     def __init__(
         self,
         brain: KVManager,
-        replicas: Mapping[str, ReplicaSeat],
+        replicas: Mapping[str, ReplicaState],
         directives: DirectiveSender,
         tiers: TierRegistry,
         watch: IndexWatch,
@@ -88,11 +88,11 @@ class Control:
             self._tiers.send(self._brain.clear(set(shared), tenant))
             self._watch.wake()
         if "device" in tiers:
-            seats = dict(self._replicas)
-            clears = (self._directives.clear_device(name, tenant, deadline_s) for name in seats)
+            replicas = dict(self._replicas)
+            clears = (self._directives.clear_device(name, tenant, deadline_s) for name in replicas)
             counts = await asyncio.gather(*clears)
-            by_name = dict(zip(seats, counts, strict=True))
-            cleared["device"] = {str(rank): by_name[name] for rank, name in names_by_rank(seats).items()}
+            by_name = dict(zip(replicas, counts, strict=True))
+            cleared["device"] = {str(rank): by_name[name] for rank, name in names_by_rank(replicas).items()}
         if shared:
             await self._watch.swept(max(0.0, deadline - time.monotonic()))
             await self._tiers.all_settled(shared, max(0.0, deadline - time.monotonic()))

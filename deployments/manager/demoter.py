@@ -34,9 +34,9 @@ PAUSE_S = 2.0
 class Demoter:
     """See the module's docstring."""
 
-    def __init__(self, brain: KVManager, seats: TierRegistry) -> None:
+    def __init__(self, brain: KVManager, tiers: TierRegistry) -> None:
         self._brain = brain
-        self._seats = seats
+        self._tiers = tiers
         self._due = asyncio.Event()
         self._free = MOST_AT_ONCE
         self._paused_until = 0.0
@@ -57,12 +57,12 @@ class Demoter:
                 logger.exception("ordering demotions failed")
 
     async def _start_what_is_due(self) -> None:
-        if not self._seats.redis_is_ready:
+        if not self._tiers.redis_is_ready:
             return
-        while self._seats.redis_is_ready and (directives := self._brain.relieve(time.monotonic())):
-            self._seats.send(directives)
+        while self._tiers.redis_is_ready and (directives := self._brain.relieve(time.monotonic())):
+            self._tiers.send(directives)
             await asyncio.sleep(0)  # requests that wait for a plan get it
-        while self._free and self._seats.redis_is_ready and time.monotonic() >= self._paused_until:
+        while self._free and self._tiers.redis_is_ready and time.monotonic() >= self._paused_until:
             demotion = self._brain.next_demotion(time.monotonic(), MOST_BYTES)
             if demotion is None:
                 return
@@ -76,10 +76,10 @@ class Demoter:
         forms: dict[SegmentKey, bytes] = {}
         reason = "no_answer"
         try:
-            seat = self._seats.cpu.get(demotion.source.holder)
-            self._seats.send(demotion.evict)
-            if seat is not None and await self._seats.settled(REDIS):
-                sizes, reason, forms = await asyncio.wait_for(seat.handle.demote.remote(list(demotion.keys)), ANSWER_S)
+            tier = self._tiers.cpu.get(demotion.source.holder)
+            self._tiers.send(demotion.evict)
+            if tier is not None and await self._tiers.settled(REDIS):
+                sizes, reason, forms = await asyncio.wait_for(tier.handle.demote.remote(list(demotion.keys)), ANSWER_S)
                 stored = dict(zip(demotion.keys, sizes, strict=False))  # as many of the first as were stored
         except Exception as error:
             logger.warning("a demotion to Redis failed: %r", error)
@@ -89,8 +89,8 @@ class Demoter:
                 self._paused_until = time.monotonic() + PAUSE_S
             source = demotion.source.tier.value, demotion.source.holder
             outcome = f"failed ({reason})" if reason else "done"
-            self._seats.news.note("demote", source, (Tier.REDIS.value, ""), len(stored), outcome)
+            self._tiers.news.note("demote", source, (Tier.REDIS.value, ""), len(stored), outcome)
             self._brain.forms.note({key: forms.get(key, DENSE) for key in stored})
             due = self._brain.finish_demotion(time.monotonic(), demotion.demotion_id, stored)
             self.wake()
-        self._seats.send(due)
+        self._tiers.send(due)

@@ -22,7 +22,7 @@ from typing import Any
 
 from deployments.manager.directive_log import News
 from deployments.manager.plan_answer import planned_loads
-from deployments.manager.replica_seat import ReplicaSeat
+from deployments.manager.replica_state import ReplicaState
 from kvmanager.index.locations import Location, Tier
 from kvmanager.manager import KVManager
 from kvmanager.moves.directive_ledger import DirectiveLedger
@@ -54,12 +54,12 @@ class Ended:
 
 
 class DirectiveSender:
-    """See the module's docstring. `seats` are the registered replicas, by their unique names."""
+    """See the module's docstring. `replicas` are the registered replicas, by their unique names."""
 
-    def __init__(self, brain: KVManager, seats: Mapping[str, ReplicaSeat], news: News | None = None) -> None:
+    def __init__(self, brain: KVManager, replicas: Mapping[str, ReplicaState], news: News | None = None) -> None:
         self._brain = brain
         self._news = news or News()
-        self._seats = seats
+        self._replicas = replicas
         self._numbers = Numbers(brain.epoch)
         self._ledger = DirectiveLedger(GRACE_S, self._numbers)
         self._waiting: dict[int, asyncio.Future[Ended]] = {}
@@ -78,16 +78,16 @@ class DirectiveSender:
         """Copy to the CPU tier what a device holds of a sequence and no shared tier has."""
         spans = self._lacking(replica, hashes)
         if not spans:
-            here = replica in self._seats and self._brain.offloads.device_blocks(replica, hashes)
+            here = replica in self._replicas and self._brain.offloads.device_blocks(replica, hashes)
             return Ended(self._ledger.count(DirectiveKind.OFFLOAD, Outcome.DONE if here else Outcome.REFUSED_GONE))
         return await self._send(DirectiveKind.OFFLOAD, replica, deadline_s, {"spans": spans})
 
     async def promote(self, replica: str, hashes: Sequence[BlockHash], deadline_s: float) -> Ended:
         """Bring what the shared tiers have of a sequence to a device, where it counts as used now."""
-        kind, seat = DirectiveKind.PROMOTE, self._seats.get(replica)
-        if seat is None:
+        kind, state = DirectiveKind.PROMOTE, self._replicas.get(replica)
+        if state is None:
             return Ended(self._ledger.count(kind, Outcome.REFUSED_GONE))
-        plan = self._brain.reserve(time.monotonic(), replica, seat.node_id, hashes)
+        plan = self._brain.reserve(time.monotonic(), replica, state.node_id, hashes)
         try:
             end = plan.segments[-1].end_block if plan.segments else 0
             if end <= self._brain.offloads.device_blocks(replica, hashes):
@@ -112,7 +112,7 @@ class DirectiveSender:
         Unless `keep`, the source frees its own once the target has it.
         """
         deadline = time.monotonic() + deadline_s
-        if target in self._seats and self._lacking(source, hashes):
+        if target in self._replicas and self._lacking(source, hashes):
             ended = await self.offload(source, hashes, deadline_s)
             if ended.outcome is not Outcome.DONE:
                 logger.info("a move begins with what is stored already: the offload ended %s", ended.outcome.value)
@@ -126,12 +126,12 @@ class DirectiveSender:
 
     async def clear_device(self, replica: str, tenant: str | None, deadline_s: float) -> int | None:
         """Empty a device's prefix cache, or of a tenant's blocks; how many those were, None without an answer."""
-        seat = self._seats.get(replica)
-        if seat is None:
+        state = self._replicas.get(replica)
+        if state is None:
             return None
         clear_id = self._numbers.next()
         future = self._clears[clear_id] = asyncio.get_running_loop().create_future()
-        seat.directives.put_nowait({"kind": "clear_device", "tenant": tenant, "id": clear_id})
+        state.directives.put_nowait({"kind": "clear_device", "tenant": tenant, "id": clear_id})
         try:
             return await asyncio.wait_for(future, deadline_s)
         except TimeoutError:
@@ -174,24 +174,24 @@ class DirectiveSender:
         """Give up what nobody has acknowledged, and order offloads, to the nodes whose CPU tier takes segments."""
         self._lose(self._ledger.expire(time.monotonic()))
         self._takes_segments = takes_segments
-        names = list(self._seats)
+        names = list(self._replicas)
         begin = self._looked_after % max(1, len(names))
         for replica in islice(names[begin:] + names[:begin], MOST_LOOKED_AFTER):
             self._looked_after += 1
-            if not self._seats[replica].drains:
+            if not self._replicas[replica].drains:
                 self._save_hot(replica, MOST_OFFLOADED)
         for replica in names:
-            if self._seats[replica].drains:
+            if self._replicas[replica].drains:
                 self._save_hot(replica, MOST_OFFLOADED_DRAINING)
 
     def drain(self, gone: Iterable[str], running: Iterable[str]) -> None:
         """Serve has taken replicas away, and runs these: what only the devices of the former have is offloaded."""
         for replica in running:
-            if replica in self._seats:
-                self._seats[replica].drains = False
+            if replica in self._replicas:
+                self._replicas[replica].drains = False
         for replica in gone:
-            if replica in self._seats:
-                self._seats[replica].drains = True
+            if replica in self._replicas:
+                self._replicas[replica].drains = True
                 self._save_hot(replica, MOST_OFFLOADED_DRAINING)
 
     def report(self) -> dict[str, Any]:
@@ -202,12 +202,12 @@ class DirectiveSender:
 
     def _lacking(self, replica: str, hashes: Sequence[BlockHash]) -> list[SegmentSpan]:
         """What an offload of a sequence has to copy; nothing for a replica that nobody knows."""
-        seat = self._seats.get(replica)
-        return [] if seat is None else self._brain.offloads.lacking(replica, hashes, _cpu_tier(seat.node_id))
+        state = self._replicas.get(replica)
+        return [] if state is None else self._brain.offloads.lacking(replica, hashes, _cpu_tier(state.node_id))
 
     def _save_hot(self, replica: str, most: int) -> None:
         """Order an offload of a device's hottest chain that no shared tier has, unless something is under way there."""
-        node_id = self._seats[replica].node_id
+        node_id = self._replicas[replica].node_id
         if not self._takes_segments.get(node_id) or self._ledger.in_flight_at(replica):
             return
         spans = self._brain.offloads.candidates(replica, most, _cpu_tier(node_id))
@@ -228,19 +228,19 @@ class DirectiveSender:
         return ended
 
     def _place(self, replica: str) -> tuple[str, str] | None:
-        seat = self._seats.get(replica)
-        return None if seat is None else (Tier.DEVICE.value, str(seat.rank))
+        state = self._replicas.get(replica)
+        return None if state is None else (Tier.DEVICE.value, str(state.rank))
 
     async def _sent(self, kind: DirectiveKind, replica: str, deadline_s: float, order: Mapping[str, Any]) -> Ended:
-        seat = self._seats.get(replica)
-        if seat is None:
+        state = self._replicas.get(replica)
+        if state is None:
             return Ended(self._ledger.count(kind, Outcome.REFUSED_GONE))
         now = time.monotonic()
         begun = self._ledger.begin(now, kind, replica, now + deadline_s)
         if isinstance(begun, Outcome):
             return Ended(begun)
         future = self._waiting[begun] = asyncio.get_running_loop().create_future()
-        seat.directives.put_nowait({**order, "kind": kind.value, "id": begun, "until": now + deadline_s})
+        state.directives.put_nowait({**order, "kind": kind.value, "id": begun, "until": now + deadline_s})
         try:
             async with asyncio.timeout(deadline_s + GRACE_S):
                 return await future

@@ -60,7 +60,7 @@ class EvictionQueue:
         return not self._broken
 
     def close(self) -> None:
-        """The tier has lost its seat: forget what it was to evict."""
+        """The tier is unregistered: forget what it was to evict."""
         self._broken = True
         self._waiting.clear()
         self._empty.set()

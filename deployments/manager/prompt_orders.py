@@ -14,7 +14,7 @@ from typing import Any
 
 from deployments.manager.control import Control
 from deployments.manager.directive_sender import DirectiveSender
-from deployments.manager.replica_seat import ReplicaSeat, names_by_rank
+from deployments.manager.replica_state import ReplicaState, names_by_rank
 from deployments.manager.tier_registry import TierRegistry
 from kvmanager.eviction.pins import PinBudgetError, UnknownKeyError
 from kvmanager.index.locations import Location, Tier
@@ -42,7 +42,7 @@ class PromptOrders:
     def __init__(
         self,
         brain: KVManager,
-        replicas: Mapping[str, ReplicaSeat],
+        replicas: Mapping[str, ReplicaState],
         directives: DirectiveSender,
         tiers: TierRegistry,
         control: Control,

@@ -33,15 +33,15 @@ COPY_S = 25.0
 class RedisRenewer:
     """See the module's docstring. `drop` is told of segments of Redis that are lost."""
 
-    def __init__(self, brain: KVManager, seats: TierRegistry, drop: Callable[[Sequence[SegmentKey]], None]) -> None:
+    def __init__(self, brain: KVManager, tiers: TierRegistry, drop: Callable[[Sequence[SegmentKey]], None]) -> None:
         self._brain = brain
-        self._seats = seats
+        self._tiers = tiers
         self._drop = drop
         self._task: asyncio.Task[None] | None = None
 
     def tick(self) -> None:
         """Renew what is due, unless Redis is still at it. To be called every second or so."""
-        if self._seats.redis_is_ready and (self._task is None or self._task.done()):
+        if self._tiers.redis_is_ready and (self._task is None or self._task.done()):
             keys = self._brain.renewals.take(time.monotonic(), MOST_RENEWED)
             self._task = asyncio.get_running_loop().create_task(self._renew(keys)) if keys else None
 
@@ -55,7 +55,7 @@ class RedisRenewer:
 
     async def _renew(self, keys: Sequence[SegmentKey]) -> None:
         try:
-            missing = await asyncio.wait_for(self._seats.renew(keys), RENEW_S)
+            missing = await asyncio.wait_for(self._tiers.renew(keys), RENEW_S)
             await self.mend(missing[::-1])
         except Exception as error:
             logger.warning("%d segments in Redis were not renewed: %r", len(keys), error)
@@ -64,17 +64,17 @@ class RedisRenewer:
         indexed = self._brain.renewals.indexed(key)
         if indexed is None:
             return  # it has been evicted there meanwhile
-        seat = None if indexed.cpu_tier is None else self._seats.cpu.get(indexed.cpu_tier.holder)
-        if seat is None:
+        tier = None if indexed.cpu_tier is None else self._tiers.cpu.get(indexed.cpu_tier.holder)
+        if tier is None:
             self._drop([key])
             return
-        sizes, reason, forms = await asyncio.wait_for(seat.handle.demote.remote([key]), COPY_S)
+        sizes, reason, forms = await asyncio.wait_for(tier.handle.demote.remote([key]), COPY_S)
         if reason not in ("", "not_here"):
             return  # Redis cannot be written now: whoever misses the segment tells of it again
         if not sizes or sizes[0] > indexed.nbytes:
             self._drop([key])
         elif self._brain.renewals.indexed(key) is None:
-            self._seats.send([evict(REDIS, (key,))])  # nobody would account for it
+            self._tiers.send([evict(REDIS, (key,))])  # nobody would account for it
         else:
             self._brain.forms.note({key: forms.get(key, DENSE)})
             self._brain.renewals.restored()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from deployments.manager.directive_sender import DirectiveSender
 from deployments.manager.index_watch import IndexWatch
-from deployments.manager.replica_seat import ReplicaSeat, names_by_rank
+from deployments.manager.replica_state import ReplicaState, names_by_rank
 from deployments.manager.tier_registry import TierRegistry
 from kvmanager.index.deltas import NOTHING_SEEN, Deltas, Position
 from kvmanager.loading.load_choice import LoadChoice
@@ -50,7 +50,7 @@ class Reports:
     def __init__(
         self,
         brain: KVManager,
-        replicas: Mapping[str, ReplicaSeat],
+        replicas: Mapping[str, ReplicaState],
         ended: Mapping[str, int],
         roles: RoleBook,
         loads: LoadChoice,
@@ -113,7 +113,7 @@ class Reports:
             "last": log.last,
             "directives": orders,
             "missed_directives": missed,
-            "ranks": {name: seat.rank for name, seat in self._replicas.items()},
+            "ranks": {name: state.rank for name, state in self._replicas.items()},
             "locations": stats["locations"],
             "nodes": stats["nodes"],
             "ghosts": stats["ghosts"],
@@ -146,10 +146,10 @@ class Reports:
         """Who is registered, for /health: each replica's rank and the seconds since it last reported, and tiers."""
         now = time.monotonic()
         return {
-            "replicas": {name: (seat.rank, now - seat.last_seen) for name, seat in self._replicas.items()},
+            "replicas": {name: (state.rank, now - state.last_seen) for name, state in self._replicas.items()},
             "roles": self._roles.roles,
-            "kv": {name: seat.kv for name, seat in self._replicas.items() if seat.kv is not None},
-            "apart": {seat.rank: seat.apart for seat in self._replicas.values() if seat.apart},
+            "kv": {name: state.kv for name, state in self._replicas.items() if state.kv is not None},
+            "apart": {state.rank: state.apart for state in self._replicas.values() if state.apart},
             "cpu_tiers": sorted(self._tiers.cpu),
             "redis": self._tiers.redis_report(),
             "scaling": self.scaling.report(now),
@@ -165,5 +165,5 @@ class Reports:
         if not found.events and found.part is None and not found.waits:
             await self._watch.changed(wait_s)
             found = self._brain.deltas_since(seen, MOST_DELTAS)
-        ranks = {replica: seat.rank for replica, seat in self._replicas.items()}
+        ranks = {replica: state.rank for replica, state in self._replicas.items()}
         return RouterNews(found, ranks, self._loads.credits(time.monotonic()), self._roles.roles)

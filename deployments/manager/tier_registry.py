@@ -1,8 +1,8 @@
-"""The shared tiers as the KV manager sees them: a seat for every CPU tier and one for Redis.
+"""The shared tiers as the KV manager sees them: a state for each CPU tier and one for Redis.
 
-A seat says who sits there (handle and incarnation: a process that was started again is another incarnation, and empty)
-and when it was last heard. Who loses the seat, by silence, by its own word or by failing at an eviction, has everything
-it holds forgotten by the brain; it registers again and tells anew what it has. Who is slow keeps it
+A state has the tier's handle and incarnation (a process that was started again is another incarnation, and empty), and
+when it was last heard. A tier is unregistered by its silence, by its own word or by failing at an eviction. The brain
+then forgets all that it holds; it registers again and tells what it has. A slow tier stays registered
 (`deployments.manager.eviction_queue`). Nothing here is on a request's path. Runs on the manager's event loop.
 """
 
@@ -30,14 +30,14 @@ OK = "ok"
 NO_WORKER = "no prefetch worker is ready yet"
 WAITS = "Redis is ready and waits for the first replica"
 TIER_SILENCE_S = 15.0
-"""A tier that was not heard for so long loses its seat."""
+"""A tier that was not heard for this time is unregistered."""
 ANSWER_S = 1.0
 """Longest wait for a tier to count, and of a save for a tier to make room."""
 
 
 @dataclass(slots=True)
-class TierSeat:
-    """A tier's actor. An empty incarnation fits nobody: whoever sits here has to register again."""
+class TierState:
+    """A tier's actor. An empty incarnation equals none: the tier has to register again."""
 
     handle: Any
     incarnation: str
@@ -51,7 +51,7 @@ class TierSeat:
 
 
 @dataclass(slots=True)
-class RedisSeat(TierSeat):
+class RedisState(TierState):
     """`state` is `OK` or the sentence that /health shows; `indexed`: all that lies in Redis has been told."""
 
     state: str = "Redis is starting"
@@ -63,8 +63,8 @@ class TierRegistry:
     """See the module's docstring. `changed` is called when plans may have become better or worse."""
 
     def __init__(self, brain: KVManager, with_redis: bool, changed: Callable[[], None]) -> None:
-        self.cpu: dict[str, TierSeat] = {}
-        self._redis = RedisSeat(None, "", float("-inf"), EvictionQueue(None, _nothing)) if with_redis else None
+        self.cpu: dict[str, TierState] = {}
+        self._redis = RedisState(None, "", float("-inf"), EvictionQueue(None, _nothing)) if with_redis else None
         self.news = News()
         self._brain = brain
         self._changed = changed
@@ -79,10 +79,10 @@ class TierRegistry:
         self.cpu[node_id].workers = workers
         return True
 
-    def seat_cpu(
+    def register_cpu(
         self, now: float, node_id: str, handle: Any, incarnation: str, budget_bytes: int, told: bool = True
     ) -> None:
-        """Give a node's tier its seat; what was known of that node is forgotten. `told`: see `TierSeat`."""
+        """Register a node's tier; what was known of that node is forgotten. `told`: see `TierState`."""
         location = Location(Tier.CPU, node_id)
         if node_id in self.cpu:
             self.cpu[node_id].evictions.close()
@@ -91,13 +91,13 @@ class TierRegistry:
 
         def failed(error: Exception) -> None:
             logger.warning("the CPU tier %s did not evict: %r", node_id[:8], error)
-            seat.incarnation = ""  # what it holds is unknown now: it shall register anew
+            tier.incarnation = ""  # what it holds is unknown now: it shall register anew
 
-        seat = self.cpu[node_id] = TierSeat(handle, incarnation, now, EvictionQueue(handle, failed), told=told)
+        tier = self.cpu[node_id] = TierState(handle, incarnation, now, EvictionQueue(handle, failed), told=told)
         self._changed()
 
     def cpu_told(self, now: float, node_id: str, incarnation: str, told: bool) -> bool:
-        """A tier has told some more of what it holds, or all of it (`told`); False: it does not sit here."""
+        """A tier has told some more of what it holds, or all of it (`told`); False: it is not registered."""
         known = self.is_cpu(node_id, incarnation)
         if known:
             self.cpu[node_id].last_seen = now
@@ -105,7 +105,7 @@ class TierRegistry:
         return known
 
     def is_cpu(self, node_id: str, incarnation: str) -> bool:
-        """Whether this incarnation sits on the node's seat."""
+        """Whether this incarnation of the node's tier is registered."""
         return node_id in self.cpu and self.cpu[node_id].incarnation == incarnation
 
     def takes_segments(self, node_id: str) -> bool:
@@ -114,12 +114,12 @@ class TierRegistry:
 
     async def block_hashes(self, node_id: str, keys: Sequence[SegmentKey]) -> list[bytes]:
         """What a CPU tier says that the blocks of segments are called, joined for each; nothing when it does not."""
-        seat = self.cpu.get(node_id)
-        if seat is None:
+        tier = self.cpu.get(node_id)
+        if tier is None:
             return []
         try:
             async with asyncio.timeout(ANSWER_S):
-                return list(await seat.handle.block_hashes.remote(list(keys)))
+                return list(await tier.handle.block_hashes.remote(list(keys)))
         except Exception as error:
             logger.warning("the CPU tier %s does not name its segments: %r", node_id[:8], error)
             return []
@@ -137,7 +137,7 @@ class TierRegistry:
         return self._redis is not None and self._redis.indexed
 
     def is_redis(self, incarnation: str) -> bool:
-        """Whether this incarnation sits on Redis's seat."""
+        """Whether this incarnation of the Redis tier is registered."""
         return self._redis is not None and bool(incarnation) and self._redis.incarnation == incarnation
 
     def redis_alive(self, now: float, incarnation: str, state: str) -> bool:
@@ -148,8 +148,10 @@ class TierRegistry:
         self._redis.state = state
         return self.is_redis(incarnation)
 
-    def seat_redis(self, now: float, handle: Any, incarnation: str, endpoint: RedisEndpoint, budget_bytes: int) -> None:
-        """Give the Redis tier its seat; what was known of Redis is forgotten."""
+    def register_redis(
+        self, now: float, handle: Any, incarnation: str, endpoint: RedisEndpoint, budget_bytes: int
+    ) -> None:
+        """Register the Redis tier; what was known of Redis is forgotten."""
         if self._redis is not None:
             self._redis.evictions.close()
             self._brain.forget_holder(REDIS)
@@ -161,7 +163,7 @@ class TierRegistry:
                     self.lose_redis("an eviction failed; registering again")
 
             evictions = EvictionQueue(handle, failed)
-            self._redis = RedisSeat(handle, incarnation, now, evictions, state=self._redis.state, endpoint=endpoint)
+            self._redis = RedisState(handle, incarnation, now, evictions, state=self._redis.state, endpoint=endpoint)
             self._changed()
 
     def redis_indexed(self) -> None:
@@ -186,13 +188,13 @@ class TierRegistry:
 
     def redis_report(self) -> dict[str, Any] | None:
         """For /health; None: this server has no Redis. `indexing`: it is there, and about to be usable."""
-        seat = self._redis
-        if seat is None:
+        tier = self._redis
+        if tier is None:
             return None
         workers = any(tier.workers for tier in self.cpu.values())
-        state = NO_WORKER if seat.state == OK and not workers else seat.state
-        coming = bool(seat.incarnation) or seat.state == WAITS
-        indexing = coming and not (seat.indexed and workers)
+        state = NO_WORKER if tier.state == OK and not workers else tier.state
+        coming = bool(tier.incarnation) or tier.state == WAITS
+        indexing = coming and not (tier.indexed and workers)
         return {"state": state, "indexing": indexing, "segments": self._redis_segments()}
 
     # All.
@@ -201,9 +203,9 @@ class TierRegistry:
         """Let tiers evict what they are ordered to, after all that they were ordered before. Does not wait."""
         for directive in directives:
             assert directive.source is not None
-            seat = self._seat(directive.source)
-            if seat is not None and seat.incarnation:  # else it is forgotten as a whole already
-                seat.evictions.add(directive.keys)
+            state = self._state_of(directive.source)
+            if state is not None and state.incarnation:  # else it is forgotten as a whole already
+                state.evictions.add(directive.keys)
                 tier, holder = directive.source
                 self.news.note(directive.kind.value, (tier.value, holder), None, len(directive.keys))
         if directives:
@@ -214,30 +216,30 @@ class TierRegistry:
 
         Nothing is stored at a location before: the room that it was promised would not be there.
         """
-        seat = self._seat(location)
-        return seat is None or await seat.evictions.settled(ANSWER_S)
+        tier = self._state_of(location)
+        return tier is None or await tier.evictions.settled(ANSWER_S)
 
     async def all_settled(self, tiers: Sequence[Tier], patience_s: float) -> None:
         """The same for whole tiers, in time or not."""
-        seats: list[TierSeat] = list(self.cpu.values()) if Tier.CPU in tiers else []
+        states: list[TierState] = list(self.cpu.values()) if Tier.CPU in tiers else []
         if self._redis is not None and Tier.REDIS in tiers:
-            seats.append(self._redis)
-        await asyncio.gather(*(seat.evictions.settled(patience_s) for seat in seats))
+            states.append(self._redis)
+        await asyncio.gather(*(tier.evictions.settled(patience_s) for tier in states))
 
-    def _seat(self, location: Location) -> TierSeat | None:
+    def _state_of(self, location: Location) -> TierState | None:
         return self._redis if location.tier is Tier.REDIS else self.cpu.get(location.holder)
 
     async def stats(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """Each tier's own count: the CPU tiers' by node, and Redis's."""
-        seats = dict(self.cpu)
-        own = await asyncio.gather(*map(_count, seats.values()))
+        states = dict(self.cpu)
+        own = await asyncio.gather(*map(_count, states.values()))
         redis = None if self._redis is None else await _count(self._redis)
-        return dict(zip(seats, own, strict=True)), redis
+        return dict(zip(states, own, strict=True)), redis
 
     def forget_silent(self, now: float) -> None:
-        """Take the seats of tiers that were not heard for too long."""
-        for node_id, seat in list(self.cpu.items()):
-            if now - seat.last_seen > TIER_SILENCE_S:
+        """Unregister tiers that were not heard for too long."""
+        for node_id, tier in list(self.cpu.items()):
+            if now - tier.last_seen > TIER_SILENCE_S:
                 logger.warning("the CPU tier of node %s is silent: its segments are misses", node_id[:8])
                 self.cpu.pop(node_id).evictions.close()
                 self._brain.forget_holder(Location(Tier.CPU, node_id))
@@ -250,11 +252,11 @@ class TierRegistry:
         return next((store["segments"] for store in stores if store["tier"] == Tier.REDIS.value), 0)
 
 
-async def _count(seat: TierSeat) -> dict[str, Any]:
-    if not seat.incarnation:
-        return {"error": seat.state if isinstance(seat, RedisSeat) else "it registers again"}
+async def _count(tier: TierState) -> dict[str, Any]:
+    if not tier.incarnation:
+        return {"error": tier.state if isinstance(tier, RedisState) else "it registers again"}
     try:
-        own: dict[str, Any] = await asyncio.wait_for(seat.handle.stats.remote(), ANSWER_S)
+        own: dict[str, Any] = await asyncio.wait_for(tier.handle.stats.remote(), ANSWER_S)
     except Exception as error:
         return {"error": str(error)}
     return own

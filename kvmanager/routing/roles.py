@@ -48,7 +48,7 @@ class RoleBook:
         """Role by replica; those without one are left out."""
         return {replica: role.value for replica, role in self._roles.items()}
 
-    def seat(self, replica: str) -> str:
+    def join(self, replica: str) -> str:
         """A replica has registered, perhaps again: its role, empty for none."""
         if self._wanted and replica not in self._roles:
             self._without.setdefault(replica)

@@ -166,7 +166,7 @@ class Tiers:
     def _workers_know_redis(self) -> bool:
         """Whether the prefetch workers that are there were started for the Redis that the manager knows."""
         tier: Any = self.tier
-        told = ray.get(self.manager.__ray_call__.remote(lambda manager: manager._seats.redis_endpoint))
+        told = ray.get(self.manager.__ray_call__.remote(lambda manager: manager._tiers.redis_endpoint))
         used = ray.get(tier.__ray_call__.remote(lambda tier: (tier._redis._endpoint, tier._redis.settled)))
         return bool(used == (told, True))
 

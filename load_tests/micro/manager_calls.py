@@ -45,7 +45,7 @@ class FilledManager(KVManagerActor):
 
     async def fill(self, segments: int) -> None:
         """Index prompts of 128 segments at one node whose tier is never silent."""
-        self._seats.seat_cpu(float("inf"), HERE.holder, None, "life", 10**18)
+        self._tiers.register_cpu(float("inf"), HERE.holder, None, "life", 10**18)
         for hashes, spans in prompts(0, segments, PROMPT_SEGMENTS):
             self._brain.adopt(0.0, HERE, spans, [SEGMENT_BYTES] * len(spans))
             self._garbage.set_aside(self._brain.stats(0.0)["nodes"])

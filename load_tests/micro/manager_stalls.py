@@ -115,9 +115,9 @@ class _Scene:
     def _heartbeats(self) -> None:
         """However long it takes: nobody is taken for gone."""
         now = time.monotonic()
-        seats: list[Any] = [*self.manager._replicas.values(), *self.manager._seats.cpu.values()]
-        for seat in seats:
-            seat.last_seen = now
+        states: list[Any] = [*self.manager._replicas.values(), *self.manager._tiers.cpu.values()]
+        for state in states:
+            state.last_seen = now
 
     async def clear(self) -> None:
         """All of the CPU tier."""

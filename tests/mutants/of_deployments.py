@@ -215,9 +215,9 @@ MUTANTS = (
     ),
     Mutant(
         "living-replica-forgotten",
-        "deployments/manager/replica_seat.py",
-        "if name != replica and seat.rank == rank and now - seat.last_seen > MISSED_POLLS_S",
-        "if name != replica and seat.rank == rank",
+        "deployments/manager/replica_state.py",
+        "if name != replica and state.rank == rank and now - state.last_seen > MISSED_POLLS_S",
+        "if name != replica and state.rank == rank",
         (TESTS + "manager/test_manager_actor.py::test_two_replicas_that_report_one_rank_do_not_forget_each_other",),
         "While Serve renumbers replicas, living ones lose their leases.",
     ),

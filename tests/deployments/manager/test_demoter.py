@@ -15,7 +15,7 @@ def test_what_a_tier_gives_up_is_ordered_in_parts_between_which_plans_are_made()
 
     async def main() -> None:
         left = ["some", "more", "the rest"]
-        seats: Any = SimpleNamespace(redis_is_ready=True, send=happened.append)
+        tiers: Any = SimpleNamespace(redis_is_ready=True, send=happened.append)
         brain: Any = SimpleNamespace(
             relieve=lambda now: left.pop(0) if left else (), next_demotion=lambda now, most_bytes: None
         )
@@ -27,7 +27,7 @@ def test_what_a_tier_gives_up_is_ordered_in_parts_between_which_plans_are_made()
 
         coming = asyncio.create_task(plans())
         await asyncio.sleep(0)
-        Demoter(brain, seats).wake()  # once
+        Demoter(brain, tiers).wake()  # once
         await asyncio.wait_for(coming, 10)
 
     asyncio.run(main())

@@ -14,7 +14,7 @@ from managed_port import FINGERPRINT, NODE, REPLICA, Client, Handle, ManagedPort
 
 from deployments.manager import actor
 from deployments.manager import directive_sender as direction
-from deployments.manager.replica_seat import MISSED_POLLS_S
+from deployments.manager.replica_state import MISSED_POLLS_S
 from deployments.replica.manager_link import ManagerLink
 from kvmanager.config import ManagerConfig
 from kvmanager.manager import KVManager

@@ -95,7 +95,7 @@ def test_a_good_bye_is_no_death_and_gives_all_back(managed: Callable[..., None])
         assert dict(manager._ended) == {"dead": 0, "hung": 0}
         assert manager._brain.offloads.device_blocks(LEAVING, hashes) == 0
         assert manager._brain.offloads.device_blocks(STAYING, hashes) == len(hashes)
-        assert len(manager._seats.cpu) == 1, "its node's tier lives on"
+        assert len(manager._tiers.cpu) == 1, "its node's tier lives on"
 
     managed(check)
 

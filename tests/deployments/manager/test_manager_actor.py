@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kv_cluster import FINGERPRINT, SEGMENT_BYTES, SIZES, offered, sequence
 
-from deployments.manager import actor, replica_seat
+from deployments.manager import actor, replica_state
 from deployments.manager import tier_registry as tier_seats
 from deployments.manager.actor import KVManagerActor
 from deployments.manager.eviction_queue import EvictionQueue
@@ -196,7 +196,7 @@ def test_a_bad_segment_leaves_the_index_and_the_tier_and_may_be_saved_anew(manag
         hashes, spans = sequence(3, 3)
         await save(manager, spans)
         await manager.bad_segment("cpu", NODE, spans[1].key)
-        await manager._seats.settled(Location(Tier.CPU, NODE))
+        await manager._tiers.settled(Location(Tier.CPU, NODE))
         assert set(tier.evicted) == {spans[1].key, spans[2].key}, "what hangs on it cannot be reached any more"
         assert await planned(manager, hashes) == [spans[0].key]
         assert await save(manager, spans) == [span.key for span in spans[1:]]
@@ -238,7 +238,7 @@ def test_a_tier_that_is_slow_keeps_its_seat_and_is_given_nothing_until_it_has_ev
         assert await save(manager, spans) == [], "the eviction of its first copy would take the new one"
         assert (await manager.tier_alive(NODE, "first life", 0))[0]
         tier.answers = True
-        assert await manager._seats.settled(Location(Tier.CPU, NODE))
+        assert await manager._tiers.settled(Location(Tier.CPU, NODE))
         assert await save(manager, spans) == [spans[0].key]
 
     managed(check)
@@ -246,7 +246,7 @@ def test_a_tier_that_is_slow_keeps_its_seat_and_is_given_nothing_until_it_has_ev
 
 def test_what_redis_is_to_evict_does_not_hold_up_a_save_in_a_cpu_tier(managed: Any) -> None:
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
-        manager._seats._redis = tier_seats.RedisSeat(None, "", 0.0, EvictionQueue(None, lambda error: None))
+        manager._tiers._redis = tier_seats.RedisState(None, "", 0.0, EvictionQueue(None, lambda error: None))
         redis, spans = FakeTier(), sequence(7, 2)[1]
         await manager.register_redis(redis, "life", None, 10 * SEGMENT_BYTES)  # type: ignore[arg-type]
         await manager.adopt_redis("life", spans, [SEGMENT_BYTES] * 2, [SEGMENT_BYTES] * 2, {})
@@ -274,7 +274,7 @@ def test_a_restarted_tier_is_not_the_one_that_was_known(managed: Any) -> None:
 def test_a_silent_replica_is_forgotten_with_its_device_and_leases(
     managed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_seat, "SILENCE_S", 0.2)
+    monkeypatch.setattr(replica_state, "SILENCE_S", 0.2)
 
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         hashes, spans = sequence(7, 2)
@@ -316,7 +316,7 @@ def test_a_silent_predecessor_is_forgotten_when_a_successor_reports_its_rank(man
     async def check(manager: KVManagerActor, tier: FakeTier) -> None:
         hashes, _ = sequence(9, 1)
         await manager.report_placement(REPLICA, [(hashes, [], False)])
-        manager._replicas[REPLICA].last_seen -= replica_seat.MISSED_POLLS_S + 1
+        manager._replicas[REPLICA].last_seen -= replica_state.MISSED_POLLS_S + 1
         await manager.register_replica("successor", 0, NODE, hashes[:2], FINGERPRINT)
         assert (await manager.api("lookup", hashes))["device"] == {"0": 2}
         assert await manager.take_directives(REPLICA, 1.0) is None

@@ -146,7 +146,7 @@ def test_a_node_is_named_for_orders_by_what_devices_and_cpu_tiers_say_and_to_its
     async def test(manager: KVManagerActor) -> None:
         hashes, spans = sequence(1, 3)
         await save(manager, spans)
-        key, tier = spans[1].key, manager._seats.cpu[NODE].handle.block_hashes
+        key, tier = spans[1].key, manager._tiers.cpu[NODE].handle.block_hashes
         assert (await manager.api("hashes_to", key, "another"))["refused"] == "unknown_key"
         assert (await manager.api("hashes_to", b"x", None))["refused"] == "unknown_key"
         assert tier.asked == [], "nobody is asked of what is another's"
@@ -157,7 +157,7 @@ def test_a_node_is_named_for_orders_by_what_devices_and_cpu_tiers_say_and_to_its
         await manager.report_placement(REPLICA, [(list(hashes), [], False)])
         assert await manager.api("hashes_to", spans[2].key, None) == {"hashes": list(hashes)}
         assert len(tier.asked) == 4, "the device has said it"
-        del manager._seats.cpu[NODE].handle.block_hashes
+        del manager._tiers.cpu[NODE].handle.block_hashes
         assert await manager.api("hashes_to", key, "") == {"hashes": list(hashes[:8])}
 
     with_manager(test)
@@ -167,7 +167,7 @@ def test_a_cpu_tier_that_does_not_answer_leaves_a_node_without_names() -> None:
     async def test(manager: KVManagerActor) -> None:
         _, spans = sequence(1, 3)
         await save(manager, spans)
-        del manager._seats.cpu[NODE].handle.block_hashes
+        del manager._tiers.cpu[NODE].handle.block_hashes
         assert (await manager.api("hashes_to", spans[1].key, ""))["refused"] == "not_named"
 
     with_manager(test)

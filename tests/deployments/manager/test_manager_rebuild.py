@@ -117,7 +117,7 @@ class ForgetfulManager(KVManagerActor):
     async def adopt_tier(self, node_id: str, *told: Any) -> list[bytes] | None:
         self.calls += 1
         if self.calls == 2:
-            self._seats.cpu.clear()
+            self._tiers.cpu.clear()
             self._brain.forget_holder(Location(Tier.CPU, NODE))
         return await super().adopt_tier(node_id, *told)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kv_cluster import FINGERPRINT
 
-from deployments.manager import replica_seat
+from deployments.manager import replica_state
 from deployments.manager.actor import KVManagerActor
 from kvmanager.config import ManagerConfig
 from kvmanager.index.deltas import NOTHING_SEEN, Position
@@ -77,7 +77,7 @@ def test_one_that_ends_or_falls_silent_is_replaced_in_its_role(managed: Any) -> 
         await manager.replica_ends("x", "dead")
         await come(manager, "new", 0)
         assert await roles(manager) == {"y": before["y"], "z": before["z"], "new": before["x"]}
-        manager._replicas["y"].last_seen -= replica_seat.MISSED_POLLS_S + 1
+        manager._replicas["y"].last_seen -= replica_state.MISSED_POLLS_S + 1
         await come(manager, "newer", 1)
         assert await roles(manager) == {"newer": before["y"], "z": before["z"], "new": before["x"]}
 

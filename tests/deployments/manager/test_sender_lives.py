@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 
 from deployments.manager.directive_sender import DirectiveSender
-from deployments.manager.replica_seat import ReplicaSeat
+from deployments.manager.replica_state import ReplicaState
 from kvmanager.config import ManagerConfig
 from kvmanager.manager import KVManager
 
 
 def test_an_answer_to_an_old_clear_ends_no_clear_that_was_not_carried_out_yet() -> None:
     async def ordered(epoch: int) -> tuple[DirectiveSender, asyncio.Task[int | None], int]:
-        seat = ReplicaSeat(0, "node", 0.0)
-        sender = DirectiveSender(KVManager(ManagerConfig(1), epoch), {"replica": seat})
+        state = ReplicaState(0, "node", 0.0)
+        sender = DirectiveSender(KVManager(ManagerConfig(1), epoch), {"replica": state})
         clear = asyncio.create_task(sender.clear_device("replica", None, 10.0))
-        return sender, clear, (await seat.directives.get())["id"]
+        return sender, clear, (await state.directives.get())["id"]
 
     async def main() -> None:
         _, lost, old_id = await ordered(1)

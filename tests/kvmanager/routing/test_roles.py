@@ -16,14 +16,14 @@ from kvmanager.routing.roles import RoleBook, RoleShares, fit_for, in_use
 def book(prefill, decode, *replicas):
     made = RoleBook(RoleShares(prefill, decode))
     for replica in replicas:
-        made.seat(replica)
+        made.join(replica)
     return made
 
 
 class TestRoleBook:
     def test_the_shares_are_filled_evenly_as_replicas_come(self):
         made = book(2, 4)
-        held = [Counter(made.roles.values()) for _ in range(6) if made.seat(f"r{len(made.roles)}")]
+        held = [Counter(made.roles.values()) for _ in range(6) if made.join(f"r{len(made.roles)}")]
         assert held[-1] == {"prefill": 2, "decode": 4}
         assert held[1] == {"prefill": 1, "decode": 1}, "two replicas of six serve both phases"
 
@@ -31,7 +31,7 @@ class TestRoleBook:
         made = book(1, 1, "a", "b")
         before = made.roles
         for replica in ("b", "a", "b"):
-            assert made.seat(replica) == before[replica]
+            assert made.join(replica) == before[replica]
         assert made.roles == before
 
     def test_a_replica_that_goes_is_replaced_in_its_role(self):
@@ -39,12 +39,12 @@ class TestRoleBook:
             made = book(1, 2, "a", "b", "c")
             role = made.roles[gone]
             made.leave(gone)
-            assert made.seat("new") == role
+            assert made.join("new") == role
 
     def test_a_successor_that_comes_first_waits_without_a_role(self):
         made = book(1, 1, "a", "b")
         role = made.roles["a"]
-        assert made.seat("successor") == ""
+        assert made.join("successor") == ""
         assert made.roles.keys() == {"a", "b"}
         made.leave("a")
         assert made.roles["successor"] == role
@@ -58,7 +58,7 @@ class TestRoleBook:
     @pytest.mark.parametrize("shares", [RoleShares(), RoleShares(2, 0), RoleShares(0, 2)])
     def test_without_shares_of_both_there_are_no_roles(self, shares):
         made = RoleBook(shares)
-        assert made.seat("a") == ""
+        assert made.join("a") == ""
         assert made.roles == {}
 
     @given(st.integers(1, 4), st.integers(1, 4), st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60))
@@ -69,7 +69,7 @@ class TestRoleBook:
         for comes, number in moves:
             replica = f"r{number}"
             if comes:
-                made.seat(replica)
+                made.join(replica)
                 there.add(replica)
             else:
                 made.leave(replica)

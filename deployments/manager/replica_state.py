@@ -26,7 +26,7 @@ else reports is gone: its successor need not wait until it is forgotten for its 
 
 
 @dataclass(slots=True)
-class ReplicaSeat:
+class ReplicaState:
     """A registered replica: `rank` is what it last said its number is, `directives` what it has to do."""
 
     rank: int
@@ -50,25 +50,25 @@ class ReplicaSeat:
         return taken
 
 
-def names_by_rank(seats: Mapping[str, ReplicaSeat]) -> dict[int, str]:
+def names_by_rank(replicas: Mapping[str, ReplicaState]) -> dict[int, str]:
     """The name that a rank means: of several replicas that report it, the one that was heard of last."""
-    return {seat.rank: name for name, seat in sorted(seats.items(), key=lambda item: item[1].last_seen)}
+    return {state.rank: name for name, state in sorted(replicas.items(), key=lambda item: item[1].last_seen)}
 
 
-def succeeded_by(seats: Mapping[str, ReplicaSeat], replica: str, rank: int, now: float) -> list[str]:
+def succeeded_by(replicas: Mapping[str, ReplicaState], replica: str, rank: int, now: float) -> list[str]:
     """The silent replicas whose rank `replica` has now. Never one that polled lately: that one lives."""
     return [
         name
-        for name, seat in seats.items()
-        if name != replica and seat.rank == rank and now - seat.last_seen > MISSED_POLLS_S
+        for name, state in replicas.items()
+        if name != replica and state.rank == rank and now - state.last_seen > MISSED_POLLS_S
     ]
 
 
-def silent(seats: Mapping[str, ReplicaSeat], now: float) -> list[str]:
+def silent(replicas: Mapping[str, ReplicaState], now: float) -> list[str]:
     """Those that are to be forgotten; says so in the log."""
-    names = [name for name, seat in seats.items() if now - seat.last_seen > SILENCE_S]
+    names = [name for name, state in replicas.items() if now - state.last_seen > SILENCE_S]
     for name in names:
-        logger.warning("replica %s (rank %d) is silent and forgotten", name, seats[name].rank)
+        logger.warning("replica %s (rank %d) is silent and forgotten", name, replicas[name].rank)
     return names
 
 
