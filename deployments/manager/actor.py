@@ -81,7 +81,7 @@ class KVManagerActor:
         self._tiers = TierRegistry(self._brain, with_redis, self._watch.wake)
         self._demoter = Demoter(self._brain, self._tiers)
         self._renewer = RedisRenewer(self._brain, self._tiers, lambda keys: self._drop_and_evict(REDIS, keys))
-        self._directives = DirectiveSender(self._brain, self._replicas, self._tiers.news)
+        self._directives = DirectiveSender(self._brain, self._replicas, self._tiers.log)
         self._loads = load_choice(config)
         self._prompts = PromptPlanner(self._brain, self._loads, config.block_tokens)
         self._fills, self._roles = ChunkFills(config.deadly_chunk_s, self._brain.epoch), RoleBook(roles)
@@ -272,7 +272,7 @@ class KVManagerActor:
         offer = self._brain.promote(time.monotonic(), replica, location, keys)
         if not await self._has_room(location, offer):
             return Promotion()
-        self._tiers.news.note("promote", (Tier.REDIS.value, ""), (Tier.CPU.value, node_id), len(offer.keys))
+        self._tiers.log.note("promote", (Tier.REDIS.value, ""), (Tier.CPU.value, node_id), len(offer.keys))
         return Promotion(offer.save_id, offer.keys, offer.above)
 
     async def commit(self, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> list[bytes]:

@@ -89,7 +89,7 @@ class Demoter:
                 self._paused_until = time.monotonic() + PAUSE_S
             source = demotion.source.tier.value, demotion.source.holder
             outcome = f"failed ({reason})" if reason else "done"
-            self._tiers.news.note("demote", source, (Tier.REDIS.value, ""), len(stored), outcome)
+            self._tiers.log.note("demote", source, (Tier.REDIS.value, ""), len(stored), outcome)
             self._brain.forms.note({key: forms.get(key, DENSE) for key in stored})
             due = self._brain.finish_demotion(time.monotonic(), demotion.demotion_id, stored)
             self.wake()

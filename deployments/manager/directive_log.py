@@ -16,7 +16,7 @@ MOST_KEPT = 256
 
 
 @dataclass(slots=True)
-class Order:
+class LogEntry:
     """Where it took segments from, and to: a tier and its holder, such as ("cpu", a node's id); None: nowhere."""
 
     number: int
@@ -28,11 +28,11 @@ class Order:
     orders: int = 1
 
 
-class News:
+class DirectiveLog:
     """See the module's docstring."""
 
     def __init__(self) -> None:
-        self._orders: deque[Order] = deque(maxlen=MOST_KEPT)
+        self._orders: deque[LogEntry] = deque(maxlen=MOST_KEPT)
         self._told = 0
         self.last = 0
         """Number of the newest; they are counted from 1 on."""
@@ -54,7 +54,7 @@ class News:
                 newest.orders += 1
                 return
         self.last += 1
-        self._orders.append(Order(self.last, kind, source, target, segments, outcome))
+        self._orders.append(LogEntry(self.last, kind, source, target, segments, outcome))
 
     def since(self, seen: int) -> tuple[list[dict[str, Any]], int]:
         """What came after number `seen`, oldest first, and how many of it are no longer there."""

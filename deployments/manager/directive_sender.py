@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from deployments.manager.directive_log import News
+from deployments.manager.directive_log import DirectiveLog
 from deployments.manager.plan_answer import planned_loads
 from deployments.manager.replica_state import ReplicaState
 from kvmanager.index.locations import Location, Tier
@@ -56,9 +56,9 @@ class Ended:
 class DirectiveSender:
     """See the module's docstring. `replicas` are the registered replicas, by their unique names."""
 
-    def __init__(self, brain: KVManager, replicas: Mapping[str, ReplicaState], news: News | None = None) -> None:
+    def __init__(self, brain: KVManager, replicas: Mapping[str, ReplicaState], log: DirectiveLog | None = None) -> None:
         self._brain = brain
-        self._news = news or News()
+        self._log = log or DirectiveLog()
         self._replicas = replicas
         self._numbers = Numbers(brain.epoch)
         self._ledger = DirectiveLedger(GRACE_S, self._numbers)
@@ -121,7 +121,7 @@ class DirectiveSender:
             await self.evict(source, hashes, deadline - time.monotonic())
         self._ledger.count(DirectiveKind.MOVE, ended.outcome)
         moved = self._place(source), self._place(target), ended.segments, ended.outcome.value
-        self._news.note(DirectiveKind.MOVE.value, *moved)
+        self._log.note(DirectiveKind.MOVE.value, *moved)
         return ended
 
     async def clear_device(self, replica: str, tenant: str | None, deadline_s: float) -> int | None:
@@ -224,7 +224,7 @@ class DirectiveSender:
         place = self._place(replica)  # it may be gone when the directive has ended
         ended = await self._sent(kind, replica, deadline_s, order)
         source, target = (None, place) if kind is DirectiveKind.PROMOTE else (place, None)
-        self._news.note(kind.value, source, target, ended.segments, ended.outcome.value)
+        self._log.note(kind.value, source, target, ended.segments, ended.outcome.value)
         return ended
 
     def _place(self, replica: str) -> tuple[str, str] | None:

@@ -104,7 +104,7 @@ class Reports:
         """
         now = time.monotonic()
         stats = self._brain.stats(now)
-        log = self._tiers.news
+        log = self._tiers.log
         orders, missed = log.since(log.last if seen < 0 else seen)
         devices = {rank: self._brain.views.device_blocks(name) for rank, name in names_by_rank(self._replicas).items()}
         rates = self._loads.describe()

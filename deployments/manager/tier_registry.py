@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deployments.manager.directive_log import News
+from deployments.manager.directive_log import DirectiveLog
 from deployments.manager.eviction_queue import EvictionQueue
 from kvmanager.index.locations import REDIS, Location, Tier
 from kvmanager.manager import KVManager
@@ -65,7 +65,7 @@ class TierRegistry:
     def __init__(self, brain: KVManager, with_redis: bool, changed: Callable[[], None]) -> None:
         self.cpu: dict[str, TierState] = {}
         self._redis = RedisState(None, "", float("-inf"), EvictionQueue(None, _nothing)) if with_redis else None
-        self.news = News()
+        self.log = DirectiveLog()
         self._brain = brain
         self._changed = changed
 
@@ -207,7 +207,7 @@ class TierRegistry:
             if state is not None and state.incarnation:  # else it is forgotten as a whole already
                 state.evictions.add(directive.keys)
                 tier, holder = directive.source
-                self.news.note(directive.kind.value, (tier.value, holder), None, len(directive.keys))
+                self.log.note(directive.kind.value, (tier.value, holder), None, len(directive.keys))
         if directives:
             self._changed()
 
