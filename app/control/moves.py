@@ -16,8 +16,8 @@ from app.backend.manager_control import ManagerControl
 from app.control.api import ask, owner_only
 from app.control.audit import audited, audited_work
 from app.control.jobs import Job, Jobs
-from app.control.looks import Looks
 from app.control.prompt_param import PromptChoice, PromptOrNode
+from app.control.query_limiter import QueryLimiter
 from app.gate.json_route import JsonRoute
 from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys
@@ -83,7 +83,7 @@ def moves_router(control: ManagerControl, renderer: OnlineRenderer, keys: Prompt
     """The routes for orders, under /api/v1/kv, each for the prompts of the tenant who asks."""
     router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
 
-    looks = Looks()
+    limiter = QueryLimiter()
 
     def tag_of_caller() -> str:
         return keys.tag(current_request().tenant)
@@ -97,7 +97,7 @@ def moves_router(control: ManagerControl, renderer: OnlineRenderer, keys: Prompt
         node = body.node_key()
         if node is None:
             return await hashes_of(body, renderer, keys)
-        async with looks.turn(current_request().tenant):
+        async with limiter.turn(current_request().tenant):
             hashes: list[bytes] = granted(await ask(control.hashes_to(node, whose())))["hashes"]
         return hashes
 

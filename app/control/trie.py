@@ -1,6 +1,6 @@
 """GET /api/v1/kv/trie: the index as a tree, the hottest part of it.
 
-The manager does bounded work for each call (`kvmanager.views.tree`), and calls are held apart (`app.control.looks`).
+The manager does bounded work for each call (`kvmanager.views.tree`), and calls take turns (`query_limiter`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from fastapi import APIRouter, Depends, Query
 
 from app.backend.manager_control import ManagerControl
 from app.control.api import ask, owner_only
-from app.control.looks import Looks
 from app.control.moves import PREFIX, UNKNOWN, RefusedError
+from app.control.query_limiter import QueryLimiter
 from app.gate.json_route import JsonRoute
 from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys
@@ -25,7 +25,7 @@ PATHS = frozenset({f"{PREFIX}/trie"})
 def trie_router(control: ManagerControl, keys: PromptKeys) -> APIRouter:
     """The route."""
     router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
-    looks = Looks()
+    limiter = QueryLimiter()
 
     @router.get("/trie", responses=UNKNOWN)
     async def trie(
@@ -47,7 +47,7 @@ def trie_router(control: ManagerControl, keys: PromptKeys) -> APIRouter:
         caller = current_request().caller
         whose = None if caller.admin else keys.tag(caller.tenant)
         key = None if root is None else bytes.fromhex(root)
-        async with looks.turn(caller.tenant):
+        async with limiter.turn(caller.tenant):
             found = await ask(control.trie(whose, key, depth, most))
         if found is None:
             raise RefusedError("There is no such node (any more).", HTTPStatus.NOT_FOUND)

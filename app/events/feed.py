@@ -19,7 +19,7 @@ from prometheus_client.core import Metric
 
 from app.backend.manager_control import ManagerControl
 from app.events.decisions import Decisions
-from app.events.figures import Heard, LivePrompt, for_admin, for_tenant
+from app.events.figures import LivePrompt, ManagerSnapshot, for_admin, for_tenant
 from app.events.watchers import Watcher
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Feed:
         self._watchers = decisions.watchers
         self._savings = decisions.savings
         self._sources = sources
-        self._heard = Heard(block_bytes=sources.block_bytes)
+        self._snapshot = ManagerSnapshot(block_bytes=sources.block_bytes)
         self._heard_at = self._sized_at = float("-inf")
         self._seen = -1
         self._ticking: asyncio.Task[None] | None = None
@@ -89,9 +89,9 @@ class Feed:
             async with asyncio.timeout(ASK_S):
                 manager = await self._control.live(self._seen, tenants)
         except Exception as error:
-            if self._heard.manager is not None or self._seen < 0:
+            if self._snapshot.manager is not None or self._seen < 0:
                 logger.warning("the KV manager is away: %r", error)
-        self._heard = dataclasses.replace(self._heard, manager=manager)
+        self._snapshot = dataclasses.replace(self._snapshot, manager=manager)
         self._heard_at = now = time.monotonic()
         rates = (None, None) if manager is None else (manager["prefill_s"], manager["early_prefill_s"])
         self._savings.tick(now, *rates)
@@ -118,13 +118,13 @@ class Feed:
         for watcher in self._watchers:
             if watcher.admin and for_all is None:
                 everybody = self._savings.everybody
-                for_all = "cache", for_admin(self._heard, everybody, live, ranks, self._sources.queue())
+                for_all = "cache", for_admin(self._snapshot, everybody, live, ranks, self._sources.queue())
             watcher.show(for_all if watcher.admin and for_all else self._of_tenant(watcher, live))
 
     def _of_tenant(self, watcher: Watcher, live: Iterable[LivePrompt]) -> tuple[str, dict[str, Any]]:
         tenant = watcher.tenant
         own = self._savings.of(tenant)
-        return "cache", for_tenant(self._heard, tenant, self._sources.tag(tenant), own, live)
+        return "cache", for_tenant(self._snapshot, tenant, self._sources.tag(tenant), own, live)
 
     async def _size(self) -> None:
         families: Iterable[Metric] = await self._sources.families()
@@ -135,7 +135,7 @@ class Feed:
             for sample in family.samples
             if sample.labels.get("replica", "").isdecimal()
         }
-        self._heard = dataclasses.replace(self._heard, device_blocks=sizes or self._heard.device_blocks)
+        self._snapshot = dataclasses.replace(self._snapshot, device_blocks=sizes or self._snapshot.device_blocks)
 
 
 def _place(place: tuple[str, str] | None) -> dict[str, str] | None:

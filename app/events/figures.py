@@ -29,7 +29,7 @@ class LivePrompt:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ManagerSnapshot:
     """What others have said: `manager`: the last answer to `live`; None: it does not answer.
 
     `device_blocks`: by replica's number, the size of its pool; `block_bytes`: of KV in a block of it.
@@ -41,10 +41,14 @@ class Heard:
 
 
 def for_admin(
-    heard: Heard, savings: Savings, live: Iterable[LivePrompt], ranks: Collection[int], queue: Mapping[str, int]
+    known: ManagerSnapshot,
+    savings: Savings,
+    live: Iterable[LivePrompt],
+    ranks: Collection[int],
+    queue: Mapping[str, int],
 ) -> dict[str, Any]:
     """The figures of all. `ranks`: the replicas that can be sent to, as far as known; `queue`: of the ingress."""
-    live, manager = list(live), heard.manager
+    live, manager = list(live), known.manager
     used: Counter[str] = Counter()
     budgets: Counter[str] = Counter()
     segments: Counter[str] = Counter()
@@ -53,8 +57,8 @@ def for_admin(
         budgets[place["tier"]] += place["budget_bytes"]
         segments[place["tier"]] += place["segments"]
     held: Mapping[int, int] = manager["device_blocks"] if manager else {}
-    used["device"] = sum(held.values()) * heard.block_bytes
-    budgets["device"] = sum(heard.device_blocks.get(rank, 0) for rank in held) * heard.block_bytes
+    used["device"] = sum(held.values()) * known.block_bytes
+    budgets["device"] = sum(known.device_blocks.get(rank, 0) for rank in held) * known.block_bytes
     rates = savings.hit_rates()
     tiers = {
         tier: {
@@ -69,17 +73,19 @@ def for_admin(
     return {
         "manager": OK if manager else AWAY,
         "tiers": tiers,
-        "replicas": [_replica(rank, live, heard, held) for rank in sorted({*ranks, *named, *held})],
+        "replicas": [_replica(rank, live, known, held) for rank in sorted({*ranks, *named, *held})],
         "queue": dict(queue),
         **savings.report(),
         "index": {name: manager[name] for name in ("nodes", "ghosts", "pins")} if manager else None,
     }
 
 
-def for_tenant(heard: Heard, tenant: str, tag: str, savings: Savings, live: Iterable[LivePrompt]) -> dict[str, Any]:
+def for_tenant(
+    known: ManagerSnapshot, tenant: str, tag: str, savings: Savings, live: Iterable[LivePrompt]
+) -> dict[str, Any]:
     """The figures of one tenant. A device does not say what on it is whose."""
     own = [one for one in live if one.tenant == tenant]
-    report = (heard.manager or {}).get("tenants", {}).get(tag)
+    report = (known.manager or {}).get("tenants", {}).get(tag)
     rates = savings.hit_rates()
     tiers: dict[str, dict[str, Any]] = defaultdict(dict)
     for tier in TIERS:
@@ -93,7 +99,7 @@ def for_tenant(heard: Heard, tenant: str, tag: str, savings: Savings, live: Iter
         tiers[tier] |= _rates(rates[tier], savings.tokens[tier])
     waiting = sum(one.waits for one in own)
     return {
-        "manager": AWAY if heard.manager is None else OK,
+        "manager": AWAY if known.manager is None else OK,
         "tiers": dict(tiers),
         "replicas": [],
         "queue": {"ongoing": len(own), "waiting": waiting},
@@ -102,18 +108,18 @@ def for_tenant(heard: Heard, tenant: str, tag: str, savings: Savings, live: Iter
     }
 
 
-def _replica(rank: int, live: Iterable[LivePrompt], heard: Heard, held: Mapping[int, int]) -> dict[str, Any]:
+def _replica(rank: int, live: Iterable[LivePrompt], known: ManagerSnapshot, held: Mapping[int, int]) -> dict[str, Any]:
     """`ongoing`: prompts that it works on; `waiting`: of these, those without a token yet, and their tokens."""
     own = [one for one in live if one.replica == rank]
     waiting = [one.prompt_tokens for one in own if one.waits]
-    blocks, budget = held.get(rank), heard.device_blocks.get(rank)
+    blocks, budget = held.get(rank), known.device_blocks.get(rank)
     return {
         "replica": str(rank),
         "ongoing": len(own),
         "waiting": len(waiting),
         "waiting_tokens": sum(waiting),
-        "used_bytes": None if blocks is None else blocks * heard.block_bytes,
-        "budget_bytes": None if budget is None else budget * heard.block_bytes,
+        "used_bytes": None if blocks is None else blocks * known.block_bytes,
+        "budget_bytes": None if budget is None else budget * known.block_bytes,
     }
 
 

@@ -297,9 +297,9 @@ class EngineHandle:
             raise ValueError("an engine without KV reuse has nothing to register")
         await self._service.register(self._replica, rank, self._node_id, self.fingerprint)
 
-    async def untold(self) -> bool:
+    async def needs_resync(self) -> bool:
         """Whether the manager was not told of some change of the device, so that the replica must register again."""
-        return self._service is not None and await self._service.untold()
+        return self._service is not None and await self._service.needs_resync()
 
     async def carry_out(self, directive: Mapping[str, Any]) -> Any:
         """Carry out one directive of the manager; answers what `KVManagerActor.acknowledge` takes.

@@ -286,7 +286,7 @@ class KVManagerActor:
     async def lost(self, tier: str, holder: str, keys: Sequence[SegmentKey]) -> None:
         """A tier does not have segments that the index says it has."""
         if tier == Tier.REDIS.value:
-            await self._renewer.mend(keys)
+            await self._renewer.restore(keys)
         else:
             self._drop_and_evict(Location(Tier(tier), holder), keys)
 

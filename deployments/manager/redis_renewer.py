@@ -45,22 +45,22 @@ class RedisRenewer:
             keys = self._brain.renewals.take(time.monotonic(), MOST_RENEWED)
             self._task = asyncio.get_running_loop().create_task(self._renew(keys)) if keys else None
 
-    async def mend(self, keys: Sequence[SegmentKey]) -> None:
+    async def restore(self, keys: Sequence[SegmentKey]) -> None:
         """Copy segments that Redis has lost there once more, parents first, or let them be forgotten."""
         try:
             for key in keys:
-                await self._mend(key)
+                await self._restore(key)
         except Exception as error:
             logger.warning("what Redis has lost was not copied there once more: %r", error)
 
     async def _renew(self, keys: Sequence[SegmentKey]) -> None:
         try:
             missing = await asyncio.wait_for(self._tiers.renew(keys), RENEW_S)
-            await self.mend(missing[::-1])
+            await self.restore(missing[::-1])
         except Exception as error:
             logger.warning("%d segments in Redis were not renewed: %r", len(keys), error)
 
-    async def _mend(self, key: SegmentKey) -> None:
+    async def _restore(self, key: SegmentKey) -> None:
         indexed = self._brain.renewals.indexed(key)
         if indexed is None:
             return  # it has been evicted there meanwhile

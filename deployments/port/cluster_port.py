@@ -251,7 +251,7 @@ class ClusterPort:
         self._urgent.set()
 
     @property
-    def untold(self) -> bool:
+    def needs_resync(self) -> bool:
         """Whether the manager was not told of some change of the device, so that the replica must register again."""
         return self._untold
 

@@ -72,7 +72,7 @@ class ManagerLink:
                     "take_directives", self._name, DIRECTIVES_WAIT_S, self._rank(), await self._engine.kv_report(),
                     timeout_s=DIRECTIVES_WAIT_S + MANAGER_ANSWER_S,
                 )  # fmt: skip
-                if directives is None or await self._engine.untold():
+                if directives is None or await self._engine.needs_resync():
                     if directives is None and refused:
                         await asyncio.sleep(MANAGER_RETRY_S)  # it has just been told who this is
                     await self._register()

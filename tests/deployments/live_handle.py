@@ -50,7 +50,7 @@ class RoomPort(MemoryPort):
         registry = CollectorRegistry()
         CounterFamily("crosskv_test_waits", "One in each port.", registry=registry).inc()
         self.waits = SimpleNamespace(registry=registry)
-        self.untold = False
+        self.needs_resync = False
         self.registered: list[Any] = []
 
     def report_registration(self, arguments: Any, sent: Future[None]) -> None:
@@ -105,7 +105,7 @@ class LiveHandle:
 
         self.handle = self.run(open_handle())
         self.salt = cache_salt(SECRET, self.handle.fingerprint, "")
-        assert not self.run(self.handle.untold())  # the door is open
+        assert not self.run(self.handle.needs_resync())  # the door is open
         self._ids = iter(range(1, 1_000_000))
 
     @property

@@ -93,9 +93,9 @@ class RemoteService:
         """See `ReuseService`."""
         await self._asker.ask("register", replica, rank, node_id, fingerprint)
 
-    async def untold(self) -> bool:
+    async def needs_resync(self) -> bool:
         """See `ReuseService`."""
-        return bool(await self._asker.ask("untold"))
+        return bool(await self._asker.ask("needs_resync"))
 
     async def carry_out(self, directive: Mapping[str, Any]) -> Any:
         """See `ReuseService`."""

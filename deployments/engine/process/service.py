@@ -47,9 +47,9 @@ class ReuseService:
         await asyncio.wrap_future(self._reuse.tell_device(tell))
         await asyncio.wrap_future(sent)
 
-    async def untold(self) -> bool:
+    async def needs_resync(self) -> bool:
         """Whether the manager was not told of some change of the device, so that the replica must register again."""
-        return self._port.untold
+        return self._port.needs_resync
 
     async def carry_out(self, directive: Mapping[str, Any]) -> Any:
         """Carry out one directive of the manager; answers what `KVManagerActor.acknowledge` takes.

@@ -61,7 +61,7 @@ class MadeUpRoom:
     async def kv_report(self) -> None:
         return None
 
-    async def untold(self) -> bool:
+    async def needs_resync(self) -> bool:
         return False
 
     def close(self) -> None:

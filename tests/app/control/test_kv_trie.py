@@ -8,7 +8,7 @@ import pytest
 from fake_backend import FakeControl, FakeReplicas, backend
 from ingress_server import SECRET
 
-from app.control.looks import MOST_WAITING, Looks
+from app.control.query_limiter import MOST_WAITING, QueryLimiter
 from app.gate.errors import OverloadedError
 from kvmanager.segments.keys import tenant_tag
 
@@ -49,11 +49,11 @@ def test_a_manager_that_is_away_is_503(start):
 
 def test_looks_reach_the_manager_one_at_a_time_and_of_each_tenant_a_few_wait():
     async def scenario() -> None:
-        looks, under_way, most = Looks(), 0, 0
+        limiter, under_way, most = QueryLimiter(), 0, 0
 
         async def look(tenant: str) -> None:
             nonlocal under_way, most
-            async with looks.turn(tenant):
+            async with limiter.turn(tenant):
                 under_way += 1
                 most = max(most, under_way)
                 await asyncio.sleep(0)

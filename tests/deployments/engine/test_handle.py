@@ -36,7 +36,7 @@ class Port:
         self.registered: list[Any] = []
         self.counters: Counter[str] = Counter()
         self.waits = SimpleNamespace(registry=CollectorRegistry())
-        self.untold = False
+        self.needs_resync = False
         self.released: list[int] = []
 
     async def plan(self, hashes: Any, exact: Any, prompt_tokens: int, queued: int, blend: Any, sparse: Any) -> Any:

@@ -80,7 +80,7 @@ class ManagedPort(MemoryPort):
         report = self.manager.report_placement(REPLICA, [(stored, removed, cleared)])
         asyncio.run_coroutine_threadsafe(report, self._loop)
 
-    untold = False
+    needs_resync = False
 
     def report_registration(self, arguments: Sequence[Any], sent: Future[None]) -> None:
         hello = self.manager.register_replica(*arguments)

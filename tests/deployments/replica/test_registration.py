@@ -142,11 +142,11 @@ def test_changes_that_a_manager_was_not_told_make_the_replica_register_again(rep
         await soon(lambda: on_device(client) == set(BLOCKS))
         client.hangs = True
         await asyncio.to_thread(engine.remove, BLOCKS[1])
-        await soon(lambda: engine.port.untold)
+        await soon(lambda: engine.port.needs_resync)
         assert BLOCKS[1] in on_device(client)
         client.hangs = False
         await soon(lambda: on_device(client) == engine.blocks)
-        assert not engine.port.untold
+        assert not engine.port.needs_resync
 
     replica(check)
 
@@ -158,7 +158,7 @@ def test_a_registration_that_did_not_reach_the_manager_is_still_owed(replica: An
         await asyncio.to_thread(engine.port.report_registration, ("replica", 0, "node", [], FINGERPRINT), sent)
         with pytest.raises(ManagerUnavailableError):
             await asyncio.wrap_future(sent)
-        assert engine.port.untold
+        assert engine.port.needs_resync
 
     replica(check)
 

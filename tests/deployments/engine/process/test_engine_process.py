@@ -209,7 +209,7 @@ def test_a_client_that_leaves_frees_its_blocks_there(live: LiveHandle) -> None:
 def test_a_registration_directives_and_figures_cross_the_process(live: LiveHandle) -> None:
     live.ask(TOKENS)
     live.run(live.handle.register(3))
-    assert live.run(live.handle.untold()) is False
+    assert live.run(live.handle.needs_resync()) is False
     order = {"kind": "evict", "deadline_s": 30.0, "hashes": live.request(TOKENS, greedy(1)).block_hashes}
     until(lambda: live.run(live.handle.carry_out(order))["outcome"] == "done", "its blocks are free, and evicted")
     assert live.run(live.handle.carry_out(order))["outcome"] == "refused_gone"

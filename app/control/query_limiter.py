@@ -1,6 +1,6 @@
-"""Holds apart what takes milliseconds of the manager: one look at a time, with a pause after each.
+"""Holds apart what takes milliseconds of the manager: one query at a time, with a pause after each.
 
-Of each tenant only a few wait. So a client in a loop takes no more of the manager than one that looks now and then.
+Of each tenant only a few wait. So a client in a loop takes no more of the manager than one that asks now and then.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ MOST_WAITING = 4
 PAUSE_S = 0.05
 
 
-class Looks:
-    """Who looks, and who waits to. On one event loop."""
+class QueryLimiter:
+    """One query at a time, of all tenants. On one event loop."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
