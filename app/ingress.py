@@ -46,6 +46,7 @@ from app.control.live import live_router
 from app.control.moves import moves_router
 from app.control.orders import orders_router
 from app.control.trie import trie_router
+from app.divergence.recent_prefixes import RecentPrefixes
 from app.events import api as events_api
 from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
@@ -70,7 +71,6 @@ from app.openai.suspects import Suspects
 from app.openai.tokenize_lap import time_tokenizing
 from app.openai.user_text import keep_user_text
 from app.page.routes import page_router
-from app.partings.heads import PromptHeads
 from app.protocols import routes as protocols
 from app.protocols.cors import cors
 from app.protocols.error_words import ErrorWordsMiddleware
@@ -132,7 +132,7 @@ def create_app(
     renderer = renderer_from_config(vllm_config)
     keep_user_text(renderer)
     time_tokenizing(renderer)
-    heads = PromptHeads(http.tenants, settings.kv.segment_tokens, renderer.get_tokenizer(), metrics.count_parted)
+    prefixes = RecentPrefixes(http.tenants, settings.kv.segment_tokens, renderer.get_tokenizer(), metrics.count_parted)
     engine = HandleEngineClient(
         vllm_config,
         renderer,
@@ -145,7 +145,7 @@ def create_app(
         Suspects(http.poison_refused_s),
         Returns(settings.kv.save_answers),
         ExpectedLengths(http.tenants, keys.block_size, settings.blocks_per_segment, metrics),
-        heads,
+        prefixes,
         http.resume_most_tokens,
     )
 
@@ -206,7 +206,7 @@ def create_app(
     jobs = Jobs(http.tenants)
     app.include_router(moves_router(backend.control, online, keys, jobs))
     app.include_router(orders_router(backend.control, online, keys, jobs))
-    app.include_router(diverge_router(backend.control, online, keys, heads))
+    app.include_router(diverge_router(backend.control, online, keys, prefixes))
     app.include_router(trie_router(backend.control, keys))
     app.include_router(live_router(engine, backend, queue, parts, vllm_config))
     app.include_router(fills_router(engine, online, jobs, settings))

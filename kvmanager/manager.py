@@ -25,8 +25,8 @@ from kvmanager.moves.cuts import cut_sequence
 from kvmanager.moves.demotions import Demotion
 from kvmanager.moves.directives import Directive, evict
 from kvmanager.moves.due_evictions import evictions
-from kvmanager.moves.kept_prefixes import SparseQuery
 from kvmanager.moves.plans import Choose, ChooseChunks, Plan
+from kvmanager.moves.retained_prefixes import SparseQuery
 from kvmanager.moves.saves import Offer
 from kvmanager.report import lookup_report, manager_report, tenant_report
 from kvmanager.segments.keys import BlockHash, SegmentKey

@@ -19,14 +19,14 @@ from app.backend.manager_control import ManagerControl
 from app.control.api import ask, in_tokens, owner_only
 from app.control.moves import PREFIX
 from app.control.prompt_param import PromptChoice
+from app.divergence.causes import SHOWN_BEFORE
+from app.divergence.divergence import MOST_APART, common, divergence
+from app.divergence.recent_prefixes import RecentPrefixes
 from app.gate.json_route import JsonRoute
 from app.gate.kv_cache_field import read_field
 from app.gate.request_bounds import RequestBounds
 from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys
-from app.partings.causes import SHOWN_BEFORE
-from app.partings.heads import PromptHeads
-from app.partings.parting import MOST_APART, common, parting
 
 PATHS = frozenset({f"{PREFIX}/diverge"})
 SHOWN_TOKENS = 24
@@ -43,7 +43,7 @@ class DivergeBody(BaseModel):
 
 
 def diverge_router(
-    control: ManagerControl, renderer: OnlineRenderer, keys: PromptKeys, heads: PromptHeads
+    control: ManagerControl, renderer: OnlineRenderer, keys: PromptKeys, prefixes: RecentPrefixes
 ) -> APIRouter:
     """The route, for prompts of the tenant who asks."""
     router = APIRouter(prefix=PREFIX, route_class=JsonRoute, dependencies=[Depends(owner_only)])
@@ -98,19 +98,19 @@ def diverge_router(
             "lost_tokens": least - least % keys.block_size - reusable,
             "first": sides[0],
             "second": sides[1],
-            "cause": cause_between(heads, first, second, shared, keys.block_size) if together else None,
-            "lately": heads.of(tenant),
+            "cause": cause_between(prefixes, first, second, shared, keys.block_size) if together else None,
+            "lately": prefixes.of(tenant),
         }
 
     return router
 
 
 def cause_between(
-    heads: PromptHeads, first: array[int], second: array[int], shared: int, block_size: int
+    prefixes: RecentPrefixes, first: array[int], second: array[int], shared: int, block_size: int
 ) -> str | None:
     """What keeps two prompts apart behind `shared` tokens; None: no block's worth of tokens is the same behind that."""
     since = max(0, shared - SHOWN_BEFORE)
     until = shared + 2 * MOST_APART + block_size
     one, other = first[since:until], second[since:until]
-    where = parting(one.tobytes(), other.tobytes(), block_size)
-    return None if where is None else heads.cause(one, other, where)
+    where = divergence(one.tobytes(), other.tobytes(), block_size)
+    return None if where is None else prefixes.cause(one, other, where)

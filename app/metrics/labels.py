@@ -31,5 +31,5 @@ RANKED_RIGHT, RANKED_WRONG, RANKED_EVEN = RANKED = "right", "wrong", "even"
 
 (BY_TEMPLATE, BY_BILLING_LINE, BY_DATE, BY_ID, BY_OTHER) = PARTED = ("template", "billing", "date", "id", "other")
 """What a prompt had in front that others had otherwise, by its looks: another turn or other tools, a line of a client's
-billing, a date or time, an id; or none of these (`app.partings`)."""
+billing, a date or time, an id; or none of these (`app.divergence`)."""
 PARTED_DEFECT = "defect"

@@ -37,6 +37,7 @@ from app.backend.protocols import ReplicaHandle
 from app.backend.replica_errors import translate
 from app.continuation.handover import Handovers
 from app.continuation.live import LiveRequest, LiveRequests, answer_id
+from app.divergence.recent_prefixes import RecentPrefixes
 from app.events.decisions import Decisions
 from app.gate.admission import AdmissionQueue
 from app.gate.errors import UnavailableError
@@ -54,7 +55,6 @@ from app.openai.prompt_keys import LONG_PROMPT_TOKENS, PromptKeys
 from app.openai.retries import Attempts, NameBlocks
 from app.openai.suspects import Suspects
 from app.openai.vocabulary.rows import refuse_without_rows
-from app.partings.heads import PromptHeads
 from deployments.protocol.log_lines import REQUEST_ID
 from deployments.protocol.wire import FIRST_USAGE, KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
 from kvmanager.segments.keys import BLENDED
@@ -79,7 +79,7 @@ class HandleEngineClient(EngineElsewhere):
         suspects: Suspects,
         returns: Returns,
         lengths: ExpectedLengths,
-        heads: PromptHeads,
+        prefixes: RecentPrefixes,
         resume_most_tokens: int,
     ) -> None:
         """`replica_count`: how many replicas there may be, and how often a prompt may be sent again, elsewhere.
@@ -108,7 +108,7 @@ class HandleEngineClient(EngineElsewhere):
         """Where the answers of chats are remembered."""
         self.blends: BlendRequests | None = None
         """What finds the chunks of blended prompts."""
-        self._heads = heads
+        self._prefixes = prefixes
         self.traces: Traces | None = None
         """Where prompts' spans go."""
         self._aborts: set[asyncio.Task[None]] = set()
@@ -167,7 +167,7 @@ class HandleEngineClient(EngineElsewhere):
         fidelity = self.keys.fidelity.of(context.tenant, context.kv_cache)
         salt = self.keys.salt(context.tenant, prompt.get("cache_salt"), context.kv_cache)
         token_ids = list(prompt["prompt_token_ids"])
-        self._heads.see(context.tenant, salt, token_ids)
+        self._prefixes.see(context.tenant, salt, token_ids)
         context.kv_usage.fidelity = fidelity
         kind = None  # what is no chat has no turns
         if OFFERS_TOOLS in prompt:

@@ -35,7 +35,7 @@ from deployments.engine.pool.block_owners import NOBODY, BlockOwners, Owner
 from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
 from deployments.engine.pool.hotness_queue import HotnessQueue, cached_blocks, score_blocks
 from deployments.engine.request_saves import RequestSaves
-from deployments.engine.scheduling.kept_kv import KeptKV
+from deployments.engine.scheduling.preempted_kv import PreemptedKV
 from deployments.engine.sparse.requests import NOTHING_SAVED, SparseRequests, entered
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.kv_port import (
@@ -92,7 +92,7 @@ class SchedulerSide:
         self.saves = RequestSaves(
             kv_cache_manager, transfer, layerwise, on_engine_thread, block_size, blocks_per_segment
         )
-        self.kept = KeptKV(port, self.saves, block_size, on_engine_thread, self._score)
+        self.kept = PreemptedKV(port, self.saves, block_size, on_engine_thread, self._score)
         self._layerwise, self._blends = layerwise, blends
         self._num_running, self._max_step_tokens, self._make_room = num_running, max_step_tokens, make_room
         self._load_deadline_s, self._ttft_target_s = load_deadline_s, ttft_target_s

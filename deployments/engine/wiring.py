@@ -31,12 +31,12 @@ from deployments.engine.pool.hotness_queue import order_by_hotness, order_by_rec
 from deployments.engine.scheduler_side import SchedulerSide
 from deployments.engine.scheduling.steps import steps_of
 from deployments.engine.scheduling.wanted_blocks import wanted_blocks
-from deployments.engine.sparse.kept_slots import KeptSlots
 from deployments.engine.sparse.opening import opener, sparse_coding
 from deployments.engine.sparse.presenter import SparsePresenter
 from deployments.engine.sparse.queries import QueryWatch
 from deployments.engine.sparse.refusals import why_not, why_not_built
 from deployments.engine.sparse.requests import OpenKept, SparseRequests
+from deployments.engine.sparse.retained_slots import RetainedSlots
 from deployments.port.layer_groups import group_ends
 from deployments.protocol.kv_port import KVPort
 from deployments.segment_store.sparse.coding import OFF
@@ -247,7 +247,7 @@ class KVReuse:
         names = layer_names(worker.kv_caches)
         block_size = self._config.cache_config.block_size
         presenter = SparsePresenter(runner, names, block_size)
-        slots = KeptSlots(self.copier.layers, self.copier.layout)
+        slots = RetainedSlots(self.copier.layers, self.copier.layout)
         sparse = SparseRequests(presenter, slots, open_kept, self.control, block_size, self.transfer.count_sparse_lost)
 
         def accept() -> None:

@@ -11,7 +11,7 @@ from deployments.manager.plan_answer import plan_answer
 from deployments.protocol.kv_port import BlendQuery, PlanDict
 from kvmanager.loading.load_choice import LoadChoice
 from kvmanager.manager import KVManager
-from kvmanager.moves.kept_prefixes import SparseQuery
+from kvmanager.moves.retained_prefixes import SparseQuery
 from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.keys import BlockHash
 

@@ -15,9 +15,9 @@ from kvmanager.index.counters import Counters
 from kvmanager.index.locations import Location, Tier
 from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.moves.chunks import ChunkQuery
-from kvmanager.moves.kept_prefixes import KeptPrefix, SparseQuery, kept_prefix
 from kvmanager.moves.leases import Leases
 from kvmanager.moves.renewals import Renewals
+from kvmanager.moves.retained_prefixes import RetainedPrefix, SparseQuery, retained_prefix
 from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.forms import serves
 from kvmanager.segments.keys import BlockHash, SegmentKey
@@ -117,7 +117,7 @@ class Plan:
     without being refreshed (`kvmanager.index.hotness`)."""
     now_score: float = 0.0
     """Hotness of what was used once, now: for blocks of which nothing is known."""
-    kept: KeptPrefix | None = None
+    kept: RetainedPrefix | None = None
     """How the segments are presented where one of them is sparse: all of them then, and nothing without that."""
     chunks: tuple[StoredChunk, ...] = ()
     """What is blended behind the segments and the device prefix, in the prompt's order."""
@@ -189,7 +189,7 @@ class Planner:
         if further is not None and sparse is not None:
             if segments and segments[-1].end_block <= sparse.least_blocks:
                 segments, copies = [], []  # the device has as much, dense
-            kept = kept_prefix(sparse.budgets, [s.num_blocks for s in segments], [copy.form for copy in copies])
+            kept = retained_prefix(sparse.budgets, [s.num_blocks for s in segments], [copy.form for copy in copies])
         reached = max(device_blocks, segments[-1].end_block if segments else 0)
         self._count(hashes, device_blocks, segments)
         blended: list[StoredChunk] = []

@@ -18,7 +18,7 @@ FLOORS: dict[str, list[list[str]]] = {
         ["app.control"],
         ["app.launch"],
         ["app.openai"],
-        ["app.answers", "app.blending", "app.continuation", "app.events", "app.observe", "app.partings"],
+        ["app.answers", "app.blending", "app.continuation", "app.events", "app.observe", "app.divergence"],
         ["app.backend", "app.dialects", "app.loop"],
         ["app.gate"],
         ["app.checks", "app.metrics", "app.page"],

@@ -38,7 +38,7 @@ class Traffic:
     plans: Mapping[str, int] = field(default_factory=dict)
     """Prompts by why their KV was loaded or computed (docs/concepts/loading.md)."""
     parted: Mapping[str, int] = field(default_factory=dict)
-    """Prompts that lost their whole prefix to a few tokens in front, by what those look like (`app.partings`)."""
+    """Prompts that lost their whole prefix to a few tokens in front, by what those look like (`app.divergence`)."""
     tokens: Mapping[str, int] = field(default_factory=dict)
     """Prompt tokens by source: device, cpu, redis, recomputed."""
     ttft_s: float | None = None

@@ -10,10 +10,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from deployments.engine.scheduling.steps import steps_of
 
 if TYPE_CHECKING:
-    from deployments.engine.scheduling.kept_kv import KeptKV
+    from deployments.engine.scheduling.preempted_kv import PreemptedKV
 
 
-def scheduling_families(scheduler: Any, kept: KeptKV | None = None) -> Iterator[Metric]:
+def scheduling_families(scheduler: Any, kept: PreemptedKV | None = None) -> Iterator[Metric]:
     """Of an engine's scheduler; nothing of one that is vLLM's own and has no target."""
     steps, policy = steps_of(scheduler), getattr(scheduler, "policy_in_force", None)
     failures = (steps.failures if steps is not None else 0) + getattr(scheduler, "fallbacks", 0)

@@ -1,4 +1,4 @@
-"""What is remembered of a request's last preemption, until it runs again (`deployments.engine.scheduling.kept_kv`)."""
+"""What is remembered of a request's last preemption, until it runs again (`preempted_kv`)."""
 
 from __future__ import annotations
 

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from deployments.engine.sparse.kept_slots import KeptSlots
 from deployments.engine.sparse.prefix import PlannedPrefix, planned_prefix, why_not_prefix
 from deployments.engine.sparse.presenter import SparsePresenter
+from deployments.engine.sparse.retained_slots import RetainedSlots
 from deployments.protocol.kv_port import FIDELITY, PLAIN_SALT, PLAN, PlannedLoad, PlannedSparse
 from kvmanager.segments.keys import TOLERANT
 from kvmanager.segments.mismatch import MismatchReason, SegmentMismatch
@@ -54,7 +54,7 @@ class SparseRequests:
     def __init__(
         self,
         presenter: SparsePresenter,
-        slots: KeptSlots,
+        slots: RetainedSlots,
         open_kept: OpenKept,
         control: PoolControl,
         block_size: int,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvmanager.moves.kept_prefixes import SparseQuery
 from kvmanager.moves.plans import PlanReason
+from kvmanager.moves.retained_prefixes import SparseQuery
 from kvmanager.segments.budgets import Budgets
 from kvmanager.segments.forms import kept_digest, serves
 

@@ -12,7 +12,7 @@ from kernels.paged.layout import PagedLayout
 
 
 @dataclass(frozen=True)
-class KeptSlots:
+class RetainedSlots:
     """`layers` are vLLM's per-layer tensors, in layer order."""
 
     layers: Sequence[torch.Tensor]

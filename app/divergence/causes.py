@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 
+from app.divergence.divergence import Divergence
 from app.metrics.labels import BY_BILLING_LINE, BY_DATE, BY_ID, BY_OTHER, BY_TEMPLATE
-from app.partings.parting import Parting
 
 SHOWN_BEFORE, SHOWN_BEHIND, MOST_SHOWN = 64, 16, 96
-"""Tokens that are looked at: before the parting, behind the piece, and of the piece with what is behind it."""
+"""Tokens that are looked at: before the divergence, behind the piece, and of the piece with what is behind it."""
 _MOST_CHARACTERS, _AROUND = 64, 256
 """Of a piece, in which a date counts: a long text may well have one. And on either side, which patterns may search."""
 _MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}"
@@ -30,7 +30,7 @@ _WORD = re.compile(r"[\w-]*$"), re.compile(r"[\w-]*")
 def cause_of(
     first: Sequence[int],
     second: Sequence[int],
-    where: Parting,
+    where: Divergence,
     decode: Callable[[Sequence[int]], str],
     marks: Collection[int],
 ) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from deployments.engine.scheduling.kept_kv import HELD_WITHIN_S, PLAN_WITHIN_S, STORED_WITHIN_S, KeptKV
+from deployments.engine.scheduling.preempted_kv import HELD_WITHIN_S, PLAN_WITHIN_S, STORED_WITHIN_S, PreemptedKV
 from deployments.engine.tracked_request import TrackedRequest
 from deployments.protocol.kv_port import PlanDict, PlannedLoad
 
@@ -37,7 +37,7 @@ class World:
         control: Any = SimpleNamespace(
             has=lambda name: name in self.on_device, hear=lambda epoch, now: True, promote=self._promote
         )
-        self.kept = KeptKV(port, saves, BLOCK, lambda run: run(), self._score, control, lambda: self.now)
+        self.kept = PreemptedKV(port, saves, BLOCK, lambda run: run(), self._score, control, lambda: self.now)
         self.request: Any = SimpleNamespace(
             request_id="one", num_computed_tokens=330, num_tokens=340, block_hashes=[bytes([n]) * 32 for n in range(10)]
         )

@@ -3,8 +3,8 @@
 Invariants:
 
 * compared are prompts of one tenant and one salt; what others send is neither compared nor counted there;
-* of each tenant the last `HEADS` beginnings are kept, of all tenants `HEADS_IN_ALL` or one each, in the ingress's
-  memory only; nothing of them is logged, and only numbers leave;
+* of each tenant the last `REMEMBERED` beginnings are kept, of all tenants `REMEMBERED_IN_ALL` or one each, in the
+  ingress's memory only; nothing of them is logged, and only numbers leave;
 * counted is a prompt whose first segment is that of none of them, but that has a whole segment in common with one,
   behind at most `MOST_APART` tokens of its own. So other prompts, however they begin, do not count;
 * a prompt costs one hash of its first segment; one that begins as none before some searches beside that, and one
@@ -22,18 +22,18 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from app.divergence.causes import cause_of
+from app.divergence.divergence import ID_BYTES, MOST_APART, Divergence, divergence
 from app.metrics.labels import PARTED, PARTED_DEFECT
-from app.partings.causes import cause_of
-from app.partings.parting import ID_BYTES, MOST_APART, Parting, parting
 
 logger = logging.getLogger(__name__)
 
-HEADS, HEADS_IN_ALL = 8, 4096
+REMEMBERED, REMEMBERED_IN_ALL = 8, 4096
 MOST_SEGMENT_TOKENS = 512
 """Of larger segments so much counts: a head weighs 5 KiB at most."""
 
 
-class PromptHeads:
+class RecentPrefixes:
     """See the module's docstring."""
 
     def __init__(
@@ -42,11 +42,11 @@ class PromptHeads:
         """`tenants`: all that there are; none means that there is one. `count` is told one of `PARTED` each time."""
         names = tuple(tenants) or ("",)
         self._segment = min(segment_tokens, MOST_SEGMENT_TOKENS)
-        self._most = min(HEADS, max(1, HEADS_IN_ALL // len(names)))
+        self._most = min(REMEMBERED, max(1, REMEMBERED_IN_ALL // len(names)))
         self._tokenizer = tokenizer
         self._marks = frozenset(getattr(tokenizer, "added_tokens_decoder", ()))
         self._count = count
-        self._heads: dict[str, OrderedDict[bytes, tuple[str, bytes]]] = {name: OrderedDict() for name in names}
+        self._prefixes: dict[str, OrderedDict[bytes, tuple[str, bytes]]] = {name: OrderedDict() for name in names}
         """By tenant and the digest of salt and first segment: the salt and the head, least recently used first."""
         self._counted: dict[str, Counter[str]] = {name: Counter() for name in names}
         self._prompts: Counter[str] = Counter()
@@ -67,7 +67,7 @@ class PromptHeads:
         counted = self._counted.get(tenant, Counter())
         return {"prompts": self._prompts[tenant], "parted": {cause: counted[cause] for cause in PARTED}}
 
-    def cause(self, first: Sequence[int], second: Sequence[int], where: Parting) -> str:
+    def cause(self, first: Sequence[int], second: Sequence[int], where: Divergence) -> str:
         """What keeps two prompts apart, by its looks; one of `PARTED`."""
         return cause_of(first, second, where, self._text, self._marks)
 
@@ -77,13 +77,13 @@ class PromptHeads:
         self._prompts[tenant] += 1
         now = array("i", token_ids[: 2 * self._segment + MOST_APART])
         head = now.tobytes()
-        own = self._heads[tenant]
+        own = self._prefixes[tenant]
         digest = hashlib.blake2b(head[: self._segment * ID_BYTES], digest_size=16)
         digest.update(salt.encode("utf-8", "surrogatepass"))
         key = digest.digest()
         if key not in own:
             for other_salt, other in reversed(own.values()):
-                where = parting(head, other, self._segment) if other_salt == salt else None
+                where = divergence(head, other, self._segment) if other_salt == salt else None
                 if where is not None:
                     cause = self.cause(now, array("i", other), where)
                     self._counted[tenant][cause] += 1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.partings.parting import MOST_APART, common, parting
+from app.divergence.divergence import MOST_APART, common, divergence
 
 ALIKE = 8
 REST = list(range(100, 100 + ALIKE))
@@ -23,7 +23,7 @@ def ids(*parts: list[int]) -> bytes:
 @given(words, words, words, words)
 def test_prompts_with_the_same_text_behind_come_together_where_it_begins(shared, one, other, rest):
     first, second = ids(shared, one, REST, LONG, rest), ids(shared, other, REST, LONG, rest)
-    where = parting(first, second, ALIKE)
+    where = divergence(first, second, ALIKE)
     if first == second:
         assert where is None
         return
@@ -39,15 +39,15 @@ def test_prompts_with_the_same_text_behind_come_together_where_it_begins(shared,
 @given(words, words)
 def test_prompts_with_nothing_in_common_behind_never_do(one, other):
     first, second = ids([1], one, list(range(200, 300))), ids([1], other, list(range(400, 500)))
-    assert parting(first, second, ALIKE) is None
+    assert divergence(first, second, ALIKE) is None
 
 
 @pytest.mark.parametrize(("apart", "meet"), [(MOST_APART - 1, True), (MOST_APART + ALIKE + 1, False)])
 def test_a_piece_may_be_long_but_not_longer_than_is_looked_through(apart, meet):
     rest = list(range(1000, 1600))
     piece = list(range(5000, 5000 + apart))
-    assert (parting(ids(piece, rest), ids(rest), 200) is not None) is meet
-    assert (parting(ids(rest), ids(piece, rest), 200) is not None) is meet
+    assert (divergence(ids(piece, rest), ids(rest), 200) is not None) is meet
+    assert (divergence(ids(rest), ids(piece, rest), 200) is not None) is meet
 
 
 def test_how_far_two_prompts_are_the_same():
@@ -56,9 +56,9 @@ def test_how_far_two_prompts_are_the_same():
 
 
 def test_the_beginning_of_another_prompt_does_not_part_from_it():
-    assert parting(ids(REST * 3), ids(REST * 2), ALIKE) is None
+    assert divergence(ids(REST * 3), ids(REST * 2), ALIKE) is None
 
 
 def test_bytes_that_look_the_same_between_two_tokens_are_not_the_same_tokens():
     first = array("i", [7, *[256] * 40]).tobytes()
-    assert parting(first, array("i", [9, *[65536] * 40]).tobytes(), ALIKE) is None
+    assert divergence(first, array("i", [9, *[65536] * 40]).tobytes(), ALIKE) is None

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from app.divergence.recent_prefixes import REMEMBERED, RecentPrefixes
 from app.metrics.labels import BY_BILLING_LINE, BY_DATE, BY_ID, BY_OTHER, BY_TEMPLATE, PARTED, PARTED_DEFECT
-from app.partings.heads import HEADS, PromptHeads
 from configs.settings import load_settings
 
 SEGMENT = 64
@@ -27,12 +27,12 @@ class Seen:
     def __init__(self, tokenizer: Any, tenants: tuple[str, ...] = ()) -> None:
         self.counted: list[str] = []
         self.tokenizer = tokenizer
-        self.heads = PromptHeads(tenants, SEGMENT, tokenizer, self.counted.append)
+        self.prefixes = RecentPrefixes(tenants, SEGMENT, tokenizer, self.counted.append)
 
     def see(self, text: str, tenant: str = "", salt: str = "salt") -> list[str]:
         """What one more prompt adds."""
         before = len(self.counted)
-        self.heads.see(tenant, salt, self.tokenizer.encode(text, add_special_tokens=False))
+        self.prefixes.see(tenant, salt, self.tokenizer.encode(text, add_special_tokens=False))
         return self.counted[before:]
 
 
@@ -63,7 +63,7 @@ def test_what_stands_in_front_is_told_by_its_looks(tokenizer, cause, one, other)
         seen = Seen(tokenizer)
         assert seen.see(first + RULES) == []
         assert seen.see(second + RULES) == [cause]
-        assert seen.heads.of("") == {"prompts": 2, "parted": {**dict.fromkeys(PARTED, 0), cause: 1}}
+        assert seen.prefixes.of("") == {"prompts": 2, "parted": {**dict.fromkeys(PARTED, 0), cause: 1}}
 
 
 def test_prompts_that_share_their_first_segment_or_nothing_at_all_do_not_count(tokenizer):
@@ -71,7 +71,7 @@ def test_prompts_that_share_their_first_segment_or_nothing_at_all_do_not_count(t
     for text in (RULES, RULES + "Where is it?", OTHER, OTHER + "Monday", f"Monday {OTHER[:60]}", "x" * 5000):
         assert seen.see(text) == []
     assert seen.see(RULES) == []
-    assert seen.heads.of("")["prompts"] == 6, "one is shorter than a segment"
+    assert seen.prefixes.of("")["prompts"] == 6, "one is shorter than a segment"
 
 
 def test_each_prompt_with_a_date_of_its_own_counts_and_one_that_comes_back_does_not(tokenizer):
@@ -79,7 +79,7 @@ def test_each_prompt_with_a_date_of_its_own_counts_and_one_that_comes_back_does_
     dates = [f"2026-11-{day} " for day in range(10, 30)]
     assert [seen.see(date + RULES) for date in dates] == [[], *[[BY_DATE]] * 19]
     assert seen.see(dates[-1] + RULES) == []
-    assert seen.see(dates[0] + RULES) == [BY_DATE], f"only {HEADS} are remembered"
+    assert seen.see(dates[0] + RULES) == [BY_DATE], f"only {REMEMBERED} are remembered"
 
 
 def test_what_another_tenant_or_another_salt_has_sent_is_not_compared(tokenizer):
@@ -88,23 +88,23 @@ def test_what_another_tenant_or_another_salt_has_sent_is_not_compared(tokenizer)
     assert seen.see("Friday" + RULES, "bob") == []
     assert seen.see("Friday" + RULES, "alice", salt="her own") == []
     assert seen.see("Friday" + RULES, "alice") == [BY_DATE]
-    assert (seen.heads.of("alice")["prompts"], seen.heads.of("bob")["prompts"]) == (3, 1)
-    assert sum(seen.heads.of("bob")["parted"].values()) == 0
+    assert (seen.prefixes.of("alice")["prompts"], seen.prefixes.of("bob")["prompts"]) == (3, 1)
+    assert sum(seen.prefixes.of("bob")["parted"].values()) == 0
 
 
 def test_many_tenants_share_a_bounded_memory(tokenizer):
     seen = Seen(tokenizer, tuple(f"tenant-{number}" for number in range(1000)))
     tokens = seen.tokenizer.encode(RULES)
     for number in range(40):
-        seen.heads.see("tenant-1", "", [100 + number, *tokens])
+        seen.prefixes.see("tenant-1", "", [100 + number, *tokens])
     assert seen.counted == [BY_OTHER] * 39
-    assert sum(len(own) for own in seen.heads._heads.values()) == 4
+    assert sum(len(own) for own in seen.prefixes._prefixes.values()) == 4
 
 
 def test_tokens_that_no_text_has_are_counted_as_a_defect_at_the_worst(tokenizer, caplog):
     seen = Seen(tokenizer)
     for first in (0, 2**31 - 1, 2**40, 2**41):
-        seen.heads.see("", "", [first] * SEGMENT + list(range(SEGMENT)))
+        seen.prefixes.see("", "", [first] * SEGMENT + list(range(SEGMENT)))
     assert seen.counted.count(PARTED_DEFECT) == 2
     assert len([one for one in caplog.records if one.levelname == "ERROR"]) == 1
 
@@ -114,5 +114,5 @@ def test_hostile_texts_are_looked_at_within_bounds(tokenizer):
     tokens = seen.tokenizer.encode(RULES)
     longest = max(range(len(tokenizer)), key=lambda token: len(tokenizer.decode([token])))
     for number, token in enumerate((longest, *tokenizer.encode("a-1:"))):
-        seen.heads.see("", "", [number, *[token] * 200, *tokens])
+        seen.prefixes.see("", "", [number, *[token] * 200, *tokens])
     assert set(seen.counted) <= set(PARTED)

@@ -40,7 +40,7 @@ AHEAD_WITHIN_S = 2.0
 
 
 @dataclass(slots=True)
-class KeptKV:
+class PreemptedKV:
     """See the module's docstring. `on_engine_thread` runs a function between two steps; from any thread."""
 
     port: KVPort

@@ -10,10 +10,10 @@ ID_BYTES = 4
 MOST_APART = 256
 """Tokens that a piece may have which only one of the prompts holds."""
 _SKIPPED = (16, 64, MOST_APART)
-"""How far behind the parting the same tokens are looked for, one after another."""
+"""How far behind the divergence the same tokens are looked for, one after another."""
 
 
-class Parting(NamedTuple):
+class Divergence(NamedTuple):
     """`shared` leading tokens are the same; so are those behind `end` in the one and `other_end` in the other."""
 
     shared: int
@@ -28,7 +28,7 @@ def common(first: bytes, second: bytes) -> int:
     return int(unlike.argmax()) if unlike.any() else least
 
 
-def parting(first: bytes, second: bytes, alike: int) -> Parting | None:
+def divergence(first: bytes, second: bytes, alike: int) -> Divergence | None:
     """Of two prompts that hold the same `alike` tokens behind what differs; None: they do not.
 
     Each differing piece has `MOST_APART` tokens at most. A few searches, each in some hundred tokens.
@@ -48,11 +48,11 @@ def parting(first: bytes, second: bytes, alike: int) -> Parting | None:
     return None
 
 
-def _ends(first: bytes, second: bytes, shared: int, at: int, other_at: int) -> Parting:
+def _ends(first: bytes, second: bytes, shared: int, at: int, other_at: int) -> Divergence:
     """The same tokens begin at `at` and `other_at`, or somewhat before."""
     most = min(at, other_at) - shared
     one = np.frombuffer(first, np.int32, most, (at - most) * ID_BYTES)[::-1]
     other = np.frombuffer(second, np.int32, most, (other_at - most) * ID_BYTES)[::-1]
     unlike = one != other
     back = int(unlike.argmax()) if unlike.any() else most
-    return Parting(shared, at - back, other_at - back)
+    return Divergence(shared, at - back, other_at - back)

@@ -27,7 +27,7 @@ class SparseQuery:
     least_blocks: int = 0
 
 
-class KeptPrefix(NamedTuple):
+class RetainedPrefix(NamedTuple):
     """What a sparse load presents of the segments of its plan."""
 
     kept: tuple[tuple[int, ...], ...]
@@ -38,7 +38,7 @@ class KeptPrefix(NamedTuple):
     """Names what is kept."""
 
 
-def kept_prefix(budgets: Budgets, blocks: Sequence[int], forms: Sequence[bytes]) -> KeptPrefix | None:
+def retained_prefix(budgets: Budgets, blocks: Sequence[int], forms: Sequence[bytes]) -> RetainedPrefix | None:
     """Return what is kept of segments of so many ``blocks`` and these forms; None where all of them are dense."""
     if not any(forms):
         return None
@@ -47,4 +47,4 @@ def kept_prefix(budgets: Budgets, blocks: Sequence[int], forms: Sequence[bytes])
         tuple(budgets.kept_blocks(layer, count) if form else count for layer in layers)
         for count, form in zip(blocks, forms, strict=True)
     )
-    return KeptPrefix(kept, tuple(forms), kept_digest(budgets, forms))
+    return RetainedPrefix(kept, tuple(forms), kept_digest(budgets, forms))
