@@ -72,7 +72,7 @@ def _description() -> dict[str, Any]:
 
 
 def _routes(schema: dict[str, Any]) -> Iterator[str]:
-    from app.control.prompt_param import PromptChoice
+    from app.control.prompt_param import PromptParam
     from app.openai.openapi_schema import routes
 
     left = routes(schema)
@@ -81,7 +81,7 @@ def _routes(schema: dict[str, Any]) -> Iterator[str]:
         for route in [one for one in left if one.path.startswith(prefixes)]:
             left.remove(route)
             yield f"### `{route.method} {route.path}`\n\n{fill(_flowing(route.text), 118)}\n"
-            yield from _fields(route.fields, PromptChoice.model_fields)
+            yield from _fields(route.fields, PromptParam.model_fields)
             answers = [
                 f"`{code}`: {_flowing(text)}" for code, text in route.answers.items() if text not in _SAYS_NOTHING
             ]

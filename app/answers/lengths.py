@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from app.metrics.labels import RANKED_EVEN, RANKED_RIGHT, RANKED_WRONG
 from kvmanager.scheduling.answer_lengths import AnswerLengths, LengthEstimate
-from kvmanager.scheduling.virtual_counters import Bill, Work
+from kvmanager.scheduling.virtual_counters import Bill, ServedWork
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -64,7 +64,7 @@ class ExpectedLengths:
             tokens = _within(answer.params, estimate.tokens)
             cached = estimate.known_blocks * self._block_tokens
             answer.estimate, answer.tokens = estimate, tokens
-            answer.work = Work(answer.prompt_tokens, cached, tokens * answer.params.n)
+            answer.work = ServedWork(answer.prompt_tokens, cached, tokens * answer.params.n)
         except Exception:
             self.note_defect()
         return answer
@@ -107,7 +107,7 @@ class ExpectedAnswer:
         self.params = request.sampling_params
         self.estimate: LengthEstimate | None = None
         self.tokens: int | None = None
-        self.work = Work(self.prompt_tokens)
+        self.work = ServedWork(self.prompt_tokens)
         self.bill: Bill | None = None
         """What its tenant is charged, once its turn has come."""
         self._lengths = lengths

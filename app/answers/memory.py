@@ -33,7 +33,7 @@ class Kind(NamedTuple):
 
 
 @dataclass(slots=True)
-class Turn:
+class RememberedTurn:
     """One sampled answer. `ids`: native 32-bit integers, from behind the turn's first token to the answer's end."""
 
     ids: bytes
@@ -61,7 +61,7 @@ class Turn:
 class Place:
     """The answers that were sampled after one sequence of tokens, oldest first."""
 
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[RememberedTurn] = field(default_factory=list)
     diverged: bool = False
     """A conversation has gone on here with something else, and that was counted."""
     unlike: int = 0
@@ -102,7 +102,7 @@ class AnswerMemory:
         """What is remembered for a tenant; None: nothing."""
         return self._tenants.get(tenant)
 
-    def add(self, tenant: str, digest: bytes, turn: Turn) -> None:
+    def add(self, tenant: str, digest: bytes, turn: RememberedTurn) -> None:
         """Remember an answer; one that is as large as a tenth of the memory is not."""
         if turn.nbytes > self.most_bytes // 10:
             return
@@ -122,7 +122,7 @@ class AnswerMemory:
         self._weigh(own, turn.nbytes)
         self._make_room()
 
-    def note_rendered(self, own: TenantMemory, turn: Turn, rendered: bytes) -> None:
+    def note_rendered(self, own: TenantMemory, turn: RememberedTurn, rendered: bytes) -> None:
         """These tokens have the text of a turn, which is one of `own`."""
         self._weigh(own, len(rendered) - len(turn.rendered))
         turn.rendered = rendered

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Choice:
+class _SampledChoice:
     ids: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     ended: bool = False
@@ -33,12 +33,12 @@ class Sampled:
         self._whose = whose
         self._prompt = prompt
         self._kind = kind
-        self._choices: dict[int, _Choice] = {}
+        self._choices: dict[int, _SampledChoice] = {}
 
     def hear(self, output: RequestOutput) -> None:
         """The next output of the request."""
         for completion in output.outputs:
-            choice = self._choices.setdefault(completion.index, _Choice())
+            choice = self._choices.setdefault(completion.index, _SampledChoice())
             choice.ids += completion.token_ids
             choice.text.append(completion.text)
             choice.ended = choice.ended or completion.finish_reason in ("stop", "length")

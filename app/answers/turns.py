@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from app.answers.divergence import History
-from app.answers.memory import ID_BYTES, AnswerMemory, Kind, Place, TenantMemory, Turn
+from app.answers.memory import ID_BYTES, AnswerMemory, Kind, Place, RememberedTurn, TenantMemory
 from app.answers.returns import Returns
 from app.metrics.labels import AS_SAMPLED, DEFECT, NOT_REMEMBERED, RETOKENIZED, SPLICED
 
@@ -167,7 +167,7 @@ class Answers:
             if answer:
                 ids = [*begun, *answer]
                 inside = array("i", [token for token in ids if token in self._boundaries]).tobytes()
-                self.memory.add(whose.tenant, place, Turn(array("i", ids).tobytes(), inside, kind))
+                self.memory.add(whose.tenant, place, RememberedTurn(array("i", ids).tobytes(), inside, kind))
 
     def _without_stop(self, prompt: Sequence[int], answer: Sequence[int], text: str) -> list[int] | None:
         """Tokens for an answer of which a stop string left `text`: those sampled, up to the first that was cut.
@@ -192,7 +192,7 @@ class Answers:
 
     def _find(
         self, own: TenantMemory, place: Place, rendered: list[int], data: memoryview, bounds: list[int], number: int
-    ) -> tuple[Turn | None, int]:
+    ) -> tuple[RememberedTurn | None, int]:
         """The remembered turn that the prompt has at boundary `number`, and where it ends.
 
         (None, 0): none was remembered, or it would take long to tell. (None, end): it goes on with something else.
@@ -229,7 +229,7 @@ class Answers:
         place.unlike = unlike
         return None, furthest
 
-    def _learn(self, place: Place, turn: Turn | None, end: int, outcome: str, history: History) -> None:
+    def _learn(self, place: Place, turn: RememberedTurn | None, end: int, outcome: str, history: History) -> None:
         if turn is not None and not turn.returned:
             turn.returned = True
             self._count(outcome)

@@ -80,7 +80,7 @@ class ManagerControl:
         deadline_s: float,
         dry_run: bool,
     ) -> dict[str, Any]:
-        """Take what only one prompt needs out of tiers (`deployments.manager.prompt_orders`), or say what would go.
+        """Take what only one prompt needs out of tiers (`deployments.manager.prompt_control`), or say what would go.
 
         Answers as `prefetch` does, with amounts by tier; refused where nothing was begun.
         """

@@ -22,7 +22,7 @@ _REFUSED: dict[int, str] = {
 }
 
 
-class Server:
+class ServerClient:
     """A crosskv server over HTTP. Nothing is asked before the first call; `close` it, or use `with`."""
 
     def __init__(self, url: str, key: str | None) -> None:
@@ -40,7 +40,7 @@ class Server:
         # key goes nowhere else.
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=False)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> ServerClient:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -126,6 +126,6 @@ class Server:
         return CommandError(f"What answers at {self.url} is not crosskv: give the --url of one that is.")
 
 
-def connect(url: str, key_file: Path | None) -> Server:
+def connect(url: str, key_file: Path | None) -> ServerClient:
     """The server of the common options. Raises CommandError."""
-    return Server(url, find_key(key_file))
+    return ServerClient(url, find_key(key_file))

@@ -14,7 +14,7 @@ from rich.text import Text
 from app.cli.failures import NOT_SO, CommandError, tells_failures
 from app.cli.options import DEFAULT_URL, AsJson, KeyFile, Url
 from app.cli.samples import Samples
-from app.cli.server import Server, connect
+from app.cli.server import ServerClient, connect
 from app.cli.stored import stored_by_tier
 from app.cli.terminal import add_row, line, print_json, share, size, table
 
@@ -52,7 +52,7 @@ def tiers_table(stats: Mapping[str, Any]) -> Table:
     return tiers
 
 
-def _stats(server: Server) -> dict[str, Any] | None:
+def _stats(server: ServerClient) -> dict[str, Any] | None:
     """The manager's figures; None while it does not answer. Raises CommandError for a key that is refused."""
     try:
         return server.get("/api/v1/kv/stats")
@@ -62,7 +62,7 @@ def _stats(server: Server) -> dict[str, Any] | None:
         return None
 
 
-def _prompt_tokens(server: Server) -> dict[str, int] | None:
+def _prompt_tokens(server: ServerClient) -> dict[str, int] | None:
     """None for who may not see them."""
     try:
         return tokens_by_source(server.metrics())

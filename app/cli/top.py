@@ -14,7 +14,7 @@ from rich.live import Live
 from app.cli.failures import CommandError, tells_failures
 from app.cli.options import DEFAULT_URL, AsJson, KeyFile, Url
 from app.cli.samples import Samples
-from app.cli.server import Server, connect
+from app.cli.server import ServerClient, connect
 from app.cli.status import tiers_table, tokens_by_source
 from app.cli.stored import stored_by_tier
 from app.cli.terminal import add_row, line, print_json, share, table
@@ -49,7 +49,7 @@ def top(
             _live(console, server, frame, every_s)
 
 
-def _live(console: Console, server: Server, frame: Frame, every_s: float) -> None:
+def _live(console: Console, server: ServerClient, frame: Frame, every_s: float) -> None:
     """Frames until Ctrl-C. A server that goes away is waited for, in words."""
     before, ailment = frame, ""
     with Live(_shown(server.url, frame, None), console=console, screen=True, auto_refresh=False) as live:
@@ -65,7 +65,7 @@ def _live(console: Console, server: Server, frame: Frame, every_s: float) -> Non
             return
 
 
-def _look(server: Server) -> Frame:
+def _look(server: ServerClient) -> Frame:
     return Frame(time.monotonic(), server.metrics(), server.get("/api/v1/kv/stats"))
 
 

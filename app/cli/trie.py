@@ -13,7 +13,7 @@ from rich.tree import Tree
 
 from app.cli.failures import NOT_SO, CommandError, tells_failures
 from app.cli.options import DEFAULT_URL, AsJson, KeyFile, Url
-from app.cli.server import Server, connect
+from app.cli.server import ServerClient, connect
 from app.cli.terminal import line, plain, print_json, size
 
 PATH = "/api/v1/kv/trie"
@@ -62,7 +62,7 @@ def tree_of(title: str, nodes: Sequence[Mapping[str, Any]]) -> Tree:
     return tree
 
 
-def _whole_id(server: Server, beginning: str) -> str:
+def _whole_id(server: ServerClient, beginning: str) -> str:
     """The id of the one node that is shown so. Raises CommandError: there is none, or there are several."""
     if len(beginning) > KEY_CHARACTERS:
         return beginning

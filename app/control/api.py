@@ -18,7 +18,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from app.backend.manager_control import ManagerControl
 from app.blending.recognition import Span
 from app.control.audit import audited
-from app.control.prompt_param import ChatFields, PromptChoice
+from app.control.prompt_param import ChatFields, PromptParam
 from app.gate.auth import require_owner
 from app.gate.errors import OverloadedError, UnavailableError
 from app.gate.json_route import JsonRoute
@@ -91,7 +91,7 @@ def control_router(
             **({} if chat is None else _parse_chat(chat, bounds)),
         }
         bounds.check(given, len(request.scope["query_string"]))
-        prompt = PromptChoice(
+        prompt = PromptParam(
             **given,
             truncate_prompt_tokens=truncate_prompt_tokens,
             cache_salt=cache_salt,

@@ -18,7 +18,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from app.backend.manager_control import ManagerControl
 from app.control.api import ask, in_tokens, owner_only
 from app.control.moves import PREFIX
-from app.control.prompt_param import PromptChoice
+from app.control.prompt_param import PromptParam
 from app.divergence.causes import SHOWN_BEFORE
 from app.divergence.divergence import MOST_APART, common, divergence
 from app.divergence.recent_prefixes import RecentPrefixes
@@ -38,8 +38,8 @@ class DivergeBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    first: PromptChoice = Field(description="A prompt, named as for the other routes.")
-    second: PromptChoice = Field(description="Another one.")
+    first: PromptParam = Field(description="A prompt, named as for the other routes.")
+    second: PromptParam = Field(description="Another one.")
 
 
 def diverge_router(

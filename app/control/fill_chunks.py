@@ -14,7 +14,7 @@ from vllm.entrypoints.generate.base.protocol import validate_cache_salt
 from vllm.exceptions import VLLMValidationError
 from vllm.renderers.online_renderer import OnlineRenderer
 
-from app.control.prompt_param import PromptChoice
+from app.control.prompt_param import PromptParam
 from app.gate.kv_cache_field import MOST_CHUNKS, read_field
 from app.gate.request_bounds import RequestBounds
 from app.openai.blend_requests import BlendRequests
@@ -27,7 +27,7 @@ MOST_CHARACTERS = 1 << 21
 Chunk = str | list[Annotated[int, Field(strict=True)]]
 
 
-class FillBody(PromptChoice):
+class FillBody(PromptParam):
     """Body of POST /api/v1/kv/fill: a prompt, whose chunks are meant, or `chunks`."""
 
     chunks: list[Chunk] | None = Field(

@@ -16,7 +16,7 @@ from app.backend.manager_control import ManagerControl
 from app.control.api import ask, owner_only
 from app.control.audit import audited, audited_work
 from app.control.jobs import Job, Jobs
-from app.control.prompt_param import PromptChoice, PromptOrNode
+from app.control.prompt_param import PromptOrNode, PromptParam
 from app.control.query_limiter import QueryLimiter
 from app.gate.json_route import JsonRoute
 from app.gate.request_context import current_request
@@ -170,7 +170,7 @@ def moves_router(control: ManagerControl, renderer: OnlineRenderer, keys: Prompt
     return router
 
 
-async def hashes_of(prompt: PromptChoice, renderer: OnlineRenderer, keys: PromptKeys) -> list[bytes]:
+async def hashes_of(prompt: PromptParam, renderer: OnlineRenderer, keys: PromptKeys) -> list[bytes]:
     """The hashes of a prompt's full blocks. Raises RefusedError (400) where there are none."""
     hashes = await prompt.hashes(renderer, keys)
     if not hashes:

@@ -27,7 +27,7 @@ from app.control.moves import (
     hashes_of,
     would,
 )
-from app.control.prompt_param import PromptChoice, PromptOrNode
+from app.control.prompt_param import PromptOrNode, PromptParam
 from app.gate.json_route import JsonRoute
 from app.gate.request_context import current_request
 from app.openai.prompt_keys import PromptKeys
@@ -49,7 +49,7 @@ class EvictBody(PromptOrNode):
     dry_run: bool = Field(False, description=DRY_RUN)
 
 
-class CompressBody(PromptChoice):
+class CompressBody(PromptParam):
     """Body of POST /api/v1/kv/compress."""
 
     deadline_s: float = Field(60.0, gt=0, le=600, description="Seconds after which the job ends; the copying goes on.")

@@ -41,7 +41,7 @@ class ChatFields(BaseModel):
         return {name: value for name in ChatFields.model_fields if (value := getattr(self, name)) is not None}
 
 
-class PromptChoice(ChatFields):
+class PromptParam(ChatFields):
     """A prompt of the tenant who asks: exactly one of `text`, `tokens` and `messages`."""
 
     text: str | None = Field(None, description="The prompt as text, as for /v1/completions.")
@@ -124,7 +124,7 @@ class PromptChoice(ChatFields):
         return keys.fidelity.of(current_request().tenant, read_field(self.kv_cache))
 
 
-class PromptOrNode(PromptChoice):
+class PromptOrNode(PromptParam):
     """A prompt of the tenant who asks, or a segment of the index with all that it follows on."""
 
     node: str | None = Field(
@@ -137,7 +137,7 @@ class PromptOrNode(PromptChoice):
         """The node's key; None: a prompt is named. Raises VLLMValidationError where both are."""
         if self.node is None:
             return None
-        given = next((name for name in PromptChoice.model_fields if getattr(self, name) is not None), None)
+        given = next((name for name in PromptParam.model_fields if getattr(self, name) is not None), None)
         if given is not None:
             raise VLLMValidationError(f"`{given}` is of a prompt: give one, or `node`.", parameter=given)
         return bytes.fromhex(self.node)

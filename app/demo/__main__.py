@@ -20,8 +20,8 @@ from app.demo.redis_scenes import RedisScenes
 from app.demo.report import Report
 from app.demo.restart import Restart
 from app.demo.scenes import Scenes
-from app.demo.server import DemoError, Server
-from app.demo.stage import Stage
+from app.demo.server import DemoError, DemoServer
+from app.demo.stage import DemoRun
 from app.launch.surroundings.streams import show_what_can_be_shown
 
 DEMO_MODEL = "demo"
@@ -49,7 +49,7 @@ def demo(
     server = None
     try:
         # A salt of its own for each run: nothing that was sent before is found, so a second run shows the same.
-        server = Server(f"http://{host}:{port}", f"demo-{uuid.uuid4()}", model, api_key)
+        server = DemoServer(f"http://{host}:{port}", f"demo-{uuid.uuid4()}", model, api_key)
         is_demo_model = server.model == DEMO_MODEL
         title = (
             f"{server.model} at {server.url}, {len(server.replicas)} replica{'s' if len(server.replicas) > 1 else ''},"
@@ -59,7 +59,7 @@ def demo(
         if server.ailing:
             out.print(f"[yellow]Its /health says: {escape(', '.join(server.ailing))}[/]\n")
         with Report(out) as report:
-            stage = Stage(server, report, is_demo_model)
+            stage = DemoRun(server, report, is_demo_model)
             asked = Scenes(stage).play()
             RedisScenes(stage, Restart(server, restart)).play(asked)
     except DemoError as error:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from app.demo.report import Row
+from app.demo.report import ReportRow
 from app.demo.restart import Restart
-from app.demo.stage import Asked, Stage
+from app.demo.stage import Asked, DemoRun
 
 COPY_DEADLINE_S = 30.0
 """KV is copied to Redis in the background; the first scene waits so long for the whole conversation."""
@@ -19,7 +19,7 @@ _RESTARTED = "whole server restarted: Redis hit"
 class RedisScenes:
     """Plays after the other scenes, with the last of their questions."""
 
-    def __init__(self, stage: Stage, restart: Restart) -> None:
+    def __init__(self, stage: DemoRun, restart: Restart) -> None:
         self._stage = stage
         self._restart = restart
 
@@ -28,7 +28,7 @@ class RedisScenes:
         redis = (self._stage.server.parts() or {}).get("redis")
         if redis is None or redis["state"] != "ok":
             state = "this server uses none" if redis is None else redis["state"]
-            self._stage.report.add(Row("Redis hit, restart", notes=(f"left out: Redis: {state}",), skipped=True))
+            self._stage.report.add(ReportRow("Redis hit, restart", notes=(f"left out: Redis: {state}",), skipped=True))
             return
         self._from_redis(asked)
         self._promoted(asked)
@@ -57,13 +57,13 @@ class RedisScenes:
         stage = self._stage
         if self._restart.unavailable:
             note = f"left out: {self._restart.unavailable}"
-            stage.report.add(Row(_RESTARTED, notes=(note,), skipped=True))
+            stage.report.add(ReportRow(_RESTARTED, notes=(note,), skipped=True))
             return
         stage.report.doing("waiting until Redis has the whole conversation")
         problems = stage.wait_until_saved() + self._wait_until_in_redis(asked, COPY_DEADLINE_S)
         problem = self._restart.run(stage.report.doing)
         if problem:
-            stage.report.add(Row(_RESTARTED, problems=(*problems, problem)))
+            stage.report.add(ReportRow(_RESTARTED, problems=(*problems, problem)))
             return
         stage.known.clear("device", "cpu")
         stage.report.doing("waiting until the index of Redis is rebuilt")

@@ -21,7 +21,7 @@ _SOURCES = {"device": "device", "cpu": "CPU tier", "redis": "Redis", "recomputed
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """One step of the demo: what was done, what came of it, what had to, and everything that is wrong with it.
 
     A row without `tokens` sent no prompt; a row that was `skipped` did nothing.
@@ -49,7 +49,7 @@ class Report:
     def __init__(self, console: Console) -> None:
         if not console.is_terminal:
             console.width = WIDTH_ELSEWHERE
-        self.rows: list[Row] = []
+        self.rows: list[ReportRow] = []
         self._console = console
         self._spinner = console.status("")
 
@@ -75,7 +75,7 @@ class Report:
         """Say what is under way, below the rows."""
         self._spinner.update(escape(step))
 
-    def add(self, row: Row) -> None:
+    def add(self, row: ReportRow) -> None:
         """Print a row."""
         self.rows.append(row)
         counts = asdict(row.tokens) if row.tokens else {}
@@ -113,7 +113,7 @@ class Report:
         return table
 
 
-def _text(row: Row) -> str:
+def _text(row: ReportRow) -> str:
     lines = [f"[bold]{escape(row.scene)}[/]"]
     lines += [f"[cyan]{escape(row.question)}[/]"] if row.question else []
     lines += [escape(row.answer)] if row.answer else []
@@ -129,7 +129,7 @@ def _reuse(expected: TokensBySource | None) -> str:
     return "\n".join(tiers) or "nothing"
 
 
-def _mark(row: Row) -> str:
+def _mark(row: ReportRow) -> str:
     if row.skipped:
         return "[dim]-[/]"
     return "[bold red]✗[/]" if row.problems else "[green]✓[/]"

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from app.demo.server import Server
+from app.demo.server import DemoServer
 from app.launch.run_folder import find_launcher
 
 STOP_DEADLINE_S = 90.0
@@ -25,7 +25,7 @@ _POLL_S = 0.1
 class Restart:
     """Use once. `unavailable` says why the server cannot be restarted; it is empty when it can."""
 
-    def __init__(self, server: Server, wanted: bool) -> None:
+    def __init__(self, server: DemoServer, wanted: bool) -> None:
         self.took_s = 0.0
         self._server = server
         where = urlsplit(server.url)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from app.demo.documents import DOCUMENTS, GREETING, HOME, JOB, OWNER, TWO_HOPS, Question
-from app.demo.report import Row
-from app.demo.server import Message, Turn
-from app.demo.stage import Asked, Stage
+from app.demo.report import ReportRow
+from app.demo.server import DemoTurn, Message
+from app.demo.stage import Asked, DemoRun
 
 SAMPLING = {"temperature": 1.0, "top_p": 0.95}
 MOST_SAMPLES = 8
@@ -17,7 +17,7 @@ MOST_SAMPLES = 8
 class Scenes:
     """Plays the script on a stage. Later scenes rely on what earlier ones left in the tiers."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: DemoRun) -> None:
         self._stage = stage
 
     def play(self) -> Asked:
@@ -32,7 +32,7 @@ class Scenes:
         stage.turn("again: device hit", HOME, chat, stage.here)
         across = "another replica: CPU-tier hit"
         if stage.is_alone:
-            stage.report.add(Row(across, notes=("skipped: this server runs one replica",), skipped=True))
+            stage.report.add(ReportRow(across, notes=("skipped: this server runs one replica",), skipped=True))
         else:
             stage.saved_turn(across, HOME, chat, stage.there)
         stage.saved_turn("devices cleared: CPU-tier hit", HOME, chat, stage.here, clear=True)
@@ -63,7 +63,7 @@ class Scenes:
         self._continued("turn two after answer A", JOB, chat, first)
         return self._continued("turn two after answer B", OWNER, chat, second)
 
-    def _both_in_the_index(self, first: Turn, second: Turn) -> None:
+    def _both_in_the_index(self, first: DemoTurn, second: DemoTurn) -> None:
         """The index holds one request with both answers behind it."""
         stage = self._stage
         stage.report.doing("looking up both answers")
@@ -84,9 +84,9 @@ class Scenes:
         if answers[0] == answers[1] and stage.is_demo_model:
             problems.append("the index does not know two answers")
         note = f"CPU tier: {request} blocks of the request, {blocks[0]} with answer A, {blocks[1]} with answer B"
-        stage.report.add(Row("lookup: A and B under one request", notes=(note,), problems=tuple(problems)))
+        stage.report.add(ReportRow("lookup: A and B under one request", notes=(note,), problems=tuple(problems)))
 
-    def _continued(self, scene: str, question: Question, chat: list[Message], before: Turn) -> Asked:
+    def _continued(self, scene: str, question: Question, chat: list[Message], before: DemoTurn) -> Asked:
         """The next turn of a conversation, where no device has its last answer."""
         stage = self._stage
         following = [*chat, {"role": "assistant", "content": before.text}, {"role": "user", "content": question.text}]

@@ -36,7 +36,7 @@ class UnusableServerError(DemoError):
 
 
 @dataclass(frozen=True)
-class Turn:
+class DemoTurn:
     """One request and its answer, in words and in tokens; `ttft_s` from sending to the first piece of text."""
 
     replica: str
@@ -55,7 +55,7 @@ class Turn:
         return [*self.prompt_ids, *self.answer_ids[:-1]]
 
 
-class Server:
+class DemoServer:
     """A running crosskv server. All that is sent through one object shares one `cache_salt`, so KV of its own."""
 
     def __init__(self, url: str, cache_salt: str, model: str | None = None, api_key: str | None = None) -> None:
@@ -78,7 +78,7 @@ class Server:
         self.model = model or self._first_model()
         self.block_size_tokens = int(self.lookup([0])["block_size_tokens"])
 
-    def ask(self, messages: Sequence[Message], replica: int, **sampling: Any) -> Turn:
+    def ask(self, messages: Sequence[Message], replica: int, **sampling: Any) -> DemoTurn:
         """Send a chat to one replica, greedy if `sampling` does not say otherwise, and read the stream."""
         extra = {"cache_salt": self._salt, "return_token_ids": True, **sampling.pop("extra_body", {})}
         text, usage, first = "", None, 0.0
@@ -108,7 +108,7 @@ class Server:
         if usage is None or kv is None or not prompt_ids:
             raise UnusableServerError(f"The server at {self.url} does not say where KV came from: is it crosskv?")
         details = usage.prompt_tokens_details
-        return Turn(
+        return DemoTurn(
             replica=str(kv["replica"]),
             ttft_s=(first or time.monotonic()) - started,
             tokens=TokensBySource(kv["device"], kv["cpu"], kv["redis"], kv["recomputed"]),

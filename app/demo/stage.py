@@ -8,8 +8,8 @@ from typing import Any
 
 from app.demo.documents import Question
 from app.demo.known_kv import KnownKV
-from app.demo.report import Report, Row
-from app.demo.server import Message, Server, Turn
+from app.demo.report import Report, ReportRow
+from app.demo.server import DemoServer, DemoTurn, Message
 
 SAVE_DEADLINE_S = 10.0
 """KV is saved in the background once it is computed; a turn that needs it in the CPU tier waits so long."""
@@ -30,17 +30,17 @@ class Asked:
 
     question: Question
     chat: list[Message]
-    turn: Turn
+    turn: DemoTurn
 
 
-class Stage:
+class DemoRun:
     """Asks, checks, shows, and remembers in `known` what the server must have since.
 
     `is_demo_model` is False for a model that need not answer as the demo model does: answers are shown then, but only
     the reuse is checked. `here` is the replica that most is asked of, `there` another, or the same where it is alone.
     """
 
-    def __init__(self, server: Server, report: Report, is_demo_model: bool) -> None:
+    def __init__(self, server: DemoServer, report: Report, is_demo_model: bool) -> None:
         self.server = server
         self.report = report
         self.is_demo_model = is_demo_model
@@ -54,7 +54,7 @@ class Stage:
         """Whether the server runs one replica."""
         return self.here == self.there
 
-    def turn(self, scene: str, question: Question, chat: list[Message], replica: int, **sampling: Any) -> Turn:
+    def turn(self, scene: str, question: Question, chat: list[Message], replica: int, **sampling: Any) -> DemoTurn:
         """Ask, check and show."""
         self.report.doing(scene)
         turn = self.ask(chat, replica, **sampling)
@@ -69,8 +69,8 @@ class Stage:
         replica: int,
         *,
         clear: bool = False,
-        before: Turn | None = None,
-    ) -> Turn:
+        before: DemoTurn | None = None,
+    ) -> DemoTurn:
         """A turn that finds in the CPU tier what the turns so far have computed; `clear` empties the devices first."""
         self.report.doing(f"{scene}: waiting until the CPU tier has everything")
         problems = self.wait_until_saved()
@@ -81,7 +81,7 @@ class Stage:
         self.check(scene, question, replica, turn, problems, before)
         return turn
 
-    def ask(self, chat: list[Message], replica: int, **sampling: Any) -> Turn:
+    def ask(self, chat: list[Message], replica: int, **sampling: Any) -> DemoTurn:
         """Ask only: `check` or `remember` must follow."""
         extra = {} if self.is_demo_model else {"extra_body": {"min_tokens": LEAST_ANSWER_TOKENS}}
         return self.server.ask(chat, replica, max_tokens=MOST_ANSWER_TOKENS, **sampling, **extra)
@@ -91,9 +91,9 @@ class Stage:
         scene: str,
         question: Question,
         replica: int,
-        turn: Turn,
+        turn: DemoTurn,
         problems: Sequence[str] = (),
-        before: Turn | None = None,
+        before: DemoTurn | None = None,
         notes: Sequence[str] = (),
     ) -> None:
         """Compare a turn with what it must be, show it, and remember what it computed."""
@@ -118,7 +118,7 @@ class Stage:
             else:
                 problems.append("no block with tokens of the last answer was reused")
         self.report.add(
-            Row(
+            ReportRow(
                 scene=scene,
                 question=question.text,
                 replica=turn.replica,
@@ -132,7 +132,7 @@ class Stage:
         )
         self.remember(replica, turn)
 
-    def remember(self, replica: int, turn: Turn) -> None:
+    def remember(self, replica: int, turn: DemoTurn) -> None:
         """The replica has computed this."""
         self._unsaved.append(self.known.add_turn(replica, turn.prompt_ids, turn.answer_ids))
 
@@ -148,7 +148,7 @@ class Stage:
         self.server.clear(*tiers)
         self.known.clear(*tiers)
 
-    def _answer_reuse(self, before: Turn, turn: Turn) -> str:
+    def _answer_reuse(self, before: DemoTurn, turn: DemoTurn) -> str:
         """How much of the answer `before` was reused, in blocks that the index calls an answer's; empty: nothing."""
         answer_tokens = turn.tokens.reused - len(before.prompt_ids)
         ends = [

@@ -25,7 +25,7 @@ from app.gate.errors import OverloadedError
 from app.gate.fair_line import FairLine
 from app.gate.fair_shares import FairShares
 from configs.settings import Settings
-from kvmanager.scheduling.virtual_counters import Bill, VirtualCounters, Work
+from kvmanager.scheduling.virtual_counters import Bill, ServedWork, VirtualCounters
 
 TURN_SLICE_SHARE = 0.25
 """Part of the turns that is divided among the tenants: what a tenant that is alone leaves unused for a newcomer."""
@@ -89,7 +89,7 @@ class AdmissionQueue:
         self._max_ongoing = max_ongoing
         self._turns = FairShares(min(turns, max_ongoing) or max_ongoing, tenants, TURN_SLICE_SHARE)
         self._counters = VirtualCounters(tenants or ("",), weights)
-        self._line: FairLine[_Turn] = FairLine(self._turns, self._counters, shortest)
+        self._line: FairLine[_Waiting] = FairLine(self._turns, self._counters, shortest)
         self.count_cost: Callable[[str, float], None] = lambda tenant, cost: None
         """Told of a tenant's prompt that has ended what it has cost (`kvmanager.scheduling.virtual_counters`)."""
 
@@ -124,11 +124,11 @@ class AdmissionQueue:
         return len(self._line)
 
     @asynccontextmanager
-    async def turn(self, tenant: str = "", answers: int = 1, work: Work = Work()) -> AsyncIterator[Bill]:  # noqa: B008
+    async def turn(self, tenant: str = "", answers: int = 1, work: ServedWork = ServedWork()) -> AsyncIterator[Bill]:  # noqa: B008
         """Wait until it is this prompt's turn, then be computed; who is tells its bill what it turns out to cost."""
         bill = Bill(self._counters, tenant, work)
         bill.on_close = self.count_cost
-        turn = _Turn(tenant, asyncio.get_running_loop().create_future(), bill)
+        turn = _Waiting(tenant, asyncio.get_running_loop().create_future(), bill)
         self._line.join(tenant, turn, answers, work.cost)
         self._begin_turns()
         try:
@@ -154,7 +154,7 @@ class AdmissionQueue:
 
 
 @dataclass(eq=False, slots=True)
-class _Turn:
+class _Waiting:
     tenant: str
     begins: asyncio.Future[None]
     bill: Bill

@@ -32,7 +32,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from app.gate.errors import OverloadedError, UnavailableError
 from app.metrics.labels import FITS, REFUSED, TOO_LARGE, TOO_LONG, TOO_SLOW
-from app.openai.constraint_worker import READY, Trial, Verdict
+from app.openai.constraint_worker import READY, GrammarVerdict, Trial
 from configs.settings import PROJECT_ROOT
 
 logger = logging.getLogger(__name__)
@@ -64,10 +64,10 @@ class ConstraintPool:
         self._start = start or _start
         self._timeout_s = timeout_s
         self._count = count
-        self._tried: OrderedDict[bytes, tuple[Verdict, float]] = OrderedDict()
+        self._tried: OrderedDict[bytes, tuple[GrammarVerdict, float]] = OrderedDict()
         self._asking: Counter[str] = Counter()
         self._tenant_turns: dict[str, asyncio.Lock] = {}
-        self._trials: set[asyncio.Task[Verdict]] = set()
+        self._trials: set[asyncio.Task[GrammarVerdict]] = set()
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._starting = asyncio.Lock()
         self._process: _Process | None = None
@@ -98,12 +98,12 @@ class ConstraintPool:
             self._process.end()
             self._process = None
 
-    def _ended(self, trial: asyncio.Task[Verdict]) -> None:
+    def _ended(self, trial: asyncio.Task[GrammarVerdict]) -> None:
         self._trials.discard(trial)
         if not trial.cancelled():
             trial.exception()  # seen, also where its caller has gone
 
-    async def _try_in_turn(self, digest: bytes, constraint: StructuredOutputsParams, tenant: str) -> Verdict:
+    async def _try_in_turn(self, digest: bytes, constraint: StructuredOutputsParams, tenant: str) -> GrammarVerdict:
         """One trial at a time for each tenant, `AT_ONCE` for all: a tenant's grammars hold up its own first."""
         self._asking[tenant] += 1
         try:
@@ -119,7 +119,7 @@ class ConstraintPool:
                 del self._asking[tenant]
                 self._tenant_turns.pop(tenant, None)
 
-    async def _try(self, constraint: StructuredOutputsParams) -> Verdict:
+    async def _try(self, constraint: StructuredOutputsParams) -> GrammarVerdict:
         process = await self._running()
         try:
             async with asyncio.timeout(self._timeout_s + _GRACE_S):
@@ -144,14 +144,14 @@ class ConstraintPool:
                 self._process = process
             return self._process
 
-    def _remembered(self, digest: bytes) -> Verdict | None:
+    def _remembered(self, digest: bytes) -> GrammarVerdict | None:
         verdict, until = self._tried.get(digest, (None, 0.0))
         if verdict is None or until < asyncio.get_running_loop().time():
             return None
         self._tried.move_to_end(digest)
         return verdict
 
-    def _remember(self, digest: bytes, verdict: Verdict) -> None:
+    def _remember(self, digest: bytes, verdict: GrammarVerdict) -> None:
         lasts = math.inf if verdict.outcome in (FITS, REFUSED, TOO_SLOW) else REFUSED_AGAIN_S
         self._tried[digest] = (verdict, asyncio.get_running_loop().time() + lasts)
         if len(self._tried) > MOST_REMEMBERED:
@@ -164,7 +164,7 @@ class _Process:
     def __init__(self, vllm_config: VllmConfig, start: Callable[[Connection], subprocess.Popen[bytes]]) -> None:
         self.ready = asyncio.Event()
         self.alive = True
-        self._owed: dict[int, asyncio.Future[Verdict]] = {}
+        self._owed: dict[int, asyncio.Future[GrammarVerdict]] = {}
         self._asked = 0
         self._pipe, theirs = Pipe()
         self._process = start(theirs)
@@ -172,7 +172,7 @@ class _Process:
         self._sending = self._loop.run_in_executor(None, self._pipe.send_bytes, pickle.dumps(vllm_config))
         self._loop.add_reader(self._pipe.fileno(), self._read)
 
-    async def tried(self, constraint: StructuredOutputsParams, timeout_s: float) -> Verdict:
+    async def tried(self, constraint: StructuredOutputsParams, timeout_s: float) -> GrammarVerdict:
         """The verdict on a constraint. Raises OSError when the process has ended or ends meanwhile."""
         if not self.alive:
             raise BrokenPipeError
@@ -224,7 +224,7 @@ def _start(pipe: Connection) -> subprocess.Popen[bytes]:
         )
 
 
-def _raise(verdict: Verdict, timeout_s: float) -> None:
+def _raise(verdict: GrammarVerdict, timeout_s: float) -> None:
     if verdict.outcome == FITS:
         return
     message = verdict.message or "No grammar can be built for the structured output constraint."

@@ -5,7 +5,7 @@ a process that runs `main` (`app.openai.constraint_pool`). It loads vLLM and the
 each constraint. The child has a memory limit, and the kernel ends it when its time is over. No threads exist when it
 forks.
 
-Messages, pickled: in, `Trial`; out, once `READY`, then `Verdict`s in any order. It ends when its pipe closes.
+Messages, pickled: in, `Trial`; out, once `READY`, then `GrammarVerdict`s in any order. It ends when its pipe closes.
 
 Leans on vLLM: `SamplingParams.verify`, and `StructuredOutputManager.grammar_init`, which the engine calls for a
 `Request` and which leaves a grammar, or its exception, in `request.structured_output_request.grammar`.
@@ -47,7 +47,7 @@ class Trial(NamedTuple):
     timeout_s: float
 
 
-class Verdict(NamedTuple):
+class GrammarVerdict(NamedTuple):
     """`FITS`; `REFUSED`, and vLLM's sentence; or that it took too much time or memory, or would at each token."""
 
     number: int
@@ -155,24 +155,24 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _try(trial: Trial, try_it: Any) -> Verdict:
+def _try(trial: Trial, try_it: Any) -> GrammarVerdict:
     from vllm.exceptions import VLLMClientError
 
     try:
         try_it(trial.constraint)
     except VLLMClientError as error:
-        return Verdict(trial.number, REFUSED, error.args[0] if error.args else "")
+        return GrammarVerdict(trial.number, REFUSED, error.args[0] if error.args else "")
     except SlowGrammarError:
-        return Verdict(trial.number, TOO_SLOW)
+        return GrammarVerdict(trial.number, TOO_SLOW)
     except MemoryError:
-        return Verdict(trial.number, TOO_LARGE)
+        return GrammarVerdict(trial.number, TOO_LARGE)
     except BaseException:  # a panic of a compiler in Rust is no Exception
         logger.info("no grammar can be built for a constraint", exc_info=True)
-        return Verdict(trial.number, REFUSED)
-    return Verdict(trial.number, FITS)
+        return GrammarVerdict(trial.number, REFUSED)
+    return GrammarVerdict(trial.number, FITS)
 
 
-def _reap(pipe: Connection, pid: int, number: int) -> Verdict:
+def _reap(pipe: Connection, pid: int, number: int) -> GrammarVerdict:
     """What a child has said; one that said nothing was ended by the clock, or by its own compiler."""
     try:
         verdict = pipe.recv()
@@ -180,10 +180,10 @@ def _reap(pipe: Connection, pid: int, number: int) -> Verdict:
         verdict = None
     pipe.close()
     _, status = os.waitpid(pid, 0)
-    if isinstance(verdict, Verdict):
+    if isinstance(verdict, GrammarVerdict):
         return verdict
     timed_out = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
-    return Verdict(number, TOO_LONG if timed_out else TOO_LARGE)
+    return GrammarVerdict(number, TOO_LONG if timed_out else TOO_LARGE)
 
 
 def _end(children: dict[Connection, tuple[int, int]]) -> None:

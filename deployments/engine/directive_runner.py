@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, Histogram
 
 from deployments.engine.pool.block_owners import Owner
-from deployments.engine.pool.control import MOST_BLOCKS, PoolControl, Promotion
+from deployments.engine.pool.control import MOST_BLOCKS, Onboarding, PoolControl
 from deployments.protocol.kv_port import PlannedLoad
 from kvmanager.moves.directives import DirectiveKind, Outcome
 
@@ -145,7 +145,7 @@ class DirectiveRunner:
         loads: list[PlannedLoad] = order["segments"]
         hashes = order["hashes"][: loads[-1].end_block]
         scores = list(_per_block(order["scores"], order["now"], len(hashes)))
-        promotion = Promotion(hashes, loads, scores, deadline, Owner(order.get("tenant", "")))
+        promotion = Onboarding(hashes, loads, scores, deadline, Owner(order.get("tenant", "")))
         position = 0
         if not await self._slice(kind, done, partial(control.hear, order["epoch"], order["now"])):
             raise _RefusedError(Outcome.REFUSED_LATE)

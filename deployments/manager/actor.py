@@ -29,7 +29,7 @@ from deployments.manager.control import Control
 from deployments.manager.demoter import Demoter
 from deployments.manager.directive_sender import DirectiveSender
 from deployments.manager.index_watch import IndexWatch
-from deployments.manager.prompt_orders import PromptOrders
+from deployments.manager.prompt_control import PromptControl
 from deployments.manager.prompt_planner import PromptPlanner
 from deployments.manager.redis_renewer import RedisRenewer
 from deployments.manager.replica_state import ReplicaState, silent, succeeded_by, warn_of_another_model
@@ -89,7 +89,7 @@ class KVManagerActor:
         self._reports = Reports(self._brain, *known, self._loads, self._directives, self._tiers, self._watch)
         parts = self._brain, self._replicas, self._directives, self._tiers
         control = Control(*parts, self._watch)
-        orders = PromptOrders(*parts, control, self._ordered)
+        orders = PromptControl(*parts, control, self._ordered)
         self._api = ManagerApi(control, orders, self._reports, self._directives)
         self._garbage = GcFreeze()
         self._housekeeping = asyncio.get_event_loop().create_task(keep_house(self._tidy))

@@ -12,14 +12,14 @@ from typing import Any
 
 from deployments.manager.control import Control
 from deployments.manager.directive_sender import DirectiveSender
-from deployments.manager.prompt_orders import PromptOrders
+from deployments.manager.prompt_control import PromptControl
 from deployments.manager.reports import Reports
 
 
 class ManagerApi:
     """One table of calls, made of the parts that carry them out. On the manager's event loop."""
 
-    def __init__(self, control: Control, orders: PromptOrders, reports: Reports, directives: DirectiveSender) -> None:
+    def __init__(self, control: Control, orders: PromptControl, reports: Reports, directives: DirectiveSender) -> None:
         self.calls: Mapping[str, Callable[..., Any]] = {
             # What is there.
             "live": reports.live,

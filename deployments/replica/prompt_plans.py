@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from deployments.protocol.kv_port import BlendQuery, BlendTerms, ChunkQuery, PlanDict, PlanExpectation
 from deployments.protocol.wire import KV_CACHE_USAGE, GenerateRequest, KVCacheUsage
-from kvmanager.loading.blend_choice import Blend, blend_of
+from kvmanager.loading.blend_choice import BlendSpan, blend_of
 from kvmanager.loading.load_rates import Sample
 from kvmanager.loading.short_prompts import ShortPrompts
 from kvmanager.scaling.prefill_rate import PrefillRate
@@ -63,7 +63,7 @@ def blend_query(request: GenerateRequest, terms: BlendTerms | None, block_tokens
 
 def _planned_blend(
     plan: PlanDict | None, start: int, prompt_tokens: int, block_tokens: int, terms: BlendTerms | None
-) -> Blend | None:
+) -> BlendSpan | None:
     """What a plan blends behind a prompt's first `start` tokens; None for nothing."""
     planned = plan.get("blend") if plan else None
     if planned is None or terms is None:

@@ -24,7 +24,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from configs.settings import Settings
 from deployments.protocol.manager_client import ManagerClient, ManagerUnavailableError
-from kvmanager.scaling.demand import Bounds, Decision, Limits, decide
+from kvmanager.scaling.demand import Bounds, Limits, ScalingDecision, decide
 from kvmanager.scaling.figures import NAMES, ReplicaLoad, replica_load
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class KVAwareScaling:
         """`old_s`: a replica that has reported nothing for so long is not known."""
         self._limits = Limits(ttft_target_s, max_num_seqs)
         self._old_s = old_s
-        self._decided: tuple[float, int, Decision] | None = None
+        self._decided: tuple[float, int, ScalingDecision] | None = None
         self._said: tuple[float, tuple[int, int, int, str]] = (0.0, (0, 0, 0, ""))
         self._manager: ManagerClient | None = None
         self._failed = False
@@ -64,7 +64,7 @@ class KVAwareScaling:
             self._failed = True
             return target, {}
 
-    def _decide(self, ctx: AutoscalingContext, target: int) -> Decision:
+    def _decide(self, ctx: AutoscalingContext, target: int) -> ScalingDecision:
         now = float(ctx.current_time or 0.0)
         if self._decided is not None:
             at, of, decision = self._decided
@@ -92,7 +92,7 @@ class KVAwareScaling:
             loads.append(replica_load(stats) if is_known else None)
         return loads
 
-    def _say(self, ctx: AutoscalingContext, target: int, decision: Decision) -> None:
+    def _say(self, ctx: AutoscalingContext, target: int, decision: ScalingDecision) -> None:
         """Tell the manager, for /metrics and /health: what changes at once, and every `SAY_EVERY_S`."""
         now, running = float(ctx.current_time or 0.0), int(ctx.current_num_replicas)
         word = decision.replicas, target, running, decision.why

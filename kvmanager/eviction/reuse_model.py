@@ -66,7 +66,7 @@ class Ranked(Protocol):
         """Note that the index of the profile has changed."""
 
 
-class _Turn(NamedTuple):
+class _RequestFacts(NamedTuple):
     """What the segments of one request have in common."""
 
     pace: float
@@ -98,7 +98,7 @@ class Cohort:
 
     __slots__ = ("age", "alive", "profile", "request", "shelves", "size", "turn")
 
-    def __init__(self, profile: Profile, turn: _Turn, request: int) -> None:
+    def __init__(self, profile: Profile, turn: _RequestFacts, request: int) -> None:
         self.profile = profile
         self.turn = turn
         self.request = request
@@ -128,7 +128,7 @@ def _gap(requests: int) -> int:
     return min(11, requests.bit_length() - 4) if requests >= 16 else 0
 
 
-def _pace(turn: _Turn) -> int:
+def _pace(turn: _RequestFacts) -> int:
     """Return the class of a conversation's pace, two to an octave; 0: it has none yet."""
     return max(1, min(15, int(1 + 2 * (turn.pace - 4)))) if turn.gaps else 0
 
@@ -162,7 +162,7 @@ class ReuseModel:
         self._cohorts: dict[Key, Cohort] = {}
         self._prompt_end = 0
         self._end_block = 0
-        self._new: _Turn | None = None
+        self._new: _RequestFacts | None = None
         """Of the segments being made."""
         self._made: Node | None = None
         """The last of them."""
@@ -199,11 +199,11 @@ class ReuseModel:
         if self._new is None or parent is None or parent is not self._made:
             new = _octave(max(0, self._end_block - node.start_block) // node.num_blocks + 1, 9)
             if parent is None:
-                self._new = _Turn(0.0, 0, new, 0)
+                self._new = _RequestFacts(0.0, 0, new, 0)
             else:
                 before = _cohort(parent)
                 if before is None or _is_head(parent):
-                    self._new = _Turn(0.0, 0, new, _octave(parent.uses, 9))
+                    self._new = _RequestFacts(0.0, 0, new, _octave(parent.uses, 9))
                 else:
                     self._new = before.turn._replace(new=new)
         node.uses, self._made = 1, node
@@ -241,7 +241,7 @@ class ReuseModel:
         deepest = used[0]
         new = max(0, self._prompt_end - deepest.end_block) // deepest.num_blocks
         pace, gaps = self._pace_after(deepest)
-        turn = _Turn(pace, gaps, _octave(new + 1, 9), _octave(deepest.uses + 1, 9))
+        turn = _RequestFacts(pace, gaps, _octave(new + 1, 9), _octave(deepest.uses + 1, 9))
         hits: dict[Cohort, int] = {}
         for node in used:
             old, gap = _cohort(node), 0
@@ -264,7 +264,7 @@ class ReuseModel:
         newest = log2(1 + self.requests - before.request)
         return before.turn.pace + max(1 / gaps, NEWEST_GAP) * (newest - before.turn.pace), gaps
 
-    def _join(self, node: Node, turn: _Turn, end_block: int, *, gap: int, fresh: bool) -> None:
+    def _join(self, node: Node, turn: _RequestFacts, end_block: int, *, gap: int, fresh: bool) -> None:
         last = (node.end_block >= end_block) + 2 * (node.kind is NodeKind.ANSWER)
         key = (
             _uses(node.uses),

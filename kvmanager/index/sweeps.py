@@ -46,7 +46,7 @@ class Placement(Protocol):
         """Count a withdrawn copy out; ``evicted``: to make room."""
 
 
-class Work(Protocol):
+class SweepWork(Protocol):
     """Something that is done in slices."""
 
     def step(self, most: int) -> tuple[list[Copy], int]:
@@ -63,7 +63,7 @@ class Sweeps:
     def __init__(self, catalog: Placement) -> None:
         self._catalog = catalog
         self._uprootings: deque[_Uprooting] = deque()
-        self._others: deque[Work] = deque()
+        self._others: deque[SweepWork] = deque()
         self.leaving: dict[Copy, bool] = {}
         """DOOMED copies that something may still count on; True: nothing has to be freed for them."""
         self.cleared: Counter[Tier] = Counter()
@@ -111,7 +111,7 @@ class Sweeps:
             self._uprootings.append(job)
         return freed, steps
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: SweepWork) -> None:
         """Do something else in slices."""
         self._others.append(work)
 
@@ -120,7 +120,7 @@ class Sweeps:
         freed: list[Copy] = []
         left = MOST_PER_SLICE
         while left > 0 and self:
-            queue: deque[_Uprooting] | deque[Work] = self._uprootings or self._others
+            queue: deque[_Uprooting] | deque[SweepWork] = self._uprootings or self._others
             found, steps = queue[0].step(left)
             freed += found
             left -= max(1, steps)
@@ -239,7 +239,7 @@ class Retirement:
         return not self._store.retiring
 
     def step(self, most: int) -> tuple[list[Copy], int]:
-        """See `Work.step`."""
+        """See `SweepWork.step`."""
         store = self._store
         freed: list[Copy] = []
         steps = 0

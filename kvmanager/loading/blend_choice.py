@@ -37,7 +37,7 @@ MOST_CORRECTION = 16.0
 """A blend that took longer than so many times what was expected stood still for reasons of its own."""
 
 
-class Blend(NamedTuple):
+class BlendSpan(NamedTuple):
     """Tokens ``start`` to ``end`` of a prompt, of which ``reused`` are stored with chunks."""
 
     start: int
@@ -66,7 +66,7 @@ def blend_of(
     block_tokens: int,
     ratio: float,
     terms: BlendTerms,
-) -> Blend:
+) -> BlendSpan:
     """Return the blend of a prompt's chunks behind its first ``start`` tokens.
 
     ``stored``: of each chunk where it begins and how many of its leading tokens are stored, in order. The blend ends
@@ -75,10 +75,10 @@ def blend_of(
     last = sum(stored[-1]) if stored else 0
     end = min(last, prompt_tokens - 1) // block_tokens * block_tokens
     reused = sum(max(0, min(end, at + tokens) - max(start, at)) for at, tokens in stored)
-    return Blend(start, max(start, end), reused, ratio, terms)
+    return BlendSpan(start, max(start, end), reused, ratio, terms)
 
 
-def blend_s(blend: Blend, prefill: PrefillTime, load_s: float) -> float:
+def blend_s(blend: BlendSpan, prefill: PrefillTime, load_s: float) -> float:
     """Return how long a blend takes whose chunks come in ``load_s``; nothing is learned from earlier ones here."""
     tokens = blend.end - blend.start
     whole_s = prefill.seconds(tokens, blend.start) - (prefill.fixed_s if tokens else 0.0)
@@ -147,7 +147,7 @@ class Outlook(NamedTuple):
 
 
 def outlook(
-    blend: Blend, prompt_tokens: int, prefill: PrefillTime, blending_s: float, without_s: float, queue_s: float
+    blend: BlendSpan, prompt_tokens: int, prefill: PrefillTime, blending_s: float, without_s: float, queue_s: float
 ) -> Outlook:
     """Return what a blend of ``blending_s`` (corrected) changes for a prompt.
 
@@ -189,7 +189,7 @@ class BlendChoice:
         self,
         now: float,
         replica: str,
-        blend: Blend,
+        blend: BlendSpan,
         chunks: Sequence[StoredChunk],
         prompt_tokens: int,
         ahead: Mapping[Tier, float],

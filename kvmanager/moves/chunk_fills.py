@@ -23,7 +23,7 @@ FILL_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Fill:
+class _BegunFill:
     number: int
     replica: str
     deadline: float
@@ -37,7 +37,7 @@ class ChunkFills:
         self._refused_s = refused_s
         self._fill_s = fill_s
         self._numbers = Numbers(epoch)
-        self._open: dict[BlockHash, _Fill] = {}
+        self._open: dict[BlockHash, _BegunFill] = {}
         """By chunk."""
         self._deadly_until: OrderedDict[BlockHash, float] = OrderedDict()
 
@@ -51,7 +51,7 @@ class ChunkFills:
         other = self._open.get(chunk)
         if other is not None and other.replica != replica and other.deadline > now:
             return 0
-        fill = self._open[chunk] = _Fill(self._numbers.next(), replica, now + self._fill_s)
+        fill = self._open[chunk] = _BegunFill(self._numbers.next(), replica, now + self._fill_s)
         return fill.number
 
     def end(self, replica: str, chunk: BlockHash, number: int = 0) -> None:

@@ -14,7 +14,7 @@ from kvmanager.moves.leases import Numbers
 
 
 @dataclass(frozen=True, slots=True)
-class _InFlight:
+class _OpenDirective:
     kind: DirectiveKind
     replica: str
     lost_at: float
@@ -29,7 +29,7 @@ class DirectiveLedger:
     def __init__(self, grace_s: float, numbers: Numbers, most_in_flight: int = 8) -> None:
         self._grace_s = grace_s
         self._most_in_flight = most_in_flight
-        self._in_flight: dict[int, _InFlight] = {}
+        self._in_flight: dict[int, _OpenDirective] = {}
         self._at_replica: Counter[str] = Counter()
         self._outcomes: Counter[tuple[DirectiveKind, Outcome]] = Counter()
         self._worst_step_s: dict[DirectiveKind, float] = {}
@@ -50,7 +50,7 @@ class DirectiveLedger:
         if self._at_replica[replica] >= self._most_in_flight:
             return self.count(kind, Outcome.REFUSED_FULL)
         order_id = self._numbers.next()
-        self._in_flight[order_id] = _InFlight(kind, replica, deadline + self._grace_s)
+        self._in_flight[order_id] = _OpenDirective(kind, replica, deadline + self._grace_s)
         self._at_replica[replica] += 1
         return order_id
 

@@ -45,7 +45,7 @@ _NOTHING = TierHits(0, 0, 0)
 
 
 @dataclass(slots=True)
-class _InFlight:
+class _SentPrompt:
     replica: str
     prefill_tokens: int
     decode_blocks: int
@@ -54,7 +54,7 @@ class _InFlight:
 
 
 @dataclass(slots=True)
-class _Load:
+class _ReplicaLoad:
     prefill_tokens: int = 0
     decode_blocks: int = 0
     recent_tokens: float = 0.0
@@ -90,9 +90,9 @@ class RoutingState:
         self._max_in_flight_s = max_in_flight_s
         self._work_weight = work_weight
         self._balance_weight = balance_weight
-        self._in_flight: dict[str, _InFlight] = {}
+        self._in_flight: dict[str, _SentPrompt] = {}
         self._coming = InFlightPrefixes(blocks_per_segment)
-        self._loads: dict[str, _Load] = {}
+        self._loads: dict[str, _ReplicaLoad] = {}
         self._routed = 0
 
     def rank(
@@ -179,9 +179,9 @@ class RoutingState:
         """Note that a request will probably go to ``replica``, as `route` does, but leave what was sent lately alone:
         a request may be expected several times, here and there, until it is routed or `finished`."""
         self.finished(request_id)
-        self._in_flight[request_id] = _InFlight(replica, uncached_tokens, blocks, now, hashes)
+        self._in_flight[request_id] = _SentPrompt(replica, uncached_tokens, blocks, now, hashes)
         self._coming.add(replica, hashes)
-        load = self._loads.setdefault(replica, _Load())
+        load = self._loads.setdefault(replica, _ReplicaLoad())
         load.prefill_tokens += uncached_tokens
         load.decode_blocks += blocks
 

@@ -55,7 +55,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ScalingDecision:
     """How many replicas there should be, why, and how many each figure asks for (empty: unknown)."""
 
     replicas: int
@@ -72,20 +72,20 @@ def demands(loads: Sequence[ReplicaLoad], limits: Limits) -> dict[str, float]:
     }
 
 
-def decide(loads: Sequence[ReplicaLoad | None], wanted: int, bounds: Bounds, limits: Limits) -> Decision:
+def decide(loads: Sequence[ReplicaLoad | None], wanted: int, bounds: Bounds, limits: Limits) -> ScalingDecision:
     """How many replicas there should be, where `wanted` shall be now and those that run say `loads`; None: nothing."""
     bounded = min(max(wanted, bounds.least), bounds.most)
     known = [load for load in loads if load is not None]
     if not known or len(known) < len(loads):
-        return Decision(bounded, UNKNOWN, {})
+        return ScalingDecision(bounded, UNKNOWN, {})
     asked = demands(known, limits)
     if bounded != wanted:
-        return Decision(bounded, BOUNDS, asked)
+        return ScalingDecision(bounded, BOUNDS, asked)
     why = max(asked, key=lambda figure: asked[figure])
     needed = ceil(asked[why] - _ROUNDING)
     if needed > wanted:
         more = min(needed, bounds.most)
-        return Decision(more, why if more > wanted else BOUNDS, asked)
+        return ScalingDecision(more, why if more > wanted else BOUNDS, asked)
     if needed < wanted and wanted > bounds.least:
-        return Decision(wanted - 1, FITS, asked)
-    return Decision(wanted, ENOUGH, asked)
+        return ScalingDecision(wanted - 1, FITS, asked)
+    return ScalingDecision(wanted, ENOUGH, asked)

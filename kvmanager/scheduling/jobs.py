@@ -14,7 +14,7 @@ PRIOR_TOKENS = 256
 
 
 @dataclass(slots=True)
-class Job:
+class ScheduledJob:
     """One request in one engine, from its entry to its end."""
 
     entered: float
@@ -55,12 +55,12 @@ class Job:
 
 def new_job(
     now: float, prefill_tokens: int, most_tokens: int, predicted_tokens: float | None = None, priority: int = 0
-) -> Job:
+) -> ScheduledJob:
     """A request that enters. ``predicted_tokens`` that cannot be are replaced by what is expected of any answer."""
     if predicted_tokens is None or not 0 < predicted_tokens < float("inf"):
         predicted_tokens = PRIOR_TOKENS
     most_tokens = max(1, most_tokens)
-    return Job(
+    return ScheduledJob(
         entered=now,
         prefill_tokens=max(0, prefill_tokens),
         predicted_tokens=min(float(predicted_tokens), float(most_tokens)),

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from math import inf, isfinite
 from typing import Literal, Protocol, TypeAlias, TypeVar
 
-from kvmanager.scheduling.jobs import MOST_PRIORITY, Job
+from kvmanager.scheduling.jobs import MOST_PRIORITY, ScheduledJob
 from kvmanager.scheduling.step_time import StepTime
 
 PolicyName: TypeAlias = Literal["fcfs", "shortest", "mlfq"]
@@ -44,27 +44,27 @@ T = TypeVar("T")
 
 
 class Policy(Protocol):
-    """What decides. Sets `Job.key`, and reads the times that `StepTime` measures."""
+    """What decides. Sets `ScheduledJob.key`, and reads the times that `StepTime` measures."""
 
     name: PolicyName
 
-    def enter(self, job: Job) -> None:
+    def enter(self, job: ScheduledJob) -> None:
         """Give a new job its key."""
         ...
 
-    def served(self, job: Job, units: float) -> bool:
+    def served(self, job: ScheduledJob, units: float) -> bool:
         """A running job was served; returns whether its key is another one now."""
         ...
 
-    def age(self, job: Job, now: float) -> bool:
+    def age(self, job: ScheduledJob, now: float) -> bool:
         """A job waits; returns whether its key is another one now."""
         ...
 
-    def gives_way(self, victim: Job, to: Job) -> bool:
+    def gives_way(self, victim: ScheduledJob, to: ScheduledJob) -> bool:
         """Whether a running job, which may be preempted, makes place for a waiting one."""
         ...
 
-    def rank(self, victim: Job) -> float:
+    def rank(self, victim: ScheduledJob) -> float:
         """Of those that give way, the one with the highest rank goes."""
         ...
 
@@ -74,23 +74,23 @@ class Fcfs:
 
     name: PolicyName = "fcfs"
 
-    def enter(self, job: Job) -> None:
+    def enter(self, job: ScheduledJob) -> None:
         """All keys are equal: arrival decides."""
         job.key = 0.0
 
-    def served(self, job: Job, units: float) -> bool:
+    def served(self, job: ScheduledJob, units: float) -> bool:
         """Changes nothing."""
         return False
 
-    def age(self, job: Job, now: float) -> bool:
+    def age(self, job: ScheduledJob, now: float) -> bool:
         """Changes nothing."""
         return False
 
-    def gives_way(self, victim: Job, to: Job) -> bool:
+    def gives_way(self, victim: ScheduledJob, to: ScheduledJob) -> bool:
         """Nobody does."""
         return False
 
-    def rank(self, victim: Job) -> float:
+    def rank(self, victim: ScheduledJob) -> float:
         """Nobody goes."""
         return 0.0
 
@@ -104,28 +104,28 @@ class Shortest:
         self._time = time
         self._patience = patience
 
-    def units_left(self, job: Job) -> float:
+    def units_left(self, job: ScheduledJob) -> float:
         """What a job still needs, in units."""
         return self._time.units(job.left_tokens, job.answer_left)
 
-    def enter(self, job: Job) -> None:
+    def enter(self, job: ScheduledJob) -> None:
         """Once: a key that changed with the predicted rest would let a job be overtaken for ever."""
         units = self._time.units(job.prefill_tokens, job.predicted_tokens)
         job.key = _finite(job.entered + self._patience * units * self._time.decode_s + job.priority)
 
-    def served(self, job: Job, units: float) -> bool:
+    def served(self, job: ScheduledJob, units: float) -> bool:
         """Changes nothing."""
         return False
 
-    def age(self, job: Job, now: float) -> bool:
+    def age(self, job: ScheduledJob, now: float) -> bool:
         """Changes nothing: those that come later have later keys."""
         return False
 
-    def gives_way(self, victim: Job, to: Job) -> bool:
+    def gives_way(self, victim: ScheduledJob, to: ScheduledJob) -> bool:
         """For a job of at most half of the rest that comes first by its key too."""
         return to.key < victim.key and GAP * self.units_left(to) <= self.units_left(victim)
 
-    def rank(self, victim: Job) -> float:
+    def rank(self, victim: ScheduledJob) -> float:
         """Who has most left."""
         return self.units_left(victim)
 
@@ -144,13 +144,13 @@ class MultiLevel:
         """Units that a job may be served at a level."""
         return self._quantum_units * QUANTUM_GROWTH**level if level < LEVELS - 1 else inf
 
-    def enter(self, job: Job) -> None:
+    def enter(self, job: ScheduledJob) -> None:
         """FastServe's skip-join: a long prompt does not push its way through all levels first."""
         first = self._time.units(job.prefill_tokens, 1.0)
         job.level = next(level for level in range(LEVELS) if first <= self.quantum(level))
         job.key = self._key(job)
 
-    def served(self, job: Job, units: float) -> bool:
+    def served(self, job: ScheduledJob, units: float) -> bool:
         """Fall by a level when the quantum is used up; a promotion ends with it."""
         job.level_units += units
         if job.level_units <= self.quantum(job.level):
@@ -159,7 +159,7 @@ class MultiLevel:
         job.key = self._key(job)
         return True
 
-    def age(self, job: Job, now: float) -> bool:
+    def age(self, job: ScheduledJob, now: float) -> bool:
         """To the front, before whatever has a priority, after a while."""
         if now - job.waiting_since < self._starve_s or job.key <= _FRONT:
             return False
@@ -167,15 +167,15 @@ class MultiLevel:
         job.key = self._key(job)
         return True
 
-    def _key(self, job: Job) -> float:
+    def _key(self, job: ScheduledJob) -> float:
         """Of the job's level and priority, and of nothing that it was before."""
         return _FRONT if job.promoted else _finite(float(job.level + job.priority))
 
-    def gives_way(self, victim: Job, to: Job) -> bool:
+    def gives_way(self, victim: ScheduledJob, to: ScheduledJob) -> bool:
         """To a job of an earlier level."""
         return to.key < victim.key
 
-    def rank(self, victim: Job) -> float:
+    def rank(self, victim: ScheduledJob) -> float:
         """Who is at the last level."""
         return victim.key
 
@@ -186,12 +186,12 @@ def make_policy(name: PolicyName, time: StepTime) -> Policy:
     return Fcfs() if name == "fcfs" else makers[name](time)
 
 
-def may_be_preempted(job: Job) -> bool:
+def may_be_preempted(job: ScheduledJob) -> bool:
     """The bounds on thrash: see the module's docstring."""
     return job.since_admission >= LEAST_UNITS and job.preemptions < MOST_PREEMPTIONS
 
 
-def victim_for(policy: Policy, to: Job, running: Iterable[tuple[T, Job]]) -> T | None:
+def victim_for(policy: Policy, to: ScheduledJob, running: Iterable[tuple[T, ScheduledJob]]) -> T | None:
     """Who of the running jobs makes place for a waiting one; None: nobody. Of equals the last one goes."""
     chosen: tuple[float, T] | None = None
     for name, job in running:

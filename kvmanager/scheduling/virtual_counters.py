@@ -83,7 +83,7 @@ class VirtualCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ServedWork:
     """What one prompt is expected to be, in tokens; ``answer_tokens`` of all its answers."""
 
     prompt_tokens: int = 0
@@ -106,7 +106,7 @@ class Bill:
         "_answers", "_counters", "_open", "_prepaid", "_prompt", "_sampled", "_tenant", "expected", "on_close",
     )  # fmt: skip
 
-    def __init__(self, counters: VirtualCounters, tenant: str, expected: Work) -> None:
+    def __init__(self, counters: VirtualCounters, tenant: str, expected: ServedWork) -> None:
         self.expected = expected
         self.on_close: Callable[[str, float], None] = lambda tenant, cost: None
         """Told what it came to."""

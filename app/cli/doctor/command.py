@@ -19,7 +19,7 @@ from app.cli.doctor.rules import first_token, mistakes, reuse, storage
 from app.cli.doctor.rules.ordinary_text import PAGE
 from app.cli.failures import NOT_SO, CommandError, tells_failures
 from app.cli.options import DEFAULT_URL, AsJson, KeyFile, Url
-from app.cli.server import Server, connect
+from app.cli.server import ServerClient, connect
 from app.cli.terminal import line, print_json
 
 SETTINGS, TOKENIZE = "/api/v1/settings", "/tokenize"
@@ -46,7 +46,7 @@ def doctor(
         raise typer.Exit(NOT_SO)
 
 
-def _look(server: Server, config: Path | None) -> tuple[Figures, list[str]]:
+def _look(server: ServerClient, config: Path | None) -> tuple[Figures, list[str]]:
     """The figures, and what could not be seen, in words. Raises CommandError."""
     notes: list[str] = []
     setup = None
@@ -71,7 +71,7 @@ def _look(server: Server, config: Path | None) -> tuple[Figures, list[str]]:
     return Figures(traffic_of(metrics, stats, setup), setup), notes
 
 
-def _ask_settings(server: Server, notes: list[str]) -> Setup | None:
+def _ask_settings(server: ServerClient, notes: list[str]) -> Setup | None:
     """None, with a note, of a server that does not tell its settings yet."""
     try:
         return setup_of(server.get(SETTINGS))
@@ -82,7 +82,7 @@ def _ask_settings(server: Server, notes: list[str]) -> Setup | None:
         return None
 
 
-def _ask_page_tokens(server: Server) -> list[int] | None:
+def _ask_page_tokens(server: ServerClient) -> list[int] | None:
     """A page of ordinary text as the model's tokens; None of a server that does not tell, or has no room for it."""
     try:
         told = server.post(TOKENIZE, {"prompt": PAGE, "add_special_tokens": False}).get("tokens")

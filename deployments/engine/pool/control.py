@@ -46,7 +46,7 @@ PROMOTION_RESERVE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Promotion:
+class Onboarding:
     """A sequence to be brought: its block hashes, its stored segments from block 0 on, how hot each block is."""
 
     hashes: Sequence[bytes]
@@ -184,7 +184,7 @@ class PoolControl:
         """A manager's time (`HotnessQueue.hear`); without hotness every manager is as good."""
         return self.queue is None or self.queue.hear(epoch, now)
 
-    def reach(self, promotion: Promotion, start: int) -> int:
+    def reach(self, promotion: Onboarding, start: int) -> int:
         """The first block from `start` on that is not here, `MOST_LOOKUPS` on at most; the others are as hot now."""
         end = min(len(promotion.hashes), start + MOST_LOOKUPS)
         for number in range(start, end):
@@ -195,7 +195,7 @@ class PoolControl:
                 self.queue.raise_score(block, promotion.scores[number])
         return end
 
-    def promote(self, promotion: Promotion, first: int) -> Future[int] | None:
+    def promote(self, promotion: Onboarding, first: int) -> Future[int] | None:
         """Start bringing the segments that hold block `first` and what follows; the future carries the block after.
 
         That is `first` again when nothing arrived. None: there is no room that something colder has. Raises ValueError
@@ -245,7 +245,7 @@ class PoolControl:
         self._transfer.submit_load(job, promotion.deadline)
         return done
 
-    def _clears_of(self, promotion: Promotion) -> int:
+    def _clears_of(self, promotion: Onboarding) -> int:
         return self._clears[None] + self._clears[promotion.owner.tenant]
 
     def _take_free(self, wanted: int, score: float) -> list[KVCacheBlock] | None:
@@ -258,7 +258,7 @@ class PoolControl:
         self._publish()
         return blocks
 
-    def _enter(self, promotion: Promotion, first: int, arrived: int, blocks: Sequence[KVCacheBlock]) -> int:
+    def _enter(self, promotion: Onboarding, first: int, arrived: int, blocks: Sequence[KVCacheBlock]) -> int:
         """Let the blocks that arrived into the prefix cache; returns the block after the last."""
         hashes, pool = promotion.hashes, self._pool
         end = first

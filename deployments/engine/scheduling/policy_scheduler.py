@@ -30,7 +30,7 @@ from deployments.engine.resume.scheduler import ResumingScheduler
 from deployments.engine.scheduling.options import SchedulingOptions
 from deployments.engine.scheduling.wanted_blocks import needed_blocks
 from deployments.protocol.kv_port import PREDICTED_TOKENS
-from kvmanager.scheduling.jobs import Job, new_job
+from kvmanager.scheduling.jobs import ScheduledJob, new_job
 from kvmanager.scheduling.policies import make_policy, victim_for
 from kvmanager.scheduling.step_time import StepTime
 
@@ -56,7 +56,7 @@ class PolicyScheduler(ResumingScheduler):
         """Of preempted requests that came back: tokens whose KV was there again, and those computed a second time."""
         self.fallbacks = 0
         """Calls of the policy that raised."""
-        self.jobs: dict[str, Job] = {}
+        self.jobs: dict[str, ScheduledJob] = {}
         self._lost: dict[str, int] = {}
         """Of a preempted request: how many tokens it had computed."""
         self._why = BY_MEMORY

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from deployments.engine.pool.control import PoolControl, Promotion
+from deployments.engine.pool.control import Onboarding, PoolControl
 from deployments.engine.scheduling.preemption import Preemption
 from deployments.protocol.kv_port import KVPort, PlanDict, PlannedLoad
 from deployments.transfer.shared_loads import MOST_WAITS
@@ -142,7 +142,7 @@ class PreemptedKV:
         end = max((load.end_block for load in segments), default=0)
         if plan is None or end <= first or not control.hear(plan["epoch"], plan["now"]):
             return
-        promotion = Promotion(
+        promotion = Onboarding(
             hashes=hashes[:end],
             loads=segments,
             scores=[plan["now"]] * end,

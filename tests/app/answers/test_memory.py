@@ -8,14 +8,14 @@ import tracemalloc
 
 import pytest
 
-from app.answers.memory import MOST_TURNS, AnswerMemory, Kind, Turn
+from app.answers.memory import MOST_TURNS, AnswerMemory, Kind, RememberedTurn
 from app.answers.returns import Returns
 
 KIND = Kind("a")
 
 
-def turn(size: int, seed: int = 0) -> Turn:
-    return Turn(seed.to_bytes(4, "little") + bytes(size), b"", KIND)
+def turn(size: int, seed: int = 0) -> RememberedTurn:
+    return RememberedTurn(seed.to_bytes(4, "little") + bytes(size), b"", KIND)
 
 
 def held(memory: AnswerMemory, *tenants: str) -> int:

@@ -18,7 +18,7 @@ from vllm.exceptions import GenerationError, VLLMValidationError
 
 from app.backend.replica_errors import translate
 from app.openai.constraint_pool import ConstraintPool
-from app.openai.constraint_worker import FITS, Verdict
+from app.openai.constraint_worker import FITS, GrammarVerdict
 from deployments.engine.step_witness import EngineDiedError
 
 ERRORS = [
@@ -104,8 +104,8 @@ def test_a_replica_that_ends_too_early_is_an_error_and_not_half_an_answer(start)
 def test_a_request_that_the_engine_gives_up_is_no_500(
     start, constraint: dict[str, Any], status: int, monkeypatch: pytest.MonkeyPatch
 ):
-    async def fits(self: ConstraintPool, constraint: Any) -> Verdict:
-        return Verdict(1, FITS)
+    async def fits(self: ConstraintPool, constraint: Any) -> GrammarVerdict:
+        return GrammarVerdict(1, FITS)
 
     monkeypatch.setattr(ConstraintPool, "_try", fits)  # its process takes seconds to start, and is not what is tested
 

@@ -17,7 +17,7 @@ from vllm.exceptions import VLLMValidationError
 from app.gate.admission import AdmissionQueue, Ticket
 from app.gate.errors import OverloadedError
 from configs.settings import load_settings
-from kvmanager.scheduling.virtual_counters import ANSWER_COST, Work
+from kvmanager.scheduling.virtual_counters import ANSWER_COST, ServedWork
 from tests.sizes import CLIENTS
 
 
@@ -191,7 +191,7 @@ def test_what_a_turn_is_expected_to_cost_counts_at_once_and_what_it_costs_at_its
         ends = {name: asyncio.Event() for name in ("a1", "a2", "b1", "b2", "b3")}
 
         async def ask(name: str, expected: int) -> None:
-            async with queue.turn(name[0], 1, Work(0, 0, expected)) as bill:
+            async with queue.turn(name[0], 1, ServedWork(0, 0, expected)) as bill:
                 order.append(name)
                 await ends[name].wait()
                 bill.sampled(1)
@@ -228,7 +228,7 @@ def test_a_tenants_short_prompts_go_first_where_the_engines_would():
         queue, order = AdmissionQueue(1, 99, shortest=shortest), []
 
         async def ask(name: str, expected: int) -> None:
-            async with queue.turn("", 1, Work(0, 0, expected)):
+            async with queue.turn("", 1, ServedWork(0, 0, expected)):
                 order.append(name)
                 await asyncio.sleep(0)
 

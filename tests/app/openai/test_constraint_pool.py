@@ -19,7 +19,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from app.gate.errors import OverloadedError
 from app.metrics.labels import TOO_LONG
 from app.openai.constraint_pool import MOST_WAITING, ConstraintPool
-from app.openai.constraint_worker import Verdict
+from app.openai.constraint_worker import GrammarVerdict
 from configs.settings import PROJECT_ROOT
 
 SIMPLE = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -87,7 +87,7 @@ STAND_IN = """
 import sys
 from multiprocessing.connection import Connection
 from app.metrics.labels import FITS
-from app.openai.constraint_worker import READY, Verdict
+from app.openai.constraint_worker import READY, GrammarVerdict
 pipe = Connection(int(sys.argv[1]))
 pipe.recv_bytes()
 pipe.send(READY)
@@ -95,7 +95,7 @@ number = 0
 while True:
     pipe.recv_bytes()
     number += 1
-    pipe.send(Verdict(number, FITS))
+    pipe.send(GrammarVerdict(number, FITS))
 """
 """A process that finds that everything fits, and starts at once: it does not import vLLM."""
 
@@ -158,8 +158,8 @@ def test_a_tenant_that_asks_too_often_is_429_and_others_are_not(vllm_config: Vll
 
 
 def test_a_constraint_that_takes_too_long_is_400_and_no_replica_sees_it(start, monkeypatch):
-    async def too_long(self: ConstraintPool, constraint: StructuredOutputsParams) -> Verdict:
-        return Verdict(1, TOO_LONG)
+    async def too_long(self: ConstraintPool, constraint: StructuredOutputsParams) -> GrammarVerdict:
+        return GrammarVerdict(1, TOO_LONG)
 
     monkeypatch.setattr(ConstraintPool, "_try", too_long)
     server = start(constraint_timeout_s=7.0)

@@ -9,8 +9,8 @@ from kvmanager.index.locations import REDIS, Tier
 from kvmanager.loading.blend_choice import (
     CORRECTION_HALF_LIFE_S,
     LEAST_REUSED_TOKENS,
-    Blend,
     BlendPace,
+    BlendSpan,
     blend_of,
     blend_s,
     chunk_parts,
@@ -63,10 +63,10 @@ def test_where_a_blend_is_little_sooner_than_computing_that_is_measured_now_and_
 
 
 def test_the_share_of_a_blend_is_the_layers_before_and_what_is_kept_after():
-    assert Blend(0, 1000, 1000, 0.0, TERMS).share == pytest.approx(0.2)
-    assert Blend(0, 1000, 1000, 1.0, TERMS).share == pytest.approx(1.0)
-    assert Blend(0, 1000, 800, 0.25, TERMS).share == pytest.approx(0.2 + 0.8 * (0.2 + 0.2))
-    assert Blend(0, 1000, 800, 0.25, BlendTerms(99, 0)).share == 1.0, "terms that cannot be are no blend"
+    assert BlendSpan(0, 1000, 1000, 0.0, TERMS).share == pytest.approx(0.2)
+    assert BlendSpan(0, 1000, 1000, 1.0, TERMS).share == pytest.approx(1.0)
+    assert BlendSpan(0, 1000, 800, 0.25, TERMS).share == pytest.approx(0.2 + 0.8 * (0.2 + 0.2))
+    assert BlendSpan(0, 1000, 800, 0.25, BlendTerms(99, 0)).share == 1.0, "terms that cannot be are no blend"
 
 
 def test_a_blend_ends_with_a_block_and_before_the_last_token():
@@ -77,7 +77,7 @@ def test_a_blend_ends_with_a_block_and_before_the_last_token():
 
 
 def test_the_chunks_load_hides_behind_the_layers_before_the_check_layer():
-    blend = Blend(0, 1000, 1000, 0.0, TERMS)
+    blend = BlendSpan(0, 1000, 1000, 0.0, TERMS)
     assert blend_s(blend, PREFILL, 0.0) == blend_s(blend, PREFILL, 0.2) == pytest.approx(0.21)
     assert blend_s(blend, PREFILL, 0.5) == pytest.approx(0.51)
 
@@ -88,10 +88,10 @@ def test_only_layers_from_the_check_layer_on_are_read_of_a_cpu_tier_and_all_of_r
 
 
 def test_a_blend_begins_when_the_rest_would_and_computes_what_is_behind_it():
-    seen = outlook(Blend(100, 900, 800, 0.0, TERMS), 1000, PREFILL, 0.3, 0.0, 2.0)
+    seen = outlook(BlendSpan(100, 900, 800, 0.0, TERMS), 1000, PREFILL, 0.3, 0.0, 2.0)
     assert seen.without_s == pytest.approx(2.0 + 0.01 + 0.9)
     assert seen.with_s == pytest.approx(2.0 + 0.3 + 0.01 + 0.1)
-    late = outlook(Blend(100, 900, 800, 0.0, TERMS), 1000, PREFILL, 0.3, 5.91, 2.0)
+    late = outlook(BlendSpan(100, 900, 800, 0.0, TERMS), 1000, PREFILL, 0.3, 5.91, 2.0)
     assert late.with_s == pytest.approx(5.0 + 0.3 + 0.01 + 0.1), "a load of its own chain comes first"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvmanager.scheduling.jobs import Job, new_job
+from kvmanager.scheduling.jobs import ScheduledJob, new_job
 from kvmanager.scheduling.policies import MOST_PREEMPTIONS, Policy, make_policy, victim_for
 from kvmanager.scheduling.step_time import StepTime
 
@@ -29,8 +29,8 @@ class Slots:
     policy: Policy
     slots: int
     step: int = 0
-    waiting: dict[int, Job] = field(default_factory=dict)
-    running: dict[int, Job] = field(default_factory=dict)
+    waiting: dict[int, ScheduledJob] = field(default_factory=dict)
+    running: dict[int, ScheduledJob] = field(default_factory=dict)
     left: dict[int, float] = field(default_factory=dict)
     ended: dict[int, int] = field(default_factory=dict)
     preempted: list[tuple[int, int]] = field(default_factory=list)

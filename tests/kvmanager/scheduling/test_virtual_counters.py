@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvmanager.scheduling.virtual_counters import ANSWER_COST, CACHED_COST, Bill, VirtualCounters, Work, prompt_cost
+from kvmanager.scheduling.virtual_counters import (
+    ANSWER_COST,
+    CACHED_COST,
+    Bill,
+    ServedWork,
+    VirtualCounters,
+    prompt_cost,
+)
 
 
 def test_who_was_served_least_by_its_weight_is_next():
@@ -49,7 +56,7 @@ def test_an_answer_that_is_paid_for_and_ended_early_saves_nothing_up(weight: flo
     counters = VirtualCounters("ab", {"a": weight})
     counters.begins_to_wait("b", ())
     counters.turn("b")
-    held = Bill(counters, "a", Work(0, 0, 1000))
+    held = Bill(counters, "a", ServedWork(0, 0, 1000))
     held.send()
     counters.charge("b", 5000)
     counters.begins_to_wait("a", "b")
@@ -62,7 +69,7 @@ def test_what_others_have_paid_for_and_end_early_costs_a_newcomer_nothing():
     counters = VirtualCounters("ab")
     counters.begins_to_wait("b", ())
     counters.turn("b")
-    held = Bill(counters, "b", Work(100, 0, 1000))
+    held = Bill(counters, "b", ServedWork(100, 0, 1000))
     held.send()
     counters.begins_to_wait("a", "b")
     held.close()
@@ -74,12 +81,12 @@ def test_a_cached_prompt_is_nearly_free_and_a_sampled_token_counts_twice():
     assert prompt_cost(100, 90) == pytest.approx(10 + 90 * CACHED_COST)
     assert prompt_cost(100, 1000) == pytest.approx(100 * CACHED_COST)
     assert prompt_cost(100, -5) == 100
-    assert Work(100, 90, 50).cost == pytest.approx(prompt_cost(100, 90) + 50 * ANSWER_COST)
+    assert ServedWork(100, 90, 50).cost == pytest.approx(prompt_cost(100, 90) + 50 * ANSWER_COST)
 
 
 def test_a_bill_is_charged_before_the_work_corrected_by_it_and_closed_once():
     counters, closed = VirtualCounters("a"), []
-    bill = Bill(counters, "a", Work(100, 60, 10))
+    bill = Bill(counters, "a", ServedWork(100, 60, 10))
     bill.on_close = lambda tenant, cost: closed.append((tenant, cost))
     bill.sampled(5)
     bill.close()
@@ -91,7 +98,7 @@ def test_a_bill_is_charged_before_the_work_corrected_by_it_and_closed_once():
     assert counters.counter("a") == pytest.approx(100 + 10 * ANSWER_COST)
     bill.sampled(8)
     assert counters.counter("a") == pytest.approx(100 + 12 * ANSWER_COST)
-    short = Bill(counters, "a", Work(0, 0, 1000))
+    short = Bill(counters, "a", ServedWork(0, 0, 1000))
     short.on_close = bill.on_close
     short.send()
     short.sampled(1)
@@ -112,7 +119,7 @@ def test_a_bill_is_charged_before_the_work_corrected_by_it_and_closed_once():
 def test_what_bills_charge_is_what_was_served_whatever_was_expected(prompts):
     counters, real = VirtualCounters("abc", {"a": 3.0}), Counter()
     for tenant, size, expected, sampled in prompts:
-        bill = Bill(counters, tenant, Work(size, size // 2, expected))
+        bill = Bill(counters, tenant, ServedWork(size, size // 2, expected))
         bill.send()
         bill.prompt_was(size // 3)
         for _ in range(sampled):
@@ -165,7 +172,7 @@ class Server:
                 at, prompt, answer = lines[tenant].pop(0)
                 if not lines[tenant]:
                     del lines[tenant]
-                bill = Bill(counters, tenant, Work(prompt, 0, round(answer * 2 ** rng.gauss(0, 1))))
+                bill = Bill(counters, tenant, ServedWork(prompt, 0, round(answer * 2 ** rng.gauss(0, 1))))
                 bill.send()
                 counters.turn(tenant)
                 bill.sampled(answer)

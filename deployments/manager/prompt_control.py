@@ -36,7 +36,7 @@ _NO_NAME = {
 _NO_REDIS = {"refused": "no_redis", "message": "There is no Redis to store it in, or it cannot be used now."}
 
 
-class PromptOrders:
+class PromptControl:
     """See the module's docstring. `begun` is called when there is work for the background."""
 
     def __init__(
