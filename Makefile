@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help serve demo observe demo-model bench bench-scenarios experiments load-test bench-manager bench-kernels bench-codec bench-quality bench-sparse \
-	profile-codec profile-blend profile-sparse test test-long fuzz mutants lint format lock install install-bench install-dev clean
+	profile-codec profile-blend profile-sparse test test-long fuzz mutants contracts lint format lock install install-bench install-dev clean
 
 # What a shell has set for its own programs changes how these run: Ray starts with none of them.
 unexport PYTHONHOME PYTHONINSPECT PYTHONOPTIMIZE PYTHONWARNINGS
@@ -91,6 +91,9 @@ fuzz: install-dev ## Hostile requests to every route, hostile bytes to every dec
 
 mutants: install-dev ## Small faults in the guards, each of which must turn a test red; ARGS="--only salt", ARGS=--list
 	@exec $(RUN) tests/mutants $(ARGS)
+
+contracts: install-dev ## What another version of vLLM or Ray moves of what we lean on; WHEEL=, a file or a folder
+	@exec $(RUN) tests/contracts/moved.py $(if $(WHEEL),'$(WHEEL)')
 
 lint: install-dev ## ruff, mypy, hadolint, and whether the generated pages in docs/guide are up to date
 	$(RUN) -m ruff check .
