@@ -2,7 +2,7 @@
 
 __main__.py   the command line
 plan.py       what is measured, in which order, and the names of the measurements; choice.py: from words to a plan
-arms.py       the servers that are compared; servers.py: a server as a process
+arms.py       the servers that are compared
 cases.py      the workloads at each size of the working set
 measure.py    every arm in turn: start, warm up, send, measure, end
 balance.py    requests by replica

@@ -21,7 +21,7 @@ from rich.progress import Progress
 
 from load_tests.harness.conversations import text
 from load_tests.harness.models import ModelError, model_folder
-from load_tests.harness.running_server import RunningServer, ServerError, started
+from load_tests.harness.server import RunningServer, ServerError, started
 from load_tests.measuring import report
 from load_tests.measuring.command import JsonFile, Rounds, one_sentence, progress_bar
 from load_tests.measuring.comparison import Comparison

@@ -30,7 +30,10 @@ _REFUSED = (400, 422)
 
 
 class ServerError(Exception):
-    """No measurement is possible; `str()` of it is one sentence that says what to do."""
+    """A server did not start, did not answer, did not become what it had to, or left something behind.
+
+    `str()` of it is one sentence for people, and the end of the server's log where there is one.
+    """
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 import typer
 
 from configs.model_folder import PROJECT_ROOT
-from load_tests.harness.running_server import ServerError, started
+from load_tests.harness.server import ServerError, started
 from load_tests.locust.report import conclusion, table
 from load_tests.locust.server import Served, ServerUnreachableError, ServerUnusableError, find_model
 from load_tests.locust.shapes import ShapeName

@@ -15,7 +15,7 @@ from random import Random
 import httpx
 
 from kvmanager.scheduling.virtual_counters import ANSWER_COST, prompt_cost
-from load_tests.harness.running_server import ServerError
+from load_tests.harness.server import ServerError
 
 MODEL = "demo"
 REQUEST_S = 300.0

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from load_tests.harness.conversations import text
-from load_tests.harness.running_server import RunningServer, ServerError
+from load_tests.harness.server import RunningServer, ServerError
 from load_tests.measuring.spread import percentile
 from load_tests.tenants.load import MODEL, Client, Done, Sizes, arrivals, closed_loop, connection, flooding
 from load_tests.tenants.shares import window_ratios

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from load_tests.bench.servers import BenchServer
 from load_tests.harness.client import ServerError
+from load_tests.harness.server import ServerProcess
 from load_tests.measuring.processes import wait_until_quiet
 from load_tests.waterfall.prompts import ANSWER_TOKENS, Asked, documents, questions, tiny
 from load_tests.waterfall.wire import Answer, Connection
@@ -57,7 +57,7 @@ class Found:
 class Client:
     """One server's, with a connection for each of the requests that are under way at once."""
 
-    def __init__(self, server: BenchServer, model: str, is_crosskv: bool) -> None:
+    def __init__(self, server: ServerProcess, model: str, is_crosskv: bool) -> None:
         self._url, self._model, self._is_crosskv = server.url, model, is_crosskv
         self._server = server
         host, _, port = server.url.removeprefix("http://").partition(":")
@@ -107,7 +107,7 @@ def _mostly_from(tier: str, answer: Answer) -> bool:
 
 
 def measure(
-    server: BenchServer, model: str, text: Words, cases: Sequence[str], sizes: Mapping[str, Any], seed: str
+    server: ServerProcess, model: str, text: Words, cases: Sequence[str], sizes: Mapping[str, Any], seed: str
 ) -> dict[tuple[str, int], Found]:
     """By case and concurrency. `sizes`: `concurrency`, a list; `requests` of tiny prompts, `batches` of the others.
 

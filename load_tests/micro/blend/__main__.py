@@ -21,7 +21,7 @@ from rich.progress import Progress
 
 from load_tests.bench.choice import default_dtype
 from load_tests.harness.models import SHAPES, ModelError, model_folder, token_counter
-from load_tests.harness.running_server import RunningServer, ServerError, started
+from load_tests.harness.server import RunningServer, ServerError, started
 from load_tests.measuring.command import (
     EXIT_FELL_SHORT,
     InputError,

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from load_tests.harness.answers import ChatAnswer, chat_request, error_message, events_async
-from load_tests.harness.running_server import RunningServer, ServerError
+from load_tests.harness.server import RunningServer, ServerError
 from load_tests.micro.blend.prompts import Message
 
 PATIENCE_S = 600.0

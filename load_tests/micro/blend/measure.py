@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from load_tests.harness.client import Measured, run_workload
-from load_tests.harness.running_server import RunningServer, ServerError
+from load_tests.harness.server import RunningServer, ServerError
 from load_tests.measuring.spread import Spread
 from load_tests.measuring.turns import rotated
 from load_tests.micro.blend.client import EXACT, Asked, Client, blended, gaps_within

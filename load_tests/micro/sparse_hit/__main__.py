@@ -21,7 +21,7 @@ from configs.kv_section import KVSettings
 from configs.model_folder import PROJECT_ROOT
 from load_tests.bench.choice import default_dtype
 from load_tests.harness.models import SHAPES, ModelError, model_folder, token_counter
-from load_tests.harness.running_server import ServerError, started
+from load_tests.harness.server import ServerError, started
 from load_tests.measuring.command import (
     EXIT_FELL_SHORT,
     InputError,

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from load_tests.harness.answers import ChatAnswer, chat_request, error_message, events
-from load_tests.harness.running_server import RunningServer, ServerError
+from load_tests.harness.server import RunningServer, ServerError
 
 PATIENCE_S = 300.0
 TOLERANT: Mapping[str, str] = {"fidelity": "tolerant"}

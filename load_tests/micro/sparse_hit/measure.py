@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from load_tests.harness.running_server import ServerError
+from load_tests.harness.server import ServerError
 from load_tests.micro.sparse_hit.client import Asked
 from load_tests.micro.sparse_hit.talks import Talk
 

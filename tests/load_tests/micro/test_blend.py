@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from load_tests.harness.client import Measured
-from load_tests.harness.running_server import ServerError
+from load_tests.harness.server import ServerError
 from load_tests.micro.blend import __main__ as program
 from load_tests.micro.blend.client import Asked, Client, Neighbour, gaps_within
 from load_tests.micro.blend.measure import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from load_tests.harness.running_server import ServerError
+from load_tests.harness.server import ServerError
 from load_tests.micro.sparse_hit import __main__ as program
 from load_tests.micro.sparse_hit.client import Asked
 from load_tests.micro.sparse_hit.measure import Level, Round, one_round, same_share

@@ -1,14 +1,16 @@
-"""A server as a user starts it, and as programs that measure or disturb it see it: over HTTP, and as processes."""
+"""Servers as processes, started and ended; and crosskv's as those see it that measure or disturb it: over HTTP too."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,21 +21,133 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.launch.cluster import ON_NETWORK, TOKEN_FILE
+from app.launch.descendants import Descendants
 from app.launch.ports import free_port
 from app.launch.run_folder import SECRETS_FILE, run_folder
 from configs.model_folder import PROJECT_ROOT
+from load_tests.harness.client import ServerError
 from load_tests.harness.patience import Clock, patience, until
 
 # A cold disk and busy neighbours have made it 177 s: a server that fails ends by itself, and is not waited for.
 START_S = 600.0
+READY_POLL_S = 0.5
 STOP_S = 75.0
 COMES_BACK_S = 90.0
 """A replica, or a lease of a lost answer, at most."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
 MOST_SAID = 4000
 """Characters."""
+_LAST_LINES = 20
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """`process` is what was started; everything of the server is that or below it."""
+
+    url: str
+    process: psutil.Process
+    log: Path
+    logs_of_its_own: tuple[Path, ...] = ()
+    """What it writes besides, where that is there."""
+    left_behind: list[psutil.Process] = field(default_factory=list)
+    """Processes that outlived it, and were ended then."""
+
+    def last_lines(self) -> str:
+        """The end of what it printed and wrote, and where all of that lies."""
+        said = []
+        for path in (path for path in (self.log, *self.logs_of_its_own) if path.exists()):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            lines = [line for line in text.splitlines() if line.strip()]
+            said += [*lines[-_LAST_LINES:], f"The whole story: {path}"]
+        return "\n".join(said)
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str],
+    url: str,
+    ready: Callable[[], bool],
+    log: Path,
+    start_s: float,
+    logs_of_its_own: tuple[Path, ...] = (),
+) -> Iterator[ServerProcess]:
+    """Start `command`, and end it on leaving, as Ctrl-C does. What it prints goes to `log`.
+
+    `ready` is asked until it holds; an HTTP error and a ServerError of it count as "not yet". Raises ServerError, with
+    the end of the log, when the server ends by itself or is not ready within `start_s` seconds.
+    """
+    with log.open("w", encoding="utf-8") as out:
+        child = subprocess.Popen(
+            list(command),
+            cwd=PROJECT_ROOT,
+            env=os.environ | {"RAY_worker_register_timeout_seconds": str(int(start_s))},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a terminal's Ctrl-C reaches the program only, which then ends the server
+        )
+    server = ServerProcess(url, psutil.Process(child.pid), log, logs_of_its_own)
+    below = Descendants(server.process)
+    try:
+        _wait_until_ready(child, server, ready, start_s)
+        yield server
+    finally:
+        below.note()
+        child.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(patience(STOP_S))
+        server.left_behind.extend(below.living())
+        below.end(threading.Event())
+        if child.poll() is None:
+            server.left_behind.append(server.process)
+            child.kill()
+        child.wait()
+
+
+def _wait_until_ready(
+    child: subprocess.Popen[bytes], server: ServerProcess, ready: Callable[[], bool], start_s: float
+) -> None:
+    deadline = time.monotonic() + start_s
+    while True:
+        with contextlib.suppress(httpx.HTTPError, ValueError, ServerError):
+            if ready():
+                return
+        if child.poll() is not None:
+            raise ServerError(
+                f"The server ended with code {child.returncode} before it was ready:\n{server.last_lines()}"
+            )
+        if time.monotonic() > deadline:
+            raise ServerError(f"The server was not ready after {start_s:g} s:\n{server.last_lines()}")
+        time.sleep(READY_POLL_S)
+
+
+def answering(url: str, model: str) -> Callable[[], bool]:
+    """Return a condition for `running`: the server has answered a first prompt."""
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
+    client = httpx.Client(timeout=60, trust_env=False)  # one for all: making one takes as long as many a prompt
+    # Serve's proxy answers 404 before the application is there, and 503 before a replica is.
+    return lambda: client.post(f"{url}/v1/chat/completions", json=body).status_code == 200
+
+
+def write_config(folder: Path, settings: Mapping[str, Any], merged: Sequence[str]) -> Path:
+    """Write `serve_config.yaml` with these settings over the shipped ones, and return where.
+
+    Of the sections in `merged` the shipped values stay where none is given; another section is replaced whole.
+    """
+    config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
+    shipped = config["applications"][0]["args"]
+    parts = {name: {**shipped[name], **settings.get(name, {})} for name in merged}
+    config["applications"][0]["args"] = {**shipped, **settings, **parts}
+    path = folder / "serve_config.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+def launch_command(config: Path, port: int) -> list[str]:
+    """Return the command that starts crosskv as `make serve` does."""
+    return [sys.executable, "-m", "app.launch", str(config), "--port", str(port)]
 
 
 def _client(key: str | None = None) -> httpx.Client:
@@ -48,8 +162,12 @@ def _client(key: str | None = None) -> httpx.Client:
     return httpx.Client(timeout=10, limits=limits, headers=headers, trust_env=False)
 
 
-class ServerError(Exception):
-    """The server did not start, did not become what it had to, or left something behind."""
+def health_of(http: httpx.Client, url: str) -> dict[str, Any]:
+    """GET /health. Raises ServerError while there is no ingress, for which HAProxy answers."""
+    answer: dict[str, Any] = http.get(f"{url}/health").json()
+    if "status" not in answer:
+        raise ServerError(f"no ingress answers: {answer}")
+    return answer
 
 
 @dataclass(frozen=True)
@@ -90,10 +208,7 @@ class RunningServer:
 
     def health(self) -> dict[str, Any]:
         """GET /health. Raises ServerError while there is no ingress, for which HAProxy answers."""
-        answer: dict[str, Any] = self.http.get(f"{self.url}/health").json()
-        if "status" not in answer:
-            raise ServerError(f"no ingress answers: {answer}")
-        return answer
+        return health_of(self.http, self.url)
 
     def stats(self) -> dict[str, Any]:
         """GET /api/v1/kv/stats."""
@@ -251,44 +366,20 @@ def started(
     model_folder = folder / "demo"
     if not model_folder.exists():
         shutil.copytree(PROJECT_ROOT / "models" / "demo", model_folder)
-    config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
-    args = config["applications"][0]["args"]
-    kv = {**args["kv"], "redis_folder": str(folder / "redis"), **settings.get("kv", {})}
-    http = {**args["http"], "metrics_max_age_s": 0, **settings.get("http", {})}  # what is compared must be of now
-    config["applications"][0]["args"] = args | {"model": str(model_folder), **settings, "kv": kv, "http": http}
-    path = folder / "serve_config.yaml"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    port = free_port()
-    command = [sys.executable, "-m", "app.launch", str(path), "--port", str(port)]
-    log_path = folder / "launch.log"
-    with log_path.open("w", encoding="utf-8") as log:
-        child = subprocess.Popen(
-            command, cwd=PROJECT_ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    launcher = psutil.Process(child.pid)
-    running = RunningServer(f"http://127.0.0.1:{port}", port, model_folder, launcher, log_path, _client(key))
-    try:
-        _wait_until_ready(child, running, wanted_status)
-        yield running
-    finally:
-        family = [launcher]
-        with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended by itself
-            family += launcher.children(recursive=True)
-        child.send_signal(signal.SIGINT)
-        child.wait(patience(STOP_S))
-        left = [process for process in family if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
-        for process in left:
-            process.kill()
-    if left:
-        raise ServerError(f"Ctrl-C left processes behind: {left}")
+    ours = {
+        "model": str(model_folder),
+        **settings,
+        "kv": {"redis_folder": str(folder / "redis"), **settings.get("kv", {})},
+        "http": {"metrics_max_age_s": 0, **settings.get("http", {})},  # what is compared must be of now
+    }
+    config, port, log = write_config(folder, ours, ("kv", "http")), free_port(), folder / "launch.log"
+    url, http = f"http://127.0.0.1:{port}", _client(key)
 
+    def well() -> bool:
+        return health_of(http, url)["status"] == wanted_status
 
-def _wait_until_ready(child: subprocess.Popen[Any], running: RunningServer, wanted_status: str) -> None:
-    end = time.monotonic() + patience(START_S)
-    while True:
-        with contextlib.suppress(httpx.HTTPError, ValueError, ServerError):
-            if running.health()["status"] == wanted_status:
-                return
-        if child.poll() is not None or time.monotonic() > end:
-            raise ServerError(f"the server did not start:\n{running.said()}")
-        time.sleep(0.5)
+    logs = (run_folder(port) / "server.log",)
+    with running(launch_command(config, port), url, well, log, patience(START_S), logs) as server:
+        yield RunningServer(url, port, model_folder, server.process, log, http)
+    if server.left_behind:
+        raise ServerError(f"Ctrl-C left processes behind: {server.left_behind}")
