@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from configs.model_folder import PROJECT_ROOT
-from load_tests.harness.server import ServerError, started
+from load_tests.harness.client import ServerError
+from load_tests.harness.server import started
 from load_tests.measuring.command import (
     EXIT_FELL_SHORT,
     JsonFile,

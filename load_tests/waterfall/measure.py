@@ -12,11 +12,12 @@ from typing import Any
 
 import httpx
 
+from load_tests.harness.answers import Answer
 from load_tests.harness.client import ServerError
 from load_tests.harness.server import ServerProcess
 from load_tests.measuring.processes import wait_until_quiet
 from load_tests.waterfall.prompts import ANSWER_TOKENS, Asked, documents, questions, tiny
-from load_tests.waterfall.wire import Answer, Connection
+from load_tests.waterfall.wire import Connection
 from load_tests.workloads import Words
 
 TINY, DEVICE, CPU, REDIS = "tiny", "device", "cpu", "redis"
@@ -50,11 +51,11 @@ class Found:
         for answer in self.answers:
             stages = dict(answer.kv_cache.get("stages_ms") or {})
             if stages:
-                rows.append({"proxy": max(0.0, 1e3 * answer.ttft_s - sum(stages.values())), **stages})
+                rows.append({"proxy": max(0.0, 1e3 * answer.first_text_s - sum(stages.values())), **stages})
         return rows
 
 
-class Client:
+class Questions:
     """One server's, with a connection for each of the requests that are under way at once."""
 
     def __init__(self, server: ServerProcess, model: str, is_crosskv: bool) -> None:
@@ -114,7 +115,7 @@ def measure(
     Equal seeds give equal prompts, whatever the server is.
     """
     is_crosskv = httpx.get(f"{server.url}/api/v1/kv/stats", timeout=10).status_code == 200
-    client = Client(server, model, is_crosskv)
+    client = Questions(server, model, is_crosskv)
     found: dict[tuple[str, int], Found] = {}
     for concurrency in sizes["concurrency"]:
         rng = random.Random(f"{seed}/{concurrency}")

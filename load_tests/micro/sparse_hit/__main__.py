@@ -20,8 +20,9 @@ import typer
 from configs.kv_section import KVSettings
 from configs.model_folder import PROJECT_ROOT
 from load_tests.bench.choice import default_dtype
+from load_tests.harness.client import ServerError
 from load_tests.harness.models import SHAPES, ModelError, model_folder, token_counter
-from load_tests.harness.server import ServerError, started
+from load_tests.harness.server import started
 from load_tests.measuring.command import (
     EXIT_FELL_SHORT,
     InputError,
@@ -35,7 +36,7 @@ from load_tests.measuring.command import (
 from load_tests.measuring.processes import machine_line
 from load_tests.measuring.report import deliver, write_between
 from load_tests.measuring.turns import rotated
-from load_tests.micro.sparse_hit.client import Client
+from load_tests.micro.sparse_hit.client import Cooling
 from load_tests.micro.sparse_hit.measure import Level, Tokens, one_round
 from load_tests.micro.sparse_hit.report import LAYERS, OFF, as_json, markdown, misses
 from load_tests.micro.sparse_hit.talks import Talk, demo_talk, word_talk
@@ -104,7 +105,7 @@ class Plan:
                 with (
                     tempfile.TemporaryDirectory(prefix="crosskv-sparse-") as folder,
                     started(Path(folder), self.settings(level)) as server,
-                    closing(Client(server, self.model, ANSWER_TOKENS)) as client,
+                    closing(Cooling(server, self.model, ANSWER_TOKENS)) as client,
                 ):
                     one_round(client, talks[0], tokens)
                     advance()
