@@ -23,8 +23,8 @@ from load_tests.harness.conversations import text
 from load_tests.harness.models import ModelError, model_folder
 from load_tests.harness.server import RunningServer, ServerError, started
 from load_tests.measuring import report
-from load_tests.measuring.command import JsonFile, Rounds, one_sentence, progress_bar
 from load_tests.measuring.comparison import Comparison
+from load_tests.measuring.program import JsonFile, Rounds, one_sentence, progress_bar
 from load_tests.measuring.turns import rotated
 
 BLOCK_TOKENS = 32

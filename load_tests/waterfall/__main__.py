@@ -20,8 +20,8 @@ from load_tests.bench.choice import default_dtype
 from load_tests.harness.client import ServerError
 from load_tests.harness.models import SHAPES, ModelError, model_folder, token_counter
 from load_tests.harness.server import answering, running
-from load_tests.measuring.command import JsonFile, PlotFile, chosen, one_sentence, out, stop_by_signal
 from load_tests.measuring.processes import machine_line, wait_until_quiet
+from load_tests.measuring.program import JsonFile, PlotFile, chosen, one_sentence, out, stop_by_signal
 from load_tests.measuring.report import deliver
 from load_tests.measuring.turns import turns
 from load_tests.peers.engine import Peer

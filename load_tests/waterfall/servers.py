@@ -12,7 +12,7 @@ from app.launch.haproxy import haproxy_environment
 from deployments.replica.serve_options import SERVE_OPTIONS
 from load_tests.bench.arms import ARMS, crosskv_settings
 from load_tests.harness.server import launch_command, write_config
-from load_tests.measuring.command import InputError
+from load_tests.measuring.program import InputError
 from load_tests.peers.engine import Peer, engine_arguments, peer_environment
 
 CROSSKV, SERVE_LLM, VLLM = "crosskv", "serve-llm", "vllm"

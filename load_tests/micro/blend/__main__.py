@@ -23,18 +23,18 @@ from load_tests.bench.choice import default_dtype
 from load_tests.harness.client import ServerError
 from load_tests.harness.models import SHAPES, ModelError, model_folder, token_counter
 from load_tests.harness.server import RunningServer, started
-from load_tests.measuring.command import (
-    EXIT_FELL_SHORT,
+from load_tests.measuring.processes import machine_line
+from load_tests.measuring.program import (
+    Block,
     InputError,
     JsonFile,
     Rounds,
     chosen,
+    conclude,
     one_sentence,
     progress_bar,
     stop_by_signal,
 )
-from load_tests.measuring.processes import machine_line
-from load_tests.measuring.report import deliver, write_between
 from load_tests.micro.blend.client import Blends
 from load_tests.micro.blend.measure import CONTEXTS, PERMUTATIONS, Advance, first_tokens, hit_rate, neighbour_gaps
 from load_tests.micro.blend.prompts import CHUNKS, DOCUMENT_TOKENS, SEPARATOR, Prompts
@@ -161,12 +161,8 @@ def main(
                 plan.of_layers(results, progress)
             if "hits" in wanted:
                 plan.of_hits(results, progress)
-        page = markdown(results, plan.setting())
-        if docs:
-            write_between(PAGE, BEGIN, END, page)
-    deliver(page, as_json(results, plan.setting()), json_file)
-    if misses(results):
-        raise typer.Exit(EXIT_FELL_SHORT)
+    page, block = markdown(results, plan.setting()), Block(PAGE, BEGIN, END)
+    conclude(page, as_json(results, plan.setting()), json_file, misses(results), block if docs else None)
 
 
 def _numbers(words: str, kind: Callable[[str], Number]) -> list[Number]:

@@ -20,8 +20,8 @@ from load_tests.bench.choice import FULL, QUICK, Choice, default_dtype
 from load_tests.bench.figures import figures
 from load_tests.bench.plan import Key, Sizes
 from load_tests.harness.client import Measured, ServerError
-from load_tests.measuring.command import InputError
 from load_tests.measuring.journal import Journal
+from load_tests.measuring.program import InputError
 from load_tests.peers.engine import Peer
 from load_tests.workloads import WORKLOADS, Words, long_document_qa, working_set_tokens
 

@@ -13,7 +13,7 @@ import pytest
 from app.metrics.stages import STAGES as PRODUCT_STAGES
 from load_tests.harness.answers import Answer
 from load_tests.harness.client import ServerError
-from load_tests.measuring.command import InputError
+from load_tests.measuring.program import InputError
 from load_tests.peers.engine import Peer
 from load_tests.waterfall.measure import DEVICE, REDIS, TINY, Found, require_answers
 from load_tests.waterfall.prompts import LONG_TOKENS, QUESTION_TOKENS, TINY_TOKENS, documents, questions, tiny

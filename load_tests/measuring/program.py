@@ -1,4 +1,4 @@
-"""What the command lines have in common: options, progress, and how a program ends.
+"""What programs have in common: options, progress, and how each ends.
 
 Exit codes: 0 measured; 1 measured, but a target was missed or a point left out; 2 something is missing or wrong (one
 sentence says what); 130 interrupted.
@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import signal
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from load_tests.measuring.report import deliver, write_between
 
 EXIT_FELL_SHORT, EXIT_INPUT, EXIT_STOPPED = 1, 2, 130
 
@@ -82,3 +85,36 @@ def stop_by_signal() -> None:
     """SIGTERM is as Ctrl-C, which a shell's background jobs ignore unless told: what is there is kept."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The part of a page that a program writes: what lies between two lines."""
+
+    page: Path
+    begin: str
+    end: str
+
+
+def conclude(
+    text: str,
+    found: Any,
+    json_file: str | None,
+    misses: Sequence[str] = (),
+    block: Block | None = None,
+    in_block: str | None = None,
+) -> None:
+    """End a program: print `text`, write `found` as JSON, and put `in_block`, or the whole `text`, into the page.
+
+    `misses`: a sentence for each target that was missed; those that `text` lacks are said on stderr. Raises typer.Exit
+    where there are any, and ends with one sentence where the page has no place for the block.
+    """
+    deliver(text, found, json_file)
+    if block is not None:
+        with one_sentence(ValueError):
+            write_between(block.page, block.begin, block.end, text if in_block is None else in_block)
+    for sentence in misses:
+        if sentence not in text:
+            out.print(sentence, markup=False)
+    if misses:
+        raise typer.Exit(EXIT_FELL_SHORT)
