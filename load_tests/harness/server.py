@@ -56,7 +56,7 @@ class ServerProcess:
 
     def last_lines(self) -> str:
         """The end of what it printed and wrote, and where all of that lies."""
-        said = []
+        said: list[str] = []
         for path in (path for path in (self.log, *self.logs_of_its_own) if path.exists()):
             text = path.read_text(encoding="utf-8", errors="replace")
             lines = [line for line in text.splitlines() if line.strip()]
