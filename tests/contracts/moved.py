@@ -147,10 +147,16 @@ def _arguments(node: ast.AST | None) -> list[str] | None:
         return None
     kept = node.args
     named = [*kept.posonlyargs, *kept.args]
+    values = [None] * (len(named) - len(kept.defaults)) + [f"={ast.unparse(value)}" for value in kept.defaults]
+    by_name = [ast.unparse(value) if value else "" for value in kept.kw_defaults]
     return [
-        *(each.arg for each in named if each.arg not in ("self", "cls")),
+        *(
+            each.arg + (value or "")
+            for each, value in zip(named, values, strict=True)
+            if each.arg not in ("self", "cls")
+        ),
         *([f"*{kept.vararg.arg}"] if kept.vararg else []),
-        *(f"{each.arg}=" for each in kept.kwonlyargs),
+        *(f"{each.arg}={value}" for each, value in zip(kept.kwonlyargs, by_name, strict=True)),
         *([f"**{kept.kwarg.arg}"] if kept.kwarg else []),
     ]
 

@@ -97,6 +97,11 @@ def test_other_arguments_are_named(tmp_path: Path) -> None:
     assert "  Core.step no longer has (tokens), and has (batch, eager=)" in found
 
 
+def test_another_default_is_named(tmp_path: Path) -> None:
+    found = said(tmp_path, {"text.py": OLD["text.py"].replace("style=None", "style='plain'")})
+    assert found == ["app.two", "  lib.text.render no longer has (style=None), and has (style='plain')"]
+
+
 def test_a_function_with_other_code_is_to_be_read_and_one_with_another_docstring_is_not(tmp_path: Path) -> None:
     text = OLD["engine/core.py"].replace("return tokens", "return sorted(tokens)")
     text = text.replace("def stop(self): pass", 'def stop(self):\n        """End."""\n        pass')
