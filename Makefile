@@ -2,8 +2,8 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help serve demo observe demo-model bench bench-scenarios experiments load-test bench-manager bench-kernels bench-codec bench-quality bench-sparse \
-	profile-codec profile-blend profile-sparse test test-long fuzz mutants lint format lock install install-bench install-dev clean
+.PHONY: help serve demo observe demo-model bench experiments load-test bench-manager bench-kernels bench-codec bench-quality bench-sparse \
+	profile-codec profile-blend profile-sparse test test-long fuzz mutants contracts lint format lock install install-bench install-dev clean
 
 # What a shell has set for its own programs changes how these run: Ray starts with none of them.
 unexport PYTHONHOME PYTHONINSPECT PYTHONOPTIMIZE PYTHONWARNINGS
@@ -45,9 +45,6 @@ observe: install ## Prometheus and Grafana beside a running server, where they a
 
 bench: install-bench ## crosskv beside plain vLLM and Ray Serve LLM on this machine; ARGS=, such as ARGS=--quick
 	@exec $(RUN) -m load_tests.bench $(ARGS)
-
-bench-scenarios: install-bench ## What each `scenario` brings beside the defaults; ARGS=, such as ARGS='--only chat --write-docs'
-	@exec $(RUN) -m load_tests.scenarios $(ARGS)
 
 experiments: install-bench ## What prefill costs, what KV weighs, when moving it beats computing it; ARGS=, such as ARGS=--quick
 	@exec $(RUN) -m load_tests.experiments $(ARGS)
@@ -91,6 +88,9 @@ fuzz: install-dev ## Hostile requests to every route, hostile bytes to every dec
 
 mutants: install-dev ## Small faults in the guards, each of which must turn a test red; ARGS="--only salt", ARGS=--list
 	@exec $(RUN) tests/mutants $(ARGS)
+
+contracts: install-dev ## What another version of vLLM or Ray moves of what we lean on; WHEEL=, a file or a folder
+	@exec $(RUN) tests/contracts/moved.py $(if $(WHEEL),'$(WHEEL)')
 
 lint: install-dev ## ruff, mypy, hadolint, and whether the generated pages in docs/guide are up to date
 	$(RUN) -m ruff check .

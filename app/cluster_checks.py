@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import ray
-from ray._common.network_utils import is_localhost
 from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
+from app.gate.bound_host import is_loopback
 from configs.settings import Settings, SettingsError
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class Cluster:
 
     def refusal(self, tier_bytes: int) -> str | None:
         """Why nothing is to be built here, in one sentence that says what works; None when all is well."""
-        open_at = [address for address in self.stores if not is_localhost(address)]
+        open_at = [address for address in self.stores if not is_loopback(address)]
         if open_at and not self.has_token:
             return (
                 f"Ray: whoever reaches {open_at[0]} can run code in this cluster, for it asks for no token; start with "
@@ -46,7 +46,7 @@ class Cluster:
     def warning(self) -> str | None:
         """What a server on one machine does not need."""
         (address, *others) = self.stores
-        if others or is_localhost(address):
+        if others or is_loopback(address):
             return None
         return (
             f"Ray listens on {address}, beyond this machine; only its token guards it. "

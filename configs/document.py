@@ -45,7 +45,7 @@ chooses defaults for compression, layerwise transfer, blending, retention and th
   `kv.tenant_fidelity` or by `kv.fidelity`. See [compression](../concepts/compression.md).
 - `GET /health` shows administrators the scenario.
 
-[Measured](../measured/scenarios.md) says what each one brought, and where it brought nothing.
+The [journal](../measured/journal.md#scenarios) says what each one brought, and where it brought nothing.
 `python -m configs.document` writes this page from `configs/scenarios/`.
 """
 _PAGE = re.compile(r"\b(docs/[\w/]+\.md)\b")

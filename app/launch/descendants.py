@@ -54,7 +54,7 @@ class Descendants:
         asked: set[psutil.Process] = set()
         killed: set[psutil.Process] = set()
         started = time.monotonic()
-        while left := list(self._living()):  # until none is left: a dying raylet may still have started a worker
+        while left := list(self.living()):  # until none is left: a dying raylet may still have started a worker
             waited_s = time.monotonic() - started
             for process in left:
                 with contextlib.suppress(psutil.Error):
@@ -68,7 +68,8 @@ class Descendants:
             time.sleep(_POLL_S)
         return len(killed)
 
-    def _living(self) -> Iterator[psutil.Process]:
+    def living(self) -> Iterator[psutil.Process]:
+        """Yield those that are there."""
         self.note()
         for pid, process in list(self._seen.items()):
             with contextlib.suppress(psutil.Error):

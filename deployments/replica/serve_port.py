@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray._common.network_utils import build_address
 from ray._common.tls_utils import add_port_to_grpc_server
 from ray.serve._private import replica
 from ray.util import get_node_ip_address
@@ -26,5 +25,6 @@ def bind_to_node() -> None:
 
 def _add_port(server: Any, address: str) -> Any:
     if address.startswith(_EVERYWHERE):
-        address = build_address(get_node_ip_address(), int(address.removeprefix(_EVERYWHERE)))
+        host = get_node_ip_address()
+        address = f"{f'[{host}]' if ':' in host else host}:{address.removeprefix(_EVERYWHERE)}"
     return add_port_to_grpc_server(server, address)

@@ -23,8 +23,8 @@ from load_tests.bench.report import BEGIN, END, as_json, closing, draw, markdown
 from load_tests.bench.summary import rows, verdicts
 from load_tests.harness.client import ServerError
 from load_tests.harness.models import SHAPES, ModelError
-from load_tests.measuring.command import EXIT_STOPPED, one_sentence, out, progress_bar, stop_by_signal, writable
 from load_tests.measuring.journal import Journal
+from load_tests.measuring.program import EXIT_STOPPED, one_sentence, out, progress_bar, stop_by_signal, writable
 from load_tests.measuring.report import deliver, write_between
 from load_tests.peers.engine import Dtype
 from load_tests.peers.serving import require_free

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from configs import machine
-from configs.model_folder import PROJECT_ROOT
+from load_tests.harness.server import launch_command, write_config
 from load_tests.peers.engine import Connector, Peer, kv_block_bytes
 from load_tests.peers.serve_llm import missing_packages
 from load_tests.workloads.chunks import NAME as REARRANGED
@@ -76,14 +74,8 @@ def crosskv_settings(peer: Peer, folder: Path, kind: Kind) -> dict[str, Any]:
 def _crosskv(kind: Kind) -> Callable[[Peer, Path, int], list[str]]:
     def command(peer: Peer, folder: Path, metrics_port: int) -> list[str]:
         del metrics_port  # every answer says which replica gave it
-        config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
-        shipped = config["applications"][0]["args"]
-        ours = crosskv_settings(peer, folder, kind)
-        merged = shipped | ours | {name: shipped[name] | ours[name] for name in ("engine", "kv")}
-        config["applications"][0]["args"] = merged
-        path = folder / "serve_config.yaml"
-        path.write_text(yaml.safe_dump(config), encoding="utf-8")
-        return [sys.executable, "-m", "app.launch", str(path), "--port", str(peer.port)]
+        config = write_config(folder, crosskv_settings(peer, folder, kind), ("engine", "kv"))
+        return launch_command(config, peer.port)
 
     return command
 

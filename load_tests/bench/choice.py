@@ -9,7 +9,7 @@ from configs import machine
 from load_tests.bench.arms import ARMS
 from load_tests.bench.plan import Plan, Sizes
 from load_tests.harness.models import SHAPES
-from load_tests.measuring.command import InputError, chosen
+from load_tests.measuring.program import InputError, chosen
 from load_tests.peers.engine import Dtype
 from load_tests.workloads import WORKLOADS
 

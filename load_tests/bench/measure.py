@@ -17,16 +17,19 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
 from app.launch.ports import free_port
 from load_tests.bench.arms import ARMS, BLENDED, Arm
 from load_tests.bench.balance import added, by_usage, settled, variation
 from load_tests.bench.cases import Case, make_cases
 from load_tests.bench.figures import Figures, figures, in_words
 from load_tests.bench.plan import Key, Plan
-from load_tests.bench.servers import BenchServer, chunk_tokens, last_lines, running
 from load_tests.harness.client import Measured, ServerError, run_workload
 from load_tests.harness.footprint import keeping_cpu_s
 from load_tests.harness.models import model_folder, token_counter
+from load_tests.harness.server import ServerProcess, answering, running
 from load_tests.measuring.journal import Journal
 from load_tests.measuring.processes import CPUMeter, pss_bytes, wait_until_quiet
 from load_tests.measuring.turns import rotated
@@ -36,6 +39,7 @@ from load_tests.workloads import Words, Workload, long_document_qa
 REST_S = 2.0
 """After a workload, before its CPU seconds are read: what a server does for it after the last answer counts too."""
 _WARM_UP_DOCUMENTS, _WARM_UP_TOKENS = 4, 300
+CHUNK_TOKENS = "crosskv_chunk_tokens_total"
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,22 @@ class Watch:
     now: Callable[[str], None]
     done: Callable[[Measured], None]
     measured: Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ChunkTokens:
+    """Tokens in chunks of blended prompts, and those that were stored when the prompt was planned.
+
+    With `blending.fill: first` that is after its unknown chunks were computed.
+    """
+
+    asked: float
+    found: float
+
+    def hit_rate_since(self, before: ChunkTokens) -> float | None:
+        """Found over asked; None where nothing was asked."""
+        asked = self.asked - before.asked
+        return (self.found - before.found) / asked if asked else None
 
 
 def measure(plan: Plan, journal: Journal[Key], logs: Path, port: int | None, start_s: float, watch: Watch) -> None:
@@ -105,7 +125,8 @@ def _one_server(
         metrics_port = free_port()
         command = arm.command(peer, Path(scratch), metrics_port)
         watch.now(f"{title}: starting")
-        with running(command, f"http://127.0.0.1:{port}", folder.name, log, start_s) as server:
+        url = f"http://127.0.0.1:{port}"
+        with running(command, url, answering(url, folder.name), log, start_s) as server:
             watch.now(f"{title}: warming up")
             warm_up = _warm_up(folder)
             _send(server, folder.name, warm_up, arm.body, None)
@@ -135,7 +156,7 @@ def _one_server(
 
 
 def _send_measured(
-    server: BenchServer, model: str, workload: Workload, body: Mapping[str, Any], watch: Watch
+    server: ServerProcess, model: str, workload: Workload, body: Mapping[str, Any], watch: Watch
 ) -> tuple[list[Measured], float, int]:
     meter = CPUMeter(server.process)
     found = _send(server, model, workload, body, watch)
@@ -144,7 +165,7 @@ def _send_measured(
 
 
 def _send(
-    server: BenchServer, model: str, workload: Workload, body: Mapping[str, Any], watch: Watch | None
+    server: ServerProcess, model: str, workload: Workload, body: Mapping[str, Any], watch: Watch | None
 ) -> list[Measured]:
     return asyncio.run(run_workload(server.url, model, workload, watch.done if watch else None, extra_body=body))
 
@@ -162,9 +183,22 @@ def _warm_up(folder: Path) -> Workload:
     )
 
 
-def _require_answers(result: Figures, server: BenchServer, title: str) -> None:
+def _require_answers(result: Figures, server: ServerProcess, title: str) -> None:
     """A server that answered nothing has failed; some errors are a result."""
     if result["errors"] == result["requests"]:
-        raise ServerError(f"{title}: every request failed ({result['error']}).\n{last_lines(server.log)}")
+        raise ServerError(f"{title}: every request failed ({result['error']}).\n{server.last_lines()}")
     if not server.process.is_running():
-        raise ServerError(f"{title}: the server ended by itself.\n{last_lines(server.log)}")
+        raise ServerError(f"{title}: the server ended by itself.\n{server.last_lines()}")
+
+
+def chunk_tokens(url: str) -> ChunkTokens | None:
+    """What a crosskv server has counted since its start; None where it does not say."""
+    try:
+        text = httpx.get(f"{url}/metrics", timeout=10).text
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except (httpx.HTTPError, ValueError):
+        return None
+    by_outcome = {sample.labels.get("outcome"): sample.value for sample in samples if sample.name == CHUNK_TOKENS}
+    if not {"asked", "found"} <= by_outcome.keys():
+        return None
+    return ChunkTokens(by_outcome["asked"], by_outcome["found"])

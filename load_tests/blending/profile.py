@@ -31,7 +31,7 @@ from load_tests.blending.forward import Prefill, blend, moves_truly, prefill, st
 from load_tests.blending.prompts import Prompt, read_prompts
 from load_tests.codec.model import continued, divergence, load_model
 from load_tests.measuring import report
-from load_tests.measuring.command import EXIT_FELL_SHORT, InputError, JsonFile, one_sentence, out, progress_bar
+from load_tests.measuring.program import EXIT_FELL_SHORT, InputError, JsonFile, one_sentence, out, progress_bar
 
 RATIOS = (0.05, 0.1, 0.15, 0.3)
 TARGET_KL = 0.002

@@ -14,7 +14,7 @@ from typing import Any
 
 from app.blending.recognition import Separators
 from app.gate.kv_cache_field import MOST_CHUNKS
-from load_tests.measuring.command import InputError
+from load_tests.measuring.program import InputError
 
 MOST_LINE_BYTES = 16 << 20
 

@@ -27,8 +27,8 @@ from load_tests.codec.model import SEGMENT_TOKENS, kv_shape, load_model, prefix_
 from load_tests.codec.questions import DEMO, DEMO_PROFILE, ask, conversations, judge, summed
 from load_tests.codec.wide import LAYERS, random_ids, recompute_tokens_per_s, wide_model
 from load_tests.measuring import report
-from load_tests.measuring.command import JsonFile, out
 from load_tests.measuring.plots import new_figure, save
+from load_tests.measuring.program import JsonFile, conclude, out
 
 SEED = 7_300_000
 """Held-out worlds; the profile's conversations are about facts that no such world has, whatever the seeds."""
@@ -192,11 +192,9 @@ def main(
     falls_short = missed(rows, exact, speeds)
     if plot_file:
         plot(rows, exact, plot_file)
-    for sentence in falls_short:
-        out.print(f"falls short: {sentence}")
     tables = [demo_table(rows, exact)] + ([wide_table(wide, speeds)] if speeds else [])
     made = {"seed": seed, "demo": rows, "bf16": exact, "wide": wide, "speeds": speeds, "falls_short": falls_short}
-    report.deliver("\n\n".join(tables), made, json_file)
+    conclude("\n\n".join(tables), made, json_file, falls_short)
 
 
 if __name__ == "__main__":

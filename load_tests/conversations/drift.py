@@ -24,7 +24,7 @@ from app.answers.returns import Returns
 from app.answers.turns import Answer, Answers, Conversation, TurnMarks
 from load_tests.conversations.templates import Model, models, tool_call
 from load_tests.measuring import report
-from load_tests.measuring.command import JsonFile, progress_bar
+from load_tests.measuring.program import JsonFile, progress_bar
 from load_tests.measuring.spread import percentile
 
 MEMORY_BYTES = 64 << 20

@@ -8,27 +8,28 @@ temperature 1 as it likes; its client sends back what it was told. Both servers 
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.progress import Progress
 
+from load_tests.harness.client import CHAT, Client, ServerError
 from load_tests.harness.conversations import text
 from load_tests.harness.models import ModelError, model_folder
-from load_tests.harness.running_server import RunningServer, ServerError, started
+from load_tests.harness.server import RunningServer, started
 from load_tests.measuring import report
-from load_tests.measuring.command import JsonFile, Rounds, one_sentence, progress_bar
 from load_tests.measuring.comparison import Comparison
+from load_tests.measuring.program import JsonFile, Rounds, one_sentence, progress_bar
 from load_tests.measuring.turns import rotated
 
 BLOCK_TOKENS = 32
-REQUEST_S = 300.0
 ARMS = ("never", "auto")
 
 
@@ -54,14 +55,14 @@ class NextTurn:
     seconds: float
 
 
-def converse(server: RunningServer, scenario: Scenario, number: int) -> list[NextTurn]:
+async def converse(server: RunningServer, scenario: Scenario, number: int) -> list[NextTurn]:
     """All next turns of one conversation. Raises ServerError for one that was not answered."""
     rng = Random(f"{scenario}/{number}")
     words = text(rng, 4000).split(" ")
     messages: list[dict[str, str]] = []
     turns: list[NextTurn] = []
     known = 0
-    with httpx.Client(base_url=server.url, timeout=REQUEST_S) as client:
+    async with Client(server.url, scenario.model) as client:
         for turn in range(scenario.turns):
             at = rng.randrange(len(words) - scenario.question_tokens)
             messages.append({"role": "user", "content": " ".join(words[at : at + scenario.question_tokens])})
@@ -74,14 +75,13 @@ def converse(server: RunningServer, scenario: Scenario, number: int) -> list[Nex
                 "seed": rng.randrange(1 << 30),
                 "cache_salt": f"{scenario.model}-{number}",
             }
-            response = client.post("/v1/chat/completions", json=body)
-            if response.is_error:
-                raise ServerError(f"a turn was not answered: {response.text}")
-            answer = response.json()
+            began = time.perf_counter()
+            answer = await client.post(CHAT, body)
+            seconds = time.perf_counter() - began
             usage = answer["usage"]
             if turn:
                 extra = usage["kv_cache"]["recomputed"] - (usage["prompt_tokens"] - known)
-                turns.append(NextTurn(known, extra, response.elapsed.total_seconds()))
+                turns.append(NextTurn(known, extra, seconds))
             known = usage["prompt_tokens"] + usage["completion_tokens"]
             messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""})
     return turns
@@ -96,7 +96,7 @@ def run_arm(arm: str, scenario: Scenario, progress: Progress) -> dict[str, Any]:
         bar = progress.add_task("conversations", total=scenario.conversations)
         turns: list[NextTurn] = []
         for number in range(scenario.conversations):
-            turns += converse(server, scenario, number)
+            turns += asyncio.run(converse(server, scenario, number))
             progress.advance(bar)
         progress.remove_task(bar)
         outcomes = {

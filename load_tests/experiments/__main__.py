@@ -21,9 +21,9 @@ from load_tests.experiments.runner import run_points
 from load_tests.experiments.sizes import DTYPE_BYTES, EngineSpec, Sizes, fast_dtype, longest_prompt
 from load_tests.harness.engine_process import EngineProcess
 from load_tests.harness.models import SHAPES, ModelError, model_folder
-from load_tests.measuring import command as common
-from load_tests.measuring.command import InputError, JsonFile, one_sentence, out, writable
+from load_tests.measuring import program as common
 from load_tests.measuring.journal import Journal
+from load_tests.measuring.program import InputError, JsonFile, one_sentence, out, writable
 from load_tests.measuring.report import write_json
 
 STATE = PROJECT_ROOT / ".crosskv" / "experiments"

@@ -16,7 +16,7 @@ from rich.markup import escape
 from load_tests.faults.catalogue import BLEND_FAULTS, FAULTS, PAIRED_FAULTS, SURROUNDING_FAULTS, started_world
 from load_tests.faults.trial import Outcome, Trials
 from load_tests.measuring import report
-from load_tests.measuring.command import EXIT_INPUT, JsonFile, out, progress_bar
+from load_tests.measuring.program import EXIT_INPUT, JsonFile, out, progress_bar
 
 COLUMNS = {
     "part": "{0.part}",

@@ -18,7 +18,7 @@ from kvmanager.segments.format import SegmentHeader, read_header
 from kvmanager.segments.guard import SegmentGuard
 from load_tests.faults.inside import Inside
 from load_tests.faults.redis_process import PASSWORD, Proxy, RedisProcess
-from load_tests.harness.running_server import RunningServer, ServerError, started
+from load_tests.harness.server import RunningServer, ServerError, started
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import ray
 from ray.util import list_named_actors
 
 from configs.model_folder import PROJECT_ROOT
-from load_tests.harness.running_server import RunningServer, ServerError
+from load_tests.harness.server import RunningServer, ServerError
 
 NAMESPACE = "serve"
 DONE = "done"

@@ -33,7 +33,7 @@ from load_tests.faults.prompts import (
 )
 from load_tests.faults.streams import Stream, run_stream, run_streams
 from load_tests.harness.conversations import text, tokenize
-from load_tests.harness.running_server import ServerError
+from load_tests.harness.server import ServerError
 
 FIRST_TOKENS_S = 30.0
 HEALTH_EVERY_S = 0.1

@@ -35,7 +35,7 @@ from load_tests.faults.streams import Stream, run_stream
 from load_tests.harness.conversations import text, tokenize
 from load_tests.harness.patience import until
 from load_tests.measuring import report
-from load_tests.measuring.command import EXIT_FELL_SHORT, JsonFile, one_sentence
+from load_tests.measuring.program import EXIT_FELL_SHORT, JsonFile, one_sentence
 
 NEAR, FAR = "10.213.0.1", "10.213.0.2"
 STORE_BYTES = 300_000_000

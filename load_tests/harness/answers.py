@@ -62,7 +62,7 @@ def chat_request(model: str, messages: Sequence[Mapping[str, str]], max_tokens: 
     }
 
 
-class ChatAnswer:
+class Answer:
     """What has come of one chat answer, and when: seconds since it was sent, which is when this is made.
 
     Counts of tokens are the server's; without them `output_tokens` counts the events that brought text.
@@ -70,6 +70,9 @@ class ChatAnswer:
 
     def __init__(self) -> None:
         self.sent = time.perf_counter()
+        self.seconds = 0.0
+        """Until its end; zero before."""
+        self.received_bytes = 0
         self.text = ""
         self.ttft_s: float | None = None
         """None for an answer without text."""
@@ -93,6 +96,13 @@ class ChatAnswer:
                 self.text += delta.get("content") or ""
 
     @property
+    def first_text_s(self) -> float:
+        """`ttft_s` of an answer that has text. Raises StreamError for one without."""
+        if self.ttft_s is None:
+            raise StreamError("an answer has no text")
+        return self.ttft_s
+
+    @property
     def output_tokens(self) -> int:
         """Of the answer."""
         return int(self.usage.get("completion_tokens") or self.pieces)
@@ -108,6 +118,11 @@ class ChatAnswer:
     def prompt_tokens(self) -> int | None:
         """Of the prompt; None where the server does not say."""
         return self.usage.get("prompt_tokens")
+
+    @property
+    def kv_cache(self) -> dict[str, Any]:
+        """crosskv's account of where the prompt's KV came from; empty of another server."""
+        return dict(self.usage.get("kv_cache") or {})
 
     @property
     def cached_tokens(self) -> int | None:

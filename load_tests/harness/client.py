@@ -1,9 +1,9 @@
-"""Sends a workload to any OpenAI-compatible server and times the answers as they stream in.
+"""Asks any OpenAI-compatible server, and times the answers as they stream in: one by one, or a whole workload.
 
-A request goes out when its time has come and the request that it follows has ended. Where `Workload.concurrency`
-says how many may be under way, requests go out in the order of their numbers besides, none before an earlier one that
-waits: the order is the workload's, not that in which answers end. An assistant's message whose content is None becomes
-what the server answered.
+Of a workload a request goes out when its time has come and the request that it follows has ended. Where
+`Workload.concurrency` says how many may be under way, requests go out in the order of their numbers besides, none
+before an earlier one that waits: the order is the workload's, not that in which answers end. An assistant's message
+whose content is None becomes what the server answered.
 Answers are greedy and, where the server takes vLLM's `ignore_eos`, exactly `max_tokens` long. A request that fails is
 a `Measured` with an `error`; nothing is raised for it.
 """
@@ -13,24 +13,89 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
-from load_tests.harness.answers import LONGEST_MESSAGE, ChatAnswer, chat_request, error_message, events_async
+from load_tests.harness.answers import LONGEST_MESSAGE, Answer, chat_request, error_message, events_async
 from load_tests.workloads.workload import Request, Workload
 
 REQUEST_TIMEOUT_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _VLLM_FIELDS: dict[str, Any] = {"ignore_eos": True}
 """What OpenAI's API does not know: the answer goes on until `max_tokens`."""
 _REFUSED = (400, 422)
 
 
 class ServerError(Exception):
-    """No measurement is possible; `str()` of it is one sentence that says what to do."""
+    """A server did not start, did not answer, did not become what it had to, or left something behind.
+
+    `str()` of it is one sentence for people, and the end of the server's log where there is one.
+    """
+
+
+class StatusError(ServerError):
+    """The server answered with another status than 200."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"{status} {error_message(text)}")
+        self.status = status
+
+
+class Client:
+    """Asks one server about one model. On one event loop; a context, whose end closes the connections.
+
+    `key`: of every request. All methods raise StatusError, httpx.HTTPError, and of streams StreamError.
+    """
+
+    def __init__(self, url: str, model: str, key: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+        self.model = model
+        self.http = httpx.AsyncClient(
+            base_url=url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.http.aclose()
+
+    async def events(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the events of a stream."""
+        async with self.http.stream("POST", path, json=body) as response:
+            if response.status_code != 200:
+                raise StatusError(response.status_code, (await response.aread()).decode(errors="replace"))
+            async for event in events_async(response):
+                yield event
+
+    async def chat(self, body: Mapping[str, Any]) -> Answer:
+        """Read one streamed answer to its end. Raises ServerError for one without text or usage."""
+        answer = Answer()
+        async for event in self.events(CHAT, body):
+            answer.take(event)
+        answer.seconds = time.perf_counter() - answer.sent
+        if answer.ttft_s is None or not answer.prompt_tokens:
+            raise ServerError("an answer has no text, or no usage")
+        return answer
+
+    def completion(self, prompt: Sequence[int], max_tokens: int, **fields: Any) -> dict[str, Any]:
+        """Return the body that asks for exactly `max_tokens` greedy tokens behind these."""
+        same = {"model": self.model, "temperature": 0, "ignore_eos": True}
+        return {**same, "prompt": prompt, "max_tokens": max_tokens, **fields}
+
+    async def post(self, path: str, body: Mapping[str, Any], key: str | None = None) -> dict[str, Any]:
+        """Return the JSON of an answer that is no stream; `key` in place of the client's own."""
+        response = await self.http.post(path, json=body, headers={"Authorization": f"Bearer {key}"} if key else None)
+        if response.status_code != 200:
+            raise StatusError(response.status_code, response.text)
+        found: dict[str, Any] = response.json()
+        return found
 
 
 @dataclass(frozen=True)
@@ -69,14 +134,9 @@ async def run_workload(
     `base_url` without `/v1`; `extra_body` goes into every request; `answers` gets each answer's text by number.
     Raises ServerError when no server answers there, it wants another API key, or it does not have the model.
     """
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout, limits=limits) as http:
-        await _require_model(http, base_url, model)
-        run = _Run(
-            http, model, workload, on_done, timeout_s, dict(extra_body or {}), {} if answers is None else answers
-        )
+    async with Client(base_url, model, api_key, timeout_s) as client:
+        await _require_model(client.http, base_url, model)
+        run = _Run(client, workload, on_done, timeout_s, dict(extra_body or {}), {} if answers is None else answers)
         async with asyncio.TaskGroup() as tasks:
             sent = [tasks.create_task(run.send(request)) for request in workload.requests]
         return [task.result() for task in sent]
@@ -102,16 +162,14 @@ class _Run:
 
     def __init__(
         self,
-        http: httpx.AsyncClient,
-        model: str,
+        client: Client,
         workload: Workload,
         on_done: Callable[[Measured], None] | None,
         timeout_s: float,
         extra_body: dict[str, Any],
         answers: dict[int, str],
     ) -> None:
-        self._http = http
-        self._model = model
+        self._client = client
         self._requests = {request.number: request for request in workload.requests}
         self._on_done = on_done
         self._timeout_s = timeout_s
@@ -155,7 +213,7 @@ class _Run:
         return time.perf_counter() - self._began
 
     async def _measured(self, request: Request) -> Measured:
-        answer, error = ChatAnswer(), None
+        answer, error = Answer(), None
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._read(self._body(request), answer)
@@ -163,7 +221,7 @@ class _Run:
                 error = "the answer has no text"
         except TimeoutError:
             error = f"not answered within {self._timeout_s:g} s"
-        except (httpx.HTTPError, ValueError) as failure:
+        except (ServerError, httpx.HTTPError, ValueError) as failure:
             error = f"{type(failure).__name__}: {failure}"[:LONGEST_MESSAGE]
         if error is None:
             self._answers[request.number] = answer.text
@@ -194,35 +252,22 @@ class _Run:
                 content = self._answers[before.after]
                 before = self._requests[before.after]
             messages.append({"role": message.role, "content": content})
-        return chat_request(self._model, messages[::-1], request.max_tokens) | self._extra
+        return chat_request(self._client.model, messages[::-1], request.max_tokens) | self._extra
 
-    async def _read(self, body: dict[str, Any], answer: ChatAnswer) -> None:
+    async def _read(self, body: dict[str, Any], answer: Answer) -> None:
         fields = self._vllm_fields
         try:
             await self._read_events(body | fields, answer)
-        except _RefusedError:
-            if not fields:
+        except StatusError as error:
+            if not fields or error.status not in _REFUSED:
                 raise
             # A server that takes no fields but OpenAI's: from now on without them.
             await self._read_events(body, answer)
             self._vllm_fields = {}
 
-    async def _read_events(self, body: dict[str, Any], answer: ChatAnswer) -> None:
-        async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != 200:
-                text = (await response.aread()).decode(errors="replace")
-                kind = _RefusedError if response.status_code in _REFUSED else _FailedError
-                raise kind(f"{response.status_code} {error_message(text)}")
-            async for event in events_async(response):
-                answer.take(event)
-
-
-class _FailedError(ValueError):
-    """The server answered with another status than 200."""
-
-
-class _RefusedError(_FailedError):
-    """It says that the request is wrong."""
+    async def _read_events(self, body: dict[str, Any], answer: Answer) -> None:
+        async for event in self._client.events(CHAT, body):
+            answer.take(event)
 
 
 def errors_by_text(measured: Sequence[Measured]) -> dict[str, int]:

@@ -15,8 +15,8 @@ import psutil
 import typer
 
 from load_tests.measuring import report
-from load_tests.measuring.command import JsonFile, one_sentence
 from load_tests.measuring.processes import ProcessUse, use_by_process
+from load_tests.measuring.program import JsonFile, one_sentence
 
 MIB = 1024**2
 

@@ -25,11 +25,11 @@ from typing import Annotated, Any
 import typer
 
 from configs.model_folder import PROJECT_ROOT
-from load_tests.harness.running_server import ServerError, started
+from load_tests.harness.server import ServerError, started
 from load_tests.locust.report import conclusion, table
 from load_tests.locust.server import Served, ServerUnreachableError, ServerUnusableError, find_model
 from load_tests.locust.shapes import ShapeName
-from load_tests.measuring.command import (
+from load_tests.measuring.program import (
     EXIT_FELL_SHORT,
     EXIT_INPUT,
     EXIT_STOPPED,

@@ -10,7 +10,7 @@ from http import HTTPStatus
 
 import httpx
 
-from load_tests.harness.answers import ChatAnswer, StreamError, chat_request, error_message, events
+from load_tests.harness.answers import Answer, StreamError, chat_request, error_message, events
 
 
 class AnswerError(Exception):
@@ -23,13 +23,6 @@ class AnswerError(Exception):
 
 class TurnedAwayError(AnswerError):
     """HTTP 429 with Retry-After: the server is full and said when to come back. No failure, but no answer."""
-
-
-class Answer(ChatAnswer):
-    """With what only its end shows."""
-
-    seconds = 0.0
-    received_bytes = 0
 
 
 def ask(client: httpx.Client, model: str, messages: Sequence[Mapping[str, str]], max_tokens: int) -> Answer:

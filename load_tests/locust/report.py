@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from load_tests.measuring import report
-from load_tests.measuring.command import EXIT_FELL_SHORT, EXIT_STOPPED
+from load_tests.measuring.program import EXIT_FELL_SHORT, EXIT_STOPPED
 from load_tests.measuring.spread import number
 
 MOST_ERRORS = 5

@@ -19,7 +19,7 @@ import typer
 
 from load_tests.harness.conversations import Plan, Turn, run
 from load_tests.measuring import report
-from load_tests.measuring.command import JsonFile, progress_bar
+from load_tests.measuring.program import JsonFile, progress_bar
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from kvmanager.segments.spans import SegmentSpan
 from load_tests.harness.engine import Engine, Timed, prompt, start_with_engine_threads
 from load_tests.harness.memory_port import BrainPort
 from load_tests.measuring import report
-from load_tests.measuring.command import JsonFile, Rounds, out
 from load_tests.measuring.comparison import Comparison
+from load_tests.measuring.program import JsonFile, Rounds, out
 from load_tests.measuring.spread import Spread
 from load_tests.measuring.turns import turns
 

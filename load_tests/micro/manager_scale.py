@@ -19,8 +19,8 @@ import typer
 
 from load_tests.harness.tiers import own_ray
 from load_tests.measuring import report
-from load_tests.measuring.command import JsonFile, out
 from load_tests.measuring.comparison import Comparison
+from load_tests.measuring.program import JsonFile, conclude, out
 from load_tests.measuring.spread import percentile
 from load_tests.micro import index_scale, manager_calls, manager_rebuild, manager_stalls
 from load_tests.micro.index_scale import CoreScale
@@ -201,8 +201,6 @@ def main(
         calls_table(calls) if calls else "",
         report.rows(REBUILDS, rebuilds) if rebuilds else "",
     ]
-    for sentence in falls_short:
-        out.print(f"falls short: {sentence}")
     made = {
         "core": [asdict(row) for row in core],
         "stalls": [asdict(row) for row in waits],
@@ -210,7 +208,7 @@ def main(
         "rebuilds": [asdict(row) for row in rebuilds],
         "falls_short": falls_short,
     }
-    report.deliver("\n\n".join(filter(None, tables)), made, json_file)
+    conclude("\n\n".join(filter(None, tables)), made, json_file, falls_short)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ from load_tests.harness.models import write_random_model
 from load_tests.harness.tiered_engine import TieredEngine
 from load_tests.harness.tiers import MIB, running
 from load_tests.measuring import report
-from load_tests.measuring.command import EngineDtype, JsonFile, ModelFolder, Rounds, out, progress_bar
 from load_tests.measuring.comparison import COLUMNS, Bound, Comparison
+from load_tests.measuring.program import EngineDtype, JsonFile, ModelFolder, Rounds, out, progress_bar
 from load_tests.measuring.turns import alternated
 
 STREAMS, DECODE_PROMPT, DECODED = 4, 256, 288

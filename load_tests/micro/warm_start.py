@@ -31,7 +31,7 @@ from load_tests.harness.memory_port import made_up_hashes
 from load_tests.harness.patience import until
 from load_tests.harness.tiers import MIB
 from load_tests.measuring import report
-from load_tests.measuring.command import JsonFile, out
+from load_tests.measuring.program import JsonFile, out
 from load_tests.micro.index_scale import SEGMENT_BLOCKS, prompts
 
 FINGERPRINT = b"w" * 32

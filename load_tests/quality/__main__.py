@@ -34,8 +34,8 @@ from load_tests.blending.profile import ANSWER_TOKENS, LEAST_CHUNK_TOKENS, case_
 from load_tests.blending.prompts import read_prompts
 from load_tests.codec.model import kv_shape, load_model
 from load_tests.measuring import report
-from load_tests.measuring.command import InputError, JsonFile, one_sentence, out, progress_bar
 from load_tests.measuring.plots import new_figure, save
+from load_tests.measuring.program import InputError, JsonFile, one_sentence, out, progress_bar
 from load_tests.quality.cases import DEMO, KINDS, PROBE, Case, demo_cases, is_built_in, own_case, probe_cases
 from load_tests.quality.first_tokens import FirstTokens, read_first_tokens
 from load_tests.quality.measure import PREFILL, Row, measure

@@ -23,8 +23,8 @@ from load_tests.bench.choice import default_dtype
 from load_tests.experiments.sizes import EngineSpec
 from load_tests.harness.engine_process import EngineProcess
 from load_tests.harness.models import SHAPES, ModelError, model_folder
-from load_tests.measuring.command import JsonFile, Rounds, chosen, one_sentence, out, progress_bar, stop_by_signal
 from load_tests.measuring.processes import machine_line
+from load_tests.measuring.program import JsonFile, Rounds, chosen, one_sentence, out, progress_bar, stop_by_signal
 from load_tests.measuring.report import deliver, table
 from load_tests.measuring.spread import Spread
 from load_tests.measuring.turns import rotated

@@ -17,9 +17,8 @@ from configs.model_folder import PROJECT_ROOT
 from configs.settings import SettingsError
 from load_tests.harness.client import ServerError
 from load_tests.harness.models import ModelError, model_folder
-from load_tests.measuring.command import EXIT_FELL_SHORT, JsonFile, chosen, one_sentence, out, stop_by_signal
 from load_tests.measuring.processes import machine_line
-from load_tests.measuring.report import deliver
+from load_tests.measuring.program import JsonFile, chosen, conclude, one_sentence, out, stop_by_signal
 from load_tests.measuring.turns import turns
 from load_tests.scheduling import report
 from load_tests.scheduling.gaps import Gaps, measure_gaps
@@ -69,19 +68,17 @@ def main(
             _policies(found, names, served, jobs, seeds, alternations, load, first_seed, start_s, Path(logs))
         if TARGET in wanted:
             _target(found, _folder(target_model), long_prompts, alternations, first_seed, start_s, Path(logs))
-        whole = (found.runs, found.counts, found.wrong, found.target_s, found.without, found.held)
-        said = report.misses(*whole)
-        text = []
-        if found.runs:
-            text += [report.policy_table(found.runs), report.kept_table(found.counts, found.wrong)]
-        if found.target_s is not None:
-            text.append(report.gap_table(found.target_s, found.without, found.held))
-        text.append(machine_line())
-        deliver("\n\n".join([*text, *said]), report.as_json(*whole, said, machine_line()), json_file)
-        if write_docs:
-            report.write_docs("\n\n".join([*text[:-1], f"*{text[-1]}*"]))
-    if said:
-        raise typer.Exit(EXIT_FELL_SHORT)
+    whole = (found.runs, found.counts, found.wrong, found.target_s, found.without, found.held)
+    said = report.misses(*whole)
+    text = []
+    if found.runs:
+        text += [report.policy_table(found.runs), report.kept_table(found.counts, found.wrong)]
+    if found.target_s is not None:
+        text.append(report.gap_table(found.target_s, found.without, found.held))
+    text.append(machine_line())
+    made = report.as_json(*whole, said, machine_line())
+    in_block = "\n\n".join([*text[:-1], f"*{text[-1]}*"])
+    conclude("\n\n".join([*text, *said]), made, json_file, said, report.BLOCK if write_docs else None, in_block)
 
 
 def _folder(model: str) -> str:

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import statistics
 import time
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-import httpx
-
-from load_tests.harness.answers import events_async
-from load_tests.harness.client import ServerError
+from load_tests.harness.client import COMPLETIONS, Client
 from load_tests.measuring.spread import percentile
 
 STREAMS, ANSWER = 3, 500
 LONG_PROMPT, LONG_ANSWER = 1_600, 2
-TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -45,21 +41,14 @@ async def measure_gaps(url: str, model: str, seed: int, prompts: int) -> Gaps:
     arrivals: list[list[float]] = [[] for _ in range(STREAMS)]
     busy: list[tuple[float, float]] = []
     ended = asyncio.Event()
-    timeout = httpx.Timeout(TIMEOUT_S)
-
-    def body(tokens: list[int], answer: int) -> dict[str, Any]:
-        same = {"model": model, "temperature": 0, "ignore_eos": True, "stream": True}
-        return {**same, "prompt": tokens, "max_tokens": answer}
-
-    async with httpx.AsyncClient(base_url=url, timeout=timeout) as http:
+    async with Client(url, model) as client:
 
         async def stream(number: int, tokens: list[int]) -> None:
             while not ended.is_set():
                 arrivals[number].append(float("nan"))  # a new answer: no gap to the one before
-                async with http.stream("POST", "/v1/completions", json=body(tokens, ANSWER)) as response:
-                    if response.status_code != 200:
-                        raise ServerError(f"A stream failed with {response.status_code}.")
-                    async for _ in events_async(response):
+                body = client.completion(tokens, ANSWER, stream=True)
+                async with contextlib.aclosing(client.events(COMPLETIONS, body)) as events:
+                    async for _ in events:
                         arrivals[number].append(time.perf_counter())
                         if ended.is_set():
                             return
@@ -67,11 +56,8 @@ async def measure_gaps(url: str, model: str, seed: int, prompts: int) -> Gaps:
         async def long(tokens: list[int]) -> float:
             began = time.perf_counter()
             first = 0.0
-            async with http.stream("POST", "/v1/completions", json=body(tokens, LONG_ANSWER)) as response:
-                if response.status_code != 200:
-                    raise ServerError(f"A long prompt failed with {response.status_code}.")
-                async for _ in events_async(response):
-                    first = first or time.perf_counter()
+            async for _ in client.events(COMPLETIONS, client.completion(tokens, LONG_ANSWER, stream=True)):
+                first = first or time.perf_counter()
             busy.append((began, first))
             return first - began
 

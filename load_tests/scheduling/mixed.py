@@ -10,16 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import httpx
-
-from load_tests.harness.client import ServerError
+from load_tests.harness.client import COMPLETIONS, Client
 from load_tests.measuring.spread import percentile
 from load_tests.scheduling.servers import SLOTS
 
 LONG_SHARE = 0.2
 LONG_PROMPT, LONG_ANSWER = (300, 700), (150, 300)
 SHORT_PROMPT, SHORT_ANSWER = (20, 120), (4, 24)
-TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -64,29 +61,19 @@ def jobs_of(seed: int, count: int) -> list[MixedJob]:
     return [job() for _ in range(count)]
 
 
-async def _ask(http: httpx.AsyncClient, model: str, job: MixedJob) -> str:
-    body = {
-        "model": model, "prompt": job.tokens, "max_tokens": job.answer, "temperature": 0, "ignore_eos": True,
-    }  # fmt: skip
-    response = await http.post("/v1/completions", json=body)
-    if response.status_code != 200:
-        raise ServerError(f"A job failed with {response.status_code}: {response.text[:300]}")
-    return str(response.json()["choices"][0]["text"])
-
-
-def _client(url: str) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits)
+async def _ask(client: Client, job: MixedJob) -> str:
+    answer = await client.post(COMPLETIONS, client.completion(job.tokens, job.answer))
+    return str(answer["choices"][0]["text"])
 
 
 async def undisturbed(url: str, model: str, jobs: Sequence[MixedJob]) -> tuple[list[str], float]:
     """The answers where nobody waits, and how many jobs a second that makes. Raises ServerError."""
     turn = asyncio.Semaphore(SLOTS)
-    async with _client(url) as http:
+    async with Client(url, model) as client:
 
         async def one(job: MixedJob) -> str:
             async with turn:
-                return await _ask(http, model, job)
+                return await _ask(client, job)
 
         began = time.perf_counter()
         answers = await asyncio.gather(*map(one, jobs))
@@ -95,7 +82,7 @@ async def undisturbed(url: str, model: str, jobs: Sequence[MixedJob]) -> tuple[l
 
 async def run_mixed(url: str, model: str, jobs: Sequence[MixedJob], per_s: float) -> Run:
     """Send each job when its time comes, whatever became of the others. Raises ServerError."""
-    async with _client(url) as http:
+    async with Client(url, model) as client:
         due, at = [], 0.0
         for job in jobs:
             at += job.wait / per_s
@@ -104,7 +91,7 @@ async def run_mixed(url: str, model: str, jobs: Sequence[MixedJob], per_s: float
 
         async def one(job: MixedJob, due_s: float) -> tuple[float, str]:
             await asyncio.sleep(max(0.0, began + due_s - time.perf_counter()))
-            text = await _ask(http, model, job)
+            text = await _ask(client, job)
             return time.perf_counter() - began - due_s, text
 
         found = await asyncio.gather(*(one(*pair) for pair in zip(jobs, due, strict=True)))

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.measuring.comparison import COLUMNS, Bound, Comparison
-from load_tests.measuring.report import table, write_between
+from load_tests.measuring.program import Block
+from load_tests.measuring.report import table
 from load_tests.measuring.spread import Spread
 from load_tests.scheduling.gaps import Gaps
 from load_tests.scheduling.mixed import Run
 from load_tests.scheduling.servers import FCFS, MLFQ, SHORTEST
 
 PAGE = Path("docs/measured/scheduling.md")
-BEGIN, END = "<!-- scheduling: begin -->", "<!-- scheduling: end -->"
+BLOCK = Block(PAGE, "<!-- scheduling: begin -->", "<!-- scheduling: end -->")
 MOST_RECOMPUTED = 0.05
 MOST_GAP, MOST_TTFT = 1.15, 1.4
 
@@ -127,8 +128,3 @@ def as_json(
         "with_target": [asdict(one) for one in held],
         "misses": list(said),
     }
-
-
-def write_docs(text: str) -> None:
-    """Into the page. Raises ValueError, one sentence, where it has no place for it."""
-    write_between(PAGE, BEGIN, END, text)

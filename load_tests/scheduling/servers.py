@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.launch.ports import free_port
-from configs.model_folder import PROJECT_ROOT
-from load_tests.bench.servers import BenchServer, running
+from load_tests.harness.server import ServerProcess, answering, launch_command, running, write_config
 from load_tests.measuring.processes import wait_until_quiet
 
 SLOTS = 4
@@ -26,20 +23,22 @@ SHORTEST, MLFQ, FCFS = "shortest", "mlfq", "fcfs"
 
 
 @contextlib.contextmanager
-def server(model: str, engine: dict[str, Any], start_s: float, log: Path) -> Iterator[BenchServer]:
+def server(model: str, engine: dict[str, Any], start_s: float, log: Path) -> Iterator[ServerProcess]:
     """Started, quiet, and ended on leaving. Raises ServerError."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="crosskv-") as scratch:
-        config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
-        args = config["applications"][0]["args"]
-        args |= {"model": model, "dtype": "float32", "replicas": 1, "max_model_len": MAX_MODEL_LEN}
-        args["engine"] |= {"max_num_seqs": SLOTS, "device_blocks": DEVICE_BLOCKS, **engine}
-        # All that is stored is loaded, although so small a model would be computed sooner: that is what is measured.
-        args["kv"] |= {"redis_url": None, "load_or_recompute": "load"}
-        path = Path(scratch) / "serve_config.yaml"
-        path.write_text(yaml.safe_dump(config), encoding="utf-8")
-        command = [sys.executable, "-m", "app.launch", str(path), "--port", str(port)]
-        with running(command, f"http://127.0.0.1:{port}", Path(model).name, log, start_s) as found:
+        settings = {
+            "model": model,
+            "dtype": "float32",
+            "replicas": 1,
+            "max_model_len": MAX_MODEL_LEN,
+            "engine": {"max_num_seqs": SLOTS, "device_blocks": DEVICE_BLOCKS, **engine},
+            # All that is stored is loaded, although a model this small is computed sooner: loading is what is measured.
+            "kv": {"redis_url": None, "load_or_recompute": "load"},
+        }
+        command = launch_command(write_config(Path(scratch), settings, ("engine", "kv")), port)
+        url = f"http://127.0.0.1:{port}"
+        with running(command, url, answering(url, Path(model).name), log, start_s) as found:
             wait_until_quiet(found.process)
             yield found
 

@@ -19,7 +19,7 @@ import typer
 
 from load_tests.harness.footprint import kind_of, launcher_of
 from load_tests.measuring import report
-from load_tests.measuring.command import EXIT_FELL_SHORT, JsonFile, one_sentence, out
+from load_tests.measuring.program import EXIT_FELL_SHORT, JsonFile, one_sentence, out
 from load_tests.soak.slopes import Slope, slope
 
 MIB = 1024**2

@@ -19,8 +19,8 @@ from kernels.sparse.section import SparseForm
 from kvmanager.segments.budgets import LAYERS
 from load_tests.codec.model import kv_shape, load_model
 from load_tests.codec.questions import DEMO, conversations
-from load_tests.measuring.command import EXIT_FELL_SHORT, JsonFile, out, progress_bar
-from load_tests.measuring.report import deliver, table, write_between
+from load_tests.measuring.program import Block, JsonFile, conclude, progress_bar
+from load_tests.measuring.report import table
 from load_tests.sparse.calibrate import MOST_KL
 from load_tests.sparse.judge import Cost, cost_of, hold
 from load_tests.sparse.masked_model import MaskedModel
@@ -93,13 +93,9 @@ def main(
         bar = progress.add_task("demo model", total=len(numbers))
         found = measure(numbers, questions, lambda: progress.advance(bar))
     said = misses(found)
-    if docs:
-        write_between(PAGE, BEGIN, END_MARK, lines(found))
     rows = {str(seed): {name: cost.as_row() for name, cost in costs.items()} for seed, costs in found.items()}
-    deliver("\n\n".join([lines(found), *said]), {"seeds": rows, "misses": said}, json_file)
-    if said:
-        out.print(f"{len(said)} targets are missed")
-        raise typer.Exit(EXIT_FELL_SHORT)
+    block = Block(PAGE, BEGIN, END_MARK) if docs else None
+    conclude("\n\n".join([lines(found), *said]), {"seeds": rows, "misses": said}, json_file, said, block, lines(found))
 
 
 if __name__ == "__main__":

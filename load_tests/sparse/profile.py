@@ -26,7 +26,7 @@ from load_tests.codec.profile import PROFILE_SEED, demo_samples, installed_text,
 from load_tests.codec.profile import PROMPTS as PROFILE_PROMPTS
 from load_tests.codec.profile_measure import PROBES, Sample, layer_groups
 from load_tests.codec.questions import DEMO, MEASURED_KINDS, Conversation, conversations
-from load_tests.measuring.command import InputError, JsonFile, one_sentence, out, writable
+from load_tests.measuring.program import InputError, JsonFile, one_sentence, out, writable
 from load_tests.measuring.report import write_json
 from load_tests.sparse.calibrate import MOST_KL, calibrate
 from load_tests.sparse.judge import cost_of, hold

@@ -23,7 +23,7 @@ from load_tests.codec.model import kv_shape, load_model
 from load_tests.codec.questions import DEMO, conversations
 from load_tests.codec.table import QUESTIONS, SEED, demo_profile
 from load_tests.measuring import report
-from load_tests.measuring.command import EXIT_FELL_SHORT, JsonFile, out
+from load_tests.measuring.program import JsonFile, conclude, out
 from load_tests.sparse.calibrate import MOST_KL, QUESTIONS_PER_LOST
 from load_tests.sparse.judge import cost_of, hold
 from load_tests.sparse.layer_groups import group_rows
@@ -119,11 +119,7 @@ def main(
     torch.manual_seed(0)
     found = measure(questions, seed)
     falls_short = missed(found)
-    report.deliver(tables(found), found | {"seed": seed, "falls_short": falls_short}, json_file)
-    for sentence in falls_short:
-        out.print(f"falls short: {sentence}")
-    if falls_short:
-        raise typer.Exit(EXIT_FELL_SHORT)
+    conclude(tables(found), found | {"seed": seed, "falls_short": falls_short}, json_file, falls_short)
 
 
 if __name__ == "__main__":

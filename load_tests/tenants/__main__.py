@@ -11,16 +11,17 @@ from typing import Annotated
 import typer
 
 from configs.model_folder import PROJECT_ROOT
-from load_tests.harness.running_server import ServerError, started
-from load_tests.measuring.command import (
-    EXIT_FELL_SHORT,
+from load_tests.harness.client import ServerError
+from load_tests.harness.server import started
+from load_tests.measuring.program import (
+    Block,
     JsonFile,
     chosen,
+    conclude,
     one_sentence,
     progress_bar,
     stop_by_signal,
 )
-from load_tests.measuring.report import deliver, write_between
 from load_tests.measuring.turns import turns
 from load_tests.tenants.report import (
     ALONE,
@@ -57,11 +58,8 @@ def main(
     with one_sentence(ServerError, ValueError):
         wanted = chosen("question", only.split(","), QUESTIONS)
         found = _measure(plan, wanted, rounds, seed)
-        if docs:
-            write_between(PAGE, BEGIN, END, found.markdown())
-    deliver(found.markdown(), found.as_json(), json_file)
-    if found.misses:
-        raise typer.Exit(EXIT_FELL_SHORT)
+    block = Block(PAGE, BEGIN, END) if docs else None
+    conclude(found.markdown(), found.as_json(), json_file, found.misses, block)
 
 
 def _measure(plan: Scenario, wanted: tuple[str, ...], rounds: int, seed: int) -> Found:

@@ -12,14 +12,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
 
-import httpx
-
 from kvmanager.scheduling.virtual_counters import ANSWER_COST, prompt_cost
-from load_tests.harness.running_server import ServerError
+from load_tests.harness.client import COMPLETIONS, Client
 
 MODEL = "demo"
-REQUEST_S = 300.0
-_CONNECTIONS = 256
 
 
 @dataclass(frozen=True)
@@ -41,10 +37,10 @@ class Done:
 
 
 @dataclass(frozen=True)
-class Client:
+class Tenant:
     """Who asks, with which key, for what. `words`: the tokens that prompts are taken of."""
 
-    http: httpx.AsyncClient
+    client: Client
     key: str
     sizes: Sizes
     words: list[int]
@@ -54,37 +50,22 @@ class Client:
         """One request to its end. Raises ServerError for one that is not answered."""
         length, answer = self.rng.randint(*self.sizes.prompt), self.rng.randint(*self.sizes.answer)
         start = self.rng.randrange(len(self.words) - length)
-        body = {
-            "model": MODEL,
-            "prompt": self.words[start : start + length],
-            "max_tokens": answer,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
+        body = self.client.completion(self.words[start : start + length], answer)
         began = time.monotonic()
-        response = await self.http.post("/v1/completions", json=body, headers={"authorization": f"Bearer {self.key}"})
+        usage = (await self.client.post(COMPLETIONS, body, self.key))["usage"]
         ended = time.monotonic()
-        if response.is_error:
-            raise ServerError(f"a request was not answered: {response.status_code} {response.text[:500]}")
-        usage = response.json()["usage"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]
         cost = prompt_cost(length, cached) + ANSWER_COST * usage["completion_tokens"]
         return Done(ended, ended - began, cost, usage["completion_tokens"])
 
 
-def connection(url: str) -> httpx.AsyncClient:
-    """For all clients of one run."""
-    limits = httpx.Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
-    return httpx.AsyncClient(base_url=url, timeout=REQUEST_S, limits=limits)
-
-
-async def closed_loop(client: Client, at_once: int, seconds: float) -> list[Done]:
+async def closed_loop(tenant: Tenant, at_once: int, seconds: float) -> list[Done]:
     """So many requests under way all the time, until all are answered; the result has those that end in time."""
     end, done = time.monotonic() + seconds, list[Done]()
 
     async def one() -> None:
         while time.monotonic() < end:
-            answered = await client.ask()
+            answered = await tenant.ask()
             if answered.ended <= end:
                 done.append(answered)
 
@@ -92,18 +73,18 @@ async def closed_loop(client: Client, at_once: int, seconds: float) -> list[Done
     return done
 
 
-async def arrivals(client: Client, per_s: float, seconds: float) -> list[Done]:
+async def arrivals(tenant: Tenant, per_s: float, seconds: float) -> list[Done]:
     """Poisson arrivals for so long; waits until all are answered."""
     tasks: list[asyncio.Task[Done]] = []
     end = time.monotonic() + seconds
-    while (pause := client.rng.expovariate(per_s)) + time.monotonic() < end:
+    while (pause := tenant.rng.expovariate(per_s)) + time.monotonic() < end:
         await asyncio.sleep(pause)
-        tasks.append(asyncio.create_task(client.ask()))
+        tasks.append(asyncio.create_task(tenant.ask()))
     return list(await asyncio.gather(*tasks))
 
 
 async def flooding(
-    flood: Client, at_once: int, modest: Callable[[], Awaitable[list[Done]]], lead_s: float
+    flood: Tenant, at_once: int, modest: Callable[[], Awaitable[list[Done]]], lead_s: float
 ) -> list[Done]:
     """What `modest` gives while `flood` keeps so many requests under way, from `lead_s` before on.
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-import httpx
-
+from load_tests.harness.client import Client
 from load_tests.harness.conversations import text
-from load_tests.harness.running_server import RunningServer, ServerError
+from load_tests.harness.server import RunningServer
 from load_tests.measuring.spread import percentile
-from load_tests.tenants.load import MODEL, Client, Done, Sizes, arrivals, closed_loop, connection, flooding
+from load_tests.tenants.load import MODEL, Done, Sizes, Tenant, arrivals, closed_loop, flooding
 from load_tests.tenants.shares import window_ratios
 
 A, B = "a", "b"
@@ -57,14 +56,14 @@ class Tenants:
         self._url = server.url
         self._scenario = scenario
         self._rng = Random(seed)
-        self._words = _tokenize(server.url, text(Random(seed), _WORDS))
+        self._words = asyncio.run(_tokenize(server.url, text(Random(seed), _WORDS)))
 
     def modest(self, beside: int) -> float:
         """The 95th percentile of a modest tenant's requests, in seconds; the other one keeps `beside` under way."""
 
         async def run() -> list[Done]:
-            async with connection(self._url) as http:
-                modest, flood = self._client(http, A, SMALL), self._client(http, B, LARGE)
+            async with Client(self._url, MODEL) as client:
+                modest, flood = self._tenant(client, A, SMALL), self._tenant(client, B, LARGE)
                 plan = self._scenario
 
                 async def ask() -> list[Done]:
@@ -87,22 +86,20 @@ class Tenants:
         return window_ratios(served, {A: weight}, began + _LEAD_S, began + self._scenario.shares_s)
 
     async def _both(self, seconds: float) -> Mapping[str, list[Done]]:
-        async with connection(self._url) as http:
-            one, other = self._client(http, A, SMALL), self._client(http, B, LARGE)
+        async with Client(self._url, MODEL) as client:
+            one, other = self._tenant(client, A, SMALL), self._tenant(client, B, LARGE)
             at_once = self._scenario.flood
             found = await asyncio.gather(closed_loop(one, at_once, seconds), closed_loop(other, at_once, seconds))
         return dict(zip((A, B), found, strict=True))
 
-    def _client(self, http: httpx.AsyncClient, who: str, sizes: Sizes) -> Client:
-        return Client(http, KEYS[who], sizes, self._words, Random(self._rng.random()))
+    def _tenant(self, client: Client, who: str, sizes: Sizes) -> Tenant:
+        return Tenant(client, KEYS[who], sizes, self._words, Random(self._rng.random()))
 
 
-def _tokenize(url: str, words: str) -> list[int]:
+async def _tokenize(url: str, words: str) -> list[int]:
     found: list[int] = []
-    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {KEYS[A]}"}, timeout=60) as client:
+    async with Client(url, MODEL, KEYS[A]) as client:
         for start in range(0, len(words), 2000):
-            response = client.post("/tokenize", json={"model": MODEL, "prompt": words[start : start + 2000]})
-            if response.is_error:
-                raise ServerError(f"no tokens of a text: {response.status_code} {response.text[:500]}")
-            found += response.json()["tokens"]
+            part = {"model": MODEL, "prompt": words[start : start + 2000]}
+            found += (await client.post("/tokenize", part))["tokens"]
     return found

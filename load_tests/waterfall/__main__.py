@@ -17,11 +17,11 @@ from app.launch.descendants import become_subreaper
 from app.launch.ports import free_port
 from configs.settings import SettingsError
 from load_tests.bench.choice import default_dtype
-from load_tests.bench.servers import running
 from load_tests.harness.client import ServerError
 from load_tests.harness.models import SHAPES, ModelError, model_folder, token_counter
-from load_tests.measuring.command import JsonFile, PlotFile, chosen, one_sentence, out, stop_by_signal
+from load_tests.harness.server import answering, running
 from load_tests.measuring.processes import machine_line, wait_until_quiet
+from load_tests.measuring.program import JsonFile, PlotFile, chosen, one_sentence, out, stop_by_signal
 from load_tests.measuring.report import deliver
 from load_tests.measuring.turns import turns
 from load_tests.peers.engine import Peer
@@ -73,7 +73,8 @@ def main(
             with tempfile.TemporaryDirectory(prefix="crosskv-") as scratch:
                 command = starts[turn.arm](peer, Path(scratch), free_port())
                 log = Path(logs) / f"{turn.arm}-{turn.round}.log"
-                with running(command, f"http://127.0.0.1:{peer.port}", folder.name, log, start_s) as server:
+                url = f"http://127.0.0.1:{peer.port}"
+                with running(command, url, answering(url, folder.name), log, start_s) as server:
                     wait_until_quiet(server.process)
                     run = measure(server, folder.name, text, wanted, sizes, f"{turn.round}")
             require_answers(run, title)

@@ -12,11 +12,12 @@ from typing import Any
 
 import httpx
 
-from load_tests.bench.servers import BenchServer
+from load_tests.harness.answers import Answer
 from load_tests.harness.client import ServerError
+from load_tests.harness.server import ServerProcess
 from load_tests.measuring.processes import wait_until_quiet
 from load_tests.waterfall.prompts import ANSWER_TOKENS, Asked, documents, questions, tiny
-from load_tests.waterfall.wire import Answer, Connection
+from load_tests.waterfall.wire import Connection
 from load_tests.workloads import Words
 
 TINY, DEVICE, CPU, REDIS = "tiny", "device", "cpu", "redis"
@@ -50,14 +51,14 @@ class Found:
         for answer in self.answers:
             stages = dict(answer.kv_cache.get("stages_ms") or {})
             if stages:
-                rows.append({"proxy": max(0.0, 1e3 * answer.ttft_s - sum(stages.values())), **stages})
+                rows.append({"proxy": max(0.0, 1e3 * answer.first_text_s - sum(stages.values())), **stages})
         return rows
 
 
-class Client:
+class Questions:
     """One server's, with a connection for each of the requests that are under way at once."""
 
-    def __init__(self, server: BenchServer, model: str, is_crosskv: bool) -> None:
+    def __init__(self, server: ServerProcess, model: str, is_crosskv: bool) -> None:
         self._url, self._model, self._is_crosskv = server.url, model, is_crosskv
         self._server = server
         host, _, port = server.url.removeprefix("http://").partition(":")
@@ -107,14 +108,14 @@ def _mostly_from(tier: str, answer: Answer) -> bool:
 
 
 def measure(
-    server: BenchServer, model: str, text: Words, cases: Sequence[str], sizes: Mapping[str, Any], seed: str
+    server: ServerProcess, model: str, text: Words, cases: Sequence[str], sizes: Mapping[str, Any], seed: str
 ) -> dict[tuple[str, int], Found]:
     """By case and concurrency. `sizes`: `concurrency`, a list; `requests` of tiny prompts, `batches` of the others.
 
     Equal seeds give equal prompts, whatever the server is.
     """
     is_crosskv = httpx.get(f"{server.url}/api/v1/kv/stats", timeout=10).status_code == 200
-    client = Client(server, model, is_crosskv)
+    client = Questions(server, model, is_crosskv)
     found: dict[tuple[str, int], Found] = {}
     for concurrency in sizes["concurrency"]:
         rng = random.Random(f"{seed}/{concurrency}")

@@ -51,7 +51,7 @@ def stage_table(found: Mapping[Point, Found]) -> str:
         [f"`{stage}`", *(_mean_and_p95([row.get(stage, 0.0) for row in rows[point]]) for point in points)]
         for stage in STAGES
     ]
-    whole = [_mean_and_p95([1e3 * one.ttft_s for one in found[point].answers], bold=True) for point in points]
+    whole = [_mean_and_p95([1e3 * one.first_text_s for one in found[point].answers], bold=True) for point in points]
     return table(head, [*lines, ["**first token**", *whole]])
 
 
@@ -67,8 +67,8 @@ def peer_table(arms: Mapping[str, Mapping[Point, Found]], base: str) -> str:
         for arm, found in arms.items():
             if point not in found:
                 continue
-            ttft = [1e3 * one.ttft_s for one in found[point].answers]
-            own = [1e3 * one.ttft_s for one in arms[base][point].answers]
+            ttft = [1e3 * one.first_text_s for one in found[point].answers]
+            own = [1e3 * one.first_text_s for one in arms[base][point].answers]
             lines.append(
                 [
                     f"{IN_WORDS[point[0]]}, {point[1]} at a time",
@@ -103,8 +103,8 @@ def as_json(arms: Mapping[str, Mapping[Point, Found]], machine: str) -> dict[str
                     "concurrency": concurrency,
                     "requests_per_s": found[case, concurrency].requests_per_s,
                     "elsewhere": found[case, concurrency].elsewhere,
-                    "ttft_s": [one.ttft_s for one in found[case, concurrency].answers],
-                    "total_s": [one.total_s for one in found[case, concurrency].answers],
+                    "ttft_s": [one.first_text_s for one in found[case, concurrency].answers],
+                    "total_s": [one.seconds for one in found[case, concurrency].answers],
                     "stages_ms": found[case, concurrency].stages_ms(),
                 }
                 for case, concurrency in points_of(found)

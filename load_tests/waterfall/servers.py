@@ -8,13 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from app.launch.haproxy import haproxy_environment
-from configs.model_folder import PROJECT_ROOT
 from deployments.replica.serve_options import SERVE_OPTIONS
 from load_tests.bench.arms import ARMS, crosskv_settings
-from load_tests.measuring.command import InputError
+from load_tests.harness.server import launch_command, write_config
+from load_tests.measuring.program import InputError
 from load_tests.peers.engine import Peer, engine_arguments, peer_environment
 
 CROSSKV, SERVE_LLM, VLLM = "crosskv", "serve-llm", "vllm"
@@ -50,15 +48,10 @@ def commands(other: Path | None, loads: bool) -> dict[str, Callable[[Peer, Path,
 
 def _as_shipped(peer: Peer, folder: Path, loads: bool) -> list[str]:
     """As it is shipped, but for the sizes."""
-    config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
-    shipped = config["applications"][0]["args"]
     ours: dict[str, Any] = crosskv_settings(peer, folder, "exact")
     if loads:
         ours["kv"] |= {"load_or_recompute": "load"}
-    config["applications"][0]["args"] = shipped | ours | {part: shipped[part] | ours[part] for part in ("engine", "kv")}
-    path = folder / "serve_config.yaml"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    return [sys.executable, "-m", "app.launch", str(path), "--port", str(peer.port)]
+    return launch_command(write_config(folder, ours, ("engine", "kv")), peer.port)
 
 
 def _tuned(peer: Peer, folder: Path, metrics_port: int) -> list[str]:

@@ -9,26 +9,12 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from load_tests.harness.answers import Answer
 from load_tests.harness.client import ServerError
 
 _LIMIT = 1 << 20
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Seconds since the request was sent: to the first text, and to the end. `usage` is the server's."""
-
-    ttft_s: float
-    total_s: float
-    usage: Mapping[str, Any]
-
-    @property
-    def kv_cache(self) -> Mapping[str, Any]:
-        """crosskv's own account; empty of another server."""
-        return dict(self.usage.get("kv_cache") or {})
 
 
 class Connection:
@@ -47,7 +33,7 @@ class Connection:
         head = {"Host": f"{self._host}:{self._port}", "Content-Type": "application/json", **headers}
         lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in head.items())]
         writer.write("\r\n".join([*lines, f"Content-Length: {len(content)}", "", ""]).encode() + content)
-        sent = time.perf_counter()
+        answer = Answer()
         status = await reader.readline()
         answer_head = (await reader.readuntil(b"\r\n\r\n")).lower()
         if b" 200 " not in status:
@@ -56,21 +42,22 @@ class Connection:
         if b"transfer-encoding: chunked" not in answer_head:
             self.close()
             raise ServerError("The server did not answer with a stream.")
-        return await self._read(reader, sent)
+        return await self._read(reader, answer)
 
-    async def _read(self, reader: asyncio.StreamReader, sent: float) -> Answer:
-        first, usage, rest = 0.0, {}, b""
+    async def _read(self, reader: asyncio.StreamReader, answer: Answer) -> Answer:
+        rest = b""
         while size := int(await reader.readline(), 16):
             rest += (await reader.readexactly(size + 2))[:-2]
             *events, rest = rest.split(b"\n\n")
             for event in events:
                 # Only two events of a stream are parsed: the first text's, and the usage.
-                if not first and b'"content":' in event and text_of(event):
-                    first = time.perf_counter() - sent
+                if answer.ttft_s is None and b'"content":' in event and text_of(event):
+                    answer.ttft_s = time.perf_counter() - answer.sent
                 elif b'"choices":[]' in event:
-                    usage = json.loads(event.removeprefix(b"data: "))["usage"]
+                    answer.usage = json.loads(event.removeprefix(b"data: "))["usage"]
         await reader.readline()
-        return Answer(first, time.perf_counter() - sent, usage)
+        answer.seconds = time.perf_counter() - answer.sent
+        return answer
 
     def close(self) -> None:
         """End the connection."""

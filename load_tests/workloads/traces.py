@@ -1,7 +1,7 @@
 """Mooncake's conversation trace at a reduced scale: when requests came, how long they were, and what they shared.
 
 Source: Qin et al., *Mooncake: Trading More Storage for Less Computation* (FAST 2025), and the trace published with it
-(github.com/kvcache-ai/Mooncake, ``FAST25-release/traces``), read by `kvmanager.simulator.trace`. A block of the trace,
+(github.com/kvcache-ai/Mooncake, ``FAST25-release/traces``), read by `load_tests.simulator.trace`. A block of the trace,
 512 tokens there and ``block_tokens`` here, becomes a text that follows from its number alone: prompts share here
 exactly the blocks that they shared there. Answers shrink by the same factor.
 """
@@ -12,7 +12,7 @@ import random
 from pathlib import Path
 
 from configs.model_folder import PROJECT_ROOT
-from kvmanager.simulator.trace import BLOCK_TOKENS, TraceRequest, read_trace
+from load_tests.simulator.trace import BLOCK_TOKENS, TraceRequest, read_trace
 from load_tests.workloads.limits import at_least, fits, positive
 from load_tests.workloads.prefixes import mark_returning
 from load_tests.workloads.words import Words
@@ -36,7 +36,7 @@ def conversation_trace(
     """The trace's first ``requests`` requests, ``rate_scale`` times as many a second as recorded.
 
     ``trace`` is a file in Mooncake's format; None: the first of `TRACES` that is there. Raises ValueError for what
-    cannot be, for no such file, and for a broken one (`kvmanager.simulator.trace.TraceError`).
+    cannot be, for no such file, and for a broken one (`load_tests.simulator.trace.TraceError`).
     """
     at_least(1, requests=requests, block_tokens=block_tokens)
     positive(rate_scale=rate_scale)

@@ -5,10 +5,6 @@ VERSION = "2.60.0"
 """The one version that this project is tested with; the lock files pin it."""
 
 PRIVATE: dict[str, tuple[set[str], str]] = {
-    "ray._common.network_utils": (
-        {"build_address", "is_localhost"},
-        "the two judge and write addresses as Ray itself does, IPv6 too",
-    ),
     "ray._common.tls_utils": (
         {"add_port_to_grpc_server"},
         "what is replaced in `ray.serve._private.replica` must do the same, on another address",

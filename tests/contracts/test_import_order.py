@@ -31,7 +31,6 @@ FLOORS: dict[str, list[list[str]]] = {
         ["deployments.segment_store", "deployments.protocol"],
     ],
     "kvmanager": [
-        ["kvmanager.simulator"],
         ["kvmanager"],
         ["kvmanager.scheduling", "kvmanager.views"],
         ["kvmanager.loading"],

@@ -25,7 +25,7 @@ from keys import (
 )
 
 from load_tests.faults.catalogue import World, started_world
-from load_tests.harness.running_server import RunningServer, started
+from load_tests.harness.server import RunningServer, started
 from tests.durations import timed_start
 from tests.sizes import ENGINE_PROCESSES
 

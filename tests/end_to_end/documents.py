@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 from app.demo.documents import FACTS
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 
 _PEOPLE = list(FACTS)
 TEXTS = [

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from documents import BLENDED, QUESTIONS, ask, body, stored_chunks
 
 from deployments.replica.chunk_fill import KNOWN_S
-from load_tests.harness.running_server import RunningServer, ServerError
+from load_tests.harness.server import RunningServer, ServerError
 
 pytestmark = pytest.mark.server
 

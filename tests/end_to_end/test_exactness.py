@@ -12,7 +12,7 @@ from plain_references import TURNS, plain_references, plan
 
 from load_tests.faults.inside import Inside
 from load_tests.harness.conversations import Turn, run
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 from load_tests.micro.exactness import Verdict, compare
 from tests.sizes import CONVERSATIONS
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvmanager.segments.format import EXACT, LOSSY_CODECS
 from load_tests.faults.catalogue import World
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
 

@@ -9,7 +9,7 @@ import pytest
 from first_minute import WithoutRedis
 
 from load_tests.faults.redis_process import PASSWORD
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
 

@@ -8,7 +8,7 @@ from collections import Counter
 import httpx
 import pytest
 
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 from tests.sizes import CLIENTS
 
 pytestmark = pytest.mark.server

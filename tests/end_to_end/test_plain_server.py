@@ -15,7 +15,7 @@ from documents import BLENDED, QUESTIONS, TEXTS, adds_up, ask, body, stored_chun
 
 from app.demo.stage import COMPUTED_SOONER
 from configs.model_folder import PROJECT_ROOT
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(400)]
 

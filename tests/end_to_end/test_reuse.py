@@ -12,7 +12,7 @@ from openai import OpenAI
 from load_tests.faults.catalogue import World
 from load_tests.harness.conversations import complete
 from load_tests.harness.engine import prompt
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from load_tests.faults.catalogue import World
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))  # importlib mode leaves other folders' modules alone
 

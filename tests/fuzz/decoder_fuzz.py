@@ -25,7 +25,7 @@ from kernels.tensors import array_of
 from kvmanager.segments.format import SegmentHeader, SegmentMismatch, open_layers, read_header, seal, verify
 from kvmanager.segments.head import reseal_header
 from kvmanager.segments.spans import NodeKind, SegmentKey, SegmentSpan
-from kvmanager.simulator.trace import TraceError, read_trace
+from load_tests.simulator.trace import TraceError, read_trace
 
 KEY, FINGERPRINT = b"k" * 32, b"f" * 32
 SHAPE = (2, 2, 32, 1, 8)

@@ -5,7 +5,7 @@ import sys
 from coldest_first import ColdestFirst
 
 from kvmanager.eviction.policies import find_policy
-from kvmanager.simulator.policies import served_name, simulated_names
+from load_tests.simulator.policies import served_name, simulated_names
 
 evictions = None
 """Where the policies of the world at work note what is evicted to make room, in order."""

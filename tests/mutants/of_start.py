@@ -82,4 +82,20 @@ MUTANTS = (
         ("tests/app/launch/test_log_file.py::test_an_object_keeps_what_it_has_and_says_whose_it_is",),
         "A log in JSON does not say which process wrote a line.",
     ),
+    Mutant(
+        "network-taken-for-loopback",
+        "app/cluster_checks.py",
+        "open_at = [address for address in self.stores if not is_loopback(address)]",
+        "open_at = [address for address in self.stores if not is_loopback(address) and ':' not in address]",
+        (TESTS + "test_cluster_checks.py::test_only_what_no_other_machine_reaches_needs_no_token",),
+        "Whoever reaches a cluster over IPv6 runs code in it, without a token.",
+    ),
+    Mutant(
+        "replica-listens-on-all-addresses",
+        "deployments/replica/serve_port.py",
+        "if address.startswith(_EVERYWHERE):",
+        "if address == _EVERYWHERE:",
+        ("tests/deployments/replica/test_serve_port.py::test_all_addresses_become_the_nodes_own",),
+        "Whoever reaches the machine sends pickled calls to its replicas.",
+    ),
 )

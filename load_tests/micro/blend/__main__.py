@@ -20,21 +20,22 @@ import typer
 from rich.progress import Progress
 
 from load_tests.bench.choice import default_dtype
+from load_tests.harness.client import ServerError
 from load_tests.harness.models import SHAPES, ModelError, model_folder, token_counter
-from load_tests.harness.running_server import RunningServer, ServerError, started
-from load_tests.measuring.command import (
-    EXIT_FELL_SHORT,
+from load_tests.harness.server import RunningServer, started
+from load_tests.measuring.processes import machine_line
+from load_tests.measuring.program import (
+    Block,
     InputError,
     JsonFile,
     Rounds,
     chosen,
+    conclude,
     one_sentence,
     progress_bar,
     stop_by_signal,
 )
-from load_tests.measuring.processes import machine_line
-from load_tests.measuring.report import deliver, write_between
-from load_tests.micro.blend.client import Client
+from load_tests.micro.blend.client import Blends
 from load_tests.micro.blend.measure import CONTEXTS, PERMUTATIONS, Advance, first_tokens, hit_rate, neighbour_gaps
 from load_tests.micro.blend.prompts import CHUNKS, DOCUMENT_TOKENS, SEPARATOR, Prompts
 from load_tests.micro.blend.report import PAGE, Results, as_json, markdown, misses
@@ -103,7 +104,7 @@ class Plan:
     async def _of_layer(
         self, results: Results, layer: int, server: RunningServer, prompts: Prompts, advance: Advance
     ) -> None:
-        async with Client.opened(server, self.model) as client:
+        async with Blends(server, self.model) as client:
             if "ttft" in self.wanted:
                 results.first_tokens[layer] = await first_tokens(client, prompts, self.ratios, self.rounds, advance)
             if "gaps" in self.wanted:
@@ -160,12 +161,8 @@ def main(
                 plan.of_layers(results, progress)
             if "hits" in wanted:
                 plan.of_hits(results, progress)
-        page = markdown(results, plan.setting())
-        if docs:
-            write_between(PAGE, BEGIN, END, page)
-    deliver(page, as_json(results, plan.setting()), json_file)
-    if misses(results):
-        raise typer.Exit(EXIT_FELL_SHORT)
+    page, block = markdown(results, plan.setting()), Block(PAGE, BEGIN, END)
+    conclude(page, as_json(results, plan.setting()), json_file, misses(results), block if docs else None)
 
 
 def _numbers(words: str, kind: Callable[[str], Number]) -> list[Number]:

@@ -12,8 +12,9 @@ from typing import Any
 
 import httpx
 
-from load_tests.harness.answers import ChatAnswer, chat_request, error_message, events_async
-from load_tests.harness.running_server import RunningServer, ServerError
+from load_tests.harness.answers import Answer, chat_request
+from load_tests.harness.client import CHAT, Client, ServerError
+from load_tests.harness.server import RunningServer
 from load_tests.micro.blend.prompts import Message
 
 PATIENCE_S = 600.0
@@ -26,18 +27,9 @@ def blended(ratio: float) -> dict[str, Any]:
     return {"fidelity": "blended", "recompute_ratio": ratio}
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One answer: seconds to its first token, and the server's account of where its prompt's KV came from."""
-
-    ttft_s: float
-    prompt_tokens: int
-    kv_cache: dict[str, Any]
-
-    @property
-    def blended_share(self) -> float:
-        """Of the prompt's tokens, those that were reused behind other tokens than before."""
-        return float(self.kv_cache.get("blended", 0)) / self.prompt_tokens
+def blended_share(answer: Answer) -> float:
+    """Of the prompt's tokens, those that were reused behind other tokens than before."""
+    return float(answer.kv_cache.get("blended", 0)) / (answer.prompt_tokens or 1)
 
 
 @dataclass
@@ -61,27 +53,16 @@ def gaps_within(times: Sequence[float], begin: float, end: float) -> list[float]
     return [after - before for before, after in pairs if after > begin and before < end]
 
 
-class Client:
-    """Of one server. Use within `opened`."""
+class Blends(Client):
+    """Asks one server for blends and for prefills."""
 
-    def __init__(self, server: RunningServer, model: str, http: httpx.AsyncClient) -> None:
-        self._server, self._model, self._http = server, model, http
+    def __init__(self, server: RunningServer, model: str) -> None:
+        super().__init__(server.url, model)
+        self._server = server
 
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def opened(cls, server: RunningServer, model: str) -> AsyncIterator[Client]:
-        """With its connections."""
-        async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S) as http:
-            yield cls(server, model, http)
-
-    async def ask(self, messages: Sequence[Message], kv_cache: dict[str, Any], max_tokens: int = 1) -> Asked:
+    async def ask(self, messages: Sequence[Message], kv_cache: dict[str, Any], max_tokens: int = 1) -> Answer:
         """One streamed answer. Raises ServerError where there is none."""
-        answer = ChatAnswer()
-        async for _ in self._stream(messages, kv_cache, max_tokens, answer):
-            pass
-        if answer.ttft_s is None or not answer.prompt_tokens:
-            raise ServerError("an answer has no text, or no usage")
-        return Asked(answer.ttft_s, answer.prompt_tokens, answer.usage.get("kv_cache") or {})
+        return await self.chat(self._body(messages, kv_cache, max_tokens))
 
     async def rest(self) -> None:
         """Until everything that was computed is stored, and nothing runs."""
@@ -93,8 +74,9 @@ class Client:
         found = Neighbour()
 
         async def read() -> None:
-            answer = ChatAnswer()
-            async for _ in self._stream(messages, EXACT, max_tokens, answer):
+            answer = Answer()
+            async for event in self.events(CHAT, self._body(messages, EXACT, max_tokens)):
+                answer.take(event)
                 if answer.pieces > len(found.times):
                     found.times.append(time.perf_counter())
 
@@ -109,13 +91,5 @@ class Client:
             with contextlib.suppress(asyncio.CancelledError, httpx.HTTPError, ServerError):
                 await task
 
-    async def _stream(
-        self, messages: Sequence[Message], kv_cache: dict[str, Any], max_tokens: int, answer: ChatAnswer
-    ) -> AsyncIterator[None]:
-        body = chat_request(self._model, messages, max_tokens) | {"ignore_eos": True, "kv_cache": kv_cache}
-        async with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != 200:
-                raise ServerError(error_message((await response.aread()).decode(errors="replace")))
-            async for event in events_async(response):
-                answer.take(event)
-                yield
+    def _body(self, messages: Sequence[Message], kv_cache: dict[str, Any], max_tokens: int) -> dict[str, Any]:
+        return chat_request(self.model, messages, max_tokens) | {"ignore_eos": True, "kv_cache": kv_cache}

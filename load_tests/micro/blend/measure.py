@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from load_tests.harness.client import Measured, run_workload
-from load_tests.harness.running_server import RunningServer, ServerError
+from load_tests.harness.answers import Answer
+from load_tests.harness.client import Measured, ServerError, run_workload
+from load_tests.harness.server import RunningServer
 from load_tests.measuring.spread import Spread
 from load_tests.measuring.turns import rotated
-from load_tests.micro.blend.client import EXACT, Asked, Client, blended, gaps_within
+from load_tests.micro.blend.client import EXACT, Blends, blended, blended_share, gaps_within
 from load_tests.micro.blend.prompts import Prompts
 from load_tests.workloads import Words, rearranged_chunks
 
@@ -42,20 +43,20 @@ class FirstTokens:
     """Seconds to the first token by arm, one value a round, and what each answer said of its prompt."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    asked: dict[str, list[Asked]] = field(default_factory=dict)
+    asked: dict[str, list[Answer]] = field(default_factory=dict)
 
-    def add(self, arm: str, asked: Asked) -> None:
+    def add(self, arm: str, asked: Answer) -> None:
         """One answer."""
-        self.seconds.setdefault(arm, []).append(asked.ttft_s)
+        self.seconds.setdefault(arm, []).append(asked.first_text_s)
         self.asked.setdefault(arm, []).append(asked)
 
     def blended_share(self, arm: str) -> Spread:
         """Of the prompts' tokens."""
-        return Spread.of([one.blended_share for one in self.asked[arm]])
+        return Spread.of([blended_share(one) for one in self.asked[arm]])
 
 
 async def first_tokens(
-    client: Client, prompts: Prompts, ratios: list[float], rounds: int, advance: Advance
+    client: Blends, prompts: Prompts, ratios: list[float], rounds: int, advance: Advance
 ) -> FirstTokens:
     """The cold prompt of each round stores its documents; the other arms ask about them in new orders.
 
@@ -79,16 +80,16 @@ async def first_tokens(
     return found
 
 
-def require_blended(asked: Asked, ratio: float) -> None:
+def require_blended(asked: Answer, ratio: float) -> None:
     """Raises ServerError, with the server's account, where less was blended than `FEWEST_BLENDED` of what can be."""
-    if asked.blended_share < FEWEST_BLENDED * (1 - ratio):
+    if blended_share(asked) < FEWEST_BLENDED * (1 - ratio):
         raise ServerError(
             f"Of {asked.prompt_tokens} tokens {asked.kv_cache.get('blended', 0)} were blended: {asked.kv_cache}."
         )
 
 
 async def neighbour_gaps(
-    client: Client, prompts: Prompts, ratio: float, rounds: int, longest: int, advance: Advance
+    client: Blends, prompts: Prompts, ratio: float, rounds: int, longest: int, advance: Advance
 ) -> dict[str, list[list[float]]]:
     """Seconds between a decoding stream's tokens: by what ran beside it, the gaps of each round.
 

@@ -115,7 +115,13 @@ def as_json(results: Results, setting: Sequence[str]) -> dict[str, Any]:
         "setting": list(setting),
         "comparisons": [one.as_dict() for one in comparisons(results)],
         "asked": {
-            str(layer): {arm: [asdict(asked) for asked in own] for arm, own in one.asked.items()}
+            str(layer): {
+                arm: [
+                    {"ttft_s": asked.ttft_s, "prompt_tokens": asked.prompt_tokens, "kv_cache": asked.kv_cache}
+                    for asked in own
+                ]
+                for arm, own in one.asked.items()
+            }
             for layer, one in results.first_tokens.items()
         },
         "gaps_s": {str(layer): gaps for layer, gaps in results.gaps.items()},

@@ -23,8 +23,8 @@ from load_tests.harness.engine import Engine, greedy, prompt, start_with_engine_
 from load_tests.harness.memory_port import MemoryPort
 from load_tests.harness.models import SHAPES, model_folder
 from load_tests.measuring import plots
-from load_tests.measuring.command import EXIT_INPUT, JsonFile, PlotFile, Rounds, chosen, one_sentence, out, progress_bar
 from load_tests.measuring.processes import machine_line
+from load_tests.measuring.program import EXIT_INPUT, JsonFile, PlotFile, Rounds, chosen, one_sentence, out, progress_bar
 from load_tests.measuring.report import deliver, table, wrapped, write_between
 from load_tests.measuring.spread import Spread, ratios
 from load_tests.measuring.turns import rotated

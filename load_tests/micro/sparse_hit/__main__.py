@@ -20,22 +20,23 @@ import typer
 from configs.kv_section import KVSettings
 from configs.model_folder import PROJECT_ROOT
 from load_tests.bench.choice import default_dtype
+from load_tests.harness.client import ServerError
 from load_tests.harness.models import SHAPES, ModelError, model_folder, token_counter
-from load_tests.harness.running_server import ServerError, started
-from load_tests.measuring.command import (
-    EXIT_FELL_SHORT,
+from load_tests.harness.server import started
+from load_tests.measuring.processes import machine_line
+from load_tests.measuring.program import (
+    Block,
     InputError,
     JsonFile,
     Rounds,
     chosen,
+    conclude,
     one_sentence,
     progress_bar,
     stop_by_signal,
 )
-from load_tests.measuring.processes import machine_line
-from load_tests.measuring.report import deliver, write_between
 from load_tests.measuring.turns import rotated
-from load_tests.micro.sparse_hit.client import Client
+from load_tests.micro.sparse_hit.client import Cooling
 from load_tests.micro.sparse_hit.measure import Level, Tokens, one_round
 from load_tests.micro.sparse_hit.report import LAYERS, OFF, as_json, markdown, misses
 from load_tests.micro.sparse_hit.talks import Talk, demo_talk, word_talk
@@ -104,7 +105,7 @@ class Plan:
                 with (
                     tempfile.TemporaryDirectory(prefix="crosskv-sparse-") as folder,
                     started(Path(folder), self.settings(level)) as server,
-                    closing(Client(server, self.model, ANSWER_TOKENS)) as client,
+                    closing(Cooling(server, self.model, ANSWER_TOKENS)) as client,
                 ):
                     one_round(client, talks[0], tokens)
                     advance()
@@ -158,12 +159,9 @@ def main(
         with progress_bar("rounds") as progress:
             bar = progress.add_task(model, total=turns * len(wanted) * (rounds + 1))
             found = plan.measured(lambda: progress.advance(bar))
-        page = markdown(found, plan.setting(), model == DEMO)
-        if docs:
-            write_between(PAGE, BEGIN.format(model=model), END.format(model=model), page)
-    deliver(page, as_json(found, plan.setting()), json_file)
-    if misses(found):
-        raise typer.Exit(EXIT_FELL_SHORT)
+    page = markdown(found, plan.setting(), model == DEMO)
+    block = Block(PAGE, BEGIN.format(model=model), END.format(model=model))
+    conclude(page, as_json(found, plan.setting()), json_file, misses(found), block if docs else None)
 
 
 if __name__ == "__main__":

@@ -1,58 +1,36 @@
-"""Asks one server tolerant questions over HTTP, and times first tokens."""
+"""Asks one server tolerant questions over HTTP, and has it cool to Redis."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import httpx
+from load_tests.harness.answers import Answer, chat_request
+from load_tests.harness.client import Client
+from load_tests.harness.server import RunningServer
 
-from load_tests.harness.answers import ChatAnswer, chat_request, error_message, events
-from load_tests.harness.running_server import RunningServer, ServerError
-
-PATIENCE_S = 300.0
 TOLERANT: Mapping[str, str] = {"fidelity": "tolerant"}
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One answer: its text, seconds to its first token, and the server's account of its prompt's KV."""
-
-    text: str
-    ttft_s: float
-    prompt_tokens: int
-    kv_cache: dict[str, Any]
-
-    def from_tier(self, tier: str) -> int:
-        """Tokens of the prompt whose KV came from there; `recomputed`: that were computed."""
-        return int(self.kv_cache.get(tier, 0))
-
-
-class Client:
-    """Of one server. Close it."""
+class Cooling:
+    """One server. Close it. On one thread."""
 
     def __init__(self, server: RunningServer, model: str, max_tokens: int) -> None:
         self.server = server
-        self._model, self._max_tokens = model, max_tokens
-        self._http = httpx.Client(base_url=server.url, timeout=PATIENCE_S)
+        self._max_tokens = max_tokens
+        self._runner = asyncio.Runner()
+        self._client = Client(server.url, model)
 
     def close(self) -> None:
         """End its connections."""
-        self._http.close()
+        self._runner.run(self._client.http.aclose())
+        self._runner.close()
 
-    def ask(self, request: Mapping[str, Any]) -> Asked:
+    def ask(self, request: Mapping[str, Any]) -> Answer:
         """One streamed answer. Raises ServerError where there is none."""
-        body = {**chat_request(self._model, [], self._max_tokens), **request, "kv_cache": dict(TOLERANT)}
-        answer = ChatAnswer()
-        with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != 200:
-                raise ServerError(error_message(response.read().decode(errors="replace")))
-            for event in events(response):
-                answer.take(event)
-        if answer.ttft_s is None or not answer.prompt_tokens:
-            raise ServerError("an answer has no text, or no usage")
-        return Asked(answer.text, answer.ttft_s, answer.prompt_tokens, answer.usage.get("kv_cache") or {})
+        same = chat_request(self._client.model, [], self._max_tokens)
+        return self._runner.run(self._client.chat({**same, **request, "kv_cache": dict(TOLERANT)}))
 
     def cool(self, deadline_s: float = 60.0) -> int:
         """Wait until Redis has all that the CPU tier has; bytes in Redis. Raises ServerError."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from load_tests.harness.running_server import ServerError
-from load_tests.micro.sparse_hit.client import Asked
+from load_tests.harness.answers import Answer
+from load_tests.harness.client import ServerError
 from load_tests.micro.sparse_hit.talks import Talk
 
 LEAST_REUSED = 0.6
@@ -22,9 +22,9 @@ Tokens = Callable[[str], Sequence[int]]
 
 
 class Server(Protocol):
-    """See `load_tests.micro.sparse_hit.client.Client`."""
+    """See `load_tests.micro.sparse_hit.client.Cooling`."""
 
-    def ask(self, request: dict[str, object]) -> Asked: ...  # noqa: D102
+    def ask(self, request: dict[str, object]) -> Answer: ...  # noqa: D102
 
     def cool(self) -> int: ...  # noqa: D102
 
@@ -73,23 +73,24 @@ def one_round(server: Server, talk: Talk, tokens: Tokens) -> Round:
     server.forget(*ALL_TIERS)
     before = [server.ask(request) for request in talk.requests]
     computed = before[0]
-    if computed.from_tier("recomputed") != computed.prompt_tokens:
+    if computed.kv_cache.get("recomputed", 0) != computed.prompt_tokens:
         raise ServerError(f"documents that are new were found: {computed.kv_cache}")
     redis_bytes = server.cool()
     server.forget("device", "cpu")
     after = [server.ask(request) for request in talk.requests]
     hit = after[0]
-    if hit.from_tier("redis") < LEAST_REUSED * hit.prompt_tokens:
-        raise ServerError(f"of {hit.prompt_tokens} tokens Redis gave too few: {hit.kv_cache}")
+    hit_tokens, from_redis = hit.prompt_tokens or 0, int(hit.kv_cache.get("redis", 0))
+    if from_redis < LEAST_REUSED * hit_tokens:
+        raise ServerError(f"of {hit_tokens} tokens Redis gave too few: {hit.kv_cache}")
     right = [_right(one, answer) for one, answer in zip(before, talk.answers, strict=True)]
     still = [_right(one, answer) for one, answer in zip(after, talk.answers, strict=True)]
     same = [same_share(tokens(one.text), tokens(other.text)) for one, other in zip(before, after, strict=True)]
     return Round(
-        computed_s=computed.ttft_s,
-        hit_s=hit.ttft_s,
-        reused=hit.from_tier("redis") / hit.prompt_tokens,
+        computed_s=computed.first_text_s,
+        hit_s=hit.first_text_s,
+        reused=from_redis / hit_tokens,
         redis_bytes=redis_bytes,
-        prompt_tokens=hit.prompt_tokens,
+        prompt_tokens=hit_tokens,
         answers=len(after),
         equal=sum(one.text == other.text for one, other in zip(before, after, strict=True)),
         same_tokens=sum(same) / len(same),
@@ -109,5 +110,5 @@ def same_share(one: Sequence[int], other: Sequence[int]) -> float:
     return same / max(len(one), len(other), 1)
 
 
-def _right(asked: Asked, answer: str | None) -> bool:
+def _right(asked: Answer, answer: str | None) -> bool:
     return answer is not None and asked.text.strip() == answer.strip()

@@ -18,9 +18,9 @@ from configs.blend_section import DEFAULT_CHECK_LAYER, DEFAULT_RECOMPUTE_RATIO
 from configs.model_folder import PROJECT_ROOT
 from load_tests.bench.choice import default_dtype
 from load_tests.harness.engine import start_with_engine_threads
-from load_tests.measuring.command import EXIT_FELL_SHORT, EXIT_INPUT, JsonFile, out, progress_bar
 from load_tests.measuring.processes import machine_line
-from load_tests.measuring.report import deliver, table, wrapped, write_between
+from load_tests.measuring.program import EXIT_INPUT, Block, JsonFile, conclude, out, progress_bar
+from load_tests.measuring.report import table, wrapped
 from load_tests.quality.cases import PROBE
 from load_tests.quality.engine.asking import Asking
 from load_tests.quality.engine.judge import ARMS, BLENDED, NAIVE, RANDOM, WHOLE, Arm, judged
@@ -105,11 +105,8 @@ def main(
     )
     said = misses(found)
     text = "\n\n".join([wrapped(setting), lines(found), *(said or ["All targets are reached."])])
-    if docs:
-        write_between(PAGE, BEGIN, END_MARK, text)
-    deliver(text, _as_json(found, setting, said), json_file)
-    if said:
-        raise typer.Exit(EXIT_FELL_SHORT)
+    block = Block(PAGE, BEGIN, END_MARK) if docs else None
+    conclude(text, _as_json(found, setting, said), json_file, said, block)
 
 
 def _as_json(found: Mapping[str, Arm], setting: str, said: list[str]) -> dict[str, Any]:

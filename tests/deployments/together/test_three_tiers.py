@@ -24,13 +24,24 @@ from deployments.redis_tier.server import EmbeddedRedis
 from deployments.segment_store.redis_connection import connect
 from deployments.segment_store.segment_codecs import Coding
 from kvmanager.segments.keys import BlockHash
-from load_tests.micro.prefetch_chain import spread_loads_over
 
 pytestmark = pytest.mark.server
 
 DEADLINE_S = 20.0
 REDIS_DEADLINE_S = 1.0
 PACE = RedisPace(heartbeat_s=0.1, first_heartbeat_s=0.1, probe_every_s=0.1, retry_s=0.1, longest_retry_s=0.5)
+
+
+def spread_loads_over(tier: Any, workers: int | None) -> None:
+    """Let a CPU tier's every load use this number of its workers; None: as many as the pool chooses."""
+
+    def act(tier: Any, wanted: int | None) -> None:
+        fan_out = tier._redis._fan_out
+        vars(fan_out).pop("choose", None)
+        if wanted is not None:
+            fan_out.choose = lambda nbytes, pieces, ready, alone: min(wanted, pieces, ready)
+
+    ray.get(tier.__ray_call__.remote(act, workers), timeout=DEADLINE_S)
 
 
 class ThreeTiers(KVCluster):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli.main import app
 from configs import machine
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
 

@@ -14,7 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from configs.model_folder import PROJECT_ROOT
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 
 sys.path.insert(0, str(PROJECT_ROOT / "tests" / "configs" / "observability"))
 sys.path.insert(0, str(Path(__file__).parent))

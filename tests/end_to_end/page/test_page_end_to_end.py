@@ -13,7 +13,7 @@ from opened_page import OpenedPage, opened
 from playwright.sync_api import expect
 
 from app.metrics.usage import SOURCES
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
 

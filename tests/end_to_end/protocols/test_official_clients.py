@@ -8,7 +8,7 @@ import anthropic
 import openai
 import pytest
 
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
 

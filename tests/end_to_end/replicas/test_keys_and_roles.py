@@ -25,7 +25,7 @@ from keys import (
     TENANT_KEYS,
 )
 
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from configs.model_folder import PROJECT_ROOT
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 from load_tests.soak.__main__ import Watched, growth, read, table
 
 pytestmark = pytest.mark.server

@@ -14,7 +14,7 @@ import pytest
 
 from load_tests.faults.catalogue import FAULTS, World
 from load_tests.faults.streams import Stream, run_stream, run_streams
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
 

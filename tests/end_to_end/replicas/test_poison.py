@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from load_tests.faults.catalogue import World
-from load_tests.harness.running_server import RunningServer
+from load_tests.harness.server import RunningServer
 
 pytestmark = pytest.mark.server
 

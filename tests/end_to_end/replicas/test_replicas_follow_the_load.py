@@ -15,7 +15,7 @@ import pytest
 
 from load_tests.harness.conversations import complete
 from load_tests.harness.engine import prompt
-from load_tests.harness.running_server import RunningServer, ServerError
+from load_tests.harness.server import RunningServer, ServerError
 
 pytestmark = [
     pytest.mark.server,

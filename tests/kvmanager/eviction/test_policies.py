@@ -10,7 +10,7 @@ from kvmanager.eviction.reuse_model import ReuseModel
 from kvmanager.index.hotness import HotnessClock
 from kvmanager.index.nodes import Copy, CopyState, Node
 from kvmanager.segments.spans import NodeKind, SegmentSpan
-from kvmanager.simulator.policies import served_name, simulated_names
+from load_tests.simulator.policies import served_name, simulated_names
 
 NAMES = simulated_names()
 

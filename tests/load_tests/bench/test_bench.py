@@ -14,15 +14,14 @@ import yaml
 
 from load_tests.bench import __main__ as program
 from load_tests.bench import measure as measuring
-from load_tests.bench import servers
 from load_tests.bench.arms import ARMS, BASE, BLENDED, EXACT, crosskv_settings
 from load_tests.bench.cases import Case, parameters_of
 from load_tests.bench.choice import FULL, QUICK, Choice, default_dtype
 from load_tests.bench.figures import figures
 from load_tests.bench.plan import Key, Sizes
 from load_tests.harness.client import Measured, ServerError
-from load_tests.measuring.command import InputError
 from load_tests.measuring.journal import Journal
+from load_tests.measuring.program import InputError
 from load_tests.peers.engine import Peer
 from load_tests.workloads import WORKLOADS, Words, long_document_qa, working_set_tokens
 
@@ -128,7 +127,7 @@ def test_requests_ask_for_blended_kv_in_the_blended_arm_only(monkeypatch):
         return []
 
     monkeypatch.setattr(measuring, "run_workload", run_workload)
-    server = measuring.BenchServer("http://nowhere", psutil.Process(), Path("log"))
+    server = measuring.ServerProcess("http://nowhere", psutil.Process(), Path("log"))
     for name in (BASE, EXACT, BLENDED):
         measuring._send(server, name, long_document_qa(random.Random(0), WORDS), ARMS[name].body, None)
     assert sent == {BASE: {}, EXACT: {}, BLENDED: {"kv_cache": {"fidelity": "blended"}}}
@@ -151,13 +150,13 @@ def test_a_hit_rate_is_of_the_chunks_that_one_workload_asked_for(monkeypatch):
         for outcome, value in (("asked", 50), ("found", 9))
     )
     page = {"text": text}
-    monkeypatch.setattr(servers.httpx, "get", lambda *_, **__: httpx.Response(200, text=page["text"]))
-    before = servers.chunk_tokens("http://fake")
+    monkeypatch.setattr(measuring.httpx, "get", lambda *_, **__: httpx.Response(200, text=page["text"]))
+    before = measuring.chunk_tokens("http://fake")
     assert (before.asked, before.found) == (50, 9)
     assert before.hit_rate_since(before) is None
-    assert servers.ChunkTokens(150, 99).hit_rate_since(before) == 0.9
+    assert measuring.ChunkTokens(150, 99).hit_rate_since(before) == 0.9
     page["text"] = "# nothing\n"
-    assert servers.chunk_tokens("http://fake") is None
+    assert measuring.chunk_tokens("http://fake") is None
 
 
 # The command line
@@ -304,8 +303,8 @@ def test_a_measurement_says_when_its_server_had_not_come_to_rest(
     this = psutil.Process()
 
     @contextlib.contextmanager
-    def running(command, url, model, log, start_s):
-        yield measuring.BenchServer(url, this, log)
+    def running(command, url, ready, log, start_s):
+        yield measuring.ServerProcess(url, this, log)
 
     monkeypatch.setattr(measuring, "running", running)
     monkeypatch.setattr(measuring, "model_folder", lambda name: tmp_path / name)

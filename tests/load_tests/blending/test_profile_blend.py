@@ -17,7 +17,7 @@ from configs.settings import PROJECT_ROOT
 from load_tests.blending import profile
 from load_tests.blending.profile import Point, choose, divergences, table
 from load_tests.blending.prompts import read_prompts, special_marks
-from load_tests.measuring.command import InputError
+from load_tests.measuring.program import InputError
 
 PROBE = PROJECT_ROOT / "models" / "probe"
 HOMES = "Anna lives in Paris. Ben lives in Oslo. Anna is a baker. Ben has a dog. "

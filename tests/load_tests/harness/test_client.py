@@ -11,7 +11,8 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from app.launch.ports import free_port
-from load_tests.harness.client import ServerError, errors_by_text, run_workload
+from load_tests.harness.answers import chat_request
+from load_tests.harness.client import Client, ServerError, StatusError, errors_by_text, run_workload
 from load_tests.workloads.workload import Message, Request, Workload
 
 
@@ -33,7 +34,7 @@ class FakeServer:
     def app(self):
         return Starlette(
             routes=[
-                Route("/v1/models", self.models),
+                Route("/v1/models", self.models, methods=["GET", "POST"]),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
             ]
         )
@@ -197,7 +198,7 @@ def test_an_error_of_the_server_is_recorded_in_its_own_words(fake, url):
     fake.status = 503
     ended = []
     found = run(url, request(0), request(1), on_done=ended.append)
-    assert [one.error for one in found] == ["_FailedError: 503 no room"] * 2
+    assert [one.error for one in found] == ["StatusError: 503 no room"] * 2
     assert len(ended) == 2
     assert errors_by_text(found) == {found[0].error: 2}
 
@@ -234,3 +235,40 @@ def test_a_refused_key_is_one_sentence_and_a_key_is_sent(fake, url):
 def test_fields_of_the_callers_go_into_every_request(fake, url):
     run(url, request(0), extra_body={"kv_cache": {"fidelity": "tolerant"}})
     assert fake.bodies[0]["kv_cache"] == {"fidelity": "tolerant"}
+
+
+def test_one_answer_is_asked_for_and_timed(fake, url):
+    fake.seconds_per_token = 0.02
+
+    async def ask():
+        async with Client(url, "fake") as client:
+            return await client.chat(chat_request("fake", [], 3))
+
+    answer = asyncio.run(ask())
+    assert (answer.text, answer.prompt_tokens, answer.output_tokens) == ("answer 0", 7, 3)
+    assert 0.02 <= answer.first_text_s < answer.seconds
+
+
+@pytest.mark.parametrize(("status", "usage", "said"), [(429, {}, "429 no room"), (200, {}, "no text, or no usage")])
+def test_an_answer_that_is_none_is_an_error(fake, url, status, usage, said):
+    fake.status, fake.usage = status, usage
+
+    async def ask():
+        async with Client(url, "fake") as client:
+            await client.chat(chat_request("fake", [], 3))
+
+    with pytest.raises(ServerError, match=said):
+        asyncio.run(ask())
+
+
+def test_a_question_without_a_stream_has_a_key_of_its_own_where_one_is_given(fake, url):
+    async def ask(key):
+        async with Client(url, "fake", "the client's") as client:
+            return await client.post("/v1/models", {}, key)
+
+    assert asyncio.run(ask(None)) == {"data": [{"id": "fake"}]}
+    asyncio.run(ask("another's"))
+    assert [headers["authorization"] for headers in fake.headers] == ["Bearer the client's", "Bearer another's"]
+    fake.status = 401
+    with pytest.raises(StatusError, match="401"):
+        asyncio.run(ask(None))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from load_tests.harness import patience
-from load_tests.harness.running_server import RunningServer, ServerError
+from load_tests.harness.server import RunningServer, ServerError
 
 METRICS = """\
 # HELP crosskv_tier_segments How many.

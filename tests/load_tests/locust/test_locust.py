@@ -28,7 +28,7 @@ from configs.model_folder import PROJECT_ROOT
 from load_tests.locust import __main__ as load_test
 from load_tests.locust.answer import retry_after_s
 from load_tests.locust.shapes import SHAPES
-from load_tests.measuring.command import EXIT_FELL_SHORT, EXIT_INPUT, EXIT_STOPPED
+from load_tests.measuring.program import EXIT_FELL_SHORT, EXIT_INPUT, EXIT_STOPPED
 
 WORDS = ("Anna", " lives", " in", " Paris.")
 RETRY_AFTER_S = 0.5

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import typer
 
-from load_tests.measuring import command, plots, processes, report
+from load_tests.measuring import plots, processes, program, report
 from load_tests.measuring.comparison import Bound, Comparison
 from load_tests.measuring.journal import Journal
 from load_tests.measuring.spread import Spread, number, percentile, ratios
@@ -241,32 +241,32 @@ def test_lines_and_bars_have_whiskers_and_gaps_where_nothing_was_measured(tmp_pa
 
 
 def test_words_are_taken_in_their_order_and_what_is_not_known_is_one_sentence() -> None:
-    assert command.chosen("arm", [" b", "a", "b", ""], ["a", "b", "c"]) == ("b", "a")
-    with pytest.raises(command.InputError, match=r"^There is no arm 'd'; choose from a, b\.$"):
-        command.chosen("arm", ["d"], ["a", "b"])
-    with pytest.raises(command.InputError, match=r"^No arm is named; choose from a, b\.$"):
-        command.chosen("arm", [" "], ["a", "b"])
+    assert program.chosen("arm", [" b", "a", "b", ""], ["a", "b", "c"]) == ("b", "a")
+    with pytest.raises(program.InputError, match=r"^There is no arm 'd'; choose from a, b\.$"):
+        program.chosen("arm", ["d"], ["a", "b"])
+    with pytest.raises(program.InputError, match=r"^No arm is named; choose from a, b\.$"):
+        program.chosen("arm", [" "], ["a", "b"])
 
 
 def test_an_unwritable_folder_is_one_sentence(tmp_path: Path) -> None:
-    assert command.writable(tmp_path / "new" / "results", "--results").is_dir()
+    assert program.writable(tmp_path / "new" / "results", "--results").is_dir()
     (tmp_path / "file").write_text("")
-    with pytest.raises(command.InputError, match=r"cannot be written to \(.*\); name another folder with --results"):
-        command.writable(tmp_path / "file" / "results", "--results")
+    with pytest.raises(program.InputError, match=r"cannot be written to \(.*\); name another folder with --results"):
+        program.writable(tmp_path / "file" / "results", "--results")
 
 
 def test_what_cannot_be_ends_the_program_with_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    for error in (command.InputError("No [arm]."), KeyError("k")):
-        with pytest.raises(typer.Exit) as ended, command.one_sentence(KeyError):
+    for error in (program.InputError("No [arm]."), KeyError("k")):
+        with pytest.raises(typer.Exit) as ended, program.one_sentence(KeyError):
             raise error
-        assert ended.value.exit_code == command.EXIT_INPUT
+        assert ended.value.exit_code == program.EXIT_INPUT
     assert capsys.readouterr().err.splitlines() == ["No [arm].", "'k'"]
 
 
 def test_a_signal_to_end_is_as_ctrl_c() -> None:
     before = [signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)]
     try:
-        command.stop_by_signal()
+        program.stop_by_signal()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
@@ -306,3 +306,39 @@ def test_a_process_tree_has_time_and_memory(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_machine_is_named_with_its_versions(each_processor: str) -> None:
     assert f"torch {processes.version('torch')}" in processes.machine_line()
     assert processes.version("no-such-package") is None
+
+
+def ended(*words: Any, **options: Any) -> int:
+    """The exit code of a program that ends so."""
+    try:
+        program.conclude(*words, **options)
+    except typer.Exit as ending:
+        return ending.exit_code
+    return 0
+
+
+def test_a_program_ends_with_its_table_json_and_page_and_a_code_for_what_was_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, made = tmp_path / "page.md", tmp_path / "made.json"
+    page.write_text("before\n<b>\nold\n<e>\nafter\n")
+    block = program.Block(page, "<b>", "<e>")
+    assert ended("table", {"a": 1}, str(made)) == 0
+    assert page.read_text() == "before\n<b>\nold\n<e>\nafter\n"
+    assert ended("table\n\nMissed: one.", {"a": 1}, str(made), ["Missed: one.", "Missed: two."], block) == 1
+    assert json.loads(made.read_text()) == {"a": 1}
+    assert page.read_text() == "before\n<b>\n\ntable\n\nMissed: one.\n<e>\nafter\n"
+    assert ended("table", {}, None, (), block, "for the page") == 0
+    assert "for the page" in page.read_text()
+    said = capsys.readouterr()
+    assert said.out.count("table") == 3
+    assert said.err == "Missed: two.\n"
+
+
+def test_a_page_without_a_place_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("nothing")
+    assert ended("table", {}, None, (), program.Block(page, "<b>", "<e>")) == program.EXIT_INPUT
+    said = capsys.readouterr()
+    assert "no place for the results" in said.err
+    assert "table" in said.out, "what was measured is shown all the same"

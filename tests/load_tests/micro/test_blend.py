@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from load_tests.harness.client import Measured
-from load_tests.harness.running_server import ServerError
+from load_tests.harness.answers import Answer
+from load_tests.harness.client import Measured, ServerError
 from load_tests.micro.blend import __main__ as program
-from load_tests.micro.blend.client import Asked, Client, Neighbour, gaps_within
+from load_tests.micro.blend.client import Blends, Neighbour, gaps_within
 from load_tests.micro.blend.measure import (
     ALONE,
     BESIDE_BLEND,
@@ -32,22 +32,28 @@ WORDS = Words(lambda text: len(text.split()))
 KV = {"device": 0, "cpu": 800, "redis": 0, "recomputed": 200, "replica": "0"}
 
 
+def answer(ttft_s: float, prompt_tokens: int, kv_cache: dict[str, Any]) -> Answer:
+    made = Answer()
+    made.ttft_s, made.usage = ttft_s, {"prompt_tokens": prompt_tokens, "kv_cache": kv_cache}
+    return made
+
+
 @dataclass
-class FakeClient(Client):
+class FakeClient(Blends):
     """A full prefill takes a second, a blend a quarter; chunks that were never sent are computed."""
 
     blends: bool = True
     asked: list[tuple[str, frozenset[str]]] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
 
-    async def ask(self, messages: Any, kv_cache: dict[str, Any], max_tokens: int = 1) -> Asked:
+    async def ask(self, messages: Any, kv_cache: dict[str, Any], max_tokens: int = 1) -> Answer:
         documents = {message["content"] for message in messages[1:-1]}
         self.asked.append((kv_cache["fidelity"], frozenset(documents)))
         warm = documents <= self.known
         self.known |= documents
         if kv_cache["fidelity"] == "exact" or not warm or not self.blends:
-            return Asked(1.0, 1000, {**KV, "cpu": 0})
-        return Asked(0.25, 1000, {**KV, "blended": 800})
+            return answer(1.0, 1000, {**KV, "cpu": 0})
+        return answer(0.25, 1000, {**KV, "blended": 800})
 
     async def rest(self) -> None:
         return
@@ -137,11 +143,11 @@ def test_the_hit_rate_is_of_all_prompt_tokens() -> None:
 
 
 def results(blend_s: float = 0.3, cold_s: float = 1.05, largest_s: float = 0.2, reused: int = 960) -> Results:
-    asked = Asked(blend_s, 1000, {**KV, "blended": 800})
+    asked = {**KV, "blended": 800}
     one = FirstTokens()
     for _ in range(3):
         for arm, seconds in ((FULL, 1.0), (COLD, cold_s), ("blended, 15 %", blend_s)):
-            one.add(arm, replace(asked, ttft_s=seconds))
+            one.add(arm, answer(seconds, 1000, asked))
     gaps = {arm: [[0.02, 0.03, longest]] * 3 for arm, longest in ((ALONE, 0.03), (BESIDE_BLEND, largest_s))}
     return Results(
         {2: one}, {2: {**gaps, BESIDE_FULL: [[0.5]] * 3}}, hits([answered(0), *[answered(reused)] * 9], None)

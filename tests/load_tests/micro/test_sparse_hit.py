@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from load_tests.harness.running_server import ServerError
+from load_tests.harness.answers import Answer
+from load_tests.harness.client import ServerError
 from load_tests.micro.sparse_hit import __main__ as program
-from load_tests.micro.sparse_hit.client import Asked
 from load_tests.micro.sparse_hit.measure import Level, Round, one_round, same_share
 from load_tests.micro.sparse_hit.report import as_json, comparisons, level_lines, markdown, misses
 from load_tests.micro.sparse_hit.talks import Talk, demo_talk, word_talk
@@ -32,7 +32,7 @@ class FakeServer:
     device: bool = False
     stored: bool = False
 
-    def ask(self, request: dict[str, object]) -> Asked:
+    def ask(self, request: dict[str, object]) -> Answer:
         question = str(request["messages"])
         self.log.append("ask")
         if self.device:
@@ -43,7 +43,9 @@ class FakeServer:
             found, seconds = {"redis": 0, "recomputed": 1000}, 1.0
         self.device = self.device or not self.stored
         text = "other words" if self.stored and question in self.changed else f"{question} words"
-        return Asked(text, seconds, 1000, found)
+        answer = Answer()
+        answer.text, answer.ttft_s, answer.usage = text, seconds, {"prompt_tokens": 1000, "kv_cache": found}
+        return answer
 
     def cool(self) -> int:
         self.log.append("cool")

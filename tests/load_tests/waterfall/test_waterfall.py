@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 
 from app.metrics.stages import STAGES as PRODUCT_STAGES
+from load_tests.harness.answers import Answer
 from load_tests.harness.client import ServerError
-from load_tests.measuring.command import InputError
+from load_tests.measuring.program import InputError
 from load_tests.peers.engine import Peer
 from load_tests.waterfall.measure import DEVICE, REDIS, TINY, Found, require_answers
 from load_tests.waterfall.prompts import LONG_TOKENS, QUESTION_TOKENS, TINY_TOKENS, documents, questions, tiny
 from load_tests.waterfall.report import STAGES, as_json, draw, merged, peer_table, stage_table, ttft_ratio
 from load_tests.waterfall.servers import commands
-from load_tests.waterfall.wire import Answer, Connection
+from load_tests.waterfall.wire import Connection
 from load_tests.workloads import Words
 
 WORDS = Words(lambda text: len(text.split()))
@@ -73,13 +74,13 @@ def test_the_first_text_is_timed_and_the_usage_is_read_however_the_stream_is_cut
     for size in (1, 7, 1000):
         pieces = [whole[start : start + size] for start in range(0, len(whole), size)]
         for answer in asyncio.run(served(pieces, times=2)):
-            assert 0 < answer.ttft_s <= answer.total_s
+            assert 0 < answer.ttft_s <= answer.seconds
             assert answer.usage == USAGE
 
 
 def test_a_token_without_text_counts_and_the_role_does_not():
     (answer,) = asyncio.run(served([delta(role="assistant", content=""), b"data: [DONE]\n\n"]))
-    assert answer.ttft_s == 0.0
+    assert answer.ttft_s is None
     (answer,) = asyncio.run(served([delta(content=""), b"data: [DONE]\n\n"]))
     assert answer.ttft_s > 0.0
 
@@ -109,7 +110,10 @@ def found(ttft_ms: float, count: int = 8, crosskv: bool = True) -> Found:
     if crosskv:
         usage |= {"kv_cache": {"device": 0, "stages_ms": {"step": 3.0, "handle": 1.0}}}
     one = Found(busy_s=2.0, asked=count)
-    one.answers = [Answer((ttft_ms + number / 10) / 1e3, 0.1, usage) for number in range(count)]
+    for number in range(count):
+        answer = Answer()
+        answer.ttft_s, answer.seconds, answer.usage = (ttft_ms + number / 10) / 1e3, 0.1, usage
+        one.answers.append(answer)
     return one
 
 

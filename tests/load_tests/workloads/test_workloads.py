@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvmanager.simulator.trace import TraceError
+from load_tests.simulator.trace import TraceError
 from load_tests.workloads import (
     WORKLOADS,
     Message,

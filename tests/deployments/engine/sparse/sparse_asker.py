@@ -8,11 +8,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from live_engine import BLOCK, SEGMENT_BLOCKS, LiveEngine
+from sparse_port import SparsePort, Thinned
 from vllm.outputs import RequestOutput
 
 from kvmanager.segments.keys import TOLERANT, block_hashes, cache_salt
 from load_tests.harness.engine import SECRET, greedy
-from load_tests.micro.sparse_decode.sparse_port import SparsePort, Thinned
 
 NAMES = itertools.count(1)
 LAYERS = 6

@@ -10,10 +10,10 @@ import pytest
 from live_engine import BLOCK, PATIENCE_S, SEGMENT_BLOCKS, LiveEngine, usage
 from masked_reference import MaskedReference
 from sparse_asker import ANSWER, LAYERS, SEGMENT, SparseAsker
+from sparse_port import Thinned
 
 from load_tests.harness.engine import greedy, prompt
 from load_tests.harness.patience import until
-from load_tests.micro.sparse_decode.sparse_port import Thinned
 
 LONGEST_STEP = 512
 

@@ -1,0 +1,385 @@
+"""Servers as processes, started and ended; and crosskv's as those see it that measure or disturb it: over HTTP too."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.launch.cluster import ON_NETWORK, TOKEN_FILE
+from app.launch.descendants import Descendants
+from app.launch.ports import free_port
+from app.launch.run_folder import SECRETS_FILE, run_folder
+from configs.model_folder import PROJECT_ROOT
+from load_tests.harness.client import ServerError
+from load_tests.harness.patience import Clock, patience, until
+
+# A cold disk and busy neighbours have made it 177 s: a server that fails ends by itself, and is not waited for.
+START_S = 600.0
+READY_POLL_S = 0.5
+STOP_S = 75.0
+COMES_BACK_S = 90.0
+"""A replica, or a lease of a lost answer, at most."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 1.0
+MOST_SAID = 4000
+"""Characters."""
+_LAST_LINES = 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """`process` is what was started; everything of the server is that or below it."""
+
+    url: str
+    process: psutil.Process
+    log: Path
+    logs_of_its_own: tuple[Path, ...] = ()
+    """What it writes besides, where that is there."""
+    left_behind: list[psutil.Process] = field(default_factory=list)
+    """Processes that outlived it, and were ended then."""
+
+    def last_lines(self) -> str:
+        """The end of what it printed and wrote, and where all of that lies."""
+        said: list[str] = []
+        for path in (path for path in (self.log, *self.logs_of_its_own) if path.exists()):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            lines = [line for line in text.splitlines() if line.strip()]
+            said += [*lines[-_LAST_LINES:], f"The whole story: {path}"]
+        return "\n".join(said)
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str],
+    url: str,
+    ready: Callable[[], bool],
+    log: Path,
+    start_s: float,
+    logs_of_its_own: tuple[Path, ...] = (),
+) -> Iterator[ServerProcess]:
+    """Start `command`, and end it on leaving, as Ctrl-C does. What it prints goes to `log`.
+
+    `ready` is asked until it holds; an HTTP error and a ServerError of it count as "not yet". Raises ServerError, with
+    the end of the log, when the server ends by itself or is not ready within `start_s` seconds.
+    """
+    with log.open("w", encoding="utf-8") as out:
+        child = subprocess.Popen(
+            list(command),
+            cwd=PROJECT_ROOT,
+            env=os.environ | {"RAY_worker_register_timeout_seconds": str(int(start_s))},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a terminal's Ctrl-C reaches the program only, which then ends the server
+        )
+    server = ServerProcess(url, psutil.Process(child.pid), log, logs_of_its_own)
+    below = Descendants(server.process)
+    try:
+        _wait_until_ready(child, server, ready, start_s)
+        yield server
+    finally:
+        below.note()
+        child.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(patience(STOP_S))
+        server.left_behind.extend(below.living())
+        below.end(threading.Event())
+        if child.poll() is None:
+            server.left_behind.append(server.process)
+            child.kill()
+        child.wait()
+
+
+def _wait_until_ready(
+    child: subprocess.Popen[bytes], server: ServerProcess, ready: Callable[[], bool], start_s: float
+) -> None:
+    deadline = time.monotonic() + start_s
+    while True:
+        with contextlib.suppress(httpx.HTTPError, ValueError, ServerError):
+            if ready():
+                return
+        if child.poll() is not None:
+            raise ServerError(
+                f"The server ended with code {child.returncode} before it was ready:\n{server.last_lines()}"
+            )
+        if time.monotonic() > deadline:
+            raise ServerError(f"The server was not ready after {start_s:g} s:\n{server.last_lines()}")
+        time.sleep(READY_POLL_S)
+
+
+def answering(url: str, model: str) -> Callable[[], bool]:
+    """Return a condition for `running`: the server has answered a first prompt."""
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
+    client = httpx.Client(timeout=60, trust_env=False)  # one for all: making one takes as long as many a prompt
+    # Serve's proxy answers 404 before the application is there, and 503 before a replica is.
+    return lambda: client.post(f"{url}/v1/chat/completions", json=body).status_code == 200
+
+
+def write_config(folder: Path, settings: Mapping[str, Any], merged: Sequence[str]) -> Path:
+    """Write `serve_config.yaml` with these settings over the shipped ones, and return where.
+
+    Of the sections in `merged` the shipped values stay where none is given; another section is replaced whole.
+    """
+    config = yaml.safe_load((PROJECT_ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
+    shipped = config["applications"][0]["args"]
+    parts = {name: {**shipped[name], **settings.get(name, {})} for name in merged}
+    config["applications"][0]["args"] = {**shipped, **settings, **parts}
+    path = folder / "serve_config.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
+
+
+def launch_command(config: Path, port: int) -> list[str]:
+    """Return the command that starts crosskv as `make serve` does."""
+    return [sys.executable, "-m", "app.launch", str(config), "--port", str(port)]
+
+
+def _client(key: str | None = None) -> httpx.Client:
+    """For all the asking, with a key where the server wants one.
+
+    `httpx.get` makes a client for each question, which reads all certificates of the world first. Each question has a
+    connection of its own nevertheless: the server that is asked may be another process by then. No proxy of the
+    environment is for this machine's own address.
+    """
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.Client(timeout=10, limits=limits, headers=headers, trust_env=False)
+
+
+def health_of(http: httpx.Client, url: str) -> dict[str, Any]:
+    """GET /health. Raises ServerError while there is no ingress, for which HAProxy answers."""
+    answer: dict[str, Any] = http.get(f"{url}/health").json()
+    if "status" not in answer:
+        raise ServerError(f"no ingress answers: {answer}")
+    return answer
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """`launcher` is `make serve`'s process, `model_folder` what it serves, `log` what it printed."""
+
+    url: str
+    port: int
+    model_folder: Path
+    launcher: psutil.Process
+    log: Path
+    http: httpx.Client = field(default_factory=_client)
+    clock: Clock = time
+
+    def said(self) -> str:
+        """The last of what the launcher printed, and of the server's own log."""
+        parts = (self.log, run_folder(self.port) / "server.log")
+        return "\n".join(f"{path}:\n{path.read_text(encoding='utf-8')[-MOST_SAID:]}" for path in parts if path.exists())
+
+    def metrics(self, *names: str) -> list[tuple[str, dict[str, str], float]]:
+        """The samples of GET /metrics whose names begin with one of `names`, or all of them."""
+        text = self.http.get(f"{self.url}/metrics").text
+        if names:
+            text = "".join(line for line in text.splitlines(keepends=True) if line.startswith(names))
+        families = text_string_to_metric_families(text)
+        return [(sample.name, dict(sample.labels), sample.value) for family in families for sample in family.samples]
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that carry these labels. Raises ServerError when there is none."""
+        values = [value for found, has, value in self.metrics(name) if found == name and labels.items() <= has.items()]
+        if not values:
+            raise ServerError(f"{name} {labels} is not in /metrics")
+        return sum(values)
+
+    def segments(self, tier: str) -> float:
+        """How many lie in `cpu` or `redis`, of all nodes."""
+        return self.metric("crosskv_tier_segments", tier=tier)
+
+    def health(self) -> dict[str, Any]:
+        """GET /health. Raises ServerError while there is no ingress, for which HAProxy answers."""
+        return health_of(self.http, self.url)
+
+    def stats(self) -> dict[str, Any]:
+        """GET /api/v1/kv/stats."""
+        answer: dict[str, Any] = self.http.get(f"{self.url}/api/v1/kv/stats").json()
+        return answer
+
+    def lookup(self, tokens: list[int]) -> dict[str, Any]:
+        """Where the KV of these tokens lies."""
+        listed = ",".join(map(str, tokens))
+        response = self.http.get(f"{self.url}/api/v1/kv/lookup", params={"tokens": listed})
+        answer: dict[str, Any] = response.raise_for_status().json()
+        return answer
+
+    def clear(self, *tiers: str) -> dict[str, Any]:
+        """POST /api/v1/kv/clear."""
+        response = self.http.post(f"{self.url}/api/v1/kv/clear", json={"tiers": tiers}, timeout=20)
+        answer: dict[str, Any] = response.json()
+        return answer
+
+    def reset(self) -> None:
+        """Make the server what it was after its start: well, idle, with nothing stored in any tier.
+
+        Raises ServerError where a request, a copy, a lease or a pin of an earlier user keeps it from that.
+        """
+        self.wait_until(lambda: self.health()["status"] == "ok", "all parts are well", COMES_BACK_S)
+        self.wait_until_idle(COMES_BACK_S)
+        self.clear("device", "cpu", "redis")
+        self.wait_until(lambda: self.segments("cpu") == self.segments("redis") == 0, "both shared tiers are empty")
+        self.wait_until_idle()
+
+    def wait_until(self, condition: Callable[[], bool], what: str, deadline_s: float = 20.0) -> None:
+        """Ask until `condition` holds; an HTTP error counts as "not yet". Raises ServerError.
+
+        Ever more seldom, for what answers is what is waited for; until the deadline, stretched on a slow machine.
+        """
+
+        def asked() -> bool:
+            with contextlib.suppress(httpx.HTTPError, ServerError):
+                return condition()
+            return False
+
+        try:
+            until(asked, what, deadline_s, FIRST_PAUSE_S, LONGEST_PAUSE_S, self.clock)
+        except TimeoutError as late:
+            raise ServerError(str(late)) from None
+
+    def wait_until_idle(self, deadline_s: float = 20.0) -> None:
+        """Until no request runs, no copy is under way, and no lease or reservation is open."""
+        nothing = (
+            "crosskv_index_leases",
+            "crosskv_index_reservations",
+            "crosskv_index_demotions",
+            "vllm:num_requests_running",
+        )
+        blocks = ("crosskv_device_free_blocks", "crosskv_device_blocks")
+
+        def idle() -> bool:
+            samples = self.metrics(*nothing, *blocks)
+            total = {name: sum(value for found, _, value in samples if found == name) for name, _, _ in samples}
+            free = total["crosskv_device_free_blocks"]
+            replicas = sum(found == "crosskv_device_blocks" for found, _, _ in samples)
+            return all(total[name] == 0 for name in nothing) and free == total["crosskv_device_blocks"] - replicas
+
+        self.wait_until(idle, "all blocks, leases and reservations are given back", deadline_s)
+
+    def late_loads(self) -> float:
+        """How often the manager, a tier or Redis did not answer in time for a load."""
+        kinds = ("plan_unanswered", "fetch_late", "redis_late", "redis_unreachable")
+        return sum(
+            value
+            for name, labels, value in self.metrics("crosskv_degradations_total")
+            if name == "crosskv_degradations_total" and labels["kind"] in kinds
+        )
+
+    def in_time(self, trial: Callable[[], T]) -> T:
+        """What `trial` returns when no load is late in it, of at most three runs.
+
+        A load that is late ends early, and its prompt is recomputed. Where a busy machine may stand still for a second,
+        what is loaded can be compared in no other way. Raises ServerError when loads are late in all three.
+        """
+        for _ in range(3):
+            late = self.late_loads()
+            found = trial()
+            if self.late_loads() == late:
+                return found
+        raise ServerError("loads were late three times")
+
+    def processes(self, title: str) -> list[psutil.Process]:
+        """The server's processes whose command line begins with `title`, such as `ray::CPUTier`, or with that name."""
+        found = []
+        for process in self.launcher.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if " ".join(process.cmdline()).startswith(title) or process.name() == title:
+                    found.append(process)
+        return found
+
+    def exposing(self, *secrets: str) -> list[str]:
+        """Where one of these can be read: files of the run folder and of Ray's, the launcher's output, command lines.
+
+        The file that hands secrets on, which only its owner reads, is passed over.
+        """
+        words = [secret.encode() for secret in secrets]
+        folders = [run_folder(self.port)]
+        found = []
+        for process in [self.launcher, *self.launcher.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                line = process.cmdline()
+                folders += [Path(word.partition("=")[2]) for word in line if word.startswith("--temp-dir=")]
+                if any(secret in word for word in line for secret in secrets):
+                    found.append(f"the command line of {line[0]}")
+        files = {file for folder in folders for file in folder.rglob("*") if file.is_file()}
+        for file in [self.log, *sorted(files)]:
+            with contextlib.suppress(FileNotFoundError):  # Ray removes some
+                if file.name == SECRETS_FILE and file.stat().st_mode & 0o077 == 0:
+                    continue
+                content = file.read_bytes()
+                found += [str(file) for word in words if word in content]
+        return found
+
+    def open_files(self) -> dict[str, int]:
+        """Most open file descriptors of any one process, by the process's title without what it is doing now."""
+        most: dict[str, int] = {}
+        for process in self.launcher.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                title = " ".join(process.cmdline()).split(".")[0].split(" ")[0]
+                if title.startswith("ray::"):
+                    most[title] = max(most.get(title, 0), process.num_fds())
+        return most
+
+    def ray_environment(self) -> dict[str, str]:
+        """What a process needs in its environment to join this server's Ray."""
+        token = run_folder(self.port) / TOKEN_FILE
+        return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), ON_NETWORK: "0"}
+
+    def gcs_address(self) -> str:
+        """Where Ray's own control service of this server listens."""
+        for process in self.launcher.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                for word in process.cmdline():
+                    if word.startswith("--gcs-address="):
+                        return word.partition("=")[2]
+        raise ServerError("no process of the server names Ray's address")
+
+
+@contextlib.contextmanager
+def started(
+    folder: Path, settings: Mapping[str, Any], wanted_status: str = "ok", key: str | None = None
+) -> Iterator[RunningServer]:
+    """A server as `make serve` starts it, with these settings over those of serve_config.yaml.
+
+    `key`: an administrator's, where the settings have keys. Everything that it writes lies in `folder`. Raises
+    ServerError when it does not start, or leaves a process behind.
+    """
+    # A copy: training may replace the model's files meanwhile.
+    model_folder = folder / "demo"
+    if not model_folder.exists():
+        shutil.copytree(PROJECT_ROOT / "models" / "demo", model_folder)
+    ours = {
+        "model": str(model_folder),
+        **settings,
+        "kv": {"redis_folder": str(folder / "redis"), **settings.get("kv", {})},
+        "http": {"metrics_max_age_s": 0, **settings.get("http", {})},  # what is compared must be of now
+    }
+    config, port, log = write_config(folder, ours, ("kv", "http")), free_port(), folder / "launch.log"
+    url, http = f"http://127.0.0.1:{port}", _client(key)
+
+    def well() -> bool:
+        return health_of(http, url)["status"] == wanted_status
+
+    logs = (run_folder(port) / "server.log",)
+    with running(launch_command(config, port), url, well, log, patience(START_S), logs) as server:
+        yield RunningServer(url, port, model_folder, server.process, log, http)
+    if server.left_behind:
+        raise ServerError(f"Ctrl-C left processes behind: {server.left_behind}")

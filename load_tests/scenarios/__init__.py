@@ -1,1 +1,0 @@
-"""What each scenario (`configs/scenarios/`) brings beside the defaults, on a workload that fits it."""
