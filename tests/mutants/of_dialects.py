@@ -32,6 +32,14 @@ MUTANTS = (
         "A question about a picture is answered by a model that has not seen it.",
     ),
     Mutant(
+        "allowed-tools-allow-all",
+        "app/dialects/tools.py",
+        'body["tools"], body["tool_choice"] = kept, mode',
+        'body["tool_choice"] = mode',
+        (TESTS + "test_allowed_tools.py::test_the_others_are_left_out_and_the_mode_is_the_choice",),
+        "A tool that a client has not allowed is called.",
+    ),
+    Mutant(
         "any-model-is-an-alias",
         "app/dialects/asked.py",
         "any(fnmatchcase(name, alias) for alias in aliases)",
