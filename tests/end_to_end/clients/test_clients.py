@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -115,3 +117,17 @@ def test_every_client_for_python_is(server: RunningServer, environment: Path, sc
 @pytest.mark.parametrize("script", NODE_SCRIPTS)
 def test_every_client_for_node_is(server: RunningServer, environment: Path, script: str) -> None:
     has_all(told(environment / "bin" / "node", environment / "node" / script, server.url))
+
+
+@pytest.mark.long("tests/end_to_end/clients/test_clients.py::test_the_official_clients_are_understood_and_understand")
+def test_vllms_own_benchmark_runs_as_the_page_says(server: RunningServer) -> None:
+    page = (PROJECT_ROOT / "docs" / "tools" / "load_test.md").read_text()
+    (command,) = re.findall(r"^vllm bench serve(?:.*\\\n)*.*$", page, re.MULTILINE)
+    words = shlex.split(command.replace("\\\n", " ").replace("http://127.0.0.1:8000", server.url))
+    wanted = words[words.index("--num-prompts") + 1]
+    ran = subprocess.run(
+        [Path(sys.executable).with_name("vllm"), *words[1:]],
+        cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=patience(300), check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert re.findall(r"Successful requests: +(\d+)", ran.stdout) == [wanted]
