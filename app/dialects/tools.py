@@ -1,5 +1,8 @@
 """Tools: hosted ones are left out where there are functions too, grammars of custom tools become words.
 
+A choice that allows some of the tools (`allowed_tools`) leaves these alone in the request. No parser of vLLM's holds a
+model to such a choice, and what it has not read of it does not call.
+
 Which tools a client can answer for differs by API: functions by all; custom tools and namespaces by Responses'.
 """
 
@@ -17,6 +20,7 @@ Body = dict[str, Any]
 _CLIENTS = ("function", "namespace", "custom")
 """Types of Responses' tools whose calls the client answers."""
 _OF_CHATS = ("function", "custom")
+_ALLOWED = "allowed_tools"
 
 
 def read_empty(body: Body) -> None:
@@ -30,6 +34,7 @@ def read_empty(body: Body) -> None:
 def read_responses(body: Body) -> None:
     """Of Responses. Raises VLLMValidationError (400) where no tool is left, or a hosted one is forced."""
     _leave_out_hosted(body, lambda tool: tool.get("type") in _CLIENTS, "of the type `function`")
+    _leave_the_allowed(body)
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and _is_hosted_choice(choice):
         raise VLLMValidationError(
@@ -49,6 +54,7 @@ def read_messages(body: Body) -> None:
 def read_chat(body: Body) -> None:
     """Of chats, where only routers of many providers send hosted tools. Raises as `read_responses`."""
     _leave_out_hosted(body, lambda tool: tool.get("type", "function") in _OF_CHATS, "of the type `function`")
+    _leave_the_allowed(body)
 
 
 def _leave_out_hosted(body: Body, is_clients: Callable[[Body], bool], give: str) -> None:
@@ -70,6 +76,31 @@ def _leave_out_hosted(body: Body, is_clients: Callable[[Body], bool], give: str)
     body["tools"] = kept
 
 
+def _leave_the_allowed(body: Body) -> None:
+    choice = body.get("tool_choice")
+    if not isinstance(choice, dict) or choice.get("type") != _ALLOWED:
+        return
+    nested = choice.get(_ALLOWED)  # chats have an object of that name; Responses have its fields in the choice
+    given = nested if isinstance(nested, dict) else choice
+    mode, names = given.get("mode", "auto"), {_called(tool) for tool in _dicts(given.get("tools"))}
+    if mode not in ("auto", "required"):
+        raise VLLMValidationError("`tool_choice.mode` must be `auto` or `required`.", parameter="tool_choice")
+    kept = [tool for tool in _dicts(body.get("tools")) if _called(tool) in names - {None}]
+    if not kept:
+        raise VLLMValidationError(
+            "`tool_choice` allows no tool of `tools` whose calls the client answers.", parameter="tool_choice"
+        )
+    body["tools"], body["tool_choice"] = kept, mode
+
+
+def _called(tool: Body) -> str | None:
+    """A tool's name, in a chat or in Responses."""
+    kind = tool.get("type")
+    inner = tool.get(kind) if isinstance(kind, str) else None
+    name = (inner if isinstance(inner, dict) else tool).get("name")
+    return name if isinstance(name, str) else None
+
+
 def _is_anthropic_client_tool(tool: Body) -> bool:
     """Whether the client runs it, as its own definition says; Anthropic's own tools have none."""
     callers = tool.get("allowed_callers")
@@ -87,7 +118,7 @@ def _name(tool: Body) -> str:
 
 
 def _is_hosted_choice(choice: Body) -> bool:
-    return isinstance(choice.get("type"), str) and choice["type"] not in (*_CLIENTS, "allowed_tools", "auto", "none")
+    return isinstance(choice.get("type"), str) and choice["type"] not in (*_CLIENTS, "auto", "none")
 
 
 def _put_into_words(tool: Body, body: Body) -> None:

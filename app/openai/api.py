@@ -46,6 +46,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from app.dialects.asked import gap_marks
 from app.dialects.calls import holding_forced_calls, level_of_vllm, reading_cut_calls, rendered_with_grammar
 from app.dialects.content_format import content_format
+from app.dialects.developers import prints_system_in_place
 from app.dialects.errors import event_in_openais_words
 from app.dialects.event_stream import event_stream, with_null_usage
 from app.dialects.reading import Readings
@@ -267,6 +268,7 @@ def add_openai_routes(app: FastAPI, engine: HandleEngineClient, settings: Settin
     renderer.parser = holding_forced_calls(renderer.parser, settings)
     renderer.warmup()
     renderer.keys = engine.keys
+    renderer.orders_in_place = prints_system_in_place(engine.renderer, chat_template, form)
     renderer.answers = engine.answers = remembered_answers(renderer, http, engine.returns, engine.metrics)
     engine.blends = blend_requests(settings, engine.renderer, chat_template, engine.keys, engine.metrics)
     most_tokens = engine.model_config.max_model_len

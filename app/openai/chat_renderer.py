@@ -6,7 +6,7 @@ wants to see, or that would no longer leave room for the answer; and /tokenize, 
 
 Leans on vLLM: `OnlineRenderer.render_chat` is what `OpenAIServingChat.render_chat_request` calls, `render_responses`
 what `OpenAIServingResponses` does; they return an `ErrorResponse`, or messages and one input, a dictionary in which
-further keys travel to `EngineClient.generate`.
+further keys travel to `EngineClient.generate`. Both call `preprocess_chat(request, messages, …)`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from app.answers.divergence import History
 from app.answers.memory import AnswerMemory
 from app.answers.returns import Returns
 from app.answers.turns import Answers, Conversation
+from app.dialects.developers import in_place
 from app.gate.kv_cache_field import FIELD, read_field
 from app.gate.request_context import current_request
 from app.metrics.ingress import IngressMetrics
@@ -52,6 +53,14 @@ class ChatRenderer(OnlineRenderer):
     keys: PromptKeys
     answers: Answers | None = None
     """None: nothing is known of the turns of this model's chats."""
+    orders_in_place = False
+    """Late messages of the system and the developer stay where they stand (`app.dialects.developers`)."""
+
+    async def preprocess_chat(self, request: Any, messages: list[Any], *args: Any, **more: Any) -> Any:
+        """See vLLM's."""
+        return await super().preprocess_chat(
+            request, in_place(messages) if self.orders_in_place else messages, *args, **more
+        )
 
     async def render_chat(
         self, request: ChatCompletionRequest, *, skip_mm_cache: bool = False

@@ -51,12 +51,12 @@ def settings_with(
     roles: Mapping[str, Any] | None = None,
     engine: Mapping[str, Any] | None = None,
     scenario: str | None = None,
+    chat_template: str | None = None,
     **http: object,
 ) -> Settings:
     shared = {"roles": roles, "replicas": roles["prefill"] + roles["decode"]} if roles else {}
-    return load_settings(
-        {"max_model_len": CONTEXT, "scenario": scenario, "http": http, "engine": dict(engine or {}), **shared}
-    )
+    whole = {"max_model_len": CONTEXT, "scenario": scenario, "chat_template": chat_template}
+    return load_settings({**whole, "http": http, "engine": dict(engine or {}), **shared})
 
 
 @dataclass

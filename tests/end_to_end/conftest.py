@@ -141,10 +141,18 @@ def world(whole_server: OneServer, tmp_path_factory: pytest.TempPathFactory) -> 
 
     Faults may destroy its parts: the next file waits until it is well.
     """
-    http = {"debug_headers": True, "max_ongoing_requests": 64, "max_queued_requests": 64}
+    http = {
+        "debug_headers": True,
+        "max_ongoing_requests": 64,
+        "max_queued_requests": 64,
+        "model_aliases": ["claude-*", "gpt-*"],
+    }
+    # The demo model was not taught JSON, and fills what a grammar allows with whitespace.
+    calls = {"tool_call_parser": "hermes", "json_whitespace": 1}
+    engine = {"enforce_eager": True, "threads": 1, "max_num_seqs": 32, **calls}
     kv = {"lease_s": 2.0, "save_deadline_s": 8.0}  # what is lost is free after so long, and the tests wait for that
     routing = {"rebalance_streams": True}
-    settings = {"dtype": "float32", "http": http, "kv": kv, "routing": routing}
+    settings = {"dtype": "float32", "http": http, "engine": engine, "kv": kv, "routing": routing}
 
     def start(stack: contextlib.ExitStack) -> World:
         folder = tmp_path_factory.mktemp("world")

@@ -32,6 +32,22 @@ MUTANTS = (
         "A question about a picture is answered by a model that has not seen it.",
     ),
     Mutant(
+        "allowed-tools-allow-all",
+        "app/dialects/tools.py",
+        'body["tools"], body["tool_choice"] = kept, mode',
+        'body["tool_choice"] = mode',
+        (TESTS + "test_allowed_tools.py::test_the_others_are_left_out_and_the_mode_is_the_choice",),
+        "A tool that a client has not allowed is called.",
+    ),
+    Mutant(
+        "late-orders-at-the-head",
+        "app/openai/api.py",
+        "renderer.orders_in_place = prints_system_in_place(engine.renderer, chat_template, form)",
+        "renderer.orders_in_place = False",
+        (TESTS + "test_developers.py::test_a_late_order_leaves_the_prompt_before_it_as_it_was",),
+        "A late message of the developer costs the KV of the whole conversation.",
+    ),
+    Mutant(
         "any-model-is-an-alias",
         "app/dialects/asked.py",
         "any(fnmatchcase(name, alias) for alias in aliases)",
