@@ -43,6 +43,14 @@ MUTANTS = (
         "A model whose download was cut is found out after a minute, by a traceback.",
     ),
     Mutant(
+        "templates-without-an-end-tried",
+        "app/checks/template_trial.py",
+        "    for messages in (*_PLAIN, *_OTHERS):\n",
+        "    for messages in _PLAIN:\n",
+        (TESTS + "checks/test_template_trial.py::test_a_template_that_comes_to_no_end_is_refused",),
+        "The ingress renders a system prompt as it starts, and never comes up.",
+    ),
+    Mutant(
         "ready-after-answers-between-failures",
         "app/launch/readiness.py",
         "        self._answered = self._answered + 1 if status in self._good else 0\n",
