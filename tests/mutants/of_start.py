@@ -51,6 +51,17 @@ MUTANTS = (
         "The ingress renders a system prompt as it starts, and never comes up.",
     ),
     Mutant(
+        "a-killed-launchers-server-left-to-ray",
+        "app/launch/serve_run.py",
+        "                _end_all(ray_folder)\n",
+        "                pass\n",
+        (
+            TESTS + "launch/test_launch.py::test_of_two_servers_each_is_its_users_and_one_restarts_while_"
+            "the_others_killed_launcher_takes_its_own_with_it",
+        ),
+        "What Ray has started stays for a minute and more, and its files for ever.",
+    ),
+    Mutant(
         "ready-after-answers-between-failures",
         "app/launch/readiness.py",
         "        self._answered = self._answered + 1 if status in self._good else 0\n",
