@@ -62,6 +62,14 @@ MUTANTS = (
         "What Ray has started stays for a minute and more, and its files for ever.",
     ),
     Mutant(
+        "last-words-before-a-log-lost",
+        "app/launch/server.py",
+        ', logs / "raylet.err"]:',
+        "]:",
+        (TESTS + "launch/test_life.py::test_the_last_line_of_a_worker_that_died_at_birth_is_found",),
+        "A worker that dies at its birth has no log of its own, and the start ends without its reason.",
+    ),
+    Mutant(
         "ready-after-answers-between-failures",
         "app/launch/readiness.py",
         "        self._answered = self._answered + 1 if status in self._good else 0\n",

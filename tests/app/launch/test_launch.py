@@ -97,6 +97,14 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
         one.end()
 
 
+STILLBORN = """
+import os, sys
+if any(word.endswith("default_worker.py") for word in sys.orig_argv):
+    print("ImportError: stillborn", file=sys.stderr, flush=True)
+    os._exit(1)
+"""
+
+
 def assert_fails(server: Launched, reason: str) -> None:
     """The start ends by itself, for this reason, and leaves no process."""
     while server.process.poll() is None:
@@ -229,6 +237,18 @@ def test_an_application_that_cannot_start_ends_with_its_reason(
     launch: Callable[..., Launched], tmp_path: Path, model_folder: Path, builder: str, reason: str
 ) -> None:
     assert_fails(launch(write_config(tmp_path, model_folder, builder=builder)), reason)
+
+
+@pytest.mark.long(
+    "tests/app/launch/test_life.py::test_a_start_whose_processes_end_at_birth_ends_after_a_minute_with_their_last_line"
+)
+@pytest.mark.long("tests/app/launch/test_life.py::test_the_last_line_of_a_worker_that_died_at_birth_is_found")
+def test_a_start_whose_workers_die_at_birth_ends_with_their_last_line(
+    launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(STILLBORN)
+    command = ("env", f"PYTHONPATH={tmp_path}", *LAUNCHER)
+    assert_fails(launch(write_config(tmp_path, model_folder), command=command), "ImportError: stillborn")
 
 
 def test_a_wrong_setting_ends_at_once_with_its_sentence(
