@@ -152,11 +152,21 @@ install_lock() { # FILE
 }
 
 # Python compiles what it imports, each process for itself: a server's twenty would do the same work at the same time.
-# One process imports what the server does. Of packages that are imported as needed, all is compiled.
-import_once() {
-    PYTHONDONTWRITEBYTECODE='' "$venv/bin/python" \
-        -c 'import app.ingress, deployments.engine.room, deployments.replica.replica' >>"$log" 2>&1 || true
+# Two processes import what the server's do: those with vLLM, and all others. A module that is missing is no fault here.
+import_once() { # MODULES...
+    PYTHONDONTWRITEBYTECODE='' "$venv/bin/python" -c '
+import contextlib, importlib, sys
+for name in sys.argv[1:]:
+    with contextlib.suppress(Exception):
+        importlib.import_module(name)' "$@" >>"$log" 2>&1 || true
 }
+
+with_vllm=(deployments.engine.room deployments.replica.replica vllm.v1.engine.async_llm vllm.v1.engine.core
+    vllm.v1.worker.cpu_worker vllm.v1.attention.backends.cpu_attn vllm.model_executor.models.llama app.ingress)
+without_vllm=(app.launch.__main__ app.launch.serve_run app.builder ray._private.log_monitor ray._private.process_watcher
+    ray._private.runtime_env.agent.main ray._private.runtime_env.agent.runtime_env_agent ray.autoscaler._private.monitor
+    ray.dashboard.agent ray.dashboard.dashboard ray.dashboard.modules.reporter.reporter_agent
+    ray.serve._private.controller ray.serve._private.haproxy ray.serve._private.proxy ray.serve._private.replica)
 
 compile_all_of() { # PACKAGES...
     local name folders=() site
@@ -195,8 +205,8 @@ main() {
     lock=$(lock_file)
     ensure server "$lock"
     if [ -n "$installed" ]; then
-        import_once &
-        compile_all_of ray vllm aiohttp google grpc opencensus opentelemetry prometheus_client redis starlette uvicorn &
+        import_once "${with_vllm[@]}" &
+        import_once "${without_vllm[@]}" &
     fi
     case ${1:-server} in bench | dev) ensure bench requirements/bench.txt ;; esac
     if [ "${1:-server}" = dev ]; then

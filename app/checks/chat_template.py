@@ -1,25 +1,17 @@
 """Whether there is a chat template, and whether it makes a prompt of a plain message.
 
 Leans on transformers: where a folder's templates lie (`chat_template.jinja`, `additional_chat_templates/`,
-`tokenizer_config.json`, a processor's `chat_template.json`), and what its environment of Jinja has
-(`chat_template_utils._cached_compile_jinja_template`). On vLLM: the models for which it has templates of its own.
+`tokenizer_config.json`, a processor's `chat_template.json`). On vLLM: the models for which it has templates of its own.
 `tests/app/checks/test_chat_template.py` renders with both.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from app.checks.template_trial import Trial, tried
 from app.checks.vllm_source import tables
 from configs.errors import SettingsError
 from configs.model_folder import PROJECT_ROOT, is_lfs_pointer, read_config, read_json
@@ -28,10 +20,6 @@ _FALLBACKS = "transformers_utils/chat_templates/registry.py", "_MODEL_TYPE_TO_CH
 _OWN_FORMATS = ("tekken.json", "tokenizer.model.v*", "params.json")
 """Files of models whose tokenizer brings the format of chats with it."""
 _OTHER_WORKS = "set chat_template to the path of a Jinja template that does"
-_MOST_QUOTED = 120
-"""Characters of a template's own sentence."""
-_PLAIN: tuple[Any, ...] = ("Hello!", [{"type": "text", "text": "Hello!"}])
-"""A message's content in the two forms that templates take; vLLM finds out which."""
 
 
 def check_chat_template(folder: Path | None, chosen: str | None, extra_args: Mapping[str, Any]) -> str:
@@ -59,15 +47,16 @@ def check_chat_template(folder: Path | None, chosen: str | None, extra_args: Map
             f"chat_template: {folder} has no chat template, so chats could not be answered; set chat_template to the "
             f"path of a Jinja template, or add the model's chat_template.jinja."
         )
-    compiled = {name: _compiled(where, text) for name, (where, text) in found.items()}
-    if "default" not in compiled:
+    if "default" not in found:
         raise SettingsError(
             f"chat_template: of the templates in {folder} none is called 'default' ({', '.join(found)[:80]}); "
             f"{_OTHER_WORKS}."
         )
-    where, _ = found["default"]
-    _try(where, compiled["default"], _special_tokens(folder))
-    return where
+    texts = tuple((name, text) for name, (_, text) in found.items())
+    refused = tried(Trial(texts, tuple(_special_tokens(folder).items())))
+    if refused is not None:
+        raise SettingsError(f"chat_template: {found[refused.template][0]} {refused.why}; {_OTHER_WORKS}.")
+    return found["default"][0]
 
 
 def _templates(folder: Path) -> dict[str, tuple[str, str]]:
@@ -112,49 +101,6 @@ def _text(file: Path) -> str:
         raise ValueError(f"{file} is not text in UTF-8; {_OTHER_WORKS}") from None
 
 
-def _compiled(where: str, text: str) -> jinja2.Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = lambda value, **options: json.dumps(
-        value, ensure_ascii=False, **{name: it for name, it in options.items() if name in ("indent", "sort_keys")}
-    )
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    try:
-        return environment.from_string(text)
-    except jinja2.TemplateSyntaxError as error:
-        raise SettingsError(
-            f"chat_template: {where}, line {error.lineno}, is no Jinja ({_short(error)}); {_OTHER_WORKS}."
-        ) from None
-    except RecursionError:
-        raise SettingsError(f"chat_template: {where} is too deep to be read; {_OTHER_WORKS}.") from None
-
-
-def _try(where: str, template: jinja2.Template, special_tokens: Mapping[str, str]) -> None:
-    """Make a prompt of one message from a user, as a first turn has."""
-    made, failures = [], []
-    for content in _PLAIN:
-        try:
-            made.append(
-                template.render(
-                    messages=[{"role": "user", "content": content}],
-                    tools=None,
-                    documents=None,
-                    add_generation_prompt=True,
-                    **special_tokens,
-                )
-            )
-        except Exception as error:  # a template may do anything, and each failure is one of it
-            failures.append(_short(error))
-    if not made:
-        raise SettingsError(
-            f"chat_template: {where} refuses a plain message from a user ({failures[0]}); {_OTHER_WORKS}."
-        )
-    if not any(prompt.strip() for prompt in made):
-        raise SettingsError(f"chat_template: {where} makes nothing of a message from a user; {_OTHER_WORKS}.")
-
-
 def _special_tokens(folder: Path | None) -> dict[str, str]:
     """Such as `bos_token`: templates name them."""
     found: dict[str, str] = {}
@@ -165,23 +111,3 @@ def _special_tokens(folder: Path | None) -> dict[str, str]:
                 if token.endswith("_token") and isinstance(text, str):
                     found[token] = text
     return found
-
-
-def _short(error: Exception) -> str:
-    said = " ".join(str(error).split()) or type(error).__name__
-    return said if len(said) <= _MOST_QUOTED else f"{said[:_MOST_QUOTED]}…"
-
-
-def _raise(message: object) -> None:
-    raise jinja2.TemplateError(str(message))
-
-
-class _Generation(Extension):
-    """`{% generation %}`: marks what an assistant says, for training; here it says what is in it."""
-
-    tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """See Jinja's."""
-        line = next(parser.stream).lineno
-        return nodes.Scope(list(parser.parse_statements(("name:endgeneration",), drop_needle=True)), lineno=line)

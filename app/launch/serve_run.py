@@ -10,7 +10,8 @@ Serve's view of the application goes to the parent as JSON lines on STATUS_FD:
     {"phase": "app", "status": "DEPLOYING", "message": "...",
      "deployments": {"Replica": {"running": 1, "target": 2, "status": "UPDATING", "message": "..."}}}
 
-A reporter thread writes them; when the parent is gone it interrupts the main thread, which ends as after a Ctrl-C.
+A reporter thread writes them; when the parent is gone it interrupts the main thread, which ends as after a Ctrl-C, and
+then ends what the parent would have ended: Ray's agents try for a minute and more to tell a Ray that is gone.
 
 On an interrupt `serve run` ends the proxy at once, and with it every answer that is under way. So the application
 is deleted first: it lets its requests end (`http.drain_s`) while the proxy still carries them.
@@ -21,6 +22,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
+import shutil
 import signal
 import sys
 import threading
@@ -29,6 +32,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
 import ray
 import yaml
 from ray import serve
@@ -36,17 +40,19 @@ from ray.serve.schema import ReplicaState
 from ray.serve.scripts import cli
 
 from app.launch.cluster import ray_options
+from app.launch.descendants import Descendants, become_subreaper
 from configs.settings import load_settings
 
 _REPORT_EVERY_S = 0.5
 _REPORT_RUNNING_EVERY_S = 5.0
-"""Once the application has run: Serve pickles the router's class for each report (some 35 ms of a slow core). So long,
-too, may it take until a parent that was killed is noticed."""
+"""Once the application has run: Serve pickles the router's class for each report (some 35 ms of a slow core)."""
 
 
 def main() -> None:
     """Start Ray, then hand this process to `serve run` until it is interrupted."""
     config_path, ray_folder, status_fd = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    parent = os.getppid()
+    become_subreaper()
     application = yaml.safe_load(Path(config_path).read_text(encoding="utf-8"))["applications"][0]
     with os.fdopen(status_fd, "w", buffering=1, encoding="utf-8") as status:
         settings = load_settings(application["args"])
@@ -55,7 +61,20 @@ def main() -> None:
         running = threading.Event()
         signal.signal(signal.SIGINT, _Interrupt(application["name"], running, settings.http.drain_s))
         threading.Thread(target=_report, args=(status, application["name"], running), daemon=True).start()
-        cli(["run", config_path], prog_name="serve")
+        try:
+            cli(["run", config_path], prog_name="serve")
+        finally:
+            if os.getppid() != parent:
+                _end_all(ray_folder)
+
+
+def _end_all(ray_folder: Path) -> None:
+    """End Ray and whatever it has started, and delete what is left of it."""
+    descendants = Descendants(psutil.Process())
+    descendants.note()
+    ray.shutdown()
+    descendants.end(threading.Event())
+    shutil.rmtree(ray_folder, ignore_errors=True)
 
 
 class _Interrupt:
@@ -84,6 +103,8 @@ class _Interrupt:
 
 
 def _report(status: Any, app_name: str, running: threading.Event) -> None:
+    parent_gone = select.poll()
+    parent_gone.register(status.fileno(), 0)
     while True:
         try:
             report = _application_status(app_name)
@@ -95,7 +116,7 @@ def _report(status: Any, app_name: str, running: threading.Event) -> None:
             return
         except ValueError:  # closed: main() is ending
             return
-        time.sleep(_REPORT_RUNNING_EVERY_S if running.is_set() else _REPORT_EVERY_S)
+        parent_gone.poll(1000 * (_REPORT_RUNNING_EVERY_S if running.is_set() else _REPORT_EVERY_S))
 
 
 def _application_status(app_name: str) -> dict[str, Any]:

@@ -41,6 +41,8 @@ LONG_STOP_S = 8.0
 
 
 _DEAD_WORKER = re.compile(r"worker process\D*(\d+)\D.* The process is dead, probably it crashed during start")
+_RAYS_OWN = (":", "[20")
+"""How lines begin that are no worker's: what a log is of, and the raylet's own, which begin with the date."""
 
 
 class Server:
@@ -175,11 +177,10 @@ class Server:
 
 
 def _last_line(logs: Path, number: str) -> str:
-    """What a worker has said last; nothing is known of one that said nothing."""
-    for file in [*logs.glob(f"worker-*-{number}.err"), *logs.glob(f"worker-*-{number}.out")]:
+    """What a worker has said last: into the raylet's own log until it had one; nothing where both are empty."""
+    for file in [*logs.glob(f"worker-*-{number}.err"), *logs.glob(f"worker-*-{number}.out"), logs / "raylet.err"]:
         with contextlib.suppress(OSError):
-            if lines := file.read_text(encoding="utf-8", errors="replace").split("\n"):
-                said = [line.strip() for line in lines if line.strip() and not line.startswith(":")]
-                if said:
-                    return said[-1]
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+            if said := [line.strip() for line in lines if line.strip() and not line.startswith(_RAYS_OWN)]:
+                return said[-1]
     return f"process {number} ended without a word"

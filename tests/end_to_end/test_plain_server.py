@@ -64,7 +64,8 @@ def test_the_demo_passes(plain: RunningServer) -> None:
     "::test_after_a_restart_everything_is_found_again_parents_first_and_the_rest_is_deleted"
 )
 @pytest.mark.long(
-    "tests/app/launch/test_launch.py::test_sighup_restarts_everything_with_the_configuration_as_it_is_then"
+    "tests/app/launch/test_launch.py::"
+    "test_of_two_servers_each_is_its_users_and_one_restarts_while_the_others_killed_launcher_takes_its_own_with_it"
 )
 def test_the_demo_finds_its_kv_in_redis_after_a_full_restart(plain: RunningServer) -> None:
     rows = shown(plain)

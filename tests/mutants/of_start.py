@@ -43,6 +43,33 @@ MUTANTS = (
         "A model whose download was cut is found out after a minute, by a traceback.",
     ),
     Mutant(
+        "templates-without-an-end-tried",
+        "app/checks/template_trial.py",
+        "    for messages in (*_PLAIN, *_OTHERS):\n",
+        "    for messages in _PLAIN:\n",
+        (TESTS + "checks/test_template_trial.py::test_a_template_that_comes_to_no_end_is_refused",),
+        "The ingress renders a system prompt as it starts, and never comes up.",
+    ),
+    Mutant(
+        "a-killed-launchers-server-left-to-ray",
+        "app/launch/serve_run.py",
+        "                _end_all(ray_folder)\n",
+        "                pass\n",
+        (
+            TESTS + "launch/test_launch.py::test_of_two_servers_each_is_its_users_and_one_restarts_while_"
+            "the_others_killed_launcher_takes_its_own_with_it",
+        ),
+        "What Ray has started stays for a minute and more, and its files for ever.",
+    ),
+    Mutant(
+        "last-words-before-a-log-lost",
+        "app/launch/server.py",
+        ', logs / "raylet.err"]:',
+        "]:",
+        (TESTS + "launch/test_life.py::test_the_last_line_of_a_worker_that_died_at_birth_is_found",),
+        "A worker that dies at its birth has no log of its own, and the start ends without its reason.",
+    ),
+    Mutant(
         "ready-after-answers-between-failures",
         "app/launch/readiness.py",
         "        self._answered = self._answered + 1 if status in self._good else 0\n",

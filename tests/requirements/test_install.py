@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -106,3 +108,16 @@ def test_a_named_python_may_lie_below_a_blank(tmp_path: Path, programs: Path) ->
     pretend(tmp_path / "a blank", "python", "3.12")
     said = install(tmp_path / "project", PATH=path_with(programs), PYTHON=str(tmp_path / "a blank" / "python"))
     assert "a blank/python could not create" in said
+
+
+def test_what_is_imported_ahead_is_there() -> None:
+    """What is not would be compiled by each of a server's processes for itself, in silence."""
+    script = (PROJECT_ROOT / "requirements" / "install.sh").read_text(encoding="utf-8")
+    lists = re.findall(r"^with(?:out)?_vllm=\((.*?)\)", script, re.MULTILINE | re.DOTALL)
+    names = [name for each in lists for name in each.split()]
+    assert len(lists) == 2
+    assert len(names) > 10
+    places = [PROJECT_ROOT, Path(sysconfig.get_path("purelib"))]
+    assert [
+        name for name in names if not any((place / f"{name.replace('.', '/')}.py").exists() for place in places)
+    ] == []

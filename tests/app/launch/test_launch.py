@@ -1,12 +1,12 @@
 """The launcher around a stub application: it starts, says where, and leaves no process behind when stopped.
 
-Most tests ask one server, in any order. Whoever ends it has the next test start another.
+Most tests ask one server, in any order, whose surroundings are odd in every way at once. Whichever test ends it has the
+next one start another. A second server has a test's own surroundings.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import time
@@ -32,12 +32,24 @@ from tests.app.launch.stub_config import write_config
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 LAUNCHER = (sys.executable, "-m", "app.launch")
+ODD = {
+    "PYTHONOPTIMIZE": "2",
+    "PYTHONWARNINGS": "error::DeprecationWarning",
+    "PYTHONUTF8": "0",
+    "PYTHONCOERCECLOCALE": "0",
+    "LC_ALL": "C",
+}
+FEW_FILES = 'ulimit -Sn 1024; ulimit -Hn 1024; exec "$@"'
 
 
 class Slot:
-    """Keeps one running server, with the configuration that `write` writes."""
+    """Keeps one running server in odd surroundings, with the configuration that `write` writes."""
 
     def __init__(self, folder: Path, model_folder: Path) -> None:
+        long_tmpdir = folder / ("a" * 60) / ("b" * 60)
+        long_tmpdir.mkdir(parents=True)
+        odd = [f"{name}={value}" for name, value in (ODD | {"TMPDIR": str(long_tmpdir)}).items()]
+        self._command = ["env", *odd, "sh", "-c", FEW_FILES, "sh", *LAUNCHER]
         self._folder = folder
         self._model_folder = model_folder
         self._started = 0
@@ -45,13 +57,16 @@ class Slot:
         self.server: Launched | None = None
 
     def write(self, **args: object) -> Path:
-        return write_config(self._folder, self._model_folder, port=self._port, **args)
+        config = write_config(self._folder, self._model_folder, port=self._port, **args)
+        with config.open("a", encoding="utf-8") as file:
+            file.write("# ünïcode 🙂\n")
+        return config
 
     def running(self) -> Launched:
         if self.server is None or self.server.process.poll() is not None:
             self._started += 1
             self._port = free_port()
-            self.server = Launched([*LAUNCHER, str(self.write())], self._folder / f"output-{self._started}")
+            self.server = Launched([*self._command, str(self.write())], self._folder / f"output-{self._started}")
             self.server.wait_until("Ctrl-C stops it")
         return self.server
 
@@ -82,6 +97,25 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
         one.end()
 
 
+STILLBORN = """
+import os, sys
+if any(word.endswith("default_worker.py") for word in sys.orig_argv):
+    print("ImportError: stillborn", file=sys.stderr, flush=True)
+    os._exit(1)
+"""
+
+
+def assert_fails(server: Launched, reason: str) -> None:
+    """The start ends by itself, for this reason, and leaves no process."""
+    while server.process.poll() is None:
+        server.look()
+        time.sleep(0.2)
+    assert server.process.returncode == 1
+    assert reason in server.text()
+    assert "Traceback" not in server.text()
+    assert server.left() == []
+
+
 def until(holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     while not holds():
@@ -89,10 +123,11 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_two_servers_are_reached_by_their_users_alone_and_a_killed_launcher_takes_its_own_with_it(
-    server: Launched, launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
+def test_of_two_servers_each_is_its_users_and_one_restarts_while_the_others_killed_launcher_takes_its_own_with_it(
+    slot: Slot, launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
 ) -> None:
     second = launch(write_config(tmp_path, model_folder, builder="build_ailing", http={"log_format": "json"}))
+    server = slot.running()  # both start at the same time
     second.wait_until("Ctrl-C stops it")
     second.wait_until("cpu_tier: missing\n")
     said = second.text().split("server.log", 1)[1]
@@ -103,7 +138,7 @@ def test_two_servers_are_reached_by_their_users_alone_and_a_killed_launcher_take
         assert f"curl -sN {one.url}/v1/chat/completions" in one.text()
         assert one.is_healthy()
     assert_reached_by_its_user_alone(server)
-    assert_reached_by_its_user_alone(second)
+    ray_folder = assert_reached_by_its_user_alone(second)
 
     (proxy,) = [process for process in second.left() if process.name() == "haproxy"]
     proxy.kill()
@@ -114,12 +149,39 @@ def test_two_servers_are_reached_by_their_users_alone_and_a_killed_launcher_take
     logged = (run_folder(second.port) / "server.log").read_text().splitlines()
     second.process.kill()
     second.process.wait()
+    assert_restarts_with_the_configuration_as_it_is_then(server, slot)
     assert psutil.wait_procs(second.left(), KILLED_LIMIT_S)[1] == []
     assert second.left() == []
+    assert not ray_folder.exists()
     for line in logged:
         assert json.loads(line).keys() >= {"time", "level", "message"}
     assert any("ray::" in line or "ServeController" in line for line in logged)
+
+
+def assert_restarts_with_the_configuration_as_it_is_then(server: Launched, slot: Slot) -> None:
+    """SIGHUP ends every process but the launcher, and starts others."""
+    launcher = find_launcher(server.port)
+    assert launcher is not None
+    assert launcher.pid == server.process.pid
+    first = set(server.started)
+
+    slot.write(served_model_name="renamed")
+    launcher.send_signal(signal.SIGHUP)
+    server.wait_until("crosskv serves renamed")
+
+    assert [process for process in first if process.is_running()] == []
+    assert len(server.left()) > 5
+    assert find_launcher(server.port) == launcher
     assert server.is_healthy()
+
+
+def test_it_starts_with_few_files_a_long_tmpdir_ascii_and_switches_of_python(server: Launched) -> None:
+    said = server.text()
+    assert server.is_healthy()
+    assert "Traceback" not in said
+    assert "too long a path for a socket" in said
+    assert "PYTHONOPTIMIZE" in said
+    assert "may open 1024 files" in said
 
 
 def test_a_configuration_that_cannot_work_restarts_nothing_and_says_why(server: Launched, slot: Slot) -> None:
@@ -133,22 +195,6 @@ def test_a_configuration_that_cannot_work_restarts_nothing_and_says_why(server: 
     assert "replica: there is no such setting; did you mean 'replicas'?" in server.text()[before:]
     assert "stopping" not in server.text()[before:]
     assert first <= set(server.left())
-    assert server.is_healthy()
-
-
-def test_sighup_restarts_everything_with_the_configuration_as_it_is_then(server: Launched, slot: Slot) -> None:
-    launcher = find_launcher(server.port)
-    assert launcher is not None
-    assert launcher.pid == server.process.pid
-    first = set(server.started)
-
-    slot.write(served_model_name="renamed")
-    launcher.send_signal(signal.SIGHUP)
-    server.wait_until("crosskv serves renamed")
-
-    assert [process for process in first if process.is_running()] == []
-    assert len(server.left()) > 5
-    assert find_launcher(server.port) == launcher
     assert server.is_healthy()
 
 
@@ -190,14 +236,19 @@ def test_a_request_that_is_under_way_gets_its_answer_and_a_stop_wins_over_a_rest
 def test_an_application_that_cannot_start_ends_with_its_reason(
     launch: Callable[..., Launched], tmp_path: Path, model_folder: Path, builder: str, reason: str
 ) -> None:
-    server = launch(write_config(tmp_path, model_folder, builder=builder))
-    while server.process.poll() is None:
-        server.look()
-        time.sleep(0.2)
-    assert server.process.returncode == 1
-    assert reason in server.text()
-    assert "Traceback" not in server.text()
-    assert server.left() == []
+    assert_fails(launch(write_config(tmp_path, model_folder, builder=builder)), reason)
+
+
+@pytest.mark.long(
+    "tests/app/launch/test_life.py::test_a_start_whose_processes_end_at_birth_ends_after_a_minute_with_their_last_line"
+)
+@pytest.mark.long("tests/app/launch/test_life.py::test_the_last_line_of_a_worker_that_died_at_birth_is_found")
+def test_a_start_whose_workers_die_at_birth_ends_with_their_last_line(
+    launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(STILLBORN)
+    command = ("env", f"PYTHONPATH={tmp_path}", *LAUNCHER)
+    assert_fails(launch(write_config(tmp_path, model_folder), command=command), "ImportError: stillborn")
 
 
 def test_a_wrong_setting_ends_at_once_with_its_sentence(
@@ -208,14 +259,22 @@ def test_a_wrong_setting_ends_at_once_with_its_sentence(
     assert server.text() == "replica: there is no such setting; did you mean 'replicas'?\n"
 
 
-def test_an_interrupt_sent_to_make_alone_stops_the_server(
+@pytest.mark.long(
+    "tests/app/launch/test_stopping.py"
+    "::test_a_child_that_lost_its_interrupt_is_waited_for_only_where_there_can_be_requests"
+)
+@pytest.mark.long("tests/app/launch/test_descendants.py::test_those_that_were_seen_are_ended_after_their_parent")
+def test_a_stop_during_the_start_leaves_nothing(
     launch: Callable[..., Launched], tmp_path: Path, model_folder: Path
 ) -> None:
-    makefile = tmp_path / "Makefile"
-    config = write_config(tmp_path, model_folder)
-    makefile.write_text(f"serve:\n\t@exec {sys.executable} -m app.launch {config}\n")
-    make = launch(command=("make", "-f", str(makefile), "serve"))
-    make.wait_until("starting Ray")
-    os.kill(make.process.pid, signal.SIGINT)
-    make.process.wait(STOP_LIMIT_S)
-    assert make.left() == []
+    server = launch(write_config(tmp_path, model_folder))
+
+    def starts_ray() -> bool:
+        server.look()
+        return any(process.name() == "raylet" for process in server.left())
+
+    until(starts_ray)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(STOP_LIMIT_S) == 0, server.text()
+    assert "Ctrl-C stops it" not in server.text()
+    assert server.left() == []

@@ -306,6 +306,8 @@ def test_the_last_line_of_a_worker_that_died_at_birth_is_found(plan: LaunchPlan,
     (logs / "raylet.out").write_text(raylet + said.format(9, dead))
     (logs / "worker-ab-ffffffff-7.err").write_text(":job_id:01\nTraceback\nTypeError: no docstring\n\n")
     assert server.dead_workers() == ["TypeError: no docstring", "process 9 ended without a word"]
+    (logs / "raylet.err").write_text(f"Traceback\nImportError: no module\n[2026-11-27 00:08:21,264 E] {said}\n")
+    assert server.dead_workers() == ["TypeError: no docstring", "ImportError: no module"]
     raylet_itself = (Path(ray.__file__).parent / "core/src/ray/raylet/raylet").read_bytes()
     assert dead.encode() in raylet_itself, "Ray's own words"
     assert b"Some workers of the worker process(" in raylet_itself

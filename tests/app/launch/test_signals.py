@@ -150,8 +150,20 @@ sys.exit(3 if signals.impatient.is_set() else 0)
 """
 
 
-@pytest.mark.parametrize(("to", "ends_with"), [("make", -signal.SIGTERM), ("both", -signal.SIGTERM), ("launcher", 0)])
-def test_sigterm_ends_make_and_what_it_runs_whoever_is_sent_it(tmp_path: Path, to: str, ends_with: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "to", "ends_with"),
+    [
+        (signal.SIGTERM, "make", -signal.SIGTERM),
+        (signal.SIGTERM, "both", -signal.SIGTERM),
+        (signal.SIGTERM, "launcher", 0),
+        (signal.SIGINT, "make", -signal.SIGINT),  # as a script does that knows of make alone
+        (signal.SIGINT, "both", -signal.SIGINT),  # as a terminal does
+        (signal.SIGINT, "launcher", 0),
+    ],
+)
+def test_a_stop_ends_make_and_what_it_runs_whoever_is_sent_it(
+    tmp_path: Path, number: signal.Signals, to: str, ends_with: int
+) -> None:
     program, makefile, noted = (tmp_path / name for name in ("stoppable.py", "Makefile", "number"))
     program.write_text(STOPPABLE)
     makefile.write_text(f"serve:\n\t@exec {sys.executable} {program} {noted}\n")
@@ -161,9 +173,9 @@ def test_sigterm_ends_make_and_what_it_runs_whoever_is_sent_it(tmp_path: Path, t
         until(lambda: noted.exists() and noted.read_text(), "it runs", LIMIT_S)
         launcher = int(noted.read_text())
         if to == "both":
-            os.killpg(make.pid, signal.SIGTERM)
+            os.killpg(make.pid, number)
         else:
-            os.kill(make.pid if to == "make" else launcher, signal.SIGTERM)
+            os.kill(make.pid if to == "make" else launcher, number)
         assert make.wait(patience(LIMIT_S)) == ends_with
         until(lambda: not psutil.pid_exists(launcher), "it has ended", LIMIT_S)
 
