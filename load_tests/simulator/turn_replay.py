@@ -12,7 +12,6 @@ that nobody asks for.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from kvmanager.routing.cost import RoutingState
 from kvmanager.routing.mirror import TierHits
 from kvmanager.segments.keys import BlockHash
 from load_tests.simulator.costs import Costs
+from load_tests.simulator.events import Events
 from load_tests.simulator.one_replica.scored_pool import ScoredPool
 from load_tests.simulator.trace import BLOCK_TOKENS, TraceRequest, block_key
 
@@ -110,8 +110,7 @@ class TurnReplay:
         self._routing = RoutingState(BLOCK_TOKENS)
         recompute_s = costs.prefill_s(BLOCK_TOKENS)
         self._routing.credits[Tier.CPU] = max(0.0, 1.0 - costs.load_s(Tier.CPU, BLOCK_TOKENS) / recompute_s)
-        self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._event_ids = itertools.count()
+        self._events = Events()
 
     def run(self, turns: Sequence[Turn], on_progress: Callable[[], None] = lambda: None) -> None:
         """Serve all turns, and write into them what they found. Raises ValueError for one that fits no device."""
@@ -122,10 +121,8 @@ class TurnReplay:
             on_progress()
 
         for turn in turns:
-            self._at(turn.request.timestamp_s - first_s, partial(arrive, turn=turn))
-        while self._events:
-            now, _, call = heapq.heappop(self._events)
-            call(now)
+            self._events.at(turn.request.timestamp_s - first_s, partial(arrive, turn=turn))
+        self._events.run_until()
 
     def _arrive(self, now: float, turn: Turn) -> None:
         turn.arrival_s, turn.replica = now, self._route(now, turn)
@@ -177,13 +174,13 @@ class TurnReplay:
             tokens = max(1, turn.request.input_tokens - max(device, stored) * BLOCK_TOKENS)
             replica.engine_until = max(begins, replica.engine_until) + self._costs.prefill_s(tokens)
             turn.ttft_s = replica.engine_until - turn.arrival_s
-            self._at(replica.engine_until, partial(self._first_token, turn=turn))
+            self._events.at(replica.engine_until, partial(self._first_token, turn=turn))
 
     def _first_token(self, now: float, turn: Turn) -> None:
         self._routing.first_token(str(turn.number))
         self._cpu.update(turn.hashes[: turn.prompt_blocks])
         decode_s = turn.request.output_tokens * self._costs.decode_s_per_token
-        self._at(now + decode_s, partial(self._end, turn=turn))
+        self._events.at(now + decode_s, partial(self._end, turn=turn))
 
     def _end(self, now: float, turn: Turn) -> None:
         self._routing.finished(str(turn.number))
@@ -202,6 +199,3 @@ class TurnReplay:
             self._clock.tick()
             for block in turn.hashes[: turn.prompt_blocks]:
                 self._hotness[block] = self._clock.used(self._hotness.get(block, float("-inf")))
-
-    def _at(self, when: float, call: Callable[[float], None]) -> None:
-        heapq.heappush(self._events, (when, next(self._event_ids), call))

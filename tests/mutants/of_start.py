@@ -115,7 +115,7 @@ MUTANTS = (
         "open_at = [address for address in self.stores if not is_loopback(address)]",
         "open_at = [address for address in self.stores if not is_loopback(address) and ':' not in address]",
         (TESTS + "test_cluster_checks.py::test_only_what_no_other_machine_reaches_needs_no_token",),
-        "Whoever reaches a cluster over IPv6 runs code in it, without a token.",
+        "Another machine that reaches a cluster over IPv6 runs code in it, without a token.",
     ),
     Mutant(
         "replica-listens-on-all-addresses",
@@ -123,6 +123,6 @@ MUTANTS = (
         "if address.startswith(_EVERYWHERE):",
         "if address == _EVERYWHERE:",
         ("tests/deployments/replica/test_serve_port.py::test_all_addresses_become_the_nodes_own",),
-        "Whoever reaches the machine sends pickled calls to its replicas.",
+        "Any machine on the network sends pickled calls to its replicas.",
     ),
 )

@@ -11,8 +11,6 @@ and of calls, and replicas that fail. A trace block is a segment of one block.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,6 +29,7 @@ from load_tests.simulator.cluster.replica import Job, SimulatedReplica
 from load_tests.simulator.cluster.report import ClusterBooks
 from load_tests.simulator.cluster.routers import Prompt, Router, make_router
 from load_tests.simulator.costs import Costs
+from load_tests.simulator.events import Events
 from load_tests.simulator.policies import served_name
 from load_tests.simulator.trace import BLOCK_TOKENS, TraceRequest, block_key
 
@@ -117,10 +116,11 @@ class Cluster:
         self.mirror = PlacementMirror(blocks_per_segment=1)
         self.mirror.apply(self._brain.deltas_since(self.mirror.position, MOST_EVENTS))
         self._numbered = self.mirror.position
-        self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._event_ids = itertools.count()
+        self._events = Events()
         self._replicas = {
-            str(n): SimulatedReplica(str(n), device_blocks, costs, self, self._schedule, self._first_token, self._ended)
+            str(n): SimulatedReplica(
+                str(n), device_blocks, costs, self, self._events.at, self._first_token, self._ended
+            )
             for n in range(replicas)
         }
         self.names = list(self._replicas)
@@ -134,11 +134,11 @@ class Cluster:
         first_s = trace[0].timestamp_s
         for number, request in enumerate(trace):
             arrival_s = (request.timestamp_s - first_s) / scale
-            self._run_until(arrival_s)
+            self._events.run_until(arrival_s)
             self._arrive(arrival_s, str(number), request)
             if on_progress is not None:
                 on_progress(number + 1)
-        self._run_until(float("inf"))
+        self._events.run_until()
         return self._books
 
     # What a router sees.
@@ -240,12 +240,4 @@ class Cluster:
             self._books.moved_blocks += self._replicas[move.target].bring(then, blocks)
             self._books.moves += 1
 
-        self._schedule(now + seconds, arrived)
-
-    def _schedule(self, when: float, call: Callable[[float], None]) -> None:
-        heapq.heappush(self._events, (when, next(self._event_ids), call))
-
-    def _run_until(self, when: float) -> None:
-        while self._events and self._events[0][0] <= when:
-            then, _, call = heapq.heappop(self._events)
-            call(then)
+        self._events.at(now + seconds, arrived)

@@ -7,11 +7,10 @@ on a decode replica, as they do in the server (`kvmanager.loading.handover_choic
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from load_tests.simulator.events import Events
 from load_tests.simulator.steps.jobs import Job
 from load_tests.simulator.steps.replica import EngineSpec, StepReplica
 
@@ -51,19 +50,16 @@ class Fleet:
             raise ValueError(f"{arm.prefill} + {arm.decode} roles do not share out {replicas} replicas")
         self._arm = arm
         self._handover = handover
-        self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._event_ids = itertools.count()
+        self._events = Events()
         spec = replace(spec, target_s=arm.target_s)
-        self._decoders = [StepReplica(spec, self._schedule) for _ in range(arm.decode or replicas)]
-        self._prefillers = [StepReplica(spec, self._schedule, self._hand_over) for _ in range(arm.prefill)]
+        self._decoders = [StepReplica(spec, self._events.at) for _ in range(arm.decode or replicas)]
+        self._prefillers = [StepReplica(spec, self._events.at, self._hand_over) for _ in range(arm.prefill)]
 
     def replay(self, jobs: Sequence[Job]) -> None:
         """Run until the last job has ended; the jobs say what became of them."""
         for job in jobs:
-            self._schedule(job.arrival_s, lambda now, job=job: self._entry(job).add(now, job))  # type: ignore[misc]
-        while self._events:
-            now, _, call = heapq.heappop(self._events)
-            call(now)
+            self._events.at(job.arrival_s, lambda now, job=job: self._entry(job).add(now, job))  # type: ignore[misc]
+        self._events.run_until()
 
     def _entry(self, job: Job) -> StepReplica:
         splits = bool(self._prefillers) and job.prompt_tokens > self._arm.split_above
@@ -71,11 +67,8 @@ class Fleet:
 
     def _hand_over(self, now: float, job: Job) -> bool:
         job.handed_over = True
-        self._schedule(now + self._handover.seconds(job.prompt_tokens), lambda then: self._decoder().add(then, job))
+        self._events.at(now + self._handover.seconds(job.prompt_tokens), lambda then: self._decoder().add(then, job))
         return True
 
     def _decoder(self) -> StepReplica:
         return min(self._decoders, key=lambda one: one.context_tokens)
-
-    def _schedule(self, when: float, call: Callable[[float], None]) -> None:
-        heapq.heappush(self._events, (when, next(self._event_ids), call))
