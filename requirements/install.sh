@@ -161,7 +161,7 @@ for name in sys.argv[1:]:
         importlib.import_module(name)' "$@" >>"$log" 2>&1 || true
 }
 
-with_vllm=(deployments.engine.room deployments.replica.replica vllm.v1.engine.async_llm vllm.v1.engine.core
+with_vllm=(deployments.engine.handle deployments.replica.replica vllm.v1.engine.async_llm vllm.v1.engine.core
     vllm.v1.worker.cpu_worker vllm.v1.attention.backends.cpu_attn vllm.model_executor.models.llama app.ingress)
 without_vllm=(app.launch.__main__ app.launch.serve_run app.builder ray._private.log_monitor ray._private.process_watcher
     ray._private.runtime_env.agent.main ray._private.runtime_env.agent.runtime_env_agent ray.autoscaler._private.monitor

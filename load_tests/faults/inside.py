@@ -120,10 +120,10 @@ def _lose_port_answers(share: float) -> None:
     def wrap(actor: Any) -> None:
         from load_tests.faults.inside_engine import in_engine, is_process, lose_port_answers
 
-        room, application = _room(actor), _application(actor)
-        in_engine(room, lose_port_answers, application, share)
-        if is_process(room):  # the replica has a port of its own then, for plans
-            lose_port_answers(None, room._port, application, share)
+        handle, application = _handle(actor), _application(actor)
+        in_engine(handle, lose_port_answers, application, share)
+        if is_process(handle):  # the replica has a port of its own then, for plans
+            lose_port_answers(None, handle._port, application, share)
 
     _in_replicas(wrap)
 
@@ -159,7 +159,7 @@ def make_engines_mortal(deadly_tokens: list[int]) -> None:
     def act(actor: Any) -> None:
         from load_tests.faults.inside_engine import die_of, in_engine
 
-        in_engine(_room(actor), die_of, deadly_tokens)
+        in_engine(_handle(actor), die_of, deadly_tokens)
 
     _in_replicas(act)
 
@@ -170,10 +170,10 @@ def _strike_one(fault: str) -> None:
     def strike_if_busy(actor: Any) -> bool:
         from load_tests.faults import inside_engine
 
-        room = _room(actor)
-        busy = bool(room._begun)
+        handle = _handle(actor)
+        busy = bool(handle._begun)
         if busy:
-            inside_engine.in_engine(room, getattr(inside_engine, fault))
+            inside_engine.in_engine(handle, getattr(inside_engine, fault))
         return busy
 
     deadline = time.monotonic() + NOTICED_S
@@ -187,7 +187,7 @@ def _in_replicas(act: Callable[[Any], None]) -> None:
     def is_done(actor: Any) -> bool:
         from load_tests.faults.inside_engine import is_carried_out
 
-        return is_carried_out(_room(actor))
+        return is_carried_out(_handle(actor))
 
     for actor in _actors("#Replica#"):
         ray.get(actor.__ray_call__.remote(act))
@@ -199,8 +199,8 @@ def _replica(actor: Any) -> Any:
     return actor._replica_impl._user_callable_wrapper._callable
 
 
-def _room(actor: Any) -> Any:
-    return _replica(actor)._room
+def _handle(actor: Any) -> Any:
+    return _replica(actor)._engine
 
 
 def _application(actor: Any) -> str:

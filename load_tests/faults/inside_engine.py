@@ -21,36 +21,36 @@ _NO_ORDER = {"kind": "evict", "hashes": [], "deadline_s": 0.0}
 """A directive that does nothing."""
 
 
-def in_engine(room: Any, fault: Callable[..., None], *arguments: Any) -> None:
+def in_engine(handle: Any, fault: Callable[..., None], *arguments: Any) -> None:
     """Call `fault(core, port, *arguments)` with vLLM's engine core and its connector's port, beside them.
 
     On the loop of a replica whose engine is a process it does not wait for that: ask `is_carried_out`.
     """
-    engine = room._engine
-    if not is_process(room):
-        fault(engine.core, room._port, *arguments)
+    engine = handle._engine
+    if not is_process(handle):
+        fault(engine.core, handle._port, *arguments)
         return
     asked = engine.asker.ask("carry_out", _Smuggled(fault, arguments))
     loop = engine.asker._reading.get_loop()
     carried_out = asyncio.run_coroutine_threadsafe(asked, loop)
     if asyncio._get_running_loop() is loop:
-        room._carried_out = carried_out
+        handle._carried_out = carried_out
     else:
         carried_out.result(PATIENCE_S)
 
 
-def is_carried_out(room: Any) -> bool:
+def is_carried_out(handle: Any) -> bool:
     """Whether the last fault that the replica's own loop has ordered is in the engine; raises why it is not."""
-    carried_out = getattr(room, "_carried_out", None)
+    carried_out = getattr(handle, "_carried_out", None)
     if carried_out is None or not carried_out.done():
         return carried_out is None
     carried_out.result()
     return True
 
 
-def is_process(room: Any) -> bool:
+def is_process(handle: Any) -> bool:
     """Whether the engine has a process of its own."""
-    return hasattr(room._engine, "asker")
+    return hasattr(handle._engine, "asker")
 
 
 class _Smuggled:

@@ -60,15 +60,15 @@ class Outside:
     """A replica in another process: sends what it says, and has what it hears, by pickle."""
 
     def __init__(self, handle: EngineHandle) -> None:
-        self._room = handle
+        self._handle = handle
 
     async def say(self, method: str, *arguments: Any) -> Any:
-        return sent(await getattr(self._room, method)(*sent(arguments)))
+        return sent(await getattr(self._handle, method)(*sent(arguments)))
 
     async def answer(self, request: GenerateRequest, plan: Any) -> Any:
         message = sent(EnginePrompt(request, plan, 0.0))
         try:
-            return [sent(output) async for output in self._room.generate(message)][-1]
+            return [sent(output) async for output in self._handle.generate(message)][-1]
         except EngineDeadError as error:
             raise sent(error) from None
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from agents import TURNS, ClaudeCode, Codex, Turn, replay
-
 from load_tests.harness.running_server import RunningServer
 
 pytestmark = pytest.mark.server
