@@ -43,7 +43,7 @@ SETTINGS = {
 }
 
 
-class MadeUpRoom:
+class MadeUpEngine:
     """An engine whose device each stream fills by a fifth."""
 
     shares_kv = False
@@ -76,18 +76,18 @@ class Speaker(Replica):
         self._ending = False
         self._manager = ManagerClient(APP)
         self._plans = PromptPlans(None, 32)
-        self._room: Any = MadeUpRoom()
+        self._engine: Any = MadeUpEngine()
         node_id = ray.get_runtime_context().get_node_id()
-        self._link = ManagerLink(self._manager, self._name, _rank_now, node_id, self._room)
+        self._link = ManagerLink(self._manager, self._name, _rank_now, node_id, self._engine)
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Any]:
-        self._room.ongoing += 1
+        self._engine.ongoing += 1
         try:
             for number in range(WORDS):
                 yield self._name, number
                 await asyncio.sleep(WORD_S)
         finally:
-            self._room.ongoing -= 1
+            self._engine.ongoing -= 1
 
 
 class Cluster:
