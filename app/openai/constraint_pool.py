@@ -32,7 +32,7 @@ from vllm.sampling_params import StructuredOutputsParams
 
 from app.gate.errors import OverloadedError, UnavailableError
 from app.metrics.labels import FITS, REFUSED, TOO_LARGE, TOO_LONG, TOO_SLOW
-from app.openai.constraint_worker import READY, GrammarVerdict, Trial
+from app.openai.constraint_worker import READY, GrammarTrial, GrammarVerdict
 from configs.settings import PROJECT_ROOT
 
 logger = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ class _Process:
         number = self._asked
         self._owed[number] = self._loop.create_future()
         try:
-            self._pipe.send(Trial(number, constraint, timeout_s))
+            self._pipe.send(GrammarTrial(number, constraint, timeout_s))
             return await self._owed[number]
         finally:
             self._owed.pop(number, None)

@@ -5,7 +5,7 @@ a process that runs `main` (`app.openai.constraint_pool`). It loads vLLM and the
 each constraint. The child has a memory limit, and the kernel ends it when its time is over. No threads exist when it
 forks.
 
-Messages, pickled: in, `Trial`; out, once `READY`, then `GrammarVerdict`s in any order. It ends when its pipe closes.
+Messages, pickled: in, `GrammarTrial`; out, once `READY`, then `GrammarVerdict`s in any order. It ends when its pipe closes.
 
 Leans on vLLM: `SamplingParams.verify`, and `StructuredOutputManager.grammar_init`, which the engine calls for a
 `Request` and which leaves a grammar, or its exception, in `request.structured_output_request.grammar`.
@@ -39,7 +39,7 @@ MOST_MEMORY_BYTES = 2 << 30
 """Address space that a trial may take beside what the process has when it starts."""
 
 
-class Trial(NamedTuple):
+class GrammarTrial(NamedTuple):
     """A constraint to be compiled within `timeout_s` seconds of real time."""
 
     number: int
@@ -135,7 +135,7 @@ def _follow(grammar: Any, bitmask: Any, vocab_size: int) -> None:
             return
 
 
-def _fork(trial: Trial, try_it: Any) -> tuple[Connection, int]:
+def _fork(trial: GrammarTrial, try_it: Any) -> tuple[Connection, int]:
     ours, theirs = Pipe(duplex=False)
     pid = os.fork()
     if pid:
@@ -155,7 +155,7 @@ def _limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _try(trial: Trial, try_it: Any) -> GrammarVerdict:
+def _try(trial: GrammarTrial, try_it: Any) -> GrammarVerdict:
     from vllm.exceptions import VLLMClientError
 
     try:
