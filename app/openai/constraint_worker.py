@@ -5,7 +5,7 @@ a process that runs `main` (`app.openai.constraint_pool`). It loads vLLM and the
 each constraint. The child has a memory limit, and the kernel ends it when its time is over. No threads exist when it
 forks.
 
-Messages, pickled: in, `GrammarTrial`; out, once `READY`, then `GrammarVerdict`s in any order. It ends when its pipe closes.
+Messages, pickled: in, `GrammarTrial`; out, once `READY`, then `GrammarVerdict`s in any order. It ends with its pipe.
 
 Leans on vLLM: `SamplingParams.verify`, and `StructuredOutputManager.grammar_init`, which the engine calls for a
 `Request` and which leaves a grammar, or its exception, in `request.structured_output_request.grammar`.
