@@ -18,10 +18,10 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from load_tests.harness.running_server import RunningServer
 
 from configs.model_folder import PROJECT_ROOT
 from load_tests.harness.patience import patience
+from load_tests.harness.server import RunningServer
 from tests.surroundings import outside
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
