@@ -100,15 +100,14 @@ class Life:
                 status = self._server.status
                 if cause := watch.cause(status, lambda: self._server.dead_workers()):
                     raise ServerError(f"{cause}\nThe whole story: {self._server.log_path}")
-                progress.at(*describe(status))
-                if status.get("status") == "RUNNING" and self._readiness.is_healthy():
-                    progress.at("answering a first chat")
-                    if self._readiness.gives_a_token():
-                        self._wait_for_redis(progress)
-                        ready = ready_text(self._plan, progress.done(), self._out.is_terminal)
-                        note_start(folder, progress.took)
-                        self._out.print(f"\n{ready}\n", markup=False)
-                        return True
+                healthy = status.get("status") == "RUNNING" and self._readiness.is_healthy()
+                progress.at(*(("answering a first chat", "") if healthy else describe(status)))
+                if healthy and self._readiness.gives_a_token():
+                    self._wait_for_redis(progress)
+                    ready = ready_text(self._plan, progress.done(), self._out.is_terminal)
+                    note_start(folder, progress.took)
+                    self._out.print(f"\n{ready}\n", markup=False)
+                    return True
         return False
 
     def _wait_for_redis(self, progress: StartProgress) -> None:

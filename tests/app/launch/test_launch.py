@@ -173,6 +173,8 @@ def assert_restarts_with_the_configuration_as_it_is_then(server: Launched, slot:
     assert len(server.left()) > 5
     assert find_launcher(server.port) == launcher
     assert server.is_healthy()
+    chats = [httpx.post(f"{server.url}/v1/chat/completions", trust_env=False) for _ in range(48)]
+    assert {chat.status_code for chat in chats} == {200}, "ready is ready for a burst of newcomers"
 
 
 def test_it_starts_with_few_files_a_long_tmpdir_ascii_and_switches_of_python(server: Launched) -> None:

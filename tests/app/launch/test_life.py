@@ -185,6 +185,24 @@ def test_it_is_ready_when_what_redis_holds_can_be_reused_or_takes_too_long(
     assert ("reading what Redis holds" in said.getvalue()) == (left < 0)
 
 
+def test_a_step_that_takes_several_looks_is_told_once(plan: LaunchPlan) -> None:
+    answers = [False, False, False, True]
+
+    class AtLast(Ready):
+        def gives_a_token(self) -> bool:
+            return answers.pop(0)
+
+    said = io.StringIO()
+    console = Console(file=said, highlight=False, soft_wrap=True)
+    asked = Later()
+    asked.looks = -5
+    life: Any = Life(plan, asked, lambda running: running, console, console)  # type: ignore[arg-type]
+    life._server, life._readiness = Ending(), AtLast(0)
+    life.run()
+    assert "(ready after" in said.getvalue()
+    assert said.getvalue().count("✓") == said.getvalue().count("answering a first chat") == 1
+
+
 def test_a_restart_gives_the_next_plan(plan: LaunchPlan) -> None:
     following, said = play(plan, Asked(restart=True), Ending(), 0)
     assert following is plan
