@@ -36,10 +36,12 @@ def spread_loads_over(tier: Any, workers: int | None) -> None:
     """Let a CPU tier's every load use this number of its workers; None: as many as the pool chooses."""
 
     def act(tier: Any, wanted: int | None) -> None:
-        fan_out = tier._redis._fan_out
-        vars(fan_out).pop("choose", None)
-        if wanted is not None:
-            fan_out.choose = lambda nbytes, pieces, ready, alone: min(wanted, pieces, ready)
+        from deployments.cpu_tier import prefetch_pool
+        from kvmanager.loading.fan_out import workers_for
+
+        prefetch_pool.workers_for = (
+            workers_for if wanted is None else lambda _, pieces, ready: min(wanted, pieces, ready)
+        )
 
     ray.get(tier.__ray_call__.remote(act, workers), timeout=DEADLINE_S)
 
