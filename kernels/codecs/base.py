@@ -46,7 +46,7 @@ class Codec(Protocol):
 
     @property
     def generic(self) -> bool:
-        """Whether a profile is in use that nobody measured on this model: worth a line in the log."""
+        """Whether a profile is in use that was not measured on this model; the caller logs it."""
 
     def encode(self, layer: int, kv: Array) -> Bytes:
         """The section of layer number ``layer``; ``kv`` is contiguous, in one of `DTYPES`."""
