@@ -1,7 +1,8 @@
 """Presets in YAML: settings that suit a model (configs/models/), and defaults that suit a use (configs/scenarios/).
 
 A model's preset is laid *over* the configuration (`make serve MODEL=qwen3-8b`). A scenario lies *below* it: it decides
-only what nobody has set (`scenario: rag`). No scenario sets whose prompts may be answered with loss (`kv.fidelity`).
+only settings that have no value yet (`scenario: rag`). No scenario sets whose prompts may be answered with loss
+(`kv.fidelity`).
 """
 
 from __future__ import annotations

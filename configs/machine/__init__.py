@@ -39,7 +39,7 @@ def cpu_dtype() -> CPUType:
 
 
 def processor_kind(dtype: str) -> str:
-    """The kind of this machine's processors, as far as it decides the bits of KV that is computed in `dtype`.
+    """Return the properties of this machine's processors that decide the bits of KV computed in `dtype`.
 
     The instructions of vLLM's attention on processors (`_get_attn_isa`), and those of torch's own operators
     (`torch.backends.cpu.get_cpu_capability`): nodes of different kinds compute KV that differs in its last bits.
