@@ -105,7 +105,7 @@ class CrossKVConnector(KVConnectorBase_V1):
     # Scheduler side.
 
     def has_pending_block_frees(self) -> bool:
-        """Whether a save of a preempted request's blocks is about to free them: nobody else need be preempted."""
+        """Whether a save of a preempted request's blocks is about to free them: no other preemption is needed."""
         return self._scheduler_side is not None and self._scheduler_side.kept.holds_blocks
 
     def before_preemption(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""The engine thread's heartbeat, and who listens: an engine that hangs without dying is found and given up.
+"""The engine thread's heartbeat and its watch: an engine that hangs without dying is found and given up.
 
 `Heartbeat` writes a `Beat` at the begin and the end of whatever the engine thread does, a *turn*: a step, or a call
 between two steps. `HangWatch` is a thread that reads it every `LOOK_EVERY_S`. Where the engine is a process of its own
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
 PATIENCE = 4.0
-"""A step that takes so many times the slowest that was measured is still taken for a slow one."""
+"""A step that takes up to this many times the slowest one measured counts as slow, not as hung."""
 UNKNOWN_S = 600.0
 STANDSTILL_S = 10.0
 """As long as Serve waits for a replica's health check."""
@@ -61,7 +61,7 @@ class Beat(ctypes.Structure):
     """How long it may wait for loads besides."""
     compiling: bool
     pulse: int
-    """Grows while the engine's process runs Python; 0: nobody shows it."""
+    """Grows while the engine's process runs Python; 0: the engine has no process of its own."""
 
     def patience_s(self, slack_s: float) -> float:
         """How long the present turn may take."""
@@ -123,7 +123,7 @@ class Heartbeat:
         self.beat.tokens = work.tokens
 
     def may_wait(self, seconds: float) -> None:
-        """This turn's step may wait so long for a load. Several are waited for at once."""
+        """Allow this turn's step to wait this long for a load. The waits for several loads overlap."""
         self.beat.waits_s = max(self.beat.waits_s, seconds)
 
     def hear_compilation(self) -> Callable[[], None]:

@@ -97,7 +97,7 @@ class EngineThread:
         return self.heartbeat.beat
 
     def suspects(self, not_begun: Sequence[str], begun: Sequence[str]) -> list[str] | None:
-        """Who may have ended the engine: the scheduler's books are here still, and the replica's are not needed."""
+        """Requests that may have ended the engine, by the scheduler's books; the replica's are not needed."""
         return self.witness.suspects()
 
     def subscribe(
@@ -202,7 +202,7 @@ class EngineThread:
     def _drain_inbox(self, block: bool) -> bool:
         """Run everything that waits now (at least one item if `block`); False when the thread must end.
 
-        What is put in meanwhile waits for the next step: whoever calls again and again does not hold up decoding.
+        What is put in meanwhile waits for the next step, so repeated calls do not hold up decoding.
         """
         left = self._inbox.qsize()
         while block or left > 0:
@@ -266,14 +266,14 @@ class InProcessClient:
         self._post(error)
 
     async def _call(self, function: Callable[[], T]) -> T:
-        # Shielded: whoever stops waiting does not take back what was asked, an abort above all.
+        # Shielded: a caller that stops waiting does not take back what it asked, an abort above all.
         return await asyncio.shield(asyncio.wrap_future(self.thread.call(function)))
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         """Hand a request to the engine, which takes it before its next step.
 
         Does not wait for the step under way: `AsyncLLM.generate` aborts only what it has added, so a client that left
-        meanwhile would leave its request behind, computed to the end for nobody. A request that the engine cannot take
+        meanwhile would leave its request behind, computed to the end in vain. A request that the engine cannot take
         ends with vLLM's finish reason "error", as in vLLM's own engine process. Raises EngineDeadError.
         """
         self._subscribe()  # the engine may answer before anybody awaits its first output

@@ -16,7 +16,7 @@ CANCELLED = "cancelled"
 FAILED = "failed"
 """The blocks from there on were computed by vLLM."""
 LATE = "late"
-"""Those before it waited so long for bytes that did not come that it was given up before its turn."""
+"""Given up before its turn: the blends before it waited too long for bytes that did not come."""
 
 
 class BlendCounters:

@@ -136,7 +136,7 @@ class BlendModel:
         attention.impl.do_kv_cache_update(attention, keys, values, attention.kv_cache, slots)
 
     def shifted(self, layer: int, keys: torch.Tensor, positions: int) -> torch.Tensor:
-        """A copy, on the model's device, of a layer's rotated keys, moved by so many positions."""
+        """Return a copy, on the model's device, of a layer's rotated keys, moved by `positions`."""
         moved = keys.to(self.device, copy=True)
         style: Any = self._styles[layer]
         shift_keys(moved, positions, self._inv_freq[layer], style)
