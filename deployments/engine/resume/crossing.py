@@ -1,4 +1,4 @@
-"""How answered tokens get into the engine: beside vLLM's sampling parameters, which cross to an engine's own process.
+"""Carries answered tokens into the engine, with vLLM's sampling parameters, which cross to an engine's own process.
 
 A client cannot set them: the ingress refuses `extra_args` of this project's (`app.openai.engine_client`), and the
 engine's handle writes over what is there.
