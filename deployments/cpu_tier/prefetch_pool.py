@@ -32,8 +32,8 @@ from kvmanager.segments.sizes import MOST_BYTES_IN_FLIGHT
 logger = logging.getLogger(__name__)
 
 STUCK_S = 10.0
-"""A worker that brings nothing for so long is killed, and another takes its place. It reads one after the other, so the
-time runs from its previous answer, however much it was asked for at once."""
+"""A worker that brings nothing for this long is killed and replaced. It reads one segment after the other, so the time
+runs from its previous answer, however much it was asked for at once."""
 
 _WORKER_GONE = ("worker_stuck", "worker_lost")
 """Counts against Redis once for each worker, however much it had been asked for."""
@@ -102,7 +102,7 @@ class PrefetchPool:
 
     @property
     def settled(self) -> bool:
-        """Whether all workers that there shall be are ready."""
+        """Whether all configured workers are ready."""
         return self.ready == self._count
 
     def pull(self, segments: Sequence[tuple[bytes, int]], avoid: Any = None) -> list[Pull]:
@@ -135,8 +135,8 @@ class PrefetchPool:
         ]
 
     async def room_for(self, nbytes: int, patience_s: float) -> None:
-        """Return when a segment could be asked for; a larger one than fits beside others waits its turn, at most so
-        long."""
+        """Wait until a segment may be pulled, up to `patience_s`, if it is larger than half of
+        `MOST_BYTES_IN_FLIGHT`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s if nbytes > MOST_BYTES_IN_FLIGHT // 2 else 0):
                 while not self._fits(nbytes):
@@ -144,7 +144,7 @@ class PrefetchPool:
                     await self._room.wait()
 
     def _fits(self, nbytes: int) -> bool:
-        """Whether so much may be pulled now: beside what is, or alone."""
+        """Whether `nbytes` may be pulled now: within `MOST_BYTES_IN_FLIGHT`, or alone."""
         return not self._bytes_in_flight or self._bytes_in_flight + nbytes <= MOST_BYTES_IN_FLIGHT
 
     def count_late(self, segments: int) -> None:
@@ -263,7 +263,7 @@ class PrefetchPool:
             try:
                 await worker.__ray_ready__.remote()
             except ray.exceptions.RayError:
-                return  # whoever asks it next replaces it: one that cannot start is not started over and over
+                return  # the next call that asks it replaces it: one that cannot start is not started over and over
             finally:
                 self._starting.discard(worker)
             with contextlib.suppress(ray.exceptions.RayError):

@@ -47,7 +47,7 @@ class Control:
         self._watch = watch
 
     def pin(self, hashes: Sequence[BlockHash], ttl_s: float, tenant: str = "") -> dict[str, Any]:
-        """Keep the known beginning of a tenant's prompt in the shared tiers for so long; `tenant` is its tag."""
+        """Keep the known beginning of a tenant's prompt in the shared tiers for `ttl_s`; `tenant` is its tag."""
         try:
             report = self._brain.pin(time.monotonic(), self._known_ends(hashes), ttl_s, tenant)
         except UnknownKeyError:
