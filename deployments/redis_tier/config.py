@@ -123,10 +123,10 @@ class RedisTierConfig:
 
 
 def check_now(config: RedisTierConfig, deadline_s: float = CHECK_DEADLINE_S) -> str | None:
-    """Why this configuration cannot work at the moment, in one sentence that says what to do; None when it can.
+    """Return why this configuration cannot work at the moment, in one sentence that says what to do; None if it can.
 
     Blocks: for a URL one connection with `deadline_s` per answer, for the embedded server a look at program and
-    folder. Whether the folder is in use is not asked: it is while an application is deployed anew.
+    folder. Whether the folder is in use is not asked: it is while an application is redeployed.
     """
     try:
         root = namespace_root(config.namespace)

@@ -26,7 +26,7 @@ class FillTimes:
 
     @contextmanager
     def fill(self) -> Iterator[None]:
-        """Around one fill. What breaks off leaves no sample: nobody knows how much of the time was its."""
+        """Time one fill. A fill that breaks off leaves no sample: its own part of the time is not known."""
         self._under_way += 1
         try:
             yield
