@@ -61,7 +61,7 @@ class RunningReplicas:
         return len(self._handles or ())
 
     def names(self) -> frozenset[str] | None:
-        """Those that live, as far as this process knows; None before anybody told. O(replicas)."""
+        """Names of the replicas that live, as known to this process; None before the first report. O(replicas)."""
         handles = self._handles
         if handles is None:
             return None
