@@ -100,7 +100,7 @@ class Reports:
     def live(self, seen: int, tenants: Sequence[str]) -> dict[str, Any]:
         """Return what changes from second to second, for all watchers of one ingress: no tier is asked for it.
 
-        `seen`: the number of the last order that the ingress has heard of; -1: none. `tenants`: those who watch.
+        `seen`: the number of the last order that the ingress has heard of; -1: none. `tenants`: the watching ones.
         """
         now = time.monotonic()
         stats = self._brain.stats(now)

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from kvmanager.segments.format import Buffer
 
 OwnBuffer: TypeAlias = bytearray | memoryview
-"""Writable, and nobody else's."""
+"""Writable, and the caller's alone."""
 
 
 class StoreUnavailableError(Exception):

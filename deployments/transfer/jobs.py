@@ -119,7 +119,7 @@ class LoadTime:
     seconds: float = 0.0
 
     def add(self, blocks: int, nbytes: int, seconds: float) -> None:
-        """One segment has been written, so long after the one before."""
+        """Note a segment that has been written, `seconds` after the one before."""
         self.blocks += blocks
         self.nbytes += nbytes
         self.seconds += seconds

@@ -38,7 +38,7 @@ class HostBuffer:
         return self._free
 
     def take(self, nbytes: int) -> bool:
-        """Take so much, or nothing."""
+        """Take `nbytes`, or nothing."""
         with self._lock:
             taken = nbytes <= self._free
             self._free -= nbytes if taken else 0

@@ -37,7 +37,7 @@ class LayerTimes:
         self.registry.register(self)
 
     def loaded(self, layers: range, seconds: float) -> None:
-        """Some consecutive layers of a load have been written, so long after what came before."""
+        """Note consecutive layers of a load that have been written, `seconds` after the ones before."""
         each_ms = 1000 * seconds / len(layers)
         with self._lock:
             for layer in layers:
