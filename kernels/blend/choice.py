@@ -10,7 +10,7 @@ import torch
 
 
 def change_of(new: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
-    """How far values are from those stored: squared distance, float32 ``(rows,)``; both ``(rows, kv_heads, dim)``."""
+    """Return the squared distance of values from those stored, float32 ``(rows,)``; both ``(rows, kv_heads, dim)``."""
     return (new.float() - stored.float()).square().sum((1, 2))
 
 

@@ -1,4 +1,4 @@
-"""What CacheGen knows of a model before it sees a segment: measured once, shared by all, named by digest.
+"""CacheGen's knowledge of a model before it sees a segment: measured once, shared by all, named by digest.
 
 Per (layer, K|V): each channel's mean and standard deviation, and for each level a `StepPlan`. The paper (SIGCOMM 2024,
 arXiv 2310.07240, section 5) profiles its distributions per model too; code that builds a table for each chunk instead

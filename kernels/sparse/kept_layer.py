@@ -1,4 +1,4 @@
-"""What is left of a layer: kept keys and values, and which tokens they are. No array, and none can be made of it."""
+"""The kept part of a layer: kept keys and values, and which tokens they are. No array, and none can be made of it."""
 
 from __future__ import annotations
 
