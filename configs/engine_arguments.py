@@ -1,4 +1,4 @@
-"""What may be set under `engine.extra_args`, by the names of vLLM's AsyncEngineArgs.
+"""Arguments allowed under `engine.extra_args`, by the names of vLLM's AsyncEngineArgs.
 
 Three kinds of names are told apart. *Owned* ones are decided by a setting of crosskv. *Unsafe* ones would undo what
 exactness leans on, and are refused unless they say what holds anyway. *Neutral* ones change no KV. Every other one may

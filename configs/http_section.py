@@ -198,8 +198,7 @@ class HTTPSettings(Section):
 
     @property
     def plain_key(self) -> str | None:
-        """Return a key known in plain text, an administrator's if there is one, for tools that run next to the
-        server."""
+        """A key known in plain text, an administrator's if there is one, for tools that run next to the server."""
         plain = [key for key in self.api_keys if not key.startswith(DIGEST_PREFIX)]
         admins = [key for key in plain if self.keys[key_digest(key)].admin]
         return next(iter(admins or plain), None)

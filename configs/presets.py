@@ -41,7 +41,7 @@ def find_scenario(name: str) -> dict[str, Any] | None:
 
 
 def require_scenario(name: str) -> None:
-    """Raises ValueError, in words that name what works, where there is no such scenario."""
+    """Raise ValueError, which names the scenarios there are, for an unknown one."""
     if name not in scenario_names():
         raise ValueError(f"there is no scenario {name!r}; use one of {', '.join(scenario_names())}, or leave it empty")
 

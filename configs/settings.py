@@ -117,7 +117,7 @@ class Settings(Section):
 
     @cached_property
     def model_source(self) -> str:
-        """What vLLM loads: the model folder's absolute path, or the hub id."""
+        """The model that vLLM loads: the model folder's absolute path, or the hub id."""
         return str(find_model(self.model))
 
     @cached_property
