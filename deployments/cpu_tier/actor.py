@@ -52,7 +52,7 @@ PUSH_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class TierPace:
-    """How often a CPU tier says that it lives, in seconds, and for how long it does where none asks for it."""
+    """Interval of a CPU tier's heartbeats, in seconds, and how long they go on while no replica asks for the tier."""
 
     heartbeat_s: float = 1.0
     first_heartbeat_s: float = 0.2
@@ -172,7 +172,7 @@ class CPUTier:
         return self._drop(keys)
 
     async def stats(self) -> dict[str, Any]:
-        """What the tier itself counts, to be held against the manager's books."""
+        """Return the tier's own counts, to compare with the manager's books."""
         return {
             "segments": len(self._segments),
             "used_bytes": self._used_bytes,

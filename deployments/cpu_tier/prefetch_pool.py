@@ -48,7 +48,7 @@ class Pull:
     ref: ray.ObjectRef[Any]
     worker: Any
     answer: asyncio.Task[Any]
-    """What `ref` refers to."""
+    """The object that `ref` refers to."""
 
     @property
     def failed(self) -> bool:
@@ -211,7 +211,7 @@ class PrefetchPool:
         return Pull(key, nbytes, ref, worker, answer)
 
     async def _answer(self, ref: Any, nbytes: int, worker: Any) -> Any:
-        """What a worker answers to a pull, or why it does not; counted."""
+        """Return a worker's answer to a pull, or why there is none; counted."""
         replaced = False
         try:
             answer = await self._brought(ref, worker)
@@ -239,7 +239,7 @@ class PrefetchPool:
         return answer
 
     async def _brought(self, ref: Any, worker: Any) -> Any:
-        """What a worker answers. Raises TimeoutError when it has brought nothing at all for `STUCK_S`, RayError."""
+        """Return a worker's answer. Raises TimeoutError when it has brought nothing at all for `STUCK_S`, RayError."""
         asked = time.monotonic()
         answer = asyncio.ensure_future(ref)
         while True:
@@ -252,7 +252,7 @@ class PrefetchPool:
                 raise TimeoutError
 
     def ready_workers(self) -> list[Any]:
-        """Those that can be asked."""
+        """Return the workers that can be asked."""
         return [worker for worker in self._workers if worker not in self._starting]
 
     def _start(self, number: int, endpoint: RedisEndpoint) -> Any:

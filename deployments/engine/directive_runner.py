@@ -61,7 +61,7 @@ class StepTimes:
 
 @dataclass(slots=True)
 class _Progress:
-    """What a directive has done so far."""
+    """Progress of a directive."""
 
     segments: int = 0
     blocks: int = 0

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NO_CACHE = {"outcome": "refused_gone"}
-"""What an engine without KV reuse answers to every directive."""
+"""The answer of an engine without KV reuse to every directive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +174,7 @@ class EngineHandle:
         return await self._port.plan(hashes, exact_hashes, prompt_tokens, queued_tokens, blend, sparse)
 
     async def stored_chunks(self, sequences: Sequence[Sequence[bytes]]) -> list[int] | None:
-        """How many leading blocks of each sequence shared tiers have (`ClusterPort.stored_chunks`)."""
+        """Return how many leading blocks of each sequence the shared tiers have (`ClusterPort.stored_chunks`)."""
         return await self._port.stored_chunks(sequences) if self._port else None
 
     async def generate(self, prompt: EnginePrompt) -> AsyncIterator[RequestOutput]:
@@ -260,7 +260,7 @@ class EngineHandle:
         return self._service is not None and await self._service.saved(within_s)
 
     def report_rate(self, sample: Sample) -> None:
-        """How long a prefill took, as a replica saw it. Returns at once."""
+        """Report a prefill's time, as a replica saw it. Returns at once."""
         if self._port is not None:
             self._port.report_rate(sample)
 
@@ -268,7 +268,7 @@ class EngineHandle:
 
     @property
     def dead(self) -> str | None:
-        """What ended the engine, in words; None while it lives."""
+        """The error that ended the engine, in words; None while it lives."""
         return repr(self._engine.error) if self._llm.errored else None
 
     def suspects(self) -> list[str] | None:

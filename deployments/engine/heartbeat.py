@@ -41,7 +41,7 @@ STANDSTILL_S = 10.0
 
 
 class Beat(ctypes.Structure):
-    """What a watch reads. Written by the engine thread, but `pulse`; each field by itself is written at once."""
+    """The memory that a watch reads. Written by the engine thread, except `pulse`; each field is written atomically."""
 
     _fields_ = (
         ("count", ctypes.c_uint64),
@@ -58,7 +58,7 @@ class Beat(ctypes.Structure):
     expected_s: float
     """How long that step is expected to take; negative: nothing is known yet."""
     waits_s: float
-    """How long it may wait for loads besides."""
+    """Seconds that it may also wait for loads."""
     compiling: bool
     pulse: int
     """Grows while the engine's process runs Python; 0: the engine has no process of its own."""
@@ -116,7 +116,7 @@ class Heartbeat:
         scheduler.schedule = watched
 
     def scheduled(self, work: StepWork) -> None:
-        """What this turn's step computes is known now."""
+        """Note what this turn's step computes."""
         self._work = work
         expected = self._pace.expected_s(work)
         self.beat.expected_s = -1.0 if expected is None else expected
@@ -169,7 +169,7 @@ class HangWatch:
         self._closed.set()
 
     def look(self, now: float) -> str | None:
-        """What is wrong, if anything. `now` is on any clock that does not go backwards."""
+        """Return what is wrong, if anything. `now` is on any clock that does not go backwards."""
         passed = 0.0 if self._looked_at is None else min(now - self._looked_at, 2 * LOOK_EVERY_S)
         self._looked_at = now
         beat = self._beat

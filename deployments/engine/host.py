@@ -129,11 +129,11 @@ class EngineThread:
         return future
 
     def wake(self) -> None:
-        """What the engine may be waiting for has happened: it need not wait for its next idle step. From any thread."""
+        """Wake the engine for an event that it may be waiting for, before its next idle step. From any thread."""
         self._awake.set()
 
     def give_up(self, error: BaseException) -> None:
-        """The engine thread hangs: it is dead to everybody from now on, even if it comes back. From another thread."""
+        """The engine thread hangs: it counts as dead from now on, even if it comes back. From another thread."""
         if self.error is None and not self._ended:
             self.error = error
             self._refuse_what_waits()
@@ -227,7 +227,7 @@ class EngineThread:
 
 
 class InProcessClient:
-    """What AsyncLLM needs of vLLM's `AsyncMPClient`, over an `EngineThread` instead of sockets.
+    """The part of vLLM's `AsyncMPClient` that AsyncLLM needs, over an `EngineThread` instead of sockets.
 
     Built before or inside the event loop; every async method belongs to the loop that first awaits one of them.
     """
@@ -276,7 +276,7 @@ class InProcessClient:
         meanwhile would leave its request behind, computed to the end in vain. A request that the engine cannot take
         ends with vLLM's finish reason "error", as in vLLM's own engine process. Raises EngineDeadError.
         """
-        self._subscribe()  # the engine may answer before anybody awaits its first output
+        self._subscribe()  # the engine may answer before a caller awaits its first output
         core = self.thread.core
 
         def add() -> None:

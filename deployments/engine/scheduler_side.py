@@ -143,7 +143,7 @@ class SchedulerSide:
 
     @names_request
     def tokens_to_load(self, request: Request, device_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens after the first `device_tokens` a planned load brings, and whether asynchronously.
+        """Return how many tokens after the first `device_tokens` a planned load brings, and whether asynchronously.
 
         None: another request's load is bringing them, or its blend waits for room; vLLM asks again in its next step.
         May be asked many times; the last answer before `start_load` is the one that vLLM acted on.
@@ -369,7 +369,7 @@ class SchedulerSide:
         return {KV_CACHE_USAGE: tracked.usage(self._replica)}
 
     def usage_so_far(self, request_id: str) -> dict[str, KVCacheUsage] | None:
-        """What `finish` will say of a request whose prompt has been computed."""
+        """Return the answer that `finish` will give for a request whose prompt has been computed."""
         tracked = self._tracked.get(request_id)
         return {KV_CACHE_USAGE: tracked.usage(self._replica)} if tracked else None
 

@@ -1,4 +1,4 @@
-"""What the connector's scheduler side remembers of one request while vLLM's scheduler has it. On the engine thread."""
+"""State of one request on the connector's scheduler side while vLLM's scheduler has it. On the engine thread."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class EngineLoop(Protocol):
         ...
 
     def wake(self) -> None:
-        """What the engine may be waiting for has happened. From any thread."""
+        """Wake the engine for an event that it may be waiting for. From any thread."""
         ...
 
 

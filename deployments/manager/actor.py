@@ -149,7 +149,7 @@ class KVManagerActor:
         self._prompts.release(lease_ids)
 
     async def stored_chunks(self, sequences: Sequence[Sequence[BlockHash]]) -> list[int]:
-        """How many leading blocks of each sequence the shared tiers have. No lease, and no use is counted."""
+        """Return how many leading blocks of each sequence the shared tiers have. No lease, and no use is counted."""
         return self._brain.stored_blocks(sequences)
 
     async def begin_fill(self, replica: str, chunk: BlockHash) -> int:
@@ -190,7 +190,7 @@ class KVManagerActor:
     async def report_placement(
         self, replica: str, changes: Sequence[tuple[list[BlockHash], list[BlockHash], bool]]
     ) -> None:
-        """What entered and left a replica's device pool, oldest change first."""
+        """Take changes of a replica's device pool, oldest first."""
         if replica not in self._replicas:
             return
         for stored, removed, cleared in changes:

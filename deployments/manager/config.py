@@ -1,4 +1,4 @@
-"""What the KV manager is told at its start, out of the settings, and whether it can work, asked before the start."""
+"""The KV manager's configuration, from the settings, and a check before its start that it can work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people and other parts order of the KV manager: clearing, pins, prefetches, moves, and directives by name.
+"""Orders of people and other parts to the KV manager: clearing, pins, prefetches, moves, and directives by name.
 
 What cannot be done is answered in words, not raised. On the manager's event loop.
 """
@@ -60,7 +60,7 @@ class Control:
 
     @staticmethod
     def pinned(report: PinReport) -> dict[str, Any]:
-        """What a pin answers."""
+        """The answer to a pin."""
         return {
             "segments": report.segments, "bytes": report.nbytes, "pinned_bytes": report.pinned_bytes,
             "budget_bytes": report.budget_bytes,

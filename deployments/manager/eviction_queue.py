@@ -1,4 +1,4 @@
-"""What one shared tier has still to evict: in order, in chunks, however long the tier takes.
+"""Pending evictions of one shared tier: in order, in chunks, however long the tier takes.
 
 The manager has given the room away, and forgotten the segments, when an eviction is ordered; the tier has them until it
 has evicted them. So nothing is granted at a location before `settled`: else the room would not be there, or a segment

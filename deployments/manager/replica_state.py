@@ -38,10 +38,10 @@ class ReplicaState:
     apart: str = ""
     """Why it shares no KV, though others do."""
     kv: KVReport | None = None
-    """What it last said of its device pool."""
+    """Its last report of its device pool."""
 
     async def take(self, wait_s: float) -> list[dict[str, Any]]:
-        """What it has to do, as soon as there is anything; empty: nothing in time."""
+        """Wait for its directives and return them; empty: none in time."""
         taken: list[dict[str, Any]] = []
         with contextlib.suppress(TimeoutError):
             taken.append(await asyncio.wait_for(self.directives.get(), wait_s))

@@ -79,7 +79,7 @@ class Reports:
         return found
 
     def tenant_stats(self, tenant: str) -> dict[str, Any]:
-        """What a tenant (by tag) may know of the cache: its own share, and nothing of where it lies."""
+        """Return what a tenant (by tag) may know of the cache: its own share, and nothing of where it lies."""
         return self._brain.tenant_stats(time.monotonic(), tenant)
 
     async def trie(self, tenant: str | None, root: bytes | None, depth: int, most: int) -> dict[str, Any] | None:

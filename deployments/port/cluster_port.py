@@ -128,7 +128,7 @@ class ClusterPort:
         self._second_plans.ask(self.plan(hashes, (), prompt_tokens), on_plan)
 
     async def stored_chunks(self, sequences: Sequence[Sequence[bytes]]) -> list[int] | None:
-        """How many leading blocks of each sequence shared tiers have; None without an answer. On a loop."""
+        """Return how many leading blocks of each sequence shared tiers have; None without an answer. On a loop."""
         if self._plan_circuit.state is not CircuitState.CLOSED:
             return None
         try:

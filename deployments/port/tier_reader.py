@@ -177,7 +177,7 @@ class TierReader:
         return None
 
     def _get(self, load: PlannedLoad, call: TierCall, refs: dict[bytes, Any], deadline: float) -> Any:
-        """What a reference refers to; its object is not kept for longer. Raises RayError, GetTimeoutError."""
+        """Return the object of a reference, without keeping it for longer. Raises RayError, GetTimeoutError."""
         may_ask_again = load.tier == Tier.REDIS.value and not call.asked_again
         while True:
             now = time.monotonic()

@@ -66,7 +66,7 @@ class PlannedLoad(NamedTuple):
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes once it is loaded."""
+        """Bytes that it takes once it is loaded."""
         return self.raw_nbytes or self.nbytes
 
     def read_bytes(self, blocks: int) -> int:
@@ -251,7 +251,7 @@ class KVPort(Protocol):
         ...
 
     def report_rate(self, sample: Sample) -> None:
-        """How long a load or a prefill took. Returns at once."""
+        """Report the time of a load or a prefill. Returns at once."""
         ...
 
     def plan_again(

@@ -53,7 +53,7 @@ def server_secret(folder: Path, environment: Mapping[str, str] = os.environ) -> 
 
 
 def _read(path: Path) -> ServerSecret | None:
-    """What the file holds; None: there is none. Raises SettingsError for a file that holds no secret, OSError."""
+    """Return the file's secret; None: there is no file. Raises SettingsError for a file without a secret, OSError."""
     try:
         with path.open(encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & _OTHERS:

@@ -1,4 +1,4 @@
-"""What crosses the Serve handle between the ingress and a replica.
+"""Types that cross the Serve handle between the ingress and a replica.
 
 The prompt is rendered and tokenized once, in the ingress. What goes down the handle are token ids, their block
 hashes (so that the router and the replica need not hash again) and vLLM's own `SamplingParams`. What comes back are

@@ -1,4 +1,4 @@
-"""What the Redis tier is told at its start, and whether that can work, asked before the start."""
+"""The Redis tier's configuration, and a check before its start that it can work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAXMEMORY_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class RedisPace:
-    """How often the Redis tier does what it does over and over, in seconds."""
+    """Intervals of the Redis tier's periodic work, in seconds."""
 
     heartbeat_s: float = 0.5
     first_heartbeat_s: float = 0.2

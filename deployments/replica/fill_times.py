@@ -1,4 +1,4 @@
-"""How long fills took in the engine, as samples for the rates of prefills.
+"""Times of fills in the engine, as samples for the rates of prefills.
 
 Steps compute several chunks together when several are filled at once. Each alone then seems to take as long as all of
 them, and prefills several times as long as they do. So fills that overlap are one sample: their tokens in the time from

@@ -98,7 +98,7 @@ class PlanSource(Protocol):
         ...
 
     def report_rate(self, sample: Sample) -> None:
-        """How long a prefill took. Returns at once."""
+        """Report the time of a prefill. Returns at once."""
         ...
 
 
@@ -195,7 +195,7 @@ class PromptPlans:
 
     @property
     def queued_s(self) -> float | None:
-        """How long the engine needs for `queued_tokens`; None before it has computed any prompt."""
+        """Seconds that the engine needs for `queued_tokens`; None before it has computed any prompt."""
         return self.rate.seconds(self.queued_tokens)
 
     @property

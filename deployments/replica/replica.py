@@ -229,7 +229,7 @@ class Replica:
             usage["replica"] = str(self.rank)
 
     async def metrics(self, call: PinnedCall) -> list[Metric]:
-        """What this process counts, labelled with its rank: vLLM labels by engine, and all replicas would say 0."""
+        """Return this process's metrics, labelled by rank: vLLM labels by engine, and all replicas would say 0."""
         del call
         assert self._engine is not None
         own = self._fill.families() if self._fill is not None else []

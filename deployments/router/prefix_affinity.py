@@ -134,7 +134,7 @@ class PrefixAffinityRouter(RequestRouter):
         return [[by_name[name]] for name in order]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
-        """Count the request at its replica at once, before anybody reports it, or a burst would herd."""
+        """Count the request at its replica at once, before it is reported, or a burst would herd."""
         request = pending_request.args[0] if pending_request.args else None
         if not isinstance(request, GenerateRequest):
             return

@@ -1,4 +1,4 @@
-"""Which replicas Serve runs, and which of them are dead before Serve says so.
+"""The replicas that Serve runs, and those of them that are dead before Serve says so.
 
 The router of a handle is told by Serve's controller, which asks each replica for its health every two seconds. Ray
 tells every process that holds an actor's handle of its death within milliseconds: the local state of the handle is
@@ -57,7 +57,7 @@ class RunningReplicas:
 
     @property
     def listed(self) -> int:
-        """How many Serve runs, as it said last."""
+        """Number of replicas that Serve runs, by its last report."""
         return len(self._handles or ())
 
     def names(self) -> frozenset[str] | None:

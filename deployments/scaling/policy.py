@@ -52,7 +52,7 @@ class KVAwareScaling:
         self._failed = False
 
     def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """How many replicas there should be; Serve adds its delays."""
+        """Return how many replicas there should be; Serve adds its delays."""
         target = int(ctx.target_num_replicas)
         try:
             decision = self._decide(ctx, target)

@@ -206,7 +206,7 @@ def _is_wrong_type(error: redis.RedisError) -> bool:
 
 
 def _parts(body_bytes: int) -> int:
-    """How many parts a body has."""
+    """Return the number of parts of a body."""
     return -(-body_bytes // PART_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""What the transfer threads (`deployments.transfer.threads`) are given to do, and what they count."""
+"""Jobs and counters of the transfer threads (`deployments.transfer.threads`)."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class LoadTime:
 
 @dataclass(slots=True)
 class TransferCounters:
-    """What the threads have done since start. Written under `KVTransfer`'s lock, read by anyone."""
+    """Counts of the threads since start. Written under `KVTransfer`'s lock, read by anyone."""
 
     segments_loaded: int = 0
     segments_saved: int = 0

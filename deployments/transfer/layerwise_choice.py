@@ -16,11 +16,11 @@ from kvmanager.loading.overlap import LoadWay, choose_way
 LATE = 4.0
 """A layerwise load is given up after this many times its expected time: the engine's step waits for it."""
 LEAST_PATIENCE_S = 0.2
-"""A tier that does not answer three times in so short a time would not be asked for a while by anybody."""
+"""A tier that does not answer three times in so short a time would not be asked for a while by any load."""
 
 
 class MeasuredRates:
-    """How fast this replica loads and computes. Any thread."""
+    """Rates at which this replica loads and computes. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

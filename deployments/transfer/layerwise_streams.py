@@ -40,7 +40,7 @@ class TransferStreams(Protocol):
         ...
 
     def await_loads(self) -> None:
-        """Return when the copies to the device so far have been made: anybody may read them now, on any stream."""
+        """Return when the copies to the device so far have been made: they may be read now, on any stream."""
         ...
 
     def await_stores(self) -> None:

@@ -1,4 +1,4 @@
-"""What layerwise loads took, layer by layer: for /metrics and for GET /api/v1/layerwise/stats."""
+"""Times of layerwise loads, layer by layer: for /metrics and for GET /api/v1/layerwise/stats."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ LEAST_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class BlendTools:
-    """What every blend of an engine works with."""
+    """The parts that all blends of an engine share."""
 
     model: BlendModel
     transfer: KVTransfer

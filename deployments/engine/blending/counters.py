@@ -1,4 +1,4 @@
-"""What blends did and took: for /metrics. Written by the engine thread, read by anyone."""
+"""Counts and times of blends, for /metrics. Written by the engine thread, read by anyone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class BlendCounters:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.outcomes: Counter[str] = Counter()
-        """How planned blends ended: `done`, `cancelled`, `failed`, `late`, or `refused_` and why."""
+        """Number of planned blends by outcome: `done`, `cancelled`, `failed`, `late`, or `refused_` and why."""
         self.rows: Counter[str] = Counter()
         self.available = False
         self.last: BlendParts | None = None

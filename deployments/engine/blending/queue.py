@@ -98,7 +98,7 @@ class BlendQueue:
                 self.poke()
 
     def poke(self) -> None:
-        """What the first blend waits for may be there. Any thread."""
+        """Look again: the bytes that the first blend waits for may be there. Any thread."""
         with self._lock:
             if self._posted:
                 return

@@ -1,4 +1,4 @@
-"""What directives do to a replica's device pool, in slices that run on the engine thread between two steps.
+"""Directives on a replica's device pool, carried out in slices that run on the engine thread between two steps.
 
 Leans on vLLM's `BlockPool`: `get_cached_block`, `get_new_blocks`, `evict_blocks`, `touch`, `free_blocks`,
 `_insert_block_hash`, `kv_event_queue`, `cached_block_hash_to_block`; and on no step being under way, so that a cached

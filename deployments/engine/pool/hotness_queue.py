@@ -101,7 +101,7 @@ class HotnessQueue(FreeKVCacheBlockQueue):
         self._find_tails()
 
     def colder_than(self, score: float, wanted: int) -> int:
-        """How many of the first `wanted` victims are colder than `score`, up to the first that is not. O(wanted)."""
+        """Count the first `wanted` victims colder than `score`, up to the first that is not. O(wanted)."""
         for number, block in enumerate(self.iter_blocks_after(None)):
             if number == wanted or self._scores[block.block_id] >= score:
                 return number

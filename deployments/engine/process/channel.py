@@ -38,7 +38,7 @@ class Asker:
         self._ended = False
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """What the method answers, or raises, there. Raises EngineDeadError when the process has ended."""
+        """Return the method's answer, or raise its error. Raises EngineDeadError when the process has ended."""
         async with self._opening:
             if self._reading is None:
                 reader, self._writer = await asyncio.open_connection(sock=self._socket)
@@ -121,7 +121,7 @@ def say(connected: socket.socket, value: Any) -> None:
 
 
 def hear(connected: socket.socket, patience_s: float) -> Any:
-    """What `say` said; None: the other side has ended, or says nothing. Blocks."""
+    """Return the value that `say` sent; None: the other side has ended, or says nothing. Blocks."""
     connected.settimeout(patience_s)
     try:
         (size,) = _LENGTH.unpack(_exactly(connected, _LENGTH.size))

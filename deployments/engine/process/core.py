@@ -187,7 +187,7 @@ class ReplicaEngineCore(EngineCoreProc):
         return future
 
     def wake(self) -> None:
-        """What the engine may be waiting for has happened: it need not wait for its next idle step. From any thread."""
+        """Wake the engine for an event that it may be waiting for, before its next idle step. From any thread."""
         self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
 
     def run_busy_loop(self) -> None:

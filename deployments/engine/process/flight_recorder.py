@@ -24,7 +24,7 @@ _SEPARATOR = "\n"
 
 
 class Stage(IntEnum):
-    """What an engine was at when it ended."""
+    """The stage that an engine was in when it ended."""
 
     BETWEEN_STEPS = 0
     PLANNING = 1

@@ -42,7 +42,7 @@ WIRED_S = 120.0
 
 
 class EngineProcess:
-    """What a replica knows of its engine's process. `give_up` and `error` from any thread."""
+    """A replica's view of its engine's process. `give_up` and `error` from any thread."""
 
     def __init__(self, llm: AsyncLLM, recorder: FlightRecorder, connected: socket.socket) -> None:
         self.asker = channel.Asker(connected)

@@ -99,7 +99,7 @@ class PolicyScheduler(ResumingScheduler):
         return planned
 
     def waiting_by_level(self) -> dict[int, int]:
-        """How many wait at each level of mlfq; with another policy all at level 0. From any thread."""
+        """Return how many requests wait at each level of mlfq; with another policy all at level 0. From any thread."""
         levels: Counter[int] = Counter({0: 0})
         waiting = [*list(getattr(self.waiting, "_heap", ())), *list(getattr(self.kv_holding_waiting, "_heap", ()))]
         for request in waiting:
