@@ -1,6 +1,6 @@
-"""What `make profile-blend` found for a model: the check layer and the ratio of blending, where no setting says them.
+"""Calibration from `make profile-blend`: a model's check layer and ratio for blending, where no setting gives them.
 
-One small JSON file beside the weights. It decides no KV that an exact or a tolerant prompt is answered with, so it is
+One small JSON file next to the weights. It affects no KV of exact or tolerant prompts, so it is
 no part of the model's identity (`deployments/engine/model_identity.py`): a new calibration keeps the cache warm.
 Blended names do not depend on it either, as any blended prompt may read what another one blended.
 """

@@ -1,8 +1,8 @@
-"""What may be set under `engine.extra_args`, by the names of vLLM's AsyncEngineArgs.
+"""Arguments allowed under `engine.extra_args`, by the names of vLLM's AsyncEngineArgs.
 
 Three kinds of names are told apart. *Owned* ones are decided by a setting of crosskv. *Unsafe* ones would undo what
 exactness leans on, and are refused unless they say what holds anyway. *Neutral* ones change no KV. Every other one may
-change KV, so it is part of the model's identity (`deployments.engine.model_identity`): a name that nobody has looked at
+change KV, so it is part of the model's identity (`deployments.engine.model_identity`): a name that is not classified
 costs a cold cache, never wrong KV. `tests/configs/test_engine_arguments.py` asks that each name of vLLM's be looked at.
 
 The names are read from vLLM's source: importing vLLM takes seconds.
@@ -108,7 +108,7 @@ NEUTRAL = frozenset(
         "allowed_media_domains",
         "renderer_num_workers",
         "io_processor_plugin",
-        # who runs when: a step's composition changes no more than who else asks
+        # scheduling order: other requests change a step's composition as well
         "max_num_scheduled_tokens",
         "max_num_active_seqs",
         "max_num_queued_reqs",

@@ -185,12 +185,12 @@ class HTTPSettings(Section):
 
     @property
     def tenants(self) -> tuple[str, ...]:
-        """Who may ask, by name; empty: everybody, and there are no tenants."""
+        """Names of the tenants with a key. Empty: every client may ask, and there are no tenants."""
         return tuple(sorted({whom.tenant for whom in self.keys.values()}))
 
     @property
     def keys(self) -> dict[str, ApiKey]:
-        """Whom each key speaks for, by its digest (`sha256:…`)."""
+        """The tenant and rights of each key, by the key's digest (`sha256:…`)."""
         return {
             key_digest(key): ApiKey(tenant=whom) if isinstance(whom, str) else whom
             for key, whom in self.api_keys.items()
@@ -198,7 +198,7 @@ class HTTPSettings(Section):
 
     @property
     def plain_key(self) -> str | None:
-        """A key that is known in plain text, an administrator's if there is one: for what runs beside the server."""
+        """A key known in plain text, an administrator's if there is one, for tools that run next to the server."""
         plain = [key for key in self.api_keys if not key.startswith(DIGEST_PREFIX)]
         admins = [key for key in plain if self.keys[key_digest(key)].admin]
         return next(iter(admins or plain), None)

@@ -45,5 +45,5 @@ class LayerwiseSettings(Section):
         return int(self.buffer_bytes or max(least_bytes, LEAST_DEFAULT_BUFFER_BYTES))
 
     def layers_per_group(self, layers: int) -> int:
-        """Layers that move together, of a model with so many."""
+        """Return the number of layers that move together, for a model with `layers` layers."""
         return min(layers, self.group_layers or max(1, layers // GROUPS))

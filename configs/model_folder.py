@@ -1,4 +1,4 @@
-"""Which model a `model:` line means: a folder of this machine, or an id of the Hugging Face hub."""
+"""The model that a `model:` line means: a folder of this machine, or an id of the Hugging Face hub."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Presets in YAML: settings that suit a model (configs/models/), and defaults that suit a use (configs/scenarios/).
 
 A model's preset is laid *over* the configuration (`make serve MODEL=qwen3-8b`). A scenario lies *below* it: it decides
-only what nobody has set (`scenario: rag`). No scenario sets whose prompts may be answered with loss (`kv.fidelity`).
+only settings that have no value yet (`scenario: rag`). No scenario sets whose prompts may be answered with loss
+(`kv.fidelity`).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def find_scenario(name: str) -> dict[str, Any] | None:
 
 
 def require_scenario(name: str) -> None:
-    """Raises ValueError, in words that name what works, where there is no such scenario."""
+    """Raise ValueError, which names the scenarios there are, for an unknown one."""
     if name not in scenario_names():
         raise ValueError(f"there is no scenario {name!r}; use one of {', '.join(scenario_names())}, or leave it empty")
 

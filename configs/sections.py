@@ -155,7 +155,7 @@ class RoutingSettings(Section):
 
 
 class ReplicaBounds(Section):
-    """At least and at most so many replicas; Ray Serve starts and ends them by their load."""
+    """Bounds on the number of replicas; Ray Serve starts and ends them by their load."""
 
     min: int = Field(ge=1)
     max: int = Field(ge=1)

@@ -43,7 +43,7 @@ _DEFAULT_STEP_TOKENS = {"cpu": 512, "cuda": 2048}
 
 _DEFAULT_ENGINE_PROCESS: dict[str, Literal["thread", "process"]] = {
     "cpu": "thread",  # docs/measured/overhead.md: a second process costs memory, and two cores are busy computing
-    "cuda": "process",  # a GPU's steps are as short as Python's own work beside them; and it is vLLM's own layout
+    "cuda": "process",  # a GPU's steps are as short as Python's own work; and it is vLLM's own layout
 }
 
 
@@ -102,12 +102,12 @@ class Settings(Section):
 
     @property
     def min_replicas(self) -> int:
-        """There are at least so many replicas."""
+        """Minimum number of replicas."""
         return self.replicas if isinstance(self.replicas, int) else self.replicas.min
 
     @property
     def max_replicas(self) -> int:
-        """There are at most so many replicas: what machines and queues must have room for."""
+        """Maximum number of replicas: what machines and queues must have room for."""
         return self.replicas if isinstance(self.replicas, int) else self.replicas.max
 
     @property
@@ -117,7 +117,7 @@ class Settings(Section):
 
     @cached_property
     def model_source(self) -> str:
-        """What vLLM loads: the model folder's absolute path, or the hub id."""
+        """The model that vLLM loads: the model folder's absolute path, or the hub id."""
         return str(find_model(self.model))
 
     @cached_property
@@ -184,7 +184,7 @@ class Settings(Section):
         return self.max_model_len or min(models_own_limit, self.device_pool_tokens or models_own_limit)
 
     def without_shared_kv(self) -> Settings:
-        """The same settings for parts beside an engine whose KV is not to be shared."""
+        """Return the same settings with KV sharing off, for the parts around an engine whose KV cannot be shared."""
         return self.model_copy(update={"kv": self.kv.model_copy(update={"enabled": False})})
 
     @property

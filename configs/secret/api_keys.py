@@ -32,7 +32,7 @@ FARTHEST_PRIORITY = 1_000_000
 
 
 class ApiKey(Section):
-    """Whom a key speaks for."""
+    """The tenant and rights of an API key."""
 
     tenant: str = Field(min_length=1, max_length=_LONGEST_TENANT, description="The tenant. Tenants share no KV.")
     admin: bool = Field(False, description="Whether it may see and change what belongs to all tenants.")

@@ -80,8 +80,7 @@ def parted(args: Mapping[str, Any], secret: Mapping[str, Any]) -> tuple[dict[str
 def sealed(args: Mapping[str, Any], keys: Mapping[str, str | ApiKey], metrics_key: str | None) -> dict[str, Any]:
     """`args:` for other processes, with the digests of all `keys` in place of the keys and of where they came from.
 
-    Arguments of actors can be read by whoever may look at the cluster. Where an external Redis is, the Redis tier alone
-    is told.
+    Any user of the cluster can read the arguments of actors. Only the Redis tier is told where an external Redis is.
     """
     passed = {name: value for name, value in args.items() if name != "secrets_file"}
     http = {name: value for name, value in dict(args.get("http") or {}).items() if name != "api_keys_file"}

@@ -52,7 +52,7 @@ PUSH_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class TierPace:
-    """How often a CPU tier says that it lives, in seconds, and for how long it does where none asks for it."""
+    """Interval of a CPU tier's heartbeats, in seconds, and how long they go on while no replica asks for the tier."""
 
     heartbeat_s: float = 1.0
     first_heartbeat_s: float = 0.2
@@ -84,7 +84,7 @@ class CPUTier:
         self._told = False
         """Whether a manager has been told all that is here, and has answered."""
         self._wanted_at = time.monotonic()
-        """When a manager answered, or a replica of the node said that there shall be a tier."""
+        """Time of the last answer of a manager, or the last request of a replica of the node for a tier."""
         self._heartbeat = asyncio.get_event_loop().create_task(self._keep_registered())
 
     async def wanted(self) -> None:
@@ -172,7 +172,7 @@ class CPUTier:
         return self._drop(keys)
 
     async def stats(self) -> dict[str, Any]:
-        """What the tier itself counts, to be held against the manager's books."""
+        """Return the tier's own counts, to compare with the manager's books."""
         return {
             "segments": len(self._segments),
             "used_bytes": self._used_bytes,
@@ -213,7 +213,7 @@ class CPUTier:
         return len(wanted)
 
     async def _keep_promoted(self, replica: str, pulls: Sequence[Pull]) -> None:
-        """Own what arrives of these pulls, as far as the manager grants room for it, and what they follow on."""
+        """Own the segments that arrive of these pulls and those that they follow on, where the manager grants room."""
         granted, complete = Promotion(), False
         above: Sequence[Pull] = ()
         try:
@@ -232,7 +232,7 @@ class CPUTier:
             try:  # whatever happens to one, each of them must be awaited: it counts as on its way until then
                 sealed = await self._redis.arrival(pull)
                 if sealed is not None and stated_form(sealed.data):
-                    sealed = None  # a sparse one is for who asked for it, and for nobody who wants dense KV
+                    sealed = None  # a sparse one is for the replica that asked for it, not for requests of dense KV
                 if complete and sealed is not None and pull.key in wanted and pull.key not in self._segments:
                     span = read_header(sealed.data).span
                     if self._used_bytes + sealed.nbytes > self._budget_bytes:
@@ -338,7 +338,7 @@ def get_or_start_tier(
 
 
 ANSWER_S = 0.5
-"""Metrics are waited for at the ingress; who does not answer now is counted as it was."""
+"""Metrics are waited for at the ingress; a worker that does not answer in time counts as it was last."""
 
 
 class CodecReports:

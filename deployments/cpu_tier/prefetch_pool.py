@@ -32,8 +32,8 @@ from kvmanager.segments.sizes import MOST_BYTES_IN_FLIGHT
 logger = logging.getLogger(__name__)
 
 STUCK_S = 10.0
-"""A worker that brings nothing for so long is killed, and another takes its place. It reads one after the other, so the
-time runs from its previous answer, however much it was asked for at once."""
+"""A worker that brings nothing for this long is killed and replaced. It reads one segment after the other, so the time
+runs from its previous answer, however much it was asked for at once."""
 
 _WORKER_GONE = ("worker_stuck", "worker_lost")
 """Counts against Redis once for each worker, however much it had been asked for."""
@@ -48,7 +48,7 @@ class Pull:
     ref: ray.ObjectRef[Any]
     worker: Any
     answer: asyncio.Task[Any]
-    """What `ref` refers to."""
+    """The object that `ref` refers to."""
 
     @property
     def failed(self) -> bool:
@@ -102,7 +102,7 @@ class PrefetchPool:
 
     @property
     def settled(self) -> bool:
-        """Whether all workers that there shall be are ready."""
+        """Whether all configured workers are ready."""
         return self.ready == self._count
 
     def pull(self, segments: Sequence[tuple[bytes, int]], avoid: Any = None) -> list[Pull]:
@@ -135,8 +135,8 @@ class PrefetchPool:
         ]
 
     async def room_for(self, nbytes: int, patience_s: float) -> None:
-        """Return when a segment could be asked for; a larger one than fits beside others waits its turn, at most so
-        long."""
+        """Wait until a segment may be pulled, up to `patience_s`, if it is larger than half of
+        `MOST_BYTES_IN_FLIGHT`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s if nbytes > MOST_BYTES_IN_FLIGHT // 2 else 0):
                 while not self._fits(nbytes):
@@ -144,7 +144,7 @@ class PrefetchPool:
                     await self._room.wait()
 
     def _fits(self, nbytes: int) -> bool:
-        """Whether so much may be pulled now: beside what is, or alone."""
+        """Whether `nbytes` may be pulled now: within `MOST_BYTES_IN_FLIGHT`, or alone."""
         return not self._bytes_in_flight or self._bytes_in_flight + nbytes <= MOST_BYTES_IN_FLIGHT
 
     def count_late(self, segments: int) -> None:
@@ -211,7 +211,7 @@ class PrefetchPool:
         return Pull(key, nbytes, ref, worker, answer)
 
     async def _answer(self, ref: Any, nbytes: int, worker: Any) -> Any:
-        """What a worker answers to a pull, or why it does not; counted."""
+        """Return a worker's answer to a pull, or why there is none; counted."""
         replaced = False
         try:
             answer = await self._brought(ref, worker)
@@ -239,7 +239,7 @@ class PrefetchPool:
         return answer
 
     async def _brought(self, ref: Any, worker: Any) -> Any:
-        """What a worker answers. Raises TimeoutError when it has brought nothing at all for `STUCK_S`, RayError."""
+        """Return a worker's answer. Raises TimeoutError when it has brought nothing at all for `STUCK_S`, RayError."""
         asked = time.monotonic()
         answer = asyncio.ensure_future(ref)
         while True:
@@ -252,7 +252,7 @@ class PrefetchPool:
                 raise TimeoutError
 
     def ready_workers(self) -> list[Any]:
-        """Those that can be asked."""
+        """Return the workers that can be asked."""
         return [worker for worker in self._workers if worker not in self._starting]
 
     def _start(self, number: int, endpoint: RedisEndpoint) -> Any:
@@ -263,7 +263,7 @@ class PrefetchPool:
             try:
                 await worker.__ray_ready__.remote()
             except ray.exceptions.RayError:
-                return  # whoever asks it next replaces it: one that cannot start is not started over and over
+                return  # the next call that asks it replaces it: one that cannot start is not started over and over
             finally:
                 self._starting.discard(worker)
             with contextlib.suppress(ray.exceptions.RayError):

@@ -53,7 +53,7 @@ Sealed = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class PrefetchWorker:
-    """See the module's docstring. `label` is for people who read logs."""
+    """See the module's docstring. `label` names it in logs."""
 
     def __init__(self, endpoint: RedisEndpoint, label: str = "") -> None:
         keep_freed_memory()
@@ -80,8 +80,8 @@ class PrefetchWorker:
 
     @ray.method(concurrency_group="write")
     def write(self, keys: Sequence[bytes], *buffers: Sealed) -> tuple[list[int], str, dict[bytes, bytes]]:
-        """Store segments, parents first; returns the bytes that each takes in Redis, as far as it came, why it
-        stopped, and the forms (`kvmanager.segments.forms`) of those that are sparse there.
+        """Store segments, parents first; return the bytes in Redis of each one stored, why it stopped, and the forms
+        (`kvmanager.segments.forms`) of those that are sparse there.
 
         The reason is "" when all are stored, else "unreachable", "full", or "damaged" for what is no sealed segment.
         """
@@ -112,7 +112,7 @@ class PrefetchWorker:
 
     @ray.method(concurrency_group="life")
     def live(self) -> None:
-        """Never answers: for an owner who wants to know at once when this worker has died."""
+        """Never answer: the owner's pending call fails as soon as this worker dies."""
         threading.Event().wait()
 
     def _fetch(self, key: bytes) -> Buffer | str:
@@ -158,7 +158,7 @@ class PrefetchWorker:
 def keep_freed_memory() -> None:
     """Let glibc keep what a segment has occupied for the next one, instead of giving it back to the kernel.
 
-    Else each segment's buffers are mapped anew, and the page faults take four times as long as the copying (7 ms
+    Else each segment's buffers are mapped again, and the page faults take four times as long as the copying (7 ms
     instead of 1.6 for 3 MB, on a virtual machine). Where there is no glibc all stays as it is.
     """
     with contextlib.suppress(OSError, AttributeError):

@@ -105,7 +105,7 @@ class CrossKVConnector(KVConnectorBase_V1):
     # Scheduler side.
 
     def has_pending_block_frees(self) -> bool:
-        """Whether a save of a preempted request's blocks is about to free them: nobody else need be preempted."""
+        """Whether a save of a preempted request's blocks is about to free them: no other preemption is needed."""
         return self._scheduler_side is not None and self._scheduler_side.kept.holds_blocks
 
     def before_preemption(self, request: Request) -> None:
@@ -135,7 +135,7 @@ class CrossKVConnector(KVConnectorBase_V1):
             self._scheduler_side.add(request)
 
     def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens a load brings after those on the device, and whether asynchronously."""
+        """Return how many tokens a load brings after those on the device, and whether asynchronously."""
         return self._scheduler_side.tokens_to_load(request, num_computed_tokens) if self._scheduler_side else (0, False)
 
     def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
@@ -173,7 +173,7 @@ class CrossKVConnector(KVConnectorBase_V1):
                 self._scheduler_side.finish_load(request_id)
 
     def usage_so_far(self, request_id: str) -> dict[str, Any] | None:
-        """What `request_finished` will say of a request whose prompt has been computed."""
+        """Return the answer that `request_finished` will give for a request whose prompt has been computed."""
         usage = self._scheduler_side.usage_so_far(request_id) if self._scheduler_side else None
         return dict(usage) if usage else None
 

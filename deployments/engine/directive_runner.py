@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 GRACE_S = 1.0
-"""A transfer may end so much after its deadline: its thread has to be heard by the engine first."""
+"""Time that a transfer may end after its deadline: the engine has to hear its thread first."""
 TRANSFER_LANE = frozenset({DirectiveKind.OFFLOAD, DirectiveKind.PROMOTE})
 
 
@@ -61,7 +61,7 @@ class StepTimes:
 
 @dataclass(slots=True)
 class _Progress:
-    """What a directive has done so far."""
+    """Progress of a directive."""
 
     segments: int = 0
     blocks: int = 0

@@ -30,7 +30,7 @@ SCHEDULER = "deployments.engine.resume.scheduler.ResumingScheduler"
 
 
 def engine_environment(settings: Settings) -> Mapping[str, str]:
-    """What must be in a process's environment before it imports vLLM."""
+    """Environment variables that a process needs before it imports vLLM."""
     environment = {
         "OMP_NUM_THREADS": str(settings.engine.threads),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

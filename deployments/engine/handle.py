@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NO_CACHE = {"outcome": "refused_gone"}
-"""What an engine without KV reuse answers to every directive."""
+"""The answer of an engine without KV reuse to every directive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class EnginePrompt:
     plan: PlanDict | None
     arrived: float
     short_tokens: int = 0
-    """Below so many nothing is worth a load (`kvmanager.loading.short_prompts`); 0: not known."""
+    """Prompts below this length are not worth a load (`kvmanager.loading.short_prompts`); 0: not known."""
 
 
 class EngineHandle:
@@ -174,7 +174,7 @@ class EngineHandle:
         return await self._port.plan(hashes, exact_hashes, prompt_tokens, queued_tokens, blend, sparse)
 
     async def stored_chunks(self, sequences: Sequence[Sequence[bytes]]) -> list[int] | None:
-        """How many leading blocks of each sequence shared tiers have (`ClusterPort.stored_chunks`)."""
+        """Return how many leading blocks of each sequence the shared tiers have (`ClusterPort.stored_chunks`)."""
         return await self._port.stored_chunks(sequences) if self._port else None
 
     async def generate(self, prompt: EnginePrompt) -> AsyncIterator[RequestOutput]:
@@ -239,7 +239,7 @@ class EngineHandle:
     async def kv_pressure(self) -> float | None:
         """Share of the device pool that running requests hold, as of the engine's last step; None: not known.
 
-        Cached blocks that nobody holds are free. Without KV reuse it is vLLM's own figure, if vLLM counts.
+        Cached blocks that no request holds are free. Without KV reuse it is vLLM's own figure, if vLLM counts.
         """
         if self._service is None:
             return vllm_pressure()
@@ -248,7 +248,7 @@ class EngineHandle:
         return 1.0 - usage["free_blocks"] / blocks if blocks > 0 else None
 
     async def kv_report(self) -> KVReport | None:
-        """What the device pool holds, for whoever moves streams; None without KV reuse: a move would compute anew."""
+        """Return the device pool's usage, for moving streams; None without KV reuse: a move would recompute all."""
         if self._service is None:
             return None
         usage = await self._service.usage()
@@ -256,11 +256,11 @@ class EngineHandle:
         return KVReport(time.monotonic(), blocks, blocks - usage["free_blocks"], usage["wanted_blocks"])
 
     async def saved(self, within_s: float) -> bool:
-        """Return when all saves started by now have ended, at the latest after `within_s`: whether they have."""
+        """Wait up to `within_s` for the saves started by now; return whether all have ended."""
         return self._service is not None and await self._service.saved(within_s)
 
     def report_rate(self, sample: Sample) -> None:
-        """How long a prefill took, as a replica saw it. Returns at once."""
+        """Report a prefill's time, as a replica saw it. Returns at once."""
         if self._port is not None:
             self._port.report_rate(sample)
 
@@ -268,11 +268,11 @@ class EngineHandle:
 
     @property
     def dead(self) -> str | None:
-        """What ended the engine, in words; None while it lives."""
+        """The error that ended the engine, in words; None while it lives."""
         return repr(self._engine.error) if self._llm.errored else None
 
     def suspects(self) -> list[str] | None:
-        """Who may have ended the engine, None without a witness; the same answer to everybody."""
+        """Requests that may have ended the engine, None without a witness; every caller gets the same answer."""
         if not self._judged:
             self._judged = True
             books = list(self._begun.items())

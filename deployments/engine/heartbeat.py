@@ -1,4 +1,4 @@
-"""The engine thread's heartbeat, and who listens: an engine that hangs without dying is found and given up.
+"""The engine thread's heartbeat and its watch: an engine that hangs without dying is found and given up.
 
 `Heartbeat` writes a `Beat` at the begin and the end of whatever the engine thread does, a *turn*: a step, or a call
 between two steps. `HangWatch` is a thread that reads it every `LOOK_EVERY_S`. Where the engine is a process of its own
@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.25
 PATIENCE = 4.0
-"""A step that takes so many times the slowest that was measured is still taken for a slow one."""
+"""A step that takes up to this many times the slowest one measured counts as slow, not as hung."""
 UNKNOWN_S = 600.0
 STANDSTILL_S = 10.0
 """As long as Serve waits for a replica's health check."""
 
 
 class Beat(ctypes.Structure):
-    """What a watch reads. Written by the engine thread, but `pulse`; each field by itself is written at once."""
+    """The memory that a watch reads. Written by the engine thread, except `pulse`; each field is written atomically."""
 
     _fields_ = (
         ("count", ctypes.c_uint64),
@@ -58,10 +58,10 @@ class Beat(ctypes.Structure):
     expected_s: float
     """How long that step is expected to take; negative: nothing is known yet."""
     waits_s: float
-    """How long it may wait for loads besides."""
+    """Seconds that it may also wait for loads."""
     compiling: bool
     pulse: int
-    """Grows while the engine's process runs Python; 0: nobody shows it."""
+    """Grows while the engine's process runs Python; 0: the engine has no process of its own."""
 
     def patience_s(self, slack_s: float) -> float:
         """How long the present turn may take."""
@@ -116,14 +116,14 @@ class Heartbeat:
         scheduler.schedule = watched
 
     def scheduled(self, work: StepWork) -> None:
-        """What this turn's step computes is known now."""
+        """Note what this turn's step computes."""
         self._work = work
         expected = self._pace.expected_s(work)
         self.beat.expected_s = -1.0 if expected is None else expected
         self.beat.tokens = work.tokens
 
     def may_wait(self, seconds: float) -> None:
-        """This turn's step may wait so long for a load. Several are waited for at once."""
+        """Allow this turn's step to wait this long for a load. The waits for several loads overlap."""
         self.beat.waits_s = max(self.beat.waits_s, seconds)
 
     def hear_compilation(self) -> Callable[[], None]:
@@ -169,7 +169,7 @@ class HangWatch:
         self._closed.set()
 
     def look(self, now: float) -> str | None:
-        """What is wrong, if anything. `now` is on any clock that does not go backwards."""
+        """Return what is wrong, if anything. `now` is on any clock that does not go backwards."""
         passed = 0.0 if self._looked_at is None else min(now - self._looked_at, 2 * LOOK_EVERY_S)
         self._looked_at = now
         beat = self._beat

@@ -97,7 +97,7 @@ class EngineThread:
         return self.heartbeat.beat
 
     def suspects(self, not_begun: Sequence[str], begun: Sequence[str]) -> list[str] | None:
-        """Who may have ended the engine: the scheduler's books are here still, and the replica's are not needed."""
+        """Requests that may have ended the engine, by the scheduler's books; the replica's are not needed."""
         return self.witness.suspects()
 
     def subscribe(
@@ -129,11 +129,11 @@ class EngineThread:
         return future
 
     def wake(self) -> None:
-        """What the engine may be waiting for has happened: it need not wait for its next idle step. From any thread."""
+        """Wake the engine for an event that it may be waiting for, before its next idle step. From any thread."""
         self._awake.set()
 
     def give_up(self, error: BaseException) -> None:
-        """The engine thread hangs: it is dead to everybody from now on, even if it comes back. From another thread."""
+        """The engine thread hangs: it counts as dead from now on, even if it comes back. From another thread."""
         if self.error is None and not self._ended:
             self.error = error
             self._refuse_what_waits()
@@ -202,7 +202,7 @@ class EngineThread:
     def _drain_inbox(self, block: bool) -> bool:
         """Run everything that waits now (at least one item if `block`); False when the thread must end.
 
-        What is put in meanwhile waits for the next step: whoever calls again and again does not hold up decoding.
+        What is put in meanwhile waits for the next step, so repeated calls do not hold up decoding.
         """
         left = self._inbox.qsize()
         while block or left > 0:
@@ -227,7 +227,7 @@ class EngineThread:
 
 
 class InProcessClient:
-    """What AsyncLLM needs of vLLM's `AsyncMPClient`, over an `EngineThread` instead of sockets.
+    """The part of vLLM's `AsyncMPClient` that AsyncLLM needs, over an `EngineThread` instead of sockets.
 
     Built before or inside the event loop; every async method belongs to the loop that first awaits one of them.
     """
@@ -266,17 +266,17 @@ class InProcessClient:
         self._post(error)
 
     async def _call(self, function: Callable[[], T]) -> T:
-        # Shielded: whoever stops waiting does not take back what was asked, an abort above all.
+        # Shielded: a caller that stops waiting does not take back what it asked, an abort above all.
         return await asyncio.shield(asyncio.wrap_future(self.thread.call(function)))
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
         """Hand a request to the engine, which takes it before its next step.
 
         Does not wait for the step under way: `AsyncLLM.generate` aborts only what it has added, so a client that left
-        meanwhile would leave its request behind, computed to the end for nobody. A request that the engine cannot take
+        meanwhile would leave its request behind, computed to the end in vain. A request that the engine cannot take
         ends with vLLM's finish reason "error", as in vLLM's own engine process. Raises EngineDeadError.
         """
-        self._subscribe()  # the engine may answer before anybody awaits its first output
+        self._subscribe()  # the engine may answer before a caller awaits its first output
         core = self.thread.core
 
         def add() -> None:

@@ -1,6 +1,6 @@
-"""What an engine room counts, as Prometheus families: vLLM's own, transfers, directives, the device pool, layers.
+"""Prometheus families of an engine room: vLLM's own, transfers, directives, the device pool, layers.
 
-Read when somebody asks, from any thread: no lock of the engine's, and the transfer threads pay nothing for it.
+Read on request, from any thread: no lock of the engine's, and the transfer threads pay nothing for it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What KV values depend on beside tokens: read from a built engine configuration, before any weight is loaded.
+"""Everything that KV values depend on other than tokens, from a built engine configuration, before weights are loaded.
 
-Everything that may decide a KV value goes in: what nobody has shown to be without influence costs a cold cache when it
-changes, never wrong KV. What cannot be named is not shared (`why_not_shared`): then the replicas keep their own prefix
-caches, and nothing is stored.
+Everything that may decide a KV value goes in: a part without proven influence costs a cold cache when it changes, never
+wrong KV. What cannot be named is not shared (`why_not_shared`): then the replicas keep their own prefix caches, and
+nothing is stored.
 
 Leans on vLLM: `VllmConfig`; `vllm.envs.compile_factors`, the environment variables that change what vLLM
 computes; and the places where a model asks `max_model_len` (`_length`).
@@ -46,7 +46,7 @@ _OF_THE_TOKENIZER = frozenset(
     }
 )
 _MEASURED_HERE = "crosskv_*.json"
-"""What `make profile-…` writes beside weights decides no KV: any blend reads any blend; codecs name their profile."""
+"""Files of `make profile-…` next to weights decide no KV: any blend reads any blend; codecs name their profile."""
 _READS_THE_FOLDER = frozenset(
     {"auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral", "npcache", "pt"}
 )

@@ -143,10 +143,10 @@ class SchedulerSide:
 
     @names_request
     def tokens_to_load(self, request: Request, device_tokens: int) -> tuple[int | None, bool]:
-        """How many tokens after the first `device_tokens` a planned load brings, and whether asynchronously.
+        """Return how many tokens after the first `device_tokens` a planned load brings, and whether asynchronously.
 
-        None: another request's load is bringing them, or its blend waits for room; vLLM shall ask again in its next
-        step. May be asked many times; the last answer before `start_load` is the one that vLLM acted on.
+        None: another request's load is bringing them, or its blend waits for room; vLLM asks again in its next step.
+        May be asked many times; the last answer before `start_load` is the one that vLLM acted on.
         """
         tracked = self._tracked.get(request.request_id)
         if tracked is None or device_tokens % self._block_size:
@@ -269,7 +269,7 @@ class SchedulerSide:
     ) -> None:
         """The step of a layerwise load has been computed; the blocks before block `arrived` of the sequence are there.
 
-        If that is all of the load, the rest of the step counts too. Else the rest is computed anew.
+        If that is all of the load, the rest of the step counts too. Else the rest is recomputed.
         """
         request = tracked.request
         end = arrived
@@ -369,7 +369,7 @@ class SchedulerSide:
         return {KV_CACHE_USAGE: tracked.usage(self._replica)}
 
     def usage_so_far(self, request_id: str) -> dict[str, KVCacheUsage] | None:
-        """What `finish` will say of a request whose prompt has been computed."""
+        """Return the answer that `finish` will give for a request whose prompt has been computed."""
         tracked = self._tracked.get(request_id)
         return {KV_CACHE_USAGE: tracked.usage(self._replica)} if tracked else None
 
@@ -383,7 +383,7 @@ class SchedulerSide:
         return next((tracked.owner for tracked in found), NOBODY)
 
     def nothing_runs(self) -> None:
-        """No request is in this step: one that waits for neither load nor grammar wants blocks that nobody frees."""
+        """No request is in this step: one that waits for neither load nor grammar wants blocks that none frees."""
         waits_for_blocks = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
         if any(
             not (t.is_loading or t.is_waiting) and t.request.status in waits_for_blocks for t in self._tracked.values()

@@ -1,8 +1,8 @@
-"""A seeded request's tokens depend on its seed and its prompt, not on who is computed beside it.
+"""A seeded request's tokens depend on its seed and its prompt, not on the other requests of its steps.
 
 vLLM's model runner samples for every row of a step and throws away what it sampled for rows whose prompt goes on in the
 next step. It then turns the row's generator back (`gen.set_offset`), which a CPU generator refuses: one seeded prompt
-longer than a step, beside one request that decodes, ends the engine. It also drops the token of a step whose
+longer than a step, together with one request that decodes, ends the engine. It also drops the token of a step whose
 synchronous load failed, and there turns back nothing.
 
 So a generator is set before each sampling to where its request stands. A row that will be thrown away does not draw

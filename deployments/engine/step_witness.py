@@ -1,9 +1,9 @@
-"""Which requests an engine was working on when it died, so that nobody else is taken for the culprit.
+"""The requests that an engine was working on when it died, so that no other request is taken for the culprit.
 
 The suspects of a step that died are the requests that it prefilled: what they are is new to the engine, while a request
 that has been decoding for a while has shown that it can be computed. Of a step that prefilled nothing all are suspects
 that it computed; of one that died before it was planned, or that only waited for loads, all that had not been computed
-yet, or else all. Between two steps nobody is a suspect.
+yet, or else all. Between two steps no request is a suspect.
 
 An engine in a process of its own may end without a word (SIGKILL, a fault of the driver). So its witness notes each
 step in memory that the replica shares (`deployments.engine.process.flight_recorder`), where it is planned.
@@ -40,7 +40,7 @@ class EngineDiedError(EngineDeadError):
         self.suspects = None if suspects is None else tuple(suspects)
 
     def __reduce__(self) -> tuple[type[EngineDiedError], tuple[tuple[str, ...] | None]]:
-        """An exception is otherwise made anew from its message."""
+        """Keep the suspects: an exception is otherwise rebuilt from its message alone."""
         return EngineDiedError, (self.suspects,)
 
 
@@ -77,7 +77,7 @@ class StepWitness:
             self._recorder.between_steps()
 
     def _note(self, recorder: FlightRecorder, step: Any) -> None:
-        """Few steps are noted name by name: who decodes is mostly the same as in the step before."""
+        """Note a step. Few are noted name by name: the decoding requests are mostly those of the step before."""
         tokens, running = step.num_scheduled_tokens, step.scheduled_cached_reqs
         all_decode = not step.scheduled_new_reqs and step.total_num_scheduled_tokens == len(tokens)
         if not tokens:

@@ -1,4 +1,4 @@
-"""What the connector's scheduler side remembers of one request while vLLM's scheduler has it. On the engine thread."""
+"""State of one request on the connector's scheduler side while vLLM's scheduler has it. On the engine thread."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TrackedRequest:
     layerwise_patience_s: float | None = None
     """How long the load that was last proposed to vLLM may take layer by layer; None: it is asynchronous."""
     hidden: Sequence[KVCacheBlock] = ()
-    """Blocks of a failed layerwise load that nobody else may find before they are computed."""
+    """Blocks of a failed layerwise load that no other request may find before they are computed."""
     hidden_from: int = 0
     """Block of the sequence that the first of `hidden` is."""
     scores: Sequence[tuple[int, float]] = ()
@@ -118,7 +118,7 @@ class TrackedRequest:
     def tokens_by_tier(self, arrived_tokens: int, block_size: int) -> dict[str, int]:
         """Split the first `arrived_tokens` tokens by where they came from; device first, then the segments in order.
 
-        Of those that were blended, what was computed anew is in no tier.
+        Of blended tokens, the recomputed ones count for no tier.
         """
         position = min(self.device_tokens, arrived_tokens)
         by_tier = {"device": position}

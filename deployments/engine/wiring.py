@@ -59,7 +59,7 @@ What is beyond is not saved, or computed: others are to have room."""
 
 
 class EngineLoop(Protocol):
-    """Who steps the engine: `deployments.engine.host.EngineThread`, or vLLM's own process with ours in it."""
+    """Steps the engine: `deployments.engine.host.EngineThread`, or vLLM's own process with ours in it."""
 
     heartbeat: Heartbeat
     on_turn: Callable[[], None]
@@ -80,7 +80,7 @@ class EngineLoop(Protocol):
         ...
 
     def wake(self) -> None:
-        """What the engine may be waiting for has happened. From any thread."""
+        """Wake the engine for an event that it may be waiting for. From any thread."""
         ...
 
 
@@ -257,7 +257,7 @@ class KVReuse:
         return None
 
     def order_device(self, by_hotness: bool) -> Future[None]:
-        """Choose the order in which device blocks go: coldest first, or vLLM's own. Scores begin anew."""
+        """Choose the order in which device blocks go: coldest first, or vLLM's own. Scores start over."""
 
         def order() -> None:
             pool = self._manager.block_pool
@@ -300,7 +300,7 @@ class KVReuse:
         return done
 
     def pool_usage(self) -> Future[dict[str, int]]:
-        """Device blocks now: all, free, cached. All but the null block are free if nobody uses any."""
+        """Device blocks now: all, free, cached. All but the null block are free if no request uses any."""
         return self._thread.call(self.control.usage)
 
     def close(self) -> None:

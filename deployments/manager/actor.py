@@ -7,7 +7,7 @@ path of a plan.
 * Replicas register, ask for plans, offer segments, report their device pool, and long-poll `take_directives`; routers
   long-poll `deltas`.
 * Tiers register and report what they hold; evictions and demotions are sent to them.
-* The Redis tier does too; what lies in Redis is forgotten with its registration, and indexed anew by the next.
+* The Redis tier does too; what lies in Redis is forgotten with its registration, and indexed again by the next.
 
 State is rebuilt, not stored: a new manager answers "unknown" to heartbeats, and replicas and tiers then tell it
 everything again (DESIGN §4, rule 9).
@@ -134,7 +134,7 @@ class KVManagerActor:
         blend: BlendQuery | None = None,
         sparse: Budgets | None = None,
     ) -> PlanDict | None:
-        """What is stored of a prompt, under a lease, as far as it is worth loading; None: not registered.
+        """Return the stored KV of a prompt that is worth loading, under a lease; None: not registered.
 
         `queued_tokens`: what the replica computes before it; `prompt_tokens` 0: as many as the hashed blocks have.
         `blend`: a blended prompt's chunks, in order and without overlap; `sparse`: what a tolerant one's may present.
@@ -149,7 +149,7 @@ class KVManagerActor:
         self._prompts.release(lease_ids)
 
     async def stored_chunks(self, sequences: Sequence[Sequence[BlockHash]]) -> list[int]:
-        """How many leading blocks of each sequence the shared tiers have. No lease, and no use is counted."""
+        """Return how many leading blocks of each sequence the shared tiers have. No lease, and no use is counted."""
         return self._brain.stored_blocks(sequences)
 
     async def begin_fill(self, replica: str, chunk: BlockHash) -> int:
@@ -166,7 +166,8 @@ class KVManagerActor:
     async def offer(
         self, replica: str, node_id: str, offered: OfferedBlocks, segment_bytes: Sequence[int]
     ) -> tuple[int, list[SegmentSpan]] | None:
-        """Which segments of its blocks a replica shall store in its CPU tier; None: there is none. See `KVPort`."""
+        """Return the segments that a replica stores of its blocks in its CPU tier; None: there is none. See
+        `KVPort`."""
         if not self._tiers.takes_segments(node_id):
             return None
         location = Location(Tier.CPU, node_id)
@@ -189,7 +190,7 @@ class KVManagerActor:
     async def report_placement(
         self, replica: str, changes: Sequence[tuple[list[BlockHash], list[BlockHash], bool]]
     ) -> None:
-        """What entered and left a replica's device pool, oldest change first."""
+        """Take changes of a replica's device pool, oldest first."""
         if replica not in self._replicas:
             return
         for stored, removed, cleared in changes:
@@ -245,8 +246,8 @@ class KVManagerActor:
         segment_bytes: Sequence[int],
         told: bool = True,
     ) -> list[bytes]:
-        """A tier introduces itself with what it holds (parents first), or not `told`: with the beginning of it, and the
-        rest follows by `adopt_tier`. Returns the keys that it shall keep."""
+        """Register a tier with what it holds (parents first), or not `told`: with the beginning of it, and the rest
+        follows by `adopt_tier`. Returns the keys to keep."""
         self._tiers.register_cpu(time.monotonic(), node_id, handle, incarnation, budget_bytes, told=False)
         self._loads.tier_is_back(Tier.CPU)
         logger.info("CPU tier of node %s: %d bytes budget", node_id[:8], budget_bytes)
@@ -255,8 +256,9 @@ class KVManagerActor:
     async def adopt_tier(
         self, node_id: str, incarnation: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int], told: bool
     ) -> list[bytes] | None:
-        """More of what a tier holds (parents first, over all calls), the last of it if `told`; plans go on in between.
-        Returns the keys that it shall keep; None when it is not known here (any more), which says nothing of them."""
+        """Add more of what a tier holds (parents first, over all calls), the last of it if `told`; plans go on in
+        between. Returns the keys to keep; None when the tier is not known here (any more), which says nothing of
+        them."""
         if not self._tiers.cpu_told(time.monotonic(), node_id, incarnation, told):
             return None
         kept = self._brain.adopt(time.monotonic(), Location(Tier.CPU, node_id), spans, segment_bytes)
@@ -265,7 +267,7 @@ class KVManagerActor:
         return list(kept)
 
     async def promote(self, replica: str, node_id: str, keys: Sequence[SegmentKey]) -> Promotion:
-        """A node's tier fetches segments from Redis for a replica: what of it shall stay there."""
+        """Return which of the segments that a node's tier fetches from Redis for a replica it keeps."""
         if not self._tiers.takes_segments(node_id):
             return Promotion()
         location = Location(Tier.CPU, node_id)
@@ -276,7 +278,7 @@ class KVManagerActor:
         return Promotion(offer.save_id, offer.keys, offer.above)
 
     async def commit(self, node_id: str, spans: Sequence[SegmentSpan], segment_bytes: Sequence[int]) -> list[bytes]:
-        """A tier owns complete segments now; returns the keys that it shall keep."""
+        """Note complete segments that a tier owns now; return the keys to keep."""
         keys = [span.key for span in spans]
         kept = self._brain.commit(time.monotonic(), Location(Tier.CPU, node_id), keys, segment_bytes)
         self._watch.wake()
@@ -293,7 +295,7 @@ class KVManagerActor:
     # Redis.
 
     async def redis_alive(self, incarnation: str, state: str) -> dict[str, Any]:
-        """The Redis tier's heartbeat, with what /health shall say of it."""
+        """Take the Redis tier's heartbeat, with its state for /health."""
         known = self._tiers.redis_alive(time.monotonic(), incarnation, state)
         return {"known": known, "fingerprint": self._fingerprint}
 
@@ -310,8 +312,8 @@ class KVManagerActor:
         raw_bytes: Sequence[int],
         forms: Mapping[SegmentKey, bytes],
     ) -> list[bytes]:
-        """Segments that lie in Redis (parents before children, over all calls), `forms` of sparse ones; returns the
-        keys that it shall keep. `segment_bytes` is what each takes there, `raw_bytes` what it takes in a CPU tier."""
+        """Add segments that lie in Redis (parents before children, over all calls), `forms` of sparse ones; return the
+        keys to keep. `segment_bytes` is what each takes there, `raw_bytes` what it takes in a CPU tier."""
         if not self._tiers.is_redis(incarnation):
             return []
         kept = self._brain.adopt(time.monotonic(), REDIS, spans, segment_bytes, raw_bytes)

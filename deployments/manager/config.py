@@ -1,4 +1,4 @@
-"""What the KV manager is told at its start, out of the settings, and whether it can work, asked before the start."""
+"""The KV manager's configuration, from the settings, and a check before its start that it can work."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def manager_config(settings: Settings) -> ManagerConfig:
 
 
 def pin_shares(settings: Settings, secret: ServerSecret) -> dict[str, int] | None:
-    """Bytes that may be pinned, by the tag of each tenant; None where there are none, and all who pin share them.
+    """Bytes that may be pinned, by the tag of each tenant; None without tenants: all clients share the budget.
 
     What `kv.tenant_pin_bytes` says; the others share the rest of `kv.pin_budget_bytes` evenly.
     """

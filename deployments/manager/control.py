@@ -1,4 +1,4 @@
-"""What people and other parts order of the KV manager: clearing, pins, prefetches, moves, and directives by name.
+"""Orders of people and other parts to the KV manager: clearing, pins, prefetches, moves, and directives by name.
 
 What cannot be done is answered in words, not raised. On the manager's event loop.
 """
@@ -47,7 +47,7 @@ class Control:
         self._watch = watch
 
     def pin(self, hashes: Sequence[BlockHash], ttl_s: float, tenant: str = "") -> dict[str, Any]:
-        """Keep the known beginning of a tenant's prompt in the shared tiers for so long; `tenant` is its tag."""
+        """Keep the known beginning of a tenant's prompt in the shared tiers for `ttl_s`; `tenant` is its tag."""
         try:
             report = self._brain.pin(time.monotonic(), self._known_ends(hashes), ttl_s, tenant)
         except UnknownKeyError:
@@ -60,7 +60,7 @@ class Control:
 
     @staticmethod
     def pinned(report: PinReport) -> dict[str, Any]:
-        """What a pin answers."""
+        """The answer to a pin."""
         return {
             "segments": report.segments, "bytes": report.nbytes, "pinned_bytes": report.pinned_bytes,
             "budget_bytes": report.budget_bytes,

@@ -28,7 +28,7 @@ MOST_BYTES = 16 * 1024**2
 ANSWER_S = 25.0
 """Longer than the tier waits for its worker (`deployments.cpu_tier.actor.PUSH_S`)."""
 PAUSE_S = 2.0
-"""After Redis took nothing (full, unreachable), no demotion is tried for so long."""
+"""Time without demotions after Redis took nothing (full, unreachable)."""
 
 
 class Demoter:

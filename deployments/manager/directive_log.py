@@ -1,8 +1,8 @@
-"""The manager's last orders, for who watches: evictions, copies between tiers, directives for devices.
+"""The manager's last orders, for its watchers: evictions, copies between tiers, directives for devices.
 
-A ring: the oldest is dropped. Orders of one kind between the same places that nobody has been told of yet are one entry
-with the sum of their segments, for evictions come by the hundred. Noting one costs O(1), whether or not anybody
-watches. One thread.
+A ring: the oldest is dropped. Orders of one kind between the same places that no watcher has seen yet are one entry
+with the sum of their segments, for evictions come by the hundred. Noting one costs O(1), with or without watchers. One
+thread.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 Life of a directive: entered in the books (`kvmanager.moves.directive_ledger`) or refused → put into the replica's queue
 → delivered by its long poll, unless its deadline has passed by then → carried out
-(`deployments.engine.directive_runner`) → acknowledged; or lost, when nobody has acknowledged it `GRACE_S` after its
-deadline.
-What a promotion loads is leased from before it is sent until it has ended. Nothing here is on a request's path, and
-nobody's request waits for it.
+(`deployments.engine.directive_runner`) → acknowledged; or lost, when it is not acknowledged `GRACE_S` after its
+deadline. What a promotion loads is leased from before it is sent until it has ended. Nothing here is on a request's
+path, and no request waits for it.
 
 On the manager's event loop.
 """
@@ -34,12 +33,12 @@ from kvmanager.segments.spans import SegmentSpan
 logger = logging.getLogger(__name__)
 
 GRACE_S = 2.0
-"""An acknowledgement may come so much after its directive's deadline: a transfer ends a little late, and travels."""
+"""Time that an acknowledgement may come after its directive's deadline: a transfer ends a little late, and travels."""
 OFFLOAD_S = 10.0
 MOST_OFFLOADED = 8
-"""Segments in one offload that nobody asked for."""
+"""Segments in one offload that the manager orders by itself."""
 MOST_OFFLOADED_DRAINING = 64
-"""The same of a replica that ends soon: nobody else computes there, and what is not copied is lost."""
+"""The same of a replica that ends soon: no request computes there any more, and what is not copied is lost."""
 MOST_LOOKED_AFTER = 16
 """Replicas whose devices are looked at for offloads in one turn of housekeeping; the others follow."""
 
@@ -142,7 +141,7 @@ class DirectiveSender:
     # The replicas' side.
 
     def deliver(self, orders: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Orders as a replica shall get them: a directive's deadline in seconds from now, those too late left out."""
+        """Return orders in the form for a replica: a directive's deadline in seconds from now, late ones left out."""
         now = time.monotonic()
         delivered: list[dict[str, Any]] = []
         for order in orders:
@@ -171,7 +170,7 @@ class DirectiveSender:
         self._lose(self._ledger.forget_replica(replica))
 
     def keep_house(self, takes_segments: Mapping[str, Any]) -> None:
-        """Give up what nobody has acknowledged, and order offloads, to the nodes whose CPU tier takes segments."""
+        """Give up unacknowledged directives, and order offloads to the nodes whose CPU tier takes segments."""
         self._lose(self._ledger.expire(time.monotonic()))
         self._takes_segments = takes_segments
         names = list(self._replicas)
@@ -201,7 +200,7 @@ class DirectiveSender:
     # Inside.
 
     def _lacking(self, replica: str, hashes: Sequence[BlockHash]) -> list[SegmentSpan]:
-        """What an offload of a sequence has to copy; nothing for a replica that nobody knows."""
+        """Return what an offload of a sequence has to copy; nothing for an unknown replica."""
         state = self._replicas.get(replica)
         return [] if state is None else self._brain.offloads.lacking(replica, hashes, _cpu_tier(state.node_id))
 

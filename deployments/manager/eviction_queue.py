@@ -1,8 +1,8 @@
-"""What one shared tier has still to evict: in order, in chunks, however long the tier takes.
+"""Pending evictions of one shared tier: in order, in chunks, however long the tier takes.
 
 The manager has given the room away, and forgotten the segments, when an eviction is ordered; the tier has them until it
 has evicted them. So nothing is granted at a location before `settled`: else the room would not be there, or a segment
-that is stored anew would fall to the eviction of its first copy. A tier that is slow, or hangs, makes saves wait there
+that is stored again would fall to the eviction of its first copy. A tier that is slow, or hangs, makes saves wait there
 and come to nothing. It is heard or not by its heartbeat (`deployments.manager.tier_registry`), not by how long a chunk
 takes.
 

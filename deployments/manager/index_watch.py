@@ -1,4 +1,4 @@
-"""Who waits for a change of the index, and the work on the index that is done in slices.
+"""Callers that wait for a change of the index, and the work on the index that is done in slices.
 
 On the manager's event loop.
 """
@@ -28,7 +28,7 @@ class IndexWatch:
         self._sweeping.set_result(None)
 
     def wake(self) -> None:
-        """The index may have changed: wake who waits for it, and begin what is to be done in slices."""
+        """The index may have changed: wake the callers that wait for it, and begin the work to do in slices."""
         self._changed.set()
         if self._brain.sweeping and self._sweeping.done():
             self._sweeping = asyncio.get_running_loop().create_task(self._sweep())
@@ -44,7 +44,8 @@ class IndexWatch:
         await asyncio.wait([self._sweeping], timeout=wait_s)
 
     async def _sweep(self) -> None:
-        """Do what the brain does in slices (`kvmanager.index.sweeps`); after each, whoever waits for a plan gets it."""
+        """Do what the brain does in slices (`kvmanager.index.sweeps`); after each, requests that wait for a plan get
+        it."""
         try:
             while self._brain.sweeping:
                 self._send(self._brain.sweep(time.monotonic()))

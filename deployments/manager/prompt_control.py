@@ -1,4 +1,4 @@
-"""What people order about one prompt's KV beside pins and moves: evictions and compression; and what an order would do.
+"""Orders of people about one prompt's KV, other than pins and moves: eviction, compression, and dry runs of orders.
 
 What cannot be done is answered in words, not raised. On the manager's event loop.
 """

@@ -36,7 +36,7 @@ class PromptPlanner:
         blend: BlendQuery | None,
         sparse: Budgets | None,
     ) -> PlanDict:
-        """What is stored of a registered replica's prompt, as far as it is worth loading or blending, under a lease."""
+        """Return the stored KV of a registered replica's prompt that is worth loading or blending, under a lease."""
         device_blocks = self._brain.offloads.device_blocks(replica, hashes)
         choice = self._loads.for_prompt(now, replica, device_blocks, len(hashes), prompt_tokens, queued_tokens, blend)
         most_blocks = (max(prompt_tokens, len(hashes) * self._block_tokens) - 1) // self._block_tokens

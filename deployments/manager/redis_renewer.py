@@ -70,11 +70,11 @@ class RedisRenewer:
             return
         sizes, reason, forms = await asyncio.wait_for(tier.handle.demote.remote([key]), COPY_S)
         if reason not in ("", "not_here"):
-            return  # Redis cannot be written now: whoever misses the segment tells of it again
+            return  # Redis cannot be written now: the next replica that misses the segment reports it again
         if not sizes or sizes[0] > indexed.nbytes:
             self._drop([key])
         elif self._brain.renewals.indexed(key) is None:
-            self._tiers.send([evict(REDIS, (key,))])  # nobody would account for it
+            self._tiers.send([evict(REDIS, (key,))])  # the books would not count it
         else:
             self._brain.forms.note({key: forms.get(key, DENSE)})
             self._brain.renewals.restored()

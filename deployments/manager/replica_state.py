@@ -1,8 +1,8 @@
-"""A replica as the KV manager sees it: known by its unique name; its rank is only what people call it.
+"""A replica as the KV manager sees it: identified by its unique name; its rank is only a label for people.
 
-Serve gives ranks anew when replicas come and go, and for a while two replicas may report the same one: a draining
-replica and its replacement, or one that has not heard yet that it was renumbered. So nothing is decided by a rank but
-whom a number in a request means.
+Serve reassigns ranks when replicas come and go, and for a while two replicas may report the same one: a draining
+replica and its replacement, or one that has not heard yet that it was renumbered. So a rank decides nothing but which
+replica a number in a request means.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kvmanager.scheduling.rebalancing import KVReport
 logger = logging.getLogger(__name__)
 
 SILENCE_S = 30.0
-"""A replica that has not polled for so long is forgotten, with all it had on its device."""
+"""A replica that has not polled for this long is forgotten, with all it had on its device."""
 MISSED_POLLS_S = 10.0
-"""A replica polls every 2 s (`deployments.replica.manager_link`). One that has missed so many and whose rank somebody
-else reports is gone: its successor need not wait until it is forgotten for its silence alone."""
+"""A replica polls every 2 s (`deployments.replica.manager_link`). One that has missed them for this long and whose rank
+another replica reports is gone: its successor need not wait until it is forgotten for its silence alone."""
 
 
 @dataclass(slots=True)
@@ -38,10 +38,10 @@ class ReplicaState:
     apart: str = ""
     """Why it shares no KV, though others do."""
     kv: KVReport | None = None
-    """What it last said of its device pool."""
+    """Its last report of its device pool."""
 
     async def take(self, wait_s: float) -> list[dict[str, Any]]:
-        """What it has to do, as soon as there is anything; empty: nothing in time."""
+        """Wait for its directives and return them; empty: none in time."""
         taken: list[dict[str, Any]] = []
         with contextlib.suppress(TimeoutError):
             taken.append(await asyncio.wait_for(self.directives.get(), wait_s))

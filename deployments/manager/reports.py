@@ -1,4 +1,4 @@
-"""What the manager tells people, and routers: where a prompt lies, the books, who is registered, what has changed.
+"""The manager's reports to people and routers: where a prompt lies, the books, registered parts, changes.
 
 On the manager's event loop.
 """
@@ -79,7 +79,7 @@ class Reports:
         return found
 
     def tenant_stats(self, tenant: str) -> dict[str, Any]:
-        """What a tenant (by tag) may know of the cache: its own share, and nothing of where it lies."""
+        """Return what a tenant (by tag) may know of the cache: its own share, and nothing of where it lies."""
         return self._brain.tenant_stats(time.monotonic(), tenant)
 
     async def trie(self, tenant: str | None, root: bytes | None, depth: int, most: int) -> dict[str, Any] | None:
@@ -98,9 +98,9 @@ class Reports:
         return {"nodes": nodes, "hidden": tree.hidden_roots}
 
     def live(self, seen: int, tenants: Sequence[str]) -> dict[str, Any]:
-        """What changes from second to second, for all who watch through one ingress: no tier is asked for it.
+        """Return what changes from second to second, for all watchers of one ingress: no tier is asked for it.
 
-        `seen`: the number of the last order that the ingress has heard of; -1: none. `tenants`: those who watch.
+        `seen`: the number of the last order that the ingress has heard of; -1: none. `tenants`: the watching ones.
         """
         now = time.monotonic()
         stats = self._brain.stats(now)
@@ -129,7 +129,7 @@ class Reports:
         self.scaling.hear(time.monotonic(), *decided)
 
     async def stats(self) -> dict[str, Any]:
-        """The brain's books, and every tier's own count beside them."""
+        """Return the brain's books, and every tier's own count."""
         stats = self._brain.stats(time.monotonic())
         stats["replicas"] = {str(rank): name for rank, name in sorted(names_by_rank(self._replicas).items())}
         roles = self._roles.roles
@@ -143,7 +143,7 @@ class Reports:
         return stats
 
     def parts(self) -> dict[str, Any]:
-        """Who is registered, for /health: each replica's rank and the seconds since it last reported, and tiers."""
+        """Return the registered parts for /health: each replica's rank and seconds since its last report, and tiers."""
         now = time.monotonic()
         return {
             "replicas": {name: (state.rank, now - state.last_seen) for name, state in self._replicas.items()},

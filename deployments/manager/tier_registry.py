@@ -91,7 +91,7 @@ class TierRegistry:
 
         def failed(error: Exception) -> None:
             logger.warning("the CPU tier %s did not evict: %r", node_id[:8], error)
-            tier.incarnation = ""  # what it holds is unknown now: it shall register anew
+            tier.incarnation = ""  # what it holds is unknown now: it must register again
 
         tier = self.cpu[node_id] = TierState(handle, incarnation, now, EvictionQueue(handle, failed), told=told)
         self._changed()
@@ -141,7 +141,7 @@ class TierRegistry:
         return self._redis is not None and bool(incarnation) and self._redis.incarnation == incarnation
 
     def redis_alive(self, now: float, incarnation: str, state: str) -> bool:
-        """A heartbeat, with what /health shall say; False: not known here."""
+        """Take a heartbeat, with the state for /health; False: not known here."""
         if self._redis is None:
             return True
         self._redis.last_seen = now

@@ -40,12 +40,12 @@ LATE_SHARE = 0.9
 OFFER_DEADLINE_S = 1.0
 """A save holds its device blocks until its offer is answered."""
 REPORT_EVERY_S = 0.02
-"""Reports of one engine step may wait so long for the next steps', to travel together: a call costs the manager more
-than what it says. Prompts that share a prefix take longer to compute it than routers now wait to hear of it."""
+"""Longest wait of a step's reports for those of the next steps, to travel together: a call costs the manager more than
+its content. Prompts that share a prefix take longer to compute it than routers now wait to hear of it."""
 
 
 class ClusterPort:
-    """See `KVPort` for who may call what from which thread."""
+    """See `KVPort` for the threads that may call each method."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ClusterPort:
         self._second_plans = SecondPlans()
         self._reports: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._urgent = threading.Event()
-        """Set when somebody waits for a report, or may use what it takes back."""
+        """Set when a caller waits for a report, or may use what it takes back."""
         self._reporter = threading.Thread(target=self._report, name="crosskv-report", daemon=True)
         self._reporter.start()
         if settings.cpu_tier_bytes:
@@ -128,7 +128,7 @@ class ClusterPort:
         self._second_plans.ask(self.plan(hashes, (), prompt_tokens), on_plan)
 
     async def stored_chunks(self, sequences: Sequence[Sequence[bytes]]) -> list[int] | None:
-        """How many leading blocks of each sequence shared tiers have; None without an answer. On a loop."""
+        """Return how many leading blocks of each sequence shared tiers have; None without an answer. On a loop."""
         if self._plan_circuit.state is not CircuitState.CLOSED:
             return None
         try:
@@ -141,7 +141,7 @@ class ClusterPort:
         return found
 
     def fetch(self, loads: Sequence[PlannedLoad], deadline: float) -> Iterator[memoryview | None]:
-        """See `deployments.port.tier_reader`. A load that is given up is reported, for nobody else measures it."""
+        """See `deployments.port.tier_reader`. A load that is given up is reported here: nothing else measures it."""
         began = asked = time.monotonic()
         asked_bytes = 0
         for load, sealed in zip(loads, self._reader.read(loads, deadline), strict=False):
@@ -323,7 +323,7 @@ class ClusterPort:
             before = []
             arguments, sent = value
             if not sent.set_running_or_notify_cancel():
-                continue  # nobody waits for it any more, and it will be asked for again
+                continue  # its caller no longer waits, and it will be asked for again
             try:
                 self.manager.tell("register_replica", *arguments)
             except Exception as error:
@@ -395,7 +395,7 @@ class SecondPlans:
         asyncio.run_coroutine_threadsafe(answered(), self._started())
 
     def close(self) -> None:
-        """Nobody asks any more."""
+        """Stop the event loop that asks for plans."""
         with self._lock:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)

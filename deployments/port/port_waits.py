@@ -1,4 +1,4 @@
-"""How long a replica waits for the manager and for each tier: what the deadlines in the settings are chosen by."""
+"""Waits of a replica for the manager and for each tier; they guide the choice of the deadlines in the settings."""
 
 from __future__ import annotations
 

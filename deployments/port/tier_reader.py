@@ -37,7 +37,7 @@ WINDOW_BYTES = 48 * 1024**2
 under way (`kvmanager.segments.sizes.MOST_BYTES_IN_FLIGHT`), however long it is. A segment that is larger is a call of
 its own, and under way alone."""
 LATE_S = 0.25
-"""A wait of so long, while later segments are there, is the worker's fault and not Redis's: they come about evenly."""
+"""A wait this long, while later segments are there, is the worker's fault and not Redis's: they come about evenly."""
 
 
 @dataclass(slots=True)
@@ -53,12 +53,12 @@ class TierCall:
 
     @property
     def open(self) -> bool:
-        """Whether nobody knows yet whether the tier answers."""
+        """Whether the tier has not answered yet."""
         return self.refs is None and self.answer is not None
 
 
 class _Place(NamedTuple):
-    """Whom a segment is asked of, and in the how manieth call."""
+    """The tier to ask for a segment, and the index of the batch."""
 
     tier: str
     node_id: str
@@ -114,7 +114,7 @@ class TierReader:
                     return
         finally:
             for call in calls.values():
-                if call.open:  # nobody looks at its answer any more
+                if call.open:  # its answer is no longer wanted
                     self._circuit(call.node_id).abandoned()
 
     def circuits(self) -> dict[str, str]:
@@ -123,7 +123,7 @@ class TierReader:
             return {node: breaker.state.value for node, breaker in self._circuits.items()}
 
     def _places(self, loads: Sequence[PlannedLoad]) -> list[_Place]:
-        """Whom to ask for each segment."""
+        """Return the tier and the batch of each segment."""
         places, window, window_bytes = [], 0, 0
         for load in loads:
             if load.tier == Tier.CPU.value:
@@ -177,7 +177,7 @@ class TierReader:
         return None
 
     def _get(self, load: PlannedLoad, call: TierCall, refs: dict[bytes, Any], deadline: float) -> Any:
-        """What a reference refers to; its object is not kept for longer. Raises RayError, GetTimeoutError."""
+        """Return the object of a reference, without keeping it for longer. Raises RayError, GetTimeoutError."""
         may_ask_again = load.tier == Tier.REDIS.value and not call.asked_again
         while True:
             now = time.monotonic()

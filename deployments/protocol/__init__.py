@@ -1,4 +1,4 @@
-"""What both ends of a call know, and nothing of either end: the words that cross processes.
+"""Names and types that both ends of a call share, and nothing of either end: the words that cross processes.
 
 Belongs here: the messages (`wire`), the connector's one interface to the cluster (`kv_port`), how the manager is found
 and survived (`manager_client`, `actor_finder`), and several calls sent as one (`call_batches`). Also what each process

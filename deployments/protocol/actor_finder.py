@@ -1,7 +1,7 @@
-"""Finds a named actor without holding up whoever asks: Ray's directory answers when it can, perhaps never.
+"""Finds a named actor without blocking the caller: Ray's directory answers when it can, perhaps never.
 
-One search at a time, on a thread of its own, for all who wait; what was found is kept until somebody says that it is
-gone. Safe from any thread. When the directory hangs, one thread hangs with it, and everybody else has a deadline.
+One search at a time, on a thread of its own, for all callers; the handle found is kept until a caller reports it gone.
+Safe from any thread. When the directory hangs, one thread hangs with it, and every caller has a deadline.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 SEARCH_PAUSE_S = 0.25
 """Least time between two searches, so that an actor that is gone costs each caller next to nothing."""
 SEARCH_S = 1.0
-"""How long those wait for a search who have no deadline of their own; it goes on, for those who come later."""
+"""How long a caller without a deadline of its own waits for a search; the search goes on, for later callers."""
 
 
 class ActorFinder:
@@ -48,7 +48,7 @@ class ActorFinder:
             if last is not None and (not last.done() or (last.exception() and now < self._next_search)):
                 return last
             self._search = Future()
-            self._search.set_running_or_notify_cancel()  # nobody can cancel it now
+            self._search.set_running_or_notify_cancel()  # it can no longer be cancelled
             threading.Thread(target=self._run, args=(self._search,), name="crosskv-find-actor", daemon=True).start()
             return self._search
 

@@ -45,7 +45,7 @@ async def _one(target: Any, method: str, arguments: Sequence[Any]) -> tuple[bool
     try:
         return True, await getattr(target, method)(*arguments)
     except Exception as error:
-        logger.exception("%s failed", method)  # of what is told, nobody looks at the answer
+        logger.exception("%s failed", method)  # the answer of a report is not read
         return False, f"{type(error).__name__}: {error}"
 
 
@@ -66,12 +66,12 @@ class CallQueue:
         """Ask for a call of a method in `BATCHED`; raises there CallFailedError and what Ray raises."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
-        if len(self._waiting) >= MOST_CALLS:  # a manager that hangs lets them wait; nobody waits for most of them
+        if len(self._waiting) >= MOST_CALLS:  # a manager that hangs lets them wait; most have no caller left
             self._waiting = [call for call in self._waiting if not call[2].done()]
         self._waiting.append((method, arguments, answer))
         if self._under_way < MOST_UNDER_WAY:
             self._under_way += 1
-            task = loop.create_task(self._send_all(), context=Context())  # it is of all, not of who came first
+            task = loop.create_task(self._send_all(), context=Context())  # it belongs to all callers, not to the first
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return answer
@@ -81,7 +81,7 @@ class CallQueue:
         try:
             while self._waiting:
                 calls, self._waiting = self._waiting[:MOST_CALLS], self._waiting[MOST_CALLS:]
-                if calls := [call for call in calls if not call[2].done()]:  # done: nobody waits any more
+                if calls := [call for call in calls if not call[2].done()]:  # done: the caller no longer waits
                     await self._send(calls)
         finally:
             self._under_way -= 1

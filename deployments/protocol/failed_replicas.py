@@ -1,4 +1,4 @@
-"""Which replicas have just failed a request: a dead engine answers at once, and so looks idle to a router.
+"""The replicas that have just failed a request: a dead engine answers at once, and so looks idle to a router.
 
 The ingress notes, the router reads, on one event loop. Serve replaces a replica that does not recover, under another
 name.

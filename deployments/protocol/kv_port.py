@@ -40,7 +40,7 @@ ANSWER_GOES = "crosskv_answer_goes"
 """Key there of a request whose answer will not come back, so that its KV is not stored; absent for others."""
 
 PREDICTED_TOKENS = "crosskv_predicted_tokens"
-"""Key there of how many tokens the answer is expected to have; absent: nobody knows."""
+"""Key there of the number of tokens that the answer is expected to have; absent: not known."""
 
 
 class PlannedLoad(NamedTuple):
@@ -66,11 +66,11 @@ class PlannedLoad(NamedTuple):
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes once it is loaded."""
+        """Bytes that it takes once it is loaded."""
         return self.raw_nbytes or self.nbytes
 
     def read_bytes(self, blocks: int) -> int:
-        """Bytes that are read of it for so many of its blocks: of what comes from Redis, all."""
+        """Return the bytes to read for `blocks` of its blocks; a segment from Redis is read whole."""
         return self.nbytes if self.tier == Tier.REDIS.value else self.nbytes * blocks // self.num_blocks
 
     @property
@@ -93,7 +93,7 @@ class PlannedBlend(TypedDict):
     """What a blended prompt reuses beyond its prefix, and how; in a plan only where that is sooner than a prefill.
 
     `chunks` lie behind the prefix that the plan's own segments and the device bring, in order, without overlap; their
-    segments are under the plan's lease. `ratio` is the share of their tokens that is computed anew, chosen at layer
+    segments are under the plan's lease. `ratio` is the share of their tokens that is recomputed, chosen at layer
     `check_layer`; layers before it are computed whole.
     """
 
@@ -101,8 +101,8 @@ class PlannedBlend(TypedDict):
     ratio: float
     check_layer: int
     seconds: float
-    """How long the blend should take by the rates of prefills and loads, without what earlier blends taught; 0: not
-    known. The replica reports it beside what the blend took (`kvmanager.loading.load_rates.Sample`)."""
+    """How long the blend should take by the rates of prefills and loads, without corrections from earlier blends; 0:
+    not known. The replica reports it with the time that the blend took (`kvmanager.loading.load_rates.Sample`)."""
 
 
 class PlannedSparse(TypedDict):
@@ -194,7 +194,7 @@ class SaveGrant:
 
 
 class Promotion(NamedTuple):
-    """The manager's answer to a tier that fetches segments from Redis: what of it the tier shall keep."""
+    """The manager's answer to a tier that fetches segments from Redis: the segments to keep."""
 
     save_id: int = 0
     keys: Sequence[bytes] = ()
@@ -251,7 +251,7 @@ class KVPort(Protocol):
         ...
 
     def report_rate(self, sample: Sample) -> None:
-        """How long a load or a prefill took. Returns at once."""
+        """Report the time of a load or a prefill. Returns at once."""
         ...
 
     def plan_again(

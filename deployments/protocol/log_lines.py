@@ -1,12 +1,13 @@
-"""What a process of a deployment logs: lines of text, or JSON objects that name the HTTP request they are of.
+"""Log lines of a deployment's process: text, or JSON objects that name the HTTP request they are of.
 
 With `http.log_format: json` each line is an object:
 
 {"time": "2026-01-31T12:00:00.123Z", "level": "WARNING", "logger": "app.…", "message": "…", "request_id": "…"}
 
-`request_id` is there where a request is known, `exception` where there is one, and what a line was given as `fields`
-beside its message. In a replica the id comes with the prompt (`GenerateRequest.client_request_id`); the engine is given
-it in the request's `kv_transfer_params`, and the transfer threads run in the context of who gave them their work.
+`request_id` is there where a request is known, `exception` where there is one, and the `fields` that a line was given
+with its message. In a replica the id comes with the prompt (`GenerateRequest.client_request_id`); the engine is given
+it in the request's `kv_transfer_params`, and the transfer threads run in the context of the caller that gave them their
+work.
 
 vLLM would set logging up with an engine's configuration, by `logging.config.dictConfig`, which closes each handler of
 the process. Serve's then writes nothing, keeps each line for ever, and fails a new controller's first question, for
@@ -35,7 +36,7 @@ REQUEST_ID: ContextVar[str] = ContextVar("crosskv_request_id", default="")
 CLIENT_REQUEST = "crosskv_client_request"
 """Key of that id in vLLM's `kv_transfer_params` of a request, where lines name requests."""
 FIELDS = "crosskv_fields"
-"""Key in `extra` of a mapping that a line shows beside its message."""
+"""Key in `extra` of a mapping that a line shows after its message."""
 _OURS = ("app", "configs", "deployments", "kernels", "kvmanager")
 _ENGINE = "vllm"
 _TEXT = "%(levelname)s %(asctime)s [%(name)s:%(lineno)d] %(message)s"

@@ -27,7 +27,7 @@ SERVE_NAMESPACE = "serve"
 DIRECTIVES_WAIT_S = 2.0
 """How long a replica's poll for directives waits at the manager."""
 MANAGER_ANSWER_S = 5.0
-"""How long a part waits for an answer that it can go on without, beside what it asks the manager to wait."""
+"""How long a part waits for an answer that it can go on without, on top of the wait that it asks of the manager."""
 MOST_TOLD = 256
 """Calls that were told and have not been carried out. A manager that hangs is told no more: Ray would keep them all."""
 

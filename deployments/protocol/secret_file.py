@@ -1,7 +1,7 @@
 """Where the server's secret comes from: the environment, else a file that is made once.
 
-* `CROSSKV_SECRET`, 64 hexadecimal digits, wins. Servers that shall find each other's KV in one Redis need the same.
-* Else the file `server_secret` in `kv.redis_folder`, beside the data that it belongs to. The first start makes it:
+* `CROSSKV_SECRET`, 64 hexadecimal digits, wins. Servers that share KV in one Redis need the same.
+* Else the file `server_secret` in `kv.redis_folder`, next to the data that it belongs to. The first start makes it:
   whole or not at all, readable by its owner only, and of two starts at once both take the same.
 * Where the folder cannot be written the server starts with a secret of its own, and says so: what it stores in Redis
   is not found again by the next start.
@@ -53,7 +53,7 @@ def server_secret(folder: Path, environment: Mapping[str, str] = os.environ) -> 
 
 
 def _read(path: Path) -> ServerSecret | None:
-    """What the file holds; None: there is none. Raises SettingsError for a file that holds no secret, OSError."""
+    """Return the file's secret; None: there is no file. Raises SettingsError for a file without a secret, OSError."""
     try:
         with path.open(encoding="utf-8") as file:
             if os.fstat(file.fileno()).st_mode & _OTHERS:

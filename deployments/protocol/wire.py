@@ -1,4 +1,4 @@
-"""What crosses the Serve handle between the ingress and a replica.
+"""Types that cross the Serve handle between the ingress and a replica.
 
 The prompt is rendered and tokenized once, in the ingress. What goes down the handle are token ids, their block
 hashes (so that the router and the replica need not hash again) and vLLM's own `SamplingParams`. What comes back are
@@ -23,11 +23,11 @@ KV_CACHE_USAGE = "crosskv"
 """Key of `KVCacheUsage` in `RequestOutput.kv_transfer_params` of a request's last output."""
 
 FILL_OUTCOME = "crosskv_fill"
-"""The same for a chunk that somebody ordered to be filled: what became of it (`deployments.replica.chunk_fill`)."""
+"""The same for a fill that was ordered by hand: its outcome (`deployments.replica.chunk_fill`)."""
 
 
 FIRST_USAGE = "crosskv_usage"
-"""Attribute of a request's first output: the same `KVCacheUsage`, as far as it is known by then."""
+"""Attribute of a request's first output: the same `KVCacheUsage`, with what is known by then."""
 
 
 class KVCacheUsage(TypedDict):
@@ -42,7 +42,7 @@ class KVCacheUsage(TypedDict):
     recomputed: int
     replica: str
     reason: NotRequired[str]
-    """Why so much of it was reused (docs/guide/operations.md); the replica adds it to what its connector says."""
+    """Reason for the amount reused (docs/guide/operations.md); the replica adds it to what its connector says."""
     blended: NotRequired[int]
     """Of the reused tokens, those that were blended: computed behind other tokens; absent where nothing was."""
     load: NotRequired[tuple[float, float]]
@@ -65,7 +65,7 @@ class Progress:
     on_drain: Callable[[], None] = lambda: None
 
     def __reduce__(self) -> tuple[type[Progress], tuple[()]]:
-        """A copy in another process starts anew."""
+        """Pickle as an empty one: a copy in another process starts over."""
         return Progress, ()
 
 
@@ -89,10 +89,10 @@ class PromptChunk(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlendRequest:
-    """What a blended prompt brings beside its tokens: its chunks, in order and without overlap.
+    """A blended prompt's chunks, in order and without overlap.
 
     `chunk_salt` is that of the tenant's exact prompts, under which a chunk is computed alone. `recompute_ratio` is the
-    share of reused tokens that is computed anew.
+    share of reused tokens that is recomputed.
     """
 
     chunks: list[PromptChunk]
@@ -111,20 +111,19 @@ class GenerateRequest:
     is stored.
     `fidelity` is in the salt too. `exact_block_hashes` are those of the same tokens under the salt of exact prompts,
     whose KV every prompt may read; empty for an exact one. `blend`: of a blended prompt that has chunks only.
-    `priority`: lower goes first, as far as its key allows (`app.gate.auth.Caller`); the engine's scheduler may heed it.
-    `predicted_tokens`: how long each answer is expected to be, within what its parameters allow; None: nothing is
-    expected. It may be wrong by any factor, so nothing but an order may depend on it.
-    `save_answer`: whether the KV of what is sampled is stored; not where a template strips such answers from history.
-    `fills`: it is a chunk alone, exact, and nobody waits for its token: it is computed in idle time, and stored.
-    `resumed_tokens`: what was sampled of the answer elsewhere and has been sent to the client; not empty for a
-    continuation, which goes on behind them as if it had been preempted there. Then the hashes are those of the prompt
-    and these tokens together, and only a model with this `fingerprint` may go on.
-    `phase`: of a request that prefills here and decodes elsewhere. `store_within_s`: one that ends with its first token
-    and goes on elsewhere gives that token at once, and its end when its KV is stored, or so much later; 0: as one.
-    `client_request_id`: what the client of its HTTP request is told as `x-request-id`, for lines of the log.
-    `avoid` are unique names of replicas that are not chosen while there are others. `prefer`: the unique name of one
-    that is chosen if it can be; empty: none. `waited_s`: since it arrived at the ingress, when it was sent; seconds,
-    because clocks differ.
+    `priority`: lower goes first, within the limits of its key (`app.gate.auth.Caller`); the engine's scheduler may heed
+    it. `predicted_tokens`: how long each answer is expected to be, within what its parameters allow; None: nothing is
+    expected. It may be wrong by any factor, so nothing but an order may depend on it. `save_answer`: whether the KV of
+    what is sampled is stored; not where a template strips such answers from history. `fills`: it is a chunk alone,
+    exact, and no client waits for its token: it is computed in idle time, and stored. `resumed_tokens`: what was
+    sampled of the answer elsewhere and has been sent to the client; not empty for a continuation, which goes on behind
+    them as if it had been preempted there. Then the hashes are those of the prompt and these tokens together, and only
+    a model with this `fingerprint` may go on. `phase`: of a request that prefills here and decodes elsewhere.
+    `store_within_s`: one that ends with its first token and goes on elsewhere gives that token at once, and its end
+    when its KV is stored, or after that time; 0: as one. `client_request_id`: what the client of its HTTP request is
+    told as `x-request-id`, for lines of the log. `avoid` are unique names of replicas that are not chosen while there
+    are others. `prefer`: the unique name of one that is chosen if it can be; empty: none. `waited_s`: since it arrived
+    at the ingress, when it was sent; seconds, because clocks differ.
     """
 
     request_id: str

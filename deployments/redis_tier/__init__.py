@@ -1,8 +1,8 @@
-"""Who owns Redis: everything about it but the way of the bytes.
+"""The owner of Redis: everything about it except the transfer of segments.
 
-`actor` starts the embedded server or checks yours, claims the namespace, reads what lies there, watches it,
-and deletes what the manager evicts. `server` and `folder` are the embedded redis-server and its data; `neighbours` is
-what other models have there.
+`actor` starts the embedded server or checks yours, claims the namespace, reads what lies there, watches it, and deletes
+what the manager evicts. `server` and `folder` are the embedded redis-server and its data; `neighbours` manages the
+entries of other models.
 
 An actor of the application on its event loop; what blocks runs on its threads. May import `segment_store` and
 `protocol`. Never vLLM or torch.

@@ -84,7 +84,7 @@ class RedisAccess:
                 raise RedisUnavailableError(self.explain(error)) from error
 
     def look_at_neighbours(self, prefix: bytes) -> int:
-        """Find out what other models have in an embedded Redis, and delete what is nobody's; returns how much that was.
+        """List what other models have in an embedded Redis, and delete entries of no model; return their number.
 
         Raises RedisUnavailableError.
         """
@@ -99,7 +99,7 @@ class RedisAccess:
 
     @property
     def neighbour_segments(self) -> int:
-        """How many segments of other models an embedded Redis holds, as far as is known."""
+        """Return the known number of segments of other models in an embedded Redis."""
         return self._neighbours.segments if self._neighbours is not None else 0
 
     def make_room(self, facts: ServerFacts) -> int:

@@ -12,8 +12,8 @@ Invariants
 
 * The manager knows nothing of Redis but what step 4 of the present life told it and what it has had written since.
   Each life has an `incarnation` of its own.
-* Beside the loop a heartbeat brings the state ("ok", or one sentence for /health) to the manager, and back from it the
-  model's fingerprint, which the first replica brings.
+* Parallel to the loop a heartbeat brings the state ("ok", or one sentence for /health) to the manager, and back from it
+  the model's fingerprint, which the first replica brings.
 * Nothing that Redis does ends this actor, and no command of Redis runs on its event loop.
 """
 
@@ -94,7 +94,7 @@ class RedisTier:
         deletion = asyncio.get_running_loop().create_task(asyncio.to_thread(self._store.delete, list(keys)))
         self._deletions.add(deletion)
         deletion.add_done_callback(self._deletions.discard)
-        return await asyncio.shield(deletion)  # the thread goes on, whatever becomes of who asked
+        return await asyncio.shield(deletion)  # the thread goes on, whatever becomes of the caller
 
     async def renew(self, keys: Sequence[bytes]) -> list[bytes]:
         """Keep segments from expiring, by the manager's order: children first; returns those that are not there.
@@ -106,7 +106,7 @@ class RedisTier:
         return await asyncio.to_thread(self._transport.renew, list(keys))
 
     async def stats(self) -> dict[str, Any]:
-        """What Redis last said of itself; asks nobody."""
+        """Return Redis's last report of itself, without asking it."""
         facts = self._facts
         return {
             "state": self._state,
@@ -276,7 +276,7 @@ class RedisTier:
         self._budget_bytes = budget
 
     async def _lose(self, state: str, by_itself: bool = False) -> None:
-        """Redis cannot be used, or is not known to the manager: it shall plan nothing from there."""
+        """Redis cannot be used, or is not known to the manager: stop plans from there."""
         if state != self._state and not by_itself:
             logger.warning("%s", state)
         self._state = state
@@ -314,7 +314,7 @@ class RedisTier:
         return ray.get_runtime_context().current_actor
 
 
-# What lies in Redis, read anew for each of its lives: the headers, not the payloads.
+# What lies in Redis, read again for each of its lives: the headers, not the payloads.
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class NamespaceClaim:
         if holder is not None and holder != self._claimant and has_ended(holder.decode(errors="replace")):
             self._client.eval(_TAKE_OVER, 1, self._key, holder, self._claimant, CLAIM_MS)
             holder = self._holder()
-        if holder == self._claimant:  # a claim of somebody else is not prolonged: it may be of one who has ended
+        if holder == self._claimant:  # another server's claim is not prolonged: that server may have ended
             self._client.pexpire(self._key, CLAIM_MS)
             holder = self._holder()
         return None if holder == self._claimant else (holder or b"unknown").decode(errors="replace")

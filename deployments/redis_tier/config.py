@@ -1,4 +1,4 @@
-"""What the Redis tier is told at its start, and whether that can work, asked before the start."""
+"""The Redis tier's configuration, and a check before its start that it can work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAXMEMORY_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class RedisPace:
-    """How often the Redis tier does what it does over and over, in seconds."""
+    """Intervals of the Redis tier's periodic work, in seconds."""
 
     heartbeat_s: float = 0.5
     first_heartbeat_s: float = 0.2
@@ -123,10 +123,10 @@ class RedisTierConfig:
 
 
 def check_now(config: RedisTierConfig, deadline_s: float = CHECK_DEADLINE_S) -> str | None:
-    """Why this configuration cannot work at the moment, in one sentence that says what to do; None when it can.
+    """Return why this configuration cannot work at the moment, in one sentence that says what to do; None if it can.
 
     Blocks: for a URL one connection with `deadline_s` per answer, for the embedded server a look at program and
-    folder. Whether the folder is in use is not asked: it is while an application is deployed anew.
+    folder. Whether the folder is in use is not asked: it is while an application is redeployed.
     """
     try:
         root = namespace_root(config.namespace)

@@ -1,4 +1,4 @@
-"""The data folder of an embedded Redis: who may use it, and what lies in it."""
+"""The data folder of an embedded Redis: its lock, and the files in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from deployments.segment_store.redis_connection import RedisUnavailableError
 
 LOCK_WAIT_S = 5.0
-"""So long a predecessor that is just ending may hold the folder."""
+"""Longest time that a predecessor that is just ending may hold the folder."""
 LONGEST_SOCKET_PATH = 100
 """Bytes; the kernel takes 107."""
 AOF_FILES = ("appendonly.aof", "appendonlydir")
@@ -22,7 +22,7 @@ ASIDE = "unreadable-"
 
 
 class RedisFolder:
-    """One data folder. All but `lock` is for whoever holds the lock."""
+    """One data folder. All methods but `lock` are for the holder of the lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path).absolute()

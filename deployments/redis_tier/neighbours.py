@@ -1,9 +1,9 @@
-"""What other models and namespaces have in an embedded Redis: kept for the day when they are served again.
+"""Entries of other models and namespaces in an embedded Redis, kept for the day when they are served again.
 
 A server that changes its model finds the KV of the one before when it changes back. Until then that takes only room
-that nobody else needs: when Redis is nearly full of all that lies in it, *neighbours* leave first, those that are about
-to expire, which nobody has used for longest, before the others. Only names of segments and codec profiles are kept;
-whatever else lies in a Redis of our own is nobody's and is deleted.
+that the present model does not need: when Redis is nearly full of all that lies in it, *neighbours* leave first. Those
+next to expire, which are the least recently used, leave before the others. Only names of segments and codec profiles
+are kept; everything else in a Redis of our own belongs to no model and is deleted.
 
 Blocks; one thread at a time. Raises redis.RedisError.
 """
@@ -22,7 +22,7 @@ from deployments.segment_store.redis_connection import SCAN_COUNT
 FULL_SHARE = 0.95
 """Of the budget, in memory that Redis uses, from which neighbours leave."""
 FREE_SHARE = 0.85
-"""Down to which they do. A step is what is written while nobody looks
+"""Share of the budget down to which they leave. The difference is what may be written between two looks
 (`deployments.redis_tier.config.RedisPace`)."""
 BATCH = 64
 """Segments deleted before Redis is asked again what it uses: some hundred MB."""
@@ -39,7 +39,7 @@ class Neighbours:
         self._prefix = prefix
         self._budget_bytes = budget_bytes
         self.segments = 0
-        """How many there are, as far as is known; nothing is looked for when there are none."""
+        """Known number of them; nothing is looked for when there are none."""
 
     def survey(self) -> int:
         """Count them, and delete what is neither a segment nor a profile; returns how much that was."""
@@ -60,7 +60,7 @@ class Neighbours:
         left = self._those_first_to_go()
         gone = 0
         while left and self._used_bytes() > FREE_SHARE * self._budget_bytes:
-            # Not unlinked: their memory shall be free when Redis is asked again.
+            # Not unlinked: their memory must be free when Redis is asked again.
             gone += int(self._client.delete(*left[-BATCH:]))
             del left[-BATCH:]
         self.segments = len(left)

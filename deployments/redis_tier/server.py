@@ -2,8 +2,8 @@
 
 Invariants
 
-* Nobody else reaches it: a unix socket in a private folder, no TCP port, a random password that is in no file and in
-  no command line (the configuration goes in by standard input).
+* No other program reaches it: a unix socket in a private folder, no TCP port, a random password that is in no file and
+  in no command line (the configuration goes in by standard input).
 * One server per data folder: the server inherits a locked file, so the lock lasts exactly as long as the server, also
   when its parent was killed.
 * It dies with its parent (Linux: the kernel sends SIGTERM). The kernel ties that to the *thread* which started the

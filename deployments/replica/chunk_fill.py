@@ -1,4 +1,4 @@
-"""Fills the cache with chunks that blended prompts bring and that nobody has stored yet (`blending.fill`).
+"""Fills the cache with chunks that blended prompts bring and that are not stored yet (`blending.fill`).
 
 A chunk is filled by an ordinary exact request that consists of it alone: the engine computes it and saves it, as any
 other. KV from a prompt where others stood before the chunk is never stored for it.
@@ -8,7 +8,7 @@ other. KV from a prompt where others stood before the chunk is never stored for 
   are stored, or when that takes too long. Prompts that bring the same chunks wait for the same computation. Where a
   tenant's prompt was not blended afterwards, nothing of that tenant's is filled first for `BACK_OFF_S`, and idle time
   serves instead.
-* `manual`: nothing by itself. What somebody orders (`by_hand`) waits for idle time, whatever the mode.
+* `manual`: nothing by itself. A fill ordered by hand (`by_hand`) waits for idle time, whatever the mode.
 
 Nothing here fails a prompt: what cannot be filled is computed with it. On the replica's event loop.
 """
@@ -39,16 +39,16 @@ logger = logging.getLogger(__name__)
 STORED_POLL_S, LONGEST_POLL_S = 0.01, 0.16
 """Pauses between two questions, each twice as long as the one before: a question carries all names of the chunks."""
 STORED_WAIT_S, STORED_WAIT_SHARE = 0.25, 0.25
-"""How long a prompt waits until its chunks are stored: so long, and this share of what computing them took."""
+"""How long a prompt waits until its chunks are stored: seconds, plus a share of the time that computing them took."""
 LOOK_UPS, LOOK_UP_PAUSE_S = 4, 0.25
 """Idle work asks again, after a pause that doubles, when the manager does not say in time what is stored."""
 BACK_OFF_S = 60.0
 KNOWN_S = 30.0
-"""A chunk that was found, filled or given up is not looked at again for so long."""
+"""A chunk that was found, filled or given up is not looked at again for this long."""
 MOST_KNOWN = 4096
 OUTCOMES = ("filled", "failed", "refused", "interrupted", "dropped")
 
-# What becomes of a chunk that somebody orders.
+# Outcomes of a fill ordered by hand.
 FILLED, STORED, NOT_BLENDED, NOT_STORED, FAILED = "filled", "stored", "not_blended", "not_stored", "failed"
 
 
@@ -57,7 +57,7 @@ class ChunkRefusedError(Exception):
 
 
 class ChunkSource(Protocol):
-    """Who asks the manager: `deployments.engine.handle.EngineHandle`."""
+    """Asks the manager: `deployments.engine.handle.EngineHandle`."""
 
     @property
     def blend_terms(self) -> BlendTerms | None:
@@ -127,7 +127,7 @@ class ChunkFill:
         if not chunks:
             return False
         cold = await self._unknown(request, chunks)
-        if not cold:  # or nobody says so in time
+        if not cold:  # or the manager does not answer in time
             return False
         began = self._clock()
         joined = [self._join(chunk) for chunk in cold]
@@ -156,7 +156,7 @@ class ChunkFill:
     def after(self, request: GenerateRequest, own_tokens: int) -> None:
         """A prompt was answered: its unknown chunks wait for idle time. Returns at once.
 
-        `own_tokens`: so long was its own beginning that it found. By now all of it is stored under its own names, which
+        `own_tokens`: length of its own beginning that it found. By now all of it is stored under its own names, which
         says nothing of the next prompt with its chunks.
         """
         if self._mode == "manual":
@@ -166,10 +166,10 @@ class ChunkFill:
             self._spawn(self._look_up(request, chunks, own_tokens))
 
     async def by_hand(self, request: GenerateRequest) -> str:
-        """Fill the chunk that a request consists of, when there is nothing else to do; what became of it.
+        """Fill the chunk that a request consists of, when there is nothing else to do; return the outcome.
 
         `FILLED`, `STORED`: it is stored, now or already. `NOT_BLENDED`: this replica does not blend. `NOT_STORED`: it
-        was computed, and there was no room for it, or nobody says that it is stored. `FAILED`: it was not computed.
+        was computed, and there was no room for it, or it was not reported as stored. `FAILED`: it was not computed.
         """
         hashes = request.block_hashes
         chunk = ColdChunk(request.prompt_token_ids, hashes, request.cache_salt, request.tenant)

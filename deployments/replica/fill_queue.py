@@ -1,7 +1,8 @@
 """Chunks that wait to be filled: bounded, and fair between tenants.
 
-Tenants take turns, so one that loops over prompts with new chunks delays nobody's first. Where there is no room, the
-oldest chunk of the tenant goes that has the most chunks, or the most tokens, of what is too many. No clock, one thread.
+Tenants take turns, so one that loops over prompts with new chunks does not delay another tenant's first chunk. Where
+there is no room, the oldest chunk of the tenant goes that has the most chunks, or the most tokens, of what is too many.
+No clock, one thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A chunk as a request of its own, and what fills a replica with such requests, out of the settings.
 
-A fill that a prompt brings is nobody's request: it never was at the ingress, so it counts in no usage, limit or
-admission of a client. One that somebody orders counts in the ingress (`app.control.fills`).
+A fill that a prompt brings is no client's request: it never was at the ingress, so it counts in no usage, limit or
+admission of a client. One ordered by hand counts in the ingress (`app.control.fills`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def fill_request(chunk: ColdChunk) -> GenerateRequest:
 
 
 def fill_output(request: GenerateRequest, outcome: str) -> RequestOutput:
-    """What a chunk that somebody ordered is answered with: no token, and what became of it."""
+    """Return the answer to a fill ordered by hand: no token, and the outcome."""
     from vllm.outputs import RequestOutput
 
     told = {FILL_OUTCOME: outcome}

@@ -1,8 +1,8 @@
-"""Who brought a chunk whose computation may have ended the engine: the prompts that wait for it, and its own name.
+"""Suspects for a chunk whose computation may have ended the engine: the prompts that wait for it, and its own name.
 
-The engine's witness names the requests of the step that died. A fill's request is nobody's; behind it are the prompts
-that brought the chunk and wait for it, also after their clients have gone. Nobody waits for what idle time is used for:
-such a chunk is known by its name alone. At most `MOST` fills are remembered, the oldest forgotten first.
+The engine's witness names the requests of the step that died. A fill's request is no client's; behind it are the
+prompts that brought the chunk and wait for it, also after their clients have gone. No prompt waits for a fill in idle
+time: such a chunk is known by its name alone. At most `MOST` fills are remembered, the oldest forgotten first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FillSuspects:
         """By the chunk's `fill_id`."""
 
     def begins(self, chunk: ColdChunk, prompt: str | None = None) -> None:
-        """A chunk is computed, or about to be; `prompt`: the request id of who waits for it."""
+        """Note a chunk that is computed, or about to be; `prompt`: id of the request that waits for it."""
         fill = self._fills.setdefault(chunk.fill_id, _Fill(chunk.key, len(chunk.token_ids)))
         if prompt is not None:
             fill.prompts.add(prompt)

@@ -1,4 +1,4 @@
-"""How long fills took in the engine, as samples for the rates of prefills.
+"""Times of fills in the engine, as samples for the rates of prefills.
 
 Steps compute several chunks together when several are filled at once. Each alone then seems to take as long as all of
 them, and prefills several times as long as they do. So fills that overlap are one sample: their tokens in the time from
@@ -26,7 +26,7 @@ class FillTimes:
 
     @contextmanager
     def fill(self) -> Iterator[None]:
-        """Around one fill. What breaks off leaves no sample: nobody knows how much of the time was its."""
+        """Time one fill. A fill that breaks off leaves no sample: its own part of the time is not known."""
         self._under_way += 1
         try:
             yield

@@ -1,8 +1,8 @@
-"""Chunks that are computed when a replica has nothing else to do: one at a time, and for as long as nobody asks.
+"""Chunks that are computed when a replica has nothing else to do: one at a time, until a prompt arrives.
 
-A prompt that arrives meanwhile waits for the engine's step under way at most: what is being filled is aborted, and
-begins anew later, with what the device still holds of it. After `MOST_TRIES` it is given up, unless somebody waits for
-its end. On the replica's event loop.
+A prompt that arrives meanwhile waits for the engine's step under way at most: the fill is aborted, and starts again
+later, with what the device still holds of it. After `MOST_TRIES` it is given up, unless a caller waits for its end. On
+the replica's event loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from deployments.replica.fill_queue import ColdChunk, FillQueue
 
 QUIET_S = 0.05
-"""So long a replica has nothing to do before it fills: a client's next prompt often follows on an answer."""
+"""Idle time of a replica before it fills: a client's next prompt often follows on an answer."""
 MOST_TRIES = 8
 """Times that one chunk is begun, and interrupted."""
 MOST_REMEMBERED = 4096
@@ -77,7 +77,7 @@ class IdleFills:
             self._worker = asyncio.get_running_loop().create_task(self._work())
 
     async def end_of(self, chunk: ColdChunk) -> bool:
-        """Let a chunk wait, and wait for its end; whether it was computed. Whoever is cancelled takes it back."""
+        """Let a chunk wait, and wait for its end; return whether it was computed. A cancelled caller takes it back."""
         end: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waited_for.setdefault(chunk.key, []).append(end)
         is_current = self._current is not None and self._current.key == chunk.key

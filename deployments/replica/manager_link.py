@@ -74,7 +74,7 @@ class ManagerLink:
                 )  # fmt: skip
                 if directives is None or await self._engine.needs_resync():
                     if directives is None and refused:
-                        await asyncio.sleep(MANAGER_RETRY_S)  # it has just been told who this is
+                        await asyncio.sleep(MANAGER_RETRY_S)  # this replica has just been registered there
                     await self._register()
                 refused = directives is None
                 for directive in directives or ():

@@ -73,7 +73,7 @@ def _planned_blend(
 
 
 class PlanSource(Protocol):
-    """Who asks the manager, and tells it: `deployments.engine.handle.EngineHandle`."""
+    """Asks the manager, and reports to it: `deployments.engine.handle.EngineHandle`."""
 
     @property
     def blend_terms(self) -> BlendTerms | None:
@@ -98,7 +98,7 @@ class PlanSource(Protocol):
         ...
 
     def report_rate(self, sample: Sample) -> None:
-        """How long a prefill took. Returns at once."""
+        """Report the time of a prefill. Returns at once."""
         ...
 
 
@@ -120,7 +120,7 @@ class PromptPlan:
         self._is_sparse = bool(plan and "sparse" in plan)
         self._planned_tokens = min(whole, last.end_block * block_tokens) if last else 0
         start = self.own_tokens = max(self._planned_tokens, min(whole, self._expected["device_tokens"]))
-        """How long the beginning is that it shall have from the device or from what is stored as its own."""
+        """Length of the beginning that should come from the device or from segments stored under its own names."""
         self._blend = _planned_blend(plan, start, self._prompt_tokens, block_tokens, plans.blend_terms)
         self._queued = self._prompt_tokens - start
         if self._blend is not None:  # a part of its tokens is computed
@@ -133,7 +133,7 @@ class PromptPlan:
         self._queued = 0
 
     def give_reason(self, usage: KVCacheUsage) -> None:
-        """Say in the usage why so much was reused."""
+        """Add the reason for the amount reused to the usage."""
         reused = usage["device"] + usage["cpu"] + usage["redis"]
         if reused - usage.get("blended", 0) < self._planned_tokens or self._is_unblended(usage):
             self._reason = LOAD_FAILED
@@ -143,7 +143,7 @@ class PromptPlan:
         """Complete the usage in the last output, and report what the engine measured: of a fill, to `fills`."""
         usage: KVCacheUsage | None = (output.kv_transfer_params or {}).get(KV_CACHE_USAGE)
         times: Any = output.metrics  # None without engine.log_stats; its times are the engine's clock
-        if usage is None:  # nobody says what vLLM's own prefix cache had: a prompt took what it took
+        if usage is None:  # what vLLM's own prefix cache had is not known: a prompt took what it took
             if times is not None:
                 self._plans.rate.computed(self._prompt_tokens, times.first_token_ts - times.scheduled_ts)
             return
@@ -173,7 +173,7 @@ class PromptPlan:
     def _is_unblended(self, usage: KVCacheUsage) -> bool:
         """Whether nothing was blended of what was planned, although the device did not have it by then.
 
-        A blend that computes all of its tokens anew reuses none.
+        A blend that recomputes all of its tokens reuses none.
         """
         blend = self._blend
         if blend is None or "blended" in usage or blend.ratio >= 1.0:
@@ -195,12 +195,12 @@ class PromptPlans:
 
     @property
     def queued_s(self) -> float | None:
-        """How long the engine needs for `queued_tokens`; None before it has computed any prompt."""
+        """Seconds that the engine needs for `queued_tokens`; None before it has computed any prompt."""
         return self.rate.seconds(self.queued_tokens)
 
     @property
     def short_tokens(self) -> int:
-        """Below so many tokens nothing is worth a load, as the manager said last; 0: it does not know."""
+        """Prompts with fewer tokens are not worth a load, by the manager's last answer; 0: not known."""
         return self._short.below_tokens
 
     @property

@@ -95,7 +95,7 @@ class Replica:
 
     @property
     def rank(self) -> int:
-        """The replica's number now. Serve gives numbers anew when replicas come and go, so it is never kept."""
+        """The replica's number now. Serve reassigns numbers when replicas come and go, so it is never kept."""
         return _rank_now()
 
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
@@ -133,7 +133,7 @@ class Replica:
                 fill.planned(request, filled, planned.plan is not None and "blend" in planned.plan)
             planned_at, yielded_at = time.monotonic(), 0.0
             try:
-                # What is to be decoded elsewhere shall be stored, however short it is.
+                # A prompt to be decoded elsewhere must be stored, however short it is.
                 short_tokens = 1 if request.store_within_s else planned.short_tokens
                 prompt = EnginePrompt(request, planned.plan, received - request.waited_s, short_tokens)
                 async for output in self._engine.generate(prompt):
@@ -167,13 +167,13 @@ class Replica:
                 self._end_soon()
 
     def _suspects(self) -> Sequence[str] | None:
-        """Who may have ended the engine: the same answer to every prompt, lest the first one to tell leaves one out."""
+        """Requests that may have ended the engine: the same answer to every prompt, so that none leaves one out."""
         assert self._engine is not None
         suspects = self._engine.suspects()
         return suspects if self._fill is None else self._fill.suspects.with_prompts(suspects)
 
     async def _fill_by_hand(self, request: GenerateRequest) -> RequestOutput:
-        """Compute a chunk that somebody ordered; says what became of it. Raises EngineDiedError."""
+        """Fill a chunk ordered by hand; the answer holds the outcome. Raises EngineDiedError."""
         from deployments.engine.step_witness import EngineDiedError
 
         assert self._engine is not None
@@ -184,10 +184,10 @@ class Replica:
         return fill_output(request, outcome)
 
     async def _compute_chunk(self, request: GenerateRequest) -> None:
-        """Run a chunk through the engine, as an exact request of nobody's.
+        """Run a chunk through the engine, as an exact request without a client.
 
-        The manager knows of it meanwhile: what ends this engine, and perhaps its process, is not computed in another
-        one. Raises what ends it, ChunkRefusedError and ManagerUnavailableError before it begins.
+        The manager knows of it meanwhile: a chunk that ends this engine, and perhaps its process, is not computed in
+        another one. Raises the error that ends it; ChunkRefusedError and ManagerUnavailableError before it begins.
         """
         from deployments.engine.handle import EnginePrompt
 
@@ -201,7 +201,7 @@ class Replica:
             with self._fill_times.fill():
                 planned = await self._plans.ask(request)
                 try:
-                    # However short it is, it shall be stored.
+                    # It must be stored, however short it is.
                     prompt = EnginePrompt(request, planned.plan, time.monotonic(), short_tokens=1)
                     async for output in self._engine.generate(prompt):
                         planned.begun()
@@ -229,7 +229,7 @@ class Replica:
             usage["replica"] = str(self.rank)
 
     async def metrics(self, call: PinnedCall) -> list[Metric]:
-        """What this process counts, labelled with its rank: vLLM labels by engine, and all replicas would say 0."""
+        """Return this process's metrics, labelled by rank: vLLM labels by engine, and all replicas would say 0."""
         del call
         assert self._engine is not None
         own = self._fill.families() if self._fill is not None else []
@@ -269,7 +269,7 @@ class Replica:
             threading.Thread(target=self._say_that_it_ends, args=(why,), name="crosskv-last-words", daemon=True).start()
 
     def _say_that_it_ends(self, why: str) -> None:
-        """The manager forgets the replica at once: it shall not count as running while its process still ends."""
+        """Make the manager forget the replica at once: it must not count as running while its process still ends."""
         if self._link:
             self._link.close_from_thread()
         blamed = self._fill.suspects.blamed(self._engine_suspects()) if self._fill else []
@@ -332,7 +332,7 @@ def _wait_and_end(ongoing: Callable[[], int], loop: asyncio.AbstractEventLoop | 
     os._exit(1)
 
 
-# A prompt's first token goes to the client at once, and its end when the prompt's KV is stored for who goes on.
+# A prompt's first token goes to the client at once, and its end when the KV is stored for the replica that continues.
 #
 # A prefill replica samples one token and ends. vLLM gives that token and that end as one output; here they become two.
 # The text of the first is what an answer that goes on would show: what may still become a stop string is held back, as

@@ -1,7 +1,7 @@
-"""How Serve works in the processes of the two deployments: one event loop each, and gRPC between them.
+"""Serve's options in the processes of the two deployments: one event loop each, and gRPC between them.
 
 Serve's own threads and Ray's tasks cost more than a short request itself does (docs/measured/overhead.md).
-Ray's `RAY_SERVE_THROUGHPUT_OPTIMIZED` would set most of these, and others that nobody here asked for.
+Ray's `RAY_SERVE_THROUGHPUT_OPTIMIZED` would set most of these, and others that are not wanted here.
 
 Leans on Ray 2.60.0: `ray.serve._private.constants` reads each name from the environment while it is imported, so they
 are set before a process starts. `tests/deployments/replica/test_serve_options.py` holds the names and what they do.

@@ -1,4 +1,4 @@
-"""What a router knows of itself, as Prometheus metrics of its process.
+"""Prometheus metrics of a router's process.
 
 A router lives inside a deployment handle, where only its own process can see it, and several handles may share one. So
 its metrics are the process's, in prometheus-client's default registry; the ingress shows them (`app.metrics`).
@@ -63,6 +63,6 @@ def router_metrics() -> RouterMetrics:
 
 
 def router_families() -> list[Metric]:
-    """What the routers of this process count."""
+    """Metrics of the routers of this process."""
     router_metrics()
     return [family for family in REGISTRY.collect() if family.name.startswith(PREFIX)]

@@ -60,7 +60,7 @@ class PlacementFeed:
             logger.exception("a hot prefix could not be spread")
 
     def replicas_drain(self, gone: Sequence[str], running: Sequence[str]) -> None:
-        """Tell the manager whom Serve sends nothing more, and who goes on. A manager that is away need not know."""
+        """Tell the manager the replicas that Serve drains and those that run on. An absent manager need not know."""
         with contextlib.suppress(ManagerUnavailableError):
             self._manager.tell("api", "drain", gone, running)
 

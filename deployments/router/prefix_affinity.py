@@ -134,7 +134,7 @@ class PrefixAffinityRouter(RequestRouter):
         return [[by_name[name]] for name in order]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
-        """Count the request at its replica at once, before anybody reports it, or a burst would herd."""
+        """Count the request at its replica at once, before it is reported, or a burst would herd."""
         request = pending_request.args[0] if pending_request.args else None
         if not isinstance(request, GenerateRequest):
             return
@@ -158,7 +158,7 @@ class PrefixAffinityRouter(RequestRouter):
         self._in_prefill[internal_id] = request
 
     def _work(self, request: GenerateRequest, hits: TierHits) -> tuple[int, int]:
-        """Tokens to prefill and blocks to decode on, where so much is held; none of what waits for idle time."""
+        """Return the tokens to prefill and the blocks to decode on, given `hits`; none for fills in idle time."""
         if request.fills:
             return 0, 0
         prompt_tokens, block_size = request.num_tokens, self._options.block_size

@@ -1,4 +1,4 @@
-"""Which replicas Serve runs, and which of them are dead before Serve says so.
+"""The replicas that Serve runs, and those of them that are dead before Serve says so.
 
 The router of a handle is told by Serve's controller, which asks each replica for its health every two seconds. Ray
 tells every process that holds an actor's handle of its death within milliseconds: the local state of the handle is
@@ -57,11 +57,11 @@ class RunningReplicas:
 
     @property
     def listed(self) -> int:
-        """How many Serve runs, as it said last."""
+        """Number of replicas that Serve runs, by its last report."""
         return len(self._handles or ())
 
     def names(self) -> frozenset[str] | None:
-        """Those that live, as far as this process knows; None before anybody told. O(replicas)."""
+        """Names of the replicas that live, as known to this process; None before the first report. O(replicas)."""
         handles = self._handles
         if handles is None:
             return None

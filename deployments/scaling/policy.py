@@ -43,7 +43,7 @@ class KVAwareScaling:
     """See the module's docstring."""
 
     def __init__(self, ttft_target_s: float, max_num_seqs: int, old_s: float) -> None:
-        """`old_s`: a replica that has reported nothing for so long is not known."""
+        """`old_s`: a replica without a report for this long is not known."""
         self._limits = Limits(ttft_target_s, max_num_seqs)
         self._old_s = old_s
         self._decided: tuple[float, int, ScalingDecision] | None = None
@@ -52,7 +52,7 @@ class KVAwareScaling:
         self._failed = False
 
     def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """How many replicas there should be; Serve adds its delays."""
+        """Return how many replicas there should be; Serve adds its delays."""
         target = int(ctx.target_num_replicas)
         try:
             decision = self._decide(ctx, target)
@@ -110,7 +110,7 @@ class KVAwareScaling:
 # How many replicas Serve is to run, as its own configuration.
 #
 # Leans on Ray 2.60.0: replicas report every `metrics_interval_s` (called deprecated; the environment variables that are
-# to replace it are read by nobody) and take a point every fifth of `look_back_period_s`, if that is less.
+# to replace it are read nowhere) and take a point every fifth of `look_back_period_s`, if that is less.
 
 
 POLICY = "deployments.scaling.policy:KVAwareScaling"
@@ -126,7 +126,7 @@ def replica_options(settings: Settings) -> dict[str, Any]:
     if not settings.scales:
         return {"num_replicas": settings.min_replicas}
     scaling = settings.scaling
-    # With Serve's own delay these are Serve's own defaults, 10 s and 30 s; who wants to react sooner must know sooner.
+    # With Serve's own delay these are Serve's own defaults, 10 s and 30 s; a faster reaction needs faster reports.
     interval_s = min(_LONGEST_INTERVAL_S, max(_SHORTEST_INTERVAL_S, scaling.upscale_delay_s / _INTERVALS_LOOKED_BACK))
     look_back_s = _INTERVALS_LOOKED_BACK * interval_s
     policy = AutoscalingPolicy(

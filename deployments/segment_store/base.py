@@ -1,4 +1,4 @@
-"""What a store of sealed segments can do, and how it fails: the one interface of the Redis tier's layers.
+"""Interface and errors of a store of sealed segments: the one interface of the Redis tier's layers.
 
 The layers, from the outside in: `CheckedStore` (nothing unverified gets out), `GuardedStore` (nothing gets in that was
 not stored under the server's secret), `RedisStore` (the transport). `deployments.segment_store.endpoint.open_store`
@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 from kvmanager.segments.format import Buffer
 
 OwnBuffer: TypeAlias = bytearray | memoryview
-"""Writable, and nobody else's."""
+"""Writable, and the caller's alone."""
 
 
 class StoreUnavailableError(Exception):

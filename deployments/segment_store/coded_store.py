@@ -130,7 +130,7 @@ class CodedStore:
         coded = None if writer is None else self._encoded(layers, writer)
         if writer is not None and coded is not None and writer.profile:
             self._profiles.keep(writer.codec.profile, writer.profile)
-        if writer is None:  # counted too: bytes by codec shall add up to what is stored
+        if writer is None:  # counted too: bytes by codec must add up to what is stored
             self._meter.encoded(RAW, layers.header.sealed_bytes, layers.header.sealed_bytes, 0.0)
         stored = memoryview(sealed).cast("B") if coded is None else coded.data
         self._store.put(key, stored)

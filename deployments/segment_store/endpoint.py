@@ -54,7 +54,7 @@ def open_store(endpoint: RedisEndpoint) -> CheckedStore:
 
 
 def open_profiles(endpoint: RedisEndpoint) -> RedisProfiles:
-    """The codec profiles beside the segments; connects at the first call. Raises RedisUnavailableError."""
+    """Open the codec profiles next to the segments; connect at the first call. Raises RedisUnavailableError."""
     tags = ContentTag(endpoint.secret)
     return RedisProfiles(endpoint.url, endpoint.profile_prefix, endpoint.deadline_s, endpoint.expire_s, tags)
 
@@ -75,7 +75,7 @@ def open_coded_store(endpoint: RedisEndpoint, meter: CodecMeter) -> CodedStore:
 
 
 class GuardedStore:
-    """Any `SegmentStore`, guarded. `draw` returns so many random bytes."""
+    """Any `SegmentStore`, guarded. `draw(n)` returns n random bytes."""
 
     def __init__(self, inner: SegmentStore, guard: SegmentGuard, draw: Callable[[int], bytes]) -> None:
         self._inner = inner

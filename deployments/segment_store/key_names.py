@@ -1,4 +1,4 @@
-"""How what crosskv keeps in a Redis is named. Whoever only reads and writes segments is told their prefix."""
+"""Names of crosskv's keys in Redis. A store that only reads and writes segments is given their prefix."""
 
 from __future__ import annotations
 

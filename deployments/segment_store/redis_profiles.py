@@ -1,9 +1,9 @@
-"""Codec profiles in Redis: what a lossy form was coded with lies beside the segments, once, under its digest.
+"""Codec profiles in Redis: the profile of a lossy form lies next to the segments, once, under its digest.
 
 A profile is a hash of one field, so that an ACL user needs no further commands. It lies outside every model's prefix:
 no scan of segments meets it.
 
-* It outlives what was coded with it: whoever writes a segment renews its profile first, for longer than the segment,
+* It outlives the segments coded with it: the writer of a segment renews its profile first, for longer than the segment,
   and the Redis tier renews all of them now and then, because segments that are used are renewed too.
 * What is read is bounded in size, and was stored under the server's secret: nothing else is given to a parser. It is
   the caller's to verify by its digest.
@@ -25,7 +25,7 @@ FIELD = "t"
 MOST_PROFILE_BYTES = 16 << 20
 """Far more than a profile of any model has: some kilobytes per layer."""
 MARGIN_S = 3600
-"""So much longer than a segment a profile stays, though it was renewed before that was written."""
+"""Time that a profile outlives a segment, though it was renewed before the segment was written."""
 
 
 class RedisProfiles:

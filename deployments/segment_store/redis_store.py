@@ -8,8 +8,8 @@ It is one hash: field `h` is the head, header and block hashes; fields `0`, `1`,
 listed as a whole.
 
 * The head is written last: an entry without one is half-written, and not found.
-* An entry with a head of which a part is missing, or has another length than the header says, comes back as far as it
-  goes; `CheckedStore` says why it is refused. Nothing is allocated for what a header merely says.
+* An entry with a head of which a part is missing, or has another length than the header says, comes back up to there;
+  `CheckedStore` says why it is refused. Nothing is allocated for what a header merely says.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _is_wrong_type(error: redis.RedisError) -> bool:
 
 
 def _parts(body_bytes: int) -> int:
-    """How many parts a body has."""
+    """Return the number of parts of a body."""
     return -(-body_bytes // PART_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""Which codec a segment is stored with, and which one a stored segment needs: made once, with its profile.
+"""Chooses the codec to store a segment with, and the one that a stored segment needs: made once, with its profile.
 
 Exact and blended segments are coded without loss, so that one loss is never taken for another. Tolerant ones may be
 coded with loss, by a profile of the model where there is one, else by a generic one made of their shape; whichever it

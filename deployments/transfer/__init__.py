@@ -1,4 +1,4 @@
-"""Bytes between the paged KV cache and sealed segments, beside computation.
+"""Copies between the paged KV cache and sealed segments, in parallel with computation.
 
 `threads` loads and saves; `jobs` says what one load or save is; `segment_copy` copies and verifies a segment;
 `shared_loads` lets requests wait for a load of another; `layerwise_*` moves KV layer by layer while the model computes.

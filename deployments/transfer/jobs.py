@@ -1,4 +1,4 @@
-"""What the transfer threads (`deployments.transfer.threads`) are given to do, and what they count."""
+"""Jobs and counters of the transfer threads (`deployments.transfer.threads`)."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class LoadTime:
     seconds: float = 0.0
 
     def add(self, blocks: int, nbytes: int, seconds: float) -> None:
-        """One segment has been written, so long after the one before."""
+        """Note a segment that has been written, `seconds` after the one before."""
         self.blocks += blocks
         self.nbytes += nbytes
         self.seconds += seconds
@@ -127,7 +127,7 @@ class LoadTime:
 
 @dataclass(slots=True)
 class TransferCounters:
-    """What the threads have done since start. Written under `KVTransfer`'s lock, read by anyone."""
+    """Counts of the threads since start. Written under `KVTransfer`'s lock, read by anyone."""
 
     segments_loaded: int = 0
     segments_saved: int = 0

@@ -14,13 +14,13 @@ from kvmanager.loading.load_rates import LoadRates, Sample
 from kvmanager.loading.overlap import LoadWay, choose_way
 
 LATE = 4.0
-"""A layerwise load that takes so many times what was expected is given up: the engine's step waits for it."""
+"""A layerwise load is given up after this many times its expected time: the engine's step waits for it."""
 LEAST_PATIENCE_S = 0.2
-"""A tier that does not answer three times in so short a time would not be asked for a while by anybody."""
+"""A tier that does not answer three times in so short a time would not be asked for a while by any load."""
 
 
 class MeasuredRates:
-    """How fast this replica loads and computes. Any thread."""
+    """Rates at which this replica loads and computes. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,12 +35,12 @@ class MeasuredRates:
                 self._rates.loaded(Tier(sample[1]), *sample[2:], now=time.monotonic())
 
     def given_up(self, tier: str, nbytes: int, seconds: float) -> None:
-        """A load was waited for so long, in vain."""
+        """Note a load that was waited for in vain for `seconds`."""
         with self._lock:
             self._rates.given_up(Tier(tier), nbytes, seconds, now=time.monotonic())
 
     def compute_s(self, tokens: int, context: int) -> float | None:
-        """Expected seconds of the engine for so many tokens that follow `context` others; None: not known yet."""
+        """Expected seconds of the engine for `tokens` that follow `context` others; None: not known yet."""
         with self._lock:
             prefill = self._rates.prefill()
         return prefill.seconds(tokens, context) if prefill else None
@@ -85,7 +85,7 @@ class LayerwiseChoice:
         buffer_bytes: int,
         within_s: float,
     ) -> float | None:
-        """How long a layerwise load of `parts` may take; None: load the whole prefix beside the engine.
+        """Return how long a layerwise load of `parts` may take; None: load the whole prefix outside the step.
 
         `step_tokens` are what the step computes of the prompt's rest, after `context_tokens`; `others` requests would
         stand still with it; `buffer_bytes` are left for its groups of layers; a load may take `within_s`.
@@ -121,7 +121,7 @@ class LayerwiseChoice:
         return min(within_s, max(LEAST_PATIENCE_S, LATE * load_s))
 
     def group_bytes(self, blocks: int) -> int:
-        """The largest group of layers of so many blocks."""
+        """Return the bytes of the largest group of layers of `blocks` blocks."""
         return group_bytes(self._block_bytes, self._group_ends, blocks)
 
 

@@ -3,8 +3,8 @@
 Life:  begun → layers written as they arrive, while the engine waits before each layer that it needs → closed
 
 The load brings a number of consecutive segments. A segment that does not come, is not what was stored, or is late when
-the engine needs a layer of it, is lost with all that follow it: nobody waits for them any more, the step computes on
-with whatever lies in their blocks, and vLLM is told to discard the request's part of the step and to compute those
+the engine needs a layer of it, is lost with all that follow it: the engine no longer waits for them, the step computes
+on with whatever lies in their blocks, and vLLM is told to discard the request's part of the step and to compute those
 tokens. After `close` nothing is written: the blocks are the engine's alone.
 """
 
@@ -38,7 +38,7 @@ class _Part:
     block_ids: Sequence[int]
     opened: OpenSegment | None = None
     layers: int = 0
-    """The first of so many have been written."""
+    """Number of leading layers that have been written."""
 
 
 class LayerwiseLoad:
@@ -61,7 +61,7 @@ class LayerwiseLoad:
         self.seconds = 0.0
         """Until the last layer of all segments was written; 0 when that has not happened."""
         self.late_s = 0.0
-        """After so long the engine has given up waiting; 0: it has not."""
+        """Seconds after which the engine has given up waiting; 0: it has not."""
         self._copier = copier
         self._group_ends = group_ends
         self._deadline = deadline
@@ -77,14 +77,14 @@ class LayerwiseLoad:
         self._marks: list[tuple[int, Any]] = []
         self._closed = False
         self._writing = threading.Lock()
-        """Held while blocks are written, so that `close` can tell that nobody does."""
+        """Held while blocks are written, so that `close` can wait for the end of a write."""
         self._changed = threading.Condition()
         """Guards what is counted; never held while bytes are moved, for the engine's thread takes it."""
         self._began = self._last = time.monotonic()
         self._computed = streams.mark_compute()
 
     def run(self, port: KVPort) -> None:
-        """Write what arrives until all has, or nobody wants the rest."""
+        """Write what arrives until all has, or the rest is not wanted."""
         try:
             arrivals = port.fetch_layers(self.job.loads, self._group_ends, self._deadline)
             with contextlib.closing(arrivals):  # type: ignore[type-var]
@@ -190,5 +190,5 @@ class LayerwiseLoad:
             self._changed.notify_all()
 
     def _first_without(self, layers: int) -> int:
-        """The first segment of which not so many layers are there. Under `_changed`."""
+        """Return the first segment with fewer than `layers` layers. Under `_changed`."""
         return next((n for n, part in enumerate(self._parts) if part.layers < layers), len(self._parts))

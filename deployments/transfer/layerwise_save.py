@@ -22,7 +22,7 @@ LONGEST_STEP_S = 60.0
 
 
 class StepDiscardedError(Exception):
-    """What the step has computed for the request does not count."""
+    """The KV that the step has computed for the request does not count."""
 
 
 class HostBuffer:
@@ -34,11 +34,11 @@ class HostBuffer:
 
     @property
     def free_bytes(self) -> int:
-        """What can be taken now."""
+        """Bytes that can be taken now."""
         return self._free
 
     def take(self, nbytes: int) -> bool:
-        """Take so much, or nothing."""
+        """Take `nbytes`, or nothing."""
         with self._lock:
             taken = nbytes <= self._free
             self._free -= nbytes if taken else 0

@@ -1,8 +1,8 @@
 """The layerwise loads and saves of the engine's present step, from its planning to its end. On the engine thread.
 
 `SchedulerSide` begins a load while the step is being planned; the attention layers wait, one after the other, for what
-they need; when the step has been computed all its loads end: what did not arrive goes back to vLLM as blocks to compute
-anew, before anything of the step counts. What the step computes is saved layer by layer by the save thread, which
+they need; when the step has been computed all its loads end: what did not arrive goes back to vLLM as blocks to
+recompute, before anything of the step counts. What the step computes is saved layer by layer by the save thread, which
 hears here how far the step is, and whether it counts.
 """
 

@@ -1,9 +1,9 @@
-"""Streams and events of transfer: which copy may run beside which computation.
+"""Streams and events of transfer: which copy may run in parallel with which computation.
 
 On the CPU backend a copy is over when its call returns, and the thread that computes waits for the one that copies
 (`HostStreams` has nothing to do). On CUDA copies are enqueued on streams of their own, one for loads and one for
-stores, and order is kept by events. Layerwise, they hold up a stream and never the engine's thread; a load beside the
-engine is awaited by its own thread (`await_loads`). `torch.cuda.synchronize` is not called.
+stores, and order is kept by events. Layerwise, they hold up a stream and never the engine's thread; a load outside the
+engine's step is awaited by its own thread (`await_loads`). `torch.cuda.synchronize` is not called.
 
 A *mark* stands for all that was enqueued before it. Marks may be made on one thread and awaited on another.
 """
@@ -20,11 +20,11 @@ class TransferStreams(Protocol):
     """See the module's docstring. `mark_compute` and `compute_awaits` belong to the thread that computes."""
 
     def loading(self, after: Any) -> AbstractContextManager[Any]:
-        """Copies to the device begin after the mark `after`, beside the computation. On the thread that copies."""
+        """Start copies to the device after the mark `after`, parallel to computation. On the thread that copies."""
         ...
 
     def storing(self, after: Any) -> AbstractContextManager[Any]:
-        """Copies from the device begin after the mark `after`, beside the computation. On the thread that copies."""
+        """Start copies from the device after the mark `after`, parallel to computation. On the thread that copies."""
         ...
 
     def mark_load(self) -> Any:
@@ -40,7 +40,7 @@ class TransferStreams(Protocol):
         ...
 
     def await_loads(self) -> None:
-        """Return when the copies to the device so far have been made: anybody may read them now, on any stream."""
+        """Return when the copies to the device so far have been made: they may be read now, on any stream."""
         ...
 
     def await_stores(self) -> None:

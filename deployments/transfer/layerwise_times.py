@@ -1,4 +1,4 @@
-"""What layerwise loads took, layer by layer: for /metrics and for GET /api/v1/layerwise/stats."""
+"""Times of layerwise loads, layer by layer: for /metrics and for GET /api/v1/layerwise/stats."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LayerTimes:
         self.registry.register(self)
 
     def loaded(self, layers: range, seconds: float) -> None:
-        """Some consecutive layers of a load have been written, so long after what came before."""
+        """Note consecutive layers of a load that have been written, `seconds` after the ones before."""
         each_ms = 1000 * seconds / len(layers)
         with self._lock:
             for layer in layers:

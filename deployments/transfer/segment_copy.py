@@ -113,7 +113,7 @@ class SegmentCopier:
         return SegmentHeader.raw(span, block_hashes, self.fingerprint, self._shape(span.num_blocks), dtype, fidelity)
 
     def form_of(self, num_blocks: int) -> tuple[tuple[int, int, int, int, int], str]:
-        """Shape and dtype of a segment of so many blocks, as its header says them."""
+        """Return shape and dtype of a segment of `num_blocks` blocks, as in its header."""
         return self._shape(num_blocks), _DTYPE_NAMES[self.layout.dtype]
 
     def _shape(self, num_blocks: int) -> tuple[int, int, int, int, int]:

@@ -1,14 +1,15 @@
-"""One load for many: who needs blocks that a load is bringing already waits for it, and finds them in the prefix cache.
+"""One load for many: a request for blocks that a load is bringing waits for it, and finds them in the prefix cache.
 
 Requests that arrive together with one prefix, or the `n` answers to one prompt, would each load it. Instead the first
 one loads, and vLLM is told "ask again" for the others (`get_num_new_matched_tokens` returns None). When the load has
 ended vLLM caches its blocks in the next step, before it asks the others, which then find them on the device. What the
 load did not bring they load or compute themselves.
 
-Nobody waits long for little: only where at least half of the load's blocks are wanted, and `MOST_WAITS` times at most.
-Every load ends, at its deadline at the latest, so every wait does. A load of a request that is aborted is left at once,
-for its blocks are never cached; one of the others then loads. After a load that failed the others do not try the same
-segments again: they compute. Equal block hashes are equal KV of one tenant, so nobody waits for another tenant.
+No request waits long for little: only where at least half of the load's blocks are wanted, and `MOST_WAITS` times at
+most. Every load ends, at its deadline at the latest, so every wait does. A load of a request that is aborted is left at
+once, for its blocks are never cached; one of the others then loads. After a load that failed the others do not try the
+same segments again: they compute. Equal block hashes are equal KV of one tenant, so no request waits for another
+tenant.
 
 On the engine thread.
 """
@@ -77,7 +78,7 @@ class SharedLoads:
                 del self._by_block[block_hash]
 
     def awaited(self, hashes: Sequence[bytes], first: int, end: int, device_tokens: int) -> Awaited | None:
-        """What a request that wants blocks `first` to `end` shall wait for; None: it loads them itself."""
+        """Return the load to wait for, for a request that wants blocks `first` to `end`; None: it loads them itself."""
         load = self._by_block.get(hashes[first])
         if load is None:
             return None

@@ -6,10 +6,10 @@ Life of a save:  submitted (blocks held) → offered → copied → blocks given
 Layerwise loads (`deployments.transfer.layerwise_load`) run on the same threads, and so does what a blend fetches; a
 layerwise save is one that is copied at the pace of the step that computes it.
 
-A load is for a request, or for a directive (`LoadJob.on_end`): then nobody waits for its blocks, and it gives no lease
-back. Loads never wait behind saves, and a load that hangs does not hold up the next one. A load always ends,
-at the latest `LoadJob.within_s` after it has begun. It is given up when it has not begun within `load_deadline_s`,
-because others take too long. What did not arrive is reported as failed blocks, which vLLM recomputes.
+A load is for a request, or for a directive (`LoadJob.on_end`): then no request waits for its blocks, and it gives no
+lease back. Loads never wait behind saves, and a load that hangs does not hold up the next one. A load always ends, at
+the latest `LoadJob.within_s` after it has begun. It is given up when it has not begun within `load_deadline_s`, because
+others take too long. What did not arrive is reported as failed blocks, which vLLM recomputes.
 
 A save is best effort: at most `max_held_blocks` device blocks are held (a single segment that is larger goes alone),
 what is beyond is dropped. So is what waits behind a tier that does not come to an end (`STALLED_S`), and what waits
@@ -47,9 +47,9 @@ __all__ = ["KVTransfer", "LoadJob", "SaveJob", "TransferCounters"]
 logger = logging.getLogger(__name__)
 
 STALLED_S = 5.0
-"""A tier that takes so long for one save is taken to hang: the blocks of those behind it are needed elsewhere."""
+"""A tier that takes this long for one save counts as hung: the blocks of the saves behind it are needed elsewhere."""
 LOAD_THREADS = 4
-"""So many loads may wait for a tier at once. Copying is short beside waiting, so more than the cores is right."""
+"""Number of loads that may wait for a tier at once. Waiting dominates copying, so more than the cores is right."""
 
 
 class KVTransfer:
@@ -124,7 +124,7 @@ class KVTransfer:
         self._on_load_end()
 
     def note_chunk(self, nbytes: int) -> None:
-        """A segment of a chunk has arrived in host memory, of which so many bytes were read."""
+        """Note a segment of a chunk that has arrived in host memory, of which `nbytes` were read."""
         with self._lock:
             self.counters.segments_loaded += 1
             self.counters.bytes_loaded += nbytes
@@ -140,7 +140,7 @@ class KVTransfer:
         self._loads.put(partial(copy_context().run, run))
 
     def count_shared(self, tokens: int) -> None:
-        """Note a request that waited for another one's load, which brought so many of its tokens."""
+        """Note a request that waited for another one's load, which brought `tokens` of its tokens."""
         with self._lock:
             self.counters.loads_shared += tokens > 0
 
@@ -169,7 +169,7 @@ class KVTransfer:
         self._port.report_bad(load, reason)
 
     def sealed_bytes(self, num_blocks: int) -> int:
-        """Host memory that a segment of so many blocks takes."""
+        """Return the bytes of host memory that a segment of `num_blocks` blocks takes."""
         return self._copier.sealed_bytes(num_blocks)
 
     def submit_save(self, job: SaveJob) -> bool:
@@ -200,7 +200,7 @@ class KVTransfer:
         with contextlib.suppress(queue.Empty):
             while (waiting := self._saves.get_nowait()) is not None:
                 dropped.append(waiting[0])
-            self._saves.put(None)  # the thread shall end, as it was told
+            self._saves.put(None)  # the thread must end, as it was told
         for job in dropped:
             with self._lock:
                 self._held_blocks -= job.num_blocks

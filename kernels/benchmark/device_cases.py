@@ -1,4 +1,4 @@
-"""Paged gather and scatter on a GPU: Triton's version and torch's indexing, beside a copy within the device.
+"""Paged gather and scatter on a GPU: Triton's version and torch's indexing, compared with a copy within the device.
 
 Cache and segments are both on the device; the time is the device's, between two events.
 """

@@ -1,4 +1,4 @@
-"""What a measurement is: a kernel and a plain copy of as many bytes take turns, and each pair gives a ratio.
+"""Measurements: a kernel and a plain copy of as many bytes take turns, and each pair gives a ratio.
 
 A neighbour on the machine slows both of a pair alike, so the ratio's median says more than either rate. On the CPU time
 is the calling thread's processor time: what it waits for a core, on a machine that is shared, counts for neither.
@@ -45,7 +45,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of a case, one value for each repetition."""
+    """The measured values of a case, one value for each repetition."""
 
     family: str
     name: str

@@ -1,4 +1,4 @@
-"""Rows of a sequence, computed anew by themselves: `runs` of them as an attention kernel sees them, and their `choice`.
+"""Rows of a sequence that are recomputed alone: `runs` of them as an attention kernel sees them, and their `choice`.
 
 `reference` says in a dense mask what runs must give. Imports: torch; no other room. Any thread, any device.
 """

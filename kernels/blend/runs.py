@@ -1,9 +1,9 @@
 """Runs of consecutive rows as sequences of their own, so that a stock paged attention kernel sees the true causal mask.
 
-A row is a token of one long sequence whose KV lies in a paged cache. Some rows are computed anew: their queries attend
-to all keys up to their own position, wherever these come from. Kernels for varying lengths take, per sequence, some
-last queries and a context before them, and mask causally. A run of consecutive rows is just that: its queries are the
-last ones of a sequence that ends with the run, and every run has the same block table.
+A row is a token of one long sequence whose KV lies in a paged cache. Some rows are recomputed: their queries attend to
+all keys up to their own position, wherever these come from. Kernels for varying lengths take, per sequence, some last
+queries and a context before them, and mask causally. A run of consecutive rows is just that: its queries are the last
+ones of a sequence that ends with the run, and every run has the same block table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every codec is, and how its bytes are read.
+"""Interface of every codec, and the reader of its bytes.
 
 A codec turns one layer of a segment, ``kv (2, tokens, kv_heads, head_dim)``, into a *section* of bytes and back.
 Sections know nothing of each other, so that a layer can be read, moved and decoded by itself. A section does not repeat
@@ -30,7 +30,7 @@ class Codec(Protocol):
 
     @property
     def name(self) -> str:
-        """What settings and headers call it."""
+        """Its name in settings and headers."""
 
     @property
     def level(self) -> int:
@@ -46,7 +46,7 @@ class Codec(Protocol):
 
     @property
     def generic(self) -> bool:
-        """Whether a profile is in use that nobody measured on this model: worth a line in the log."""
+        """Whether a profile is in use that was not measured on this model; the caller logs it."""
 
     def encode(self, layer: int, kv: Array) -> Bytes:
         """The section of layer number ``layer``; ``kv`` is contiguous, in one of `DTYPES`."""

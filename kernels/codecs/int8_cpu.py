@@ -58,7 +58,7 @@ def dequantize(codes: Array, scale: Array, zero: Array, out: Array) -> None:
     else:
         wide = np.empty(out.shape, np.float32)
         _decode_float32(*parts, wide)
-        with np.errstate(over="ignore"):  # bytes that nobody quantized may say anything
+        with np.errstate(over="ignore"):  # arbitrary bytes may overflow
             out[:] = wide
 
 

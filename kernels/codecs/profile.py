@@ -1,10 +1,10 @@
-"""What CacheGen knows of a model before it sees a segment: measured once, shared by all, named by digest.
+"""CacheGen's knowledge of a model before it sees a segment: measured once, shared by all, named by digest.
 
 Per (layer, K|V): each channel's mean and standard deviation, and for each level a `StepPlan`. The paper (SIGCOMM 2024,
 arXiv 2310.07240, section 5) profiles its distributions per model too; code that builds a table for each chunk instead
 spends a good part of a short chunk on tables.
 
-A *generic* profile is for models that nobody profiled: normal distributions, the paper's three groups of layers with
+A *generic* profile is for models without a measured one: normal distributions, the paper's three groups of layers with
 coarser steps for the deeper ones; means and deviations are then taken from each section and travel in it.
 
 As bytes: little-endian, no padding, every length bounded by what is there before it is believed.
@@ -89,7 +89,7 @@ class CodecProfile:
 
     @property
     def is_generic(self) -> bool:
-        """Whether it stands in for a profile that nobody has measured."""
+        """Whether it stands in for a measured profile."""
         return self.model == NO_MODEL
 
     @functools.cached_property

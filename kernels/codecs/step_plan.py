@@ -1,4 +1,4 @@
-"""How one K or V is turned into symbols at one level: the step, the escape limit, the frequencies.
+"""Plan that turns one K or V into symbols at one level: the step, the escape limit, the frequencies.
 
 A plan is derived from a histogram of values in units of their channel's standard deviation. A value is divided by the
 step and rounded; what falls beyond ``limit`` steps escapes: its symbol is one of the two outermost, and the value

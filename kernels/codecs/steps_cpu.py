@@ -30,7 +30,7 @@ def restore(symbols: Array, limit: int, step: Array, base: Array, every: int, es
     else:
         wide = np.empty(out.shape, np.float32)
         used = _restore_float32(symbols, limit, step, base, every, escaped, wide)
-        with np.errstate(over="ignore"):  # means and deviations of bytes that nobody encoded may be anything
+        with np.errstate(over="ignore"):  # arbitrary bytes may overflow
             out[:] = wide
     if used != len(escaped):
         raise CodecError(f"{len(escaped)} escaped values for {'fewer' if used >= 0 else 'more'} escapes")

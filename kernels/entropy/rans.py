@@ -40,9 +40,9 @@ def decode(coded: memoryview | bytes | bytearray | np.ndarray, table: SymbolTabl
     """Decode ``len(out)`` symbols into ``out``, ``uint8 (n,)`` contiguous; ``coded`` is a contiguous buffer that holds
     the whole stream and nothing else.
 
-    Raises CodecError for bytes that ``encode`` cannot have made of so many symbols with this table; ``out`` is then
-    undefined. That finds most altered streams, not all: a checksum is the caller's. Whatever the bytes, it takes time
-    in proportion to ``len(out)`` and no memory but ``out``.
+    Raises CodecError for bytes that ``encode`` cannot have made of ``len(out)`` symbols with this table; ``out`` is
+    then undefined. That finds most altered streams, not all: a checksum is the caller's. Whatever the bytes, it takes
+    time in proportion to ``len(out)`` and no memory but ``out``.
     """
     _check_bytes("out", out)
     if not out.flags.writeable:

@@ -109,7 +109,7 @@ class SymbolTable:
 
     @classmethod
     def from_bytes(cls, coded: bytes | bytearray | memoryview) -> "SymbolTable":
-        """What ``to_bytes`` wrote. Raises ValueError for anything that it could not have written."""
+        """Read a table that ``to_bytes`` wrote. Raises ValueError for anything that it could not have written."""
         frequencies = np.zeros(256, dtype=np.uint16)
         count = _parse(np.frombuffer(coded, dtype=np.uint8).astype(np.int64), frequencies) if len(coded) else 0
         if count == 0:

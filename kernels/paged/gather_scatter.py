@@ -5,10 +5,10 @@ a tensor ``(blocks, kv_heads, block_size, 2 * head_dim)`` as vLLM registers it; 
 ``[layer, k|v, token, kv_head, head_dim]``, and may be a view of any buffer (``torch.frombuffer``).
 
 Any thread may call them. On the CPU a call runs on the calling thread alone and does not hold the GIL while it copies,
-so a copy thread runs beside the engine's. On CUDA the work is queued on the current stream. With a segment on the CPU
-``gather`` returns when it is done, ``scatter`` when the segment has been read: what it writes is there for the same
-stream, and for others once an event says so. Nothing here locks: the caller sees to it that nobody writes the blocks
-that it gathers, nor reads those that it scatters to.
+so a copy thread runs in parallel with the engine's. On CUDA the work is queued on the current stream. With a segment on
+the CPU ``gather`` returns when it is done, ``scatter`` when the segment has been read: what it writes is there for the
+same stream, and for others once an event says so. Nothing here locks: the caller ensures that no other thread writes
+the blocks that it gathers, or reads those that it scatters to.
 
 A layer or a group of layers alone is moved with ``layers[i:j]`` and ``segment[i:j]``.
 """

@@ -1,4 +1,4 @@
-"""How one layer of vLLM's paged KV cache lies in memory, and how a segment does.
+"""Memory layout of one layer of vLLM's paged KV cache, and of a segment.
 
 A layer is one tensor of logical shape ``(blocks, kv_heads, block_size, 2 * head_dim)``. What the last two dimensions
 hold is the attention backend's own affair: ``LayoutKind`` names the three arrangements we know, from its sources.

@@ -4,7 +4,7 @@ A program moves some rows of one block of one layer, where a row is the K and th
 as integers of their size, so every bit arrives. The layers' addresses and the block ids go to the device as one table,
 because every transfer and every launch costs as much as moving some hundred kilobytes.
 
-A segment on another device than the cache is staged beside the cache; the call then returns when it may be read.
+A segment on another device than the cache is staged on the cache's device; the call then returns when it may be read.
 Otherwise the work is queued on the current stream, like any of torch's.
 """
 # Triton has no type hints: mypy cannot see through its decorator.

@@ -1,4 +1,4 @@
-"""What is left of a layer: kept keys and values, and which tokens they are. No array, and none can be made of it."""
+"""The kept part of a layer: kept keys and values, and which tokens they are. No array, and none can be made of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class KeptLayer:
 
     Row i of a head's ``keys`` and ``values`` is the token ``index[head, i]`` of the segment, keys with the rotary phase
     of that token's place: other heads have other tokens in row i. It is deliberately no array and has neither shape nor
-    dtype, so that whoever expects a dense layer fails with it at once.
+    dtype, so that code which expects a dense layer fails at once.
     """
 
     keys: Array

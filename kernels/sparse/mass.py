@@ -1,4 +1,4 @@
-"""How much attention each token's key gets, from a sample of queries.
+"""Attention mass of each token's key, from a sample of queries.
 
 H2O (NeurIPS 2023, arXiv 2306.14048) keeps the tokens with the largest sums of attention weights. Here the sum is over
 every 16th query instead of all, and it is divided by the number of queries that could see the key: else early tokens

@@ -102,7 +102,7 @@ def _bits(index: Index, tokens: int) -> Bytes:
 
 
 def _index(bits: Array, heads: int, tokens: int, kept: int) -> Index:
-    """Raises CodecError where a head does not keep just so many, or a bit stands behind the last token."""
+    """Return each head's kept tokens; raise CodecError unless each head keeps ``kept``, none beyond ``tokens``."""
     marks = np.unpackbits(bits.reshape(heads, -1), axis=1, bitorder="little")
     if marks[:, tokens:].any() or (marks.sum(1, dtype=np.int64) != kept).any():
         raise CodecError(f"a head does not keep {kept} of its {tokens} tokens")

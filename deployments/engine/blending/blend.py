@@ -1,12 +1,12 @@
-"""One request's blend from its turn to its end: its prefix and its chunks are fetched, its rows made, vLLM is told.
+"""One request's blend from its turn to its end: fetch its prefix and its chunks, make its rows, report to vLLM.
 
 Life of a blend:  queued → its turn: prefix and chunks on their way → prefix there → items → done
 
-The time that its loads may take it may also wait for those of others that come to nothing: when that has passed before
-its turn it is given up, and vLLM computes its blocks. It fails where an item raises, or where the prefix does not come:
-then the blocks from there on are reported as failed, and vLLM computes them; the request never fails. A cancelled one
-ends at its next turn, but not before the load of its prefix has: until a blend is reported as ended, vLLM gives its
-blocks to nobody. On the engine thread, but `_arrived`.
+A blend may wait for failed loads of other blends as long as its own loads may take. When that time passes before its
+turn, it is given up, and vLLM computes its blocks. It fails where an item raises, or where the prefix does not come:
+then the blocks from there on are reported as failed, and vLLM computes them; the request never fails. A cancelled blend
+ends at its next turn, but not before the load of its prefix: until a blend is reported as ended, vLLM gives its blocks
+to no other request. On the engine thread, except `_arrived`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LEAST_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class BlendTools:
-    """What every blend of an engine works with."""
+    """The parts that all blends of an engine share."""
 
     model: BlendModel
     transfer: KVTransfer

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 UNAVAILABLE = "unavailable"
 BUSY = "busy"
-"""So many blends wait, or hold so many blocks for so long, that the prompt is computed."""
+"""The queue of blends is full, or its blends held too many blocks for too long: the prompt is computed."""
 LARGE = "large"
 """What is between two layers of its rows does not fit `blending.buffer_bytes`."""
 
@@ -55,7 +55,7 @@ class Blends:
     ) -> None:
         """`model`: None where nothing is blended. `calibrated_check_layer`: what `make profile-blend` found.
 
-        `slice_s`: what a blend may take of the engine at once, beside who decodes; None: as long as a step.
+        `slice_s`: seconds that a blend may take of the engine at once while requests decode; None: as long as a step.
 
         `max_held_blocks`: device blocks of the blends that are made and wait; beyond them prompts wait without any.
         """
@@ -84,10 +84,10 @@ class Blends:
         return RequestBlend.read(planned, plan.get("expected") if plan else None)
 
     def takes(self, blend: RequestBlend, rows: int, blocks: int) -> bool | None:
-        """Whether there is room for a blend of so many tokens and blocks; None: not yet, it shall be asked again.
+        """Return whether a blend of `rows` tokens and `blocks` blocks has room; None: not yet, ask again.
 
-        A refusal is counted. Who waits holds no blocks yet. On a device with room for few prompts the next one would
-        else be computed beside the blend, at many times its cost.
+        A refusal is counted. A waiting request holds no blocks yet. Without the wait, a device with room for few
+        prompts would compute the next one during the blend, at many times its cost.
         """
         assert self._tools is not None
         if rows * self._tools.model.row_bytes > self._buffer_bytes:

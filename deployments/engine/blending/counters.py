@@ -1,4 +1,4 @@
-"""What blends did and took: for /metrics. Written by the engine thread, read by anyone."""
+"""Counts and times of blends, for /metrics. Written by the engine thread, read by anyone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CANCELLED = "cancelled"
 FAILED = "failed"
 """The blocks from there on were computed by vLLM."""
 LATE = "late"
-"""Those before it waited so long for bytes that did not come that it was given up before its turn."""
+"""Given up before its turn: the blends before it waited too long for bytes that did not come."""
 
 
 class BlendCounters:
@@ -25,7 +25,7 @@ class BlendCounters:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.outcomes: Counter[str] = Counter()
-        """How planned blends ended: `done`, `cancelled`, `failed`, `late`, or `refused_` and why."""
+        """Number of planned blends by outcome: `done`, `cancelled`, `failed`, `late`, or `refused_` and why."""
         self.rows: Counter[str] = Counter()
         self.available = False
         self.last: BlendParts | None = None

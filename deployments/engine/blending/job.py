@@ -1,4 +1,4 @@
-"""One blend: the KV of a prompt's rows, made of stored chunks and of rows computed anew, item by item.
+"""One blend: the KV of a prompt's rows, made of stored chunks and of recomputed rows, item by item.
 
 CacheBlend (arXiv 2405.16444) over vLLM's own layers. With check layer c:
 
@@ -108,7 +108,7 @@ class BlendParts:
     reused: int = 0
     """Rows of which KV had arrived."""
     selected: int = 0
-    """Of these, those computed anew."""
+    """Of these, the recomputed ones."""
     slices: int = 0
     longest_slice_s: float = 0.0
 
@@ -134,7 +134,7 @@ class BlendJob:
     rows_per_item: Callable[[], int] = lambda: ROWS_PER_ITEM
     parts: BlendParts = field(default_factory=BlendParts)
     left_by_tier: dict[str, int] = field(default_factory=dict)
-    """When it has ended: reused rows that were not computed anew, by the tier that they came from."""
+    """After its end: reused rows that were not recomputed, by the tier that they came from."""
     chosen: torch.Tensor | None = None
     """Positions of the rows that went through all layers; None before the choice."""
 

@@ -58,7 +58,7 @@ class BlendModel:
 
     @property
     def layers(self) -> int:
-        """How many decoder layers there are."""
+        """Number of decoder layers."""
         return len(self._layers)
 
     def on_device(self, values: Sequence[int]) -> torch.Tensor:
@@ -66,7 +66,7 @@ class BlendModel:
         return torch.tensor(values, dtype=torch.int64).to(self.device)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What the first layer takes: ``(rows, hidden size)``."""
+        """Return the first layer's input: ``(rows, hidden size)``."""
         return self._model.embed_input_ids(tokens)
 
     def group(self, positions: torch.Tensor, block_ids: torch.Tensor) -> RowGroup:
@@ -136,7 +136,7 @@ class BlendModel:
         attention.impl.do_kv_cache_update(attention, keys, values, attention.kv_cache, slots)
 
     def shifted(self, layer: int, keys: torch.Tensor, positions: int) -> torch.Tensor:
-        """A copy, on the model's device, of a layer's rotated keys, moved by so many positions."""
+        """Return a copy, on the model's device, of a layer's rotated keys, moved by `positions`."""
         moved = keys.to(self.device, copy=True)
         style: Any = self._styles[layer]
         shift_keys(moved, positions, self._inv_freq[layer], style)

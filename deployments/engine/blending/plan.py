@@ -1,4 +1,4 @@
-"""What a request's plan says of blending, and whether the request may be blended at all. On the engine thread.
+"""A request's plan for blending, and whether the request may be blended at all. On the engine thread.
 
 Leans on vLLM: `Request.sampling_params`, `skip_reading_prefix_cache`, `prompt_embeds`, `mm_features`, `lora_request`.
 """

@@ -1,11 +1,10 @@
 """Blends one at a time, first come, first served, in slices between the engine's steps.
 
-A slice runs items for as long as the engine's last step took, then lets the engine step and comes back: beside another
-prompt's prefill, whose steps are long, a blend has half of the time. It has `SLICE_S` at least. Where somebody decodes
+A slice runs items for as long as the engine's last step took, then lets the engine step and comes back: during another
+prompt's prefill, whose steps are long, a blend has half of the time. It has `SLICE_S` at least. Where a request decodes
 and there is a target from token to token (`engine.tpot_target_s`), a slice takes no more than its share of that. A
-blend that waits for bytes is poked when they are there; those behind it wait too. What it has waited in vain they have
-waited as well: behind a tier that hangs they do not each wait anew, one after another. On the engine thread, but
-`poke`.
+blend that waits for bytes is poked when they are there; the blends behind it wait too. A wait in vain also counts for
+the blends behind it: with a tier that hangs, they do not each wait in turn. On the engine thread, except `poke`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class QueuedBlend(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Nobody wants it any more: the next `advance` ends it as soon as nothing writes into its blocks."""
+        """Mark it as unwanted: the next `advance` ends it as soon as nothing writes into its blocks."""
         ...
 
     @property
@@ -44,7 +43,7 @@ class QueuedBlend(Protocol):
         ...
 
     def waited(self, seconds: float) -> bool:
-        """One before it has waited in vain so long. True: with that its own time is over, and its `advance` ends it."""
+        """Count an earlier blend's wait in vain. True: its own time is over with that, and its `advance` ends it."""
         ...
 
 
@@ -80,7 +79,7 @@ class BlendQueue:
         return len(self._queue) > self._max_waiting
 
     def has_room(self, blocks: int) -> bool:
-        """Whether another blend of so many blocks may come: one is made, whatever its size, and `max_waiting` wait."""
+        """Return whether another blend of `blocks` blocks may come. One of any size is made; `max_waiting` wait."""
         held = sum(blend.blocks for blend in self._queue)
         return not self._queue or (not self.is_full and held + blocks <= self._max_blocks)
 
@@ -99,7 +98,7 @@ class BlendQueue:
                 self.poke()
 
     def poke(self) -> None:
-        """What the first blend waits for may be there. Any thread."""
+        """Look again: the bytes that the first blend waits for may be there. Any thread."""
         with self._lock:
             if self._posted:
                 return

@@ -57,7 +57,7 @@ class Rows:
         self.hidden[part] = hidden
 
     def _write_last(self, part: slice) -> None:
-        """Nobody reads what the last layer makes of its KV."""
+        """Write the last layer's KV only: its output is not read."""
         layer = self._model.layers - 1
         slots = slots_of(self.positions[part], self._block_ids, self._model.block_size)
         self._model.write(layer, *self._capture(layer, part), slots)

@@ -1,4 +1,4 @@
-"""Whether blending computes on this machine, with this model, what vLLM computes: found out once, at start.
+"""Test, once at start, whether blending computes on this machine, with this model, what vLLM computes.
 
 Of some random tokens, on free blocks of the pool that are given back:
 
@@ -6,7 +6,7 @@ Of some random tokens, on free blocks of the pool that are given back:
 * gaps: a part of the rows, in several runs, over KV that is there, against the same;
 * moved: each layer's keys at one position, moved to another one, against those computed there.
 
-Whoever has multipliers beside its layers, layers of another shape, or keys that turn otherwise fails here.
+A model with multipliers outside its layers, layers of another shape, or another rotation of keys fails here.
 
 Leans on vLLM: `BlockPool.get_new_blocks`, `free_blocks`, `get_num_free_blocks`. At start the pool holds nothing, so no
 cached block goes and no event is written. On the engine thread.

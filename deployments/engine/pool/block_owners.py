@@ -75,5 +75,5 @@ class BlockOwners:
         return Owner(self._owners.get(block_hash, ""), self._lossy.get(block_hash, EXACT))
 
     def owns(self, tenant: str, block_hash: bytes) -> bool:
-        """Whether a block in the pool is known to belong to a tenant; what has no tenant is nobody's."""
+        """Whether a block in the pool is known to belong to a tenant; a block without a tenant belongs to none."""
         return bool(tenant) and self._owners.get(block_hash) == tenant

@@ -1,4 +1,4 @@
-"""What directives do to a replica's device pool, in slices that run on the engine thread between two steps.
+"""Directives on a replica's device pool, carried out in slices that run on the engine thread between two steps.
 
 Leans on vLLM's `BlockPool`: `get_cached_block`, `get_new_blocks`, `evict_blocks`, `touch`, `free_blocks`,
 `_insert_block_hash`, `kv_event_queue`, `cached_block_hash_to_block`; and on no step being under way, so that a cached
@@ -56,7 +56,7 @@ class Onboarding:
     deadline: float
     """On `time.monotonic`'s clock."""
     owner: Owner = NOBODY
-    """As far as it is known."""
+    """The owner, if known."""
 
 
 class PoolControl:
@@ -100,10 +100,10 @@ class PoolControl:
         }
 
     def clear(self, tenant: str | None = None, first: int = 0) -> tuple[int, int]:
-        """Empty a part of the prefix cache, from device block `first` on, whoever uses it; promotions under way too.
+        """Empty a slice of the prefix cache, from device block `first` on, in use or not; promotions under way too.
 
-        With a `tenant` (by tag), of what belongs to it, and nothing else. Returns how many blocks that were, and where
-        the next slice begins; 0: it was the last one. What enters the pool between two slices may stay.
+        With a `tenant` (by tag), only blocks that belong to it. Returns the number of blocks, and where the next slice
+        begins; 0: it was the last one. What enters the pool between two slices may stay.
         """
         if first == 0:
             self._clears[tenant] += 1
@@ -122,7 +122,7 @@ class PoolControl:
         return len(blocks), end % len(self._pool.blocks)
 
     def evict(self, hashes: Iterable[bytes]) -> int:
-        """Take blocks that nobody uses out of the prefix cache; returns how many there were."""
+        """Take unused blocks out of the prefix cache; return their number."""
         evicted = 0
         for block_hash in hashes:
             while (block := self._cached(block_hash)) is not None and block.ref_cnt == 0:  # it may lie here twice
@@ -132,7 +132,7 @@ class PoolControl:
         return evicted
 
     def forget(self, hashes: Iterable[bytes]) -> None:
-        """Take blocks out of the prefix cache, whoever uses them. While a step is planned: vLLM publishes after it."""
+        """Take blocks out of the prefix cache, in use or not. While a step is planned: vLLM publishes after it."""
         for block_hash in hashes:
             while (block := self._cached(block_hash)) is not None:  # it may lie here twice
                 self._evict([block])
@@ -142,7 +142,7 @@ class PoolControl:
         return self._cached(block_hash) is not None
 
     def offload(self, spans: Sequence[SegmentSpan]) -> tuple[int, int, Future[int | None] | None]:
-        """Start saving the first of `spans`, a chain, as far as they are here and one slice reaches.
+        """Start saving the first of `spans`, a chain: those that are here, up to one slice.
 
         Of a segment that the next one leaves inside, the blocks before that are saved: all are of one sequence.
         Returns how many segments were begun, how many blocks they have, and a future with how many of them are stored
@@ -228,7 +228,7 @@ class PoolControl:
                 failure = error
             self._pool.free_blocks(reversed(blocks))
             self._publish()
-            # Last: who hears that it is done may ask what the device holds, and tell it on.
+            # Last: a listener that hears of the end may ask what the device holds, and report it.
             if failure is None:
                 done.set_result(end)
             else:

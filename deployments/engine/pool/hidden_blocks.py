@@ -3,10 +3,10 @@
 Leans on vLLM's `BlockPool`: `evict_blocks`, `cache_full_blocks`.
 
 vLLM lets a request's blocks into its prefix cache when it allocates them, also those that a synchronous load fills and
-those computed from them. If the load fails, vLLM computes them anew, but until then, or for ever if the request is
-aborted meanwhile, whoever finds them in the prefix cache uses what is not there. So they are taken out of it as soon as
-they are allocated, and let in when the step has been computed: all of them if the whole load was there, else those that
-were, and the others once they have been computed anew. On the engine thread.
+those computed from them. If the load fails, vLLM recomputes them. Until then, or for ever if the request is aborted
+meanwhile, a request that finds them in the prefix cache would use KV that is not there. So they are taken out of it as
+soon as they are allocated, and let in when the step has been computed: all of them if the whole load was there, else
+those that were, and the others once they have been recomputed. On the engine thread.
 """
 
 from __future__ import annotations

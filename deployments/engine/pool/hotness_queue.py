@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 EMPTY = -math.inf
 """Score of a block that holds nothing."""
 LAST = math.inf
-"""Score of a block without a hash that vLLM wants handed out last: somebody still reads it (`unpin_blocks`)."""
+"""Score of a block without a hash that vLLM wants handed out last: it is still being read (`unpin_blocks`)."""
 
 
 class HotnessQueue(FreeKVCacheBlockQueue):
     """See the module's docstring.
 
-    `now` is the score of one use made now, as far as the replica has heard, and `epoch` says by which manager's clock.
+    `now` is the score of one use made now, by the latest time that the replica has heard. `epoch` identifies the
+    manager whose clock this is.
     """
 
     def __init__(self, free: Iterable[KVCacheBlock], num_blocks: int) -> None:
@@ -61,10 +62,10 @@ class HotnessQueue(FreeKVCacheBlockQueue):
         return self._scores[block.block_id]
 
     def hear(self, epoch: int, now: float) -> bool:
-        """Take over a manager's time; False: from one that has been replaced, whose scores mean nothing any more.
+        """Take over a manager's time; False: from a replaced manager, whose scores no longer apply.
 
-        A new manager's clock begins anew. What is here then keeps its distance from `now`, so that what was hot under
-        the old manager stays ahead. O(blocks), once per manager.
+        A new manager's clock starts again. Blocks here then keep their distance from `now`, so those that were hot
+        under the old manager stay ahead. O(blocks), once per manager.
         """
         if epoch in self._past_epochs:
             return False
@@ -100,7 +101,7 @@ class HotnessQueue(FreeKVCacheBlockQueue):
         self._find_tails()
 
     def colder_than(self, score: float, wanted: int) -> int:
-        """How many of the first `wanted` victims are colder than `score`, up to the first that is not. O(wanted)."""
+        """Count the first `wanted` victims colder than `score`, up to the first that is not. O(wanted)."""
         for number, block in enumerate(self.iter_blocks_after(None)):
             if number == wanted or self._scores[block.block_id] >= score:
                 return number
@@ -217,7 +218,7 @@ class Scored(Protocol):
 
 
 def score_blocks(queue: HotnessQueue, request: Scored, blocks: Iterable[KVCacheBlock]) -> None:
-    """Tell the queue how hot a sequence's first blocks are, as far as they hold anything."""
+    """Tell the queue how hot a sequence's first blocks are; blocks without a hash are skipped."""
     if request.epoch != queue.epoch:  # no plan, or from a manager that has been replaced: one use made now
         request.scores, request.now, request.epoch = (), queue.now, queue.epoch
     known = iter(request.scores)

@@ -1,8 +1,9 @@
 """Questions and answers between a replica and its engine's process, over a pair of connected sockets.
 
 Not vLLM's utility calls: those are answered between two steps only, and never once the engine has died. Here answers
-come from an event loop of the engine's process, whatever the engine is at, and whoever waits for one when it ends is
-told so. The sockets have no name: who did not inherit them cannot speak, so messages are pickled.
+come from an event loop of the engine's process, whatever the engine is doing, and a caller that waits for one when the
+process ends gets an error. The sockets have no name: only a process that inherited them can speak, so messages are
+pickled.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Asker:
         self._ended = False
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """What the method answers, or raises, there. Raises EngineDeadError when the process has ended."""
+        """Return the method's answer, or raise its error. Raises EngineDeadError when the process has ended."""
         async with self._opening:
             if self._reading is None:
                 reader, self._writer = await asyncio.open_connection(sock=self._socket)
@@ -53,7 +54,7 @@ class Asker:
             self._waiting.pop(number, None)
 
     def close(self) -> None:
-        """Hang up: the process hears that nobody asks any more. From any thread."""
+        """Hang up: the process learns that the replica is gone. From any thread."""
         self._ended = True
         reading, writer = self._reading, self._writer
         if reading is None or writer is None:
@@ -73,7 +74,7 @@ class Asker:
                 number, error, value = await _message(reader)
                 future = self._waiting.get(number)
                 if future is None or future.done():
-                    continue  # nobody waits for it any more
+                    continue  # its caller no longer waits
                 if error is None:
                     future.set_result(value)
                 else:
@@ -120,7 +121,7 @@ def say(connected: socket.socket, value: Any) -> None:
 
 
 def hear(connected: socket.socket, patience_s: float) -> Any:
-    """What `say` said; None: the other side has ended, or says nothing. Blocks."""
+    """Return the value that `say` sent; None: the other side has ended, or says nothing. Blocks."""
     connected.settimeout(patience_s)
     try:
         (size,) = _LENGTH.unpack(_exactly(connected, _LENGTH.size))
@@ -132,7 +133,7 @@ def hear(connected: socket.socket, patience_s: float) -> Any:
 
 
 def wait_for_end(connected: socket.socket, patience_s: float) -> None:
-    """Until the other side has hung up, for no longer than so many seconds. Blocks."""
+    """Wait until the other side has hung up, for up to `patience_s`. Blocks."""
     connected.settimeout(patience_s)
     with contextlib.suppress(OSError):
         connected.recv(1)

@@ -59,7 +59,7 @@ _stock_run = EngineCoreProc.run_engine_core
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What an engine's process computes and for whom; `open_port` joins the cluster, and is asked if KV is shared."""
+    """Configuration of an engine's process. `open_port` joins the cluster; it is called if KV is shared."""
 
     settings: Settings
     rank: str
@@ -166,8 +166,8 @@ class ReplicaEngineCore(EngineCoreProc):
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run `function` on the engine thread, between two steps; the future carries its result or error.
 
-        What the engine thread itself calls waits for the next step: vLLM takes all that is in its queue before a step,
-        so whoever calls again and again would hold up decoding.
+        A call from the engine thread itself waits for the next step: vLLM empties its queue before a step, so repeated
+        calls would hold up decoding.
         """
         future: Future[T] = Future()
 
@@ -187,7 +187,7 @@ class ReplicaEngineCore(EngineCoreProc):
         return future
 
     def wake(self) -> None:
-        """What the engine may be waiting for has happened: it need not wait for its next idle step. From any thread."""
+        """Wake the engine for an event that it may be waiting for, before its next idle step. From any thread."""
         self.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
 
     def run_busy_loop(self) -> None:
@@ -225,7 +225,7 @@ class ReplicaEngineCore(EngineCoreProc):
             self.input_queue.put_nowait((_CALL, run))
 
     def _process_engine_step(self) -> bool:
-        """A step, and what `EngineThread` does beside one; an idle one is followed by a short wait for anything."""
+        """Run a step and what `EngineThread` does around one; after an idle step wait a short time for any input."""
         if not self.scheduler.has_requests():
             return False
         with self.heartbeat.turn():
@@ -260,7 +260,7 @@ def _live_with_replica(recorder: FlightRecorder) -> None:
 
 @contextlib.contextmanager
 def _signals_kept() -> Any:
-    """vLLM ends its engine in order on a signal; who joins a cluster may put a handler of its own in the place."""
+    """Keep vLLM's signal handlers, which end its engine in order; joining a cluster may replace them."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield

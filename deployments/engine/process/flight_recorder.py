@@ -1,11 +1,11 @@
-"""What a replica knows of its engine's process without asking it: its beat, and whom a sudden death is owed to.
+"""State of an engine's process that its replica reads without asking it: its beat, and the suspects of a sudden death.
 
 Lies in memory that both processes have (`shared`), without a name that could be left behind. The engine's process
 writes, on the engine thread but for the pulse; the replica reads while it lives and after it.
 
 A step that is computed is noted with its suspects. Of a step that is planned, or that only waits for loads, the
-replica's own books tell who was not computed yet: whoever has had no output. That is a request in the middle of a long
-prompt, too, which the engine's own books would have cleared.
+replica's own books tell which requests were not computed yet: those without output. That includes a request in the
+middle of a long prompt, which the engine's own books would have cleared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SEPARATOR = "\n"
 
 
 class Stage(IntEnum):
-    """What an engine was at when it ended."""
+    """The stage that an engine was in when it ended."""
 
     BETWEEN_STEPS = 0
     PLANNING = 1
@@ -56,7 +56,7 @@ class FlightRecorder(ctypes.Structure):
     # The engine's process.
 
     def planning(self) -> None:
-        """Nobody knows yet what the step computes."""
+        """Note a step whose requests are not known yet."""
         self.stage = Stage.PLANNING
 
     def computing(self, suspects: Sequence[str]) -> None:
@@ -89,7 +89,7 @@ class FlightRecorder(ctypes.Structure):
         return self._words.decode(errors="replace")
 
     def suspects(self) -> list[str] | None:
-        """Who may have ended the engine, by the engine's ids; None: the replica's own books tell."""
+        """Requests that may have ended the engine, by the engine's ids; None: the replica's own books tell."""
         if self.stage == Stage.COMPUTING:
             return self._names.decode().split(_SEPARATOR)
         return None if self.stage == Stage.PLANNING else []

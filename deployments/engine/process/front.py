@@ -42,7 +42,7 @@ WIRED_S = 120.0
 
 
 class EngineProcess:
-    """What a replica knows of its engine's process. `give_up` and `error` from any thread."""
+    """A replica's view of its engine's process. `give_up` and `error` from any thread."""
 
     def __init__(self, llm: AsyncLLM, recorder: FlightRecorder, connected: socket.socket) -> None:
         self.asker = channel.Asker(connected)
@@ -63,8 +63,8 @@ class EngineProcess:
         return RuntimeError(self._recorder.last_words or f"the engine's process ended by itself; exit codes: {codes}")
 
     def suspects(self, not_begun: Sequence[str], begun: Sequence[str]) -> list[str] | None:
-        """Who may have ended the engine; see `FlightRecorder`. The replica's books: requests without an output, and
-        with one. None of a process that was killed or stopped: whoever did so may have meant no request.
+        """Requests that may have ended the engine; see `FlightRecorder`. The replica's books: requests without an
+        output, and with one. None of a process that was killed or stopped: that need not concern any request.
         """
         killed = any(process.exitcode == -signal.SIGKILL for process in self._processes)
         if self._stood_still or (killed and self._given_up is None):
@@ -149,7 +149,7 @@ def start_engine_process(config: VllmConfig, spec: EngineSpec) -> tuple[AsyncLLM
                         log_requests=False,
                     )
                 except RuntimeError as error:
-                    theirs.close()  # so that nobody is waited for who has ended
+                    theirs.close()  # so that an ended process is not waited for
                     raise _why(channel.hear(ours, WIRED_S)) or error from None
         unless_started.callback(llm.shutdown)
         said = channel.hear(ours, WIRED_S)

@@ -1,4 +1,4 @@
-"""What a replica asks of its engine's share in the cache, beside prompts: registration, directives, figures.
+"""A replica's questions to its engine's share in the cache, other than prompts: registration, directives, figures.
 
 `ReuseService` lies where the engine does: in the replica, or in the engine's process, and is then asked by way of
 `deployments.engine.process.channel`. Its methods are asynchronous, their arguments and answers can be pickled. They

@@ -1,4 +1,4 @@
-"""What vLLM's engine finds around it in any process that it runs in: the replica's, or one of its own.
+"""Surroundings of vLLM's engine in any process that it runs in: the replica's, or one of its own.
 
 Leans on vLLM: where it scans modules for kernels as its CPU worker starts (`tolerant_module_scan`).
 """

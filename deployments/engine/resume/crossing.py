@@ -1,4 +1,4 @@
-"""How answered tokens get into the engine: beside vLLM's sampling parameters, which cross to an engine's own process.
+"""Carries answered tokens into the engine, with vLLM's sampling parameters, which cross to an engine's own process.
 
 A client cannot set them: the ingress refuses `extra_args` of this project's (`app.openai.engine_client`), and the
 engine's handle writes over what is there.
@@ -23,6 +23,6 @@ def with_resumed(extra_args: Mapping[str, Any], tokens: Sequence[int]) -> dict[s
 
 
 def resumed_tokens(params: SamplingParams | None) -> list[int]:
-    """What the request has answered before; empty for a new one."""
+    """Return the tokens that the request has answered before; empty for a new one."""
     extra_args = params.extra_args if params is not None else None
     return list(extra_args[RESUMED]) if extra_args and RESUMED in extra_args else []

@@ -1,4 +1,4 @@
-"""What a client has had of an answer, to the part of vLLM that turns tokens into text.
+"""Hands the part of an answer that a client already has to the part of vLLM that turns tokens into text.
 
 The detokenizer reads the answered tokens once more, one by one as in the first run: so it holds back the same
 characters where a stop string may begin, or where a character is not complete. What it says of them is dropped.

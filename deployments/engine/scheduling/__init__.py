@@ -1,1 +1,1 @@
-"""Who runs next in a replica's engine, what a preempted request finds again, and how long a step may be."""
+"""The order of requests in a replica's engine, the KV that a preempted request finds again, and the length of steps."""

@@ -1,4 +1,4 @@
-"""What scheduling counts, as Prometheus families. Read from any thread, without a lock of the engine's."""
+"""Prometheus families of scheduling. Read from any thread, without a lock of the engine's."""
 
 from __future__ import annotations
 

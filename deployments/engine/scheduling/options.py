@@ -1,4 +1,4 @@
-"""What the settings say about scheduling, as it travels to the engine: in `VllmConfig.additional_config`.
+"""The settings of scheduling, as they travel to the engine: in `VllmConfig.additional_config`.
 
 vLLM builds the scheduler itself, in whatever process the engine is, and hands it nothing but its own configuration.
 """
@@ -27,12 +27,12 @@ class SchedulingOptions:
 
     @classmethod
     def read(cls, vllm_config: Any) -> SchedulingOptions:
-        """What `scheduling_arguments` put there; the defaults where it put nothing."""
+        """Return the options that `scheduling_arguments` put there; the defaults where it put none."""
         return cls(**(getattr(vllm_config, "additional_config", None) or {}).get(KEY, {}))
 
 
 def scheduling_arguments(settings: Settings, others: Mapping[str, Any]) -> dict[str, Any]:
-    """What to add to vLLM's engine arguments; nothing where the settings ask for nothing.
+    """Return additions to vLLM's engine arguments; empty where the settings ask for nothing.
 
     `others`: the arguments so far, of which `additional_config` is kept.
     """

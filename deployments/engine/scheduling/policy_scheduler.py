@@ -71,12 +71,12 @@ class PolicyScheduler(ResumingScheduler):
         try:
             super().add_request(request)
         except BaseException:
-            if request.request_id not in self.requests:  # refused: nobody will end it
+            if request.request_id not in self.requests:  # refused: vLLM will not end it
                 self.jobs.pop(request.request_id, None)
             raise
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """One step: make way for who comes first, let vLLM plan, and charge each request what it is served."""
+        """Plan one step: make way for the first request, let vLLM plan, and charge each request what it is served."""
         now = time.monotonic()
         if len(self.waiting):
             if now - self._aged_at >= AGE_EVERY_S:
@@ -99,7 +99,7 @@ class PolicyScheduler(ResumingScheduler):
         return planned
 
     def waiting_by_level(self) -> dict[int, int]:
-        """How many wait at each level of mlfq; with another policy all at level 0. From any thread."""
+        """Return how many requests wait at each level of mlfq; with another policy all at level 0. From any thread."""
         levels: Counter[int] = Counter({0: 0})
         waiting = [*list(getattr(self.waiting, "_heap", ())), *list(getattr(self.kv_holding_waiting, "_heap", ()))]
         for request in waiting:
@@ -127,10 +127,11 @@ class PolicyScheduler(ResumingScheduler):
             job.since_admission, job.waiting_since = 0.0, timestamp
 
     def _forget_uncomputed(self, request: Request) -> None:
-        """vLLM lets blocks into its prefix cache when it plans the step that is to compute them.
+        """Hide blocks that a preempted request has not computed: vLLM caches them when it plans their step.
 
-        By priority it also takes back what it has planned in this step; whoever then found such a block would use
-        whatever was in it before. (First come, first served, vLLM preempts only whom it has not come to.)
+        By priority vLLM also takes back what it has planned in this step. A request that then found such a block would
+        use whatever was in it before. (First come, first served, vLLM preempts only requests that it has not planned
+        yet.)
         """
         block_ids = self.kv_cache_manager.get_block_ids(request.request_id)[0]
         hide_blocks(self.kv_cache_manager.block_pool, block_ids[request.num_computed_tokens // self.block_size :])
@@ -177,7 +178,7 @@ class PolicyScheduler(ResumingScheduler):
         return self.jobs[request.request_id].key
 
     def _victim(self) -> Request | None:
-        """Who makes way for the first that could run; None: nobody has to, or nobody may."""
+        """Return the request that makes way for the first that could run; None: none has to, or none may."""
         first = self._first()
         if first is None or not self._is_short(first) or first.request_id not in self.jobs:
             return None
@@ -192,7 +193,8 @@ class PolicyScheduler(ResumingScheduler):
         return victim_for(self.policy_in_force, to, may_go)
 
     def _first(self) -> Request | None:
-        """The waiting request that vLLM would admit next. Whoever waits for a load or a grammar is passed over."""
+        """Return the waiting request that vLLM would admit next, passing over those that wait for a load or a
+        grammar."""
         ready = [r for r in self.kv_holding_waiting if r.request_id in self.finished_recving_kv_req_ids]
         if ready:
             return ready[0]
@@ -203,7 +205,7 @@ class PolicyScheduler(ResumingScheduler):
         return None
 
     def _is_short(self, request: Request) -> bool:
-        """Whether there is no run slot for it, or no blocks that nobody uses and none that a save is about to free."""
+        """Whether it lacks a run slot, or free blocks while no save is about to free any."""
         if len(self.running) + self.num_waiting_for_streaming_input >= self.max_num_active_reqs:
             return True
         if self.connector is not None and self.connector.has_pending_block_frees():

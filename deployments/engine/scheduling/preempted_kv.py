@@ -1,13 +1,13 @@
 """Preemption that keeps KV: what a request has computed is saved before its blocks go, and found when it comes back.
 
-vLLM frees a preempted request's blocks and tells no connector. They stay on the device while nobody needs them; what is
-overwritten has to come from a tier. So, for each preemption:
+vLLM frees a preempted request's blocks and tells no connector. They stay on the device while no request needs them;
+what is overwritten has to come from a tier. So, for each preemption:
 
     before        its full blocks are saved, the answer's too (at most block - 1 tokens are lost), and scored as used
-    held          blocks of that save are free when they have been copied: vLLM preempts nobody else meanwhile
-    ahead         while it is among the next in the queue, what the device lacks is brought there, if it has room
-    back          what the device still lacks is planned anew over prompt and answer, asynchronously, once a
-                  preemption; until the plan is there, or `PLAN_WITHIN_S` is over, vLLM shall ask again
+    held          blocks of that save are free when they have been copied: vLLM preempts no other request meanwhile
+    ahead         while it is among the next in the queue, what the device lacks is brought there, if it has room back
+    what the device still lacks is planned again over prompt and answer, asynchronously, once a
+                  preemption; until the plan is there, or `PLAN_WITHIN_S` is over, vLLM asks again
 
 The plan that it arrived with is of no use: its lease was given back, and it knows nothing of what was saved since.
 Requests with a sparse prefix have rules of their own (`deployments.engine.sparse`). On the engine thread, but answers.
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from deployments.engine.tracked_request import TrackedRequest
 
 PLAN_WITHIN_S = 1.0
-"""Beyond the port's own deadline nobody waits for its answer."""
+"""No request waits longer for its plan; the port has a deadline of its own."""
 STORED_WITHIN_S = 1.0
 """How long a request that is back waits until what it saved can be planned."""
 HELD_WITHIN_S = 1.0
-"""How long a save may keep vLLM from preempting somebody else."""
+"""How long a save may keep vLLM from preempting another request."""
 AHEAD_WITHIN_S = 2.0
 
 
@@ -92,7 +92,7 @@ class PreemptedKV:
         tracked.preemption = preemption
 
     def awaits(self, tracked: TrackedRequest, device_tokens: int) -> bool:
-        """Whether a request that would run, with so many tokens on the device, waits for its plan. Asks for it."""
+        """Whether a request that would run with `device_tokens` on the device waits for its plan. Asks for it."""
         preemption = tracked.preemption
         if preemption is None or preemption.over:
             return False

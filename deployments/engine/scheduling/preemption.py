@@ -1,4 +1,4 @@
-"""What is remembered of a request's last preemption, until it runs again (`preempted_kv`)."""
+"""State of a request's last preemption, kept until it runs again (`preempted_kv`)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Every step of an engine timed, and the next one's budget set: `watch_steps` wraps a scheduler's two calls.
 
-A step begins where it is planned and ends where its output has been counted; what passes until the next one, while
-somebody decodes, is *between* steps: calls, directives, slices of blends.
+A step begins where it is planned and ends where its output has been counted; the time until the next one, while a
+request decodes, is *between* steps: calls, directives, slices of blends.
 
 Leans on vLLM's `Scheduler`: `schedule`, `update_from_output`, `running`, `max_num_scheduled_tokens`, which each
-`schedule` reads anew (buffers are sized by `max_num_batched_tokens`, which stays), `scheduler_config`, `block_size`;
+`schedule` reads again (buffers are sized by `max_num_batched_tokens`, which stays), `scheduler_config`, `block_size`;
 `SchedulerOutput.num_scheduled_tokens`, `scheduled_new_reqs`, `scheduled_cached_reqs`, `has_sync_kv_loads`;
 `Request.is_prefill_chunk`, `num_computed_tokens`. On the engine thread.
 """

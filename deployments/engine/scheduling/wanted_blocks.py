@@ -1,4 +1,4 @@
-"""How much KV waiting requests need: what running requests hold says nothing of whom they keep out.
+"""KV that waiting requests need: the KV of running requests says nothing of the requests that they keep out.
 
 What a waiting request shares with running ones it does not need a second time: a long system prompt, above all.
 
@@ -34,7 +34,7 @@ def needed_blocks(scheduler: Scheduler, request: Request) -> int:
 
 
 def _shared_blocks(scheduler: Scheduler, request: Request) -> int:
-    """Leading blocks that others hold. Who holds a block holds all before it, so the end of them is searched for."""
+    """Number of leading blocks that others hold. A request that holds a block holds all before it: binary search."""
     manager = scheduler.kv_cache_manager
     if request.skip_reading_prefix_cache or not manager.enable_caching:
         return 0

@@ -1,1 +1,1 @@
-"""How vLLM attends to a sparse prefix: as if the keys that a layer has dropped were masked. See README.md."""
+"""Attention of vLLM to a sparse prefix: as if the keys that a layer has dropped were masked. See README.md."""

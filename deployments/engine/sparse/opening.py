@@ -1,4 +1,4 @@
-"""What is stored of a sparse prefix, opened for the engine: verified arrays as tensors. From any load thread."""
+"""Stored segments of a sparse prefix, opened for the engine: verified arrays as tensors. From any load thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sparse prefix is: M blocks of a sequence, of which each layer keeps some. Pure: any thread."""
+"""A sparse prefix: M blocks of a sequence, of which each layer keeps some. Pure: any thread."""
 
 from __future__ import annotations
 

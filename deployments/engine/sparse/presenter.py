@@ -1,4 +1,4 @@
-"""Which keys each layer attends to for requests with a sparse prefix: the one contact with vLLM's model runner.
+"""Selects each layer's keys for requests with a sparse prefix: the one contact with vLLM's model runner.
 
 Leans on vLLM, `vllm.v1.worker.gpu_model_runner.GPUModelRunner`: `_build_attention_metadata` returns (metadata by layer
 name, metadata for a draft model) and is told `num_scheduled_tokens` by real steps only; it asks the one

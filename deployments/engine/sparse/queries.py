@@ -1,7 +1,7 @@
 """Copies a sample of the queries of tolerant prompts while they are computed: their KV's attention mass is made of it.
 
 Leans on vLLM: `Attention.impl.forward(layer, query, key, value, kv_cache, attn_metadata, …)` of each layer instance,
-which eager, compiled and piecewise graphs call anew each time, with `query (tokens, heads, head_dim)` after its rotary;
+which eager, compiled and piecewise graphs call each time, with `query (tokens, heads, head_dim)` after its rotary;
 `impl.scale`; a step's `attn_metadata.query_start_loc` is the runner's own buffer `query_start_loc.gpu`, which host
 memory has as `.np`, with the rows of `input_batch.req_ids` and `num_computed_tokens_cpu`. So nothing waits for a
 device. What has other metadata is no step: a blend computes layers by itself.
@@ -82,7 +82,7 @@ class QueryWatch:
             if not sampled or not self._has_room(request_id, len(sampled)):
                 continue
             if sample.steps and int(sample.steps[-1].positions[-1]) >= sampled[0]:
-                sample.steps.clear()  # it was preempted, and is computed anew
+                sample.steps.clear()  # it was preempted, and is recomputed
             shift, device = starts[row] - first, metadata.query_start_loc.device
             rows = torch.tensor([shift + position for position in sampled]).to(device, non_blocking=True)
             step = SampledStep(torch.tensor(sampled))

@@ -8,9 +8,9 @@ States of a prefix, each time vLLM asks how much there is to load:
 
     the device has all of it        nothing to load; `SparsePresenter` presents it
     the device has a part of it     the part leaves the prefix cache, and vLLM asks again: a load brings all or nothing
-    somebody else is loading it     wait (`deployments.transfer.shared_loads`)
-    none is here                    load all of it, once; a preempted request does so too
-    it did not come, or never will  *plain*: the request takes its plain names back, is asked for again, and is an
+    another request is loading it   wait (`deployments.transfer.shared_loads`) none is here                    load all
+    of it, once; a preempted request does so too it did not come, or never will  *plain*: the request takes its plain
+    names back, is asked for again, and is an
                                     ordinary request from then on, computed and saved under those names
 """
 
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OpenKept: TypeAlias = Callable[[memoryview, PlannedLoad, bytes], Sequence[tuple[torch.Tensor, torch.Tensor]]]
-"""From the stored bytes of a segment of a sparse prefix, and the form that it shall have (`kvmanager.segments.forms`),
-to each layer's kept keys and values, `(tokens, kv_heads, head_dim)` each. Verifies them; raises SegmentMismatch. From
-any load thread."""
+"""From the stored bytes of a segment of a sparse prefix, and its expected form (`kvmanager.segments.forms`), to each
+layer's kept keys and values, `(tokens, kv_heads, head_dim)` each. Verifies them; raises SegmentMismatch. From any load
+thread."""
 NOTHING_SAVED = 1 << 60
 """In the place of the blocks that are saved already: on top of a sparse prefix nothing is."""
 MOST_ROOTS = 1024
@@ -89,7 +89,7 @@ class SparseRequests:
         self._presenter.leave(request_id)
 
     def tokens_to_load(self, tracked: TrackedRequest, device_tokens: int, shared: SharedLoads) -> int | None:
-        """How many tokens a load brings beside `device_tokens` on the device; None: vLLM shall ask again."""
+        """Return how many tokens a load brings after `device_tokens` on the device; None: vLLM asks again."""
         request, planned = tracked.request, tracked.sparse
         assert planned is not None
         end = planned.prefix.blocks

@@ -1,4 +1,4 @@
-"""Budgets of sparse KV on disk: `make profile-sparse` writes a model's beside its weights, and this reads them.
+"""Budgets of sparse KV on disk: `make profile-sparse` writes a model's next to its weights, and this reads them.
 
 They belong to weights, and say whose by `codec_files.model_digest`: of other weights they would drop what those need.
 The file is no part of the model's fingerprint (`deployments.engine.model_identity`): dense KV knows no budgets.
@@ -38,7 +38,7 @@ def write_budgets(folder: Path, budgets: Budgets, measured: Mapping[str, Any], m
 
 
 def find_budgets(model: str, level: str, layers: int) -> Budgets:
-    """The budgets of a level for a model (a folder or a name) of so many layers.
+    """Return the budgets of a level for a model (a folder or a name) with `layers` layers.
 
     Raises ValueError, in a sentence that says what to do, where the level is `layers` and no file is the model's.
     """

@@ -1,7 +1,7 @@
 """How tolerant segments become sparse on their way to Redis, and how a replica opens them again: one model's budgets.
 
-Writer and reader find the same budgets and codecs by themselves: beside the model's weights, and else by its shape. The
-names in a segment's header say whether they did. Any thread.
+Writer and reader find the same budgets and codecs by themselves: next to the model's weights, and else by its shape.
+The names in a segment's header say whether they did. Any thread.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SparseCoding:
         self._said: set[str] = set()
 
     def budgets(self, layers: int) -> Budgets | None:
-        """Those of a model of so many layers; None where nothing is stored sparse, which is said once."""
+        """Return the budgets of a model with `layers` layers; None where nothing is stored sparse, logged once."""
         if self._coding.sparse == OFF:
             return None
         with self._lock:
