@@ -40,7 +40,7 @@ class Placement(Protocol):
         """Note that a copy counts on its parent no more."""
 
     def withdraw(self, copy: Copy) -> None:
-        """Note that nobody may plan with a copy any more, and that nothing is promised for it."""
+        """Take a copy out of plans, and out of all that is promised."""
 
     def forget(self, copy: Copy, *, evicted: bool = False) -> None:
         """Count a withdrawn copy out; ``evicted``: to make room."""
