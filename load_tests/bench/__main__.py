@@ -1,4 +1,4 @@
-"""`make bench`: crosskv beside plain vLLM on Ray Serve and beside Ray Serve LLM, on this machine.
+"""`make bench`: crosskv compared with plain vLLM on Ray Serve and with Ray Serve LLM, on this machine.
 
 Every measurement is written down when it ends: the same command goes on where an interrupted run stopped. Exit codes:
 0 measured, 2 something is missing or wrong (one sentence says what), 130 interrupted.

@@ -120,7 +120,7 @@ def markdown(
 
 
 def setting_of(plan: Plan) -> dict[str, str]:
-    """The machine, the packages and the sizes, for whoever reads the results elsewhere."""
+    """The machine, the packages and the sizes, for readers of the results elsewhere."""
     sizes = plan.sizes
     memory = round(psutil.virtual_memory().total / 1024**3)
     return {

@@ -89,7 +89,7 @@ def make_job(
 
 
 def check_output(option: str, file: str, *inputs: str) -> None:
-    """Raise OptionError if ``file`` cannot be written, as far as one can tell without writing, or is an input."""
+    """Raise OptionError if ``file`` is an input or, judged without writing, cannot be written."""
     path = Path(file)
     folder = path.parent
     if path.is_dir():

@@ -7,7 +7,7 @@ answer, is on the device of the replica that the next turn is routed to.
 The routing (`kvmanager.routing`) is the one that serves. Simplified: each replica prefills one request after the other,
 what it computes is in the CPU tier when its prefill ends, a replica's loads share one link, and the CPU tier loses
 nothing. Where the trace says what the answer's blocks are named (the next turn does), they are; the others get names
-that nobody asks for.
+that no prompt asks for.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class TurnReplay:
         return name
 
     def _start(self, now: float, replica: _Replica) -> None:
-        """Begin with those that wait, in order, as far as the device has room."""
+        """Begin waiting turns in order, until the device has no room for the next."""
         while replica.waiting:
             turn = replica.waiting[0]
             prompt = turn.hashes[: turn.prompt_blocks]

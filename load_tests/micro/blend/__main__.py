@@ -1,7 +1,7 @@
-"""What a blend takes beside a prefill, over HTTP: `python -m load_tests.micro.blend`
+"""What a blend takes compared with a prefill, over HTTP: `python -m load_tests.micro.blend`
 
 For each check layer one server with one replica: times to the first token of prompts of six documents in an order that
-never came, and the gaps between the tokens of a stream beside them. Then a server of a smaller model for the hit rate,
+never came, and the gaps between the tokens of a stream next to them. Then a server of a smaller model for the hit rate,
 which does not depend on the model. Exit codes: 0 measured, 1 a target was missed, 2 something is missing or wrong.
 """
 
@@ -122,7 +122,7 @@ class Plan:
             results.hits = asyncio.run(asked)
 
     def setting(self) -> list[str]:
-        """For whoever reads the tables."""
+        """Lines for the reader of the tables."""
         shortest, longest = self.lengths
         said = [machine_line(), f"In {default_dtype()}, seed {self.seed}, {self.rounds} rounds after one"]
         if LAYERED & set(self.wanted):

@@ -39,7 +39,7 @@ class Neighbour:
     times: list[float] = field(default_factory=list)
 
     async def tokens(self, count: int) -> None:
-        """Wait for so many more. Raises ServerError where they do not come."""
+        """Wait for `count` more tokens. Raises ServerError where they do not come."""
         wanted, end = len(self.times) + count, time.perf_counter() + PATIENCE_S
         while len(self.times) < wanted:
             if time.perf_counter() > end:
