@@ -171,7 +171,7 @@ class SegmentSealer:
         """Write the head. Raises ValueError when the sections are not those that it states."""
         layers = self._header.shape[0]
         if self._layers != layers or self._end != len(self._view):
-            raise ValueError(f"{self._layers} sections end at {self._end}, {layers} shall end at {len(self._view)}")
+            raise ValueError(f"{self._layers} sections end at {self._end}, {layers} should end at {len(self._view)}")
         table = self._view[self._table : self._header.body_offset]
         write_header(self._view, self._header, checksum(table))
 

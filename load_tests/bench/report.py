@@ -166,7 +166,7 @@ def closing(judged: Sequence[Verdict]) -> str:
     """One sentence: how many targets were met."""
     if not judged:
         of = ", ".join(dict.fromkeys(f"{target.workload} ({target.model})" for target in TARGETS))
-        return f"No target was judged: they are of crosskv's arms beside `{BASE}`, in {of}."
+        return f"No target was judged: they compare crosskv's arms with `{BASE}`, in {of}."
     met = sum(verdict.is_met for verdict in judged)
     return f"{met} of {len(judged)} targets are met." if met < len(judged) else f"All {met} targets are met."
 

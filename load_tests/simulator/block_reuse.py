@@ -123,7 +123,7 @@ def main(
     document_tokens: Annotated[int, typer.Option(min=1, help="With --questions.")] = 1000,
     block_tokens: Annotated[int, typer.Option(min=1, help=f"Tokens of a block; divides {BLOCK_TOKENS}.")] = 16,
     segment_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a segment at most.")] = 256,
-    requests: Annotated[int | None, typer.Option(min=1, help="Replay only so many requests of the trace.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Replay at most this many requests of the trace.")] = None,
     seed: Annotated[int, typer.Option(help="Of the questions' lengths.")] = 0,
 ) -> None:
     """Say what share of the prompts' blocks is found by the segment and by the block, and how many are stored."""

@@ -84,7 +84,7 @@ def make_job(
         raise OptionError(str(error)) from None
     largest = max(len(request.hash_ids) - (-request.output_tokens // BLOCK_TOKENS) for request in job.trace)
     if routed and setups[0].device_blocks < largest:
-        raise OptionError(f"--device-blocks must be at least {largest}: a request of {trace} needs so many.")
+        raise OptionError(f"--device-blocks must be at least {largest}: a request of {trace} needs that many.")
     return job
 
 

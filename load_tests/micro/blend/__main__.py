@@ -138,7 +138,7 @@ def main(
     model: Annotated[str, typer.Option(help=f"Of {', '.join(SHAPES)}.")] = "365m",
     hit_model: Annotated[str, typer.Option(help="The same, for the hit rate's prompts of 26,000 tokens.")] = "10m",
     check_layers: Annotated[str, typer.Option(help="With commas between them; a server for each.")] = "2,1",
-    ratios: Annotated[str, typer.Option(help="Shares of reused tokens that are computed anew.")] = "0.15",
+    ratios: Annotated[str, typer.Option(help="Shares of reused tokens that are recomputed.")] = "0.15",
     only: Annotated[str, typer.Option(help=f"Of {', '.join(QUESTIONS)}.")] = ",".join(QUESTIONS),
     seed: int = 0,
     quick: Annotated[bool, typer.Option("--quick", help="The smallest model, short documents, two rounds.")] = False,

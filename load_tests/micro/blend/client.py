@@ -85,7 +85,7 @@ class Blends(Client):
             yield found
             if task.done():
                 task.result()
-                raise ServerError("the neighbour's stream ended too early; its gaps are not those beside a whole blend")
+                raise ServerError("the neighbour's stream ended too early; its gaps are not those during a whole blend")
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, httpx.HTTPError, ServerError):
