@@ -254,5 +254,5 @@ class Store:
         share.nbytes -= copy.nbytes
         share.unlink(copy)
         if not share.copies and self.shares.get(share.tenant) is share:
-            del self.shares[share.tenant]  # those who have nothing are not remembered
+            del self.shares[share.tenant]  # tenants that have nothing are not remembered
         copy.partition.policy.left(copy, evicted=evicted)

@@ -9,7 +9,7 @@ Three kinds of work, each `MOST_PER_SLICE` steps to a slice, a step being one co
 
 - *Uprooting*: a copy and all that counts on it. While it is under way some copies are RESIDENT below a DOOMED one (the
   only exception to "closed chains"); plans stop at the gap. One at a time: a later one may contain an earlier one's.
-- *Retirement*: all that a tenant, or everybody, had at a location: cleared, or lost with the location. Its copies hang
+- *Retirement*: all that one tenant, or all, had at a location: cleared, or lost with the location. Its copies hang
   together in the list of the retired share, children before parents, so each slice takes the first.
 - *Survey*: which known segments have earned a copy at Redis, when Redis gets its first bytes.
 

@@ -1,7 +1,7 @@
 """Replays conversations on replicas with small devices and a large CPU tier: is a next turn's KV on the device?
 
 A *next turn* is a request whose prompt begins with all full blocks of an earlier request's prompt, two at least (one is
-what a system prompt shares with everybody). Its KV is *found* when all that the earlier request left, prompt and
+what all prompts share of a system prompt). Its KV is *found* when all that the earlier request left, prompt and
 answer, is on the device of the replica that the next turn is routed to.
 
 The routing (`kvmanager.routing`) is the one that serves. Simplified: each replica prefills one request after the other,

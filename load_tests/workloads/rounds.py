@@ -1,4 +1,4 @@
-"""Users who hold conversations, each with a long history of his own, behind one system prompt.
+"""Users in conversations, each with a long history of its own, behind one system prompt.
 
 Source of the parameters: LMCache, ``benchmarks/multi_round_qa`` (github.com/LMCache/LMCache), as production-stack's
 ``benchmarks/multi-round-qa/run.sh`` calls it (github.com/vllm-project/production-stack): a system prompt of 1,000
