@@ -1,19 +1,19 @@
-"""A circuit breaker: stop asking who does not answer, and try again with one question at a time.
+"""A circuit breaker: stop calling a service that does not answer, and try again with one call at a time.
 
 States (Nygard, *Release It!*, chapter 5):
 
 =========  ===========================================  ========================================================
-state      who may ask                                  leaves it
+state      calls allowed                                leaves it
 =========  ===========================================  ========================================================
-closed     everybody                                    after ``failures_to_open`` failures in a row: open
-open       nobody                                       after ``open_s``, with the next question: half-open
-half-open  the one whose question left the open state   its success: closed; its failure: open, for twice as long
+closed     all                                          after ``failures_to_open`` failures in a row: open
+open       none                                         after ``open_s``, with the next call: half-open
+half-open  the one that ended the open state            its success: closed; its failure: open, for twice as long
 =========  ===========================================  ========================================================
 
 An answer that arrives while the circuit is open was asked for before and changes nothing. A probe whose caller does not
 wait for its end (its client has gone) is given up by `abandoned`, and the next caller probes at once. One that never
-reports, because its caller died, counts as lost after ``longest_open_s``. Not thread-safe: who
-shares one holds a lock around each call. No clock: ``now`` is seconds on any clock that does not go backwards.
+reports, because its caller died, counts as lost after ``longest_open_s``. Not thread-safe: callers that share a breaker
+hold a lock around each call. No clock: ``now`` is seconds on any clock that does not go backwards.
 """
 
 from enum import StrEnum
@@ -82,7 +82,7 @@ class CircuitBreaker:
         self._wait_until = now + self._open_s
 
     def abandoned(self) -> None:
-        """Report that nobody will know how a call ended."""
+        """Report that a call's outcome will never be known."""
         if self.state is CircuitState.HALF_OPEN:
             self.state = CircuitState.OPEN
             self._wait_until = float("-inf")

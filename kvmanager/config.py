@@ -13,9 +13,9 @@ class ManagerConfig:
     load_or_recompute: str = "auto"
     """What plans load of what is stored: a `kvmanager.loading.load_choice.LoadMode`."""
     load_base_s: float = 2.0
-    """A load may take so long, and what `kvmanager.loading.load_deadline` adds for its bytes."""
+    """Time that any load may take; `kvmanager.loading.load_deadline` adds to it for the bytes."""
     lease_s: float = 30.0
-    """How long a plan keeps its segments from being evicted, beside the time that its load may take."""
+    """How long a plan keeps its segments from being evicted, in addition to the time that its load may take."""
     save_s: float = 30.0
     """How long a reservation waits for its commit: longer than the slowest save or demotion."""
     half_life_requests: float = 1000.0
@@ -39,11 +39,11 @@ class ManagerConfig:
     pin_budget_bytes: int = 0
     """Bytes that pins may keep from being evicted, each segment counted once; 0: nothing can be pinned."""
     tenant_pin_bytes: Mapping[str, int] | None = None
-    """By tenant tag, its part of ``pin_budget_bytes``, others may pin nothing; None: who pins shares all of it."""
+    """By tenant tag, its part of ``pin_budget_bytes``; other tenants may pin nothing. None: all tenants share it."""
     longest_pin_s: float = 86_400.0
     """The longest time to live of a pin."""
     deadly_chunk_s: float = 600.0
-    """How long a chunk is not computed alone with which a replica has ended (`kvmanager.moves.chunk_fills`)."""
+    """How long a chunk that has ended a replica is not computed alone again (`kvmanager.moves.chunk_fills`)."""
 
     def __post_init__(self) -> None:
         if self.blocks_per_segment < 1:

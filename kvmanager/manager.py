@@ -1,6 +1,6 @@
-"""The manager: one object that answers what may be loaded, what shall be stored, and what must go.
+"""The manager: one object that answers what may be loaded, what to store, and what must go.
 
-Who calls: the manager's actor, from one thread, never re-entrantly. It passes the time (``now``, seconds on any clock
+The caller is the manager's actor, in one thread, never re-entrantly. It passes the time (``now``, seconds on any clock
 that does not jump; a step backwards is ignored) and carries out the returned directives in order. Everything happens in
 memory at once; nothing here waits, and nothing on a request's path (`plan`, `release`, `offer`, `commit`, `abandon`,
 the device reports, `deltas_since`) costs O(index); what does is done in slices (`kvmanager.index.sweeps`, `snapshots`).
@@ -53,8 +53,8 @@ class KVManager:
         self._pins, self._quotas, self._devices = parts.pins, parts.quotas, parts.devices
         self.views, self.orders = parts.views, parts.orders  # what people see of the index, and order of a prompt
         self.offloads = parts.offloads  # what devices hold and no shared tier has; for reading only
-        self.renewals = parts.renewals  # what Redis shall keep from expiring, and what the index says of it
-        self.forms = parts.forms  # of what Redis has: for whoever commits or adopts there
+        self.renewals = parts.renewals  # what Redis is to keep from expiring, and what the index says of it
+        self.forms = parts.forms  # of what Redis has: for the parts that commit or adopt there
 
     def set_budget(self, location: Location, nbytes: int) -> None:
         """Let a location hold ``nbytes``. Raises ValueError for a device, and for less than the location holds.
@@ -75,7 +75,7 @@ class KVManager:
             self._parts.queue.close()
 
     def set_quotas(self, tier: Tier, quotas: Mapping[str, int]) -> None:
-        """Give each of these tenants (by tag) so many bytes of every location of a tier, now and later, and no more.
+        """Set the quotas of tenants (by tag): bytes of every location of a tier, now and later.
 
         Replaces the quotas of the tier; tenants without one share what is left. What no longer fits is ordered evicted
         by the next calls of `expire`, coldest first. A location that comes later with less than all quotas shares it
@@ -99,7 +99,7 @@ class KVManager:
         choose_chunks: ChooseChunks | None = None,
         sparse: SparseQuery | None = None,
     ) -> Plan:
-        """Say what ``replica`` on ``node`` shall load for a prompt of which it holds ``device_blocks`` leading blocks.
+        """Say what ``replica`` on ``node`` should load for a prompt of which it holds ``device_blocks`` leading blocks.
 
         All that is stored after those, unless ``choose`` says less (`kvmanager.loading.load_choice`). Counts one
         request, and one use of every known segment that the prompt begins with, loaded or not. The segments handed out
@@ -121,7 +121,7 @@ class KVManager:
         return self._planner.plan(self._now, replica, node, hashes, device_blocks, *asked)
 
     def reserve(self, now: float, replica: str, node: str, hashes: Sequence[BlockHash]) -> Plan:
-        """Lease what a directive shall load to ``replica``, as `plan` would: but nobody asked, so no use is counted."""
+        """Lease what a directive will load to ``replica``, as `plan` would, but count no use: no request asked."""
         self._advance(now)
         return self._planner.reserve(self._now, replica, node, hashes)
 
@@ -139,7 +139,7 @@ class KVManager:
         return "" if node is None else node.tenant
 
     def extend_lease(self, lease_id: int, seconds: float) -> None:
-        """Let a plan's lease end so much later, for its load may take as long. O(1)."""
+        """Let a plan's lease end ``seconds`` later, for its load may take as long. O(1)."""
         self._leases.extend(lease_id, seconds)
 
     def release(self, lease_id: int) -> None:
@@ -167,7 +167,7 @@ class KVManager:
     def offer(
         self, now: float, replica: str, location: Location, spans: Sequence[SegmentSpan], nbytes: Sequence[int]
     ) -> Offer:
-        """Say which of the segments that ``replica`` has computed shall be stored at ``location``, and reserve them.
+        """Say which of the segments that ``replica`` has computed to store at ``location``, and reserve them.
 
         Chosen are those that are neither there nor on their way, whose parent is, and for which there is room after
         evicting colder leaves. The reservation ends by `commit`, by `abandon`, or after ``save_s`` seconds.
@@ -180,7 +180,7 @@ class KVManager:
     def commit(
         self, now: float, location: Location, keys: Sequence[SegmentKey], nbytes: Sequence[int]
     ) -> list[SegmentKey]:
-        """Note that the tier at ``location`` owns the complete bytes of ``keys``; return those it shall keep.
+        """Note that the tier at ``location`` owns the complete bytes of ``keys``; return those it should keep.
 
         Plans contain a segment from now on, or, if its parent is still being stored, from the parent's commit on.
         """
@@ -195,7 +195,7 @@ class KVManager:
         nbytes: Sequence[int],
         raw_nbytes: Sequence[int] | None = None,
     ) -> list[SegmentKey]:
-        """Index what the tier at ``location`` holds without having been asked to; return the keys it shall keep.
+        """Index what the tier at ``location`` holds without having been asked to; return the keys it should keep.
 
         For tiers that have outlived a manager. ``raw_nbytes``: what each would take in a CPU tier; None: as much as
         here. New nodes start with one use; nothing is evicted to make room.
@@ -226,7 +226,7 @@ class KVManager:
     # Redis
 
     def next_demotion(self, now: float, most_bytes: int) -> Demotion | None:
-        """Say which segments shall be copied from a CPU tier to Redis now, and keep them there until `finish_demotion`.
+        """Say which segments to copy from a CPU tier to Redis now, and keep them there until `finish_demotion`.
 
         At most ``most_bytes`` in all, or one larger segment. None: nothing for now; to be asked again after a commit,
         a plan or an `expire`. Several demotions may be under way; each ends by itself after ``save_s`` seconds.
@@ -240,7 +240,7 @@ class KVManager:
         return replace(demotion, evict=self._due.order(REDIS) + demotion.evict)
 
     def finish_demotion(self, now: float, demotion_id: int, stored: Mapping[SegmentKey, int]) -> tuple[Directive, ...]:
-        """Note what Redis has of a demotion, by key the bytes there, and that nobody works on the rest.
+        """Note what Redis has of a demotion, as bytes by key, and that the rest will not come.
 
         Returns what is due: for a demotion that has ended already, the eviction of what Redis holds without the index
         knowing it.
@@ -260,7 +260,7 @@ class KVManager:
         return self._evict() + evictions(relieved)
 
     def promote(self, now: float, replica: str, location: Location, keys: Sequence[SegmentKey]) -> Offer:
-        """Say which of ``keys``, stored at Redis, shall be copied to the CPU tier ``location``, and reserve them there.
+        """Say which of ``keys``, stored at Redis, to copy to the CPU tier ``location``, and reserve them there.
 
         The rules are those of `offer`; it ends by `commit`, by `abandon`, or after ``save_s`` seconds.
         """
@@ -274,7 +274,7 @@ class KVManager:
     def pin(self, now: float, keys: Sequence[SegmentKey], ttl_s: float, tenant: str = "") -> PinReport:
         """Keep the chains that end with ``keys`` from eviction at every shared location, for ``ttl_s`` seconds.
 
-        ``tenant``: tag of whose pin it is, whose budget it counts in, and who alone may end it.
+        ``tenant``: tag of the tenant that owns the pin: it counts in that tenant's budget, and no other may end it.
         `clear`, `dropped` and `forget_holder` take them all the same. Raises `kvmanager.eviction.pins.UnknownKeyError`,
         `PinBudgetError`, and ValueError for a time out of bounds; nothing is changed then.
         """
@@ -329,7 +329,7 @@ class KVManager:
         """Order whole tiers to be emptied, or of what a tenant (by tag) has in ``cpu`` and ``redis``; hotness stays.
 
         From now on no plan contains what is there, and nothing of it is kept from being cleared; what is stored from
-        now on stays, though a segment that has not left yet is not stored anew before it has. Leased segments leave
+        now on stays, though a segment that has not left yet is not stored again before it has. Leased segments leave
         when their lease ends. This orders the first evictions, `sweep` the others; meanwhile all of it counts in the
         budget. A device knows itself which of its blocks are whose: with a ``tenant`` nothing is ordered for devices.
         """

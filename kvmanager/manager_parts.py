@@ -74,9 +74,9 @@ class ManagerParts:
 
 
 class RedisForms:
-    """In which form Redis has segments: dense, or sparse (`kvmanager.segments.forms`). What nobody says is dense.
+    """In which form Redis has segments: dense unless said otherwise, or sparse (`kvmanager.segments.forms`).
 
-    Whoever commits or adopts at Redis says the form of every segment of it, before anything is planned. One thread.
+    A caller that commits or adopts segments at Redis notes the form of each before anything is planned. One thread.
     """
 
     def __init__(self, trie: PrefixTrie, stores: Mapping[Location, Store]) -> None:

@@ -61,7 +61,7 @@ def _reach_at_redis(path: Sequence[Node], ends: Sequence[int]) -> int:
 
 
 def tenant_report(tenant: str, stores: Iterable[Store], pins: Pins) -> dict[str, Any]:
-    """Describe what one tenant (by tag) has, and nothing of anybody else or of where the tiers are."""
+    """Describe what one tenant (by tag) has, and nothing of other tenants or of where the tiers are."""
     tiers: dict[str, dict[str, int | None]] = {}
     for store in stores:
         share = store.shares.get(tenant)

@@ -1,14 +1,14 @@
 """Pins: chains that are not evicted for a while, whatever their hotness.
 
-Who pins a segment pins all that it continues too, for a leaf without its head is of no use. A pin is about the tokens,
+Pinning a segment also pins all that it continues, for a leaf without its head is of no use. A pin is about the tokens,
 not about a place: it keeps every copy that a shared location has or gets meanwhile, and the ghosts of what is not
 stored. It does not bring anything, and it does not hold up what a location loses or an operator clears: the pin stays
 on the ghost then, and keeps what comes back.
 
-Every pin ends by itself after its time to live. A pin belongs to a tenant, who alone may end it sooner. The pins of a
-tenant together keep no more than its budget of bytes, in which a segment counts once, however many pins and copies it
-has. What the answer and the refusals tell is about the tenant's own pins. Chains of two tenants share no segment, for
-the salt is in every key. ``now`` never goes backwards. One thread.
+Every pin ends by itself after its time to live. A pin belongs to a tenant; only that tenant may end it sooner. The pins
+of a tenant together keep no more than its budget of bytes, in which a segment counts once, however many pins and copies
+it has. Answers and refusals tell about the tenant's own pins only. Chains of two tenants share no segment, for the salt
+is in every key. ``now`` never goes backwards. One thread.
 """
 
 from collections import Counter
@@ -65,7 +65,7 @@ class Pins:
         longest_s: float,
         tenant_budgets: Mapping[str, int] | None = None,
     ) -> None:
-        """``tenant_budgets``: by tag, the parts of ``budget_bytes``; None: it belongs to all who pin together."""
+        """``tenant_budgets``: by tag, the parts of ``budget_bytes``; None: all tenants share it."""
         self._catalog = catalog
         self._budget_bytes = budget_bytes
         self._tenant_budgets = tenant_budgets

@@ -58,7 +58,7 @@ class Quotas:
             self.divided(store)
 
     def divided(self, store: Store) -> None:
-        """Note that a location has been divided anew."""
+        """Note that a location's budget has been divided again."""
         others = [each for each in self._excessive if each.store is not store and not each.store.lost]
         cut_down = [partition for partition in store.partitions() if partition.used_bytes > partition.budget_bytes]
         self._excessive = dict.fromkeys(others + cut_down)

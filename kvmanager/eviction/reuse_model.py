@@ -3,7 +3,7 @@
 Segments that one request used together and that look alike form a *cohort*; what they look like is their *profile*: how
 often used, in how many branches, how many segments of its prompt were new, at what pace its conversation goes, ...
 A cohort ages in requests; its age lies in one of `EDGES`'s intervals. Whenever it leaves an interval, or is used in it,
-the model learns one fact: of so many segments of this profile, so many were used again at this age. The chance of that
+the model learns one fact: of n segments of this profile, k were used again at this age. The chance of that
 (the *hazard*) is a logistic regression over the profile's features, each with one weight in all and two that depend on
 age, coarsely and finely (discrete-time survival analysis: Efron, JASA 1988; AdaGrad: Duchi et al., JMLR 2011). It
 starts as decayed LFU ranks: chances grow with the uses and shrink with the age. What never helps stays without weight.
@@ -40,14 +40,14 @@ RATE = 0.05
 FIRST_CHANCES = tuple(-3.0 - 0.05 * age for age in range(AGES))
 """Log-odds of a use in each interval before anything is learned: intervals double, so the hazard falls with the age."""
 FIRST_LOSS = 0.4
-"""So much smaller, in log-odds, is the chance for each doubling of the new segments in a request, until learned."""
+"""How much each doubling of a request's new segments lowers the chance, in log-odds, before anything is learned."""
 NEWEST_GAP = 0.3
 """Least weight of a conversation's newest gap in its pace; a mean of all gaps until then."""
 LEARN_ALL = 1 << 14
 """Requests after which only one in `SAMPLE` is learned from."""
 SAMPLE = 8
 REFRESH = 32
-"""Profiles whose index is computed anew with each request that is learned from."""
+"""Profiles whose index is recomputed with each request that is learned from."""
 
 Key = tuple[int, ...]
 
@@ -74,9 +74,9 @@ class _RequestFacts(NamedTuple):
     gaps: int
     """Of these, how many."""
     new: int
-    """Class of the number of segments that nobody had used before."""
+    """Class of the number of segments that no request had used before."""
     reach: int
-    """Class of the uses of the deepest segment that somebody had."""
+    """Class of the uses of the deepest segment that an earlier request had used."""
 
 
 class Profile:
@@ -144,7 +144,7 @@ def _is_head(node: Node) -> bool:
 
 
 class ReuseModel:
-    """See the module. The catalogue has one where the eviction policy in use `learns`; whoever counts uses tells it."""
+    """Online model of reuse. The catalogue has one where the eviction policy in use `learns`, and reports uses."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -156,8 +156,8 @@ class ReuseModel:
         self._base_squares = [1.0] * AGES
         self._weights: dict[tuple[int, int], tuple[list[float], list[float]]] = {}
         self._ages: list[deque[Cohort]] = [deque() for _ in range(AGES - 1)]
-        """Cohorts by interval, those that enter it first at the head. Nobody leaves the last interval, so it has no
-        list: who is there is remembered by its segments alone."""
+        """Cohorts by interval, those that enter it first at the head. No cohort leaves the last interval, so it has no
+        list: only their segments refer to the cohorts in it."""
         self._used: list[Node] = []
         self._cohorts: dict[Key, Cohort] = {}
         self._prompt_end = 0

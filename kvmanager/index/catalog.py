@@ -269,7 +269,7 @@ class Catalog:
         return victims
 
     def _parent_of(self, copy: Copy) -> Copy | None:
-        """Return the copy on which ``copy`` counts. Its parent may have been stored anew while it is on its way out."""
+        """Return the copy on which ``copy`` counts: none if its parent was stored again while it is on its way out."""
         parent = copy.node.parent
         found = None if parent is None else parent.copy_at(copy.store)
         return found if found is not None and found.share is copy.share else None
@@ -306,7 +306,7 @@ class Catalog:
                 copy.partition.policy.expose(copy)
 
     def withdraw(self, copy: Copy) -> None:
-        """Note that nobody may plan with a copy any more, and that nothing is promised for it."""
+        """Take a copy out of plans, and out of all that is promised."""
         copy.store.withdraw(copy)
         if copy.state is CopyState.RESIDENT and not (copy.share.told or copy.store.lost):
             tier, holder = copy.store.location

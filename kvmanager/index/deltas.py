@@ -41,7 +41,7 @@ class Part:
 
     snapshot_id: int
     number: int
-    """From 0 on; with 0 the snapshot begins anew."""
+    """Counts from 0; part 0 starts the snapshot over."""
     last: bool
     events: list[Event]
 

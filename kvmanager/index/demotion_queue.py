@@ -1,9 +1,9 @@
-"""Which segments wait to be copied to Redis because they have earned it, or because somebody has ordered it.
+"""Which segments wait to be copied to Redis because they have earned it, or because a client has ordered it.
 
 A segment earns its copy at the moment of a use, or when a CPU tier has stored it: if it has ``min_uses`` decayed uses
 then, and Redis lacks it. The first come is the first served. The queue is bounded: when more come than can be copied,
 the oldest entry is dropped and counted, for what has waited longest is used least by now. That costs a save, never a
-load, and the next use brings the segment back. Entries may be stale; who takes one looks again. One thread.
+load, and the next use brings the segment back. Entries may be stale; the caller that takes one checks it. One thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CAPACITY = 10_000
 """Entries of about 150 bytes each."""
 
 MOST_ORDERED = 10_000
-"""Segments that wait because somebody has ordered it, of all tenants."""
+"""Segments of all tenants that wait because they were ordered."""
 
 FRESH_USE = 0.9
 """What a use counts at least to be a whole one here: one of a few requests ago has decayed a little already, and two
@@ -66,7 +66,7 @@ class DemotionQueue:
         return self._survey
 
     def add_earliest(self, survey: Survey, nodes: Iterable[Node]) -> None:
-        """Let these wait, as far as there is room, unless the queue was closed since the survey began."""
+        """Queue these while there is room, unless the queue was closed since the survey began."""
         if survey is not self._survey:
             return
         for node in nodes:
@@ -125,7 +125,7 @@ class Survey:
 
 
 class Ordered:
-    """Segments that somebody has ordered to be copied now, each once.
+    """Segments ordered to be copied now, each once.
 
     Tenants take turns, and each one's come first in first out. Beyond `MOST_ORDERED` the tenant with the most loses its
     last one: none fills the room of the others.

@@ -53,7 +53,7 @@ class EvictionPolicy(ABC):
     """Orders the evictable copies of one partition of a location."""
 
     learns: ClassVar[bool] = False
-    """Whether it orders by `PolicySetting.reuse`. Where none does there is no model, and nobody pays for it."""
+    """Whether it orders by `PolicySetting.reuse`. Where no policy does there is no model, and it costs nothing."""
 
     def __init__(self, setting: PolicySetting) -> None:
         self.setting = setting

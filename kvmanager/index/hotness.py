@@ -3,7 +3,7 @@
 Forward decay (Cormode et al., *Forward Decay: A Practical Time Decay Model for Streaming Systems*, ICDE 2009): instead
 of shrinking every old count as time passes, a use at time t counts ``2 ** (t / half_life)``, more the later it comes.
 The decayed count at time ``now`` is that sum divided by ``2 ** (now / half_life)``, the same divisor for every node:
-the order of nodes never changes while nobody uses them, so a heap of scores needs no maintenance. The sum is kept as
+the order of nodes never changes while they are not used, so a heap of scores needs no maintenance. The sum is kept as
 its base-2 logarithm, which cannot overflow. Time is the number of requests seen: an idle night makes nothing cold.
 """
 

@@ -1,4 +1,4 @@
-"""Where KV may live: a tier, and who holds it there."""
+"""Where KV may live: a tier, and its holder there."""
 
 from enum import Enum
 from typing import NamedTuple

@@ -5,7 +5,7 @@ Life of a copy, at one location:
 =========  =====================================================  ==================  ================
 state      means                                                  counts in budget    visible to plans
 =========  =====================================================  ==================  ================
-RESERVED   somebody may store the bytes                           yes                 no
+RESERVED   a replica or tier may store the bytes                  yes                 no
 HELD       the tier owns the bytes, but not yet those of the      yes                 no
            parent: a chain is published from its head on
 RESIDENT   the tier owns the bytes and the whole chain before     yes                 yes
@@ -169,7 +169,7 @@ class Copy:
         """Copies of child nodes at this location that count on this one: RESERVED, HELD or RESIDENT."""
         self.leases = 0
         self.renewed = _NEVER
-        """At Redis: when it was last kept from expiring (`kvmanager.moves.renewals`), as far as this manager knows."""
+        """At Redis: when it was last kept from expiring (`kvmanager.moves.renewals`), to this manager's knowledge."""
         self.next: Copy | None = None
         """Of the same node, at another location."""
         self.earlier: Copy | None = None
@@ -187,7 +187,7 @@ class Copy:
 
     @property
     def evictable(self) -> bool:
-        """Whether it may go now: a leaf of what its location holds, nobody is copying it, and no pin keeps it.
+        """Whether it may go now: a leaf of what its location holds, without a lease or a pin.
 
         One that was cleared, and has not gone yet, may too.
         """

@@ -5,9 +5,9 @@ happened meanwhile, as always. When the last part is there, the mirror is the pl
 every event since its part, and events say the same however often they are heard; a segment that came after the snapshot
 was begun is in no part, and all that happened to it is in the events.
 
-Who asks for another part than the next one (an answer was lost) gets a new snapshot. Where `MOST_AT_ONCE` are under way
-a mirror waits for its turn: if it ended another one's, as many mirrors more than that would all begin again for ever. A
-snapshot that its mirror asks nothing of for `IDLE_S` ends. One thread.
+A mirror that asks for another part than the next (an answer was lost) gets a new snapshot. Where `MOST_AT_ONCE` are
+open a mirror waits for its turn: if it ended another mirror's snapshot, more mirrors than that would all begin again
+for ever. A snapshot that its mirror asks nothing of for `IDLE_S` ends. One thread.
 """
 
 from dataclasses import dataclass, field, replace

@@ -78,7 +78,7 @@ class Share:
         self.first: Copy | None = None
         """Of a list through its copies, the newest first, and so children before parents."""
         self.walks: list[Walk] = []
-        """Who goes through the list, a few copies at a time."""
+        """The walks through the list, a few copies at a time."""
         self.copies = 0
         self.nbytes = 0
         """Of its copies, in any state but GONE."""
@@ -140,7 +140,7 @@ class Store:
         """The part of ``used_bytes`` that is only promised."""
         self.resident_segments = 0
         self.shares: dict[str, Share] = {}
-        """By tenant tag, of all that have something here, so that nobody has to walk the copies to know."""
+        """By tag, of the tenants that have something here: their sums need no walk through the copies."""
         self.retiring: list[Share] = []
         """Retired shares with copies that have not left yet."""
         self.waiting: dict[Copy, None] = {}
@@ -167,11 +167,11 @@ class Store:
                 copy = copy.later
 
     def share_of(self, tenant: str) -> Share:
-        """Return what a tenant has here: a new one, not yet remembered, for who has nothing."""
+        """Return what a tenant has here; for a tenant with nothing a new share that is not remembered yet."""
         return self.shares.get(tenant) or Share(tenant)
 
     def set_budget(self, nbytes: int) -> None:
-        """Give the location another budget and divide it anew. O(partitions)."""
+        """Give the location another budget and divide it again. O(partitions)."""
         self.budget_bytes = nbytes
         wanted = sum(self.quotas.values())
         left = nbytes
@@ -211,7 +211,7 @@ class Store:
         copy.state = CopyState.HELD
 
     def retire(self, share: Share, *, told: bool) -> None:
-        """Let nobody see what a tenant has here any more. ``told``: mirrors know it."""
+        """Hide what a tenant has here from now on. ``told``: mirrors know it."""
         share.retired, share.told = True, told
         del self.shares[share.tenant]
         self.retiring.append(share)
@@ -254,5 +254,5 @@ class Store:
         share.nbytes -= copy.nbytes
         share.unlink(copy)
         if not share.copies and self.shares.get(share.tenant) is share:
-            del self.shares[share.tenant]  # those who have nothing are not remembered
+            del self.shares[share.tenant]  # tenants that have nothing are not remembered
         copy.partition.policy.left(copy, evicted=evicted)

@@ -9,7 +9,7 @@ Three kinds of work, each `MOST_PER_SLICE` steps to a slice, a step being one co
 
 - *Uprooting*: a copy and all that counts on it. While it is under way some copies are RESIDENT below a DOOMED one (the
   only exception to "closed chains"); plans stop at the gap. One at a time: a later one may contain an earlier one's.
-- *Retirement*: all that a tenant, or everybody, had at a location: cleared, or lost with the location. Its copies hang
+- *Retirement*: all that one tenant, or all, had at a location: cleared, or lost with the location. Its copies hang
   together in the list of the retired share, children before parents, so each slice takes the first.
 - *Survey*: which known segments have earned a copy at Redis, when Redis gets its first bytes.
 
@@ -40,7 +40,7 @@ class Placement(Protocol):
         """Note that a copy counts on its parent no more."""
 
     def withdraw(self, copy: Copy) -> None:
-        """Note that nobody may plan with a copy any more, and that nothing is promised for it."""
+        """Take a copy out of plans, and out of all that is promised."""
 
     def forget(self, copy: Copy, *, evicted: bool = False) -> None:
         """Count a withdrawn copy out; ``evicted``: to make room."""

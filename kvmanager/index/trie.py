@@ -117,7 +117,7 @@ class PrefixTrie:
         self._leaf_ghosts.update(node, node.score)
 
     def bring_forward(self, node: Node) -> None:
-        """Note a use of ``node``: it stands before its siblings then, unless somebody is on the way through some."""
+        """Note a use of ``node``: it moves before its siblings, unless a cursor is on its way through siblings."""
         if self.cursors or node.previous_sibling is None:
             return
         parent = node.parent

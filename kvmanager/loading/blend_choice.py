@@ -34,7 +34,7 @@ CORRECTION_WEIGHT = 0.25
 """Of a new blend, against all before it."""
 CORRECTION_HALF_LIFE_S = 300.0
 MOST_CORRECTION = 16.0
-"""A blend that took longer than so many times what was expected stood still for reasons of its own."""
+"""Measured over expected time above which a blend stood still for reasons of its own."""
 
 
 class BlendSpan(NamedTuple):

@@ -67,8 +67,8 @@ class ChangingTime:
     ) -> None:
         """Note that ``amounts`` took ``seconds``, at time ``now`` on any clock that does not jump.
 
-        ``changed``: this is a change, whatever came before. ``besides``: so much of it is explained by something else;
-        errors and changes are those of the whole.
+        ``changed``: this is a change, whatever came before. ``besides``: the part of ``seconds`` that has another
+        cause; errors and changes are those of the whole.
         """
         seconds = min(max(seconds, _LEAST_S), _MOST_S)
         expected = besides + self.seconds(*amounts) if self.samples else 0.0

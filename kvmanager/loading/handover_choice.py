@@ -1,9 +1,9 @@
-"""Whether a prompt shall be prefilled on one replica and decoded on another: only where that pays, by measured times.
+"""Whether to prefill a prompt on one replica and decode it on another: only where that pays, by measured times.
 
 A hand-over spares the decode replica's other requests the prompt's prefill, and costs this one a gap between its first
 two tokens: the save's end, one more hop, the load. So it pays where computing what the decode replica lacks of the
-prompt would take longer than that gap. Both are measured: the prefill by its engine, the gap by who hands over. What
-does not pay now may pay later, so one prompt of `PROBE_EVERY` is handed over all the same. One thread.
+prompt would take longer than that gap. Both are measured: the prefill by its engine, the gap by the caller that hands
+over. What does not pay now may pay later, so one prompt of `PROBE_EVERY` is handed over all the same. One thread.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class HandoverChoice:
         self._declined = 0
 
     def prefilled(self, now: float, tokens: int, seconds: float) -> None:
-        """A prefill replica has computed so many tokens in so long."""
+        """Note that a prefill replica has computed ``tokens`` in ``seconds``."""
         if tokens > 0 and seconds > 0:
             self._prefill.add([float(tokens)], seconds, now)
 
     def handed_over(self, now: float, prompt_tokens: int, seconds: float) -> None:
-        """The second token of a prompt came so long after its first."""
+        """Note that a prompt's second token came ``seconds`` after its first."""
         if seconds > 0:
             self._gap.add([float(prompt_tokens)], seconds, now)
 
@@ -47,7 +47,7 @@ class HandoverChoice:
         return max(self._least_tokens, int(gap_s / prefill_s))
 
     def pays(self, uncached_tokens: int, prompt_tokens: int) -> bool:
-        """Whether to hand a prompt over of which the best decode replica lacks so many tokens."""
+        """Return whether to hand over a prompt of which the best decode replica lacks ``uncached_tokens``."""
         if uncached_tokens < self._least_tokens:
             return False
         if uncached_tokens >= self.break_even_tokens(prompt_tokens):

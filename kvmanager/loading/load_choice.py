@@ -3,7 +3,7 @@
 `kvmanager.loading.load_split` says what is best by what is known. What is *not* known is the rest of the matter:
 
 * Nothing is measured yet: load, for that measures it; but no more than `MOST_UNMEASURED` loads at a time from a tier
-  that nobody knows, lest a burst of prompts wait for a tier that turns out to be slow. Where everything is loaded,
+  without a measurement, lest a burst of prompts wait for a slow one. Where everything is loaded,
   computing stays unmeasured: once loads are measured, one in `PREFILL_PROBE` such plans loads nothing.
 * What is not done is not measured: a few plans do it nevertheless (`kvmanager.loading.probes`).
 
@@ -79,14 +79,14 @@ class PromptChoice:
     """What is loaded, chunks included."""
 
     def choose(self, segments: Sequence[PlannedSegment]) -> tuple[int, PlanReason]:
-        """Return how many leading segments the plan shall load, and why. For `kvmanager.moves.plans`, which leases
+        """Return how many leading segments the plan should load, and why. For `kvmanager.moves.plans`, which leases
         them."""
         return self.owner.choose(self, segments)
 
     def choose_chunks(
         self, blocks: int, reason: PlanReason, chunks: Sequence[StoredChunk]
     ) -> tuple[Sequence[StoredChunk], PlanReason]:
-        """Return which stored chunks the plan shall blend, all that serve or none, and why. After `choose`, if that is
+        """Return which stored chunks the plan should blend, all that serve or none, and why. After `choose`, if that is
         called. ``blocks`` of the prompt's own are loaded."""
         return self.owner.choose_chunks(self, blocks, reason, chunks)
 
@@ -126,7 +126,7 @@ class LoadChoice:
         queued_tokens: int = 0,
         blend: BlendQuery | None = None,
     ) -> PromptChoice:
-        """Begin a choice for a prompt of so many full ``blocks``, of which the replica's device has ``device_blocks``.
+        """Begin a choice for a prompt of ``blocks`` full blocks, ``device_blocks`` of them on the replica's device.
 
         ``prompt_tokens``: at least a block more than that, 0 if not known; ``queued_tokens`` are computed before it.
         """
@@ -214,7 +214,7 @@ class LoadChoice:
         return chunks, PlanReason.BLEND
 
     def _blend_hides_prefills(self, choice: PromptChoice, judged: Judgement) -> bool:
-        """Whether a prompt shall be computed in place of a blend that is little sooner: no blend measures prefills."""
+        """Whether to compute a prompt instead of a blend that is little sooner: no blend measures prefills."""
         own_s, without_s = (seconds - self._queue_s(choice) for seconds in (judged.first_token_s, judged.without_s))
         return judged.blend_s > 0 and self._probes.computing_is_due(choice.replica, own_s, without_s)
 
@@ -262,7 +262,7 @@ class LoadChoice:
         self._rates.report(replica, samples, now, lambda tier, nbytes: self._under_way.ahead_of(replica, tier, nbytes))
 
     def tier_is_back(self, tier: Tier) -> None:
-        """Note that a tier has started anew: that it brought nothing before says nothing now."""
+        """Note that a tier has restarted: that it brought nothing before says nothing now."""
         self._rates.tier_is_back(tier)
 
     def forget_replica(self, replica: str) -> None:
@@ -322,7 +322,7 @@ class LoadChoice:
         return len(parts), PlanReason.HIT
 
     def _computing_is_due(self) -> bool:
-        """Whether this plan, one of those without a rate of prefills, shall compute, to measure that."""
+        """Whether this plan should compute to measure prefills, whose rate is not known."""
         self._prefill_unmeasured += 1
         return self._prefill_unmeasured % PREFILL_PROBE == 0
 

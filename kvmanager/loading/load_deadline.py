@@ -15,15 +15,15 @@ from kvmanager.index.locations import Tier
 from kvmanager.loading.load_rates import LinearTime
 
 PATIENCE = 3.0
-"""So many times the expected time: links are shared, and measured rates are means."""
+"""Deadline over expected time: links are shared, and measured rates are means."""
 UNKNOWN_BYTES_PER_S = 200e6
-"""Taken for a tier that nobody has measured: less than a disk or a fast network, more than a slow one."""
+"""Taken for a tier without measurements: less than a disk or a fast network, more than a slow one."""
 MOST_LOAD_S = 600.0
 """A lease whose release was lost keeps its segments from being evicted no longer."""
 
 
 def load_deadline_s(base_s: float, nbytes: Mapping[Tier, float], times: Mapping[Tier, LinearTime]) -> float:
-    """Return the seconds for a load of so many bytes, as they are stored, by tier.
+    """Return the seconds allowed for a load of ``nbytes``, as they are stored, by tier.
 
     ``times``: what is measured; other bytes that the load has to wait for count among ``nbytes``.
     """

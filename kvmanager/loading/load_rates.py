@@ -32,7 +32,7 @@ ENOUGH = 4
 """Fewer samples say too little. One load that was given up says enough."""
 PREFILL_HALF_LIFE_SAMPLES, PREFILL_HALF_LIFE_S = 32.0, 600.0
 LOAD_HALF_LIFE_SAMPLES, LOAD_HALF_LIFE_S = 8.0, 30.0
-"""A network changes sooner than a processor. After so many samples, or so much time, a sample counts half."""
+"""A sample counts half after this many samples, or this many seconds. A network changes sooner than a processor."""
 SAME_CREDIT = 0.1
 """A replica's credit that is no further from that of all is taken for chance. Chosen, not measured."""
 _SIZE_HALF_LIFE = 16.0
@@ -119,7 +119,7 @@ class LoadRates:
             self._given_up.add(tier)
 
     def tier_is_back(self, tier: Tier) -> None:
-        """Note that a tier has started anew: if loads from it were given up before, nothing is known of it now."""
+        """Note that a tier has restarted: if loads from it were given up before, nothing is known of it now."""
         if tier in self._given_up:
             self._given_up.discard(tier)
             self._loads[tier] = ChangingTime(1, LOAD_HALF_LIFE_SAMPLES, LOAD_HALF_LIFE_S)
@@ -205,7 +205,7 @@ class ClusterRates:
     ) -> None:
         """Take in what a replica measured at ``now``. Samples of unknown tiers are ignored.
 
-        ``ahead_of(tier, nbytes)``: the bytes that had been on their way from a tier before a load of so many.
+        ``ahead_of(tier, nbytes)``: the bytes that were on their way from a tier before a load of ``nbytes``.
         """
         known = {tier.value: tier for tier in Tier}
         own = self._rates.setdefault(replica, LoadRates(self._starting))
@@ -240,7 +240,7 @@ class ClusterRates:
         return own if own is not None and own.tier_time(tier) is not None else self._rates[ALL_REPLICAS]
 
     def tier_is_back(self, tier: Tier) -> None:
-        """Note that a tier has started anew."""
+        """Note that a tier has restarted."""
         for rates in self._rates.values():
             rates.tier_is_back(tier)
 

@@ -30,7 +30,7 @@ class StoredPart(NamedTuple):
 
 
 class Split(NamedTuple):
-    """How many leading parts a load shall bring, those on the device included, and what is expected of that."""
+    """The number of leading parts to load, those on the device included, and the times expected for them."""
 
     parts: int
     seconds: float
@@ -72,7 +72,7 @@ def best_split(
 def load_times(
     parts: Sequence[StoredPart], tiers: Mapping[Tier, LinearTime], ahead: Mapping[Tier, float] | None = None
 ) -> list[float]:
-    """Return the seconds until the first part is there, the second, and so on, as far as their tiers are known."""
+    """Return the seconds until each part is there, in order, up to the first part whose tier is not known."""
     times: list[float] = []
     seconds = 0.0
     asked: set[Tier] = set()

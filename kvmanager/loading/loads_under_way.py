@@ -5,7 +5,7 @@ the more bytes it has.
 
 All bytes are as they are stored at the tier; a coded segment is larger in memory.
 
-A replica loads a segment once for all who want it there, so its bytes are on their way once (`brings`).
+A replica loads a segment once for all requests that want it there, so its bytes are on their way once (`brings`).
 
 Reports of finished loads name no plan. They come before the release that ends the load here, so each is taken for the
 load of that replica that comes nearest to it in size, which says what was ahead of it. One thread.

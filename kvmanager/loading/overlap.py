@@ -4,7 +4,7 @@ while other requests are computed.
 * *Layerwise*: the engine's step computes the rest of the prompt, and before each layer waits for that layer of the
   prefix. Loading hides behind computing, but the step, with all requests in it, stands still for what does not.
 * *Whole*: the prefix is loaded first, without the engine, and the rest of the prompt computed after it. Nothing hides,
-  and nobody waits but the request itself.
+  and no other request waits.
 
 With ``g`` groups of layers that arrive at even intervals and are computed one after the other, group ``i`` (from 0)
 arrives at ``first + i (load - first) / (g - 1)`` and takes ``compute / g``, so the computation ends at
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 NEGLIGIBLE_WAIT_S = 0.002
-"""A step may stand still for so long although others are in it: less than a decode step of the smallest model."""
+"""How long a step may stand still although other requests are in it: less than the smallest model's decode step."""
 ARRIVALS = 0.25
 """Weight of an arrival that may have to wait for a step that stands still: the gain must be this share of the wait."""
 ASYNC_S = 0.002
-"""What loading the whole prefix costs beside the load: one more step to be scheduled, and the wait for its turn."""
+"""Cost of loading the whole prefix, in addition to the load: one more step to schedule, and the wait for its turn."""
 
 
 class LoadWay(StrEnum):

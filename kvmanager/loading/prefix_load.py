@@ -49,7 +49,7 @@ class PrefixLoad:
     ) -> None:
         """``rest_s``: computing what follows the segments, which are asked for ``now``.
 
-        ``patience_s``: so long the load goes on, however slow it is. Without ``target_at`` it goes on after that while
+        ``patience_s``: how long the load goes on, however slow it is. Without ``target_at`` it goes on after that while
         loading the rest is expected to be faster than computing it.
         """
         self._segments = segments

@@ -1,6 +1,6 @@
 """When a plan does what is not expected to be best, to measure it.
 
-What is not done is not measured, so nobody would notice when it has become the better way:
+A way that is never taken is never measured, so that it has become the better one would go unnoticed:
 
 * A *tier* that does not pay is not loaded from. A probe loads one segment of it.
 * *Computing* what is loaded from a tier that does pay. A probe loads nothing. Only where computing is expected to take
@@ -54,7 +54,7 @@ class Probes:
     def tier_is_due(
         self, replica: str, tier: Tier, now: float, expected_s: float, loss_s: float, measured_at: float
     ) -> bool:
-        """Note a plan that leaves a tier out; return whether it shall probe it.
+        """Note a plan that leaves a tier out; return whether it should probe that tier.
 
         ``expected_s``: of the plan, after the queue; ``loss_s``: what a probe adds to that; ``measured_at``: when a
         load from the tier was reported last.
@@ -68,7 +68,7 @@ class Probes:
         return True
 
     def computing_is_due(self, replica: str, load_s: float, recompute_s: float) -> bool:
-        """Note a plan that loads all that is stored; return whether it shall load nothing instead.
+        """Note a plan that loads all that is stored; return whether it should load nothing instead.
 
         Both times are after the queue.
         """

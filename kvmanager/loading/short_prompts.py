@@ -17,7 +17,7 @@ from math import inf
 TRUST_S = 30.0
 ASK_EVERY = 32
 UNMEASURED_BLOCKS = 4
-"""Sequences of fewer blocks are not saved at first sight while nobody knows what is worth a load."""
+"""Shorter sequences, in blocks, are not saved at first sight while it is not known what is worth a load."""
 MOST_REMEMBERED = 16_384
 """Blocks of short prompts; about 2 MB."""
 

@@ -1,9 +1,9 @@
 """Chunks that replicas compute alone, to have them stored; and those with which a replica has ended.
 
-A fill that ends an engine is nobody's request: no client hears of it, and its replica forgets it with all else. So a
-replica says before it begins one, and when it has ended it, however. What is open when the replica is forgotten has
-ended it, as far as anybody knows, and is not begun again for a while; where the replica's last words blame others, it
-is not. One replica at a time fills a chunk. At most `MOST` chunks are remembered as deadly, the oldest forgotten first.
+A fill that ends an engine is no client's request: no client hears of it, and its replica forgets it with all else. So a
+replica says before it begins one, and when it has ended it, however. A fill that is open when the replica is forgotten
+is taken to have ended it, and is not begun again for a while; where the replica's last words blame others, it is not.
+One replica at a time fills a chunk. At most `MOST` chunks are remembered as deadly, the oldest forgotten first.
 
 A fill has a number, and a deadline. Its end may never be told: the word was lost, or its replica was cut off before it
 heard that it may begin. After the deadline another replica may fill the chunk, and it is no reason for any end.

@@ -30,9 +30,9 @@ class BlendTerms(NamedTuple):
 
 
 class BlendQuery(NamedTuple):
-    """What a replica asks of the manager beside a blended prompt's own hashes.
+    """What a replica asks of the manager in addition to a blended prompt's own hashes.
 
-    ``ratio``: the share of the reused tokens that is computed anew. Chunks are in order and do not overlap.
+    ``ratio``: the share of the reused tokens that is recomputed. Chunks are in order and do not overlap.
     """
 
     chunks: Sequence[ChunkQuery]

@@ -1,4 +1,4 @@
-"""Cuts: into which segments a location shall store what a replica has computed of a sequence.
+"""Cuts: the segments in which a location stores what a replica has computed of a sequence.
 
 New segments begin where what the location upholds parts from the sequence, inside a segment too: what is stored there
 already is not stored twice. From there the sequence is cut at every multiple of ``blocks_per_segment`` and at its
@@ -28,8 +28,8 @@ def cut_sequence(
 ) -> list[SegmentSpan]:
     """Return the segments for ``store`` of blocks ``[first_block, end_block)`` that a replica has, parents first.
 
-    None where nobody knows what the first of them would follow on. Where only others have that they are named all the
-    same: they are refused, and remembered. Raises ValueError when the range does not lie in ``hashes``. O(blocks).
+    Empty where the parent of the first one is not known. Where only other locations have that parent they are named all
+    the same: they are refused, and remembered. Raises ValueError when the range does not lie in ``hashes``. O(blocks).
     """
     if not 0 <= first_block <= end_block <= len(hashes):
         raise ValueError(f"blocks [{first_block}, {end_block}) do not lie in a sequence of {len(hashes)} hashed blocks")

@@ -1,15 +1,14 @@
 """Demotions: which segments of a CPU tier are copied to Redis, and which leave the CPU tier once they are there.
 
-Three reasons to copy. *Ordered*: somebody wants it there now (`order`); that goes first. *Earned*: the segment was used
+Three reasons to copy. *Ordered*: a client wants it there now (`order`); that goes first. *Earned*: the segment was used
 often enough (`kvmanager.index.demotion_queue`). *Room*: a CPU tier is above its high-water mark, its coldest leaf is
 next to go, and Redis lacks it. These two take turns, so that neither starves the other. Each partition of a tier
-(`kvmanager.index.stores`) has a mark of its own, the same share of
-its budget.
-What a segment continues goes with it, as far as Redis lacks that too: each location keeps whole chains.
+(`kvmanager.index.stores`) has a mark of its own, the same share of its budget. What a segment continues goes with it
+where Redis lacks that too: each location keeps whole chains.
 
 Life of a demotion: `next` reserves room at Redis, as much as the copies take in the CPU tier, and leases those; the
 tier writes them, perhaps coded; `finish` commits what Redis has now, in the size that it has there. A demotion that
-nobody finishes ends by time. What it named and the index does not expect at Redis then is ordered evicted there: a
+is not finished ends by time. What it named and the index does not expect at Redis then is ordered evicted there: a
 write whose answer was lost may have happened. Copies leave the CPU tier only through `relieve`, coldest first, and only
 while Redis has them.
 
@@ -103,7 +102,7 @@ class Demotions:
         return len(self._in_flight)
 
     def order(self, nodes: Iterable[Node]) -> None:
-        """Let segments be copied before all others, as far as `MOST_ORDERED` allows; parents first.
+        """Copy these segments before all others, parents first; at most `MOST_ORDERED` wait.
 
         O(nodes), and each times the tenants that have ordered where those are full.
         """
@@ -111,7 +110,7 @@ class Demotions:
             self._ordered.add(nodes)
 
     def is_ordered(self, key: SegmentKey) -> bool:
-        """Return whether a segment waits because somebody has ordered it."""
+        """Return whether a segment waits because it was ordered."""
         return key in self._ordered.waiting
 
     def next(self, now: float, most_bytes: int) -> Demotion | None:
@@ -186,7 +185,10 @@ class Demotions:
         return freed
 
     def _is_stray(self, key: SegmentKey) -> bool:
-        """Return whether nobody would account for ``key`` if Redis had it. One that is away is indexed anew later."""
+        """Return whether the index does not expect ``key`` at Redis.
+
+        Without Redis no key is a stray: what it holds is indexed again when it is back.
+        """
         redis = self._redis()
         node = self._catalog.trie.nodes.get(key)
         if redis is None:

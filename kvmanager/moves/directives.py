@@ -23,7 +23,7 @@ class DirectiveKind(StrEnum):
     PROMOTE = "promote"
     """Copy them from a shared tier to a device, before a request asks for them."""
     MOVE = "move"
-    """Bring what one device holds to another: an offload, as far as no shared tier has it, and then a promotion."""
+    """Bring what one device holds to another: offload what no shared tier has, then promote."""
 
 
 class Outcome(StrEnum):
@@ -40,7 +40,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
     """A part that it needs did not do its work: a tier was gone, a segment not what was stored."""
     LOST = "lost"
-    """Nobody acknowledged it in time."""
+    """It was not acknowledged in time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Evictions that are due: copies that the index has forgotten, but that no directive has named yet.
 
 A lease ends, a reservation times out, a quota shrinks: what becomes of it is ordered by the next method of the manager
-that returns directives. Until then the bytes are still there, so whoever stores at a location carries out first what is
-due at it. One thread.
+that returns directives. Until then the bytes are still there, so a tier carries out the evictions that are due at it
+before it stores. One thread.
 """
 
 from collections.abc import Collection, Iterable

@@ -1,7 +1,7 @@
 """Leases: promises with an end that what a plan handed out stays where it is.
 
-Until a lease is released or its time has passed, none of its copies is evicted. Whoever dies without releasing delays
-evictions by that time at most. Leases end in the order of a heap, so expiring costs only what expires.
+Until a lease is released or its time has passed, none of its copies is evicted. A holder that dies without releasing
+delays evictions by that time at most. Leases end in the order of a heap, so expiring costs only what expires.
 
 `Numbers` gives numbers to these and all other promises. What was promised is given back by its number, perhaps after
 the manager has died, to the next one, to which it must mean nothing. So numbers begin at a place that follows from the
@@ -77,7 +77,7 @@ class Leases:
         return [copy for copy in lease.copies if self._catalog.unlease(copy)]
 
     def extend(self, lease_id: int, seconds: float) -> None:
-        """Let a lease end so much later; one that has ended is no error."""
+        """Let a lease end ``seconds`` later; one that has ended is no error."""
         lease = self._leases.get(lease_id)
         if lease is not None:
             lease.deadline += seconds

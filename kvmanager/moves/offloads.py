@@ -40,7 +40,7 @@ class Offloads:
         self._rounds: dict[str, list[BlockHash]] = {}
         """What of each device is still to be looked at in this round."""
         self._left_out: dict[str, set[BlockHash]] = {}
-        """What lay on each device when somebody cleared the shared tiers, as far as it still does."""
+        """Blocks that lay on each device when the shared tiers were cleared, and still do."""
 
     def candidates(self, replica: str, most_segments: int, to: Location) -> list[SegmentSpan]:
         """Return the hottest chain of at most ``most_segments`` segments that should be offloaded from a device now.
@@ -69,7 +69,7 @@ class Offloads:
         return self._parents(chain[0], to) + chain[:most_segments]
 
     def leave_out_present(self, tenant: str | None = None) -> None:
-        """Make no candidate of what lies on devices now: somebody wants it out of the shared tiers. O(blocks).
+        """Make no candidate of what lies on devices now: it was cleared from the shared tiers. O(blocks).
 
         With a ``tenant`` (by tag), of what is known as its own. A request that uses it saves it again, as it saves
         everything.

@@ -1,6 +1,6 @@
 """Plans: what one replica may load for one prompt, under a lease (`kvmanager.moves.leases`).
 
-A plan is about the prompt's own chain of segments, and of a blended prompt about its chunks' chains beside it
+A plan is about the prompt's own chain of segments, and for a blended prompt about its chunks' chains too
 (`kvmanager.moves.chunks`): what is loaded of its own chain is its prefix, and chunks serve what comes after that. All
 of it is under one lease. One thread.
 """
@@ -38,7 +38,7 @@ class PlanReason(StrEnum):
     PROBE = "probe"
     """What would be slower, by all that is known, to measure it: one segment more is loaded, or nothing."""
     UNMEASURED = "unmeasured"
-    """Something is stored where nobody knows how long loads take, and enough others are finding out."""
+    """Something is stored at a tier whose load time is not known, and enough other loads are measuring it."""
     RECOMPUTE_ALWAYS = "recompute_always"
     """Something is stored, but the settings say that nothing is loaded."""
     DEVICE = "device"
@@ -79,7 +79,7 @@ class PlannedSegment(NamedTuple):
 
 
 Choose: TypeAlias = Callable[[Sequence[PlannedSegment]], tuple[int, PlanReason]]
-"""Says how many of the stored segments that begin a prompt shall be loaded, from the first on, and why."""
+"""Says how many of the stored segments that begin a prompt to load, from the first on, and why."""
 
 
 class StoredChunk(NamedTuple):
@@ -98,7 +98,7 @@ class StoredChunk(NamedTuple):
 
 
 ChooseChunks: TypeAlias = Callable[[int, PlanReason, Sequence[StoredChunk]], tuple[Sequence[StoredChunk], PlanReason]]
-"""Says which of the stored chunks are blended behind so many leading blocks of the prompt, and why, or why none; the
+"""Says which of the stored chunks to blend after a number of the prompt's leading blocks, and why, or why none; the
 reason so far is that of the prompt's own chain."""
 
 
@@ -168,7 +168,7 @@ class Planner:
         choose_chunks: ChooseChunks | None = None,
         sparse: SparseQuery | None = None,
     ) -> Plan:
-        """Count one use of every known node that this prompt finds, and lease what shall be loaded of it.
+        """Count one use of every known node that this prompt finds, and lease what is to be loaded of it.
 
         With ``sparse``, and where more of the prompt is stored so, that is a sparse prefix.
 
@@ -210,7 +210,7 @@ class Planner:
         return Plan(lease_id, tuple(segments), reason, scores, self._catalog.clock.now, kept, tuple(blended))
 
     def reserve(self, now: float, replica: str, node: str, hashes: Sequence[BlockHash]) -> Plan:
-        """Lease what a directive shall load of a prompt: as `plan`, but nobody has asked, so nothing is counted."""
+        """Lease what a directive will load of a prompt: as `plan`, but count nothing, for no request asked."""
         found = self._find(hashes, node)
         segments, copies, reason = self._choose(found, hashes, 0, None)
         scores = self._scores(found, lambda known: known.score)

@@ -34,7 +34,7 @@ class NoRedisError(ValueError):
 
 
 class Amount(NamedTuple):
-    """So many segments and bytes; at least so many, unless ``complete``."""
+    """A number of segments and bytes; a lower bound unless ``complete``."""
 
     segments: int = 0
     nbytes: int = 0
@@ -89,7 +89,7 @@ class PromptOrders:
         return [node for node, end in zip(path, ends, strict=True) if node.end_block == end]
 
     def path_to(self, key: SegmentKey, tenant: str | None) -> list[Node]:
-        """Return a known segment of a tenant (by tag; None: of anybody) behind all that it follows on.
+        """Return a known segment of a tenant (by tag; None: of any tenant) behind all that it follows on.
 
         Empty: there is none. O(result).
         """
@@ -163,7 +163,7 @@ def _head(store: Store, path: Iterable[Node]) -> Copy | None:
 
 
 def _below(head: Copy) -> Amount:
-    """Count a copy and what counts on it, as far as `MOST_COUNTED`."""
+    """Count a copy and the copies that depend on it, at most `MOST_COUNTED`."""
     store, segments, nbytes = head.store, 0, 0
     stack: list[Node | None] = [head.node]
     looked_at = 0

@@ -5,8 +5,8 @@ CPU tier is never read from Redis, so only the manager knows that it was used, a
 
 * A segment is renewed when it was used and its last renewal is ``every_s`` ago, and all that it follows on with it.
 * What is written to Redis later than what it follows on has that renewed too.
-* `take` names children before their parents, and whoever carries it out keeps that order. So a parent never expires
-  before a child, up to the time from one `take` to the next.
+* `take` names children before their parents, and the caller that renews them keeps that order. So a parent never
+  expires before a child, up to the time from one `take` to the next.
 
 Of the segments of a prompt only those are looked at that no other one follows on: what they follow on was renewed no
 earlier. One thread.

@@ -39,7 +39,7 @@ class RetainedPrefix(NamedTuple):
 
 
 def retained_prefix(budgets: Budgets, blocks: Sequence[int], forms: Sequence[bytes]) -> RetainedPrefix | None:
-    """Return what is kept of segments of so many ``blocks`` and these forms; None where all of them are dense."""
+    """Return what is kept of segments with these ``blocks`` and ``forms``; None where all of them are dense."""
     if not any(forms):
         return None
     layers = range(len(budgets.shares))

@@ -39,7 +39,7 @@ class Offer:
     keys: tuple[SegmentKey, ...]
     evict: tuple[Directive, ...]
     above: tuple[tuple[SegmentKey, int], ...] = ()
-    """Of a promotion: those of ``keys`` that nobody named, for the named ones follow on them, with their raw sizes."""
+    """Of a promotion: those of ``keys`` that the caller did not name but the named ones follow on, with raw sizes."""
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class Saves:
         return Offer(self._open(replica, now, pending), tuple(pending), evictions(evicted))
 
     def promote(self, now: float, replica: str, store: Store, keys: Sequence[SegmentKey]) -> Offer:
-        """Decide which of ``keys``, as far as Redis has them and ``store`` has not, are copied to ``store``.
+        """Decide which of ``keys`` to copy from Redis to ``store``: of those that Redis has and ``store`` has not.
 
         Reserved is what they take raw, which may be more than at Redis.
         As for an offer, the parent must be there and only colder leaves make room; `MOST_ABOVE` parents that only Redis
@@ -142,10 +142,10 @@ class Saves:
         return Offer(save_id, tuple(pending), evictions(evicted), unnamed)
 
     def commit(self, now: float, store: Store, keys: Sequence[SegmentKey], nbytes: Sequence[int]) -> list[SegmentKey]:
-        """Note that the tier owns the complete bytes of ``keys``; return those it shall keep, parents first.
+        """Note that the tier owns the complete bytes of ``keys``; return those it should keep, parents first.
 
-        Refused is what nobody reserved or no longer may store, and what is larger than reserved. Committing twice is
-        no error.
+        Segments are refused without a reservation that still holds, and where they are larger than reserved.
+        Committing twice is no error.
         """
         accepted: list[SegmentKey] = []
         for node, size in self._known(keys, nbytes):
@@ -164,7 +164,7 @@ class Saves:
         nbytes: Sequence[int],
         raw_nbytes: Sequence[int],
     ) -> list[SegmentKey]:
-        """Take into the index what a tier reports to own already; return the keys it shall keep, parents first.
+        """Take into the index what a tier reports to own already; return the keys it should keep, parents first.
 
         ``nbytes`` are the sizes there, ``raw_nbytes`` those that the segments have in a CPU tier.
         Refused is what has no chain to its head, exceeds the budget (nothing is evicted for it), is stored elsewhere in

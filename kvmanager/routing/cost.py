@@ -1,4 +1,4 @@
-"""Which replica shall compute a prompt: the one where least is lost, in tokens of prefill.
+"""Which replica to compute a prompt on: the one where least is lost, in tokens of prefill.
 
 ``new = max(0, prompt - sum(credit[tier] * hits[tier]))``
 

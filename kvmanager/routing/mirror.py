@@ -1,4 +1,4 @@
-"""A router's copy of the placement, kept up to date by deltas, so that routing a request asks nobody.
+"""A router's copy of the placement, kept up to date by deltas, so that routing a request needs no call.
 
 A mirror may be late, never inconsistent: it applies events strictly in order. When some are missing, or the manager is
 a new one, it refuses them and asks for a snapshot, serving its last view until that comes. Being late costs a worse

@@ -25,7 +25,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoleShares:
-    """How many replicas shall have each role; none: there are no roles."""
+    """The wanted number of replicas of each role; without it there are no roles."""
 
     prefill: int = 0
     decode: int = 0
@@ -35,7 +35,7 @@ class RoleShares:
 
 
 class RoleBook:
-    """Who has which role. All methods are O(replicas)."""
+    """Roles by replica. All methods are O(replicas)."""
 
     def __init__(self, shares: RoleShares) -> None:
         self._wanted = {Role.PREFILL: shares.prefill, Role.DECODE: shares.decode} if shares else {}

@@ -1,10 +1,10 @@
 """When a prefix is hotter than one replica can serve: give it another home before a request has to compute it there.
 
 A prompt is *pressing* when the replica that holds most of it is so busy that it would have its first token sooner
-elsewhere, computed anew. Whether it waits or goes there is up to the router. Once is chance. When prompts of the same
+elsewhere, recomputed. Whether it waits or goes there is up to the router. Once is chance. When prompts of the same
 prefix press again and again, its holders cannot serve it alone, and the replica that would serve it soonest is worth
 being given a copy: a `Move`. What comes after finds it there, and nothing was computed twice. A prefix that a shared
-tier holds presses nobody: whoever gets a prompt loads it from there, which spreads it without an order.
+tier holds presses no replica: the one that gets a prompt loads it from there, which spreads it without an order.
 
 The prefix in question is not the whole of what the holder has of one prompt, which ends with that user's own
 conversation, but the longest part that the pressing prompts have in common: each of them counts for every cut of the
@@ -59,7 +59,7 @@ class Spreading:
     ) -> list[Move]:
         """Note a routed prompt: where it goes, and by replica how long it would wait and what is held of it.
 
-        Returns what shall move, if anything, to the replica with the shortest wait that would have to compute it;
+        Returns what to move, if anything, to the replica with the shortest wait that would have to compute it;
         ``chosen`` gets the prefix with the prompt. O(segments + replicas log replicas).
         """
         holder = max(waits, key=lambda replica: (hits[replica].device, -waits[replica]))

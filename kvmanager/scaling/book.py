@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 OLD_S = 20.0
-"""The policy speaks every `deployments.scaling.policy.SAY_EVERY_S`. After so long nothing is known of what is wanted:
+"""Age at which the policy's last report is dropped. It reports every `deployments.scaling.policy.SAY_EVERY_S`, unless
 Serve's controller is gone, or decides nothing."""
 
 
@@ -23,7 +23,7 @@ class ScalingBook:
         self._changes: Counter[tuple[str, str]] = Counter()
 
     def hear(self, now: float, desired: int, target: int, running: int, why: str, demands: Mapping[str, float]) -> None:
-        """The policy desires so many replicas, Serve aims at `target` (after its delays), and so many run."""
+        """Note the numbers of replicas: that the policy desires, that Serve aims at after its delays, and that run."""
         if self._target and target != self._target:
             self._changes["up" if target > self._target else "down", self._why] += 1
         self._heard_at, self._desired, self._target, self._running = now, desired, target, running

@@ -6,7 +6,7 @@ Each of three figures asks for a number of replicas, and the largest number coun
 * `kv_pressure`: running requests hold `POOL_SHARE` of the device pools;
 * `ongoing`: requests take `SLOTS_SHARE` of the places in which engines compute.
 
-More replicas are wanted as soon as a figure asks for more than there shall be now. One less is wanted when all three
+More replicas are wanted as soon as a figure asks for more than are wanted now. One less is wanted when all three
 fit into one less. Between the two lies the work of a whole replica, so the number does not swing. Replicas go one at
 a time, for with each goes the KV on its device. What is not known changes nothing: not an old figure, nor a replica
 that has not said any. Ray Serve adds the delays. Pure; O(replicas).
@@ -48,7 +48,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """There are at least and at most so many replicas."""
+    """The least and the largest number of replicas."""
 
     least: int
     most: int
@@ -73,7 +73,10 @@ def demands(loads: Sequence[ReplicaLoad], limits: Limits) -> dict[str, float]:
 
 
 def decide(loads: Sequence[ReplicaLoad | None], wanted: int, bounds: Bounds, limits: Limits) -> ScalingDecision:
-    """How many replicas there should be, where `wanted` shall be now and those that run say `loads`; None: nothing."""
+    """Return how many replicas there should be, given how many are `wanted` now and the `loads` of those that run.
+
+    A load of None: the replica has not reported any.
+    """
     bounded = min(max(wanted, bounds.least), bounds.most)
     known = [load for load in loads if load is not None]
     if not known or len(known) < len(loads):

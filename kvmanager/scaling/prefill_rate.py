@@ -18,7 +18,7 @@ class PrefillRate:
         self._seconds = 0.0
 
     def computed(self, tokens: int, seconds: float) -> None:
-        """A prompt of so many tokens was computed in so many seconds. What cannot be is left out."""
+        """Note that a prompt's `tokens` were computed in `seconds`. Impossible values are ignored."""
         if tokens <= 0 or not 0.0 < seconds < float("inf"):
             return
         fade = 0.5 ** (tokens / HALF_LIFE_TOKENS)
@@ -26,7 +26,7 @@ class PrefillRate:
         self._seconds = self._seconds * fade + seconds
 
     def seconds(self, tokens: int) -> float | None:
-        """How long so many tokens take; None before anything was computed, unless there are none."""
+        """Return how long `tokens` take, 0 for none; None before anything was computed."""
         if tokens <= 0:
             return 0.0
         return tokens * self._seconds / self._tokens if self._tokens else None

@@ -1,18 +1,18 @@
 """How many replicas there should be now, where their number changes by itself: those below it are missing.
 
 One that is still being started for more load is not missing, and one that is taken away is not either. One that was
-there and is gone is missing until it has been replaced, also where fewer would be enough. Fewer than the least that
-there shall be are always too few. One thread.
+there and is gone is missing until it has been replaced, also where fewer would be enough. Fewer than the least
+allowed number are always too few. One thread.
 """
 
 from __future__ import annotations
 
 LAG_S = 3.0
-"""That one has come, or was taken away, may be seen so long before all have heard of it."""
+"""How long a replica's start or removal may be seen in one place before it is known in all."""
 
 
 class WantedReplicas:
-    """See the module's docstring. `least`: so many there shall be at any time. Seconds of a clock that never jumps."""
+    """See the module's docstring. `least`: the least number allowed. Times are seconds of a clock that never jumps."""
 
     def __init__(self, least: int) -> None:
         self._least = least

@@ -9,9 +9,9 @@ Nodes hold differences from the prior, so that a node which all prompts share, a
 Invariants:
 
 * nodes stand at the ends of segments and at a prompt's last two full blocks, so a request costs O(its segments);
-* no more than ``most_nodes`` nodes are kept, some 330 bytes each; who was not written for the longest time goes first,
-  and children go before their parents;
-* an answer that was cut off (``max_tokens``) says "at least so long": it lengthens an estimate, and never shortens it.
+* no more than ``most_nodes`` nodes are kept, some 330 bytes each; the node written longest ago goes first, and children
+  go before their parents;
+* an answer that was cut off (``max_tokens``) is a lower bound: it lengthens an estimate, and never shortens it.
 
 One of these for each tenant: nothing in it is shared, so no tenant's answers can be told from another's estimates.
 After *Sequence Scheduling* (arXiv 2305.13144), *Efficient LLM Scheduling by Learning to Rank* (arXiv 2408.15792): what
@@ -90,12 +90,12 @@ class AnswerLengths:
         return len(self._nodes)
 
     def prior(self, prompt_tokens: int) -> float:
-        """Return log2 of the answer's tokens as far as the prompt's length tells. O(1)."""
+        """Return log2 of the answer's tokens, judged by the prompt's length alone. O(1)."""
         bucket, general = self._buckets.get(_bucket(prompt_tokens)), self._all.shrunk(FIRST_GUESS, _GUESS_WEIGHT)
         return general if bucket is None else bucket.shrunk(general, _ALL_WEIGHT)
 
     def estimate(self, hashes: Sequence[bytes], prompt_tokens: int) -> LengthEstimate:
-        """Return what to expect of a prompt with these full blocks and so many tokens. O(segments)."""
+        """Return what to expect of a prompt of ``prompt_tokens`` with the full blocks ``hashes``. O(segments)."""
         prior, known, beyond_prior = self.prior(prompt_tokens), 0, 0.0
         for end in self._path(hashes):
             node = self._nodes.get(hashes[end - 1])

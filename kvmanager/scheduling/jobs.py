@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MOST_PRIORITY = 8
-"""A request's `priority` counts so much at most, either way, whatever let it in: nobody is put off for ever."""
+"""The most that a request's `priority` counts, either way, whatever let it in: no request is put off for ever."""
 PRIOR_TOKENS = 256
 """How long an answer is expected to be of which nothing is predicted. Chosen, not measured."""
 
@@ -43,7 +43,7 @@ class ScheduledJob:
 
     @property
     def answer_left(self) -> float:
-        """How many tokens its answer will still have. Who has outlived the prediction is half through, as it seems.
+        """Tokens that its answer is expected to have still. One longer than predicted is taken to be half done.
 
         Answers' lengths have long tails: what has lasted long is expected to last as long again.
         """

@@ -1,6 +1,6 @@
-"""Who runs next: first come, first served; the shortest; or multi-level feedback, for lengths that nobody can predict.
+"""Which job runs next: the first to come; the shortest; or by multi-level feedback, for lengths without a prediction.
 
-* `fcfs`: in order of arrival, nobody is preempted.
+* `fcfs`: in order of arrival, no job is preempted.
 * `shortest`: key ``arrival + PATIENCE · predicted seconds``, computed once. A job is overtaken only by those that
   arrive within `PATIENCE` times its own length: what waits ages by itself. It preempts for a job of at most half of
   what the victim has left. Covers shortest-job-first with predictions (Sequence Scheduling, arXiv 2305.13144).
@@ -87,11 +87,11 @@ class Fcfs:
         return False
 
     def gives_way(self, victim: ScheduledJob, to: ScheduledJob) -> bool:
-        """Nobody does."""
+        """No job does."""
         return False
 
     def rank(self, victim: ScheduledJob) -> float:
-        """Nobody goes."""
+        """All are equal: no job gives way."""
         return 0.0
 
 
@@ -126,7 +126,7 @@ class Shortest:
         return to.key < victim.key and GAP * self.units_left(to) <= self.units_left(victim)
 
     def rank(self, victim: ScheduledJob) -> float:
-        """Who has most left."""
+        """The job that has most left goes first."""
         return self.units_left(victim)
 
 
@@ -176,7 +176,7 @@ class MultiLevel:
         return to.key < victim.key
 
     def rank(self, victim: ScheduledJob) -> float:
-        """Who is at the last level."""
+        """The job at the last level goes first."""
         return victim.key
 
 
@@ -192,7 +192,7 @@ def may_be_preempted(job: ScheduledJob) -> bool:
 
 
 def victim_for(policy: Policy, to: ScheduledJob, running: Iterable[tuple[T, ScheduledJob]]) -> T | None:
-    """Who of the running jobs makes place for a waiting one; None: nobody. Of equals the last one goes."""
+    """Return the running job that makes place for a waiting one, the last of equals; None where none does."""
     chosen: tuple[float, T] | None = None
     for name, job in running:
         if may_be_preempted(job) and policy.gives_way(job, to):

@@ -86,7 +86,7 @@ class LiveStream:
 
 @dataclass(frozen=True, slots=True)
 class StreamMove:
-    """An order: this stream shall go on there."""
+    """An order to continue a stream on another replica."""
 
     stream: LiveStream
     target: str
@@ -118,7 +118,7 @@ class Rebalancing:
         streams: Callable[[], Iterable[LiveStream]],
         may_go: Callable[[str, Phase], bool] = lambda replica, phase: True,
     ) -> list[StreamMove]:
-        """Which streams shall move now; whoever is told this moves them. ``reports``: of the replicas that live.
+        """Return the streams to move now; the caller moves them. ``reports``: of the replicas that live.
 
         ``streams`` is asked only where a replica is short. ``may_go``: whether a replica takes what has this phase.
         """

@@ -1,8 +1,8 @@
-"""How many tokens a step may compute so that those who decode wait for their next token no longer than a target.
+"""How many tokens a step may compute so that decoding requests wait for their next token no longer than a target.
 
 A prompt that is prefilled in chunks shares its steps with requests that decode (Orca's iteration-level scheduling), and
 they wait for the whole step. The longest chunk that keeps to the target is computed from the measured time of a step
-(`kvmanager.scheduling.step_time`), anew for each step (Sarathi-Serve, arXiv 2403.02310, chooses it once).
+(`kvmanager.scheduling.step_time`), again for each step (Sarathi-Serve, arXiv 2403.02310, chooses it once).
 
 The model says what a step takes on average. `margin` is how much longer the slow ones took, a quantile that is followed
 by stochastic approximation; what passes between two steps is subtracted too. One thread.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from kvmanager.scheduling.step_time import Step, StepTime
 
 QUANTILE = 0.98
-"""Of measured over expected time; so many steps with a prefill shall keep to the target."""
+"""Of measured over expected time: the share of steps with a prefill that should keep to the target."""
 RATE = 0.05
 """How far one step moves the margin. Prompts are few."""
 MOST_MARGIN = 2.0
@@ -54,7 +54,7 @@ class StepBudget:
         self.margin = min(max(self.margin, 1.0), MOST_MARGIN)
 
     def passed_between(self, seconds: float) -> None:
-        """So much passed between two steps while somebody decoded."""
+        """Note that ``seconds`` passed between two steps while a request was decoding."""
         self._between_s = BETWEEN_KEPT * self._between_s + (1.0 - BETWEEN_KEPT) * max(0.0, seconds)
 
     @property
@@ -66,8 +66,8 @@ class StepBudget:
     def tokens(self, decodes: int, decode_context: int, prefill_context: int) -> int:
         """The budget of the next step: `decodes` requests with `decode_context` tokens in all, and prefills.
 
-        `prefill_context`: tokens before those that are prefilled first. Whole blocks beside the decodes, one at least:
-        with less the last requests of vLLM's list would starve. The ceiling when nobody decodes, or nothing is known.
+        `prefill_context`: tokens before those that are prefilled first. Whole blocks besides the decodes, at least one:
+        with less the last requests of vLLM's list would starve. The ceiling without decodes, or when nothing is known.
         """
         if not decodes or not self._time.known:
             return self._ceiling

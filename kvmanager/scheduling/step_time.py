@@ -27,7 +27,7 @@ HALF_LIFE_SAMPLES, HALF_LIFE_S = 64.0, 120.0
 ENOUGH = 8
 """Fewer samples say too little."""
 EVERY_NTH_DECODE_STEP = 8
-"""Steps that only decode are alike: one in so many is fitted, for a fit takes 0.1 ms."""
+"""Steps that only decode are alike: one in this many is fitted, for a fit takes 0.1 ms."""
 STALL, ALONE_STEPS = 2.5, 16
 """How slow a step is that may have stalled, and after how many steps of its kind another such step is one alone."""
 FIRST_DECODE_S, FIRST_PREFILL_S = 0.01, 0.001
@@ -134,7 +134,7 @@ class StepTime:
         return seconds
 
     def decodes_s(self, requests: int, context: float) -> float:
-        """What decoding takes, with so many tokens before all of them; 0 where nothing is measured, or to be done."""
+        """Return the seconds for `requests` that decode after `context` tokens in all; 0 without any, or unmeasured."""
         return self._decode.seconds(requests, context) if requests else 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""Virtual token counters: what tenants have been served, so that who was served least is next.
+"""Virtual token counters: what tenants have been served, so that the tenant served least is next.
 
 After VTC (Sheng et al., *Fairness in Serving Large Language Models*, OSDI 2024, algorithms 2 and 4). A tenant's counter
 grows by the cost of its work divided by its weight. The cost is in prompt tokens: an answer token counts `ANSWER_COST`
@@ -8,13 +8,13 @@ and this is why it is counters and not rounds with deficits.
 
 Invariants:
 
-* *lift*: a tenant that begins to wait has a counter no less than the least of those that wait, or, where nobody waits,
-  than that of who waited last. Who was idle has saved nothing up, and who was served alone owes nothing. Compared is
-  without what is *prepaid*, charged for answers that are not sampled yet: ending them early gives that back, and who
-  prepays much and ends it would have saved it up;
+* *lift*: a tenant that begins to wait has a counter no less than the least of those that wait, or, where none waits,
+  than that of the tenant whose turn was last. An idle tenant has saved nothing up, and one that was served alone owes
+  nothing. The comparison leaves out what is *prepaid*, charged for answers that are not sampled yet: ending them early
+  gives that back, and a tenant that prepays much and ends early would have saved it up;
 * of two tenants that both wait all the time, what each was served, divided by its weight, differs by no more than what
   one has under way and one turn (VTC, theorem 4.4), however dear or wrongly predicted their requests are;
-* of equal counters, who was served longest ago is next.
+* of equal counters, the tenant served longest ago is next.
 
 O(tenants that wait) for each call, and O(log of them) more for an order. Pure; not thread-safe.
 """
@@ -31,7 +31,7 @@ CACHED_COST = 0.02
 
 
 def prompt_cost(prompt_tokens: int, cached_tokens: int) -> float:
-    """Return the cost of a prompt of which so many tokens' KV is reused."""
+    """Return the cost of a prompt that reuses the KV of ``cached_tokens``."""
     cached = min(max(cached_tokens, 0), prompt_tokens)
     return prompt_tokens - cached + CACHED_COST * cached
 
@@ -40,7 +40,7 @@ class VirtualCounters:
     """See the module's docstring. Tenants are known from the start."""
 
     def __init__(self, tenants: Iterable[str], weights: Mapping[str, float] | None = None) -> None:
-        """``weights`` by tenant, above 0; 1 for who has none. Raises ValueError for another weight."""
+        """``weights`` by tenant, above 0; 1 for a tenant without one. Raises ValueError for another weight."""
         self._weights = {tenant: (weights or {}).get(tenant, 1.0) for tenant in tenants}
         if any(not weight > 0 for weight in self._weights.values()):
             raise ValueError(f"a tenant's weight is above 0, got {self._weights}")
@@ -53,7 +53,7 @@ class VirtualCounters:
         """Whose turn was the last one."""
 
     def counter(self, tenant: str) -> float:
-        """Return a tenant's counter, which only means something beside another's."""
+        """Return a tenant's counter, which only means something compared with another's."""
         return self._counters[tenant]
 
     def begins_to_wait(self, tenant: str, others: Collection[str]) -> None:
@@ -74,7 +74,7 @@ class VirtualCounters:
         self._last = tenant
 
     def charge(self, tenant: str, cost: float, prepaid: float = 0.0) -> None:
-        """A tenant's work costs so much more than was thought; less, where it is below 0.
+        """Charge a tenant ``cost`` more than was expected of its work, or less where it is below 0.
 
         ``prepaid``: by how much more of what it was charged the work is still to be done.
         """
@@ -133,7 +133,7 @@ class Bill:
             self._prompt = cost
 
     def sampled(self, tokens: int) -> None:
-        """So many more tokens have been sampled; charged at once where they are beyond what was expected."""
+        """Note that ``tokens`` more were sampled, and charge at once for those beyond what was expected."""
         if self._open:
             self._sampled += tokens
             self._charge_answers(max(self._answers, ANSWER_COST * self._sampled))

@@ -73,11 +73,11 @@ class Budgets:
         return _OF_A_TABLE | int.from_bytes(self.digest[:2], "little") % _OF_A_TABLE
 
     def kept_blocks(self, layer: int, num_blocks: int) -> int:
-        """How many blocks a layer keeps of a segment of so many: its share, rounded up, so at least one."""
+        """Return how many of a segment's blocks a layer keeps: its share, rounded up, so at least one."""
         share = self.shares[layer]
         return -(-num_blocks * share.numerator // share.denominator)
 
     def kept_share(self, num_blocks: int) -> float:
-        """The part that all layers together keep of a segment of so many blocks."""
+        """Return the part that all layers together keep of a segment of ``num_blocks``."""
         layers = range(len(self.shares))
         return sum(self.kept_blocks(layer, num_blocks) for layer in layers) / (num_blocks * len(self.shares))

@@ -11,12 +11,12 @@
 
 A raw section is a layer's KV as it was computed, ``[k|v, token, kv_head, head_dim]``, contiguous: so the sections of a
 raw segment are ``[layer, k|v, token, kv_head, head_dim]``. That is the form in memory and in the CPU tier; in Redis a
-section may be coded (the header says how), which concerns nobody here. A sparse segment is coded too, but to no dense
-layer can it be decoded: `deployments.segment_store.sparse.segments`.
+section may be coded (the header says how), which this module leaves to the codecs. A sparse segment is coded too, but
+cannot be decoded to a dense layer: `deployments.segment_store.sparse.segments`.
 
 A reader says what it expects and gets the bytes or a `SegmentMismatch`: wrong KV is never served. The checksums make a
 chain, header → table → section, that covers every byte, so any flipped bit is a mismatch. One layer can be verified and
-read by itself (`open_layers`), and of a raw one some blocks: whoever uses a segment's first blocks reads no more than
+read by itself (`open_layers`), and of a raw one some blocks: using a segment's first blocks reads no more than
 those that share a checksum with them. m is 1 unless blocks are small (`kvmanager.segments.sizes.CHECKED_BYTES`).
 Pure functions without copies of the sections: any thread, one writer per buffer.
 """
@@ -171,7 +171,7 @@ class SegmentSealer:
         """Write the head. Raises ValueError when the sections are not those that it states."""
         layers = self._header.shape[0]
         if self._layers != layers or self._end != len(self._view):
-            raise ValueError(f"{self._layers} sections end at {self._end}, {layers} shall end at {len(self._view)}")
+            raise ValueError(f"{self._layers} sections end at {self._end}, {layers} should end at {len(self._view)}")
         table = self._view[self._table : self._header.body_offset]
         write_header(self._view, self._header, checksum(table))
 
@@ -229,7 +229,7 @@ class SegmentLayers:
         return section
 
     def checksum(self, index: int) -> bytes:
-        """Return the checksum that a layer's section shall have; see `SegmentSealer.add`."""
+        """Return the checksum stated for a layer's section; see `SegmentSealer.add`."""
         return checksum(self._layer_table(index)) if self._entries is None else self._entries[index][2]
 
     def verify(self) -> None:

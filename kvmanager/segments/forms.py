@@ -25,7 +25,7 @@ def stated_form(buffer: Buffer) -> bytes:
 
 
 def serves(form: bytes, budgets: Budgets | None) -> bool:
-    """Return whether a copy of this form is of use to who presents these budgets; None: dense KV only."""
+    """Return whether a copy of this form is of use to a reader with these budgets; None: dense KV only."""
     if form == DENSE:
         return True
     return budgets is not None and form[:_LEVEL_BYTES] == budgets.header_level.to_bytes(_LEVEL_BYTES, "little")

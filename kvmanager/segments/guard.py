@@ -1,17 +1,17 @@
-"""What keeps whoever can write Redis, and does not know the server's secret, from planting KV there.
+"""Protection of KV in Redis against writers that do not know the server's secret.
 
 A segment is *guarded* when it goes to Redis and *opened*, before anything else looks at it, when it comes back. In
 memory and in the CPU tier it is as `kvmanager.segments.head` says. A guarded header differs in four fields::
 
     offset  bytes  field
         47      1  protection: 1 = keyed checksum, 2 = encrypted too; 0 for a segment that is not guarded
-       192     16  salt, drawn anew for each write
+       192     16  salt, drawn for each write
        208     16  tag of the body: AES-256-GCM over bytes 0..207 of the header and all that follows the head
        224     16  keyed BLAKE2b over bytes 0..223 and the hashes of the blocks
 
 * The head is checked by itself, so that the index can be read from heads alone, and it names the body's tag. So
   neither a field, nor a part of another segment, nor a part of an earlier write of this one fits in.
-* The header names the segment's key: under another key it is refused by whoever asked for that key. What the same
+* The header names the segment's key: under another key it is refused by the reader of that key. What the same
   segment was at an earlier time is the same KV: a replay of all of it does no harm.
 * Protection 1 authenticates the body (GMAC); 2 encrypts it as well. The head stays readable: block hashes, parent,
   shape, tag of the tenant.
@@ -55,7 +55,7 @@ _KEYED, _ENCRYPTED = 1, 2
 _PURPOSES = {_KEYED: b"redis-body-gmac", _ENCRYPTED: b"redis-body-gcm"}
 _NONCE = bytes(12)
 _BLOCK_BYTES = 16
-"""`update_into` asks for so much room beyond what it writes."""
+"""Room in bytes that `update_into` needs beyond what it writes."""
 
 
 class SegmentGuard:
@@ -69,7 +69,7 @@ class SegmentGuard:
     def guard(self, head: Buffer, body: Buffer, salt: bytes) -> tuple[bytearray, Buffer]:
         """Return head and body as they go to Redis; the body itself where it is not encrypted, else a new one.
 
-        ``head`` is a verified one, header and block hashes. ``salt``: `SALT_BYTES` that nobody can foresee or repeats.
+        ``head`` is a verified one, header and block hashes. ``salt``: `SALT_BYTES`, unpredictable and never repeated.
         """
         if len(salt) != SALT_BYTES:
             raise ValueError(f"a salt is {SALT_BYTES} bytes, got {len(salt)}")
@@ -143,7 +143,7 @@ class SegmentGuard:
 
 
 class ContentTag:
-    """Keyed tags of what lies in Redis beside segments, by name. The content follows its tag."""
+    """Keyed tags of named content in Redis other than segments. The content follows its tag."""
 
     def __init__(self, secret: ServerSecret) -> None:
         self._key = secret.key_for(b"redis-content")

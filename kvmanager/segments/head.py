@@ -27,8 +27,8 @@
 
 The head names the segment's place in its sequence and can be trusted by itself, so that a tier which outlives the
 server is indexed again from the heads alone (`read_header`). The hashes say which prompts have a segment's first blocks
-in common. What the head states of the body is bounded by its shape, so nobody who believes it allocates more than the
-segment's raw size and a little. Pure functions: any thread.
+in common. What the head states of the body is bounded by its shape, so a reader that believes it allocates no more than
+the segment's raw size and a little. Pure functions: any thread.
 """
 
 import struct
@@ -88,7 +88,7 @@ def write_header(buffer: memoryview, header: SegmentHeader, table_digest: bytes)
 
 
 def reseal_header(buffer: bytearray | memoryview) -> None:
-    """Write the head's own checksum anew."""
+    """Rewrite the head's own checksum."""
     view = memoryview(buffer)
     view[_FIELDS.size : HEADER_BYTES] = _own_checksum(view)
 
@@ -180,7 +180,7 @@ def _num_blocks(view: memoryview) -> int:
 
 
 def _own_checksum(view: memoryview) -> bytes:
-    """The checksum that a head shall state, of as many hashes as it states and ``view`` has."""
+    """Return the checksum that a head has to state, of as many hashes as it states and ``view`` has."""
     digest = xxhash.xxh3_128(view[: _FIELDS.size])
     digest.update(view[HEADER_BYTES : head_bytes(_num_blocks(view))])
     return digest.digest()

@@ -2,11 +2,11 @@
 
 The hash of a block is vLLM's own (``prefix_caching_hash_algo="sha256_cbor"``, vllm/v1/core/kv_cache_utils.py), so that
 the ingress, the manager, every tier and the engine's prefix cache name the same tokens by the same 32 bytes. All that
-decides a KV value beside the tokens is folded into the *salt*: model, tenant, fidelity, and of a blend the share that
-is computed anew. The salt enters the first block and through the chain of hashes every later one. Equal key, equal KV;
+decides a KV value besides the tokens is folded into the *salt*: model, tenant, fidelity, and of a blend the share that
+is recomputed. The salt enters the first block and through the chain of hashes every later one. Equal key, equal KV;
 nothing else has to be compared.
 
-Salts and tags are keyed with the server's secret, that of no tenant too: whoever sees a key, a tag or the fingerprint
+Salts and tags are keyed with the server's secret, that of no tenant too: an observer of a key, a tag or the fingerprint
 cannot find out by trying which prompt or which name it stands for.
 
 Needs ``PYTHONHASHSEED`` unset in the engine's process: vLLM derives the root of the chain from it when it is set.
@@ -36,8 +36,8 @@ EXACT: Final = "exact"
 TOLERANT: Final = "tolerant"
 """It may have been stored with loss."""
 BLENDED: Final = "blended"
-"""Chunks of it may have been computed where other tokens stood before them, and only a part of it anew (CacheBlend,
-arXiv 2405.16444)."""
+"""Chunks of it may have been computed where other tokens stood before them, and only a part of it recomputed
+(CacheBlend, arXiv 2405.16444)."""
 
 RATIO_STEPS = 16
 """Shares of a blend that is computed have as many names, and one more for 0."""
@@ -55,7 +55,7 @@ ROOT_HASH = BlockHash(_sha256_cbor("vllm-none-hash"))
 
 @dataclass(frozen=True, slots=True)
 class ModelIdentity:
-    """All that KV values depend on beside tokens. Two engines may share KV only if every field is equal."""
+    """All that KV values depend on besides tokens. Two engines may share KV only if every field is equal."""
 
     weights: str
     """Identity of the weights: a revision or a digest of the checkpoint, not its display name."""
@@ -124,8 +124,8 @@ def cache_salt(
 def tenant_tag(secret: ServerSecret, tenant: str) -> str:
     """Return the name (16 hex characters) that a tenant has in the index, in stored segments, quotas and metrics.
 
-    For accounting only, so 8 bytes are enough: what keeps tenants apart is the salt. Only who knows the secret can tell
-    the name of a tag, or find it by trying names. No tenant ("") has the empty tag.
+    For accounting only, so 8 bytes are enough: what keeps tenants apart is the salt. Only a holder of the secret can
+    tell the name of a tag, or find it by trying names. No tenant ("") has the empty tag.
     """
     if not tenant:
         return ""
@@ -137,9 +137,9 @@ def sparse_salt(salt: str, last_key: bytes, kept: bytes) -> str:
 
     ``salt`` is the tolerant one, ``last_key`` the key of the prefix's last segment, ``kept`` a digest of what is kept:
     of the budgets, and of the choice of tokens where equal budgets may leave different ones. A block of such a prefix
-    holds what is kept of *all* of it, not of the tokens up to the block. So whoever shares only a part of it must find
-    nothing, and each prefix has names of its own. Each part is hashed with its length before it. Raises ValueError for
-    an empty salt, which would share KV between tenants.
+    holds what is kept of *all* of it, not of the tokens up to the block. So a prompt that shares only a part of it must
+    find nothing, and each prefix has names of its own. Each part is hashed with its length before it. Raises ValueError
+    for an empty salt, which would share KV between tenants.
     """
     if not salt:
         raise ValueError("an empty salt would let tenants and models share KV: pass cache_salt(...)")

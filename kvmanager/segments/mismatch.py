@@ -12,7 +12,7 @@ class MismatchReason(StrEnum):
     HEADER = "header"
     """The checksum of the header and the block hashes differs, or the fields contradict each other."""
     KEYED = "keyed_checksum"
-    """In Redis: damaged, stored under another secret, or put there by somebody who does not know it."""
+    """In Redis: damaged, stored under another secret, or put there by a writer that does not know it."""
     KEY = "key"
     FINGERPRINT = "fingerprint"
     SHAPE = "shape"

@@ -1,7 +1,7 @@
 """The server's secret: what keeps a stranger from naming, confirming or forging anything by knowing how names are made.
 
 Tenants' tags, the salts of all prompts and the checksums of segments in Redis are keyed with it, each with a key of its
-own: whoever learns one of these keys learns none of the others. A server with another secret finds nothing of what this
+own: learning one of these keys reveals none of the others. A server with another secret finds nothing of what this
 one has stored: that is a cold cache, never an error. Pure: any thread. Nothing here prints what it holds.
 """
 

@@ -9,7 +9,7 @@ from kvmanager.segments.keys import HASH_BYTES
 MOST_SEGMENT_BYTES = 1 << 30
 """Of a raw segment: a header that states more was not written here, and nothing is allocated for it."""
 MOST_SEGMENT_BLOCKS = 1024
-"""Of a segment: what lists the heads of all segments of a Redis holds the hashes of so many blocks at most."""
+"""Of a segment: a reader that lists the heads of all segments of a Redis holds the hashes of this many blocks."""
 MOST_BYTES_IN_FLIGHT = 128 << 20
 """Of segments that a node fetches from Redis at a time; a larger one goes through by itself."""
 
@@ -41,7 +41,7 @@ def payload_bytes(shape: Shape, dtype: str) -> int:
 
 
 def check_segment_bytes(nbytes: int, segment_tokens: int, num_blocks: int) -> str | None:
-    """Return a sentence about segments of so many bytes that are slow to move; None where there is nothing to say.
+    """Return a sentence about segments of ``nbytes`` that are slow to move; None where there is nothing to say.
 
     Raises ValueError, which says what works, where they cannot be stored at all.
     """

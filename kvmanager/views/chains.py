@@ -1,7 +1,7 @@
 """The whole names of a chain's blocks: the index has the beginning of each (a mark), and of a segment's last block all.
 
 What a device or a stored segment has it knows by whole names. So a chain is named by what devices and tiers say, each
-name told apart by its mark. What nobody has any more has no name. One thread.
+name told apart by its mark. A block that neither has any more has no name. One thread.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Chain:
                 self._names[mark] = name
 
     def on_devices(self, devices: DeviceIndex) -> Iterator[Sequence[BlockHash]]:
-        """Yield what `hear` shall take of devices that have a segment of it, for as long as a block has no name.
+        """Yield names for `hear` from devices that have a segment of it, for as long as a block has no name.
 
         `HEARD_AT_ONCE` names at a time; the index may change in between. O(blocks of these devices) together.
         """

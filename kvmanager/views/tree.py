@@ -36,7 +36,7 @@ _SHARED = (Tier.CPU, Tier.REDIS)
 
 @dataclass(slots=True)
 class Shown:
-    """A node that is shown. Below it: how many segments and blocks there are, at least; ``complete``: just so many."""
+    """A node that is shown. The counts of segments and blocks below it are lower bounds unless ``complete``."""
 
     node: Node
     level: int
@@ -177,7 +177,7 @@ def _search(candidates: Iterator[Node], level: int, depth: int, most: int) -> tu
 
 
 def _count_below(shown: Mapping[Node, Shown]) -> int:
-    """Say of each node what lies below it, as far as the walk goes; return how many nodes it has touched."""
+    """Note for each node what lies below it, within the walk's bound; return how many nodes were touched."""
     partly = sum(one.hidden > 0 for one in shown.values())
     each = LEAST_COUNTED + MOST_COUNTED // max(1, partly)
     touched = 0

@@ -1,4 +1,4 @@
-"""`python -m load_tests.bench`: crosskv beside what a Ray user would take instead. Built on `load_tests.measuring`.
+"""`python -m load_tests.bench`: crosskv against what a Ray user would take instead. Built on `load_tests.measuring`.
 
 __main__.py   the command line
 plan.py       what is measured, in which order, and the names of the measurements; choice.py: from words to a plan

@@ -1,4 +1,4 @@
-"""`make bench`: crosskv beside plain vLLM on Ray Serve and beside Ray Serve LLM, on this machine.
+"""`make bench`: crosskv compared with plain vLLM on Ray Serve and with Ray Serve LLM, on this machine.
 
 Every measurement is written down when it ends: the same command goes on where an interrupted run stopped. Exit codes:
 0 measured, 2 something is missing or wrong (one sentence says what), 130 interrupted.
@@ -53,7 +53,7 @@ def main(
     lengths: Annotated[Lengths, typer.Option(help="Of documents and questions in long-document QA.")] = "random",
     seed: Annotated[int, typer.Option(help="Of the texts.")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A small model, small pools, once: some minutes.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what earlier runs have measured.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what earlier runs have measured.")] = False,
     port: Annotated[int | None, typer.Option(help="For the servers. Default: a free one.")] = None,
     start_s: Annotated[float, typer.Option(min=1, help="Longest start of a server, in seconds.")] = 600.0,
     results: Annotated[Path, typer.Option(help="Folder of what is written.")] = RESULTS,
@@ -88,7 +88,7 @@ def main(
 def _measure(plan: Plan, journal: Journal[Key], results: Path, port: int | None, start_s: float) -> None:
     kept, all_of_them = len(journal.of(plan.keys())), len(plan.keys())
     if kept:
-        out.print(f"{kept} of {all_of_them} were measured before ({journal.path}); --fresh measures them anew.")
+        out.print(f"{kept} of {all_of_them} were measured before ({journal.path}); --fresh measures them again.")
     stop_by_signal()  # the server that runs is ended too
     become_subreaper()  # what a server leaves behind is found, and ended, here
     with progress_bar("requests") as progress:

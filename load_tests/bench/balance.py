@@ -39,7 +39,7 @@ def by_metrics(text: str) -> dict[str, int]:
 
 
 def settled(port: int, at_least: int, deadline_s: float = SETTLE_S) -> dict[str, int] | None:
-    """Requests by replica once there are so many in all; None where they do not come to that in time."""
+    """Return requests by replica once there are `at_least` in all; None where they are fewer at the deadline."""
     end = time.monotonic() + deadline_s
     while True:
         try:

@@ -19,12 +19,12 @@ RETURNS = 3
 """How often a document, a conversation or a group is come back to."""
 QUESTION_TOKENS, ANSWER_TOKENS = 24, 16
 DRAWN_CHUNK_TOKENS, CHUNKS = (424, 600), 6
-"""Of a prompt whose chunks stand in a new order; shorter where a pool has no room for so many."""
+"""Of a prompt whose chunks stand in a new order; shorter where a pool has no room for this many."""
 DRAWN_DOCUMENT_TOKENS, DRAWN_QUESTION_TOKENS = (300, 3_000), (10, 120)
 """Between these, where lengths are random; documents no longer than a pool has room for."""
 CONCURRENCY = 4
 PARAMETERS_PER_RATE = 8e7
-"""A model of so many parameters is sent one request per second, a larger one fewer, where requests come by time."""
+"""Parameters of a model that is sent one request per second, a larger one fewer, where requests come by time."""
 _TRACE_RATE = 3.3
 """Requests per second in Mooncake's conversation trace."""
 _LONGEST_IN_TRACE_BLOCKS = 256

@@ -44,7 +44,7 @@ CHUNK_TOKENS = "crosskv_chunk_tokens_total"
 
 @dataclass(frozen=True)
 class Watch:
-    """Who is told what happens: what is under way, each request's end, and what a measurement came to."""
+    """Callbacks for what happens: what is under way, each request's end, and what a measurement came to."""
 
     now: Callable[[str], None]
     done: Callable[[Measured], None]

@@ -33,7 +33,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a measurement depends on beside its key. Blocks are per replica.
+    """What a measurement depends on besides its key. Blocks are per replica.
 
     `requests_per_s` is for workloads whose requests come by time; None: by the model's size, and multi-round QA is a
     closed loop.

@@ -120,7 +120,7 @@ def markdown(
 
 
 def setting_of(plan: Plan) -> dict[str, str]:
-    """The machine, the packages and the sizes, for whoever reads the results elsewhere."""
+    """The machine, the packages and the sizes, for readers of the results elsewhere."""
     sizes = plan.sizes
     memory = round(psutil.virtual_memory().total / 1024**3)
     return {
@@ -166,7 +166,7 @@ def closing(judged: Sequence[Verdict]) -> str:
     """One sentence: how many targets were met."""
     if not judged:
         of = ", ".join(dict.fromkeys(f"{target.workload} ({target.model})" for target in TARGETS))
-        return f"No target was judged: they are of crosskv's arms beside `{BASE}`, in {of}."
+        return f"No target was judged: they compare crosskv's arms with `{BASE}`, in {of}."
     met = sum(verdict.is_met for verdict in judged)
     return f"{met} of {len(judged)} targets are met." if met < len(judged) else f"All {met} targets are met."
 

@@ -5,7 +5,7 @@ bfloat16 as it is stored, is blended at each check layer and ratio, and the same
 the mean KL divergence of the next token's distribution, in nats, at the prompt's last token and at the answer's.
 
 Found is the smallest check layer whose KL is within the target at one of the ratios, and the smallest such ratio. It is
-written as `crosskv_blend.json` beside the weights, where the server looks for it. Where nothing is within the target,
+written as `crosskv_blend.json` next to the weights, where the server looks for it. Where nothing is within the target,
 nothing is written and the exit code is 1.
 
 Everything is computed in float32 on the CPU by transformers (`load_tests.blending.forward`), not in the engine. A model
@@ -172,7 +172,7 @@ def main(
     folder: Annotated[Path | None, typer.Option("--out", help="Where to write instead, a folder.")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Measure, say what was found, and write it beside the weights."""
+    """Measure, say what was found, and write it next to the weights."""
     torch.manual_seed(0)
     with one_sentence(ValueError):
         source = find_model(model)

@@ -1,6 +1,6 @@
 """A user's own prompts as token ids, and the chunks in them, found as the server finds them.
 
-A file of JSON lines. Each is `{"messages": [...]}`, with `documents` and `tools` beside it where the template takes
+A file of JSON lines. Each is `{"messages": [...]}`, with `documents` and `tools` too where the template takes
 them, or `{"prompt": "..."}`. It may say the `answer` to be judged; without it the model's own greedy answer is.
 """
 

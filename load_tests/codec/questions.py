@@ -68,7 +68,7 @@ class Judged:
 
 
 def conversations(questions: int, seed: int, heldout: bool = True) -> Iterator[Conversation]:
-    """Conversations, contexts in turn, until so many questions are asked; not ``heldout``: about training facts."""
+    """Yield conversations, contexts in turn, up to ``questions`` in all; not ``heldout``: about training facts."""
     tokenizer: Any = AutoTokenizer.from_pretrained(DEMO)
     mark = tokenizer.get_vocab()[ASSISTANT]
     asked = 0

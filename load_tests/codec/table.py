@@ -1,10 +1,10 @@
 """The codecs compared, on the demo model's answers and on a wider model's bytes: `make bench-codec`.
 
 The demo model: documents of held-out conversations are prefilled, their KV goes through each codec in segments of 256
-tokens, and the questions are answered from what comes back, all in float32. Beside the codecs stands the same model
-computing in bfloat16, as a server may: what moves answers less than that is not to be told from it. Wider: the KV of a
-random-weight model of Qwen2.5-0.5B's shape, with the generic profile, for sizes and speeds; and decoding it on one core
-beside recomputing it on one core.
+tokens, and the questions are answered from what comes back, all in float32. One more row is the same model computing
+in bfloat16, as a server may: a smaller effect on answers cannot be told from it. Wider: the KV of a random-weight model
+of Qwen2.5-0.5B's shape, with the generic profile, for sizes and speeds; and decoding it on one core compared with
+recomputing it on one core.
 
 Sizes are of whole sections, headers and all. Rates are MB of bfloat16 per second of the thread's processor time.
 """

@@ -27,7 +27,7 @@ class BatchLimits(Experiment):
     prompt, answer = 96, 64
     request_blocks = -(-(prompt + answer) // BLOCK_TOKENS)
     pool_requests = 10
-    """The pool holds the KV of so many whole requests."""
+    """Whole requests whose KV the pool holds."""
 
     name = "batch_limits"
     title = "KV by batch size"

@@ -13,7 +13,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the report's table. `scale` is multiplied in; with `spread` the least and the most stand beside."""
+    """A column of the report's table. `scale` is multiplied in; `spread`: with the least and the most values too."""
 
     key: str
     title: str

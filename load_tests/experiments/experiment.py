@@ -61,7 +61,7 @@ class Experiment(ABC):
     panels: ClassVar[tuple[Panel, ...]] = ()
     note: ClassVar[str] = ""
     sample: ClassVar[tuple[str, int] | None] = None
-    """The report shows the rows of at most so many values of this key, for each model; None: all."""
+    """A key, and how many of its values the report shows at most for each model; None: all."""
 
     tiered: ClassVar[bool] = False
     """Whether the engine has KV reuse, a CPU tier and Redis."""

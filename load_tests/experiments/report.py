@@ -19,7 +19,7 @@ from load_tests.measuring.processes import machine_line
 from load_tests.measuring.report import table, wrapped, write_csv
 
 FOLDER = "experiments"
-"""Beside the report: plots and CSVs."""
+"""Next to the report, for plots and CSVs."""
 QUICK = " — **quick: small sizes, a trial of the program**"
 BUSY_CORES = 0.3
 BUSY = ": **a busy machine, so times are longer than they are alone; take ratios, with care**"
@@ -52,7 +52,7 @@ class Result:
 
 
 def write_report(path: Path, results: Sequence[Result], sizes: Sizes, command: str) -> None:
-    """Write `path` and the plots and CSVs in `FOLDER` beside it. Raises OSError."""
+    """Write `path` and the plots and CSVs in `FOLDER` next to it. Raises OSError."""
     folder = path.parent / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     for result in results:

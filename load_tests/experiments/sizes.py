@@ -83,6 +83,6 @@ def fast_dtype() -> str:
 
 
 def longest_prompt(parameters: int, quick: bool) -> int:
-    """The default, in tokens, of a model with so many parameters."""
+    """Return the default, in tokens, of a model with `parameters`."""
     longest = 4096 if parameters >= LARGE_PARAMETERS else 16384
     return longest // 8 if quick else longest

@@ -1,4 +1,4 @@
-"""Experiment 9: moving a prompt's KV out of the device and in again, by form and link, beside computing it."""
+"""Experiment 9: moving a prompt's KV off the device and back, by form and link, compared with computing it."""
 
 from __future__ import annotations
 

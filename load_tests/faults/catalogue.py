@@ -67,11 +67,11 @@ class Fault:
     """`inject` causes it on entry and ends it on exit.
 
     `parked_in`: the tier that holds the requests' KV when it strikes. `missing`: the part of /health that must say so
-    while it lasts (empty: nobody's state changes, or too briefly to be seen). `strikes_at_once`: the streams that begin
-    do so while it strikes, and not after it.
-    `ratio`: of what blended prompts reuse, the share that is computed anew. With 1 every answer equals an exact one's,
+    while it lasts (empty: no state changes, or too briefly to be seen). `strikes_at_once`: the streams that begin do so
+    while it strikes, and not after it.
+    `ratio`: of what blended prompts reuse, the share that is recomputed. With 1 every answer equals an exact one's,
     whatever was found of its documents, unless the blend goes wrong. With less it does so only where nothing is found:
-    such a fault has to take everything, and strikes while nobody asks.
+    such a fault has to take everything, and strikes while no request is under way.
     `breaks`: it takes the streams that run and those that begin under it; none has a wrong token all the same.
     `spares`: the processes whose command line begins so are the same ones afterwards.
     """
@@ -125,7 +125,7 @@ def _redis_full(world: World) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _redis_emptied(world: World) -> Iterator[None]:
-    """Nothing that Redis held is there any more, and nobody was told."""
+    """Empty Redis without telling any part of the server."""
     world.redis.client.flushall()
     yield
 
@@ -147,7 +147,7 @@ def _redis_spoilt(world: World) -> Iterator[None]:
         raise ServerError(f"{len(prompts)} prompts in Redis are too few for {len(_SPOILERS)} ways to spoil them")
     for names, spoil in zip(prompts, itertools.cycle(_SPOILERS)):
         for name, other in zip(names, names[1:] + names[:1], strict=True):
-            if client.exists(name, other) == 2:  # nobody has thrown one away meanwhile
+            if client.exists(name, other) == 2:  # neither was thrown away meanwhile
                 spoil(client, name, other)
     yield
 

@@ -22,7 +22,7 @@ _NO_ORDER = {"kind": "evict", "hashes": [], "deadline_s": 0.0}
 
 
 def in_engine(handle: Any, fault: Callable[..., None], *arguments: Any) -> None:
-    """Call `fault(core, port, *arguments)` with vLLM's engine core and its connector's port, beside them.
+    """Call `fault(core, port, *arguments)` with vLLM's engine core and its connector's port, in their process.
 
     On the loop of a replica whose engine is a process it does not wait for that: ask `is_carried_out`.
     """

@@ -9,7 +9,7 @@ from deployments.protocol.manager_client import ManagerClient, ManagerUnavailabl
 
 
 def lose_answers(client: ManagerClient, share: float) -> None:
-    """Lose this share (0..1) of the answers that `client` gets from now on, whoever holds it."""
+    """Lose this share (0..1) of the answers that `client` gets from now on, for all that use it."""
     there: Any = client
     ask, ask_blocking = client.ask, client.ask_blocking
     drawn = random.Random()

@@ -33,7 +33,7 @@ class TrialPrompts:
     blended: bool = False
 
     def body(self, ratio: float) -> dict[str, Any]:
-        """What a request carries beside its prompt; `ratio` of what is blended is computed anew."""
+        """Return what a request carries besides its prompt; `ratio` of what is blended is recomputed."""
         return {"kv_cache": {"fidelity": "blended", "recompute_ratio": ratio}} if self.blended else {}
 
 

@@ -93,7 +93,7 @@ class RedisProcess:
 
 
 class Proxy:
-    """Forwards TCP connections to Redis. `delay_s` holds every answer back so long; `deaf` swallows everything."""
+    """Forwards TCP connections to Redis. `delay_s` delays every answer; `deaf` swallows everything."""
 
     def __init__(self, target_port: int) -> None:
         self.port = free_port()

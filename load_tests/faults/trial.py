@@ -137,7 +137,7 @@ class Trials:
             self._judge(outcome, fault, self._stream(AFTER, fault), AFTER)
             if gone := spared - self._spared(fault):
                 outcome.problems.append(f"it ended processes that it should have spared: {sorted(gone)}")
-            if self._prompts.blended:  # all is stored anew then, which what a lost answer holds would be in the way of
+            if self._prompts.blended:  # all is stored again then; what a lost answer holds would be in the way
                 server.wait_until_idle(IDLE_S)
             self._park("redis")
             outcome.back_after_s = time.monotonic() - began

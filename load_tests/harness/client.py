@@ -1,7 +1,7 @@
 """Asks any OpenAI-compatible server, and times the answers as they stream in: one by one, or a whole workload.
 
 Of a workload a request goes out when its time has come and the request that it follows has ended. Where
-`Workload.concurrency` says how many may be under way, requests go out in the order of their numbers besides, none
+`Workload.concurrency` says how many may be under way, requests also go out in the order of their numbers, none
 before an earlier one that waits: the order is the workload's, not that in which answers end. An assistant's message
 whose content is None becomes what the server answered.
 Answers are greedy and, where the server takes vLLM's `ignore_eos`, exactly `max_tokens` long. A request that fails is

@@ -27,7 +27,7 @@ TOKENIZED_CHARACTERS = 4000
 
 @dataclass(frozen=True)
 class Plan:
-    """How many conversations, how long, how many at once, and how often somebody clears a tier before a turn."""
+    """How many conversations, how long, how many at once, and how often a tier is cleared before a turn."""
 
     conversations: int = 100
     turns: int = 3
@@ -141,7 +141,7 @@ async def tokenize(client: httpx.AsyncClient, model: str, prompt: str) -> list[i
 
 
 def text(rng: Random, tokens: int) -> str:
-    """At least so many tokens of the demo model's language."""
+    """Return at least `tokens` tokens of the demo model's language."""
     sentences: list[str] = []
     while len(sentences) * worlds.PERSON_FACT_TOKENS < tokens:
         world = worlds.generate(rng, 600)

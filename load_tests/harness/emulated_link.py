@@ -32,7 +32,7 @@ class EmulatedLink:
     control_file: str = ""
     """A file whose two numbers, as `throttle` writes them, replace those above at each call."""
     shared: bool = False
-    """All connections have the rate together. Needs a `control_file`, beside which the processes agree."""
+    """All connections share the rate. Needs a `control_file`: the processes agree by a file next to it."""
 
     def __bool__(self) -> bool:
         return bool(self.bytes_per_s or self.delay_s or self.control_file)
@@ -52,7 +52,7 @@ class EmulatedLink:
         return replace(self, bytes_per_s=bytes_per_s, delay_s=delay_s)
 
     def seconds(self, nbytes: int) -> float:
-        """The least time for a segment of so many bytes: a round trip for each of its parts."""
+        """Return the least time for a segment of `nbytes`: a round trip for each of its parts."""
         round_trips = max(1, -(-nbytes // PART_BYTES))
         return round_trips * self.delay_s + (nbytes / self.bytes_per_s if self.bytes_per_s else 0.0)
 

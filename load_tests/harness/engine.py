@@ -52,7 +52,7 @@ def prompt(seed: int, tokens: int) -> list[int]:
 
 
 def greedy(max_tokens: int, **options: Any) -> SamplingParams:
-    """Exactly so many tokens."""
+    """Return greedy parameters for exactly `max_tokens` tokens."""
     from vllm import SamplingParams
 
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **options)

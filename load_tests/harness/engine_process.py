@@ -100,7 +100,7 @@ def _host(spec: EngineSpec, folder: str, log: str, pipe: Any) -> None:
     with Path(log).open("a", encoding="utf-8") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
-    # Before torch is loaded, which reads how many threads it may use; vLLM lets nobody change that afterwards.
+    # Before torch is loaded, which reads how many threads it may use; vLLM does not let that change afterwards.
     os.environ.update(engine_environment(load_settings({"model": folder})))
     try:
         with spec.open(folder) as host:

@@ -44,7 +44,7 @@ KINDS: dict[str, tuple[str, ...]] = {
 """By kind: a part of the command lines of its processes. The first kind that fits counts."""
 OTHER = "other"
 KEEPERS = frozenset({"manager", "CPU tier", "prefetch worker", "Redis tier", "Redis"})
-"""Whoever keeps KV outside the engines."""
+"""Kinds of processes that keep KV outside the engines."""
 
 
 @dataclass(slots=True)

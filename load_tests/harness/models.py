@@ -161,7 +161,7 @@ def _make(shape: Shape, folder: Path) -> None:
         try:
             made.rename(folder)
         except OSError:
-            # Somebody else was quicker; the files are the same.
+            # Another process was quicker; the files are the same.
             if not (folder / "config.json").is_file():
                 raise
 

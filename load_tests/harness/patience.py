@@ -36,7 +36,7 @@ class Clock(Protocol):
         ...
 
     def sleep(self, seconds: float, /) -> None:
-        """Let so much time pass."""
+        """Let `seconds` pass."""
         ...
 
 

@@ -50,7 +50,7 @@ class ServerProcess:
     process: psutil.Process
     log: Path
     logs_of_its_own: tuple[Path, ...] = ()
-    """What it writes besides, where that is there."""
+    """Other logs that it writes, where they exist."""
     left_behind: list[psutil.Process] = field(default_factory=list)
     """Processes that outlived it, and were ended then."""
 

@@ -103,7 +103,7 @@ class TieredEngine(Engine):
         self.port = self._gates[replica]
 
     def plan_sparse(self, budgets: Budgets | None) -> None:
-        """From now on plans are for who presents these budgets; None: dense KV only."""
+        """From now on plan for a replica with these budgets; None: dense KV only."""
         for source in self._sources.values():
             source.sparse_budgets = budgets
 

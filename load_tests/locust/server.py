@@ -23,7 +23,7 @@ class ServerUnusableError(Exception):
 
 
 class ServerUnreachableError(ServerUnusableError):
-    """Nobody listens at the address."""
+    """Nothing listens at the address."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class Target:
     numbers: Iterator[int]
 
     def words(self) -> Words:
-        """Texts of about so many of the server's tokens."""
+        """Return a maker of texts with about a wanted number of the server's tokens."""
         return Words(lambda text: round(len(text) * self.tokens_per_character))
 
     def at_most(self, tokens: int, share: float) -> int:
@@ -54,7 +54,7 @@ class Target:
 
 
 class Conversing(User):
-    """Asks, waits for the whole answer, thinks, and asks again with all that was said; then begins anew.
+    """Asks, waits for the whole answer, thinks, and asks again with all that was said; then starts over.
 
     One task run is one turn, so that Locust, when it stops users, lets the turn under way end (`--stop-timeout`).
     """
@@ -202,7 +202,7 @@ class DocumentUser(Conversing):
 
 
 class ColdUser(Conversing):
-    """Long prompts that nobody has sent before and nobody sends again: no cache can help."""
+    """Long prompts, each sent only once: no cache can help."""
 
     kind, turns = "cold", 1
 

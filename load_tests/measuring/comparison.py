@@ -12,7 +12,7 @@ from load_tests.measuring.spread import Spread, ratios
 
 @dataclass(frozen=True)
 class Bound:
-    """What a median ratio should be: at most, or at least, so much."""
+    """A bound on a median ratio: from above, or from below."""
 
     value: float
     at_most: bool = True

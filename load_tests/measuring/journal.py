@@ -61,7 +61,7 @@ class Journal(Generic[P]):
         return [point for point in points if not self.has(point)]
 
     def forget(self, points: Iterable[P]) -> None:
-        """Drop these points, to measure them anew."""
+        """Drop these points, to measure them again."""
         for point in points:
             self._entries.pop(_name(point.key), None)
         self._rewrite()

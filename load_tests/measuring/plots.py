@@ -61,7 +61,7 @@ def lines(
 
 
 def bars(axes: Axes, groups: Sequence[str], arms: Mapping[str, Sequence[Spread | None]]) -> None:
-    """Beside each other for each group, a bar for each arm; None: nothing was measured."""
+    """Draw for each group a bar for each arm, side by side; None: nothing was measured."""
     width = GROUP_WIDTH / len(arms)
     for number, (arm, spreads) in enumerate(arms.items()):
         known = [(place, spread) for place, spread in enumerate(spreads) if spread is not None]

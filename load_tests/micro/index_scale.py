@@ -43,7 +43,7 @@ def prompt(rng: random.Random, segments: int) -> tuple[list[BlockHash], list[Seg
 
 
 def prompts(seed: int, segments: int, prompt_segments: int) -> Iterator[tuple[list[BlockHash], list[SegmentSpan]]]:
-    """Prompts without a common prefix, of so many segments in all; always the same for one seed."""
+    """Yield prompts without a common prefix, of ``segments`` in all; always the same for one seed."""
     rng = random.Random(seed)
     for _ in range(segments // prompt_segments):
         yield prompt(rng, prompt_segments)
@@ -162,6 +162,6 @@ def _evict(manager: KVManager, rng: random.Random) -> tuple[float, float]:
             assert sum(len(directive.keys) for directive in offer.evict) == EVICTED
             manager.abandon(offer.save_id)
             return took
-        for _ in range(EVICTED):  # asked for so often, it is worth the room of so many
+        for _ in range(EVICTED):  # asked for this often, it is worth the room of as many
             manager.plan(1.0, "replica", HERE.holder, hashes)
     raise RuntimeError(f"a segment that was asked for {HOT_ENOUGH * EVICTED} times is granted no room")

@@ -91,7 +91,7 @@ class LinkedPort(BrainPort):
             yield LayerArrival(len(stored), None, 0)
 
     def _pace(self, due: float, nbytes: int) -> float:
-        """Sleep until so many bytes more have come; returns when the link is free again."""
+        """Sleep until `nbytes` more have come; return when the link is free again."""
         due += nbytes / self.bytes_per_s
         time.sleep(max(0.0, due - time.monotonic()))
         return due

@@ -5,7 +5,7 @@ real: the CPU tier that the index says holds everything, for nothing is loaded.
 
 One *plan+commit* is what a request asks of the manager: a plan for its prompt, all of which is stored; the release of
 the plan's lease; and the commit of one new segment, for which room was granted before the clock started. Each caller
-has so many of them under way at once. `together`: the client as it is, which sends what waits in one call
+has a given number of them under way at once. `together`: the client as it is, which sends what waits in one call
 (`deployments.protocol.call_batches`); `alone`: each in a call of its own.
 """
 
@@ -41,7 +41,7 @@ CONFIG = ManagerConfig(blocks_per_segment=SEGMENT_BLOCKS, save_s=3600.0)
 
 
 class FilledManager(KVManagerActor):
-    """A manager that was told of so many segments before the clock started."""
+    """A manager that was told of its segments before the clock started."""
 
     async def fill(self, segments: int) -> None:
         """Index prompts of 128 segments at one node whose tier is never silent."""

@@ -1,7 +1,7 @@
 """How long a plan waits while the manager does something to its whole index: the manager's actor, in this process.
 
 The actor runs on an event loop here, with a tier that obeys at once; what would travel is pickled on the same thread,
-as if Ray did it there. Beside it a plan is due every few milliseconds; its wait is counted from when it was due, so a
+as if Ray did it there. Meanwhile a plan is due every few milliseconds; its wait is counted from when it was due, so a
 loop that is held up counts in full. `measure` runs in a process of its own.
 """
 
@@ -45,7 +45,7 @@ class Stall:
 
 
 class _Tier:
-    """`handle.evict.remote(keys)`, as far as the manager sees it."""
+    """Stands in for `handle.evict.remote(keys)` of a tier."""
 
     def __init__(self) -> None:
         self.evict = self
@@ -62,7 +62,7 @@ class _Tier:
 
 
 class _Scene:
-    """A manager whose index holds so many segments: half of them below one root, half in prompts of their own."""
+    """A manager whose index holds `segments`: half of them below one root, half in prompts of their own."""
 
     def __init__(self, segments: int) -> None:
         self.segments = segments
@@ -113,7 +113,7 @@ class _Scene:
         )
 
     def _heartbeats(self) -> None:
-        """However long it takes: nobody is taken for gone."""
+        """Keep every replica and tier from being taken for gone, however long the work takes."""
         now = time.monotonic()
         states: list[Any] = [*self.manager._replicas.values(), *self.manager._tiers.cpu.values()]
         for state in states:
@@ -149,7 +149,7 @@ class _Scene:
 
 
 def measure(segments: int) -> list[Stall]:
-    """Each kind of work on a full index of so many segments. For a fresh process."""
+    """Measure each kind of work on a full index of `segments`. For a fresh process."""
     return asyncio.run(_measure(segments))
 
 

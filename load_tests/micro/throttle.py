@@ -3,7 +3,7 @@
 A prompt whose KV lies in Redis is served again and again over an emulated link that becomes slower step by step. Three
 arms take turns in each round: always load, always recompute, and `auto` (`kv.load_or_recompute`), which starts every
 step with what it learned in the one before, and learns only from its own prompts. The first rounds of a step are where
-it finds out; they are shown beside the others. A step has held when auto's median is at most 1.10 times the better of
+it finds out; they are shown next to the others. A step has held when auto's median is at most 1.10 times the better of
 the other two. Real vLLM, manager, Redis and tiers (`load_tests.harness.tiered_engine`); no HTTP. One arm is, for the
 manager, one replica, so that no arm learns from another one's loads.
 """
@@ -91,7 +91,7 @@ class ThrottledEngine(TieredEngine):
         super().__init__("throttle", settings, server, ARMS, self.link, ManagerOfArms)
 
     async def store(self, tokens: Sequence[int]) -> None:
-        """Compute a prompt, and wait until Redis has its KV and nobody else."""
+        """Compute a prompt, wait until Redis has its KV, and empty the device and the CPU tier."""
         self.use("recompute")
         await self.serve([tokens], 1)
         hashes = self.hashes(tokens)

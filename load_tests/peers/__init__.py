@@ -1,4 +1,4 @@
-"""What people use instead of crosskv, as servers to measure beside it.
+"""What people use instead of crosskv, as servers to compare with it.
 
 engine.py        the vLLM settings that all of them share with crosskv
 serving.py       a Serve application on a Ray of its own, until Ctrl-C

@@ -7,7 +7,7 @@ model's own answer comes out the same, and the KL divergence of the next token a
 Everything is computed in float32 by transformers on the CPU; what is stored is rounded to bfloat16 and goes through the
 server's own codecs. Bytes are of whole coded segments. `computed` is the share of the reused part's prefill, in layers
 times tokens, that a method computes all the same: what of the time to a first token it cannot save. That time is
-measured on a larger model by `load_tests.quality.first_tokens`, whose latest result stands beside.
+measured on a larger model by `load_tests.quality.first_tokens`; its latest result is a column of the table.
 
 `make bench-codec` is about codecs alone: their speed, bits and distance from their tables' entropy. Its questions are
 asked of one model at once; here every way to save is asked the same, so that a line in this table can be chosen.

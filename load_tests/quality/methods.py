@@ -1,4 +1,4 @@
-"""What is compared: ways to have the KV of a prompt's documents without computing all of it anew.
+"""What is compared: ways to have the KV of a prompt's documents without recomputing all of it.
 
 A method makes KV of the first tokens of a case; what follows is read after it. To add one (a codec, a combination),
 write a class with `name`, `bytes_ratio`, `computed` and `kv`, and put it into `methods`. Sparse levels are in `sparse`.

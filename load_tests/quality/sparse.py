@@ -96,7 +96,7 @@ def sparse_methods(folder: Path | str, model: Any) -> list[Sparse]:
     rows = [Sparse(f"sparse {level}", masses, Budgets.uniform(level, layers), SparseForm()) for level in UNIFORM]
     try:
         budgets = find_budgets(str(folder), LAYERS, layers)
-    except ValueError:  # nobody has measured it
+    except ValueError:  # it was not measured
         half = Budgets.uniform("50", layers)
         return [*rows, Sparse(f"sparse 50, cachegen {CODED_LEVEL}", masses, half, coded(Path("no profile for it")))]
     own = coded(Path(folder) / KEPT_PROFILE_FILE)

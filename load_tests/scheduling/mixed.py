@@ -1,4 +1,4 @@
-"""A saturated mixed load: one job in five is long. Who waits for whom is up to the server."""
+"""A saturated mixed load: one job in five is long. Which job waits for which is up to the server."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def _ask(client: Client, job: MixedJob) -> str:
 
 
 async def undisturbed(url: str, model: str, jobs: Sequence[MixedJob]) -> tuple[list[str], float]:
-    """The answers where nobody waits, and how many jobs a second that makes. Raises ServerError."""
+    """Return the answers where no job waits, and how many jobs a second that makes. Raises ServerError."""
     turn = asyncio.Semaphore(SLOTS)
     async with Client(url, model) as client:
 

@@ -43,7 +43,7 @@ def simulate(
         str | None,
         typer.Option(help="With a router: how much faster requests arrive than recorded."),
     ] = None,
-    requests: Annotated[str | None, typer.Option(help="Replay only so many requests.")] = None,
+    requests: Annotated[str | None, typer.Option(help="Replay at most this many requests.")] = None,
     seed: Annotated[str, typer.Option(help="For policies and routers that draw by chance.")] = "0",
     costs: Annotated[str | None, typer.Option(help="A JSON file with rates that replace the defaults.")] = None,
     jobs: Annotated[str | None, typer.Option(help="Replays at once; as many as there are cores by default.")] = None,

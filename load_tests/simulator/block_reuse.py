@@ -1,7 +1,7 @@
 """`python -m load_tests.simulator.block_reuse`: leading-block hit rates by the segment and by the block.
 
 Replays a trace's conversations through the manager that serves, with small blocks and a tier that loses nothing, and
-beside it through an index that finds whole segments only, by the hash of their last block. A next turn
+also through an index that finds whole segments only, by the hash of their last block. A next turn
 (`load_tests.simulator.turn_replay`) begins with all tokens of the prompt before it and of its answer, and what follows
 is its own. Other prompts share the blocks of the trace that they share, and no token more. Instead of a trace, the
 questions that are asked about one document are replayed: a workload that parts inside segments.
@@ -123,7 +123,7 @@ def main(
     document_tokens: Annotated[int, typer.Option(min=1, help="With --questions.")] = 1000,
     block_tokens: Annotated[int, typer.Option(min=1, help=f"Tokens of a block; divides {BLOCK_TOKENS}.")] = 16,
     segment_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a segment at most.")] = 256,
-    requests: Annotated[int | None, typer.Option(min=1, help="Replay only so many requests of the trace.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Replay at most this many requests of the trace.")] = None,
     seed: Annotated[int, typer.Option(help="Of the questions' lengths.")] = 0,
 ) -> None:
     """Say what share of the prompts' blocks is found by the segment and by the block, and how many are stored."""

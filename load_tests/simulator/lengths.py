@@ -112,7 +112,7 @@ def table(found: dict[str, Any]) -> str:
 def main(
     trace: Annotated[str, typer.Option(help="A trace in Mooncake's format, JSON lines.")],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the trie at most.")] = 2**16,
-    requests: Annotated[int | None, typer.Option(min=1, help="Replay only so many requests.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Replay at most this many requests.")] = None,
     costs: Annotated[str | None, typer.Option(help="A JSON file with rates that replace the defaults.")] = None,
     json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
 ) -> None:

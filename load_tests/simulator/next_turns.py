@@ -87,7 +87,7 @@ def main(
     trace: Annotated[str, typer.Option(help="A trace in Mooncake's format, JSON lines.")],
     replicas: Annotated[int, typer.Option(min=1, max=10_000)] = 8,
     device_blocks: Annotated[int, typer.Option(min=2, help="Blocks of 512 tokens of each replica's device.")] = 1000,
-    requests: Annotated[int | None, typer.Option(min=1, help="Replay only so many requests.")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="Replay at most this many requests.")] = None,
     costs: Annotated[str | None, typer.Option(help="A JSON file with rates that replace the defaults.")] = None,
     json_file: Annotated[str | None, typer.Option("--json", help="A file, or - for stdout.")] = None,
 ) -> None:

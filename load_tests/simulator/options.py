@@ -84,12 +84,12 @@ def make_job(
         raise OptionError(str(error)) from None
     largest = max(len(request.hash_ids) - (-request.output_tokens // BLOCK_TOKENS) for request in job.trace)
     if routed and setups[0].device_blocks < largest:
-        raise OptionError(f"--device-blocks must be at least {largest}: a request of {trace} needs so many.")
+        raise OptionError(f"--device-blocks must be at least {largest}: a request of {trace} needs that many.")
     return job
 
 
 def check_output(option: str, file: str, *inputs: str) -> None:
-    """Raise OptionError if ``file`` cannot be written, as far as one can tell without writing, or is an input."""
+    """Raise OptionError if ``file`` is an input or, judged without writing, cannot be written."""
     path = Path(file)
     folder = path.parent
     if path.is_dir():

@@ -14,7 +14,7 @@ _MARKED = {
 
 def plot_formats() -> set[str]:
     """Return the file name endings that can be written, without the dot."""
-    from matplotlib.figure import Figure  # here and below: a second that only --plot shall cost
+    from matplotlib.figure import Figure  # here and below: takes a second, so only with --plot
 
     return set(Figure().canvas.get_supported_filetypes())
 

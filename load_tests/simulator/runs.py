@@ -45,7 +45,7 @@ def run(
     """
     if min(jobs, len(setups)) == 1:
         return _run_here(trace, setups, costs, progress)
-    # Started anew instead of forked: the caller may have threads, of a progress bar for one.
+    # Spawned instead of forked: the caller may have threads, of a progress bar for one.
     context = multiprocessing.get_context("spawn")
     counts = context.Array("Q", len(setups), lock=False)
     workers = ProcessPoolExecutor(min(jobs, len(setups)), context, _start_worker, (trace, costs, counts))

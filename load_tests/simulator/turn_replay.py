@@ -1,13 +1,13 @@
 """Replays conversations on replicas with small devices and a large CPU tier: is a next turn's KV on the device?
 
 A *next turn* is a request whose prompt begins with all full blocks of an earlier request's prompt, two at least (one is
-what a system prompt shares with everybody). Its KV is *found* when all that the earlier request left, prompt and
+what all prompts share of a system prompt). Its KV is *found* when all that the earlier request left, prompt and
 answer, is on the device of the replica that the next turn is routed to.
 
 The routing (`kvmanager.routing`) is the one that serves. Simplified: each replica prefills one request after the other,
 what it computes is in the CPU tier when its prefill ends, a replica's loads share one link, and the CPU tier loses
 nothing. Where the trace says what the answer's blocks are named (the next turn does), they are; the others get names
-that nobody asks for.
+that no prompt asks for.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class TurnReplay:
         return name
 
     def _start(self, now: float, replica: _Replica) -> None:
-        """Begin with those that wait, in order, as far as the device has room."""
+        """Begin waiting turns in order, until the device has no room for the next."""
         while replica.waiting:
             turn = replica.waiting[0]
             prompt = turn.hashes[: turn.prompt_blocks]

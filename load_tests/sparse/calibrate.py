@@ -1,4 +1,4 @@
-"""Budgets by layer: each layer is lowered alone, and then, the harmless ones first, all as far as a KL allows.
+"""Budgets by layer: each layer is lowered alone, and then all within a bound on KL, the harmless ones first.
 
 CacheGen's third insight (layers differ in what they may lose) carried over to dropped tokens, but measured layer by
 layer instead of by thirds: on the demo model the first layer may lose most, and the next two nothing.
@@ -20,7 +20,7 @@ STEPS = (1, 2, 3, 4, 6)
 """Eighths to try, the least first; what none of them suits is kept whole."""
 
 QUESTIONS_PER_LOST = 180
-"""Of so many questions one answer may be lost: what hangs on a tie goes either way whatever is done to KV."""
+"""Questions for each answer that may be lost: one that hangs on a tie goes either way whatever is done to KV."""
 
 Measure = Callable[[Budgets], Cost]
 

@@ -1,7 +1,7 @@
-"""The demo model's calibrated budgets, judged on questions that nobody tuned on: `python -m load_tests.sparse.fresh`
+"""The demo model's calibrated budgets, judged on questions not used to tune them: `python -m load_tests.sparse.fresh`
 
-`make bench-sparse` always asks the same questions, and whoever improves budgets looks at them. These seeds were first
-asked once the budgets were decided; who changes budgets again takes others. Exit codes: 0 nothing is lost, 1 something
+`make bench-sparse` always asks the same questions, and work on budgets looks at them. These seeds were first asked
+once the budgets were decided; another change of budgets takes other seeds. Exit codes: 0 nothing is lost, 1 something
 is.
 """
 

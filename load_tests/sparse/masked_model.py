@@ -23,7 +23,7 @@ _NAME = "crosskv_masked"
 
 
 class MaskedModel:
-    """See the module. Changes how ``model`` attends, for good; nobody else should use it meanwhile."""
+    """See the module. Changes how ``model`` attends, for good; other code should not use the model meanwhile."""
 
     def __init__(self, model: Any) -> None:
         """Raises ValueError for a model whose attention is more than softmax over all keys before."""

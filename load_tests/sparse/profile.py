@@ -1,7 +1,7 @@
 """Measure a model's budgets of sparse KV: `make profile-sparse MODEL=models/demo`.
 
 The model reads some prompts on the CPU, once with all KV and then again and again with less of it
-(`load_tests.sparse.calibrate`). Written beside the weights: the budgets, which say per layer what may be dropped with
+(`load_tests.sparse.calibrate`). Written next to the weights: the budgets, which say per layer what may be dropped with
 no measured loss, and CacheGen's profile for what they keep. Neither changes the model's fingerprint.
 
 The prompts: for the demo model conversations about training facts, so that no held-out world is among them; for any
@@ -34,7 +34,7 @@ from load_tests.sparse.kept_profile import kept_profile
 from load_tests.sparse.masked_model import MaskedModel
 
 PROMPTS, PROBED = 33, 24
-"""Budgets are judged on so many prompts; the codec's profile is measured on as many as one for dense KV."""
+"""Prompts that budgets are judged on; the codec's profile is measured on as many as one for dense KV."""
 QUICK_PROMPTS, QUICK_PROBED = 3, 1
 
 

@@ -38,7 +38,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Tenant:
-    """Who asks, with which key, for what. `words`: the tokens that prompts are taken of."""
+    """A client with its key and its requests' sizes. `words`: the tokens that prompts are taken of."""
 
     client: Client
     key: str
@@ -60,7 +60,7 @@ class Tenant:
 
 
 async def closed_loop(tenant: Tenant, at_once: int, seconds: float) -> list[Done]:
-    """So many requests under way all the time, until all are answered; the result has those that end in time."""
+    """Keep `at_once` requests under way for `seconds`, and wait for all; return those that ended in that time."""
     end, done = time.monotonic() + seconds, list[Done]()
 
     async def one() -> None:
@@ -74,7 +74,7 @@ async def closed_loop(tenant: Tenant, at_once: int, seconds: float) -> list[Done
 
 
 async def arrivals(tenant: Tenant, per_s: float, seconds: float) -> list[Done]:
-    """Poisson arrivals for so long; waits until all are answered."""
+    """Send Poisson arrivals for `seconds`; wait until all are answered."""
     tasks: list[asyncio.Task[Done]] = []
     end = time.monotonic() + seconds
     while (pause := tenant.rng.expovariate(per_s)) + time.monotonic() < end:
@@ -86,7 +86,7 @@ async def arrivals(tenant: Tenant, per_s: float, seconds: float) -> list[Done]:
 async def flooding(
     flood: Tenant, at_once: int, modest: Callable[[], Awaitable[list[Done]]], lead_s: float
 ) -> list[Done]:
-    """What `modest` gives while `flood` keeps so many requests under way, from `lead_s` before on.
+    """Return what `modest` gives while `flood` keeps `at_once` requests under way, begun `lead_s` earlier.
 
     Ends when all are answered: what a client leaves behind would be in the way of the next arm.
     """

@@ -95,5 +95,5 @@ def modest(values: dict[str, list[float]]) -> Comparison:
 
 
 def throughput(values: dict[str, list[float]]) -> Comparison:
-    """Two tenants that the ingress holds back, beside one that it does not."""
+    """Two tenants that the ingress holds back, compared with one that it does not."""
     return Comparison("cost served", "per s", NOT_HELD, values, (HELD,), Bound(0.98, at_most=False))

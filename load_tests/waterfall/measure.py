@@ -65,7 +65,7 @@ class Questions:
         self._address = host, int(port)
 
     async def ask(self, asked: Sequence[Asked], concurrency: int, found: Found, tier: str | None) -> None:
-        """All of them, so many at a time; closed loop."""
+        """Send all of them, `concurrency` at a time; closed loop."""
         waiting = list(enumerate(asked))[::-1]
         answers: dict[int, Answer] = {}
 
@@ -92,7 +92,7 @@ class Questions:
                 found.elsewhere += 1
 
     def forget(self, *tiers: str) -> None:
-        """Clear tiers; a device's blocks only go once nobody uses them."""
+        """Clear tiers; a device's blocks only go once no request uses them."""
         body = {"tiers": tiers}
         httpx.post(f"{self._url}/api/v1/kv/clear", json=body, timeout=30).raise_for_status()
 

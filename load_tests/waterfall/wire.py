@@ -1,4 +1,4 @@
-"""A client of streamed chat answers that costs little beside a small model: one connection, one request at a time.
+"""A client of streamed chat answers, cheap compared with a small model: one connection, one request at a time.
 
 HTTP libraries take a millisecond or two of the cores that the server needs; this takes a tenth of it.
 """

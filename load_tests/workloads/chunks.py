@@ -1,7 +1,7 @@
 """Questions about several documents at once, in an order that never came before: retrieval-augmented generation.
 
 Source of the setting: CacheBlend (EuroSys'25, arXiv 2405.16444, section 7: 6 chunks of about 512 tokens), and LMCache's
-``benchmarks/rag`` (github.com/LMCache/LMCache). A prompt is a system prompt that everybody shares, ``chunks`` of the
+``benchmarks/rag`` (github.com/LMCache/LMCache). A prompt is a system prompt that all share, ``chunks`` of the
 documents as messages of their own, and a question. A prefix cache finds the system prompt and, by chance, a document or
 two behind it. Every length is drawn, so that nothing ends where a block of KV or a segment does.
 """

@@ -3,8 +3,8 @@
 Source of the parameters: LMCache, ``benchmarks/long_doc_qa`` (github.com/LMCache/LMCache), which adapts vLLM's
 ``benchmark_long_document_qa_throughput.py``. Every document is sent once (the warm-up round), then ``repeats`` times in
 the order that ``order`` says, at most ``concurrency`` requests under way. There a prompt is the document alone; here
-the document is a system message and the question after it a new one each time, as somebody who reads would ask.
-Nobody's documents end where a block of KV does: give shortest lengths, and the others are drawn.
+the document is a system message and the question after it a new one each time, as a reader would ask.
+Real documents do not end where a block of KV does: give shortest lengths, and the others are drawn.
 """
 
 from __future__ import annotations

@@ -54,10 +54,10 @@ def parameters(name: str, length_scale: float = 1.0) -> dict[str, Any]:
 
 
 def with_working_set(name: str, seed: int | str, text: Words, tokens: int, **chosen: Any) -> Workload:
-    """Return the workload whose working set is nearest to ``tokens``, of those with so many documents, users or groups.
+    """Return the workload whose working set is nearest to ``tokens``, by its number of documents, users or groups.
 
     ``chosen`` are parameters of the maker. Where requests are given by time, as for `shared_prefix_groups`, they must
-    be enough for so many prefixes to come back. Raises ValueError as the maker does.
+    be enough for that number of prefixes to come back. Raises ValueError as the maker does.
     """
     at_least(1, tokens=tokens)
     count_name = COUNTS[name]

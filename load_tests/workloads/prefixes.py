@@ -17,8 +17,8 @@ from load_tests.workloads.repeated_messages import repeated_characters
 from load_tests.workloads.workload import Message, Request, Workload
 
 RETURNING_SHARE = 0.5
-"""Part of a prompt's text that must have been sent before. A system prompt that everybody has in front of a long
-document of his own does not make a request a returning one; the document does."""
+"""Part of a prompt's text that must have been sent before. A system prompt that all prompts have before a long
+document of their own does not make a request a returning one; the document does."""
 
 
 def mark_returning(requests: Iterable[Request], characters_per_token: float) -> tuple[Request, ...]:

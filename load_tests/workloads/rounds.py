@@ -1,4 +1,4 @@
-"""Users who hold conversations, each with a long history of his own, behind one system prompt.
+"""Users in conversations, each with a long history of its own, behind one system prompt.
 
 Source of the parameters: LMCache, ``benchmarks/multi_round_qa`` (github.com/LMCache/LMCache), as production-stack's
 ``benchmarks/multi-round-qa/run.sh`` calls it (github.com/vllm-project/production-stack): a system prompt of 1,000
@@ -6,7 +6,7 @@ tokens, a history of 20,000 tokens per user, answers of 100, questions of one se
 LMCache's own tests. A user asks every ``users / qps`` seconds, but not before the last answer has come; users arrive
 one by one, evenly over the time that a conversation takes. There users keep arriving until the time is up and some are
 in mid-conversation when it begins; here ``users`` users come, and every one stays for all rounds. With ``concurrency``
-it is a closed loop instead: so many users at a time wait for an answer, and whose turn it is asks at once.
+it is a closed loop instead: that many users at a time wait for an answer, and the user whose turn it is asks at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def multi_round_qa(
 ) -> Workload:
     """``users`` x ``rounds`` requests, each with its conversation so far. Raises ValueError for what cannot be.
 
-    ``concurrency``: a closed loop of so many requests, and ``qps`` counts for nothing; None: requests come by time.
+    ``concurrency``: a closed loop of this many requests, and ``qps`` is ignored; None: requests come by time.
     """
     at_least(1, users=users, system_tokens=system_tokens, history_tokens=history_tokens, rounds=rounds)
     at_least(1, question_tokens=question_tokens, answer_tokens=answer_tokens)

@@ -1,4 +1,4 @@
-"""Many short requests and a few very long ones at one instant: who waits for whom?
+"""Many short requests and a few very long ones at one instant: which wait for which?
 
 The case that load-aware routers and chunked prefill are made for: a router that counts requests, not tokens, puts short
 ones behind a long prefill. The bursts after the first bring the same long documents again, with other questions; the

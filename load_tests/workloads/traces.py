@@ -20,7 +20,7 @@ from load_tests.workloads.workload import Message, Request, Workload
 
 NAME = "conversation-trace"
 TRACES = tuple(root / "shared" / "data" / "conversation_trace.jsonl" for root in (PROJECT_ROOT, PROJECT_ROOT.parent))
-"""Where it is looked for: in the repository, then beside it."""
+"""Where it is looked for: in the repository, then next to it."""
 
 
 def conversation_trace(

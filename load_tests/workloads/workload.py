@@ -29,7 +29,7 @@ class Request:
     """The number of the request that must have ended first: an earlier one, of the same session or document."""
     messages: tuple[Message, ...]
     max_tokens: int
-    """Tokens of the answer; the benchmarks ask for exactly so many."""
+    """Tokens of the answer; the benchmarks ask for exactly this many."""
     returning: bool = False
     """At least half of its prompt's text was sent, or answered, by this workload before: `prefixes.mark_returning`, or
     `repeated_messages.mark_returning_messages`."""

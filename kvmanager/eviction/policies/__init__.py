@@ -1,4 +1,4 @@
-"""Eviction policies by name. To add one: a file beside `lru.py` and a line here."""
+"""Eviction policies by name. To add one: a file next to `lru.py` and a line here."""
 
 import importlib
 import inspect

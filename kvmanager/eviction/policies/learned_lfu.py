@@ -6,8 +6,8 @@ belongs to nodes, so a segment that comes back after an eviction is as hot as if
 place only of what is no hotter, so a scan replaces other scans, never what is used again and again.
 
 Cost-aware: the index counts per byte. A segment's recompute cost grows with its blocks, so what holds more blocks per
-byte (a compressed form) ranks higher. Cost of depth (attention) is left out: it is small beside the weights' matrices
-for the lengths served, and keeping deep segments for it would cost hits.
+byte (a compressed form) ranks higher. The cost of depth (attention) is left out: it is small compared with that of the
+weights' matrices at the lengths served, and keeping deep segments for it would cost hits.
 
 Copies of one cohort and one cost share a *shelf*; shelves of one profile, age and cost share a *rank*; ranks lie in a
 heap by index. Only ranks move when the model learns (a few at a time) and only shelves when a cohort ages, so nothing
@@ -26,7 +26,8 @@ from kvmanager.index.nodes import Copy, Node
 from kvmanager.index.score_heap import OUTSIDE, ScoreHeap
 
 SWAP = 1.45
-"""A newcomer must be worth so much more than its victim: what is there needs no copying, and estimates are noisy."""
+"""A newcomer's value, divided by its victim's, must be at least this: the victim needs no copying, and estimates are
+noisy."""
 
 
 @lru_cache(maxsize=4096)

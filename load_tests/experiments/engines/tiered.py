@@ -76,7 +76,7 @@ class CodedEngine(TieredEngine):
     async def choose(self, codec: str) -> bool:
         """Forget everything; from now on Redis stores with `codec` (of `CODECS`), and prompts have its fidelity.
 
-        Returns whether the workers were started anew for it, in which whatever is used first is slow.
+        Returns whether the workers were restarted for it: the first use of anything in them is slow.
         """
         wanted, _ = CODECS[codec]
         if wanted == self._coding:
@@ -173,7 +173,7 @@ class TieredHost:
     def round(self, tokens: int, max_tokens: int, codec: str = RAW, bytes_per_s: float = 0.0) -> dict[str, Any]:
         """One prompt: computed with nothing to reuse, moved out, and answered again from each tier.
 
-        The link to Redis has so many bytes per second; 0: as many as this machine has.
+        `bytes_per_s`: the rate of the link to Redis; 0: as much as this machine has.
 
         By `none`, `device`, `cpu` and `redis`: `ttft_s`, `seconds` until the last token, and the tokens that were
         `reused`; `out`: seconds until the CPU tier and Redis had it; `bytes`: what it takes there.

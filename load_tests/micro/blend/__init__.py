@@ -1,4 +1,4 @@
-"""`python -m load_tests.micro.blend`: what a blend takes beside a prefill, over HTTP, on one server at a time.
+"""`python -m load_tests.micro.blend`: what a blend takes compared with a prefill, over HTTP, on one server at a time.
 
 __main__.py   the command line, and the servers
 prompts.py    prompts of documents in an order that no other one has, behind beginnings that no other one has

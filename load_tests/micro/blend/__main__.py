@@ -1,7 +1,7 @@
-"""What a blend takes beside a prefill, over HTTP: `python -m load_tests.micro.blend`
+"""What a blend takes compared with a prefill, over HTTP: `python -m load_tests.micro.blend`
 
 For each check layer one server with one replica: times to the first token of prompts of six documents in an order that
-never came, and the gaps between the tokens of a stream beside them. Then a server of a smaller model for the hit rate,
+never came, and the gaps between the tokens of a stream next to them. Then a server of a smaller model for the hit rate,
 which does not depend on the model. Exit codes: 0 measured, 1 a target was missed, 2 something is missing or wrong.
 """
 
@@ -122,7 +122,7 @@ class Plan:
             results.hits = asyncio.run(asked)
 
     def setting(self) -> list[str]:
-        """For whoever reads the tables."""
+        """Lines for the reader of the tables."""
         shortest, longest = self.lengths
         said = [machine_line(), f"In {default_dtype()}, seed {self.seed}, {self.rounds} rounds after one"]
         if LAYERED & set(self.wanted):
@@ -138,7 +138,7 @@ def main(
     model: Annotated[str, typer.Option(help=f"Of {', '.join(SHAPES)}.")] = "365m",
     hit_model: Annotated[str, typer.Option(help="The same, for the hit rate's prompts of 26,000 tokens.")] = "10m",
     check_layers: Annotated[str, typer.Option(help="With commas between them; a server for each.")] = "2,1",
-    ratios: Annotated[str, typer.Option(help="Shares of reused tokens that are computed anew.")] = "0.15",
+    ratios: Annotated[str, typer.Option(help="Shares of reused tokens that are recomputed.")] = "0.15",
     only: Annotated[str, typer.Option(help=f"Of {', '.join(QUESTIONS)}.")] = ",".join(QUESTIONS),
     seed: int = 0,
     quick: Annotated[bool, typer.Option("--quick", help="The smallest model, short documents, two rounds.")] = False,

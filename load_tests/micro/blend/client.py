@@ -39,7 +39,7 @@ class Neighbour:
     times: list[float] = field(default_factory=list)
 
     async def tokens(self, count: int) -> None:
-        """Wait for so many more. Raises ServerError where they do not come."""
+        """Wait for `count` more tokens. Raises ServerError where they do not come."""
         wanted, end = len(self.times) + count, time.perf_counter() + PATIENCE_S
         while len(self.times) < wanted:
             if time.perf_counter() > end:
@@ -85,7 +85,7 @@ class Blends(Client):
             yield found
             if task.done():
                 task.result()
-                raise ServerError("the neighbour's stream ended too early; its gaps are not those beside a whole blend")
+                raise ServerError("the neighbour's stream ended too early; its gaps are not those during a whole blend")
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, httpx.HTTPError, ServerError):

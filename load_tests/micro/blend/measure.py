@@ -26,7 +26,7 @@ ALONE, BESIDE_BLEND, BESIDE_FULL = "alone", "beside a blend", "beside a prefill"
 ALONE_TOKENS, BETWEEN_TOKENS = 40, 8
 """A neighbour's, before the first arm and between two."""
 FEWEST_BLENDED = 0.5
-"""Of the tokens that a ratio leaves to be reused, at least so many must really have been blended."""
+"""The least share, of the tokens that a ratio leaves to be reused, that must really have been blended."""
 CONTEXTS, PERMUTATIONS = 5, 10
 CONTEXT_TOKENS, CONTEXT_SYSTEM_TOKENS = (4_600, 5_400), (950, 1_050)
 
@@ -34,7 +34,7 @@ Advance = Callable[[], object]
 
 
 def arm_of(ratio: float) -> str:
-    """The name of the arm that blends and computes this share of the reused tokens anew."""
+    """Return the name of the arm that blends and recomputes this share of the reused tokens."""
     return f"blended, {100 * ratio:g} %"
 
 
@@ -91,7 +91,7 @@ def require_blended(asked: Answer, ratio: float) -> None:
 async def neighbour_gaps(
     client: Blends, prompts: Prompts, ratio: float, rounds: int, longest: int, advance: Advance
 ) -> dict[str, list[list[float]]]:
-    """Seconds between a decoding stream's tokens: by what ran beside it, the gaps of each round.
+    """Return seconds between a decoding stream's tokens: by what ran at the same time, the gaps of each round.
 
     `longest`: tokens that the stream is asked for, as many as the model has room for.
     """
@@ -120,7 +120,7 @@ async def neighbour_gaps(
 
 @dataclass(frozen=True)
 class Hits:
-    """Of prompts with all contexts in ever new orders; by usage, where nothing that is found is computed anew.
+    """Of prompts with all contexts in ever new orders; by usage, where nothing that is found is recomputed.
 
     The first prompt finds nothing, by definition: what its chunks were computed for is it.
     """

@@ -38,7 +38,7 @@ class Results:
 
 
 def comparisons(results: Results) -> list[Comparison]:
-    """Times to the first token, beside a full prefill of the same round."""
+    """Times to the first token, compared with a full prefill of the same round."""
     found = []
     for layer, one in results.first_tokens.items():
         values = {BASE: one.seconds[BASE], **one.seconds}
@@ -51,7 +51,7 @@ def comparisons(results: Results) -> list[Comparison]:
 
 
 def gap_lines(gaps: Mapping[str, Sequence[Sequence[float]]], layer: int) -> list[list[str]]:
-    """A line for each thing beside the stream: median gap, and largest gap of each round, in ms."""
+    """A line for each thing that ran next to the stream: median gap, and largest gap of each round, in ms."""
     lines = []
     for arm, rounds in gaps.items():
         medians = Spread.of([statistics.median(one) for one in rounds])

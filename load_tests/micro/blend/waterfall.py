@@ -51,7 +51,7 @@ BEGIN, END = (
     "<!-- end of parts -->",
 )
 PICTURE = "blend-parts.png"
-"""Beside the page."""
+"""In the page's folder."""
 MAX_MODEL_LEN = 4_864
 PROMPTS = 3
 """That the device has room for: of one round."""

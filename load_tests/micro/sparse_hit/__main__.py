@@ -2,8 +2,8 @@
 
 For each `kv.sparse` a server of its own, in turns; each is asked about the same documents. A round computes new
 documents, waits until Redis has them, lets devices and CPU tiers forget, and asks again. The demo model's answers are
-judged; of a model with random weights bytes and times count, and its sparse levels are the uniform ones, for nobody
-can calibrate it. Exit codes: 0 measured, 1 a target was missed, 2 something is missing or wrong.
+judged; of a model with random weights bytes and times count, and its sparse levels are the uniform ones, for it cannot
+be calibrated. Exit codes: 0 measured, 1 a target was missed, 2 something is missing or wrong.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MIB = 1 << 20
 DEMO_TOKENS, WORD_TOKENS = 1024, 3_000
 ANSWER_TOKENS = 40
 SPARE_TOKENS = 512
-"""Beside the documents: a question, an answer, what the template writes."""
+"""Besides the documents: a question, an answer, what the template writes."""
 PAGE = PROJECT_ROOT / "docs" / "measured" / "sparse.md"
 BEGIN = "<!-- {model}: written by python -m load_tests.micro.sparse_hit --model {model} --write-docs -->"
 END = "<!-- end of {model} -->"
@@ -115,7 +115,7 @@ class Plan:
         return found
 
     def setting(self) -> list[str]:
-        """For whoever reads the tables."""
+        """Lines for the reader of the tables."""
         return [
             machine_line(),
             f"{self.model}, {default_dtype()}, documents of about {self.tokens:,} tokens, seed {self.seed}",

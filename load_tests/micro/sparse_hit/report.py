@@ -23,7 +23,7 @@ Levels = Mapping[str, Level]
 
 
 def comparisons(levels: Levels) -> list[Comparison]:
-    """First tokens from Redis beside a prefill on the same server, and beside dense KV of the same documents."""
+    """First tokens from Redis compared with a prefill on the same server, and with dense KV of the same documents."""
     found = [
         Comparison(
             f"TTFT, kv.sparse: {name}", "s", COMPUTED,
@@ -38,7 +38,7 @@ def comparisons(levels: Levels) -> list[Comparison]:
 
 
 def smaller(levels: Levels, name: str) -> Spread | None:
-    """Bytes in Redis beside dense KV's of the same documents; None where those were not measured."""
+    """Bytes in Redis divided by dense KV's of the same documents; None where those were not measured."""
     if OFF not in levels:
         return None
     return Spread.of(ratios(levels[name].values("redis_bytes"), levels[OFF].values("redis_bytes")))

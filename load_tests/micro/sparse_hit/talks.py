@@ -22,7 +22,7 @@ QUESTION_TOKENS = (20, 40)
 
 @dataclass(frozen=True)
 class Talk:
-    """Chat requests that begin with the same documents; what each says beside the model's name and the length."""
+    """Chat requests that begin with the same documents; what each says besides the model's name and the length."""
 
     requests: list[dict[str, Any]]
     answers: list[str | None]
@@ -30,7 +30,7 @@ class Talk:
 
 
 def demo_talk(seed: int, tokens: int, questions: int) -> Talk:
-    """Documents of about so many tokens, and so many of the demo model's kinds of questions, at most one of each."""
+    """Return documents of about ``tokens``, and ``questions`` of the demo model's kinds, at most one of each."""
     dialogue = heldout_dialogue(seed, tokens, MEASURED_KINDS[:questions])
     requests = []
     for turn in dialogue.turns:

@@ -1,4 +1,4 @@
-"""Blended answers of the probe model in a real engine, beside a prefill's: `python -m load_tests.quality.engine`
+"""Blended answers of the probe model in a real engine, compared with a prefill's: `python -m load_tests.quality.engine`
 
 The probe model's answers show whether documents have seen each other, so here blending can fail: with rows that are
 drawn by chance, and with none of the reused ones, it has to. One engine in this process, chunks in memory, no HTTP.

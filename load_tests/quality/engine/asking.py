@@ -32,7 +32,7 @@ SEGMENT_TOKENS = 128
 
 @contextlib.contextmanager
 def rows_by_chance(seed: int) -> Iterator[None]:
-    """As many of the reused rows are computed anew as ever, but any."""
+    """Recompute as many of the reused rows as without this, but drawn by chance."""
     chosen, draw = choice.rows_to_compute, torch.Generator().manual_seed(seed)
 
     def drawn(change: torch.Tensor, reused: torch.Tensor, ratio: float) -> torch.Tensor:

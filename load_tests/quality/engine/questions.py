@@ -14,7 +14,7 @@ from models.training.tokenizer import ASSISTANT
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt that ends where its answer begins. `first`: nobody asked about these documents before."""
+    """A prompt that ends where its answer begins. `first`: the first question about these documents."""
 
     ids: list[int]
     chunks: list[range]
@@ -23,7 +23,7 @@ class Question:
 
 
 def questions(tokenizer: Any, count: int, context: int, seed: int) -> Iterator[Question]:
-    """So many, up to four behind the same documents of about ``context`` tokens; equal seeds give equal ones."""
+    """Yield ``count`` questions, up to four after the same documents of about ``context`` tokens, fixed by the seed."""
     mark = tokenizer.get_vocab()[ASSISTANT]
     asked = number = 0
     while asked < count:

@@ -19,7 +19,7 @@ class Held:
     named: list[BlockHash] = field(default_factory=list)
     """Cached blocks, which others may use too."""
     unnamed: int = 0
-    """Blocks that nobody else can find: of the answer, not computed yet, or computed twice."""
+    """Blocks that no other request can find: of the answer, not computed yet, or computed twice."""
 
 
 class DevicePool:
@@ -30,7 +30,7 @@ class DevicePool:
         self._users: dict[BlockHash, int] = {}
         """Of each cached block: running requests that hold it."""
         self._idle: dict[BlockHash, None] = {}
-        """Cached and held by nobody; the first goes first."""
+        """Cached and not held by any request; the first goes first."""
         self._unnamed = 0
 
     def leading_blocks(self, hashes: Sequence[BlockHash]) -> int:
@@ -83,7 +83,7 @@ class DevicePool:
                 self._idle[block] = None
 
     def bring(self, blocks: Sequence[BlockHash]) -> list[BlockHash]:
-        """Cache blocks without a request, as far as idle ones can make room; return the new ones."""
+        """Cache blocks without a request, where there is room for all of them; return the new ones."""
         held = self.acquire(blocks, 0, 0)
         if held is None:
             return []

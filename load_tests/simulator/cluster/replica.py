@@ -1,4 +1,4 @@
-"""One simulated replica: a queue, one engine that prefills, a device pool, and loads beside the engine's work.
+"""One simulated replica: a queue, one engine that prefills, a device pool, and loads next to the engine's work.
 
 What follows vLLM: requests start in order of arrival; one that has KV to load gives way while it loads, and goes on
 before those behind it; one that finds no room in the pool holds up the queue until a running request ends; KV can be

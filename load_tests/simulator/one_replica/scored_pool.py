@@ -20,7 +20,7 @@ class ScoredPool:
         self._users: dict[BlockHash, int] = {}
         self._scores: dict[BlockHash, float] = {}
         self._idle: dict[BlockHash, int] = {}
-        """Cached and held by nobody, with the number of the heap entry that counts."""
+        """Cached and not held by any request, with the number of the heap entry that counts."""
         self._order: list[tuple[float, int, BlockHash]] = []
         self._numbers = itertools.count()
         self._unnamed = 0
@@ -30,7 +30,7 @@ class ScoredPool:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody holds, cached or not."""
+        """Blocks that no request holds, cached or not."""
         return self.blocks - self._unnamed - len(self._users) + len(self._idle)
 
     def leading_blocks(self, hashes: Sequence[BlockHash]) -> int:

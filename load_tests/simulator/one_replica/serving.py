@@ -1,4 +1,4 @@
-"""The part of a server that lies around the manager: pool, tiers, and who calls whom when a request is served.
+"""The part of a server that lies around the manager: pool, tiers, and the calls made when a request is served.
 
 `Serving.serve` makes the calls that the deployments make, in their order, on the same `kvmanager.manager.KVManager`:
 plan, load, promote what came from Redis, run, release, offer, commit, demote. What differs is that every move is done

@@ -1,4 +1,4 @@
-"""`python -m load_tests.simulator roles`: replicas that prefill and replicas that decode, beside replicas that do both.
+"""`python -m load_tests.simulator roles`: replicas that prefill or decode, compared with replicas that do both.
 
 Exit codes: 0 done, 1 a result could not be written, 2 a word of the command cannot be used.
 """

@@ -1,4 +1,4 @@
-"""Replicas and who gets what: all alike, or some that prefill and some that decode.
+"""Replicas and the requests that each gets: all alike, or some that prefill and some that decode.
 
 A request goes to the replica with the least prefill left (no cache is simulated, so nothing else tells them apart), one
 that is handed over to the one that holds the least KV. With roles, prompts of up to ``split_above`` tokens stay whole
