@@ -11,7 +11,7 @@ Never continued, with the reason in words:
 * a pinned request, whose client asked for that replica;
 * an answer of more than `most_tokens`, of which nothing is kept any more.
 
-What is not streamed has yielded nothing until its end: it begins anew instead.
+An answer that is not streamed has yielded nothing until its end: it begins again instead.
 """
 
 from __future__ import annotations
