@@ -1,4 +1,4 @@
-"""`crosskv clear`: forget KV. It says what would go, and does nothing unless somebody agrees."""
+"""`crosskv clear`: forget KV. It says what would go, and does nothing unless the user agrees."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def clear(
 
 
 def somebody_is_there() -> bool:
-    """Whether a person can be asked: a script's input is nobody's word."""
+    """Whether a person can be asked: a script's input cannot agree."""
     return sys.stdin.isatty()
 
 

@@ -1,8 +1,8 @@
 """Asks the manager once a second, for all that watch through this ingress, and tells them; or that the ingress ends.
 
-One call a second while somebody watches, whoever and however many; none while nobody does. A manager that does not
-answer is *away*: the ingress's own counts go on, and every second says so. How large the replicas' device pools are is
-read from their metrics now and then, for administrators. One event loop.
+It makes one call a second while any client watches, however many there are, and none while no client does. A manager
+that does not answer is *away*: the ingress's own counts go on, and every second says so. The sizes of the replicas'
+device pools are read from their metrics now and then, for administrators. One event loop.
 """
 
 from __future__ import annotations
