@@ -85,7 +85,7 @@ def _tokens(separator: str, tokenizer: Any) -> list[int]:
         raise SettingsError(f"{_SETTING}: the tokenizer makes no token of {separator!r}; give another one, or ids.")
     if not all(_holds(encode(before + separator + behind), sequence) for before, behind in _NEIGHBOURS):
         logger.warning(
-            "%s: %r merges with texts beside it into other tokens; where it does, no chunk begins, which costs hits",
+            "%s: %r merges with texts next to it into other tokens; where it does, no chunk begins, which costs hits",
             _SETTING,
             separator,
         )

@@ -97,7 +97,7 @@ class Answered:
     def why_not_moved(self) -> str | None:
         """Why it may not be taken from a replica that is well; None: it may."""
         if not self.streams:
-            return "it is not streamed, and would begin anew"
+            return "it is not streamed, and would begin again"
         if self.leaves:
             return "it is leaving its replica already"
         if self.num_tokens + ROOM_TO_MOVE > self._most_tokens:

@@ -45,7 +45,7 @@ from kvmanager.loading.load_choice import LoadMode
 PATHS = frozenset({f"{PREFIX}/fill"})
 OFF_S = 60.0
 """How long an order is refused after a replica has said that it does not blend."""
-_NOT_BLENDED = "The replicas do not blend, and their logs say why. Nobody would read what is filled."
+_NOT_BLENDED = "The replicas do not blend, and their logs say why. No prompt would read what is filled."
 
 _REFUSED: dict[int | str, dict[str, Any]] = {
     HTTPStatus.NOT_FOUND.value: {"model": ErrorResponse, "description": "There is no such tenant."},

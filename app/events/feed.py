@@ -78,7 +78,7 @@ class Feed:
                 await self._tick()
                 await asyncio.sleep(max(0.0, began + EVERY_S - time.monotonic()))
         except Exception:
-            logger.exception("nobody is told of the cache any more; who comes next begins anew")
+            logger.exception("no client is told of the cache any more; the next one to watch starts this again")
         finally:
             self._ticking, self._seen = None, -1
 

@@ -83,7 +83,7 @@ RESPONSES = {
         ("background", "previous_response_id", "previous_input_messages", "conversation", "prompt"),
         NotDone(KEEPS_NOTHING),
     ),
-    "context_management": NotDone("This server compacts no conversations: send what the model shall read."),
+    "context_management": NotDone("This server compacts no conversations: send what the model is to read."),
     **_GUIDED,
 }
 MESSAGES = {
@@ -94,7 +94,7 @@ MESSAGES = {
     "inference_geo": NotDone(
         "This server does not choose where it computes.", lambda value: value not in (None, "", "global")
     ),
-    "context_management": NotDone("This server edits no conversations: send what the model shall read.", _any_edit),
+    "context_management": NotDone("This server edits no conversations: send what the model is to read.", _any_edit),
 }
 
 

@@ -131,7 +131,7 @@ def _a_redis(figures: Figures, setup: Setup) -> tuple[str, str, str, dict[str, s
     found = redis_within(figures, wanted, 0)
     why = "There is no Redis tier: what leaves the CPU tier is gone."
     if found is None or found < min(wanted, _LEAST_TIER_BYTES):
-        why = f"{why} This machine has no room for one beside the CPU tier, so it has to be another's."
+        why = f"{why} This machine has no room for one next to the CPU tier, so it has to be another's."
         return "kv.redis_url", "redis://HOST:6379/0", why, also
     if found < wanted:
         also["kv.redis_bytes"] = str(found)
