@@ -44,7 +44,7 @@ DRAIN_POLL_S = 1.0
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """The application: ingress → router → replicas, with the KV-manager actor beside them."""
+    """Build the application: ingress → router → replicas, and the KV-manager actor."""
     from app.serve_ingress import Ingress
 
     shown = args
@@ -124,7 +124,7 @@ def _manager(settings: Settings, secret: ServerSecret) -> DeploymentActorConfig:
 
 
 def _redis_tier(settings: Settings, secret: ServerSecret) -> list[DeploymentActorConfig]:
-    """The Redis tier's actor, where there is one: Serve's controller starts it beside the manager and recreates it."""
+    """The Redis tier's actor, where there is one: Serve's controller starts and recreates it, like the manager."""
     config = RedisTierConfig.from_settings(settings)
     if config is None:
         return []

@@ -30,7 +30,7 @@ class Cluster:
         open_at = [address for address in self.stores if not is_loopback(address)]
         if open_at and not self.has_token:
             return (
-                f"Ray: whoever reaches {open_at[0]} can run code in this cluster, for it asks for no token; start with "
+                f"Ray: any client of {open_at[0]} can run code in this cluster, for it asks for no token; start with "
                 f"`make serve`, or set RAY_AUTH_MODE=token wherever Ray is started (docs/guide/operations.md, Several "
                 f"machines)."
             )

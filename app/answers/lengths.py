@@ -48,7 +48,7 @@ class ExpectedLengths:
         self._defects = 0
 
     def by_prompt_length(self, tenant: str, prompt_tokens: int, params: SamplingParams) -> int:
-        """How long each answer to a prompt of so many tokens is expected to be, before its blocks are known."""
+        """Return the expected tokens of each answer to a prompt of this length, before its blocks are known."""
         try:
             prior = self._tries[tenant].prior(prompt_tokens)
             return _within(params, LengthEstimate(prior, prior).tokens)
@@ -132,10 +132,11 @@ class ExpectedAnswer:
             self._lengths.note_defect()
 
     def left(self) -> None:
-        """It ends; where a replica had it and gave nothing, nobody knows how much was computed. Raises nothing.
+        """Bill a request that ends without an output: how much of it was computed is not known. Raises nothing.
 
-        Then nothing was reused, and what is told at its end only was all sampled: else who leaves in time would have
-        new prompts at the price of cached ones, and long answers for nothing.
+        It is billed as if nothing was reused and, where outputs come at the end only, as if all expected tokens were
+        sampled. Otherwise a client that leaves in time would get new prompts at the price of cached ones, and long
+        answers for nothing.
         """
         if self.bill is not None and not self._heard:
             self.bill.prompt_was(0)
@@ -151,7 +152,7 @@ class ExpectedAnswer:
 
 
 def _within(params: SamplingParams, tokens: int) -> int:
-    """So many tokens, but no fewer and no more than a request allows of each answer."""
+    """Clamp `tokens` to what a request allows of each answer; with `ignore_eos`, return the most it allows."""
     most = _MOST_TOKENS if params.max_tokens is None else params.max_tokens
     if params.ignore_eos:
         return most

@@ -1,9 +1,9 @@
-"""What was sampled, by the prompt that it answers: bounded in bytes, and nobody's share is another's to take.
+"""Sampled answers, by the prompt that they answer: bounded in bytes, with a share for each tenant.
 
 Invariants:
 
 * `nbytes <= most_bytes`, with what Python's objects weigh counted in; so the number of entries is bounded too;
-* who stores beyond that loses the own oldest places, unless another tenant holds more;
+* a tenant that stores beyond that loses its own oldest places, unless another tenant holds more;
 * a place is named by a hash over the tenant's salt and all tokens before the answer: no tenant can ask for another's.
 
 Not safe for threads: the ingress's event loop only.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 PLACE_BYTES, TURN_BYTES = 320, 360
-"""What a place and a turn weigh beside their tokens: measured, with what a dictionary spends on each."""
+"""Bytes of a place and of a turn without their tokens: measured, with what a dictionary spends on each."""
 ID_BYTES = 4
 MOST_TURNS = 16
 """Answers remembered of one prompt: `n` of a request, or as many requests with one prompt."""

@@ -39,7 +39,7 @@ class Returns:
         return back / (back + gone)
 
     def worth_saving(self, kind: Kind | None) -> bool:
-        """Whether the KV of such an answer shall be stored; None: it is no chat's, and nothing is learned of it."""
+        """Whether to store the KV of such an answer; None: it is no chat's, and nothing is learned of it."""
         if self._saving == "auto" and kind is not None:
             return self.share(kind) >= WORTH_SAVING
         return self._saving != "never"

@@ -26,7 +26,7 @@ class _SampledChoice:
 
 
 class Sampled:
-    """The answers to one prompt. An answer that is aborted is forgotten: nobody knows how much its client has."""
+    """The answers to one prompt. An aborted answer is forgotten: how much of it its client has is unknown."""
 
     def __init__(self, answers: Answers, whose: Conversation, prompt: list[int], kind: Kind) -> None:
         self._answers = answers

@@ -1,7 +1,7 @@
 """Puts sampled tokens back into a rendered prompt, where the text that they stand for has come back.
 
-A chat's next prompt is cut into tokens anew. Where the tokenizer cuts an answer's text otherwise than the model sampled
-it, the KV of the answer and of everything behind it is lost. So the tokens between a turn's first special token and its
+A chat's next prompt is tokenized again. Where the tokenizer cuts an answer's text otherwise than the model sampled it,
+the KV of the answer and of everything behind it is lost. So the tokens between a turn's first special token and its
 last are replaced by those that were sampled after the very same tokens, if both decode to the same text.
 
 Invariants:
@@ -9,8 +9,8 @@ Invariants:
 * the detokenized text of the prompt is the same before and after, and so are all its added tokens, in order;
 * only what was sampled for this tenant, under this salt, after exactly the tokens before it, is put in;
 * any doubt leaves the rendered tokens, and nothing here raises for what a client sends;
-* O(prompt) hashing; decoding only where tokens differ and were not compared before, and of so many tokens at most:
-  what a client can make this do holds up the streams of all others.
+* O(prompt) hashing; decoding only where tokens differ and were not compared before, and of a bounded number of tokens:
+  the work that a client causes here holds up the streams of all others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_TOKENS_COMPARED = 32_768
 """Decoded for one prompt, or for its answers, some 4 ms; what would need more stays as it was rendered."""
 _HASHED_AS_ONE_COMPARED = 64
 _TOKENS_OF_A_TEXT = 16
-"""What a text costs beside its tokens: the one between two added tokens is decoded by itself."""
+"""Cost of a text in addition to its tokens: the text between two added tokens is decoded by itself."""
 _MOST_TOKENS_CUT = 16
 """Tokens at the end of an answer that a stop string may take away."""
 _CONTEXT = 8

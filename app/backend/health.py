@@ -1,6 +1,6 @@
 """GET /health: can a request be answered, and, for administrators, how is each part.
 
-Anybody may ask, without a key. What the parts say (nodes, counts, other tenants' load) is not for everybody.
+The route needs no key. The report of the parts (nodes, counts, other tenants' load) is for administrators only.
 """
 
 from __future__ import annotations

@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 
 PARTS_EVERY_S = 1.0
 SILENT_S = 3 * DIRECTIVES_WAIT_S
-"""A replica reports at least every `DIRECTIVES_WAIT_S`. After so long /health calls it missing; where others report, it
-is the last that is sent requests, and its silent streams go on elsewhere."""
+"""A replica reports at least every `DIRECTIVES_WAIT_S`. After this time /health calls it missing; where others report,
+it is the last that is sent requests, and its silent streams go on elsewhere."""
 
 
 class PartsWatch:
-    """Asks the manager every second who is there, so that neither a request nor a health probe has to.
+    """Asks the manager every second which parts are there, so that neither a request nor a health probe has to.
 
-    Whether requests can be served is not its business: a manager that has just started knows nobody.
+    It does not decide whether requests can be served: a manager that has just started knows no replica.
     """
 
     def __init__(self, manager: ManagerClient) -> None:
@@ -53,7 +53,7 @@ class PartsWatch:
     def hear(self, parts: Mapping[str, Any]) -> None:
         """Take in what the manager said."""
         replicas: Mapping[str, tuple[int, float]] = parts["replicas"]
-        if replicas:  # a manager that has just started knows nobody yet
+        if replicas:  # a manager that has just started knows no replica yet
             self.ranks = {name: rank for name, (rank, _) in replicas.items()}
         self.silence_s = {name: silence_s for name, (_, silence_s) in replicas.items()}
         self.roles, self.kv = parts.get("roles") or {}, parts.get("kv") or {}
@@ -86,7 +86,7 @@ def health_probe(
     settings: Settings,
     listed: Callable[[], int] = lambda: 0,
 ) -> Callable[[], Awaitable[HealthReport]]:
-    """What GET /health asks; answers from what is known here, without asking anybody.
+    """Return the probe of GET /health, which answers from what is known here, without a call.
 
     `living`: names of the replicas that can be sent to now; None: Serve has not told yet, and a request would wait.
     `listed`: how many Serve runs, as it said last.
@@ -98,8 +98,8 @@ def health_probe(
         if alive is None:
             untold = {"state": "Serve has not told yet who runs"}
             return HealthReport(False, {"kv_manager": {"state": parts.error or "ok"}, "replicas": untold})
-        # One that the manager has not heard of is not known by its number, and takes no pinned request yet. A manager
-        # that has heard of nobody has just started, or is gone.
+        # The number of a replica that the manager has not heard of is unknown, so it takes no pinned request yet. A
+        # manager that has heard of no replica has just started, or is gone.
         unheard = math.inf if parts.silence_s else 0.0
         reporting = {name for name in alive if parts.silence_s.get(name, unheard) < SILENT_S}
         wanted = settings.min_replicas

@@ -31,9 +31,9 @@ class ReplicaHandle(Protocol):
         ...
 
     async def abort(self, request_id: str) -> None:
-        """Nobody waits for `request_id` any more: its outputs end, with or without an error. Idempotent.
+        """End the outputs of `request_id`, with or without an error: no caller waits for them. Idempotent.
 
-        Also for requests that have ended or never began.
+        May be called for requests that have ended or never began.
         """
         ...
 
@@ -58,7 +58,7 @@ class ReplicaHandle(Protocol):
         ...
 
     def kv_reports(self) -> Mapping[str, KVReport]:
-        """What the replicas that can be sent to last said of their device pools, by unique name, as far as known."""
+        """The last known reports of the replicas that can be sent to on their device pools, by unique name."""
         ...
 
     def lacking_tokens(self, request: GenerateRequest) -> int | None:

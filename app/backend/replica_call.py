@@ -1,9 +1,9 @@
 """One call of a replica over gRPC, whose loss is told in Ray's words.
 
 gRPC says of a lost replica only that it is unavailable, that it cancelled the call, or, when its machine is gone,
-nothing for minutes. Ray knows of every death, and whether somebody meant it. So what ends a call is first compared with
-what Ray says of the replica: if that is dead, the caller gets Ray's error with the cause. If it lives it could only
-not be reached.
+nothing for minutes. Ray knows of every death, and whether it was meant. So the end of a call is first compared with
+what Ray says of the replica: if that is dead, the caller gets Ray's error with the cause. If it lives, it was only
+unreachable.
 
 Leans on Ray: `DeploymentResponseGenerator._replica_result_future`; in one loop, a call that ends from the other side is
 `ActorUnavailableError`, `grpc.aio.AioRpcError` or `asyncio.CancelledError`. `tests/app/openai/test_retry_over_serve.py`

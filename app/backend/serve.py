@@ -67,7 +67,7 @@ class ServeReplicas:
         self._dead = FailedReplicas()
         """Of these, those that will not come back; one that could not be reached may be well."""
         self._silent: frozenset[str] = frozenset()
-        """As of the last look at which anybody reported."""
+        """As of the last look at which any replica reported."""
         self._task = asyncio.get_running_loop().create_task(self._look())
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[RequestOutput]:
@@ -120,7 +120,7 @@ class ServeReplicas:
                     outputs.look(loop.time())
                     outputs.look_for_silence(loop.time(), silent)
                     outputs.look_for_drain(loop.time(), living, self._hand_over_s)
-                except Exception:  # of one call: nobody else would look for the others
+                except Exception:  # of one call: the other calls are still to be looked at
                     if not failed:
                         logger.exception("a call cannot be looked after (logged once)")
                     failed = True
@@ -133,8 +133,8 @@ class ServeReplicas:
     def silent(self) -> frozenset[str]:
         """Names of those that run and no longer report to the manager while others do; none while all are silent.
 
-        A manager that has just started hears of one after the other: who was not silent before it is not yet. A manager
-        forgets who is silent for long: who was silent stays so until it reports.
+        A manager that has just started hears of one replica after the other: one that was not silent before is not
+        silent yet. A manager forgets a replica that is silent for long: it stays silent here until it reports.
         """
         living, silence_s = self.living() or frozenset(), self._parts.silence_s
         late = frozenset(name for name in living if silence_s.get(name, 0.0) >= SILENT_S)

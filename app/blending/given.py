@@ -1,10 +1,10 @@
 """Chunks that a request names by their texts: found in its prompt by their token ids.
 
-A text beside others may be cut into other tokens at its two ends than alone. So of its own tokens the first and the
-last are left out, and what is left is looked for, token by token. The chunk is these tokens: the same in every prompt.
+A text between others may be cut into other tokens at its two ends than alone. So its first and last tokens are left
+out, and the rest is looked for, token by token. The chunk is these tokens: the same in every prompt.
 
-A few leading tokens pick the texts that may begin at a place, and only those are compared. Whoever sends a prompt and
-texts that all but match each other everywhere meets a bound on what is compared, and finds no more chunks then.
+A few leading tokens pick the texts that may begin at a place, and only those are compared. The comparisons are bounded:
+a prompt and texts that almost match each other everywhere reach the bound, and no more chunks are found then.
 
 Pure: any thread. Time is linear in the texts, and for each prompt in the prompt.
 """
@@ -19,7 +19,7 @@ from app.blending.recognition import Span
 
 _TYPE = "I"
 _TOKEN_BYTES = array(_TYPE).itemsize
-_LONGEST_LEAD = 64  # tokens that pick a text: documents may begin alike, hardly for so long
+_LONGEST_LEAD = 64  # tokens that pick a text: documents may begin alike, hardly for this length
 _MOST_COMPARED = 1024  # tokens that are compared, for each token of the prompt
 
 

@@ -26,7 +26,7 @@ class Span(NamedTuple):
 
 
 class Separators:
-    """What chunks begin with, and what ends them beside the next separator."""
+    """The token sequences that begin chunks, and the boundaries that end them, as the next separator does."""
 
     def __init__(self, sequences: Collection[Sequence[int]], boundaries: Collection[int]) -> None:
         """`sequences` of token ids, none empty; `boundaries` are single token ids, such as the special tokens."""

@@ -3,7 +3,7 @@
 `blending.separators` says it, as texts or as token ids. Where it says nothing, it is the chat template's document
 token: two documents are rendered, and the last special token before the first one's text, if a second one of its kind
 stands between the two texts, begins each. Where there is none, every special token begins a chunk: a turn of a chat is
-one, then. Special tokens are good separators because tokenizers split texts there, whatever stands beside them.
+one, then. Special tokens are good separators because tokenizers split texts there, whatever stands next to them.
 
 Leans on vLLM: `BaseRenderer.render_messages(messages, params)` and `ChatCompletionRequest.build_chat_params`, as
 `app.openai.turn_marks` does.
@@ -85,7 +85,7 @@ def _tokens(separator: str, tokenizer: Any) -> list[int]:
         raise SettingsError(f"{_SETTING}: the tokenizer makes no token of {separator!r}; give another one, or ids.")
     if not all(_holds(encode(before + separator + behind), sequence) for before, behind in _NEIGHBOURS):
         logger.warning(
-            "%s: %r merges with texts beside it into other tokens; where it does, no chunk begins, which costs hits",
+            "%s: %r merges with texts next to it into other tokens; where it does, no chunk begins, which costs hits",
             _SETTING,
             separator,
         )

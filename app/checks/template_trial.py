@@ -4,7 +4,7 @@ takes all memory is ended.
     python -m app.checks.template_trial SECONDS
 
 It reads JSON, a `Trial`, and writes JSON: each template's name as it begins, then what is wrong, or null. The kernel
-ends it after so many seconds of a processor, in native code too; a busy machine refuses nothing.
+ends it after SECONDS of processor time, in native code too; a busy machine refuses nothing.
 
 Leans on transformers: what its environment of Jinja has (`chat_template_utils._cached_compile_jinja_template`).
 """

@@ -1,4 +1,4 @@
-"""`crosskv clear`: forget KV. It says what would go, and does nothing unless somebody agrees."""
+"""`crosskv clear`: forget KV. It says what would go, and does nothing unless the user agrees."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def clear(
     """Forget the KV in these tiers: your own, or, with an administrator's key, all tenants'. Asks before it does."""
     names = list(dict.fromkeys(tier.value for tier in tiers))
     if not yes and not somebody_is_there():
-        raise CommandError("Nobody can be asked here, so nothing was cleared: give --yes.")
+        raise CommandError("There is no terminal to ask at, so nothing was cleared: give --yes.")
     with connect(url, key_file) as server:
         if not yes:
             would = server.post(_CLEAR, {"tiers": names, "dry_run": True}).get("would")
@@ -52,7 +52,7 @@ def clear(
 
 
 def somebody_is_there() -> bool:
-    """Whether a person can be asked: a script's input is nobody's word."""
+    """Whether a person can be asked: a script's input cannot agree."""
     return sys.stdin.isatty()
 
 

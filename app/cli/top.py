@@ -128,7 +128,7 @@ def _replicas(now: Frame) -> RenderableType:
 
 
 def _risen(now: Frame, before: Frame | None, name: str) -> float:
-    """By how much a counter has risen; a server that was restarted begins anew."""
+    """Return by how much a counter has risen; a restarted server counts from 0."""
     total = now.metrics.total(name)
     old = before.metrics.total(name) if before is not None else 0.0
     return total - old if total >= old else total

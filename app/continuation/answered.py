@@ -11,7 +11,7 @@ Never continued, with the reason in words:
 * a pinned request, whose client asked for that replica;
 * an answer of more than `most_tokens`, of which nothing is kept any more.
 
-What is not streamed has yielded nothing until its end: it begins anew instead.
+An answer that is not streamed has yielded nothing until its end: it begins again instead.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Answered:
     def why_not_moved(self) -> str | None:
         """Why it may not be taken from a replica that is well; None: it may."""
         if not self.streams:
-            return "it is not streamed, and would begin anew"
+            return "it is not streamed, and would begin again"
         if self.leaves:
             return "it is leaving its replica already"
         if self.num_tokens + ROOM_TO_MOVE > self._most_tokens:

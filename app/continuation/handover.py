@@ -87,7 +87,7 @@ class Handovers:
 
 
 class Handover:
-    """One request's way. `splits`: it shall be prefilled and decoded at two replicas; it is decoded where it is not."""
+    """One request. `splits`: prefill it at one replica and decode it at another; else one decode replica does both."""
 
     def __init__(self, all_of_them: Handovers, splits: bool) -> None:
         self._all = all_of_them
@@ -125,7 +125,7 @@ class Handover:
         return True
 
     def went_on(self, prompt_tokens: int, gap_s: float, replica: str) -> None:
-        """The decode replica has given its first output, so long after the client had the prefill's."""
+        """Record the decode replica's first output, `gap_s` after the client had the prefill's."""
         logger.info("a prompt of %d tokens was handed over to %s in %.0f ms", prompt_tokens, replica, 1e3 * gap_s)
         self._all.choice.handed_over(time.monotonic(), prompt_tokens, gap_s)
         self._end(HANDED_OVER, gap_s)

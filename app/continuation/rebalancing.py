@@ -45,7 +45,7 @@ class StreamRebalancing:
                 self._failed = True
 
     def look(self, now: float) -> None:
-        """Move what shall move now. `now`: of `time.monotonic`."""
+        """Move the streams that the policy picks now. `now`: of `time.monotonic`."""
         reports = self._replicas.kv_reports()
         for move in self._policy.decide(now, reports, self._streams, self._may_go):
             stream, target = move.stream, move.target

@@ -102,7 +102,7 @@ def requests_router(
 
 
 def _target(replicas: ReplicaHandle, one: LiveRequest, rank: int) -> str:
-    """The unique name of the replica that a stream shall go on at. Raises NotMovedError where it cannot."""
+    """Return the unique name of the replica of this rank. Raises NotMovedError where the stream cannot go on there."""
     name = replicas.named(rank)
     if name is None:
         raise NotMovedError(f"There is no replica {rank}.", HTTPStatus.NOT_FOUND)

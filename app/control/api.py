@@ -142,7 +142,7 @@ def control_router(
 
 
 def in_tokens(found: Mapping[str, Any], block_size: int) -> dict[str, Any]:
-    """What the manager found, in blocks, with the same in tokens beside it.
+    """Return what the manager found, in blocks, together with the same in tokens.
 
     `tokens_by_tier`: leading tokens of the prompt that lie in a tier, on the device by replica, in Redis dense ones and
     with sparse copies; `start_token` and `end_token` (exclusive) of every segment.

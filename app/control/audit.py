@@ -1,4 +1,4 @@
-"""The audit log: one line of JSON for each change that somebody has ordered, and what came of it.
+"""The audit log: one line of JSON for each change that a caller has ordered, and what came of it.
 
 The logger is `crosskv.audit`. A line says who (the tenant of the key, and whether it is an administrator's), what, the
 request's own parameters, how much, and the outcome: "done", the reason why not, or the name of an error. It is written

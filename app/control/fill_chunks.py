@@ -22,7 +22,7 @@ from app.openai.blend_requests import BlendRequests
 MOST_TOKENS = 1 << 19
 """Of all chunks of an order: one row of token ids on their way is a few MB."""
 MOST_CHARACTERS = 1 << 21
-"""Of all texts of an order: tokenizing so many takes a second or two of one core, on a thread."""
+"""Of all texts of an order: tokenizing these takes a second or two of one core, on a thread."""
 
 Chunk = str | list[Annotated[int, Field(strict=True)]]
 

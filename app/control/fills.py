@@ -1,8 +1,8 @@
 """POST /api/v1/kv/fill: chunks of blended prompts are computed alone, when there is nothing else to do, and stored.
 
 An order is a job. Its chunks go to the replicas one after another, each as an exact request of its own, which waits
-there until no prompt is under way (`deployments.replica.idle_fills`). So nobody waits for a fill, however many are
-ordered: each tenant has one order at a time, of bounded size, and its tokens count in the tenant's rate.
+there until no prompt is under way (`deployments.replica.idle_fills`). So no prompt waits for a fill, however many are
+ordered. Each tenant has one order at a time, of bounded size, and its tokens count in the tenant's rate.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from kvmanager.loading.load_choice import LoadMode
 PATHS = frozenset({f"{PREFIX}/fill"})
 OFF_S = 60.0
 """How long an order is refused after a replica has said that it does not blend."""
-_NOT_BLENDED = "The replicas do not blend, and their logs say why. Nobody would read what is filled."
+_NOT_BLENDED = "The replicas do not blend, and their logs say why. No prompt would read what is filled."
 
 _REFUSED: dict[int | str, dict[str, Any]] = {
     HTTPStatus.NOT_FOUND.value: {"model": ErrorResponse, "description": "There is no such tenant."},
@@ -108,7 +108,7 @@ def fills_router(engine: HandleEngineClient, renderer: OnlineRenderer, jobs: Job
             try:
                 work = audited_work(context.caller, "fill", lambda: fills.run(order, context.tenant), whose=order.tag)
                 job = jobs.start("fill", context.tenant, work, order.progress)
-            except BaseException:  # nobody else settles what is reserved
+            except BaseException:  # only this order can settle what it reserved
                 if order.spend is not None:
                     order.spend.settle()
                 raise
@@ -133,7 +133,7 @@ class Fills:
 
     @contextlib.contextmanager
     def only_one_of(self, tenant: str) -> Iterator[Callable[[], None]]:
-        """Hold the tenant's place for one order; to be called if `run` shall give it back. Raises OverloadedError."""
+        """Hold the tenant's place for one order; call what it yields to let `run` free it. Raises OverloadedError."""
         if tenant in self._ordering:
             raise OverloadedError("Chunks are being filled for you already. Please try again when that has ended.")
         self._ordering.add(tenant)

@@ -63,8 +63,8 @@ def orders_router(control: ManagerControl, renderer: OnlineRenderer, keys: Promp
     async def evict(body: EvictBody) -> JSONResponse:
         """Take what only this prompt needs out of tiers: its end, and all that follows on it.
 
-        What it shares with other known prompts stays. What is pinned is refused. What somebody is reading leaves when
-        that has ended. A `node` means what it follows on as well, as far as nothing else follows on that.
+        Segments that it shares with other known prompts stay. Pinned segments are refused. A segment that is being read
+        leaves when that read has ended. A `node` includes the segments it follows on, unless others follow on them too.
         """
         node, caller = body.node_key(), current_request().caller
         if node is not None and "device" in body.tiers:
@@ -109,7 +109,7 @@ def orders_router(control: ManagerControl, renderer: OnlineRenderer, keys: Promp
 async def until_compressed(
     control: ManagerControl, hashes: list[bytes], progress: dict[str, Any], deadline_s: float
 ) -> dict[str, Any]:
-    """Follow the copying until nothing waits, at the longest for so long; for `Jobs`."""
+    """Follow the copying until nothing waits, for at most `deadline_s`; for `Jobs`."""
     pause_s = POLL_S
     try:
         async with asyncio.timeout(deadline_s):

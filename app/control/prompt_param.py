@@ -1,4 +1,4 @@
-"""How the control API is told of which prompt's KV it shall speak: by text, by token ids, or by a chat's messages."""
+"""How a request to the control API names its prompt: by text, by token ids, or by a chat's messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGEST_TOKEN_ID = 999_999_999
 
 
 class ChatFields(BaseModel):
-    """What a chat's request may say beside its messages that its template sees: as in /v1/chat/completions."""
+    """Fields of a chat's request, other than its messages, that its template sees: as in /v1/chat/completions."""
 
     model_config = ConfigDict(extra="forbid")
 

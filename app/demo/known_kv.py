@@ -1,6 +1,6 @@
 """How many tokens of a prompt must be reused, and from which tier, given the turns that were sent before.
 
-What a turn computes is the KV of its prompt and of its answer but for the last token, which nobody has read yet. Whole
+A turn computes the KV of its prompt and of its answer without the last token, which the model has not read yet. Whole
 blocks of that are reused, and never a prompt's last token: `(prompt_tokens - 1) // block` blocks at most.
 
 A device serves block by block. The CPU tier and Redis store segments of several blocks, cut where a turn's prompt and

@@ -7,7 +7,7 @@ from app.demo.restart import Restart
 from app.demo.stage import Asked, DemoRun
 
 COPY_DEADLINE_S = 30.0
-"""KV is copied to Redis in the background; the first scene waits so long for the whole conversation."""
+"""KV is copied to Redis in the background; the first scene waits at most this time for the whole conversation."""
 CLEAR_DEADLINE_S = 10.0
 INDEX_DEADLINE_S = 60.0
 """How long a server that was restarted may take to find in Redis what it had put there."""

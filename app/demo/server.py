@@ -51,7 +51,7 @@ class DemoTurn:
 
     @property
     def computed(self) -> list[int]:
-        """The tokens whose KV the replica has now: nobody has read the answer's last one yet."""
+        """The tokens whose KV the replica has now: the model has not read the answer's last one yet."""
         return [*self.prompt_ids, *self.answer_ids[:-1]]
 
 

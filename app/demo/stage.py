@@ -12,7 +12,7 @@ from app.demo.report import Report, ReportRow
 from app.demo.server import DemoServer, DemoTurn, Message
 
 SAVE_DEADLINE_S = 10.0
-"""KV is saved in the background once it is computed; a turn that needs it in the CPU tier waits so long."""
+"""KV is saved in the background once it is computed; a turn that needs it in the CPU tier waits at most this time."""
 
 MOST_ANSWER_TOKENS = 96
 LEAST_ANSWER_TOKENS = 40

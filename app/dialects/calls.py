@@ -1,8 +1,8 @@
 """Tool calls: one that a limit of tokens cuts is a call, streamed or not; the arguments of a forced one fit its tool.
 
-vLLM's parsers read a whole answer in one way and a stream in another. Of a call that is cut the first finds nothing, or
-arguments that nobody wrote (`{}`), and the model's envelope is told as text; the second finds what there is. Here an
-answer that was cut is read as a stream of one piece.
+vLLM's parsers read a whole answer in one way and a stream in another. Of a call that is cut, the first finds nothing,
+or arguments that the model did not write (`{}`), and the model's envelope is sent as text; the second finds what there
+is. Here an answer that was cut is read as a stream of one piece.
 
 Where a request forces a call, vLLM's grammar has the call's envelope, and a tool's schema only if that is `strict`
 (vllm#49661). With `engine.tool_strict_level: forced` it has the schema too, unless the grammar cannot be had with it.

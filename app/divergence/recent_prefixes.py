@@ -7,8 +7,8 @@ Invariants:
   ingress's memory only; nothing of them is logged, and only numbers leave;
 * counted is a prompt whose first segment is that of none of them, but that has a whole segment in common with one,
   behind at most `MOST_APART` tokens of its own. So other prompts, however they begin, do not count;
-* a prompt costs one hash of its first segment; one that begins as none before some searches beside that, and one
-  that has parted the decoding of some hundred tokens. Nothing here raises.
+* a prompt costs one hash of its first segment. One that begins as none before costs some searches too, and one that
+  has parted costs decoding some hundred tokens. Nothing here raises.
 
 Not safe for threads: the ingress's event loop only.
 """
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 REMEMBERED, REMEMBERED_IN_ALL = 8, 4096
 MOST_SEGMENT_TOKENS = 512
-"""Of larger segments so much counts: a head weighs 5 KiB at most."""
+"""Tokens that count of a larger segment: a head weighs 5 KiB at most."""
 
 
 class RecentPrefixes:

@@ -1,8 +1,8 @@
 """Asks the manager once a second, for all that watch through this ingress, and tells them; or that the ingress ends.
 
-One call a second while somebody watches, whoever and however many; none while nobody does. A manager that does not
-answer is *away*: the ingress's own counts go on, and every second says so. How large the replicas' device pools are is
-read from their metrics now and then, for administrators. One event loop.
+It makes one call a second while any client watches, however many there are, and none while no client does. A manager
+that does not answer is *away*: the ingress's own counts go on, and every second says so. The sizes of the replicas'
+device pools are read from their metrics now and then, for administrators. One event loop.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Feed:
                 await self._tick()
                 await asyncio.sleep(max(0.0, began + EVERY_S - time.monotonic()))
         except Exception:
-            logger.exception("nobody is told of the cache any more; who comes next begins anew")
+            logger.exception("no client is told of the cache any more; the next one to watch starts this again")
         finally:
             self._ticking, self._seen = None, -1
 

@@ -47,7 +47,7 @@ def for_admin(
     ranks: Collection[int],
     queue: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The figures of all. `ranks`: the replicas that can be sent to, as far as known; `queue`: of the ingress."""
+    """The figures of all tenants. `ranks`: the replicas known to take requests; `queue`: of the ingress."""
     live, manager = list(live), known.manager
     used: Counter[str] = Counter()
     budgets: Counter[str] = Counter()

@@ -33,7 +33,7 @@ class Savings:
     unpriced_tokens: int = 0
     unpriced_pairs: float = 0.0
     early_prefill_s: Mapping[str, float] | None = None
-    """What the first samples of the rate say, as far as known."""
+    """The rate by its first samples; None: not known."""
     _marks: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
     """When, and the tokens by then: of the last `WINDOW_S`."""
 
@@ -55,7 +55,7 @@ class Savings:
             self.unpriced_tokens, self.unpriced_pairs = 0, 0.0
 
     def mark(self, now: float) -> None:
-        """Remember how many tokens there are by now: once a second while somebody watches."""
+        """Remember the token counts by now: once a second while any client watches."""
         while self._marks and self._marks[0][0] < now - WINDOW_S:
             self._marks.popleft()
         self._marks.append((now, dict(self.tokens)))
@@ -102,7 +102,7 @@ class AllSavings:
     def tick(
         self, now: float, prefill_s: Mapping[str, float] | None, early_prefill_s: Mapping[str, float] | None = None
     ) -> None:
-        """A second has passed while somebody watches. O(tenants).
+        """Price and mark all savings: once a second while any client watches. O(tenants).
 
         `prefill_s`: the rate, `early_prefill_s`: what few samples say of it; None: not known, or the manager is away.
         """

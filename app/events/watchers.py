@@ -72,7 +72,7 @@ class Watcher:
 
 
 class Watchers:
-    """All that watch through this ingress. `changed` is called when somebody has come or gone."""
+    """All clients that watch through this ingress. `changed` is called when one has come or gone."""
 
     def __init__(self, changed: Callable[[], None] = lambda: None) -> None:
         self.changed = changed

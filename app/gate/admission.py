@@ -43,7 +43,7 @@ class Ticket:
         """Hold room for `sequences` more answers (OpenAI's `n`, for each prompt).
 
         Raises:
-            VLLMValidationError: so many would not fit even if nobody else asked.
+            VLLMValidationError: they would not fit even without other requests.
             OverloadedError: they do not fit now.
         """
         if self._held + sequences > self._queue.rooms.most:
@@ -110,7 +110,7 @@ class AdmissionQueue:
         return queue
 
     def follow(self, replicas: int) -> None:
-        """There are so many replicas now: with them come and go the places in which prompts are computed.
+        """Set the number of replicas: the places in which prompts are computed come and go with them.
 
         Turns that have begun go on; where there are more of them than places, none begins until enough have ended.
         """

@@ -1,8 +1,8 @@
 """API keys: who asks, on behalf of which tenant, and whether as an administrator.
 
-Where keys are configured, a key decides, wherever the request comes from. Where none are, everybody is the one tenant,
-and only this machine itself is an administrator: the server must be bound to loopback, the request must come from
-there, and nothing in it may say that somebody else sent it (`from_this_machine`). Any request to such a server must
+Where keys are configured, a key decides, wherever the request comes from. Where none are, all callers are the one
+tenant, and only this machine itself is an administrator: the server must be bound to loopback, the request must come
+from there, and nothing in it may say that it was forwarded (`from_this_machine`). Any request to such a server must
 name it as it is called (`is_called`): a web page whose name leads to this machine names itself.
 """
 
@@ -27,8 +27,8 @@ from configs.secret.api_keys import DIGEST_PREFIX, FARTHEST_PRIORITY, ApiKey, ke
 
 HEALTH, METRICS = "/health", "/metrics"
 OPEN_PATHS = frozenset({HEALTH, METRICS, "/openapi.json", "/docs"}) | PAGE
-"""They need no tenant's key. Probes hear no more than whether the server serves; /metrics has keys of its own; the
-page's files say nothing of anybody."""
+"""Paths that need no tenant's key. Probes hear no more than whether the server serves; /metrics has keys of its own;
+the page's files hold no tenant's data."""
 
 CALLER = "crosskv.caller"
 """Key of the `Caller` in an ASGI scope."""
@@ -56,9 +56,9 @@ class Caller:
     """The least priority that it may ask for, which is the one that goes first."""
 
     def priority(self, asked: int) -> int:
-        """What becomes of the `priority` of its request's body: engines compute lower numbers first.
+        """Clamp the `priority` of its request's body: engines compute lower numbers first.
 
-        An administrator's is obeyed. Nobody's is beyond what an engine's messages can carry.
+        A tenant's is at least `first_priority`. An administrator's is bounded only by what an engine's messages carry.
         """
         least = -FARTHEST_PRIORITY if self.admin else self.first_priority
         return min(max(asked, least), FARTHEST_PRIORITY)
@@ -90,7 +90,7 @@ class ApiKeys:
     """Maps a key to who sends it in time that does not depend on how much of the key is right."""
 
     def __init__(self, keys: Mapping[str, ApiKey]) -> None:
-        """`keys`: by digest (`HTTPSettings.keys`); empty means that everybody may ask, as the tenant ''."""
+        """`keys`: by digest (`HTTPSettings.keys`); empty means that any caller may ask, as the tenant ''."""
         self._callers = [
             (_raw(digest), Caller(whom.tenant, whom.admin, whom.priority)) for digest, whom in keys.items()
         ]
@@ -99,7 +99,7 @@ class ApiKeys:
         return bool(self._callers)
 
     def caller(self, authorization: str | None) -> Caller | None:
-        """Whom an `Authorization` header speaks for; None when it speaks for nobody."""
+        """Return the caller that an `Authorization` header names; None without a known key."""
         digest, found = _digest_of(authorization), None
         for known, caller in self._callers:
             if secrets.compare_digest(known, digest):
@@ -204,11 +204,11 @@ def _is_address(host: str | None) -> bool:
 
 
 def from_this_machine(scope: Scope, headers: Headers) -> bool:
-    """Whether a request was sent by somebody who works on this machine.
+    """Whether a request was sent by a user of this machine.
 
-    Its peer is a loopback address. It was not forwarded for somebody else, as far as the headers say: they can only
-    take this right away. It was not sent by a browser for a page of another site: `Host` and `Origin` name this
-    machine. A page's picture or script names no `Origin`; `Sec-Fetch-Site` says whose it is.
+    Its peer is a loopback address. No header says that it was forwarded: headers can only take this right away. It was
+    not sent by a browser for a page of another site: `Host` and `Origin` name this machine. A page's picture or script
+    names no `Origin`; `Sec-Fetch-Site` says which site it belongs to.
     """
     client = scope.get("client")
     if not client or not is_loopback(str(client[0])):

@@ -2,7 +2,7 @@
 
 Leans on Ray: the controller actor's `get_http_config`. `tests/app/gate/test_bound_host.py` holds it. `serve run`
 and `serve deploy` take the host from a place that the settings do not see (`http_options`), so the running Serve is
-asked. The launcher imports this, and needs no Ray itself: whoever asks Serve has it.
+asked. The launcher imports this module and needs no Ray itself: the process that asks Serve has it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ANSWER_S = 30.0
 
 
 def require_guarded(settings: Settings, host: str | None) -> None:
-    """Raise SettingsError for a server that anybody on the network may use without a key, unless that is wanted."""
+    """Raise SettingsError for a server that the whole network may use without a key, unless that is wanted."""
     if settings.http.tenants or settings.http.insecure or is_loopback(host):
         return
     raise SettingsError(

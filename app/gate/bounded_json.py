@@ -30,7 +30,7 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(_BRACKETS))
 
 
 class RefusedJsonError(ValueError):
-    """Not JSON, or more of it than is read here; the message is meant for whoever sent it."""
+    """Not JSON, or more of it than is read here; the message is meant for the client."""
 
 
 def read_json(text: bytes, most_values: int) -> Any:

@@ -83,7 +83,7 @@ async def answer_router_error(request: Request, error: Exception) -> Response:
 
 
 class DefectMiddleware:
-    """Answers 500 to what nobody expected, and logs it: the client sees no internals, and its connection lives on."""
+    """Answers 500 to an unexpected error, and logs it: the client sees no internals, and its connection lives on."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -107,7 +107,7 @@ class DefectMiddleware:
 
 
 class RetryAfterMiddleware:
-    """Adds `Retry-After` to every 429 and 503, whoever answered it."""
+    """Adds `Retry-After` to every 429 and 503, from whatever part of the server."""
 
     def __init__(self, app: ASGIApp, retry_after_s: int) -> None:
         self.app = app

@@ -1,13 +1,13 @@
-"""A line in which tenants take turns: who was served least is next (`kvmanager.scheduling.virtual_counters`).
+"""A line in which tenants take turns: the one served least is next (`kvmanager.scheduling.virtual_counters`).
 
-Within a tenant who came first is first, or, with `shortest`, whose work is short: a place in line is worth the tenant's
-counter on joining plus `PATIENCE` times the prompt's own cost. So nobody is overtaken for ever: only by those that join
-before its tenant was served that much more.
+Within a tenant the first request to come is first. With `shortest`, short work is: a place in line is worth the
+tenant's counter on joining plus `PATIENCE` times the prompt's own cost. So no prompt is overtaken for ever: only by
+those that join before its tenant was served that much more.
 
-A turn takes places (`app.gate.fair_shares`): as many as the prompt has answers. Who stands at the head of its tenant's
-line and does not fit while its tenant holds nothing is *waited for*: others get no more than their slices until it
-fits, so that a large request is not overtaken for ever by small ones. Where its own tenant's turns are in the way,
-nobody waits for it. O(log of the tenant's line) to join, O(tenants in line) for a turn. Pure; not thread-safe.
+A turn takes places (`app.gate.fair_shares`): as many as the prompt has answers. The head of a tenant's line is *waited
+for* if it does not fit while its tenant holds nothing: other tenants get no more than their slices until it fits, so
+that small requests do not overtake a large one for ever. Where its own tenant's turns are in the way, no other tenant
+waits for it. O(log of the tenant's line) to join, O(tenants in line) for a turn. Pure; not thread-safe.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _FEW = 16
 
 
 class FairLine(Generic[T]):
-    """See the module's docstring. `shares` counts the turns that have begun; who ends one gives it back there."""
+    """See the module's docstring. `shares` counts the turns that have begun; ended ones are given back there."""
 
     def __init__(self, shares: FairShares, counters: VirtualCounters, shortest: bool = False) -> None:
-        """`counters` knows every tenant; whoever has turns is charged there by the caller."""
+        """`counters` knows every tenant; the caller charges the tenants that have turns there."""
         self._shares = shares
         self._counters = counters
         self._patience = PATIENCE if shortest else 0.0
@@ -55,12 +55,12 @@ class FairLine(Generic[T]):
         self._waiting += 1
 
     def leave(self, tenant: str, one: T) -> None:
-        """Stand in line no longer. Raises KeyError for who does not."""
+        """Leave the line. Raises KeyError for one that is not in it."""
         self._lines[tenant].leave(one)
         self._left(tenant)
 
     def next(self) -> tuple[T, int] | None:
-        """Whose turn it is now, and the places that it has got; None: nobody's. To be asked until it is nobody's."""
+        """Return the one whose turn it is now, with its number of places; None: no turn. Call it until it is None."""
         waited_for = False
         for tenant in self._counters.in_order(self._lines.keys()):
             one, places = self._lines[tenant].first()

@@ -5,7 +5,7 @@ Invariants, for `capacity` places and n tenants that are known from the start:
 * no more than `capacity` places are held, but for those that were taken before there were fewer (`resize`);
 * a tenant that holds less than its *slice* (`slice_share` of all places, divided by n) finds room up to it, whatever
   the others hold;
-* what is nobody's slice goes to whoever asks first, so a tenant that is alone may hold all but the others' slices.
+* places outside all slices go to the first that asks, so a tenant that is alone may hold all but the others' slices.
 
 With one tenant there is no slice, and the whole room is its own. O(1) and a number per tenant. Pure; not thread-safe.
 """
@@ -35,7 +35,7 @@ class FairShares:
         self.resize(capacity)
 
     def resize(self, capacity: int) -> None:
-        """There are so many places from now on, one for each tenant at least; O(tenants).
+        """Set the number of places, at least one for each tenant; O(tenants).
 
         What is held beyond them stays held, and until that is given back not every slice is free.
         """
@@ -47,7 +47,7 @@ class FairShares:
 
     @property
     def most(self) -> int:
-        """Places that a tenant can hold at most, when nobody else holds any."""
+        """Places that a tenant can hold at most, when no other tenant holds any."""
         return self.capacity - self.slice * (len(self._held) - 1)
 
     def held_by(self, tenant: str) -> int:
@@ -60,14 +60,14 @@ class FairShares:
         return self.capacity - self.held - others_slices
 
     def take(self, tenant: str, places: int) -> bool:
-        """Hold so many more places for a tenant; False, and nothing is changed, when there is no room."""
+        """Hold `places` more for a tenant; return False, and change nothing, when there is no room."""
         if places > self.room(tenant):
             return False
         self._hold(tenant, places)
         return True
 
     def give_back(self, tenant: str, places: int) -> None:
-        """A tenant holds so many places less."""
+        """Free `places` that a tenant holds."""
         self._hold(tenant, -places)
 
     def _hold(self, tenant: str, places: int) -> None:

@@ -6,7 +6,7 @@ Where it may be left out, no body is none, whatever the headers say. The bounds 
 changes a route's bodies before that (`app.dialects`) by its path in `app.state.readings`.
 
 Of a list with many wrong entries only the first is told. An item of Responses is one of some thirty types and has 200
-errors when it is none of them: 4,000 such items, a body of 52 KB, would hold up everybody's streams for ten seconds.
+errors when it is none of them: 4,000 such items, a body of 52 KB, would hold up all streams for ten seconds.
 
 Leans on FastAPI: `Dependant.body_params`, and of a `ModelField` its `_type_adapter`. Leans on pydantic:
 `fail_fast` in a core schema, and `SchemaValidator`, which else takes nested models' own validators.

@@ -30,7 +30,7 @@ class KVCacheField:
 
     fidelity: Fidelity | None = None
     recompute_ratio: float | None = None
-    """Share of the reused chunks' tokens that is computed anew."""
+    """Share of the reused chunks' tokens that is recomputed."""
     chunks: tuple[str, ...] | None = None
     """Texts in the prompt that are its chunks, in place of those that separators begin."""
 

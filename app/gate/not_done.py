@@ -1,9 +1,9 @@
-"""What clients ask for in a body, and what this server would drop of it: refused in words, before vLLM reads the body.
+"""Fields of a body that this server would drop: refused with a reason, before vLLM reads the body.
 
-Refused is only what changes what an answer means, so that nobody believes to have been obeyed. Let pass is what cannot
-change it, as hints and names: `store` (nothing is stored), `prediction`, `service_tier`, `metadata`, `user`,
-`safety_identifier`, `prompt_cache_key`, `verbosity`, `cache_control` (all is cached), `speed`, `max_tool_calls` (of
-tools that run here). Which tools are refused says each protocol's own module.
+A field is refused only where it changes what an answer means, so that no client believes it was obeyed. Fields that
+cannot change it, such as hints and names, pass: `store` (nothing is stored), `prediction`, `service_tier`, `metadata`,
+`user`, `safety_identifier`, `prompt_cache_key`, `verbosity`, `cache_control` (all is cached), `speed`, `max_tool_calls`
+(of tools that run here). Each protocol's own module says which tools are refused.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ RESPONSES = {
         ("background", "previous_response_id", "previous_input_messages", "conversation", "prompt"),
         NotDone(KEEPS_NOTHING),
     ),
-    "context_management": NotDone("This server compacts no conversations: send what the model shall read."),
+    "context_management": NotDone("This server compacts no conversations: send what the model is to read."),
     **_GUIDED,
 }
 MESSAGES = {
@@ -94,7 +94,7 @@ MESSAGES = {
     "inference_geo": NotDone(
         "This server does not choose where it computes.", lambda value: value not in (None, "", "global")
     ),
-    "context_management": NotDone("This server edits no conversations: send what the model shall read.", _any_edit),
+    "context_management": NotDone("This server edits no conversations: send what the model is to read.", _any_edit),
 }
 
 

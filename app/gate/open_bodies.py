@@ -67,7 +67,7 @@ class OpenBody:
         self._all._end(self._tenant, self._counted)
 
     def has(self, nbytes: int) -> None:
-        """It has so many bytes by now, or will have. Raises NoRoomError."""
+        """Record that the body has `nbytes` by now, or will have. Raises NoRoomError."""
         counts = max(nbytes - FREE_BYTES, 0)
         if counts > self._counted:
             self._all._grow(self._tenant, counts - self._counted)

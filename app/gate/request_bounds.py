@@ -2,7 +2,7 @@
 
 * A prompt longer than `max_model_len` tokens, or than the characters that they can stand for, could not be computed: it
   is neither tokenized nor hashed.
-* Validating a list holds up everybody's streams, so a body holds as many values as two prompts, and 100,000.
+* Validating a list holds up all streams, so a body holds as many values as two prompts, and 100,000.
 * Messages, prompts, tools, biases, constraints cost work that grows with them, in a template or at every step.
 * Media are neither fetched nor decoded: nothing looks at a URL.
 
@@ -60,7 +60,7 @@ _TEXT_BLOCKS = frozenset(
         "reasoning_text", "summary_text",  # of Responses
     }
 )  # fmt: skip
-"""Parts of messages that are text, beside those that vLLM's function knows."""
+"""Parts of messages that are text, in addition to those that vLLM's function knows."""
 _LONGEST_TEXTS = {"model": 1024, "user": 1024, "session_id": 1024, "request_id": 256, "cache_salt": 128}
 
 

@@ -1,4 +1,4 @@
-"""What one HTTP request carries beside its body, from the ASGI middleware to the engine client under vLLM's classes.
+"""Data of one HTTP request other than its body, from the ASGI middleware to the engine client under vLLM's classes.
 
 vLLM's serving classes hand an `EngineClient` the prompt and the sampling parameters, but not the HTTP request. The rest
 (tenant, pinned replica, room in the queue, deadline) travels in a context variable, and what the replicas say about the
@@ -117,9 +117,9 @@ class RequestContext:
             await asyncio.sleep(0)
 
     def reserve(self, prompt_tokens: int, most_tokens: int, answers: int, expected: Callable[[], int]) -> None:
-        """A prompt wants so many answers of at most `most_tokens` each. Raises as `Spend.reserve`.
+        """Reserve tokens for a prompt with `answers` of at most `most_tokens` each. Raises as `Spend.reserve`.
 
-        `expected`: how long each is likely to be, which counts where the body does not say.
+        `expected`: the likely length of each, which counts where the body does not say.
         """
         if self.spend is not None:
             asked = min(self.max_tokens or 0, most_tokens) * answers
@@ -142,7 +142,7 @@ def current_request() -> RequestContext:
 
 
 class _RefusedHeaderError(ValueError):
-    """A header that is not obeyed here; the message is meant for whoever sent it."""
+    """A header that is not obeyed here; the message is meant for the client."""
 
     def __init__(self, header: str, message: str) -> None:
         super().__init__(message)
@@ -160,7 +160,7 @@ class RequestContextMiddleware:
         debug_headers: bool | None,
         count_left_out: Callable[[str, int], None],
     ) -> None:
-        """`debug_headers`: obeyed of everybody, or of nobody; None: of administrators. `count_left_out`: by kind."""
+        """`debug_headers`: obey them of all callers, or of none; None: of administrators. `count_left_out`: by kind."""
         self.app = app
         self.count_left_out = count_left_out
         self.queue = queue

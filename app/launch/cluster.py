@@ -1,8 +1,8 @@
-"""How Ray is started on one machine: a cluster of its own that nobody else reaches, no dashboard, an object store that
-fits the CPU tier.
+"""How Ray is started on one machine: a cluster that no other user reaches, no dashboard, an object store that fits the
+CPU tier.
 
-Whoever reaches Ray's ports, or may write its sockets, can run code here. So every port is bound to loopback, each call
-carries a token that is made for this life of the server, and Ray's files lie where only this user can look.
+A client that reaches Ray's ports, or may write its sockets, can run code here. So every port is bound to loopback, each
+call carries a token that is made for this life of the server, and only this user can read Ray's files.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ TOKEN_FILE = "ray_token"
 ON_NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable for whether it is to be reached from other machines, whatever system that is."""
 
-# Ray's object store also holds what is in flight between processes, beside what the CPU tier keeps: segments on their
-# way from a replica, and those that were read from Redis for a waiting request, for which the tier may have no room.
+# In addition to the CPU tier, Ray's object store holds what is in flight between processes: segments on their way from
+# a replica, and those that were read from Redis for a waiting request, for which the tier may have no room.
 # Some 7 segments of an 8B model (256 tokens of 144 KiB) fit into the first figure; the second grows with the tier.
 _STORE_HEADROOM_BYTES = 256 * 1024**2
 _STORE_HEADROOM_SHARE = 0.25
@@ -84,12 +84,12 @@ def object_store_bytes(settings: Settings) -> int:
 
 
 def store_bytes(tier_bytes: int) -> int:
-    """The same for a CPU tier of so many bytes."""
+    """Return the size of an object store for a CPU tier of `tier_bytes`."""
     return int(tier_bytes * (1 + _STORE_HEADROOM_SHARE)) + _STORE_HEADROOM_BYTES
 
 
 def tier_bytes_within(nbytes: int) -> int:
-    """The largest CPU tier that an object store of so many bytes holds; below 0 where none does."""
+    """Return the largest CPU tier that an object store of `nbytes` holds; below 0 where it holds none."""
     return int((nbytes - _STORE_HEADROOM_BYTES) / (1 + _STORE_HEADROOM_SHARE))
 
 

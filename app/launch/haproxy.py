@@ -6,9 +6,9 @@ changes the configuration that Ray has written before each start:
 | as Ray writes it | as it is used |
 |---|---|
 | figures and statistics, on all addresses of the machine | neither: `/metrics` is the ingress's |
-| the socket that commands HAProxy is open to everybody | to this user |
+| the socket that commands HAProxy is open to all users | to this user |
 | each request is a line to the machine's syslog | only HAProxy's own affairs are |
-| a client's address is lost | `X-Forwarded-For` has it, but for a client of this machine: who is local has rights |
+| a client's address is lost | `X-Forwarded-For` has it, but for a client of this machine: local clients have rights |
 | headers that Serve decodes may hold any bytes: a 500 in plain text | those beyond ASCII are answered 400 |
 | clients tell Serve to end a request early, or not when they leave | the two headers are dropped |
 | a request's head may take an hour, and so hold one of 4,096 connections | 30 s |

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Ray Serve starts this in place of HAProxy, as `haproxy.sh -db -f CONFIG …`, each time that it has written CONFIG anew.
+# Ray Serve starts this in place of HAProxy, as `haproxy.sh -db -f CONFIG …`, each time that it has written CONFIG again.
 # What Ray writes there for a cluster of its own is made fit for a machine with other users; app/launch/haproxy.py says how.
 set -eu
 

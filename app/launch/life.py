@@ -87,7 +87,7 @@ class Life:
         self._server.look()
         if self._server.exit_code is not None:
             if self._signals.wait_for_stop(_POLL_S):
-                return True  # whoever ended it has told us, too, and a little later
+                return True  # the signal that ended it comes to this process too, a little later
             raise ServerError(self._ended_by_itself())
         return self._following is not None
 

@@ -7,12 +7,12 @@ import socket
 
 _FIRST, _LAST = 20_000, 32_000
 """Above what Ray gives its workers (10,002 to 19,999), below what Linux gives to connections (from 32,768): a port of
-either may be somebody's own a second after it was found free."""
+either may be taken a second after it was found free."""
 _TRIES = 100
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now, and that the system gives to nobody unasked.
+    """Return a TCP port of 127.0.0.1 that no process listens on now, and that the system assigns only on request.
 
     Raises:
         OSError: none was found.

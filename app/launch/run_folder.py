@@ -41,7 +41,7 @@ def run_folder(port: int) -> Path:
 def make_private(folder: Path) -> None:
     """Make the folder, or take it over, so that this user alone can look inside: keys, passwords and tokens lie there.
 
-    Raises OSError where it belongs to somebody else.
+    Raises OSError where it belongs to another user.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)

@@ -30,7 +30,7 @@ from configs.model_folder import PROJECT_ROOT
 from configs.secret.api_keys import KEYS_VARIABLE
 
 RAY_STOP_S = 15.0
-"""Serve lets its replicas finish running requests (`http.drain_s`), and then Ray ends its daemons in so long."""
+"""Serve lets its replicas finish running requests (`http.drain_s`); Ray then ends its daemons within this time."""
 STARTING_STOP_S = 10.0
 """Before the application runs there is no request to wait for. An interrupt may be lost then: Python drops one that
 comes while an import calls back."""

@@ -68,7 +68,7 @@ class Signals:
         self._hung_up = True
 
     def _make_stopped(self) -> bool:
-        """An interrupt sent to make alone reaches nobody else, and make then waits for us: its handlers show it."""
+        """Whether make has ended, or was interrupted alone: no other process hears that, but make's handler is gone."""
         return self._make is not None and (os.getppid() != self._make or not _catches_interrupt(self._make))
 
 

@@ -42,7 +42,7 @@ LABELS = {
     "why": "words of this version",
     "workers": "numbers up to `kv.prefetch_workers`",
 }
-"""What bounds each label's values. A label that is not here is a time series for whoever asks."""
+"""What bounds each label's values. A label that is not here is a time series for each value that a client sends."""
 
 _UNITS = {
     "answer_length_log2_error": "log2 of a ratio",

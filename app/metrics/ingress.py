@@ -180,7 +180,7 @@ class IngressMetrics:
             self.prompt_tokens.labels(source)
 
     def show_queue(self, ongoing: Callable[[], int], waiting: Callable[[], int]) -> None:
-        """Ask the queue when somebody looks."""
+        """Show the queue's figures, read at each scrape."""
         for name, text, value in (
             ("crosskv_prompts_ongoing", "Prompts sent to the replicas and not ended.", ongoing),
             ("crosskv_prompts_waiting", "Prompts that wait in the ingress.", waiting),
@@ -195,7 +195,7 @@ class IngressMetrics:
         ).set(least)  # fmt: skip
 
     def show_answers(self, nbytes: Callable[[], int], places: Callable[[], int], forgotten: Callable[[], int]) -> None:
-        """Ask the memory of sampled answers when somebody looks."""
+        """Show the figures of the memory of sampled answers, read at each scrape."""
         for name, text, value in (
             ("crosskv_answer_memory_bytes", "Bytes of remembered answers (http.answer_memory_bytes).", nbytes),
             ("crosskv_answer_memory_prompts", "Prompts whose answers are remembered.", places),
@@ -244,7 +244,7 @@ class IngressMetrics:
         self.left_out.labels(kind).inc(number)
 
     def count_stages(self, seconds: Mapping[str, float]) -> None:
-        """A prompt has ended, whose stages took so long."""
+        """Observe the stages of a prompt that has ended."""
         for stage, spent in seconds.items():
             self._stage_times[stage].observe(spent)
 
@@ -260,7 +260,7 @@ class IngressMetrics:
 
 
 class _CountElsewhere(Collector):
-    """A counter whose value somebody else keeps, who is asked when somebody looks."""
+    """A counter whose value is kept elsewhere, and read at each scrape."""
 
     def __init__(self, name: str, text: str, count: Callable[[], int]) -> None:
         self._name, self._text, self._count = name, text, count

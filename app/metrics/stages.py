@@ -37,7 +37,7 @@ class RequestStages:
         """Where the prompt's KV came from, once it has ended."""
 
     def copy(self) -> RequestStages:
-        """Of one prompt more of the same HTTP request, which has come as far as this."""
+        """Return the stages for one more prompt of the same HTTP request, with the stages so far."""
         return RequestStages(self._last, dict(self.seconds))
 
     def lap(self, stage: str) -> None:
@@ -47,7 +47,7 @@ class RequestStages:
         self._last = now
 
     def inside_next(self, stage: str, seconds: float) -> None:
-        """So much of the lap that is under way belongs to a stage of its own."""
+        """Count `seconds` of the current lap as a stage of its own."""
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
         self._last += seconds
 

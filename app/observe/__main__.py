@@ -35,8 +35,8 @@ _HOW = {
 
 
 def main(arguments: list[str], folder: Path = FOLDER) -> int:
-    """Start them and wait; returns what the process shall."""
-    parser = argparse.ArgumentParser(prog="make observe", description="Prometheus and Grafana beside a running server.")
+    """Start them and wait; return the exit status of the process."""
+    parser = argparse.ArgumentParser(prog="make observe", description="Prometheus and Grafana for a running server.")
     parser.add_argument("--port", type=int, default=8000, help="the server's")
     parser.add_argument("--prometheus-port", type=int, default=Ports.prometheus)
     parser.add_argument("--grafana-port", type=int, default=Ports.grafana)

@@ -43,8 +43,8 @@ def write_prometheus(folder: Path, ports: Ports, metrics_key: str | None) -> Pat
 
 
 def write_grafana(folder: Path, ports: Ports) -> dict[str, str]:
-    """Its environment: Prometheus as its data source, the dashboard as its home, and anybody on this machine as a
-    viewer."""
+    """Its environment: Prometheus as its data source, the dashboard as its home, and all users of this machine as
+    viewers."""
     provisioning = folder / "provisioning"
     source = {"name": "Prometheus", "type": "prometheus", "url": f"http://{LOOPBACK}:{ports.prometheus}"}
     _written(

@@ -74,7 +74,7 @@ class Traces:
                     first_at = first_at or time.monotonic()
                     sampled += sum(len(answer.token_ids) for answer in output.outputs)
                     if output.finished:
-                        failed = ""  # here: nobody need ask for more
+                        failed = ""  # here: the caller may not ask for more
                     yield output
         except Exception as error:
             failed = type(error).__name__
@@ -86,7 +86,7 @@ class Traces:
                 logger.exception("request %s: no trace was made", request.request_id)
 
     def close(self) -> None:
-        """Send what waits. Takes `EXPORT_TIMEOUT_S` and more where nobody listens."""
+        """Send what waits. Takes `EXPORT_TIMEOUT_S` and more where no collector listens."""
         self._provider.shutdown()
 
     def _make(

@@ -79,7 +79,7 @@ class BlendRequests:
     def make(
         self, token_ids: list[int], tenant: str, user_salt: str | None, asked: KVCacheField, texts: GivenTexts | None
     ) -> BlendRequest | None:
-        """What a blended prompt brings beside its tokens; None for one without chunks. Counts them. Any thread."""
+        """Return what a blended prompt adds to its tokens; None for one without chunks. Counts them. Any thread."""
         if texts is None:
             spans = self.chunks(token_ids, None)
             self._count(CHUNK_RECOGNIZED, len(spans))
@@ -119,7 +119,7 @@ def _encoder(tokenizer: Any) -> Encode:
     """What encodes texts on a thread: with a copy, since others use the tokenizer meanwhile."""
 
     @functools.cache
-    def copy() -> tokenizers.Tokenizer:  # not before somebody names chunks: it is as large as the tokenizer
+    def copy() -> tokenizers.Tokenizer:  # not before a request names chunks: it is as large as the tokenizer
         made = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
         made.no_truncation()
         made.no_padding()

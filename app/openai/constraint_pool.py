@@ -3,7 +3,7 @@
 Invariants:
 
 * nothing is compiled in the ingress's process, and no trial outlives its time: the kernel ends it;
-* at most `AT_ONCE` trials run, one of them for any tenant, also when nobody waits for them any more;
+* at most `AT_ONCE` trials run, one of them for any tenant, also when no request waits for them any more;
 * at most `MOST_WAITING` of a tenant wait, one more is 429;
 * what was tried for a tenant is remembered, so that a client that repeats itself costs one trial; what took too much,
   for a minute. Another tenant's is tried again: how long that takes tells nothing of what others have sent.
@@ -43,7 +43,7 @@ MOST_REMEMBERED = 1024
 START_TIMEOUT_S = 120.0
 REFUSED_AGAIN_S = 60.0
 """How long what took too much is refused untried; on a machine with more time to spare it may fit."""
-_GRACE_S = 10.0  # a process that is silent for so long after a trial's time is not well, and is replaced
+_GRACE_S = 10.0  # a process that is silent for this time after a trial's is not well, and is replaced
 
 
 class ConstraintPool:

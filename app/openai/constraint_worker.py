@@ -36,7 +36,7 @@ STEPS_TRIED = 64
 MOST_STEP_S = 0.02
 """Seconds of one processor that a constraint may cost per token; it is the engine's own thread, and others wait."""
 MOST_MEMORY_BYTES = 2 << 30
-"""Address space that a trial may take beside what the process has when it starts."""
+"""Address space that a trial may take in addition to what the process has when it starts."""
 
 
 class GrammarTrial(NamedTuple):
@@ -111,7 +111,7 @@ def _compiler(vllm_config: Any) -> Any:
 
 
 class SlowGrammarError(Exception):
-    """Saying which tokens may come next takes so long that it would hold up every request of the engine's step."""
+    """Finding the tokens that may come next is so slow that it would hold up every request of the engine's step."""
 
 
 def _follow(grammar: Any, bitmask: Any, vocab_size: int) -> None:

@@ -371,7 +371,7 @@ class HandleEngineClient(EngineElsewhere):
         task.add_done_callback(self._aborts.discard)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Tell the replicas that nobody waits for these requests any more; a replica that is gone needs no telling."""
+        """Tell the replicas to end these requests; a replica that is gone needs no telling."""
         for one in [request_id] if isinstance(request_id, str) else request_id:
             with contextlib.suppress(Exception):
                 await self._replicas.abort(one)

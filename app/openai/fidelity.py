@@ -1,4 +1,4 @@
-"""How true a prompt's KV must be, and of a blended one how much of it is computed anew.
+"""How exact a prompt's KV must be, and how much of a blended one is recomputed.
 
 What its request says counts, else its tenant's setting, else the deployment's.
 
@@ -53,7 +53,7 @@ class RatioRule:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> RatioRule:
-        """That of this server; reads the calibration beside the weights."""
+        """Return the rule of this server; reads the calibration next to the weights."""
         profile, blending = read_blend_profile(settings.model_source), settings.blending
         calibrated = profile.recompute_ratio if profile else None
         return cls(blending.recompute_ratio, blending.tenant_recompute_ratio, calibrated)

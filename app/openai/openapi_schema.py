@@ -95,8 +95,8 @@ class Route:
 def add_description(app: FastAPI, open_paths: Collection[str]) -> None:
     """Serve the description of the routes of `app`; `open_paths` need no key.
 
-    It takes seconds, so no start waits for it: a thread makes it once, when somebody asks first. Where that fails, all
-    who wait are answered 503, and who asks later has it tried again.
+    It takes seconds, so no start waits for it: a thread makes it once, at the first request. Where that fails, all
+    waiting requests are answered 503, and the next request tries again.
     """
     making: asyncio.Future[tuple[bytes, str]] | None = None
     logged = False
@@ -111,7 +111,7 @@ def add_description(app: FastAPI, open_paths: Collection[str]) -> None:
             making = asyncio.ensure_future(asyncio.to_thread(make))
         awaited = making
         try:
-            return await asyncio.shield(awaited)  # who leaves meanwhile takes it from nobody
+            return await asyncio.shield(awaited)  # a client that leaves does not end it for others
         except Exception as error:
             if making is awaited:
                 making = None

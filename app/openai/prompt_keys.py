@@ -12,7 +12,7 @@ from kvmanager.segments.keys import BLENDED, EXACT, Fidelity
 from kvmanager.segments.server_secret import ServerSecret
 
 LONG_PROMPT_TOKENS = 8192
-"""Hashing so many takes some 1.5 ms."""
+"""Hashing a prompt of this length takes some 1.5 ms."""
 
 
 class PromptKeys:
@@ -39,7 +39,7 @@ class PromptKeys:
         return keys.tenant_tag(self._secret, tenant)
 
     def salt(self, tenant: str, user_salt: str | None, asked: KVCacheField = SAYS_NOTHING) -> str:
-        """What separates this prompt's KV from everybody else's, at every tier and in the engine's own prefix cache.
+        """Return what separates this prompt's KV from others', at every tier and in the engine's own prefix cache.
 
         A tenant's requests are further separated by the request's own `cache_salt`, in which vLLM allows no NUL: so the
         pair can be read from the joined string in one way only. Each fidelity has a salt of its own: no name that an

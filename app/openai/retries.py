@@ -197,7 +197,7 @@ class Attempts:
                 name or "(unknown)",
                 f"left ({reason})" if reason in VOLUNTARY else f"gone ({reason})",
                 self.answered.num_tokens,
-                "to go on behind them" if self.answered.began else "to begin anew",
+                "to go on behind them" if self.answered.began else "to begin again",
             )
 
     def _why_again(self, error: BaseException, attempt: GenerateRequest, retries: int) -> str:

@@ -1,7 +1,7 @@
 """Which prompts may have ended an engine, and which of them are tried again.
 
-An engine dies with everybody in it, and the culprit is among them. The dying engine's *witness* names those that it was
-prefilling in its last step, or, when it prefilled nothing, all that it computed then
+An engine dies with all its requests, and the culprit is among them. The dying engine's *witness* names those that it
+was prefilling in its last step, or, when it prefilled nothing, all that it computed then
 (`deployments.engine.step_witness`); a process that is killed leaves none. A prompt is known by a digest of its tokens
 and its cache salt, which holds the tenant: no tenant can have another one's prompt refused. Sampling parameters are
 left out, so that a client which sends the same prompt under a new seed is known too.
@@ -16,7 +16,7 @@ Invariants:
   output, has ended, or has lived for `TRIAL_S`; when all of them but one are cleared that one is guilty untried, unless
   it has answered;
 * when one is found guilty, those that waited with it are no longer suspects, and go at once;
-* who is no suspect by a witness, or was in a process that somebody meant to end, is never charged;
+* a prompt that is no suspect by a witness, or was in a process that was ended on purpose, is never charged;
 * memory: at most `MOST` prompts and `MOST_DEATHS` deaths are remembered, the oldest forgotten first, each for
   `refuse_s` at most. O(suspects of a death) per call.
 
@@ -36,7 +36,7 @@ Digest = bytes
 SETTLE_S = 0.1
 """From a death to the first new trial: by then all that were in the engine have said so."""
 TRIAL_S = 2.0
-"""A suspect that has given nothing for so long, and lives, no longer keeps the next one waiting."""
+"""A suspect that has given nothing for this time, and lives, no longer keeps the next one waiting."""
 MOST = 4096
 MOST_DEATHS = 64
 
@@ -119,7 +119,7 @@ class Suspects:
         return Turn.GO
 
     def leave(self, digest: Digest) -> None:
-        """Nobody waits any more for this prompt's turn."""
+        """Stop waiting for this prompt's turn."""
         death = self._deaths.get(self._line_of.get(digest, ""))
         if death is not None:
             death.waiting.pop(digest, None)

@@ -1,9 +1,9 @@
-"""In a chat, what a client writes is text: nobody forges a turn by typing `<|im_end|>`.
+"""In a chat, what a client writes is text: no client forges a turn by typing `<|im_end|>`.
 
-A chat template writes special tokens as text, beside the texts of its messages, and the tokenizer cannot tell them
-apart. So every special token in a client's strings is replaced, before the template is rendered, by a mark that nobody
-can guess; the rendered prompt is cut at the marks, and there the tokens are those of the characters. A prompt without
-special tokens in its strings takes none of these steps and has the tokens that it always had.
+A chat template writes special tokens as text, among the texts of its messages, and the tokenizer cannot tell them
+apart. So every special token in a client's strings is replaced, before the template is rendered, by a mark that no
+client can guess; the rendered prompt is cut at the marks, and there the tokens are those of the characters. A prompt
+without special tokens in its strings takes none of these steps and has the tokens that it always had.
 
 What clients write into /v1/completions and /tokenize as a raw prompt is not touched: there special tokens are what they
 name, as with vLLM and OpenAI. Tokens that a tokenizer adds but does not call special, such as `<tool_call>`, are left.

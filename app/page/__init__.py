@@ -1,4 +1,4 @@
-"""The page at `GET /`: a chat beside the live cache, for browsers.
+"""The page at `GET /`: a chat and the live cache, for browsers.
 
 `files` reads what lies in `static/` (HTML, CSS and JavaScript modules, served as they are); `routes` sends them under
 strict headers. Everything that the page shows comes from the same API that other clients use.

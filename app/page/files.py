@@ -44,4 +44,4 @@ FILES: Mapping[str, PageFile] = files_in(_FOLDER)
 """By path of the URL."""
 
 PATHS = frozenset(FILES)
-"""They need no key: they say nothing of anybody, and the page asks for the key."""
+"""Paths that need no key: the files hold no tenant's data, and the page asks for the key."""

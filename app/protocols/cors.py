@@ -15,7 +15,7 @@ from app.metrics.left_out import HEADER as LEFT_OUT
 
 _RATES = [f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")]
 EXPOSED = ("x-request-id", "request-id", "retry-after", LEFT_OUT, *_RATES)
-"""Headers of an answer that a page may read, beside those that every page may."""
+"""Headers of an answer that a page may read, in addition to those that every page may."""
 PREFLIGHT_S = 600
 
 

@@ -37,7 +37,7 @@ _ROUTES = {
 
 
 def add_protocol_routes(app: FastAPI, engine: HandleEngineClient, renderer: OnlineRenderer, settings: Settings) -> None:
-    """Serve them beside the routes of `app.openai.api.add_openai_routes`, with the renderer that it gave."""
+    """Add these routes to those of `app.openai.api.add_openai_routes`, with the renderer that it gave."""
     parsed = settings.engine
     shared: dict[str, Any] = {
         "online_renderer": renderer,

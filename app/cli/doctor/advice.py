@@ -17,7 +17,7 @@ class Severity(Enum):
     WARNING = "warning"
     """It costs time or room."""
     INFO = "info"
-    """It may gain something; somebody has to judge."""
+    """It may gain something; a person has to judge."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def _look(server: ServerClient, config: Path | None) -> tuple[Figures, list[str]
         if setup is not None and setup.separators_of_tokens:
             setup = replace(setup, page_tokens=_ask_page_tokens(server))
     if setup is not None and setup.separators_of_tokens and setup.page_tokens is None:
-        notes.append("Separators that are token ids were not judged: nobody told the tokens of a page of text.")
+        notes.append("Separators that are token ids were not judged: the tokens of a page of text are not known.")
     try:
         metrics, stats = server.metrics(), server.get("/api/v1/kv/stats")
         if "tenant" in stats:

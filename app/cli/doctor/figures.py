@@ -155,7 +155,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """`setup` is None where nobody says how the server is set; the rules that need it are silent then."""
+    """`setup` is None where the server's settings are unknown; the rules that need them are silent then."""
 
     traffic: Traffic = field(default_factory=Traffic)
     setup: Setup | None = None

@@ -13,7 +13,7 @@ MIB = 1024**2
 
 
 def cpu_tier_within(figures: Figures, nbytes: int) -> int | None:
-    """So many bytes for the CPU tier, or as many as there is room for; None: it has those."""
+    """Return `nbytes` for the CPU tier, or as many bytes as there is room for; None: it has those."""
     setup = figures.setup or Setup()
     redis = _embedded_bytes(setup)
     limits = []
@@ -39,7 +39,7 @@ def redis_within(figures: Figures, nbytes: int, now: int) -> int | None:
 
 
 def replicas_fit(figures: Figures, dtype: str) -> bool:
-    """Whether there is room for the replicas in this type, beside the tiers as they are."""
+    """Whether there is room for the replicas in this type, with the tiers as they are."""
     setup = figures.setup or Setup()
     left = _left_by_replicas(figures, dtype)
     tier = (setup.cpu_tier_bytes or 0) if setup.kv_enabled else 0

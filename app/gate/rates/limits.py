@@ -93,7 +93,7 @@ class Spend:
         return None
 
     def reserve(self, prompt_tokens: int, answer_tokens: int, expected_tokens: int = 0) -> None:
-        """A prompt is about to be sent, and asks for so many tokens in all its answers.
+        """Reserve the tokens of a prompt that is about to be sent; `answer_tokens`: what it asks for in all answers.
 
         `expected_tokens`: it says nothing, but these are likely; no more is reserved than could ever fit.
 
@@ -117,11 +117,11 @@ class Spend:
         self._reserved += wanted
 
     def use(self, tokens: int) -> None:
-        """So many tokens of prompts have been sent, or of answers been generated."""
+        """Count tokens of prompts that were sent, or of answers that were generated."""
         self._used += tokens
 
     def hand_over(self) -> Spend:
-        """What is reserved and used so far, for work that goes on when the request has ended; who takes it settles."""
+        """Move what is reserved and used so far to a new `Spend`, for work that outlives the request and settles it."""
         taken = Spend(self._limits, self._rates)
         taken._reserved, taken._used = self._reserved, self._used
         self._reserved = self._used = 0
@@ -190,11 +190,11 @@ def duration(seconds: float) -> str:
     return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{rest}s"
 
 
-# A token bucket: so much per minute on average, and up to a minute's worth at once.
+# A token bucket: `per_minute` on average, and up to a minute's worth at once.
 #
-# It may fall below zero: what an answer costs is known at its end only. Who is in debt takes nothing until it is paid,
-# so the average holds. Every method is given the time, in seconds on a clock that does not jump; a step backwards is
-# ignored. O(1). Pure; not thread-safe.
+# Its level may fall below zero: the cost of an answer is known at its end only. A negative level refuses requests until
+# it refills, so the average holds. Every method is given the time, in seconds on a clock that does not jump; a step
+# backwards is ignored. O(1). Pure; not thread-safe.
 
 
 MINUTE_S = 60.0
@@ -227,7 +227,7 @@ class TokenBucket:
         return max(0, int(self._level))
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until `amount` can be taken if nobody else takes any; infinite when it never can."""
+        """Return the seconds until `amount` can be taken if nothing else is taken; infinite when it never can."""
         self._fill(now)
         if amount > self.per_minute:
             return float("inf")

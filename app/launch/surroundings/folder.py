@@ -23,7 +23,7 @@ _RANDOM = 8
 
 
 def private_folder() -> Path:
-    """A new folder that this user alone can enter, for Ray's sockets and logs: Ray opens its own ones to everybody.
+    """A new folder that this user alone can enter, for Ray's sockets and logs: Ray opens its own ones to all users.
 
     Raises SettingsError where there is no place for it.
     """

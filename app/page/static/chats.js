@@ -53,7 +53,7 @@ function read() {
   }
 }
 
-/** Whether it is what `save` writes: an older page's, or somebody's own, is left out. */
+/** Whether it is what `save` writes: entries of an older page or of another origin are left out. */
 const whole = (chat) =>
   typeof chat?.id === "string" &&
   typeof chat.title === "string" &&

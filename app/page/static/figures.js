@@ -70,7 +70,7 @@ function reusedInWords(kv) {
   return `${count(tokens)} of ${count(total)} prompt tokens (${percent}%)`;
 }
 
-/** Below an answer. `turn`: with `usage`, `ttftMs`, `tokensPerS` as far as they are known. */
+/** Below an answer. `turn`: with those of `usage`, `ttftMs`, `tokensPerS` that are known. */
 export function figures(turn) {
   const kv = turn.usage?.kv_cache;
   const rows = [

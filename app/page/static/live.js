@@ -1,4 +1,4 @@
-// The cache, live: reads the server's events for as long as somebody looks, and the trie when they say that it changed.
+// The cache, live: reads the server's events while the page is visible, and the trie when they say that it changed.
 
 import { call, events, getJson } from "./api.js";
 import { byId, count, bytes, make } from "./elements.js";
@@ -33,7 +33,7 @@ export class Live {
     setInterval(() => (this.changed || Date.now() - this.readAt >= UNTOLD_MS) && this.readTrie(), TRIE_MS);
   }
 
-  /** Watches anew: a key was given, or the tab is looked at again. */
+  /** Watches again: a key was given, or the tab is visible again. */
   restart() {
     this.watching?.abort();
     if (document.hidden) return;

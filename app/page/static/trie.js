@@ -63,7 +63,7 @@ export class TriePicture {
   zoom(by, x = this.canvas.clientWidth / 2, y = this.canvas.clientHeight / 2) {
     const { view, fitted } = this;
     const scale = Math.min(MOST, Math.max(Math.min(LEAST, fitted.scale), view.scale * by));
-    // Across it grows less than downwards: a tall trie is fitted flat, and its levels shall stay within the canvas.
+    // Across it grows less than downwards: a tall trie is fitted flat, and its levels are to stay within the canvas.
     const across = Math.min(Math.max(fitted.across, MOST_ACROSS), (fitted.across * scale) / fitted.scale);
     const place = (at, from, was, now) => at - ((at - from) * now) / was;
     this.view = { scale, across, x: place(x, view.x, view.across, across), y: place(y, view.y, view.scale, scale) };

@@ -34,7 +34,7 @@ def hide_loads(figures: Figures) -> Advice | None:
     if setup.layerwise == "on":
         return None
     value, least, also = "on", setup.layerwise_least_bytes, {}
-    if setup.layerwise == "off":  # then nobody has looked at the buffer yet
+    if setup.layerwise == "off":  # then no start has checked the buffer yet
         value = "auto"
         if least is not None and setup.layerwise_buffer_bytes is not None and setup.layerwise_buffer_bytes < least:
             also = {"kv.layerwise.buffer_bytes": str(least)}

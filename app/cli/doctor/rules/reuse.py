@@ -46,8 +46,8 @@ def volatile_heads(figures: Figures) -> Advice | None:
 def blend_chunks(figures: Figures) -> Advice | None:
     """Few tokens are found, most prompts begin as none before, and they hold chunks, which blending finds anywhere.
 
-    Chunks are seen where some prompts are blended already, or where the separators are set. Else nobody can tell from
-    outside, and it is a hint.
+    Chunks are seen where some prompts are blended already, or where the separators are set. Otherwise they cannot be
+    seen from outside, and the advice is a hint.
     """
     traffic, setup = figures.traffic, figures.setup
     if setup is None or setup.fidelity == "blended" or traffic.hit_rate >= LOW_HIT_RATE:
@@ -131,7 +131,7 @@ def _a_redis(figures: Figures, setup: Setup) -> tuple[str, str, str, dict[str, s
     found = redis_within(figures, wanted, 0)
     why = "There is no Redis tier: what leaves the CPU tier is gone."
     if found is None or found < min(wanted, _LEAST_TIER_BYTES):
-        why = f"{why} This machine has no room for one beside the CPU tier, so it has to be another's."
+        why = f"{why} This machine has no room for one next to the CPU tier, so it has to be another's."
         return "kv.redis_url", "redis://HOST:6379/0", why, also
     if found < wanted:
         also["kv.redis_bytes"] = str(found)
@@ -139,7 +139,7 @@ def _a_redis(figures: Figures, setup: Setup) -> tuple[str, str, str, dict[str, s
 
 
 def tier_slower_than_recompute(figures: Figures) -> Advice | None:
-    """A tier's loads save nothing beside computing, as measured."""
+    """A tier's loads save nothing compared with computing, as measured."""
     setup, credits = figures.setup, figures.traffic.credits
     slow = [tier for tier in ("redis", "cpu") if tier in credits and credits[tier] <= 0]
     if setup is None or not slow or setup.load_or_recompute == "recompute":  # then all credits are 0, unmeasured
