@@ -64,8 +64,8 @@ def _description() -> dict[str, Any]:
     from app.ingress import create_app, frontend_config
     from app.openai.openapi_schema import describe
 
-    nobody = cast(Any, None)
-    backend = Backend(nobody, nobody, nobody)
+    nothing = cast(Any, None)
+    backend = Backend(nothing, nothing, nothing)
     secret = ServerSecret(bytes(SECRET_BYTES))
     app = create_app(settings, frontend_config(engine_args(settings)), backend, bytes(32), secret, loopback=True)
     return describe(app, OPEN_PATHS - {METRICS})

@@ -31,7 +31,7 @@ from vllm.v1.request import RequestStatus
 
 from deployments.engine.blending.blend import BlendOrder
 from deployments.engine.blending.blends import Blends
-from deployments.engine.pool.block_owners import NOBODY, BlockOwners, Owner
+from deployments.engine.pool.block_owners import NO_OWNER, BlockOwners, Owner
 from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
 from deployments.engine.pool.hotness_queue import HotnessQueue, cached_blocks, score_blocks
 from deployments.engine.request_saves import RequestSaves
@@ -380,7 +380,7 @@ class SchedulerSide:
     def owner_of_block(self, block_hash: bytes) -> Owner:
         """The owner of the request that has this block. O(blocks of all requests here): for rare cases."""
         found = (tracked for tracked in self._tracked.values() if block_hash in tracked.request.block_hashes)
-        return next((tracked.owner for tracked in found), NOBODY)
+        return next((tracked.owner for tracked in found), NO_OWNER)
 
     def nothing_runs(self) -> None:
         """No request is in this step: one that waits for neither load nor grammar wants blocks that none frees."""

@@ -40,9 +40,9 @@ class EmulatedLink:
     def throttle(self, bytes_per_s: float, delay_s: float = 0.0) -> None:
         """Let all calls from now on, in any process, find another link. Needs a `control_file`."""
         path = Path(self.control_file)
-        beside = path.with_suffix(".new")
-        beside.write_text(f"{bytes_per_s!r} {delay_s!r}", encoding="utf-8")
-        beside.replace(path)  # no call reads half of it
+        temporary = path.with_suffix(".new")
+        temporary.write_text(f"{bytes_per_s!r} {delay_s!r}", encoding="utf-8")
+        temporary.replace(path)  # no call reads half of it
 
     def now(self) -> EmulatedLink:
         """The link as it is for a call that begins now."""

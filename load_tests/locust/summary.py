@@ -76,9 +76,9 @@ class Record:
 
     def write(self, path: Path, facts: dict[str, Any]) -> None:
         """`facts` and the summary, so that a reader never sees half a file. Raises OSError."""
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_text(json.dumps({**facts, **self.summary()}, indent=2), encoding="utf-8")
-        beside.replace(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps({**facts, **self.summary()}, indent=2), encoding="utf-8")
+        temporary.replace(path)
 
 
 def figures(samples: Sequence[Sample], seconds: float) -> dict[str, Any]:

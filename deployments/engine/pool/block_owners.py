@@ -30,15 +30,15 @@ class Owner(NamedTuple):
     """`kvmanager.segments.keys.Fidelity`, that of its names."""
 
 
-NOBODY = Owner()
+NO_OWNER = Owner()
 
 
 class BlockOwners:
     """See the module's docstring."""
 
     def __init__(self) -> None:
-        self.find: Callable[[bytes], Owner] = lambda block_hash: NOBODY
-        """The owner of the running request that has this block; `NOBODY`: none has."""
+        self.find: Callable[[bytes], Owner] = lambda block_hash: NO_OWNER
+        """The owner of the running request that has this block; `NO_OWNER`: none has."""
         self._owners: dict[bytes, str] = {}
         """By block its tenant."""
         self._lossy: dict[bytes, str] = {}
@@ -47,7 +47,7 @@ class BlockOwners:
 
     def claim(self, first_hash: bytes, owner: Owner) -> None:
         """A sequence that begins with this block is about to be brought or computed for an owner."""
-        if owner != NOBODY:
+        if owner != NO_OWNER:
             self._claims[first_hash] = owner
             self._claims.move_to_end(first_hash)
             if len(self._claims) > MOST_CLAIMS:
@@ -58,7 +58,7 @@ class BlockOwners:
         if not hashes or not (self._claims or self._owners):
             return
         if before is None:
-            owner = self._claims.get(hashes[0], NOBODY)
+            owner = self._claims.get(hashes[0], NO_OWNER)
         else:
             owner = self.owner(before) if before in self._owners else self.find(hashes[0])
         self._owners.update(dict.fromkeys(hashes, owner.tenant))
@@ -71,7 +71,7 @@ class BlockOwners:
         self._lossy.pop(block_hash, None)
 
     def owner(self, block_hash: bytes) -> Owner:
-        """The owner of a block in the pool; `NOBODY`: none, or not known."""
+        """The owner of a block in the pool; `NO_OWNER`: none, or not known."""
         return Owner(self._owners.get(block_hash, ""), self._lossy.get(block_hash, EXACT))
 
     def owns(self, tenant: str, block_hash: bytes) -> bool:

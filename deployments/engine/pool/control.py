@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 from vllm.distributed.kv_events import BlockStored
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
-from deployments.engine.pool.block_owners import NOBODY, BlockOwners, Owner
+from deployments.engine.pool.block_owners import NO_OWNER, BlockOwners, Owner
 from deployments.engine.pool.hotness_queue import HotnessQueue
 from deployments.protocol.kv_port import OfferedBlocks, PlannedLoad
 from deployments.transfer.held_save import submit_held_save
@@ -55,7 +55,7 @@ class Onboarding:
     """Per block, never rising: the beginning of a sequence is as hot as its end, or hotter."""
     deadline: float
     """On `time.monotonic`'s clock."""
-    owner: Owner = NOBODY
+    owner: Owner = NO_OWNER
     """The owner, if known."""
 
 

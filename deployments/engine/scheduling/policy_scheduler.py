@@ -81,8 +81,8 @@ class PolicyScheduler(ResumingScheduler):
         if len(self.waiting):
             if now - self._aged_at >= AGE_EVERY_S:
                 self._aged_at = now
-                nobody: list[Request] = []
-                for request in self._fenced(lambda: self._late(now), nobody):
+                unused: list[Request] = []
+                for request in self._fenced(lambda: self._late(now), unused):
                     self._requeue(request)
             victim = self._fenced(self._victim, None)
             if victim is not None:

@@ -18,7 +18,7 @@ def schema(value: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": value}}}
 
 
-DEEP_CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "[" * 1000 + "]" * 1000}}
+DEEP_CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "[" * 50_000 + "]" * 50_000}}
 BAD_CHAT: list[tuple[dict[str, Any], int]] = [
     ({"messages": []}, 400),
     ({"messages": None}, 400),

@@ -253,6 +253,8 @@ def test_what_redis_is_to_evict_does_not_hold_up_a_save_in_a_cpu_tier(managed: A
         redis.answers = False
         manager._brain._due.add(manager._brain._catalog.uproot(next(iter(_copies(manager))), bytes_lost=False))
         assert await save(manager, sequence(8, 1)[1]) == [sequence(8, 1)[1][0].key]
+        while not redis.evicted:  # noqa: ASYNC110 - it is ordered in a task of its own
+            await asyncio.sleep(0.01)
         assert redis.evicted == [spans[1].key]
 
     managed(check)

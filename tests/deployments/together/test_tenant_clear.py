@@ -7,7 +7,7 @@ import threading
 import pytest
 from live_engine import BLOCK, PATIENCE_S, LiveEngine
 
-from deployments.engine.pool.block_owners import MOST_CLAIMS, NOBODY, BlockOwners, Owner
+from deployments.engine.pool.block_owners import MOST_CLAIMS, NO_OWNER, BlockOwners, Owner
 from kvmanager.segments.keys import EXACT, TOLERANT, tenant_tag
 from load_tests.harness.engine import SECRET, prompt
 
@@ -67,7 +67,7 @@ def test_a_tenants_clear_ends_its_own_promotions_and_not_those_of_others(engine:
 
 def test_blocks_that_nobody_owns_are_not_remembered_and_those_that_left_are_forgotten() -> None:
     owners = BlockOwners()
-    owners.claim(b"root", NOBODY)
+    owners.claim(b"root", NO_OWNER)
     owners.stored([b"root", b"next"], None)
     owners.claim(b"alices", Owner("a"))
     owners.stored([b"alices", b"second"], None)
@@ -101,7 +101,7 @@ def test_a_sequence_has_the_fidelity_of_what_brought_it_until_it_leaves(tenant: 
     held = [b"tolerant", b"second", b"third", b"exact", b"exact too", b"as before"]
     assert [owners.owner(name).fidelity for name in held] == [TOLERANT] * 3 + [EXACT] * 3
     owners.removed(b"third")
-    assert owners.owner(b"third") == NOBODY
+    assert owners.owner(b"third") == NO_OWNER
 
 
 def test_beginnings_that_never_came_are_bounded() -> None:
