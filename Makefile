@@ -5,8 +5,9 @@ SHELL := /bin/bash
 .PHONY: help serve demo observe demo-model bench experiments load-test bench-manager bench-kernels bench-codec bench-quality bench-sparse \
 	profile-codec profile-blend profile-sparse test test-long fuzz mutants contracts lint format lock install install-bench install-dev clean
 
-# What a shell has set for its own programs changes how these run: Ray starts with none of them.
-unexport PYTHONHOME PYTHONINSPECT PYTHONOPTIMIZE PYTHONWARNINGS
+# What a shell has set for its own programs changes how these run: Ray starts with none of them. Without UTF-8 newer
+# Pythons import nothing below a path with letters beyond ASCII.
+unexport PYTHONHOME PYTHONINSPECT PYTHONOPTIMIZE PYTHONUTF8 PYTHONWARNINGS
 
 VENV := .venv
 RUN := $(VENV)/bin/python

@@ -216,7 +216,8 @@ def test_a_prompt_sent_again_that_no_replica_takes_is_refused_and_cancelled() ->
         with pytest.raises(UnavailableError):
             await asyncio.wait_for(read_over(handle, prompt(avoid=("a",)), reroute_s=0.05), 60)
         assert handle.cancelled
-        assert len(asyncio.all_tasks()) == 2, "nothing goes on waiting but the look for dead replicas"
+        while len(asyncio.all_tasks()) > 2:  # noqa: ASYNC110 - all but this and the look for dead replicas end
+            await asyncio.sleep(0.01)
 
     asyncio.run(check())
 

@@ -20,6 +20,7 @@ import pytest
 
 from app.launch.ports import free_port
 from app.launch.run_folder import find_launcher, run_folder
+from configs.model_folder import PROJECT_ROOT
 from tests.app.launch.launched import (
     KILLED_LIMIT_S,
     START_LIMIT_S,
@@ -35,9 +36,10 @@ LAUNCHER = (sys.executable, "-m", "app.launch")
 ODD = {
     "PYTHONOPTIMIZE": "2",
     "PYTHONWARNINGS": "error::DeprecationWarning",
-    "PYTHONUTF8": "0",
     "PYTHONCOERCECLOCALE": "0",
     "LC_ALL": "C",
+    # Python 3.13 imports nothing then below a path that is not ASCII; `make` takes the variable away.
+    **({"PYTHONUTF8": "0"} if str(PROJECT_ROOT).isascii() else {}),
 }
 FEW_FILES = 'ulimit -Sn 1024; ulimit -Hn 1024; exec "$@"'
 
