@@ -57,7 +57,7 @@ class TurnMarks:
 
 
 class Conversation(NamedTuple):
-    """Whose prompt: answers never pass from one to another."""
+    """The owner of a prompt: answers never pass from one to another."""
 
     tenant: str
     salt: str

@@ -1,4 +1,4 @@
-"""What GET /health says: who lives as this process knows it, and what the KV manager last said of the cache's parts."""
+"""The report of GET /health: the replicas that this process knows to live, and the manager's last word on the parts."""
 
 from __future__ import annotations
 

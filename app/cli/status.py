@@ -63,7 +63,7 @@ def _stats(server: ServerClient) -> dict[str, Any] | None:
 
 
 def _prompt_tokens(server: ServerClient) -> dict[str, int] | None:
-    """None for who may not see them."""
+    """Return the server's counts; None for a caller that may not see them."""
     try:
         return tokens_by_source(server.metrics())
     except CommandError:

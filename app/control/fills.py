@@ -206,7 +206,7 @@ class Fills:
 
 
 def _tenant_of(named: str | None, tenants: Collection[str]) -> str:
-    """Whose chunks they are. Raises ForbiddenError or RefusedError."""
+    """Return the tenant that owns the chunks. Raises ForbiddenError or RefusedError."""
     caller = current_request().caller
     if named is None or named == caller.tenant:
         return caller.tenant

@@ -71,7 +71,7 @@ def shape_of_kv(layers: int, numbers_per_token: int, settings: Settings, models_
 
 
 def _redis(settings: Settings) -> str | None:
-    """Whose Redis it is, without its address, which may hold a password."""
+    """Return the kind of Redis, without its address, which may hold a password; None: there is none."""
     if settings.kv.redis_url is None:
         return None
     return "embedded" if settings.kv.redis_embedded else "external"

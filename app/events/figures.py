@@ -83,7 +83,7 @@ def for_admin(
 def for_tenant(
     known: ManagerSnapshot, tenant: str, tag: str, savings: Savings, live: Iterable[LivePrompt]
 ) -> dict[str, Any]:
-    """The figures of one tenant. A device does not say what on it is whose."""
+    """The figures of one tenant. A device does not say which tenant its blocks belong to."""
     own = [one for one in live if one.tenant == tenant]
     report = (known.manager or {}).get("tenants", {}).get(tag)
     rates = savings.hit_rates()

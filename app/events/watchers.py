@@ -1,4 +1,4 @@
-"""Who watches, and what waits to be sent to each.
+"""The clients that watch, and the events that wait to be sent to each.
 
 Invariants: at most `MOST_WATCHERS` watch, `MOST_OF_A_TENANT` of one tenant; tenants together do not keep administrators
 out. For each watcher wait at most `MOST_WAITING` events, of which the oldest is dropped, and it is told how many were

@@ -59,7 +59,7 @@ class Ticket:
 
     def close(self) -> None:
         """Give the room back. Idempotent."""
-        if self._held:  # who may not ask at all has no room to give back
+        if self._held:  # a tenant that may not ask at all has no room to give back
             self._queue.rooms.give_back(self._tenant, self._held)
         self._held = 0
 
@@ -125,7 +125,7 @@ class AdmissionQueue:
 
     @asynccontextmanager
     async def turn(self, tenant: str = "", answers: int = 1, work: ServedWork = ServedWork()) -> AsyncIterator[Bill]:  # noqa: B008
-        """Wait until it is this prompt's turn, then be computed; who is tells its bill what it turns out to cost."""
+        """Wait for this prompt's turn, and hold it; the caller tells the bill what the prompt turns out to cost."""
         bill = Bill(self._counters, tenant, work)
         bill.on_close = self.count_cost
         turn = _Waiting(tenant, asyncio.get_running_loop().create_future(), bill)

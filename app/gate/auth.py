@@ -47,7 +47,7 @@ _WRONG_HOST = (
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request."""
+    """The sender of a request."""
 
     tenant: str
     """Empty where there are no keys."""
@@ -72,7 +72,7 @@ class ForbiddenError(GracefulHTTPError):
 
 
 def require_admin(caller: Caller) -> None:
-    """Raise `ForbiddenError` for who may see and change only what is its own."""
+    """Raise `ForbiddenError` for a caller that may see and change only its own."""
     if not caller.admin:
         raise ForbiddenError(
             "Only an administrator may do this: a key with `admin: true`, or, where there are no keys, the server's "
@@ -81,13 +81,13 @@ def require_admin(caller: Caller) -> None:
 
 
 def require_owner(caller: Caller) -> None:
-    """Raise `ForbiddenError` for who owns nothing here: a stranger to a server without keys."""
+    """Raise `ForbiddenError` for a caller that owns nothing here: a stranger to a server without keys."""
     if not caller.tenant:
         require_admin(caller)
 
 
 class ApiKeys:
-    """Maps a key to who sends it in time that does not depend on how much of the key is right."""
+    """Maps a key to its caller, in time that does not depend on how much of the key is right."""
 
     def __init__(self, keys: Mapping[str, ApiKey]) -> None:
         """`keys`: by digest (`HTTPSettings.keys`); empty means that any caller may ask, as the tenant ''."""

@@ -81,7 +81,7 @@ class FairLine(Generic[T]):
 
 
 class _Line(Generic[T]):
-    """Who of one tenant waits, and how many places each wants. Who has left stays in the heap for a while."""
+    """The waiting ones of one tenant, and the places that each wants. Those that left stay in the heap for a while."""
 
     def __init__(self) -> None:
         self._wanted: dict[T, int] = {}
@@ -96,7 +96,7 @@ class _Line(Generic[T]):
 
     def leave(self, one: T) -> None:
         del self._wanted[one]
-        if len(self._heap) > 2 * len(self._wanted) + _FEW:  # who joins and leaves all the time fills no memory
+        if len(self._heap) > 2 * len(self._wanted) + _FEW:  # joining and leaving all the time fills no memory
             self._heap = [entry for entry in self._heap if entry[1] in self._wanted]
             heapq.heapify(self._heap)
 

@@ -28,8 +28,8 @@ LONGEST_ECHOED = 64
 """Characters of a client's id that go into the one that replicas know, for reading logs."""
 _PRINTABLE = re.compile(rf"[!-~]{{1,{LONGEST_REQUEST_ID}}}")
 _NO_PART_OF_NAMES = re.compile(r"[^!-~]|[/?#%\\]")
-"""Would begin a line in a log, end a name in what a dying engine leaves behind, or be no one part of a URL's path: who
-chose such an id could not be moved (`app.continuation.routes`)."""
+"""Would begin a line in a log, end a name in what a dying engine leaves behind, or be no one part of a URL's path: a
+request with such an id could not be moved (`app.continuation.routes`)."""
 _QUIET = frozenset({"/metrics", "/health"})
 """What is asked every few seconds is not logged while it is answered."""
 

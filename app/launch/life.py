@@ -111,7 +111,7 @@ class Life:
         return False
 
     def _wait_for_redis(self, progress: StartProgress) -> None:
-        """Who is told that the server is ready finds what an earlier life has stored. Requests are served meanwhile."""
+        """Wait for the KV that an earlier life stored, before it is said to be ready. Requests are served meanwhile."""
         end = time.monotonic() + _INDEXING_S
         while time.monotonic() < end and self._readiness.indexing() and not self._is_over():
             progress.at("reading what Redis holds")

@@ -24,9 +24,9 @@ SOURCE_TIMEOUT_S = 2.0
 
 
 class PartsMetrics:
-    """What the parts behind the ingress tell of themselves: asked at most once in `max_age_s`, for all who want it.
+    """What the parts behind the ingress tell of themselves: asked at most once in `max_age_s`, for all callers.
 
-    A loop of requests costs the parts nothing more. Who comes while they are asked waits for the same answers.
+    A loop of requests costs the parts nothing more. A request that comes while they are asked waits for those answers.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class RequestKVUsage:
         self.cached_at_first: int | None = None
         """Tokens that the prompt whose first output came last has reused, by then; None: none has come."""
         self.stages: RequestStages | None = None
-        """Of the last prompt that ended, for who may see them and asked."""
+        """Of the last prompt that ended, for a caller that may see them and asked."""
         self.fidelity: Fidelity = EXACT
         """What the prompts were computed under."""
 

@@ -153,7 +153,7 @@ class Suspects:
         if name is None:
             return
         death = self._deaths.get(name)
-        if death is None or death.named != {digest}:  # who was alone in a step that ended an engine stays charged
+        if death is None or death.named != {digest}:  # a prompt alone in a step that ended an engine stays charged
             self._acquit(digest, name)
         if death is not None:
             death.cleared.add(digest)

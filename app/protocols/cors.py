@@ -1,4 +1,4 @@
-"""Browsers' pages of other origins: who may read answers, and the preflight that asks so before the key is sent.
+"""Browsers' pages of other origins: which may read answers, and the preflight that asks so before the key is sent.
 
 Off unless `http.cors_origins` names an origin. Credentials, which are cookies, are never allowed: a page sends its key
 in a header of its own, as other clients do, so no page can use a key that it does not have.
