@@ -53,7 +53,7 @@ function read() {
   }
 }
 
-/** Whether it is what `save` writes: entries of an older page or of another origin are left out. */
+/** Whether it is what `save` writes: entries that an older page or a person has written are left out. */
 const whole = (chat) =>
   typeof chat?.id === "string" &&
   typeof chat.title === "string" &&
