@@ -31,7 +31,7 @@ class BlendSettings(Section):
     )
     recompute_ratio: Ratio | None = Field(
         None,
-        description="Share of the reused tokens whose KV is computed anew. Empty: what `make profile-blend` found for "
+        description="Share of the reused tokens whose KV is recomputed. Empty: what `make profile-blend` found for "
         "the model, else 0.15.",
     )
     tenant_recompute_ratio: dict[str, Ratio] = Field(

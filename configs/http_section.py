@@ -121,7 +121,7 @@ class HTTPSettings(Section):
     keep_alive_s: float = Field(
         10.0,
         gt=0,
-        description="After so much silence a stream's headers go out, then a comment each time, so that proxies keep "
+        description="After this much silence a stream's headers go out, then a comment each time, so that proxies keep "
         "the connection. What fails before has an HTTP status. What fails later is an error event.",
     )
     drain_s: float = Field(

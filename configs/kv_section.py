@@ -81,7 +81,7 @@ class KVSettings(Section):
         description="Uses after which a segment is copied to Redis in the background. 1: every segment.",
     )
     redis_expire_s: int = Field(
-        604_800, ge=0, description="Time after which Redis forgets a segment that nobody has used. 0: never."
+        604_800, ge=0, description="Time after which Redis forgets a segment that was not used. 0: never."
     )
     redis_deadline_s: float = Field(
         0.5, gt=0, description="Longest wait for one answer of Redis. At most `load_deadline_s`."
@@ -94,7 +94,7 @@ class KVSettings(Section):
     redis_codec: Literal["lossless", "raw"] | None = Field(
         None,
         description="How KV is stored in Redis. `lossless`: entropy-coded, and bit by bit the same when it is read. "
-        "`raw`: as it lies in memory. Empty: `raw` for an embedded Redis beside engines that compute on the CPU, which "
+        "`raw`: as it lies in memory. Empty: `raw` for an embedded Redis with engines that compute on the CPU, which "
         "coding would take time from; else `lossless`.",
     )
     tolerant_codec: Literal["cachegen", "int8"] = Field(
@@ -108,7 +108,7 @@ class KVSettings(Section):
     sparse: Literal["off", "layers", "75", "50", "20"] = Field(
         "off",
         description="Of how many tokens KV of tolerant prompts is kept in Redis. `layers`: of each layer what "
-        "`make profile-sparse` has measured, without measured loss. `75`, `50`, `20`: so many per cent of each layer, "
+        "`make profile-sparse` has measured, without measured loss. `75`, `50`, `20`: this percentage of each layer, "
         "with the loss in docs/concepts/compression.md. `off`: all.",
     )
     codec_profiles: str = Field(
@@ -131,7 +131,7 @@ class KVSettings(Section):
     load_deadline_s: float = Field(
         2.0,
         gt=0,
-        description="Longest wait for a load, beside three times what its bytes should take "
+        description="Longest wait for a load, on top of three times what its bytes should take "
         "(docs/concepts/loading.md). Whatever has not come by then is computed.",
     )
     tier_deadline_s: float = Field(
@@ -146,7 +146,7 @@ class KVSettings(Section):
     lease_s: float = Field(
         30.0,
         gt=0,
-        description="How long a planned segment is safe from eviction, beside the time that its load may take. At "
+        description="How long a planned segment is safe from eviction, on top of the time that its load may take. At "
         "least `load_deadline_s`.",
     )
     load_or_recompute: Literal["auto", "load", "recompute"] = Field(
@@ -182,8 +182,8 @@ class KVSettings(Section):
     )
     tenant_cpu_bytes: dict[str, Quota] = Field(
         default_factory=dict,
-        description="By tenant, the part of each CPU tier that is its own. It gets no more, and nobody else gets it. "
-        "The other tenants share the rest.",
+        description="By tenant, the part of each CPU tier that is its own. It gets no more, and no other tenant gets "
+        "it. The others share the rest.",
     )
     tenant_redis_bytes: dict[str, Quota] = Field(
         default_factory=dict, description="By tenant, the part of Redis that is its own, as `tenant_cpu_bytes`."
@@ -192,7 +192,7 @@ class KVSettings(Section):
         "exact",
         description="Which KV prompts are answered with, unless their tenant or the request says. `exact`: bit by bit "
         "what the model computes. `tolerant`: also what was stored with loss (docs/concepts/compression.md). "
-        "`blended`: also that of chunks which stood elsewhere, partly computed anew (docs/concepts/blending.md).",
+        "`blended`: also that of chunks which stood elsewhere, partly recomputed (docs/concepts/blending.md).",
     )
     tenant_fidelity: dict[str, Fidelity] = Field(
         default_factory=dict, description="By tenant, its own `fidelity`, where the request says nothing."
@@ -200,8 +200,8 @@ class KVSettings(Section):
     ttft_target_s: float | None = Field(
         None,
         gt=0,
-        description="When a tolerant prompt's first token shall be there. A load that would miss it ends, and the rest "
-        "is computed where that is faster. Empty: a load has `load_deadline_s`.",
+        description="When a tolerant prompt's first token should be there. A load that would miss it ends, and the "
+        "rest is computed where that is faster. Empty: a load has `load_deadline_s`.",
     )
     max_ghosts: int = Field(100_000, ge=0, description="Evicted segments whose use count is still remembered.")
     layerwise: LayerwiseSettings = Field(

@@ -53,23 +53,23 @@ class EngineSettings(Section):
     )
     scheduler: Literal["fcfs", "shortest", "mlfq"] = Field(
         "fcfs",
-        description="Who runs next where more requests wait than `max_num_seqs`. `fcfs`: who came first. `shortest`: "
-        "who needs least, by the expected length of the answer; waiting counts. `mlfq`: who has had least so far "
-        "(FastServe), for answers whose length nobody can tell. The last two preempt, and keep the KV of whom they "
-        "preempt.",
+        description="Which request runs next where more wait than `max_num_seqs`. `fcfs`: the first that came. "
+        "`shortest`: the one that needs least, by the expected length of the answer; waiting counts. `mlfq`: the one "
+        "that has had least so far (FastServe), for answers of unknown length. The last two preempt, and keep the "
+        "preempted request's KV.",
     )
     tpot_target_s: float | None = Field(
         None,
         gt=0,
-        description="Seconds that a decoding request shall wait at most for its next token while long prompts are "
+        description="Most seconds that a decoding request should wait for its next token while long prompts are "
         "prefilled. Prompts are then computed in smaller parts, by the measured time of a step. Empty: a step "
         "computes up to `max_num_batched_tokens`.",
     )
     hang_s: float = Field(
         10.0,
         ge=1.0,
-        description="A step counts as hung when it takes so many seconds more than four times the slowest of its size. "
-        "Its replica is then replaced. Raise it where the machine itself stands still for seconds.",
+        description="A step counts as hung when it takes this many seconds more than four times the slowest of its "
+        "size. Its replica is then replaced. Raise it where the machine itself stands still for seconds.",
     )
     log_stats: bool = Field(True, description="Let vLLM count its own metrics, which /metrics then shows.")
     tool_call_parser: str | None = Field(
@@ -171,10 +171,10 @@ class ScalingSettings(Section):
         "half of it.",
     )
     upscale_delay_s: float = Field(
-        30.0, ge=0, description="More replicas must be needed for so long. Below 30, replicas also report more often."
+        30.0, ge=0, description="More replicas must be needed for this time. Below 30, replicas also report more often."
     )
     downscale_delay_s: float = Field(
-        600.0, ge=0, description="One replica less must be enough for so long. With each goes the KV on its device."
+        600.0, ge=0, description="One replica less must be enough for this time. With each goes the KV on its device."
     )
 
 

@@ -10,8 +10,8 @@ from load_tests.measuring import report
 from load_tests.measuring.comparison import COLUMNS, Bound, Comparison
 from load_tests.tenants.servers import Scenario
 
-ALONE, BESIDE, ONE_TENANT = "alone", "beside a flood", "beside a flood, as one tenant"
-FITTING = "beside what leaves a slot free"
+ALONE, BESIDE, ONE_TENANT = "alone", "with a flood", "with a flood, as one tenant"
+FITTING = "with what leaves a slot free"
 """The other tenant never waits: what sharing an engine costs, without any line."""
 HELD, NOT_HELD = "two tenants", "one tenant"
 MOST_SHARE_ERROR = 0.1

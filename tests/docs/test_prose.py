@@ -19,6 +19,8 @@ MOST_COLUMNS = 140
 MOST_README_LINES = 80
 MOST_ARCHITECTURE_WORDS = 1_200
 WORN = ("asked", "beside it", "manieth")
+ODD = re.compile(r"\b(beside|shall|anew|so (?:many|much|long)|nobody|somebody|whoever|whom)\b", re.IGNORECASE)
+"""What the field's prose hardly says; `tests/contracts/test_words.py` counts it in the source."""
 _DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b|\b(?:January|February|March|April|June|July|August|September|October|"
                    r"November|December) (?:\d{1,2}, )?20\d\d\b")  # fmt: skip
 
@@ -41,6 +43,13 @@ def test_no_line_is_wider_than_a_screen(page: str) -> None:
 def test_no_worn_word_is_used(page: str) -> None:
     text = " ".join(pages.sentences(pages.read(page))).lower()
     assert not [word for word in WORN if re.search(rf"\b{word}\b", text)]
+
+
+@pytest.mark.parametrize("page", [page for page in pages.documentation() if page != "CHANGELOG.md"])
+def test_no_odd_word_stands_on_a_page(page: str) -> None:
+    """Neither in tables nor in headings."""
+    text = " ".join(re.sub(r"`[^`]*`", "", pages.without_code(pages.read(page))).split())
+    assert not ODD.findall(text)
 
 
 @pytest.mark.parametrize("page", [page for page in pages.documentation() if page not in pages.HISTORY])
@@ -71,4 +80,5 @@ def test_the_checks_see_what_they_are_for() -> None:
     long = "A " + "very " * 30 + "long one."
     text = f"# A heading\n\nShort. {long} `a b c` [link text](to.md).\n\n| {long} |\n\n```\n{long}\n```\n"
     assert [one for one in pages.sentences(text) if pages.words(one) > MOST_WORDS] == [long[:-1]]
+    assert ODD.findall("Nobody stands beside it, so long.") == ["Nobody", "beside", "so long"]
     assert _DATE.findall("Until 2026-11-22 it was so, and in November 2026.") == ["2026-11-22", "November 2026"]

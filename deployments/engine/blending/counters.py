@@ -59,7 +59,7 @@ class BlendCounters:
         for outcome, count in sorted(self.outcomes.items()):
             blends.add_metric([outcome], count)
         yield blends
-        text = "Rows of blends that ended well: reused, selected to be computed anew, or uncached."
+        text = "Rows of blends that ended well: reused, selected to be recomputed, or uncached."
         rows = CounterMetricFamily("crosskv_blend_rows", text, labels=["kind"])
         for kind, count in sorted(self.rows.items()):
             rows.add_metric([kind], count)

@@ -22,7 +22,7 @@ from load_tests.micro.blend.prompts import Prompts
 from load_tests.workloads import Words, rearranged_chunks
 
 FULL, COLD = "full prefill", "cold, fill: first"
-ALONE, BESIDE_BLEND, BESIDE_FULL = "alone", "beside a blend", "beside a prefill"
+ALONE, BESIDE_BLEND, BESIDE_FULL = "alone", "with a blend", "with a prefill"
 ALONE_TOKENS, BETWEEN_TOKENS = 40, 8
 """A neighbour's, before the first arm and between two."""
 FEWEST_BLENDED = 0.5

@@ -68,7 +68,7 @@ def misses(results: Results) -> list[str]:
         largest = statistics.median(max(one) for one in gaps[BESIDE_BLEND])
         if largest > GAP_BOUND_S:
             said.append(
-                f"Missed: a neighbour's largest gap beside a blend, check layer {layer}: {1e3 * largest:.0f} ms; "
+                f"Missed: a neighbour's largest gap with a blend, check layer {layer}: {1e3 * largest:.0f} ms; "
                 f"the target is at most {1e3 * GAP_BOUND_S:g} ms."
             )
     if results.hits is not None and not HIT_BOUND.holds(results.hits.rate):

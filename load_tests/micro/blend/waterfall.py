@@ -195,7 +195,7 @@ def main(
     shortest, longest = DOCUMENT_TOKENS
     setting = (
         f"*{model}, {default_dtype()}, {CHUNKS} documents of {shortest} to {longest} tokens, {100 * ratio:g} % "
-        f"computed anew; {rounds} rounds; least / median / most. {machine_line()}.*"
+        f"recomputed; {rounds} rounds; least / median / most. {machine_line()}.*"
     )
     document: dict[str, Any] = {"setting": setting, "arms": {arm: asdict(one) for arm, one in found.items()}}
     text = f"{wrapped(setting)}\n\n{waterfall_table(found)}"

@@ -33,7 +33,7 @@ def comparisons(levels: Levels) -> list[Comparison]:
     ]  # fmt: skip
     if OFF in levels and len(levels) > 1:
         hits = {name: level.values("hit_s") for name, level in levels.items()}
-        found.append(Comparison("TTFT from Redis, beside dense KV", "s", OFF, hits))
+        found.append(Comparison("TTFT from Redis, against dense KV", "s", OFF, hits))
     return found
 
 

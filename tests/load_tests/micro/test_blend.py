@@ -160,7 +160,7 @@ def results(blend_s: float = 0.3, cold_s: float = 1.05, largest_s: float = 0.2, 
         ({}, ""),
         ({"blend_s": 0.34}, "chunks stored, check layer 2, blended, 15 %: 0.340"),
         ({"cold_s": 1.2}, "chunks new, check layer 2, cold"),
-        ({"largest_s": 0.3}, "largest gap beside a blend, check layer 2: 300 ms"),
+        ({"largest_s": 0.3}, "largest gap with a blend, check layer 2: 300 ms"),
         ({"reused": 900}, "hit rate 0.810"),
     ],
 )
@@ -176,7 +176,7 @@ def test_the_page_has_every_arm_and_the_json_every_value() -> None:
     page = markdown(results(), ["a machine"])
     assert "| TTFT, chunks stored, check layer 2 | blended, 15 % |" in page
     assert "0.300 / **0.300** / 0.300" in page
-    assert "| 2 | beside a blend | 30 / 30 / 30 | 200 / 200 / 200 | ≤ 250 ms |" in page
+    assert "| 2 | with a blend | 30 / 30 / 30 | 200 / 200 / 200 | ≤ 250 ms |" in page
     assert "check layer 2, blended, 15 %: 80 %" in page
     found = as_json(results(), ["a machine"])
     assert [one["title"] for one in found["comparisons"]] == [one.title for one in comparisons(results())]

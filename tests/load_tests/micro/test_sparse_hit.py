@@ -112,7 +112,7 @@ def levels(**layers: Any) -> dict[str, Level]:
 def test_tables_have_every_level_beside_a_prefill_and_beside_dense_kv() -> None:
     page = markdown(levels(), ["a machine"], answers_known=True)
     assert "| TTFT, kv.sparse: layers | from Redis | 0.1 / 0.1 / 0.1 s | 0.100 / **0.100** / 0.100 |" in page
-    assert "| TTFT from Redis, beside dense KV | layers | 0.1 / 0.1 / 0.1 s | 0.500 / **0.500** / 0.500 |" in page
+    assert "| TTFT from Redis, against dense KV | layers | 0.1 / 0.1 / 0.1 s | 0.500 / **0.500** / 0.500 |" in page
     assert "| layers | 0.50 / 0.50 / 0.50 | 0.500 / **0.500** / 0.500 | 8/8 | 100 % | 6, 6 | 0 |" in page
     assert [line[5:] for line in level_lines(levels(), answers_known=False)] == [["", ""]] * 3
     assert len(as_json(levels(), [])["levels"]["50"]) == 2
