@@ -53,7 +53,7 @@ def build(args: Mapping[str, Any]) -> Application:
     if secrets := shown_secrets(shown):
         logger.warning(
             "%s: Ray Serve has written these secrets to its log. Put them into a file that secrets_file names, or "
-            "write keys as digests (docs/guide/operations.md)",
+            "write keys as digests (docs/guide/keys.md)",
             ", ".join(secrets),
         )
     require_startable(settings)

@@ -68,7 +68,7 @@ class KVSettings(Section):
         ".crosskv/redis",
         min_length=1,
         description="Folder (relative to the project) for the data of an embedded Redis and for the server's "
-        "secret (docs/guide/operations.md).",
+        "secret (docs/guide/redis.md).",
     )
     redis_namespace: str = Field(
         "default",
@@ -88,7 +88,7 @@ class KVSettings(Section):
     )
     redis_encrypt: bool = Field(
         False,
-        description="Encrypt KV that goes to Redis: AES-256-GCM under the server's secret (docs/guide/operations.md). "
+        description="Encrypt KV that goes to Redis: AES-256-GCM under the server's secret (docs/guide/redis.md). "
         "What lies there already stays readable.",
     )
     redis_codec: Literal["lossless", "raw"] | None = Field(

@@ -62,7 +62,7 @@ class Settings(Section):
         "defaults of this page.",
     )
     secrets_file: str | None = Field(
-        None, min_length=1, description="A private file with more settings, which win (docs/guide/operations.md)."
+        None, min_length=1, description="A private file with more settings, which win (docs/guide/keys.md)."
     )
     served_model_name: str | None = Field(
         None, min_length=1, description="The name that clients ask for. Empty: the model's own."
@@ -86,7 +86,7 @@ class Settings(Section):
     replicas: int | ReplicaBounds = Field(
         2,
         description="Engines that serve the model side by side. A number, or bounds such as `{min: 1, max: 4}` between "
-        "which it follows the load (docs/guide/operations.md).",
+        "which it follows the load (docs/guide/starting.md).",
     )
     scaling: ScalingSettings = Field(
         default_factory=ScalingSettings, description="When the number of replicas follows the load."

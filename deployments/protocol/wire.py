@@ -42,7 +42,7 @@ class KVCacheUsage(TypedDict):
     recomputed: int
     replica: str
     reason: NotRequired[str]
-    """Reason for the amount reused (docs/guide/operations.md); the replica adds it to what its connector says."""
+    """Reason for the amount reused (docs/concepts/loading.md); the replica adds it to what its connector says."""
     blended: NotRequired[int]
     """Of the reused tokens, those that were blended: computed behind other tokens; absent where nothing was."""
     load: NotRequired[tuple[float, float]]
