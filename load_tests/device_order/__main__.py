@@ -6,7 +6,6 @@ Each mix is replayed once a seed and size; differences to `lru` are paired by se
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ import typer
 from load_tests.device_order.devices import ClairvoyantDevice, PoolDevice
 from load_tests.device_order.mixes import MIXES, blocks_of, mix
 from load_tests.device_order.replay import Found, replay
+from load_tests.measuring.interval import mean_interval
 from load_tests.measuring.program import JsonFile, conclude, one_sentence, progress_bar
 from load_tests.simulator.trace import TraceError, read_trace
 from load_tests.simulator.turn_replay import Turn, find_turns
@@ -26,7 +26,6 @@ ARMS = ("lru", "hotness", "belady")
 SHARES = (0.03, 0.1, 0.3)
 """Sizes of a device, of the different blocks that a mix asks for."""
 TRACE_BLOCKS = (500, 1000, 3000, 8000, 20000)
-RESAMPLES = 2000
 
 
 def run(turns: Sequence[Turn], blocks: int) -> dict[str, Found]:
@@ -38,13 +37,6 @@ def run(turns: Sequence[Turn], blocks: int) -> dict[str, Found]:
     }
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Where a mean lies, with 95 %: percentiles of resampled means (Efron and Tibshirani, chapter 13)."""
-    rng = random.Random(0)
-    means = sorted(statistics.fmean(rng.choices(values, k=len(values))) for _ in range(RESAMPLES))
-    return means[RESAMPLES // 40], means[-1 - RESAMPLES // 40]
-
-
 def mixes_table(results: dict[tuple[str, float], list[dict[str, Found]]]) -> str:
     """Return a row for each mix and size: every arm's means, and the difference of `hotness` to `lru` by seed."""
     lines = [f"| mix | device | {' | '.join(ARMS)} | hotness - lru |", "|---|---|" + "---|" * (len(ARMS) + 1)]
@@ -53,7 +45,7 @@ def mixes_table(results: dict[tuple[str, float], list[dict[str, Found]]]) -> str
             if figure == "next_turn_share" and "chat" not in name:
                 continue
             values = {arm: [getattr(one[arm], figure) for one in found] for arm in ARMS}
-            low, high = interval([a - b for a, b in zip(values["hotness"], values["lru"], strict=True)])
+            low, high = mean_interval([a - b for a, b in zip(values["hotness"], values["lru"], strict=True)])
             means = " | ".join(f"{statistics.fmean(values[arm]):.3f}" for arm in ARMS)
             what = "hits" if figure == "hit_share" else "next turns"
             lines.append(f"| {name}, {what} | {share:.0%} | {means} | {low:+.3f} to {high:+.3f} |")

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
 
-from deployments.engine.pool.hotness_queue import order_by_hotness, score_blocks
+from deployments.engine.pool.hotness_queue import order_by_hotness, score_blocks, score_found
 from load_tests.simulator.turn_replay import Turn
 
 BLOCK = 16
@@ -68,7 +68,7 @@ class PoolDevice:
             return False
         if self.queue is not None:
             self.queue.hear(use.epoch, use.now)
-            score_blocks(self.queue, use, cached)
+            score_found(self.queue, use, cached)
         self.pool.touch(cached)
         new = self.pool.get_new_blocks(len(turn.left) - len(cached))
         for name, block in zip(turn.left[len(cached) :], new, strict=True):
@@ -125,9 +125,9 @@ class ClairvoyantDevice:
             self._idle.pop(name, None)
             self._users[name] = self._users.get(name, 0) + 1
         while len(self._users) > self._blocks:
-            _, number, name = heapq.heappop(self._order)
-            if self._idle.get(name) == number:
-                del self._idle[name], self._users[name]
+            _, number, victim = heapq.heappop(self._order)
+            if self._idle.get(victim) == number:
+                del self._idle[victim], self._users[victim]
         return True
 
     def end(self, turn: Turn) -> None:

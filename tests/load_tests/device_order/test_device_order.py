@@ -1,15 +1,16 @@
 """The replay of device orders: what a mix is, what is counted, and that each order keeps what its name says."""
 
 import json
-import statistics
 
 import pytest
 from typer.testing import CliRunner
 
+from kvmanager.eviction.device_ranks import score_of_rest
 from load_tests.device_order import __main__ as command
 from load_tests.device_order.devices import ClairvoyantDevice, PoolDevice
 from load_tests.device_order.mixes import MIXES, blocks_of, mix
 from load_tests.device_order.replay import Uses, replay
+from load_tests.simulator.one_replica.ranked_pool import RankedPool
 from load_tests.simulator.trace import BLOCK_TOKENS, TraceRequest
 from load_tests.simulator.turn_replay import find_turns
 
@@ -88,12 +89,6 @@ def test_a_request_that_no_device_can_hold_is_refused_in_words():
             replay(turns, device)
 
 
-def test_a_mean_lies_in_its_interval():
-    values = [0.1, 0.3, 0.2, 0.5, 0.4]
-    low, high = command.interval(values)
-    assert low < statistics.fmean(values) < high
-
-
 def run(*arguments):
     app = command.typer.Typer()
     app.command()(command.main)
@@ -120,3 +115,27 @@ def test_a_trace_that_cannot_be_read_is_said_in_one_sentence():
     result = run("--trace", "nowhere.jsonl", "--seeds", 0)
     assert result.exit_code == 2
     assert "nowhere.jsonl cannot be read" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_the_simulators_pool_finds_what_the_queue_that_serves_finds(name):
+    """Request by request, each with the same scores."""
+    turns, uses = find_turns(mix(name, 5)[:400]), Uses()
+    blocks = 10 * (max(len(turn.left) for turn in turns) // 2)  # their shares are whole, one block more or not
+    real, simulated = PoolDevice(blocks, "hotness"), RankedPool(blocks)
+    for turn in turns:
+        use = uses.plan(turn)
+        found = real.found(turn)
+        assert found == simulated.leading_blocks(turn.hashes[: turn.prompt_blocks]), turn.number
+        real.begin(turn, use)
+        known = [score for begin, end, score in spans_of(use.scores) for _ in range(begin, end)]
+        rest = score_of_rest(use.scores, len(turn.left), use.now)
+        scores = known + [rest] * (len(turn.left) - len(known))
+        simulated.hold(list(zip(turn.left, scores, strict=True)))
+        real.end(turn)
+        simulated.let_go(turn.left, use.now)
+
+
+def spans_of(scores):
+    """`(begin, end, score)` of consecutive spans."""
+    return [(begin, end, score) for (begin, _), (end, score) in zip([(0, 0.0), *scores], scores, strict=False)]
