@@ -51,7 +51,6 @@ class LiveEngine(Engine):
                     },
                     "kv": {
                         "segment_tokens": SEGMENT_BLOCKS * BLOCK,
-                        "device_policy": "hotness",
                         "layerwise": {"enabled": "off"},
                     },
                 }
