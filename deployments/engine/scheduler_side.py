@@ -15,7 +15,8 @@ Rules that vLLM sets (DESIGN §7, traps of the connector):
 * blocks may be handed out again as soon as a request ends: a save holds them by reference count.
 
 A request's plan also says how hot its prompt is; the blocks get these scores before they can become victims
-(`deployments.engine.pool.hotness_queue`). New tokens, which the manager does not know yet, count as used once.
+(`deployments.engine.pool.hotness_queue`). What follows the known part of a prompt that comes
+back counts as used again with it; other new tokens as used once.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from deployments.engine.blending.blend import BlendOrder
 from deployments.engine.blending.blends import Blends
 from deployments.engine.pool.block_owners import NO_OWNER, BlockOwners, Owner
 from deployments.engine.pool.hidden_blocks import hide_blocks, show_blocks
-from deployments.engine.pool.hotness_queue import HotnessQueue, cached_blocks, score_blocks
+from deployments.engine.pool.hotness_queue import HotnessQueue, cached_blocks, score_blocks, score_found
 from deployments.engine.request_saves import RequestSaves
 from deployments.engine.scheduling.preempted_kv import PreemptedKV
 from deployments.engine.sparse.requests import NOTHING_SAVED, SparseRequests, entered
@@ -139,7 +140,7 @@ class SchedulerSide:
         if self.queue is not None:
             if plan and self.queue.hear(plan["epoch"], plan["now"]):
                 tracked.scores, tracked.now, tracked.epoch = plan["scores"], plan["now"], plan["epoch"]
-            score_blocks(self.queue, tracked, cached_blocks(self._pool, request.block_hashes))
+            score_found(self.queue, tracked, cached_blocks(self._pool, request.block_hashes))
 
     @names_request
     def tokens_to_load(self, request: Request, device_tokens: int) -> tuple[int | None, bool]:

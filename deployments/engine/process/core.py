@@ -20,17 +20,19 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import Any, ClassVar, TypeVar
 from unittest import mock
 
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCoreProc
 
 from configs.settings import Settings
+from deployments.engine.adapters import load_adapters
 from deployments.engine.grammars.by_tenant import keep_grammars_apart
 from deployments.engine.heartbeat import Heartbeat
 from deployments.engine.process import channel
@@ -46,6 +48,7 @@ from deployments.protocol.free_memory import keep_giving_back
 from deployments.protocol.kv_port import BlendTerms
 from deployments.protocol.log_lines import set_up_log
 from kvmanager.segments.budgets import Budgets
+from kvmanager.segments.keys import AdapterName
 
 T = TypeVar("T")
 
@@ -72,11 +75,13 @@ class Ready:
     """The engine's process may be asked. `why_not_shared`: a sentence where its KV cannot be moved.
 
     `blend_terms`: how it blends; None: not at all. `sparse_budgets`: of what it presents sparse; None: nothing.
+    `adapters`: what a request brings for each LoRA adapter that it has.
     """
 
     why_not_shared: str | None = None
     blend_terms: BlendTerms | None = None
     sparse_budgets: Budgets | None = None
+    adapters: Mapping[AdapterName, LoRARequest] = field(default_factory=dict)
 
 
 def run(spec: EngineSpec, recorder: FlightRecorder, connected: socket.socket, *args: Any, **kwargs: Any) -> None:
@@ -146,8 +151,9 @@ class ReplicaEngineCore(EngineCoreProc):
         self.heartbeat.hear_compilation()
         self._witness = StepWitness(self.recorder)
         self._witness.watch(self.scheduler)
+        adapters = load_adapters(self, spec.settings)
         if self.vllm_config.kv_transfer_config is None:
-            return Ready()
+            return Ready(adapters=adapters)
         why = why_not_moved(self, self.vllm_config)
         if why is None:
             assert spec.open_port is not None
@@ -155,8 +161,8 @@ class ReplicaEngineCore(EngineCoreProc):
                 port = spec.open_port()
             reuse = KVReuse(self, self.vllm_config, spec.settings, port, spec.fingerprint, spec.rank)
             self._service = ReuseService(reuse, port)
-            return Ready(blend_terms=reuse.blends.terms, sparse_budgets=reuse.sparse_budgets)
-        return Ready(why)
+            return Ready(blend_terms=reuse.blends.terms, sparse_budgets=reuse.sparse_budgets, adapters=adapters)
+        return Ready(why, adapters=adapters)
 
     @property
     def runner(self) -> Any:
