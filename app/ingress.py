@@ -126,7 +126,7 @@ def create_app(
     queue.count_cost = lambda tenant, cost: metrics.tenant_cost.labels(keys.tag(tenant)).inc(cost)
     parts = PartsMetrics(metrics, backend.metrics, http.metrics_max_age_s)
     debug_headers = http.debug_headers if loopback or http.debug_headers else False
-    fidelity = FidelityRule(settings.kv.fidelity, settings.kv.tenant_fidelity)
+    fidelity = FidelityRule(settings.kv.fidelity, settings.of_tenants("fidelity"))
     ratios = RatioRule.from_settings(settings)
     keys = PromptKeys(secret, fingerprint, vllm_config.cache_config.block_size, fidelity, ratios)
     renderer = renderer_from_config(vllm_config)
@@ -189,7 +189,7 @@ def create_app(
                 metrics.count_refusal,
                 http.host_names,
             ),
-            Middleware(RateLimitMiddleware, RateLimits(http, metrics.count_refusal, clock)),
+            Middleware(RateLimitMiddleware, RateLimits(settings, metrics.count_refusal, clock)),
             Middleware(
                 BodyLimitMiddleware,
                 int(http.max_body_bytes),

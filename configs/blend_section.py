@@ -34,9 +34,6 @@ class BlendSettings(Section):
         description="Share of the reused tokens whose KV is computed anew. Empty: what `make profile-blend` found for "
         "the model, else 0.15.",
     )
-    tenant_recompute_ratio: dict[str, Ratio] = Field(
-        default_factory=dict, description="By tenant, its own `recompute_ratio`, where the request says nothing."
-    )
     check_layer: int | None = Field(
         None,
         ge=1,

@@ -14,8 +14,6 @@ from configs.section import Section
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._~\[\]:-]+(?<!:)")
 
 HostName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$")]
-Rate = Annotated[int, Field(ge=0)]
-Weight = Annotated[float, Field(ge=0.01, le=100)]
 
 
 class HTTPSettings(Section):
@@ -61,17 +59,6 @@ class HTTPSettings(Section):
         None,
         ge=1,
         description="Tokens per minute of each tenant, prompts and answers; more are answered 429. Empty: no limit.",
-    )
-    tenant_requests_per_minute: dict[str, Rate] = Field(
-        default_factory=dict, description="By tenant, its own `requests_per_minute`. 0: no limit."
-    )
-    tenant_tokens_per_minute: dict[str, Rate] = Field(
-        default_factory=dict, description="By tenant, its own `tokens_per_minute`. 0: no limit."
-    )
-    tenant_weights: dict[str, Weight] = Field(
-        default_factory=dict,
-        description="By tenant, its share of what is computed while several wait, against the others': 2 gets twice as "
-        "much as 1, which is everybody else's. A sampled token counts as two of a prompt, a reused one almost nothing.",
     )
     max_body_bytes: ByteSize = Field(
         ByteSize(10 * 1024**2), ge=1024, description="Largest request body; more is answered 413."

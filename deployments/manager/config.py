@@ -42,9 +42,9 @@ def manager_config(settings: Settings) -> ManagerConfig:
 def pin_shares(settings: Settings, secret: ServerSecret) -> dict[str, int] | None:
     """Bytes that may be pinned, by the tag of each tenant; None without tenants: all clients share the budget.
 
-    What `kv.tenant_pin_bytes` says; the others share the rest of `kv.pin_budget_bytes` evenly.
+    What `tenants.NAME.pin_bytes` says; the others share the rest of `kv.pin_budget_bytes` evenly.
     """
-    tenants, own = settings.http.tenants, settings.kv.tenant_pin_bytes
+    tenants, own = settings.http.tenants, settings.of_tenants("pin_bytes")
     if not tenants:
         return None
     rest = int(settings.kv.pin_budget_bytes) - sum(own.values())
@@ -55,8 +55,8 @@ def pin_shares(settings: Settings, secret: ServerSecret) -> dict[str, int] | Non
 def tenant_quotas(settings: Settings, secret: ServerSecret) -> dict[Tier, dict[str, int]]:
     """Bytes by tier and by the tag that a tenant has in the index."""
     return {
-        Tier.CPU: _by_tag(settings.kv.tenant_cpu_bytes, secret),
-        Tier.REDIS: _by_tag(settings.kv.tenant_redis_bytes, secret),
+        Tier.CPU: _by_tag(settings.of_tenants("cpu_bytes"), secret),
+        Tier.REDIS: _by_tag(settings.of_tenants("redis_bytes"), secret),
     }
 
 

@@ -52,10 +52,12 @@ def settings_with(
     engine: Mapping[str, Any] | None = None,
     scenario: str | None = None,
     chat_template: str | None = None,
+    tenants: Mapping[str, Any] | None = None,
     **http: object,
 ) -> Settings:
     shared = {"roles": roles, "replicas": roles["prefill"] + roles["decode"]} if roles else {}
-    whole = {"max_model_len": CONTEXT, "scenario": scenario, "chat_template": chat_template}
+    whole: dict[str, Any] = {"max_model_len": CONTEXT, "scenario": scenario, "chat_template": chat_template}
+    whole["tenants"] = dict(tenants or {})
     return load_settings({**whole, "http": http, "engine": dict(engine or {}), **shared})
 
 
