@@ -50,7 +50,7 @@ from app.divergence.recent_prefixes import RecentPrefixes
 from app.events import api as events_api
 from app.gate.admission import AdmissionQueue
 from app.gate.auth import METRICS, OPEN_PATHS, ApiKeys, AuthMiddleware
-from app.gate.body_limit import BodyLimitMiddleware
+from app.gate.body_limit import BODY_TIMEOUT_S, BodyLimitMiddleware
 from app.gate.errors import DefectMiddleware, RetryAfterMiddleware
 from app.gate.json_route import takes_body
 from app.gate.open_bodies import OpenBodies
@@ -180,7 +180,7 @@ def create_app(
             *cors(http.cors_origins),
             Middleware(ErrorWordsMiddleware),
             Middleware(DefectMiddleware),
-            Middleware(RetryAfterMiddleware, http.retry_after_s),
+            Middleware(RetryAfterMiddleware),
             Middleware(
                 AuthMiddleware,
                 ApiKeys(http.keys),
@@ -193,7 +193,7 @@ def create_app(
             Middleware(
                 BodyLimitMiddleware,
                 int(http.max_body_bytes),
-                http.body_timeout_s,
+                BODY_TIMEOUT_S,
                 OpenBodies(int(http.open_bodies_bytes), int(http.max_body_bytes)),
                 takes_body,
             ),

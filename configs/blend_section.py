@@ -43,9 +43,6 @@ class BlendSettings(Section):
     min_chunk_tokens: int = Field(
         64, ge=1, description="Shorter chunks are computed with the prompt, and not stored by themselves."
     )
-    max_blends_waiting: int = Field(
-        16, ge=0, description="Blends that wait for another one at a replica. Beyond them prompts are computed."
-    )
     buffer_bytes: ByteSize = Field(
         ByteSize(512 * 1024**2),
         gt=0,

@@ -84,9 +84,6 @@ class HTTPSettings(Section):
         description="Take media in messages before the last one, and in what tools returned: a sentence stands in "
         "their place. Otherwise they are answered 400.",
     )
-    body_timeout_s: float = Field(
-        60.0, gt=0, description="Longest time from a request's headers to the end of its body; more is answered 408."
-    )
     constraint_timeout_s: float = Field(
         5.0,
         gt=0,
@@ -97,7 +94,6 @@ class HTTPSettings(Section):
     max_queued_requests: int = Field(
         256, ge=0, description="Requests that may wait for a replica; more are answered 429."
     )
-    retry_after_s: int = Field(1, ge=1, description="What `Retry-After` says with a 429 or a 503.")
     request_timeout_s: float = Field(600.0, gt=0, description="Longest time for a request that is not streamed.")
     stream_timeout_s: float = Field(21600.0, gt=0, description="Longest time for a stream, however healthy it is.")
     stream_silence_s: float = Field(

@@ -159,9 +159,6 @@ class KVSettings(Section):
         "what the manager counts as hot. Conversations and documents survive a scan of prompts that come once "
         "(docs/concepts/eviction.md). `lru`: what was used least recently, vLLM's own order.",
     )
-    hotness_half_life_requests: int = Field(
-        1000, ge=1, description="Requests after which one use of a prefix counts half as much."
-    )
     eviction_policy: str = Field(
         "lfu",
         min_length=1,

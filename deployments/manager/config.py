@@ -28,7 +28,6 @@ def manager_config(settings: Settings) -> ManagerConfig:
         load_base_s=kv.load_deadline_s,
         lease_s=kv.lease_s,
         save_s=kv.save_deadline_s,
-        half_life_requests=kv.hotness_half_life_requests,
         max_ghosts=kv.max_ghosts,
         cpu_high_water=kv.cpu_high_water,
         redis_min_uses=kv.redis_min_uses,
