@@ -11,9 +11,8 @@ all that only reads or unlinks (`popleft`, `iter_blocks_after`, …) is vLLM's o
 A score is the manager's (`kvmanager.index.hotness`: forward-decayed, so it needs no refreshing) and belongs to what
 lies in the block: it is forgotten when the block is handed out or emptied. A block without one counts as used once,
 when it was freed. Its rank is that of its score when it is freed, or scored while it is free. When blocks are freed,
-each rank drops what it has no room for to the end of the rank below, first block first; not when one is scored: that is
-about to be used. A chain's beginning never goes before its end, because every use of the
-end is a use of the beginning.
+each rank drops what it has no room for to the end of the rank below, first block first; not when one is scored: that
+is about to be used. A chain's beginning never goes before its end: every use of the end is one of the beginning.
 
 Invariants: `_keys` are the distinct places of free blocks, ascending; `_tails[key]` is the last free block of a place.
 Only the last rank has more than one place: one for each score. Cost per block: one binary search in `_keys` where a
